@@ -11,7 +11,7 @@ import torch
 import unskew
 from measure import Row, at_most, medians
 from unskew import models
-from unskew.calibration.covariances import Diagonal, Full, Shared, check_memory, statistics_bytes
+from unskew.calibration.covariances import Full, check_memory, statistics_bytes
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -105,7 +105,7 @@ def _refusal():
     """``full`` statistics of that size say beforehand what they would take."""
     needed = statistics_bytes(Full(), CLASSES, WIDTH) / 1e9
     try:
-        check_memory(Full(), (Shared(), Diagonal()), CLASSES, WIDTH)
+        check_memory(Full(), CLASSES, WIDTH)
     except UserError as error:
         return Row("full statistics of that size", needed, "GB", remark=f"refused beforehand: {error}")
     return Row("full statistics of that size", needed, "GB", remark="fit on this machine")

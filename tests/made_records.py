@@ -3,9 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+from unskew.core.files import write_whole
 from unskew.reproduce.cells import Variant, list_seeds, make_cells, name_training
 from unskew.reproduce.recipe import load_recipe
-from unskew.reproduce.records import RunRecord, run_folder, write_record
+from unskew.reproduce.records import RunRecord, record_file, run_folder, to_bytes
 from unskew.runs.config import Config, deciding
 from unskew.runs.result import Calibration, Result
 
@@ -28,7 +29,7 @@ def record(out: Path, config: Config, accuracy: float, calibrations=None, **more
     rounds = range(1, config.rounds + 1)
     curve = [{"round": n, "accuracy": accuracy * n / config.rounds, "batches_max": 4} for n in rounds]
     made = RunRecord(name, result(config, path, accuracy, calibrations), more.pop("curve", curve), **more)
-    write_record(out, made)
+    write_whole(record_file(out, name, config.seed), to_bytes(made))
     return made
 
 

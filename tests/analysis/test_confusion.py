@@ -96,7 +96,7 @@ def test_a_loss_is_called_one():
 
 
 def test_pictures_of_the_tables():
-    charts = confusion.draw_confusion(made())
+    charts = confusion.CONFUSION.draw(made())
     assert [chart.name for chart in charts] == ["confusion-classes", "confusion-before", "confusion-lda"]
     assert "50.00% correct" in charts[1].title
     cells = charts[1].marks[0]
@@ -112,5 +112,5 @@ def test_more_classes_than_can_be_read_have_no_table():
     many = 101
     found = Confusion([str(c) for c in range(many)], [1] * many, {}, right={"before": [1] * many})
     assert confusion.tables(found) == {}
-    assert [chart.name for chart in confusion.draw_confusion(found)] == ["confusion-classes"]
+    assert [chart.name for chart in confusion.CONFUSION.draw(found)] == ["confusion-classes"]
     assert svg(confusion.by_class(found)).startswith("<svg")

@@ -50,7 +50,7 @@ def test_all_panels_have_the_same_places_and_the_images_their_own_classes(finish
     assert found.predicted["before"] == outputs.predicted[""][index].tolist()
     for name in opened.result.calibrations:
         assert found.predicted[name] == outputs.predicted[name][index].tolist()
-    charts = projection.draw_projection(found)
+    charts = projection.PROJECTION.draw(found)
     assert len(charts) == 5
     spots = [sorted((x, y) for mark in chart.marks for x, y in zip(mark.x, mark.y, strict=True)) for chart in charts]
     assert all(each == spots[0] for each in spots)
@@ -131,5 +131,5 @@ def test_a_class_that_does_not_occur_but_is_predicted_is_not_passed_over():
 
 def test_panels_have_names_of_their_own(finished):
     with finished_run(finished) as opened:
-        names = [chart.name for chart in projection.draw_projection(projection.take_projection(opened, images=20))]
+        names = [chart.name for chart in projection.PROJECTION.draw(projection.take_projection(opened, images=20))]
     assert all(a != b for a, b in itertools.combinations(names, 2))

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from unskew.analysis.ranking import (
-    compare_pairs,
-    group_by_settings,
-    list_contenders,
-    pick_best,
-    rank_settings,
-)
+from unskew.analysis.ranking import compare_pairs, group_by_settings, list_contenders, pick_best, rank_settings
 from unskew.core.key import Key
 from unskew.runs.result import Calibration, Result
 

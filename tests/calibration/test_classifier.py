@@ -14,7 +14,6 @@ from unskew.calibration.classifier import (
     Report,
     Transformation,
     copy_head,
-    empty_linear,
     last_linear,
     limit_length,
     load_calibrated,
@@ -108,18 +107,6 @@ def test_a_lift_works_in_the_features_own_type():
     assert found.dtype == torch.float64
     assert lift.weight.dtype == torch.float32
     assert torch.allclose(found.float(), lift(normal(6, D, dtype=torch.float64).float()), atol=1e-6)
-
-
-def test_nothing_here_draws_from_the_global_generator():
-    before = torch.random.get_rng_state()
-    Lift.of(31, 17)
-    empty_linear(5, 4, torch.float32)
-    copy_head(linear_of_nobody())
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def linear_of_nobody():
-    return nn.Linear(D, C, device="meta").to_empty(device="cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -262,15 +249,6 @@ def test_a_classifier_is_back_from_its_tensors_bit_for_bit(kind, dtype):
         assert torch.equal(value, values[name]), name
         assert value.dtype == values[name].dtype
     assert set(again.tensors()) == set(values)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_standing_in_leaves_the_network_as_it_was(kind):
-    made = network()
-    values = calibrated(kind, made).tensors()
-    before = {name: value.clone() for name, value in made.state_dict().items()}
-    load_calibrated(values, lambda layers: cut(made, layers))
-    assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
 
 
 def test_tensors_carry_no_gradient_and_tell_every_step_in_full():

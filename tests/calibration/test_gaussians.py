@@ -132,24 +132,10 @@ def test_where_no_class_has_two_examples_there_is_no_spread_to_draw_from(form):
             found.draw(0, 5, Key(0))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("count", [2, 50])
-def test_one_class_alone_has_its_own_covariance_whatever_the_weight(form, count):
-    """The pooled covariance is its own."""
-    features, labels = examples([count])
-    spread, report = Gaussians(ClassStatistics.of_features(features, labels, C, form)).spread(0)
-    own = own_covariance(features, labels, 0)
-    near(covariance(spread).diagonal(), own.diagonal())
-    if form in ("full", "shared"):
-        near(covariance(spread), own)
-    assert report.count == count
-
-
 def test_the_pooled_covariance_is_found_once_however_many_small_classes_there_are(monkeypatch):
     calls = []
-    pooled, squares = ClassStatistics.within, covariances._pool_squares
-    monkeypatch.setattr(ClassStatistics, "within", lambda given: calls.append(0) or pooled(given))
-    monkeypatch.setattr(covariances, "_pool_squares", lambda given: calls.append(0) or squares(given))
+    degrees = ClassStatistics.degrees.fget
+    monkeypatch.setattr(ClassStatistics, "degrees", property(lambda given: calls.append(0) or degrees(given)))
     for form in FORMS:
         calls.clear()
         found = Gaussians(statistics_of([2, 3, 4, 5], form))
@@ -228,10 +214,7 @@ def test_negative_variances_are_set_to_zero_and_their_share_is_reported():
 
 
 def test_a_covariance_that_is_negative_throughout_is_clipped_whole():
-    for given_ in (
-        made(10, [10.0] * D, squares=[0.0] * D),
-        made(10, [0.0] * D, "full", second=-torch.eye(D)),
-    ):
+    for given_ in (made(10, [10.0] * D, squares=[0.0] * D), made(10, [0.0] * D, "full", second=-torch.eye(D))):
         drawn, report = Gaussians(given_).draw(0, 5, Key(0))
         assert report.clipped == 1
         assert torch.equal(drawn, (given_.sums["sums"] / 10).expand(5, D))
@@ -326,7 +309,7 @@ def test_what_the_directions_leave_out_is_no_more_than_theory_allows(rank):
 def test_the_pooled_scatter_is_the_sum_of_the_classes_own(form):
     features, labels = examples([9, 1, 20])
     given_ = ClassStatistics.of_features(features, labels, C, form)
-    found = given_.form.pooled_scatter(given_)
+    found = covariances.pool_scatters(given_)
     wanted = within(features, labels) * (30 - 3)
     near(found.diagonal(), wanted.diagonal())
     if form in ("full", "shared"):
@@ -387,16 +370,6 @@ def test_the_draws_of_a_large_class_do_not_depend_on_who_else_is_there(form):
     assert among.draw(2, 20, Key(4))[1] == alone.draw(0, 20, Key(4))[1]
 
 
-def test_two_classes_alike_are_not_drawn_alike():
-    """The same examples under two labels: other noise, as the labels are folded into the key."""
-    features, _ = examples([30])
-    labels = torch.arange(60) // 30
-    found = Gaussians(ClassStatistics.of_features(torch.cat([features, features]), labels, C))
-    near(covariance(found.spread(0)[0]), covariance(found.spread(1)[0]))
-    left, right = (found.draw(place, 50, Key(0))[0] for place in (0, 1))
-    assert float((left - right).abs().min(dim=1).values.max()) > 1e-3
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_drawing_disturbs_no_generator_and_no_statistics(form):
     given_ = statistics_of([3, 30], form)
@@ -408,22 +381,6 @@ def test_drawing_disturbs_no_generator_and_no_statistics(form):
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(value, given_.tensors()[name]) for name, value in before.items())
     assert not torch.equal(found.draw(1, 5, Key(0))[0], torch.zeros(5, D, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_gaussians_of_a_sum_are_those_of_the_pooled_features(form):
-    features, labels = examples([5, 1, 40])
-    parts = [
-        ClassStatistics.of_features(some, own, C, form)
-        for some, own in zip(features.split(7), labels.split(7), strict=True)
-    ]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    merged, pooled = Gaussians(total), Gaussians(ClassStatistics.of_features(features, labels, C, form))
-    near(merged.means, pooled.means)
-    for place in range(3):
-        near(covariance(merged.spread(place)[0]), covariance(pooled.spread(place)[0]), 1e-8)
 
 
 def indefinite(form):

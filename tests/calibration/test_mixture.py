@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.calibration.covariances import Gaussians
-from unskew.calibration.mixture import PASSES, by_part, centres_of, moved
+from unskew.calibration.mixture import PASSES, by_part, centres_of, move_centres
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key
 
@@ -60,7 +60,7 @@ def test_moved_centres_are_lloyds_on_the_pooled_features_for_any_split_into_clie
     ask = asked(features, labels, torch.tensor(owners), components)
     for _ in range(3):
         wanted = lloyd(centres, features, labels)
-        centres = moved(centres, ask(centres))
+        centres = move_centres(centres, ask(centres))
         assert np.allclose(centres, wanted, rtol=0, atol=1e-12)
 
 
@@ -68,7 +68,7 @@ def test_a_centre_that_nothing_is_near_to_stays_and_so_do_those_of_absent_classe
     features, labels = examples()
     centres = normal(C, K, D, seed=5)
     centres[0, 1] = 1e6
-    found = moved(centres, asked(features, labels, labels)(centres))
+    found = move_centres(centres, asked(features, labels, labels)(centres))
     assert torch.equal(found[0, 1], centres[0, 1])
     assert torch.equal(found[1], centres[1])
     assert not torch.equal(found[2], centres[2])
@@ -77,7 +77,7 @@ def test_a_centre_that_nothing_is_near_to_stays_and_so_do_those_of_absent_classe
 def test_moving_leaves_the_given_centres_as_they_were():
     features, labels = examples()
     centres = normal(C, K, D, seed=5)
-    moved(centres, asked(features, labels, labels)(centres))
+    move_centres(centres, asked(features, labels, labels)(centres))
     assert torch.equal(centres, normal(C, K, D, seed=5))
 
 

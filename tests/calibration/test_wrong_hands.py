@@ -10,20 +10,6 @@ from unskew import ClassStatistics, UserError
 IMAGES, LABELS = torch.randn(20, 6, generator=unskew.Key(0).torch()), torch.arange(20) % 4
 ENCODER = nn.Linear(6, 5)
 
-BATCHES = {
-    "three in a batch": ([(IMAGES, LABELS, LABELS)], "this is a tuple of 3"),
-    "the list forgotten": ((IMAGES, LABELS), "this is a Tensor"),
-    "a word": (["images"], "this is a str"),
-    "nothing": ([None], "this is a NoneType"),
-}
-
-
-@pytest.mark.parametrize("case", BATCHES)
-def test_batches_that_are_no_pairs_are_told_what_is_wanted(case):
-    batches, found = BATCHES[case]
-    with pytest.raises(UserError, match=r"pairs of \(images, labels\) or dicts with both; " + found):
-        ClassStatistics.measure(ENCODER, batches, classes=4)
-
 
 @pytest.mark.parametrize("encoder", [None, lambda images: images])
 def test_an_encoder_is_a_module(encoder):

@@ -9,8 +9,8 @@ from PIL import Image
 
 from unskew.charts import Axis, Chart, Line
 from unskew.charts.files import chart_bytes, for_paper, length
-from unskew.charts.layout import lay_out
-from unskew.charts.scales import Text, breadth, break_lines
+from unskew.charts.layout import Text, lay_out
+from unskew.charts.scales import breadth, break_lines
 from unskew.core.errors import UserError
 
 NAMES = [

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, Rule, Words
-from unskew.charts.files import STYLE, svg, svg_sheet
-from unskew.charts.layout import lay_out
-from unskew.charts.scales import DARK, LIGHT, Text, breadth
+from unskew.charts.files import DARK, LIGHT, STYLE, svg, svg_sheet
+from unskew.charts.layout import Text, lay_out
+from unskew.charts.scales import breadth
 from unskew.core.errors import UserError
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -270,7 +270,7 @@ def test_masked_statistics_give_the_classifier_of_the_fixed_point_sum_bit_for_bi
     for source, form in ((QUICK, "full"), ("lda", "shared")):
         parts = told(clients, form=form)
         layout = Layout.of(10, parts[0].width, form)
-        vectors = [layout.quantised(part, len(parts), "a client") for part in parts]
+        vectors = [layout.quantise(part, len(parts), "a client") for part in parts]
         total = layout.statistics(torch.stack(vectors).sum(0), "the sum in the clear")
         assert_made_of(total, run, clients, source, f"{source} + secure")
         assert rows(run)[f"{source} + secure"]["bytes_up"] == sum(8 * len(vector) for vector in vectors)
@@ -522,7 +522,7 @@ REFUSED_RUNS = {
     "a minimum without calibration": ("fedavg + withhold", [], "there is nothing to protect, as no"),
     "an oracle that is protected": ("fedavg + oracle + private", [], "does not protect; leave"),
     "too many layers": ("fedavg + ccvr(layers=3)", [], "this network ends in 2 linear layers; give 1 to that many"),
-    "everything withheld": ("fedavg + ccvr + withhold(500)", [], "no client would send anything; give"),
+    "everything withheld": ("fedavg + ccvr + withhold(500)", [], "so none would send anything; give"),
     "two clients in secret": ("fedavg + lda + secure", ["--clients", "2"], "a sum over 2 clients would"),
     "a calibration twice": ("fedavg + lda + lda(0.1)", [], "method lda is given twice; give it once"),
 }

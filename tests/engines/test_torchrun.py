@@ -210,7 +210,7 @@ def test_without_torchrun_one_message_has_the_line_that_starts_it(capsys, tmp_pa
     said = capsys.readouterr()
     assert ended.value.code == 2
     assert "RANK is not set" in said.err
-    assert f"start it so: {join.LINE}" in said.err
+    assert f"start it with: {join.LINE}" in said.err
     assert not (tmp_path / "run").exists()
 
 

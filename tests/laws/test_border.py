@@ -22,7 +22,7 @@ from unskew.calibration.protection import Layout
 from unskew.core.child import JsonLines
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.types import Failure, TestPart, Visit
+from unskew.core.types import Failure, TestPart
 from unskew.engines.blueprint import build
 from unskew.methods import METHODS, parse_method
 from unskew.privacy.agreement import MIN_CLIENTS
@@ -81,7 +81,7 @@ def crossed_in(method, rounds=3, finish=()):
     for source in finish:
         algorithm = parse_method(source, small.blueprint.local)
         calibrating = Calibrator(border, side, state.tensors, algorithm, Key(0), lambda event: None, {})
-        calibrating.calibrated(algorithm.finish[0])
+        calibrating.calibrate(algorithm.finish[0])
     border.close()
     return small, border.crossed
 
@@ -164,7 +164,7 @@ def sent_under(method, finish=None):
     if finish:
         algorithm, side = parse_method(finish, small.blueprint.local), build(small.blueprint, small.data)
         calibrating = Calibrator(wire, side, state.tensors, algorithm, Key(0), lambda event: None, {})
-        calibrating.calibrated(algorithm.finish[0])
+        calibrating.calibrate(algorithm.finish[0])
     plain, clear = engines.open_engine("loop", setup), {client: {} for client in range(len(sizes))}
     for job, shared, visits, key, _ in wire.jobs:
         inner = getattr(job, "inner", None)
@@ -257,12 +257,11 @@ def test_under_secure_statistics_the_server_never_sees_those_of_one_client():
 
 
 def test_fewer_clients_than_a_secure_sum_needs_are_refused():
-    small = federation("fedavg", sizes=SIZES, dtype="float32")
+    small = federation("fedavg", sizes=SIZES[: MIN_CLIENTS - 1], dtype="float32")
     engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     needs = parse_calibration("lda").needs
-    visits = [Visit(client, 1.0) for client in range(MIN_CLIENTS - 1)]
     with pytest.raises(UserError, match=f"2 clients take part, and a secure sum needs {MIN_CLIENTS}"):
-        secure_statistics(engine, small.state().tensors, needs, Layout.of(4, 64, needs.form), visits, Key(0), 0.66)
+        secure_statistics(engine, small.state().tensors, needs, Layout.of(4, 64, needs.form), Key(0), 0.66)
     engine.close()
 
 

@@ -63,7 +63,6 @@ CALLS = {
         ClassStatistics.measure, {"encoder": nn.Flatten(), "batches": [SOME], "classes": 3}
     ),
     "ClassStatistics.merged": (ClassStatistics.merged, {"parts": [STATISTICS]}),
-    "ClassStatistics.gathered": (ClassStatistics.gathered, {"sums": STATISTICS.spread_out(), "form": "full"}),
     "ClassStatistics.load": (ClassStatistics.load, {"path": "@statistics"}),
     "ClassStatistics.save": (STATISTICS.save, {"path": "@statistics"}),
     "ClassStatistics.mean": (STATISTICS.mean, {"label": 1}),

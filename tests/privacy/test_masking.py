@@ -68,8 +68,8 @@ def test_masks_cancel_exactly_whoever_drops_out(form, clients, data):
     layout = Layout.of(C, D, form)
     held = {client: statistics_of(client, form) for client in range(clients)}
     found = secure_sum(callables(held), layout, dropped=held.keys() - staying, threshold=0.51, least=2)
-    plain = sum(layout.quantised(held[client], len(staying), "test") for client in staying)
-    assert torch.equal(layout.quantised(found, 1, "test"), plain)
+    plain = sum(layout.quantise(held[client], len(staying), "test") for client in staying)
+    assert torch.equal(layout.quantise(found, 1, "test"), plain)
     same(found, layout.statistics(plain, "test"))
 
 
@@ -90,7 +90,7 @@ def test_the_sum_is_the_plain_sum_but_for_half_a_step_a_client(form, clients, bi
 @settings(max_examples=15)
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=D, max_size=D), bits=st.integers(0, 30))
 def test_rounding_is_to_the_nearest_step(values, bits):
-    found = Layout.of(1, D, "diagonal", bits=bits).quantised(one_class(values), 3, "test")
+    found = Layout.of(1, D, "diagonal", bits=bits).quantise(one_class(values), 3, "test")
     assert found[1 : 1 + D].tolist() == [round(value * 2**bits) for value in values]
 
 
@@ -217,7 +217,7 @@ def test_a_vector_weighs_what_was_said_before_whatever_its_client_holds():
     for form in FORMS:
         layout = Layout.of(C, D, form)
         for client in (1, 3):
-            assert 8 * len(layout.quantised(statistics_of(client, form), 3, "test")) == layout.bytes
+            assert 8 * len(layout.quantise(statistics_of(client, form), 3, "test")) == layout.bytes
     assert Layout.of(1203, 1280).bytes == 8 * (1203 + 1203 * 1280 + 1203 * 1280**2)
 
 

@@ -112,7 +112,7 @@ def test_the_sensitivity_holds_after_the_worst_rounding_of_a_secure_sum(form, st
         others = {name: base(value) for name, value in one.sums.items()}
         without = replace(one, sums=others)
         both = replace(one, number=one.number + 1, sums={name: others[name] + one.sums[name] for name in others})
-        left, right = (layout.statistics(layout.quantised(each, 2, "a"), "a") for each in (both, without))
+        left, right = (layout.statistics(layout.quantise(each, 2, "a"), "a") for each in (both, without))
         return float((in_units_of_noise(left, radius) - in_units_of_noise(right, radius)).norm())
 
     assert moved(layout.shorter(radius)) <= SENSITIVITY

@@ -34,7 +34,7 @@ def length(sums):
 
 
 def test_an_update_is_cut_to_length_over_all_parameters_together():
-    clipped = PLAIN.clipped(sums_of([3.0, 0.0], [[4.0]]))
+    clipped = PLAIN.clip_update(sums_of([3.0, 0.0], [[4.0]]))
     assert 2.0 * (1 - 1e-6) < length(clipped) <= 2.0
     ratio = clipped["delta/params/1"].item() / clipped["delta/params/0"][0].item()
     assert ratio == pytest.approx(4 / 3, rel=1e-12)
@@ -42,7 +42,7 @@ def test_an_update_is_cut_to_length_over_all_parameters_together():
 
 @pytest.mark.parametrize("value", [[0.0, 0.0], [1.0, -1.0]])
 def test_a_short_update_stays_as_it_is_and_its_loss_stays_with_the_client(value):
-    clipped = PLAIN.clipped(sums_of(value))
+    clipped = PLAIN.clip_update(sums_of(value))
     assert clipped["delta/params/0"].tolist() == value
     assert "metric/loss" not in clipped
     assert clipped.keys() == {"weight", "scaled", "metric/examples", "metric/visits", "delta/params/0"}
@@ -50,11 +50,11 @@ def test_a_short_update_stays_as_it_is_and_its_loss_stays_with_the_client(value)
 
 def test_rounding_for_a_secure_sum_does_not_make_it_longer_than_promised():
     update = torch.rand(20_000, generator=Key(0).torch(), dtype=torch.float64) - 0.5
-    clipped = replace(PLAIN, clip=0.001).clipped(sums_of(update.tolist()))
+    clipped = replace(PLAIN, clip=0.001).clip_update(sums_of(update.tolist()))
     steps = as_steps(clipped, 3, "test")["delta/params/0"]
     assert float(steps.double().norm()) * 2.0**-32 <= 0.001
     with pytest.raises(UserError, match="too short beside steps"):
-        replace(PLAIN, clip=1e-8).clipped(sums_of(update.tolist()))
+        replace(PLAIN, clip=1e-8).clip_update(sums_of(update.tolist()))
 
 
 @pytest.mark.parametrize(("name", "words"), [
@@ -62,16 +62,16 @@ def test_rounding_for_a_secure_sum_does_not_make_it_longer_than_promised():
 ])  # fmt: skip
 def test_what_noise_does_not_cover_is_refused_on_the_client(name, words):
     with pytest.raises(UserError, match=words):
-        PLAIN.clipped(sums_of([1.0]) | {name: torch.zeros(1, dtype=torch.float64)})
+        PLAIN.clip_update(sums_of([1.0]) | {name: torch.zeros(1, dtype=torch.float64)})
     with pytest.raises(UserError, match="clients count 1 each, this visit 5"):
-        PLAIN.clipped(sums_of([1.0], weight=5.0))
+        PLAIN.clip_update(sums_of([1.0], weight=5.0))
 
 
 def test_noise_has_the_promised_size_and_the_sum_is_divided_by_those_who_were_to_come():
     """Deviation z·S on every parameter: 1.5·2 = 3, to 4 standard errors of 40,000 draws."""
     mechanism = replace(PLAIN, noise=1.5)
     params = {"params/0": torch.zeros(200, 200)}
-    noisy = mechanism.noisy(sums_of([[1.0] * 200] * 200), params, 10, Key(0))
+    noisy = mechanism.add_noise(sums_of([[1.0] * 200] * 200), params, 10, Key(0))
     drawn = noisy["delta/params/0"] - 1.0
     assert float(drawn.std()) == pytest.approx(3.0, rel=4 / math.sqrt(2 * 40_000))
     assert abs(float(drawn.mean())) < 4 * 3 / 200
@@ -80,7 +80,7 @@ def test_noise_has_the_promised_size_and_the_sum_is_divided_by_those_who_were_to
 
 
 def test_of_nobody_there_is_noise_alone():
-    noisy = replace(PLAIN, noise=1.0).noisy({}, {"params/0": torch.zeros(50)}, 4, Key(0))
+    noisy = replace(PLAIN, noise=1.0).add_noise({}, {"params/0": torch.zeros(50)}, 4, Key(0))
     assert int((noisy["delta/params/0"] != 0).sum()) == 50
     assert float(noisy["metric/visits"]) == 0
 
@@ -88,17 +88,17 @@ def test_of_nobody_there_is_noise_alone():
 def test_two_releases_that_differ_in_anything_share_no_noise():
     params, one = {"params/0": torch.zeros(20)}, sums_of([0.0] * 20)
     mechanism = replace(PLAIN, noise=1.0)
-    first = mechanism.noisy(one, params, 4, Key(0))["delta/params/0"]
-    assert torch.equal(first, mechanism.noisy(one, params, 4, Key(0))["delta/params/0"])
+    first = mechanism.add_noise(one, params, 4, Key(0))["delta/params/0"]
+    assert torch.equal(first, mechanism.add_noise(one, params, 4, Key(0))["delta/params/0"])
     others = [
-        mechanism.noisy(sums_of([1e-9] * 20), params, 4, Key(0)), mechanism.noisy(one, params, 4, Key(1)),
-        replace(mechanism, noise=2.0).noisy(one, params, 4, Key(0)),
+        mechanism.add_noise(sums_of([1e-9] * 20), params, 4, Key(0)), mechanism.add_noise(one, params, 4, Key(1)),
+        replace(mechanism, noise=2.0).add_noise(one, params, 4, Key(0)),
     ]  # fmt: skip
     for other in others:
         assert not bool(torch.isclose(other["delta/params/0"], first, rtol=0.1).all())
     released = replace(mechanism, release=True)
     assert not released.repeatable
-    twice = [released.noisy(one, params, 4, Key(0))["delta/params/0"] for _ in range(2)]
+    twice = [released.add_noise(one, params, 4, Key(0))["delta/params/0"] for _ in range(2)]
     assert not torch.equal(*twice)
 
 

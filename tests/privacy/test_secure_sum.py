@@ -13,7 +13,7 @@ from unskew.calibration.federated import secure_statistics
 from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.jobs import Moments
 from unskew.calibration.protection import Layout
-from unskew.calibration.statistics import ClassStatistics
+from unskew.calibration.statistics import from_sums
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure, UserError
 from unskew.core.key import Key
@@ -174,23 +174,23 @@ def test_a_client_whose_update_does_not_fit_is_left_out_by_name(small):
 
 def test_statistics_survive_a_client_that_drops_out_and_name_it(small):
     request, layout = StatisticsRequest(), Layout.of(4, 64)
-    shared, everyone = small.state().tensors, [Visit(client, 1.0) for client in range(6)]
+    shared = small.state().tensors
     engine = losing(small, {Masked: [2, 4]})
     with pytest.warns(UserWarning, match="client . dropped out of the secure sum and is not in the statistics: gone"):
-        found = secure_statistics(engine, shared, request, layout, everyone, Key(0), 0.66)
+        found = secure_statistics(engine, shared, request, layout, Key(0), 0.66)
     engine._lost = {}
     clear = [gathered_of(engine, shared, request, client) for client in (0, 1, 3, 5)]
-    plain = sum(layout.quantised(each, 6, "test") for each in clear)
-    assert torch.equal(layout.quantised(found, 1, "test"), plain)
+    plain = sum(layout.quantise(each, 6, "test") for each in clear)
+    assert torch.equal(layout.quantise(found, 1, "test"), plain)
     engine._lost = {MaskShares: [1, 2, 3]}
     with pytest.raises(UserError, match="client 1, class statistics: gone; 3 of 6 visits handed out shares"):
-        secure_statistics(engine, shared, request, layout, everyone, Key(0), 0.66)
+        secure_statistics(engine, shared, request, layout, Key(0), 0.66)
     engine.close()
 
 
 def gathered_of(engine, shared, request, client):
     sums = total(engine, Moments(request.to_plain()), shared, [Visit(client, 1.0)], Key(0)).sums
-    return ClassStatistics.gathered(tensors.under(sums, "stat/moments/"), request.form)
+    return from_sums(tensors.under(sums, "stat/moments/"), request.form)
 
 
 def test_a_client_does_not_answer_a_question_twice(small):

@@ -205,13 +205,6 @@ def test_a_page_without_anything_is_a_page():
     assert [len(read.all(tag)) for tag in ("header", "nav", "main", "footer", "section", "h1")] == [1, 0, 1, 0, 0, 1]
 
 
-def test_a_section_without_anything_has_its_title_alone():
-    read = Reader(to_html(one()))
-    assert read.texts("h2") == ["A part"]
-    assert len(read.all("nav")) == 1
-    assert [len(read.all(tag)) for tag in ("figure", "table", "ul")] == [0, 0, 1]
-
-
 def test_a_table_says_numbers_for_people_and_holds_them_for_sorting():
     rows = [["a", 0.6279, 1_540_000, 90, 12345, 0.30406], ["b", None, None, None, None, None], ["", "n/a", 0, 0, 0, 0]]
     read = Reader(to_html(one(table(rows, "text", "percent", "bytes", "seconds", "count", "number"))))
@@ -248,31 +241,22 @@ def test_a_cell_may_lead_somewhere_and_be_coloured_and_is_sorted_by_its_value():
 @pytest.mark.parametrize(
     ("value", "kind", "said"),
     [
-        (0, "percent", "0.00 %"),
         (1, "percent", "100.00 %"),
         (0.12345, "percent", "12.35 %"),
-        (999, "bytes", "999 B"),
         (1000, "bytes", "1.0 kB"),
-        (999_900, "bytes", "999.9 kB"),
         (15.4e6, "bytes", "15.4 MB"),
         (2.5e9, "bytes", "2.5 GB"),
-        (3.2e12, "bytes", "3.2 TB"),
         (0.0123, "seconds", "12 ms"),
-        (59, "seconds", "59.0 s"),
         (12.345, "seconds", "12.3 s"),
         (90, "seconds", "1 min 30 s"),
         (3600, "seconds", "1 h 00 min"),
-        (36e4, "seconds", "100 h 00 min"),
-        (3, "number", "3"),
         (1234567, "number", "1,234,567"),
-        (23456.7, "number", "23,457"),
         (0.99, "number", "0.9900"),
         (1e-7, "number", "1e-07"),
         (1.5, "text", "1.5"),
         (-2.0, "count", "-2"),
         (math.nan, "percent", "NaN"),
         (math.inf, "bytes", "∞"),
-        (-math.inf, "number", "-∞"),
     ],
 )
 def test_numbers_read_as_their_kind(value, kind, said):

@@ -54,7 +54,7 @@ def test_a_table_is_reproduced_on_the_digits_and_says_what_it_is(made, capsys):
     code, out, _ = says(capsys, *TABLE, "--out", made)
     assert code == 0
     assert "2 runs, 2 already done" in out
-    for words in ("fedeccr/costs", "Known differences", "the digits inside scikit-learn", "rounds 3 instead of 100"):
+    for words in ("fedeccr/costs", "Known differences", "scikit-learn's digits", "rounds 3 instead of 100"):
         assert words in out
     folder = made / "tables" / "smoke-digits" / "fedeccr"
     told = json.loads((folder / "costs.json").read_text())

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from made_records import fill, record
 from unskew.charts import Line, Words
@@ -14,7 +15,7 @@ from unskew.reproduce.cells import RunView, Variant, make_cells, parse_reading
 from unskew.reproduce.figures import draw_figures
 from unskew.reproduce.recipe import load_recipe, recipe_names
 from unskew.reproduce.records import RunRecord, read_record, record_file, run_folder, write_failure
-from unskew.reproduce.results import INSIDE, NEAR, OUTSIDE, count_agreement, read_table
+from unskew.reproduce.results import INSIDE, NEAR, OUTSIDE, read_table
 from unskew.reproduce.tables import describe_table, differences, facts, findings, name_ours, write_index, write_table
 from unskew.runs.config import Config
 from unskew.sweeps.tasks import RunFailure
@@ -62,7 +63,6 @@ def test_other_data_are_not_judged(tmp_path):
     fill(tmp_path, "ccvr/table1", asked)
     result = read_table(load_recipe("ccvr/table1"), asked, tmp_path)
     assert all(cell.difference is None and not cell.agreement for cell in result.cells)
-    assert sum(count_agreement(result).values()) == 0
     assert "differences are not judged" in differences(result)[0]
 
 
@@ -109,7 +109,7 @@ def test_the_files_tell_the_same(table, tmp_path):
     assert cell["settings"]["partition"] == "dirichlet(alpha=0.1, cap=true)"
     markdown, page = files[".md"].read_text(), files[".html"].read_text()
     assert "59.00 ± 1.00" in markdown
-    assert "(+0.45) ●" in markdown
+    assert "(+0.45)](" in markdown
     assert '<td class="number inside" data-value="59.0"' in page
     for text in ("unskew reproduce this", "58.55 ± 0.98", "Ours is capped"):
         assert text in markdown
@@ -373,7 +373,7 @@ def test_a_chart_of_a_measure_has_the_calibrations_of_the_table_alone(tmp_path):
 
 def test_commands_that_differ_in_the_table_alone_are_one_in_the_index(table, tmp_path):
     for name, more in (("ccvr/table1", ""), ("ccvr/figure10", ""), ("ccvr/table2", " --seeds 0")):
-        other = replace(table, recipe=replace(table.recipe, name=name))
+        other = replace(table, recipe=structs.replace(table.recipe, name=name))
         write_table(other, describe_table(other), f"unskew reproduce {name} --scale paper{more}")
     text = write_index(tmp_path).read_text(encoding="utf-8")
     assert "```\nunskew reproduce ccvr/table1 ccvr/figure10 --scale paper\n" in text

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unskew.analysis.measure import Choice, Comparison, Element, Measure, list_by_run, name_layer
+from unskew.analysis.measure import Choice, Comparison, Measure, list_by_run, name_layer
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
@@ -64,9 +64,6 @@ class Exact:
 class AtOnce:
     """For wide layers where all images are one batch: the definition, through kernels XXᵀ of all images."""
 
-    def __init__(self) -> None:
-        self._products: Tensor | None = None
-
     def add(self, kernels: Sequence[Tensor]) -> None:
         """The one batch: [n, n] of each model."""
         doubles = [kernel.cpu().double() for kernel in kernels]
@@ -76,7 +73,6 @@ class AtOnce:
 
     def value(self) -> Tensor:
         """[k, k]."""
-        assert self._products is not None
         return _ratio(self._products)
 
 
@@ -87,7 +83,7 @@ class Unbiased:
     """
 
     def __init__(self) -> None:
-        self._total: Tensor | None = None
+        self._total = torch.zeros((), dtype=torch.float64)
 
     def add(self, kernels: Sequence[Tensor]) -> None:
         """One batch: [b, b] of each model."""
@@ -96,12 +92,10 @@ class Unbiased:
         rows = bare.sum(2)  # [k, b]
         flat = bare.flatten(1)
         value = flat @ flat.t() + rows.sum(1)[:, None] * rows.sum(1)[None] / ((n - 1) * (n - 2))
-        value = (value - 2 / (n - 2) * rows @ rows.t()) / (n * (n - 3))
-        self._total = value if self._total is None else self._total + value
+        self._total = self._total + (value - 2 / (n - 2) * rows @ rows.t()) / (n * (n - 3))
 
     def value(self) -> Tensor:
         """[k, k]."""
-        assert self._total is not None
         return _ratio(self._total.clamp(min=0))
 
 
@@ -170,9 +164,8 @@ def take_cka(
                 sums[layer] = Exact() if not wide else AtOnce() if len(batches) == 1 else Unbiased()
             sums[layer].add(outputs)
     pairs = {layer: total.value() for layer, total in sums.items()}
-    constant = {layer: int((value.diagonal() == 0).sum()) for layer, value in pairs.items()}
-    for layer, n in constant.items():
-        if n:
+    for layer, value in pairs.items():
+        if n := int((value.diagonal() == 0).sum()):
             run.notes.append(f"{layer} has the same output for all images in {counted(n, 'model')}: CKA counts as 0")
     if len(models) < (everyone := len(run.engine.roster.inhabited)):
         run.notes.append(f"the models of {len(models)} of {everyone:,} clients are compared")
@@ -242,11 +235,6 @@ def _by_layer(
         yield name, name in wide, outputs.pop(name)
 
 
-def draw_cka(values: Similarity) -> list[Chart]:
-    """The layers' means, and each layer's table of pairs."""
-    return [means_chart(values), *layer_charts(values).values()]
-
-
 def means_chart(values: Similarity) -> Chart:
     """The mean CKA of each layer."""
     pairs = list(zip(values.layers, values.means, strict=True))
@@ -271,11 +259,6 @@ def layer_charts(values: Similarity) -> dict[str, Chart]:
         alt = f"Pairwise CKA of {layer} between the models of {count} clients; mean {mean:.2f}."
         charts[layer] = Chart(f"cka-{layer}", title, alt, [cells], x=axis, y=axis, height=380, square=True)
     return charts
-
-
-def show_cka(run: FinishedRun, values: Similarity) -> list[Element]:
-    """The means, and one layer at a time, the last first."""
-    return [means_chart(values), Choice("layer", layer_charts(values), start=values.layers[-1])]
 
 
 def cka_findings(values: Similarity) -> list[str]:
@@ -330,18 +313,13 @@ def compare_cka(runs: Mapping[str, Similarity]) -> list[Chart]:
     return [Chart("compare-cka", "Mean CKA between local models", alt, marks, x=x, y=y, width=640, height=360)]
 
 
-def compared_findings(runs: Mapping[str, Similarity]) -> list[str]:
-    """How similar the local classifiers of each run are; single runs are not ranked."""
-    return list_by_run("CKA of local classifiers", {name: values.means[-1] for name, values in runs.items()}, ".3f")
-
-
 CKA = Measure(
     name="cka",
     values=Similarity,
     take=take_cka,
-    draw=draw_cka,
+    draw=lambda values: [means_chart(values), *layer_charts(values).values()],
     findings=cka_findings,
-    show=show_cka,
+    show=lambda run, values: [means_chart(values), Choice("layer", layer_charts(values), start=values.layers[-1])],
     title="Where the bias is: similarity of local models",
     text=(
         "Clients train the server's model once more, each on its own images, and all see the same test images. CKA "
@@ -353,7 +331,9 @@ CKA = Measure(
         text="Every client trains the final model once more. CKA measures how similar two clients' outputs of a layer "
         "then are.",
         draw=compare_cka,
-        findings=compared_findings,
+        findings=lambda runs: list_by_run(  # single runs are not ranked
+            "CKA of local classifiers", {name: values.means[-1] for name, values in runs.items()}, ".3f"
+        ),
     ),
     headline=4,
 )

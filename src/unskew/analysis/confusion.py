@@ -82,11 +82,6 @@ def classifiers(values: Confusion) -> list[str]:
     return list(values.right or values.tables)
 
 
-def draw_confusion(values: Confusion) -> list[Chart]:
-    """Each class's accuracy by classifier, and the tables."""
-    return [by_class(values), *tables(values).values()]
-
-
 def by_class(values: Confusion) -> Chart:
     """Accuracy of each class as groups of bars; with many classes, how many have which accuracy."""
     groups = {name: accuracy(values, name) for name in classifiers(values)}
@@ -233,7 +228,7 @@ CONFUSION = Measure(
     name="confusion",
     values=Confusion,
     take=take_confusion,
-    draw=draw_confusion,
+    draw=lambda values: [by_class(values), *tables(values).values()],
     findings=confusion_findings,
     show=show_confusion,
     title="What calibration changed",

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite
-from statistics import fmean, stdev
 
 from unskew.analysis.measure import Column, Comparison, Element, Measure, Table
 from unskew.analysis.ranking import list_settings, name_settings
-from unskew.charts import Axis, Band, Chart, Line, Mark
+from unskew.charts import Axis, Chart, Line, Mark, average, band
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted, format_bytes, format_duration
 from unskew.runs.finished import FinishedRun
@@ -37,6 +36,11 @@ class Curves:
     train_loss: list[float | None]  # of every round; None where no client took part
     calibrated: dict[str, float]  # accuracy after each calibration
     kept: int | None = None  # with --patience: the round whose model the run ended with
+
+    def points(self, against: str) -> dict[int, tuple[float, float]]:
+        """What had been spent, and the accuracy, by round."""
+        rows = zip(self.round, getattr(self, against), self.accuracy, strict=True)
+        return {number: (spent, accuracy) for number, spent, accuracy in rows}
 
 
 def take_curves(run: FinishedRun) -> Curves:
@@ -105,11 +109,10 @@ def draw_together(runs: Sequence[Curves]) -> list[Chart]:
     for against, (label, kind) in AGAINST.items():
         marks: list[Mark] = []
         for colour, (setting, group) in enumerate(groups.items()):
-            x, mean, spread = _average(group, against)
+            x, mean, spread = average([run.points(against) for run in group])
             name = setting + (f" ({len(group)} seeds)" if len(group) > 1 else "") if len(runs) > 1 else ""
             if len(group) > 1:
-                low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
-                marks.append(Band(x, low, high, colour % 10))
+                marks.append(band(x, mean, spread, colour % 10))
             tips = [f"{name or against} {_format_amount(at, kind)}: {m:.2%}" for at, m in zip(x, mean, strict=True)]
             look = {"dashed": colour // 10 % 2 == 1, "points": len(x) <= 40}  # after ten colours, dashes
             marks.append(Line(x, mean, name, colour % 10, **look, tips=tips if len(x) <= 200 else ()))
@@ -121,18 +124,6 @@ def draw_together(runs: Sequence[Curves]) -> list[Chart]:
 
 def _format_amount(value: float, kind: str) -> str:
     return f"{value / 1e6:,.1f} MB" if kind == "bytes" else f"{value:,.0f}{' s' if kind == 'seconds' else ''}"
-
-
-def _average(runs: Sequence[Curves], against: str) -> tuple[list[float], list[float], list[float]]:
-    """At the rounds that all of them evaluated: mean amount spent, mean accuracy, its deviation."""
-    spent, mean, spread = [], [], []
-    for number in sorted(set.intersection(*(set(run.round) for run in runs))):
-        points = [(run, run.round.index(number)) for run in runs]
-        spent.append(fmean(getattr(run, against)[at] for run, at in points))
-        accuracies = [run.accuracy[at] for run, at in points]
-        mean.append(fmean(accuracies))
-        spread.append(stdev(accuracies) if len(accuracies) > 1 else 0.0)
-    return spent, mean, spread
 
 
 def curves_findings(values: Curves) -> list[str]:
@@ -152,17 +143,11 @@ def curves_findings(values: Curves) -> list[str]:
 
 def show_curves(run: FinishedRun, values: Curves) -> list[Element]:
     """The charts, and a table of every round."""
-    columns = {
-        "round": Column("round", "count"),
-        "accuracy": Column("accuracy", "percent"),
-        "loss": Column("loss", "number"),
-        "train_loss": Column("training loss", "number"),
-        "clients": Column("clients", "count"),
-        "examples": Column("examples", "count"),
-        "batches_max": Column("most batches", "count"),
-        "bytes_up": Column("sent up", "bytes"),
-        "seconds": Column("time", "seconds"),
-    }
+    columns = {"round": Column("round", "count"), "accuracy": Column("accuracy", "percent")}
+    columns |= {"loss": Column("loss", "number"), "train_loss": Column("training loss", "number")}
+    columns |= {name: Column(name, "count") for name in ("clients", "examples")}
+    columns |= {"batches_max": Column("most batches", "count"), "bytes_up": Column("sent up", "bytes")}
+    columns |= {"seconds": Column("time", "seconds")}
     if any("epsilon" in row for row in run.rows):
         columns["epsilon"] = Column("ε so far", "number")
     rows = [[row.get(name) for name in columns] for row in run.rows]
@@ -187,7 +172,7 @@ CURVES = Measure(
     findings=curves_findings,
     show=show_curves,
     title="How training went",
-    text=("Accuracy against rounds, the batches of the largest client (the others wait for it), bytes and time."),
+    text="Accuracy against rounds, the batches of the largest client (the others wait for it), bytes and time.",
     compare=Comparison(
         title="How training went",
         text="Runs that differ only in the seed are one line, their mean, with a band of one standard deviation.",

@@ -9,17 +9,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from unskew.analysis.measure import CellValue, Column, Comparison, Element, Measure, Table, pick_calibrations
 from unskew.calibration import is_bound
 from unskew.charts import Axis, Chart, Line, grouped, shares_in_bins
 from unskew.core.errors import Missing
 from unskew.core.units import counted
-from unskew.round.evaluation import Evaluation
-from unskew.runs.client_accuracy import ByClient, measure_clients, read_clients, summarise_clients
+from unskew.runs.client_accuracy import ByClient, read_clients, summarise_clients
 from unskew.runs.finished import FinishedRun
-from unskew.runs.result import Result
 
 BINS = 20  # of accuracy
 COMPARED = {"worst": "worst client", "p10": "10th percentile", "p50": "median", "mean": "mean"}
@@ -43,18 +40,16 @@ class Fairness:
     images: int  # how many test images a client has, at the median; 0 where they have none
 
 
-def take_fairness(run: FinishedRun, *, calibrations: int = 3, model: bool = True) -> Fairness:
+def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
     """Accuracy of each client: Σ_c q_k(c)·acc_c, with acc_c measured on the test set; and on its own test images.
 
-    Shown are the run's own classifier and its best ``calibrations``. ``model=false`` uses only what the run stored at
-    its end.
+    Shown are the run's own classifier and its best ``calibrations``, as the run stored them at its end.
 
     Reference: Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020; Jain, Chiu and Hawe, 1984.
     """
-    chosen = pick_calibrations(run, calibrations)
-    seen = _stored(run, chosen) or (_measured(run, chosen) if model else {})
-    if not seen:
-        raise Missing(f"the run did not store it; unskew analyse {run.path} fairness computes it from the model")
+    seen = _stored(run, pick_calibrations(run, calibrations))
+    if "before" not in seen:
+        raise Missing("the run has no accuracies of clients: those of a federation are not known")
     spreads = {name: summarise_clients(*accuracies) for name, accuracies in seen.items()}
     if spreads["before"] is None:
         raise Missing("no client has examples of a class that has test images")
@@ -77,45 +72,17 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3, model: bool = True
 
 
 def _stored(run: FinishedRun, chosen: Sequence[str]) -> dict[str, tuple[ByClient, ByClient | None]]:
-    """What the run stored at its end; empty if one of the classifiers is missing."""
-    arrays, sizes = read_clients(run.path), run.holdings.sizes
+    """What the run stored at its end, by classifier."""
+    arrays, seen = read_clients(run.path), dict[str, tuple[ByClient, ByClient | None]]()
     rows_by_name = {str(name): index for index, name in enumerate(arrays.get("classifiers", ()))}
-    if any(name not in rows_by_name for name in chosen) or arrays["accuracy"].shape[1] != len(sizes):
-        return {}
-    seen: dict[str, tuple[ByClient, ByClient | None]] = {}
-    measured = arrays["counted"].astype(np.int64)
-    for name in chosen:
-        accuracy, own = arrays["accuracy"][rows_by_name[name]].astype(np.float64), None
+    for name in [name for name in chosen if name in rows_by_name]:
+        row, own = rows_by_name[name], None
         if "own_images" in arrays:
-            counts = arrays["own_counts"].astype(np.int64)
-            own = ByClient(
-                arrays["own_images"][rows_by_name[name]].astype(np.float64), counts, np.ones(len(counts), np.bool_)
-            )
-        seen[name or "before"] = (ByClient(accuracy, measured, measured == sizes), own)
-    return seen if _agrees(run.result, seen) else {}
-
-
-def _agrees(result: Result, seen: Mapping[str, tuple[ByClient, ByClient | None]]) -> bool:
-    """Whether the file belongs to the result: an older version may have added a calibration."""
-    for name, (one, _) in seen.items():
-        expected = result.clients_accuracy if name == "before" else result.calibrations[name].clients_accuracy
-        here = summarise_clients(one)
-        if expected is None or here is None or abs(expected.mean - here.mean) > 1e-4:
-            return False
-    return True
-
-
-def _measured(run: FinishedRun, chosen: Sequence[str]) -> dict[str, tuple[ByClient, ByClient | None]]:
-    """From the models, on the test images: for runs of older versions."""
-    outputs, prepared, classes = run.outputs, run.prepared, len(run.classes)
-    total = torch.bincount(outputs.labels, minlength=classes).double().numpy()
-    seen = {}
-    for name in chosen:
-        marks = outputs.predicted[name] == outputs.labels
-        right = torch.bincount(outputs.labels[marks], minlength=classes).double().numpy()
-        score = Evaluation(float(marks.double().mean()), 0.0, right, total, marks.double().numpy())
-        labels = prepared.images.train.labels
-        seen[name or "before"] = measure_clients(prepared.partition, labels, prepared.test_owners, score)
+            images, counts = arrays["own_images"][row].astype(np.float64), arrays["own_counts"].astype(np.int64)
+            own = ByClient(images, counts, np.ones(len(counts), np.bool_))
+        measured = arrays["counted"].astype(np.int64)
+        accuracy = arrays["accuracy"][row].astype(np.float64)
+        seen[name or "before"] = ByClient(accuracy, measured, measured == run.holdings.sizes), own
     return seen
 
 
@@ -131,8 +98,8 @@ def _groups(by: Floats, accuracies: Mapping[str, Floats]) -> list[dict[str, Any]
     for index in np.unique(group):
         mine = group == index
         row = {name: float(one[mine].mean()) for name, one in accuracies.items()}
-        rows.append({"low": float(by[mine].min()), "high": float(by[mine].max()), "middle": float(np.median(by[mine])),
-                     "clients": int(mine.sum()), "accuracy": row})  # fmt: skip
+        low, middle, high = (float(found(by[mine])) for found in (np.min, np.median, np.max))
+        rows.append({"low": low, "high": high, "middle": middle, "clients": int(mine.sum()), "accuracy": row})
     return rows
 
 
@@ -264,6 +231,6 @@ FAIRNESS = Measure(
         draw=compare_fairness,
     ),
     calibrations=True,
-    folder_only="fairness(model=false)",
+    folder_only="fairness",
     headline=3,
 )

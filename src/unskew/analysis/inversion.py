@@ -6,7 +6,6 @@ that to fail.
 Shapes: m targets, [ch, H, W] an image, d features.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -136,8 +135,7 @@ def _unit(side: ClientSide, image: Tensor) -> Tensor:
 def _pixels(side: ClientSide, image: Tensor) -> list[Any]:
     """[H][W] or [H][W][3] of integers 0..255."""
     values = (_unit(side, image) * 255).round().long()
-    shown: list[Any] = (values[0] if len(values) != 3 else values.permute(1, 2, 0)).tolist()
-    return shown
+    return list((values[0] if len(values) != 3 else values.permute(1, 2, 0)).tolist())
 
 
 def psnr(side: ClientSide, a: Tensor, b: Tensor) -> float:
@@ -177,8 +175,8 @@ def draw_inversion(values: Inversion) -> list[Chart]:
     x, y = Axis(low=-0.6, high=2.6), Axis(low=-0.8, high=tall + 0.75, reverse=True)
     name, title, height = "inversion-pictures", "Images reconstructed from features", int(40 + 122 * (tall + 1.55))
     pictures = Chart(name, title, alt, marks, x=x, y=y, frame=False, square=True, width=440, height=height)
-    groups = {"one": columns["one"], "mean": columns["mean"], "other": "another image of the class"}
-    groups |= {"grey": "a grey picture"} if _has_grey(values) else {}
+    groups = {"one": columns["one"], "mean": columns["mean"]}
+    groups |= {"other": "another image of the class", "grey": "a grey picture"}
     scores = {title: [float(row[f"{name}_ssim"]) for row in values.rows] for name, title in groups.items()}
     bars = grouped(scores, lambda title, at: f"{values.rows[at]['class']}, {title}: SSIM {scores[title][at]:.3f}")
     classes = Axis("", ticks=tuple((line, str(row["class"])) for line, row in enumerate(values.rows)))
@@ -188,29 +186,19 @@ def draw_inversion(values: Inversion) -> list[Chart]:
 
 def inversion_findings(values: Inversion) -> list[str]:
     """How similar the reconstructions are, next to pictures that reveal nothing."""
-    names = ["one", "mean", "other", *(["grey"] if _has_grey(values) else [])]
+    names = ("one", "mean", "other", "grey")
     scores = {name: [float(row[f"{name}_ssim"]) for row in values.rows] for name in names}
-    shown = {name: _format_spread(some) for name, some in scores.items()}
-    grey = f" and a grey picture {shown['grey']}" if "grey" in shown else ""
-    images = counted(len(values.rows), "image")
+    spread = {name: f" ± {stdev(some):.3f}" if len(some) > 1 else "" for name, some in scores.items()}
+    shown = {name: f"{fmean(some):.3f}{spread[name]}" for name, some in scores.items()}
     sentence = (
         f"An image reconstructed from its feature has a structural similarity of {shown['one']} to the original, one "
         f"from the mean of {values.of} features {shown['mean']}; another image of the same class has "
-        f"{shown['other']}{grey} ({images})."
+        f"{shown['other']} and a grey picture {shown['grey']} ({counted(len(values.rows), 'image')})."
     )
     best, nothing = max(fmean(scores["one"]), fmean(scores["mean"])), max(fmean(scores[name]) for name in names[2:])
     if best > nothing:
         return [sentence]
     return [f"{sentence} The reconstructions are no more similar than these, so this search reveals nothing."]
-
-
-def _has_grey(values: Inversion) -> bool:
-    """Values stored by older versions lack the grey picture."""
-    return all("grey_ssim" in row for row in values.rows)
-
-
-def _format_spread(values: Sequence[float]) -> str:
-    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
 INVERSION = Measure(

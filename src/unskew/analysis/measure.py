@@ -18,12 +18,10 @@ from unskew.core.files import json_object
 from unskew.runs.finished import FinishedRun
 from unskew.runs.folder import json_bytes, read_sealed, write_sealed
 
-LOOKS = ("inside", "near", "outside")  # how well a value agrees with the one it is compared with
-
 
 @dataclass(frozen=True)
 class Linked:
-    """A cell's text with a link relative to the page; ``look`` colours it: one of LOOKS."""
+    """A cell's text with a link relative to the page; ``look`` colours it: inside, near or outside."""
 
     text: str
     href: str = ""
@@ -130,11 +128,6 @@ class MeasureRequest:
     take: Callable[[FinishedRun], Any] = field(compare=False)  # the knobs are in the text
     outside: bool = False  # True: its code is not part of this package
 
-    @property
-    def title(self) -> str:
-        """The title of its section."""
-        return self.measure.title or self.measure.name
-
     def call(self, part: str, function: Callable[..., Any], *given: Any) -> Any:
         """Call one of the measure's functions; an exception in code outside this package becomes one message."""
         try:
@@ -183,14 +176,13 @@ class Measured:
         if show is None:
             return list(self.charts)
         elements = _check_list(self.request, "show", self.request.call("show", show, run, self.values), Element)
-        return [
-            replace(element, options={key: self._rename(chart) for key, chart in element.options.items()})
-            if isinstance(element, Choice)
-            else self._rename(element)
-            if isinstance(element, Chart)
-            else element
-            for element in elements
-        ]
+        for at, element in enumerate(elements):
+            if isinstance(element, Chart):
+                elements[at] = self._rename(element)
+            elif isinstance(element, Choice):
+                options = {key: self._rename(chart) for key, chart in element.options.items()}
+                elements[at] = replace(element, options=options)
+        return elements
 
     def _rename(self, chart: Chart) -> Chart:
         rest = chart.name.removeprefix(self.request.measure.name).lstrip("-")
@@ -205,9 +197,8 @@ def check_measure(measure: Any, given: str) -> None:
         raise UserError(f"measure {given}: the name {measure.name!r} must be one lower-case word")
     if not isinstance(measure.values, type) or not is_dataclass(measure.values):
         raise UserError(f"measure {given}: values={measure.values!r} is not a dataclass")
-    parts = {"take": measure.take, "draw": measure.draw, "findings": measure.findings, "show": measure.show}
-    for part, function in parts.items():
-        if not callable(function) and not (part == "show" and function is None):
+    for part in ("take", "draw", "findings", "show"):
+        if not callable(function := getattr(measure, part)) and not (part == "show" and function is None):
             raise UserError(f"measure {given}: {part}={function!r} is not a function")
 
 
@@ -346,8 +337,8 @@ def _value_file(request: MeasureRequest) -> str:
 
 def _stamp(run: FinishedRun, request: MeasureRequest) -> dict[str, Any]:
     """What the values depend on: when it changes, they no longer fit."""
-    stamp: dict[str, Any] = {"measure": request.text, "weights_sha256": run.result.weights_sha256}
-    stamp["recorded"] = len(run.during)
+    sha256 = run.result.weights_sha256
+    stamp: dict[str, Any] = {"measure": request.text, "weights_sha256": sha256, "recorded": len(run.during)}
     if request.measure.calibrations:
         stamp["calibrations"] = {made.name: made.accuracy for made in run.result.calibrations.values()}
     if request.outside:  # with other code the values are taken again

@@ -19,11 +19,6 @@ from unskew.core.units import counted
 from unskew.runs.finished import FinishedRun
 
 
-def calibrated_lengths(classifier: dict[str, torch.Tensor]) -> list[float]:
-    """[C], of the layer with one row per class."""
-    return row_lengths(classifier["head.weight" if "head.weight" in classifier else "head.classifier.weight"])
-
-
 def row_lengths(weight: torch.Tensor) -> list[float]:
     """[C], norms of the rows minus their mean: adding one vector to every row does not change predictions.
 
@@ -31,8 +26,7 @@ def row_lengths(weight: torch.Tensor) -> list[float]:
     of times longer than the differences between classes.
     """
     rows = weight.cpu().double()
-    lengths: list[float] = (rows - rows.mean(0)).norm(dim=1).tolist()
-    return lengths
+    return list((rows - rows.mean(0)).norm(dim=1).tolist())
 
 
 def correlation(counts: Any, norms: Sequence[float]) -> float | None:
@@ -95,7 +89,12 @@ def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: b
     Reference: Luo et al. 2021, Figure 3.
     """
     held, classes = run.holdings, run.classes
-    rows = [_recorded_row(row) for row in run.during if "norms" in row]
+    rows = [
+        {"round": row["round"], "when": f"in round {row['round']}"}
+        | {name: row["norms"][name] for name in ("server", "clients", "local")}
+        for row in run.during
+        if "norms" in row
+    ]
     try:
         rows += [_train_again(run, clients, round)] if local else []
     except Missing as error:
@@ -119,7 +118,10 @@ def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: b
         classes=classes,
         total=np.bincount(held.cells[:, 1], held.cells[:, 2], len(classes)).astype(int).tolist(),
         server=row_lengths(run.classifier_weight),
-        calibrated={name: calibrated_lengths(classifier) for name, classifier in run.calibrated.items()},
+        calibrated={
+            name: row_lengths(head["head.weight" if "head.weight" in head else "head.classifier.weight"])
+            for name, head in run.calibrated.items()
+        },
         rounds=sorted(rows, key=lambda row: int(row["round"])),
         counts=counts.tolist(),
         clients=known,
@@ -135,18 +137,12 @@ def _train_again(run: FinishedRun, clients: int, round: int) -> dict[str, Any]:
     return {"round": number + 1, "when": when, "asked": True, "server": None, "clients": list(models), "local": lengths}
 
 
-def _recorded_row(row: dict[str, Any]) -> dict[str, Any]:
-    norms = {name: row["norms"][name] for name in ("server", "clients", "local")}
-    return {"round": row["round"], "when": f"in round {row['round']}", **norms}
-
-
 def _rows(run: FinishedRun, model: dict[str, torch.Tensor]) -> list[float]:
     names, head = run.side.classifier, run.algorithm.head
     weight = model[names[0]]
     if head is not None:
         weight, _ = head(weight, model[names[1]] if len(names) > 1 else None)
-    lengths: list[float] = weight.cpu().double().norm(dim=1).tolist()
-    return lengths
+    return list(weight.cpu().double().norm(dim=1).tolist())
 
 
 def draw_norms(values: Norms) -> list[Chart]:

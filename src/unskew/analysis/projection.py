@@ -47,16 +47,10 @@ def take_projection(
         index = torch.randperm(count, generator=run.key.fold("analysis", "images").torch())[:images].sort().values
     run.say("t-SNE", 0, 0)
     points = embed(outputs.features[index], perplexity, run.key.fold("tsne").number() % 2**32)
-    predicted = {
-        name or "before": outputs.predicted[name][index].tolist() for name in pick_calibrations(run, calibrations)
-    }
-    return Projection(
-        classes=run.classes,
-        x=[round(value, 2) for value in points[:, 0].tolist()],
-        y=[round(value, 2) for value in points[:, 1].tolist()],
-        truth=outputs.labels[index].tolist(),
-        predicted=predicted,
-    )
+    x, y = ([round(value, 2) for value in column] for column in points.t().tolist())
+    chosen = pick_calibrations(run, calibrations)
+    predicted = {name or "before": outputs.predicted[name][index].tolist() for name in chosen}
+    return Projection(run.classes, x, y, outputs.labels[index].tolist(), predicted)
 
 
 def embed(features: torch.Tensor, perplexity: float, seed: int) -> torch.Tensor:
@@ -78,11 +72,6 @@ def embed(features: torch.Tensor, perplexity: float, seed: int) -> torch.Tensor:
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # features without spread divide by zero inside
         return torch.from_numpy(tsne.fit_transform(features.cpu().double().numpy()))
-
-
-def draw_projection(values: Projection) -> list[Chart]:
-    """The same points coloured by truth and by each classifier's predictions."""
-    return [truth_chart(values), *prediction_charts(values).values()]
 
 
 def truth_chart(values: Projection) -> Chart:
@@ -136,7 +125,7 @@ PROJECTION = Measure(
     name="projection",
     values=Projection,
     take=take_projection,
-    draw=draw_projection,
+    draw=lambda values: [truth_chart(values), *prediction_charts(values).values()],
     findings=projection_findings,
     show=show_projection,
     title="Features in the plane",

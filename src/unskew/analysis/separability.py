@@ -120,10 +120,8 @@ def draw_separability(values: Separability) -> list[Chart]:
     """The table of distances, and the silhouette by round where it was recorded."""
     charts, count, mean = [], len(values.classes), f"mean {values.mean:.2f}"
     if values.quantiles:
-        shares, pairs = (
-            [at / (len(values.quantiles) - 1) for at in range(len(values.quantiles))],
-            count * (count - 1) // 2,
-        )
+        shares = [at / (len(values.quantiles) - 1) for at in range(len(values.quantiles))]
+        pairs = count * (count - 1) // 2
         title = "Distance between the classes' Gaussians, all pairs"
         alt = f"Sliced Wasserstein distances of {pairs:,} pairs of classes, sorted; {mean}."
         x = Axis(f"share of the {pairs:,} pairs", low=0, high=1, kind="percent")
@@ -216,11 +214,6 @@ def compare_separability(runs: Mapping[str, Separability]) -> list[Chart]:
     return charts
 
 
-def compared_findings(runs: Mapping[str, Separability]) -> list[str]:
-    """The silhouette of each run's features; single runs are not ranked."""
-    return list_by_run("Silhouette of the features", _list_silhouettes(runs), ".4f")
-
-
 def _list_silhouettes(runs: Mapping[str, Separability]) -> dict[str, float]:
     return {name: values.silhouette for name, values in runs.items() if values.silhouette is not None}
 
@@ -241,7 +234,7 @@ SEPARABILITY = Measure(
         title="Silhouette of the features",
         text="How much closer test features are to their own class than to the next one, from −1 to 1.",
         draw=compare_separability,
-        findings=compared_findings,
+        findings=lambda runs: list_by_run("Silhouette of the features", _list_silhouettes(runs), ".4f"),
     ),
     headline=6,
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unskew.analysis.measure import Choice, Comparison, Element, Measure
+from unskew.analysis.measure import Choice, Comparison, Measure
 from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark, Words
 from unskew.charts.scales import wrap
 from unskew.core.errors import UserError
@@ -38,7 +38,7 @@ class Skew:
     distances: list[float]  # [k], ‖q_k − p‖₁
     total: list[int]  # [C]
     few: float  # median over clients of the number of classes that make up 90 % of their examples
-    clients: int = 0  # the number of clients; 0: as many as sizes
+    clients: int  # all of them
     ranked: dict[str, list[float]] = field(default_factory=dict)  # [101] quantiles of many clients: classes, distance
 
 
@@ -111,20 +111,15 @@ def draw_skew(values: Skew) -> list[Chart]:
         charts.append(_draw_stacked(values))
     charts.append(_draw_sizes(values))
     titles = {"classes": "Classes of each client", "distance": "Distance of each client's labels from the population"}
-    count = _count(values)
     for name, quantiles in values.ranked.items():
         at = [step / (len(quantiles) - 1) for step in range(len(quantiles))]
-        alt = f"{titles[name]}, all {count:,} clients sorted: {quantiles[0]:.3g} to {quantiles[-1]:.3g}."
+        alt = f"{titles[name]}, all {values.clients:,} clients sorted: {quantiles[0]:.3g} to {quantiles[-1]:.3g}."
         y = Axis("distance", low=0, high=2)
         if name == "classes":
             y = Axis("classes", kind="count", log=quantiles[-1] > 20 * max(1.0, quantiles[50]))
-        x = Axis(f"share of the {count:,} clients", low=0, high=1, kind="percent")
+        x = Axis(f"share of the {values.clients:,} clients", low=0, high=1, kind="percent")
         charts.append(Chart(f"skew-{name}", f"{titles[name]}, sorted", alt, [Line(at, quantiles)], x=x, y=y))
     return charts
-
-
-def _count(values: Skew) -> int:
-    return values.clients or len(values.sizes)
 
 
 def draw_clients(values: Skew) -> dict[str, Chart]:
@@ -176,7 +171,7 @@ def _draw_table(values: Skew) -> Chart:
     table = [[row[c] or None for row in shares] for c in range(classes)]
     cell_tips = [[row[c] for row in tips] for c in range(classes)] if classes <= 150 else ()
     cells = Cells(table, 0, max(max(row) for row in shares) or 1.0, tips=cell_tips)
-    part = f", {clients} of {_count(values):,} clients" if clients < _count(values) else ""
+    part = f", {clients} of {values.clients:,} clients" if clients < values.clients else ""
     title, x = f"Share of each class among a client's examples{part}", Axis("client", ticks=ticks)
     y = Axis("class", ticks=tuple((c, str(c)) for c in range(0, classes, max(1, classes // 10))))
     return Chart("skew-shades", title, alt, [cells], x=x, y=y, width=width, height=420)
@@ -196,7 +191,7 @@ def _draw_stacked(values: Skew) -> Chart:
 
 
 def _draw_sizes(values: Skew) -> Chart:
-    sizes, count = values.sizes, _count(values)
+    sizes, count = values.sizes, values.clients
     alt = f"Sizes of {counted(count, 'client')}, {min(sizes):,} to {max(sizes):,}."
     if len(values.shown) == count:
         tips = [f"client {name}: {size:,}" for name, size in zip(values.names, sizes, strict=True)]
@@ -217,15 +212,10 @@ def skew_findings(values: Skew) -> list[str]:
         return [f"One client has all {values.sizes[0]:,} examples, so nothing is skewed."]
     skew = "nearly the same labels everywhere" if values.emd < 0.1 else f"EMD {values.emd:.2f} on a scale from 0 to 2"
     return [
-        f"{_count(values):,} clients hold {describe_sizes(np.asarray(values.sizes))}; for half of them, "
+        f"{values.clients:,} clients hold {describe_sizes(np.asarray(values.sizes))}; for half of them, "
         f"{values.few:.{0 if values.few == round(values.few) else 1}f} or fewer of the {len(values.classes):,} classes "
         f"make up 90% of their examples. Label skew: {skew}."
     ]
-
-
-def show_skew(run: FinishedRun, values: Skew) -> list[Element]:
-    """The charts, and one client at a time."""
-    return [*draw_skew(values), Choice("client", draw_clients(values))]
 
 
 def compare_skew(runs: Mapping[str, Skew]) -> list[Chart]:
@@ -244,7 +234,7 @@ SKEW = Measure(
     take=take_skew,
     draw=draw_skew,
     findings=skew_findings,
-    show=show_skew,
+    show=lambda run, values: [*draw_skew(values), Choice("client", draw_clients(values))],
     title="Who has what",
     text=(
         "The labels of each client. EMD is the distance between a client's label distribution and that of all clients, "

@@ -3,6 +3,7 @@
 Shapes: n features of d dimensions.
 """
 
+import copy
 import time
 import warnings
 from dataclasses import replace
@@ -11,16 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew.calibration import parse_calibration
-from unskew.calibration.classifier import (
-    CalibratedClassifier,
-    Lift,
-    Report,
-    Transformation,
-    copy_head,
-    device_of,
-    last_linear,
-    leave_inference_mode,
-)
+from unskew.calibration.classifier import CalibratedClassifier, Lift, Report, copy_head, device_of, last_linear
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, StatisticsRequest
 from unskew.calibration.protection import notes_on_noise
 from unskew.calibration.statistics import ClassStatistics
@@ -60,12 +52,11 @@ def calibrate(
     finisher = parse_calibration(method)
     needs = finisher.needs
     if isinstance(needs, RealFeatures):
-        raise UserError(
-            f"{finisher.text} needs the clients' real features, which only a simulation has; unskew calibrate RUN"
-        )
+        raise UserError(f"{finisher.text} needs the clients' real features, which only a simulation has")
     if not isinstance(classifier, nn.Module):
         raise UserError(f"the classifier must be a torch module, this is {a_kind(classifier)}")
-    classifier = leave_inference_mode(classifier)
+    if any(value.is_inference() for value in (*classifier.parameters(), *classifier.buffers())):
+        classifier = copy.deepcopy(classifier)  # autograd refuses tensors made in inference mode
     classes = _check_fit(classifier, statistics, needs)
     held = {label // needs.components for label in statistics.held.tolist()}
     absent = tuple(label for label in range(classes) if label not in held)
@@ -126,22 +117,19 @@ def _make(finisher: Finisher, head: nn.Module, width: int, *given: object) -> Ma
             raise UserError(f"{finisher.text} gives a layer from {sizes}; give one from {width} to {classes}")
         if new.bias is None:
             made = replace(made, head=copy_head(new))
-    else:
-        old, other = (
-            {n: v.shape for n, v in each.state_dict().items()} if isinstance(each, nn.Module) else None
-            for each in (head, new)
-        )
-        if old != other:
-            raise UserError(
-                f"{finisher.text} gives {a_kind(new)}; give an nn.Linear, or a copy of the head with other values"
-            )
+    elif not isinstance(new, nn.Module) or _shapes(new) != _shapes(head):
+        raise UserError(f"{finisher.text} gives {a_kind(new)}; give an nn.Linear, or a copy of the head")
     if not all(bool(value.isfinite().all()) for value in made.head.parameters()):
         raise UserError(f"{finisher.text} gives weights that are NaN or infinite")
     return made
 
 
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in module.state_dict().items()}
+
+
 def _wrap(
-    finisher: Finisher, made: Made, before: Transformation | Lift, absent: tuple[int, ...], began: float
+    finisher: Finisher, made: Made, before: nn.Module, absent: tuple[int, ...], began: float
 ) -> CalibratedClassifier:
     seconds = time.perf_counter() - began
     report = Report(finisher.text, made.classes, absent, made.loss_before, made.loss_after, seconds, made.notes)
@@ -157,10 +145,7 @@ def _check_fit(classifier: nn.Module, statistics: ClassStatistics, needs: Statis
     classes = last_linear(classifier).out_features
     layers = [part for part in classifier.modules() if isinstance(part, nn.Linear)]
     if len(layers) != needs.layers:
-        raise UserError(
-            f"layers={needs.layers}, but this classifier has {counted(len(layers), 'linear layer')}; give "
-            f"layers={len(layers)}"
-        )
+        raise UserError(f"layers={needs.layers}, but this classifier has {counted(len(layers), 'linear layer')}")
     wanted = (classes * needs.components, layers[0].in_features + needs.expand)
     if (statistics.classes, statistics.width) != wanted:
         hint = ""

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.covariances import CLIPPED, ClassReport
+from unskew.calibration.covariances import CLIPPED, MAX_FEATURES, ClassReport
 from unskew.core import tensors
 from unskew.core.errors import UserError, a_kind, whole_number
 from unskew.core.key import Key
@@ -33,17 +33,8 @@ def copy_head(head: nn.Module) -> nn.Module:
     made = empty_linear(head.in_features, head.out_features, head.weight.dtype, head.weight.device)
     with torch.no_grad():
         made.weight.copy_(head.weight)
-        if head.bias is None:
-            made.bias.zero_()
-        else:
-            made.bias.copy_(head.bias)
+        made.bias.copy_(torch.zeros_like(made.bias) if head.bias is None else head.bias)
     return made
-
-
-def leave_inference_mode(head: nn.Module) -> nn.Module:
-    """The same module; a copy of one that was made in inference mode, whose tensors autograd refuses."""
-    made_inside = any(value.is_inference() for value in (*head.parameters(), *head.buffers()))
-    return copy.deepcopy(head) if made_inside else head
 
 
 def last_linear(head: nn.Module) -> nn.Linear:
@@ -87,9 +78,6 @@ def device_of(module: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-MOST = 2**24  # features, random ones too
-
-
 class Transformation(nn.Module):
     """ReLU, then Tukey's power: x^λ for λ above 0, log x for 0. The features become more Gaussian."""
 
@@ -126,7 +114,7 @@ class Lift(nn.Module):
     @neutral()
     def of(width: int, expand: int) -> "Lift":
         """The lift from ``width`` features to ``expand`` random ones beside them."""
-        width, expand = whole_number(width, "width", 1, MOST), whole_number(expand, "expand", 0, MOST)
+        width, expand = whole_number(width, "width", 1, MAX_FEATURES), whole_number(expand, "expand", 0, MAX_FEATURES)
         return Lift(_draw_lift(width, expand).clone())
 
     def forward(self, features: Tensor) -> Tensor:
@@ -192,14 +180,12 @@ class Report:
 
 
 class CalibratedClassifier(nn.Module):
-    """Takes the classifier's place: what features pass first, then the new linear layers.
+    """Replaces the classifier: what features pass first, then the new linear layers.
 
     It can be scripted, traced and exported, alone or inside a model.
     """
 
-    def __init__(
-        self, before: Transformation | Lift, head: nn.Module, report: Report, layers: int = 1, clip: float = 0.0
-    ) -> None:
+    def __init__(self, before: nn.Module, head: nn.Module, report: Report, layers: int = 1, clip: float = 0.0) -> None:
         super().__init__()
         self.before = before
         self.head = head
@@ -224,22 +210,18 @@ class CalibratedClassifier(nn.Module):
 
         Refused where features pass something else first, or more than one layer: keep this module in place then.
         """
-        because = ""
+        layer = copy_head(self.head)
         if self.lifted:
             because = "it sees random features beside the network's own (expand)"
         elif isinstance(self.before, Transformation) and (self.before.relu or self.before.tukey != 1):
             because = "features pass a transformation first (relu, tukey)"
         elif self.clip:
             because = f"features are clipped to a length of {self.clip:g} first (private)"
-        elif not isinstance(self.head, nn.Linear):
+        elif isinstance(layer, nn.Linear):
+            return layer
+        else:
             because = f"it has several layers ({type(self.head).__name__})"
-        if because:
-            raise UserError(
-                f"{self.report.method} is not one linear layer: {because}; use the calibrated module itself"
-            )
-        layer = copy_head(self.head)
-        assert isinstance(layer, nn.Linear)
-        return layer
+        raise UserError(f"{self.report.method} is not one linear layer: {because}; use the calibrated module itself")
 
     def forward(self, features: Tensor) -> Tensor:
         """[n, d] -> [n, C]."""

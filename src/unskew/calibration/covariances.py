@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from unskew.calibration.statistics import ClassStatistics
 
 
-CLIPPED = 1e-6  # a share of negative eigenvalues above this is not rounding, and is said
+CLIPPED = 1e-6  # a share of negative eigenvalues above this is not rounding, and is reported
 TINY = 1e-12  # eigenvalues below this share of the largest are rounding
 
 
@@ -45,6 +45,15 @@ class Spread:
             drawn = drawn + noise * self.variance.sqrt()
         assert isinstance(drawn, Tensor)
         return drawn
+
+    def deviation_along(self, directions: Tensor) -> Tensor:
+        """[u], the standard deviation along each of the directions [d, u]."""
+        variance = torch.zeros(directions.shape[1], dtype=torch.float64)
+        if self.factor is not None:
+            variance += (self.factor.t() @ directions).square().sum(0)
+        if self.variance is not None:
+            variance += self.variance @ directions.square()
+        return variance.sqrt()
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,9 @@ class Gaussians:
     @cached_property
     def variance(self) -> Tensor:
         """[d], each feature's variance pooled over all classes, for the forms that keep no more."""
-        return _pool_squares(self.statistics)
+        statistics = self.statistics
+        squares = statistics.sums["squares"] - statistics.sums["sums"].square() / statistics.number[:, None]
+        return squares.sum(0) / statistics.degrees
 
     @cached_property
     def common(self) -> tuple[Spread, float]:
@@ -129,98 +140,22 @@ def squares_around_mean(statistics: "ClassStatistics", row: int) -> Tensor:
     return statistics.sums["squares"][row] - total.square() / statistics.number[row]
 
 
-def _pool_squares(statistics: "ClassStatistics") -> Tensor:
-    """[d], each feature's variance pooled over the classes."""
-    degrees = int(statistics.number.sum()) - len(statistics.held)
-    if degrees < 1:
-        raise UserError("no class has two examples; a covariance needs them")
-    number = statistics.number[:, None]
-    return (statistics.sums["squares"] - statistics.sums["sums"].square() / number).sum(0) / degrees
-
-
 MAX_FEATURES = 2**24  # in a file of a stranger: a few bytes must not ask for terabytes
 
 
-class Form(Protocol):
-    """How much of the second moments is kept. All are sums over examples, so clients' statistics are added.
-
-    ``str(form)`` is the text that ``parse_form`` takes.
-    """
-
-    @property
-    def common(self) -> tuple[str, ...]:
-        """The names of the sums that all classes share."""
-
-    @property
-    def least_width(self) -> int:
-        """The fewest features that there can be."""
-
-    def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each float64 sum for this many classes held and features; the counts come on top."""
-
-    def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
-        """Write the second moments of features [n, d], which ``parts`` has by class, into ``sums``."""
-
-    def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
-        """[d, d], Σ(z − μ)(z − μ)ᵀ of one class, as far as the form knows it."""
-
-    def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
-        """[d, d], the sum of all classes' scatters."""
-
-    def spread(self, gaussians: "Gaussians", row: int) -> "tuple[Spread, ClassReport]":
-        """What to draw one class's features from, and what had to be done for it."""
-
-
-def statistics_bytes(form: Form, held: int, width: int) -> int:
+def statistics_bytes(form: "Form", held: int, width: int) -> int:
     """The size of statistics of this form: float64 sums, int64 labels and counts."""
     return 16 * held + 8 * sum(math.prod(shape) for shape in form.shapes(held, width).values())
 
 
-def check_memory(form: Form, others: Sequence[Form], held: int, width: int) -> None:
-    """Refuse, before anything is allocated, statistics of more classes than this machine's memory holds."""
-    needed, available = statistics_bytes(form, held, width), 0.8 * physical_memory()
-    if needed > available:
-        sizes = ", ".join(
-            f"{other} ({statistics_bytes(other, held, width) / 1e9:.2f} GB)" for other in others if other != form
-        )
-        raise UserError(
-            f"{form} statistics of {held:,} classes and {width:,} features take {needed / 1e9:.1f} GB, there are "
-            f"{available / 1e9:.1f} GB for them on this machine; take the form {sizes}"
-        )
+def require_memory(needed: int, what: str, hint: str) -> None:
+    """Refuse, before anything is allocated, what this machine's memory cannot hold."""
+    if needed > (free := 0.8 * physical_memory()):
+        raise UserError(f"{what} take {needed / 1e9:.1f} GB, this machine has {free / 1e9:.1f} GB for them; {hint}")
 
 
-def check_square(width: int) -> None:
-    """Refuse a covariance [d, d] that this machine's memory cannot have: diagonal sums of few bytes may ask for it."""
-    needed, available = 16 * width**2, 0.8 * physical_memory()  # two of float64 at once
-    if needed > available:
-        raise UserError(
-            f"a covariance of {width:,} features takes {needed / 1e9:.1f} GB, there are {available / 1e9:.1f} GB "
-            "for it on this machine; take fewer features"
-        )
-
-
-def find_fault(form: Form, held: int, sums: Tensors) -> str:
-    """Why these cannot be the sums of this many classes held; empty where they can be."""
-    if any(value.dtype != torch.float64 for value in sums.values()):
-        return "sums must be float64"
-    given, least = tuple(sums["sums"].shape), form.least_width
-    if len(given) != 2 or not least <= given[1] <= MAX_FEATURES:
-        return f"sums has the shape {given}, wanted is ({held}, d) with d from {least} to {MAX_FEATURES}"
-    for name, shape in form.shapes(held, given[1]).items():
-        if tuple(sums[name].shape) != shape:
-            return f"{name} has the shape {tuple(sums[name].shape)}, wanted is {shape}"
-        if not bool(sums[name].isfinite().all()):
-            return f"{name} holds NaN or infinity"
-    if "second" in sums and sums["second"].numel():
-        second = sums["second"]
-        scale = second.abs().amax((-2, -1), keepdim=True)  # of each class: a large one excuses no small one
-        if bool(((second - second.mT).abs() > 1e-9 * scale).any()):
-            return "second moments must be symmetric"
-        if bool((second.diagonal(dim1=-2, dim2=-1) < 0).any()):
-            return "second moments must not be negative"
-    if "squares" in sums and bool((sums["squares"] < 0).any()):
-        return "sums of squares must not be negative"
-    return ""
+# How much of the second moments is kept. All are sums over examples, so clients' statistics are added. ``common`` names
+# the sums that all classes share; ``least_width`` is the fewest features; ``str(form)`` is what ``parse_form`` takes.
 
 
 @dataclass(frozen=True)
@@ -234,22 +169,18 @@ class Full:
         return "full"
 
     def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
-        """As in Form."""
+        """The shape of each float64 sum for this many classes held and features; the counts come on top."""
         return {"sums": (held, width), "second": (held, width, width)}
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
-        """As in Form."""
+        """Write the second moments of features [n, d], which ``parts`` has by class, into ``sums``."""
         for part, second in zip(parts, sums["second"], strict=True):
             torch.mm(part.t(), part, out=second)
 
     def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
-        """As in Form."""
+        """[d, d], Σ(z − μ)(z − μ)ᵀ of one class, where the form knows it."""
         total = statistics.sums["sums"][row]
         return statistics.sums["second"][row] - torch.outer(total, total) / statistics.number[row]
-
-    def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
-        """As in Form."""
-        return _sum_scatters(self, statistics)
 
     def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
         """The class's own covariance; that of a small class is mixed with the pooled one."""
@@ -272,21 +203,17 @@ class Diagonal:
         return "diagonal"
 
     def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
-        """As in Form."""
+        """As in Full."""
         return {"sums": (held, width), "squares": (held, width)}
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
-        """As in Form."""
+        """As in Full."""
         for part, squares in zip(parts, sums["squares"], strict=True):
             torch.linalg.vecdot(part, part, dim=0, out=squares)
 
     def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
-        """As in Form."""
+        """As in Full."""
         return torch.diag(squares_around_mean(statistics, row))
-
-    def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
-        """As in Form."""
-        return _sum_scatters(self, statistics)
 
     def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
         """The class's own variances; those of a small class are mixed with the pooled ones."""
@@ -308,21 +235,16 @@ class Shared:
         return "shared"
 
     def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
-        """As in Form."""
+        """As in Full."""
         return {"sums": (held, width), "second": (width, width)}
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
-        """As in Form."""
+        """As in Full."""
         torch.mm(features.t(), features, out=sums["second"])
 
     def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
         """The pooled covariance at the scale of one class: no class has its own scatter."""
         return statistics.within() * (statistics.number[row] - 1)
-
-    def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
-        """As in Form."""
-        sums = statistics.sums["sums"]
-        return statistics.sums["second"] - (sums / statistics.number[:, None]).t() @ sums
 
     def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
         """The pooled spread, whatever the class."""
@@ -351,29 +273,26 @@ class LowRank:
 
     @property
     def least_width(self) -> int:
-        """As in Form."""
+        """As in Full."""
         return self.rank
 
     def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
-        """As in Form."""
-        _check_rank(self.rank, width)
+        """As in Full."""
+        if self.rank > width:
+            raise UserError(f"low-rank({self.rank}): the features have only {width} dimensions; give at most that")
         return {"sums": (held, width), "sketch": (held, width, self.rank), "squares": (held, width)}
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
-        """As in Form."""
+        """As in Full."""
         omega = draw_directions(features.shape[1], self.rank)
         for part, squares, sketch in zip(parts, sums["squares"], sums["sketch"], strict=True):
             torch.linalg.vecdot(part, part, dim=0, out=squares)
             torch.mm(part.t(), part @ omega, out=sketch)
 
     def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
-        """As in Form."""
+        """As in Full."""
         factor, rest = self._nystrom(statistics, row)
         return factor @ factor.t() + torch.diag(rest.clamp(min=0))
-
-    def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
-        """As in Form."""
-        return _sum_scatters(self, statistics)
 
     def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
         """The class's own directions, the rest on the diagonal; a small class is mixed with the pooled diagonal."""
@@ -405,12 +324,13 @@ class LowRank:
         return factor, squares_around_mean(statistics, row) - factor.square().sum(1)
 
 
+Form = Full | Diagonal | Shared | LowRank
 FORMS: dict[str, Callable[..., Form]] = {"full": Full, "diagonal": Diagonal, "shared": Shared, "low-rank": LowRank}
 
 
 def parse_form(source: str | Form) -> Form:
     """The form of a text such as ``low-rank(32)``, or the form itself."""
-    if isinstance(source, Full | Diagonal | Shared | LowRank):
+    if isinstance(source, Form):
         return source
     if not isinstance(source, str):
         raise UserError(f"a covariance form is a text such as full or low-rank(32), not {brief(source)}")
@@ -421,22 +341,33 @@ def parse_form(source: str | Form) -> Form:
     return form
 
 
+def list_smaller_forms(form: Form, held: int, width: int) -> str:
+    """The forms other than this one that take little memory, with their sizes."""
+    forms = [other for other in (Shared(), Diagonal(), LowRank(min(32, width))) if other != form]
+    return ", ".join(f"{other} ({statistics_bytes(other, held, width) / 1e9:.2f} GB)" for other in forms)
+
+
+def check_memory(form: Form, held: int, width: int) -> None:
+    """Refuse statistics of more classes than this machine's memory holds."""
+    what = f"{form} statistics of {held:,} classes and {width:,} features"
+    hint = f"take the form {list_smaller_forms(form, held, width)}"
+    require_memory(statistics_bytes(form, held, width), what, hint)
+
+
 @lru_cache(maxsize=4)
 def draw_directions(width: int, rank: int) -> Tensor:
     """Ω [d, r]: r orthonormal directions, the same for every client."""
-    _check_rank(rank, width)
     drawn = torch.randn(width, rank, generator=Key(0).fold("directions", width).torch(), dtype=torch.float64)
     omega: Tensor = torch.linalg.qr(drawn).Q
     return omega
 
 
-def _check_rank(rank: int, width: int) -> None:
-    if rank > width:
-        raise UserError(f"low-rank({rank}): the features have only {width} dimensions; give at most that")
-
-
-def _sum_scatters(form: Form, statistics: "ClassStatistics") -> Tensor:
+def pool_scatters(statistics: "ClassStatistics") -> Tensor:
+    """[d, d], the sum of all classes' scatters."""
+    if isinstance(statistics.form, Shared):
+        sums = statistics.sums["sums"]
+        return statistics.sums["second"] - (sums / statistics.number[:, None]).t() @ sums
     total = torch.zeros(statistics.width, statistics.width, dtype=torch.float64)
     for row in range(len(statistics.held)):
-        total += form.scatter(statistics, row)
+        total += statistics.form.scatter(statistics, row)
     return total

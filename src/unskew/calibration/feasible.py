@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from unskew.calibration.ccvr import check_virtual_memory
-from unskew.calibration.covariances import Diagonal, LowRank, Shared, statistics_bytes
+from unskew.calibration.covariances import LowRank, Shared, list_smaller_forms, statistics_bytes
 from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest, width_of
-from unskew.calibration.protection import Layout, sensitivity_known
+from unskew.calibration.protection import Layout
 from unskew.core.errors import UserError
 from unskew.core.plugins import require_extra
 from unskew.data.population import cells
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
     from unskew.round.client import ClientSide
 
-OTHER_FORMS = (Shared(), Diagonal(), LowRank(32))
 MAX_BYTES = 2 * 2**30  # of one client's statistics laid out for all classes, in this process
 
 
@@ -34,18 +33,27 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
             what = " + ".join(protections(algorithm))
             raise UserError(f"{finisher.text} pools real features, which {what} does not protect; leave {what} out")
         return
-    width = width_of(encoder, side.train.shape) + needs.expand
-    _check_memory(finisher.text, needs, side.network.classifier.out_features * needs.components, width)
-    if finisher.virtual:
-        check_virtual_memory(finisher.virtual * side.network.classifier.out_features, finisher.virtual, width)
-    here = len(side.labels) > 0  # the server of a federation has no labels; its nodes find out what they lack
-    if here and needs.components > 1 and needs.components > (most := _largest_class(side) // 2):
-        raise UserError(f"{finisher.text}: the largest class has {2 * most} examples; give at most {most} components")
-    if here and algorithm.withhold and algorithm.withhold > (most := _largest_class_of_a_client(side)):
+    width, classes = width_of(encoder, side.train.shape) + needs.expand, side.network.classifier.out_features
+    parts = classes * needs.components
+    if (needed := statistics_bytes(needs.form, parts, width)) > MAX_BYTES:
+        hint = f"take covariance = {list_smaller_forms(needs.form, parts, width)}"
         raise UserError(
-            f"{finisher.text} with withhold({algorithm.withhold}): no client has more than {most} examples of a class, "
-            f"and no client would send anything; give {most} or less"
+            f"{finisher.text}: {needs.form} covariances of {parts:,} classes and {width:,} features take "
+            f"{needed / 1e9:.1f} GB a client, more than {MAX_BYTES / 1e9:.1f} GB; "
+            f"{hint if needs.form != Shared() else 'give a smaller expand'}"
         )
+    if finisher.virtual:
+        check_virtual_memory(finisher.virtual * classes, finisher.virtual, width)
+    here = len(side.labels) > 0  # the server of a federation has no labels; its nodes find out what they lack
+    if (
+        here
+        and needs.components > 1
+        and needs.components > (most := np.bincount(side.labels[side.population.order]).max() // 2)
+    ):
+        raise UserError(f"{finisher.text}: the largest class has {2 * most} examples; give at most {most} components")
+    if here and algorithm.withhold and algorithm.withhold > (most := class_cells(side)[1].max()):
+        why = f"no client has more than {most} examples of a class, so none would send anything"
+        raise UserError(f"{finisher.text} with withhold({algorithm.withhold}): {why}; give {most} or less")
     if algorithm.secure:
         require_extra("cryptography")
         if (clients := len(side.population.roster.inhabited)) < MIN_CLIENTS:
@@ -53,9 +61,14 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
             raise UserError(f"{finisher.text} with secure: {words}")
     if algorithm.private is not None:
         require_extra("dp_accounting")
-        _check_private(finisher.text, needs, algorithm.withhold)
+        if algorithm.withhold:
+            why = "one more example may add a whole class, and the promise is for one example"
+            raise UserError(f"{finisher.text} with withhold and private: {why}; leave withhold out")
+        if needs.components > 1 or isinstance(needs.form, LowRank):
+            what = "components" if needs.components > 1 else str(needs.form)
+            raise UserError(f"{finisher.text} with private: the promise is for one Gaussian per class, not {what}")
         if algorithm.secure:
-            Layout.of(side.network.classifier.out_features, width, needs.form).shorter(algorithm.private.clip)
+            Layout.of(classes, width, needs.form).shorter(algorithm.private.clip)
 
 
 def named(finisher: Finisher, algorithm: "Algorithm") -> str:
@@ -67,52 +80,13 @@ def named(finisher: Finisher, algorithm: "Algorithm") -> str:
 
 def protections(algorithm: "Algorithm") -> list[str]:
     """What keeps the statistics private, as the text of a method has it."""
-    words = []
-    if algorithm.withhold:
-        words.append(f"withhold({algorithm.withhold})")
-    if algorithm.private is not None:
-        words.append(str(algorithm.private))
-    if algorithm.secure:
-        words.append(str(algorithm.secure))
-    return words
-
-
-def _check_memory(text: str, needs: StatisticsRequest, classes: int, width: int) -> None:
-    needed = statistics_bytes(needs.form, classes, width)
-    if needed > MAX_BYTES:
-        forms = [f"{form} ({statistics_bytes(form, classes, width) / 1e9:.2f} GB)" for form in OTHER_FORMS]
-        hint = f"take covariance = {', '.join(forms)}" if needs.form != Shared() else "give a smaller expand"
-        raise UserError(
-            f"{text}: {needs.form} covariances of {classes:,} classes and {width:,} features take "
-            f"{needed / 1e9:.1f} GB a client, more than {MAX_BYTES / 1e9:.1f} GB; {hint}"
-        )
-
-
-def _check_private(text: str, needs: StatisticsRequest, withhold: int) -> None:
-    if withhold:
-        raise UserError(
-            f"{text} with withhold and private: one example more may bring a whole class of its client into the "
-            "sum, and the promise is for one example; leave withhold out"
-        )
-    if needs.components > 1 or not sensitivity_known(needs.form):
-        what = "components" if needs.components > 1 else str(needs.form)
-        raise UserError(f"{text} with private: the promise is for one release, one Gaussian a class, not {what}")
-
-
-def _largest_class(side: "ClientSide") -> int:
-    """How many examples of the largest class all clients together hold."""
-    return int(np.bincount(side.labels[side.population.order]).max())
-
-
-def _largest_class_of_a_client(side: "ClientSide") -> int:
-    """The most examples of one class that one client holds."""
-    return int(class_cells(side)[1].max())
+    withhold = f"withhold({algorithm.withhold})" if algorithm.withhold else None
+    return [str(part) for part in (withhold, algorithm.private, algorithm.secure) if part]
 
 
 def class_cells(side: "ClientSide") -> tuple[np.ndarray, np.ndarray]:
     """The client and the number of examples of each class that each client holds, by client."""
     population = side.population
     owner = np.repeat(np.arange(population.clients, dtype=np.int32), population.sizes)
-    labels = side.labels[population.order]
-    clients, _, counts = cells(owner, labels, side.network.classifier.out_features)
+    clients, _, counts = cells(owner, side.labels[population.order], side.network.classifier.out_features)
     return clients, counts

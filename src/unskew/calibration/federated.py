@@ -3,7 +3,7 @@
 import copy
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from unskew.calibration.forecast import Forecast, forecast
 from unskew.calibration.jobs import WORDS, FixedPointMoments, Moments
 from unskew.calibration.mixture import PASSES, centres_of
 from unskew.calibration.protection import Layout, add_noise
-from unskew.calibration.statistics import ClassStatistics
+from unskew.calibration.statistics import ClassStatistics, from_sums
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -33,7 +33,6 @@ from unskew.round.jobs import add
 
 if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
-    from unskew.round.client import ClientSide
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,8 @@ class Forecasted:
     forecast: Forecast
 
 
-Known = dict[  # statistics, the bytes and seconds that they took
-    tuple[StatisticsRequest, bool, PrivacyBudget | None], tuple[ClassStatistics, int, float]
-]
+Question = tuple[StatisticsRequest, bool, PrivacyBudget | None]
+Known = dict[Question, tuple[ClassStatistics, int, float]]  # statistics, the bytes and seconds that they took
 
 
 @dataclass(frozen=True)
@@ -64,22 +62,22 @@ class Calibrator:
     """What the calibrations of one model share: the clients behind an engine, the model, what is ``known`` so far."""
 
     engine: Engine
-    side: "ClientSide"
+    side: ClientSide
     model: Tensors
     algorithm: "Algorithm"
     key: Key
     observe: Callable[[Gathering | Forecasted], None]
     known: Known
 
-    def calibrated(self, finisher: Finisher) -> tuple[CalibratedClassifier, int, float]:
+    def calibrate(self, finisher: Finisher) -> tuple[CalibratedClassifier, int, float]:
         """The classifier, the bytes that clients sent for it, the seconds that they took.
 
         It is made on the CPU, whatever the clients compute with: that is where the statistics are.
         """
         self.side.load(self.model, training=False)
         head = copy.deepcopy(cut(self.side.network, finisher.needs.layers)[1]).cpu()
+        began = time.perf_counter()
         if isinstance(finisher.needs, RealFeatures):
-            began = time.perf_counter()
             features, labels = real_features(self.side, finisher.needs, self.key)
             seconds = time.perf_counter() - began
             return calibrate_on_features(head, features, labels, finisher, self.key.seed), 0, seconds
@@ -87,8 +85,7 @@ class Calibrator:
         statistics, sent, seconds = self.statistics(finisher, request)
         classifier = calibrate(head, statistics, finisher, self.key.seed)
         if (budget := self.algorithm.private) is not None:
-            told = tensors.sha256(statistics.tensors())[:16]
-            name = named(finisher, self.algorithm)
+            told, name = tensors.sha256(statistics.tensors())[:16], named(finisher, self.algorithm)
             release = Release(told, budget.epsilon, budget.delta, budget.clip, (name,))
             classifier.report = replace(classifier.report, release=release)
         classifier.clip = request.clip  # in use, features are clipped as they were for the statistics
@@ -126,13 +123,11 @@ class Calibrator:
                 raise UserError(f"{name}: with this much noise no class is left; give a larger epsilon")
         self.known[question] = statistics, sent, time.perf_counter() - began
         if request.components == 1:
-            self.observe(Forecasted(name, self._forecast(request, statistics)))
+            head = (
+                None if request.expand else cut(self.side.network, request.layers)[1]
+            )  # no head takes random features
+            self.observe(Forecasted(name, forecast(head, statistics, self._classes, self.key)))
         return self.known[question]
-
-    def _forecast(self, request: StatisticsRequest, statistics: ClassStatistics) -> Forecast:
-        """No head of the network takes random features: then there is the separability alone."""
-        head = None if request.expand else cut(self.side.network, request.layers)[1]
-        return forecast(head, statistics, self._classes, self.key)
 
     @property
     def _clients(self) -> int:
@@ -151,8 +146,7 @@ class Calibrator:
         if (secure := self.algorithm.secure) is None:
             return gather_statistics(self.engine, shared, request, self.key)
         layout = Layout.of(self._classes * request.components, self._width(request), request.form)
-        visits = every_client(self.engine)
-        return secure_statistics(self.engine, shared, request, layout, visits, self.key, secure.threshold)
+        return secure_statistics(self.engine, shared, request, layout, self.key, secure.threshold)
 
     def sent_bytes(self, request: StatisticsRequest) -> int:
         """What all clients together send: each only the classes it holds; all classes where they are masked."""
@@ -175,23 +169,22 @@ def gather_statistics(
     if outcome.failures:
         failure = outcome.failures[0]
         raise UserError(f"client {failure.client}, class statistics: {failure.reason}")
-    return ClassStatistics.gathered(tensors.under(outcome.sums, "stat/moments/"), request.form)
+    return from_sums(tensors.under(outcome.sums, "stat/moments/"), request.form)
 
 
 def secure_statistics(
-    engine: Engine, shared: Tensors, request: StatisticsRequest, layout: Layout, visits: Sequence[Visit], key: Key,
-    threshold: float,
-) -> ClassStatistics:  # fmt: skip
+    engine: Engine, shared: Tensors, request: StatisticsRequest, layout: Layout, key: Key, threshold: float
+) -> ClassStatistics:
     """The class statistics of all these clients together; of a single one the server learns nothing.
 
     Clients that drop out are left out, with a warning that names them; ``threshold`` is the share that must stay.
     """
+    visits = every_client(engine)
     job = FixedPointMoments(request.to_plain(), layout.classes, layout.width, layout.bits, len(visits))
     total = add_securely(engine, job, shared, visits, key, threshold=threshold)
     if total.void:
-        first = total.failures[0] if total.failures else None
-        cause = f"client {first.client}, class statistics: {first.reason}; " if first else ""
-        raise UserError(f"{cause}{total.void}")
+        causes = [f"client {failure.client}, class statistics: {failure.reason}; " for failure in total.failures[:1]]
+        raise UserError("".join([*causes, total.void]))
     for failure in total.failures:
         left_out = f"client {failure.client} dropped out of the secure sum and is not in the statistics"
         warnings.warn(f"{left_out}: {failure.reason}", stacklevel=2)
@@ -203,25 +196,20 @@ def every_client(engine: Engine) -> list[Visit]:
     return [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
 
 
-def real_features(side: "ClientSide", needs: RealFeatures, key: Key) -> tuple[Tensor, Tensor]:
+def real_features(side: ClientSide, needs: RealFeatures, key: Key) -> tuple[Tensor, Tensor]:
     """The training features [n, d] that a bound for study needs, and their labels: a simulation has the images.
 
     Both are on the CPU.
     """
     encoder, _ = cut(side.network, needs.layers)
     index = torch.from_numpy(np.sort(side.population.order.astype(np.int64)))
-    if needs.per_class:
-        index = _some_of_each(index, torch.from_numpy(side.labels)[index], needs.per_class, key)
+    labels = torch.from_numpy(side.labels)
+    if needs.per_class:  # so many of each class, or all where there are fewer
+        index = index[torch.randperm(len(index), generator=key.fold("oracle", "examples").torch())]
+        classes = range(int(labels[index].max()) + 1)
+        index = torch.cat([index[labels[index] == label][: needs.per_class] for label in classes]).sort().values
     features = []
     with torch.no_grad():
         for some in torch.split(index, IMAGES_AT_ONCE):
             features.append(encoder(side.train.batch(some)[0]).cpu())
-    return torch.cat(features), torch.from_numpy(side.labels)[index]
-
-
-def _some_of_each(index: Tensor, labels: Tensor, per_class: int, key: Key) -> Tensor:
-    """``per_class`` examples of each class, or all where there are fewer."""
-    order = torch.randperm(len(index), generator=key.fold("oracle", "examples").torch())
-    index, labels = index[order], labels[order]
-    kept = [index[labels == label][:per_class] for label in range(int(labels.max()) + 1)]
-    return torch.cat(kept).sort().values
+    return torch.cat(features), labels[index]

@@ -51,7 +51,7 @@ def pairwise_separability(statistics: ClassStatistics, key: Key) -> Tensor:
     slices = drawn / drawn.norm(dim=0)  # [d, u]
     points = gaussians.means @ slices  # [P, u]
     if not statistics.form.common:  # with one spread for all classes it would cancel
-        spreads = torch.stack([_deviation_along(gaussians, row, slices) for row in range(count)])
+        spreads = torch.stack([gaussians.spread(row)[0].deviation_along(slices) for row in range(count)])
         points = torch.cat([points, spreads], dim=1)  # [P, 2u]
     distances: Tensor = torch.pdist(points) / DIRECTIONS**0.5
     return distances
@@ -102,14 +102,3 @@ def _draw_true_means(statistics: ClassStatistics, key: Key) -> Tensor:
     middle = means.mean(0)
     posterior: Tensor = middle + (1 - share) * (means - middle) + ((1 - share) * variance) ** 0.5 * drawn
     return posterior
-
-
-def _deviation_along(gaussians: Gaussians, row: int, slices: Tensor) -> Tensor:
-    """[u], a class's standard deviation along each direction."""
-    spread, _ = gaussians.spread(row)
-    variance = torch.zeros(slices.shape[1], dtype=torch.float64)
-    if spread.factor is not None:
-        variance += (spread.factor.t() @ slices).square().sum(0)
-    if spread.variance is not None:
-        variance += spread.variance @ slices.square()
-    return variance.sqrt()

@@ -34,7 +34,7 @@ class Moments(msgspec.Struct, frozen=True, tag="moments"):
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
         """Measure the client's features under the server's model."""
         statistics = client_statistics(side, shared, visit, StatisticsRequest.from_plain(self.request))
-        return Reply(tensors.prefixed(statistics.spread_out(), "stat/moments/"))
+        return Reply(tensors.prefixed(statistics.to_sums(), "stat/moments/"))
 
 
 @register
@@ -52,7 +52,7 @@ class FixedPointMoments(msgspec.Struct, frozen=True, tag="fixed-point-moments"):
         request = StatisticsRequest.from_plain(self.request)
         layout = Layout.of(self.classes, self.width, request.form, bits=self.bits)
         statistics = client_statistics(side, shared, visit, request)
-        return Reply({WORDS: layout.quantised(statistics, self.members, f"client {visit.client}")})
+        return Reply({WORDS: layout.quantise(statistics, self.members, f"client {visit.client}")})
 
 
 def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, request: StatisticsRequest) -> ClassStatistics:

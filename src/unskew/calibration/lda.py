@@ -41,12 +41,8 @@ def lda(ridge: float = RIDGE, layers: int = 1, expand: int = 0) -> Finisher:
     features: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007.
     """
     if not 0 < ridge < float("inf"):
-        raise ValueError(
-            f"lda(ridge={ridge}): give a number above 0; features of a network are often linearly dependent"
-        )
-    check_positive("lda", layers=layers)
-    if expand < 0:
-        raise ValueError(f"lda(expand={expand}): it counts random features, give 0 or more")
+        raise ValueError(f"lda(ridge={ridge}): give a number above 0; features are often linearly dependent")
+    check_shape("lda", layers, expand)
 
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
         classes = last_linear(head).out_features
@@ -54,8 +50,7 @@ def lda(ridge: float = RIDGE, layers: int = 1, expand: int = 0) -> Finisher:
         if statistics.noise is not None and ridge == RIDGE:
             within = raise_eigenvalues(within, pooled_edge(statistics))
         linear = solve_discriminant(head, statistics.means(), within, statistics.held, ridge, classes)
-        pairs = zip(statistics.held.tolist(), statistics.number.tolist(), strict=True)
-        return Made(linear, classes=tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs))
+        return Made(linear, classes=report_pooled(statistics))
 
     return Finisher(make, StatisticsRequest(Shared(), layers, expand))
 
@@ -70,7 +65,7 @@ def solve_discriminant(
     """
     if not features_vary(means, within):
         raise UserError("lda has no solution: within their classes the features do not vary; look at the encoder")
-    regular = _regularise(within, ridge)
+    regular = add_ridge(within, ridge)
     if bool(torch.linalg.cholesky_ex(regular).info):  # not positive definite: no features have these moments
         positive, share = drop_negative(within)
         if share:
@@ -79,7 +74,7 @@ def solve_discriminant(
                 "client's moments are not those of features",
                 stacklevel=2,
             )
-            regular = _regularise(positive, ridge)
+            regular = add_ridge(positive, ridge)
     solved, failed = torch.linalg.solve_ex(regular, means.t())
     weight = solved.t()  # [P, d]
     if bool(failed) or not bool(weight.isfinite().all()):
@@ -87,8 +82,22 @@ def solve_discriminant(
     return replace_rows(head, weight, -0.5 * (weight * means).sum(1), held, classes)
 
 
-def _regularise(within: Tensor, ridge: float) -> Tensor:
-    return within + (ridge * within.diagonal().mean()) * torch.eye(len(within), dtype=torch.float64)
+def check_shape(name: str, layers: int, expand: int) -> None:
+    """Refuse knobs of a closed form that count nothing."""
+    check_positive(name, layers=layers)
+    if expand < 0:
+        raise ValueError(f"{name}(expand={expand}): it counts random features, give 0 or more")
+
+
+def report_pooled(statistics: ClassStatistics) -> tuple[ClassReport, ...]:
+    """All classes have the pooled covariance."""
+    pairs = zip(statistics.held.tolist(), statistics.number.tolist(), strict=True)
+    return tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs)
+
+
+def add_ridge(matrix: Tensor, ridge: float) -> Tensor:
+    """A + ρ·tr(A)/d·I."""
+    return matrix + (ridge * matrix.diagonal().mean()) * torch.eye(len(matrix), dtype=torch.float64)
 
 
 def features_vary(means: Tensor, within: Tensor) -> bool:

@@ -31,14 +31,14 @@ def centres_of(
     for place, label in enumerate(whole.held.tolist()):
         centres[label] = gaussians.draw(place, components, key.fold("centres"))[0]
     for _ in range(PASSES):
-        centres = moved(centres, gather(centres))
+        centres = move_centres(centres, gather(centres))
     return centres
 
 
-def moved(centres: Tensor, parts: ClassStatistics) -> Tensor:
+def move_centres(centres: Tensor, parts: ClassStatistics) -> Tensor:
     """[C, K, d], each centre at the mean of what was nearest to it; one that nothing was near to stays."""
     flat = centres.flatten(0, 1).clone()
-    flat[parts.held] = parts.sums["sums"] / parts.number[:, None]
+    flat[parts.held] = parts.means()
     return flat.view(centres.shape)
 
 
@@ -46,7 +46,7 @@ def by_part(centres: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """(features [n, d], labels [n] on the CPU) -> [n]: label·K + the nearest of the class's own centres."""
     own = centres.cpu()
 
-    def relabelled(features: Tensor, labels: Tensor) -> Tensor:
+    def relabel(features: Tensor, labels: Tensor) -> Tensor:
         features, parts = features.cpu(), torch.empty_like(labels)
         for label in torch.bincount(labels).nonzero()[:, 0].tolist():
             rows = (labels == label).nonzero()[:, 0]
@@ -55,4 +55,4 @@ def by_part(centres: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
             parts[rows] = label * centres.shape[1] + apart.argmin(1)
         return parts
 
-    return relabelled
+    return relabel

@@ -196,9 +196,7 @@ def oracle(
         weight_decay,
     )
     if weight_decay == 0 and not stepwise and layers == 1:
-        raise ValueError(
-            "oracle(weight_decay=0): without a penalty there may be no minimum; give a number above 0, or paper=true"
-        )
+        raise ValueError("oracle(weight_decay=0): there may be no minimum; give a number above 0, or paper=true")
 
     def make(head: nn.Module, features: Tensor, labels: Tensor, key: Key) -> Made:
         counts = torch.bincount(labels.cpu(), minlength=last_linear(head).out_features).tolist()

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from unskew.calibration.classifier import limit_length
-from unskew.calibration.covariances import Diagonal, Form, Full, Shared, parse_form
+from unskew.calibration.covariances import Diagonal, Form, LowRank, Shared, parse_form
 from unskew.calibration.statistics import MAX_EXAMPLES, ClassStatistics, KnownNoise, check_statistics
 from unskew.core import tensors
 from unskew.core.errors import UserError
@@ -175,24 +175,16 @@ def drop_small_classes(statistics: ClassStatistics, min_count: int) -> tuple[Cla
     if min_count < 1:
         raise UserError(f"min_count={min_count}: it counts examples, give at least 1")
     kept = statistics.number >= min_count
-    dropped = tuple(statistics.held[~kept].tolist())
-    if not dropped:
+    if not (dropped := tuple(statistics.held[~kept].tolist())):
         return statistics, dropped
     if not bool(kept.any()):
         return ClassStatistics.empty(statistics.classes, statistics.width, statistics.form), dropped
     if statistics.form.common:
-        raise UserError(
-            f"min_count={min_count}: the form shared has one second moment for all classes, and class {dropped[0]} "
-            "cannot be taken out of it; leave its examples out before measuring, or take another form"
-        )
+        why = f"class {dropped[0]} cannot be taken out of the second moment that all classes share"
+        raise UserError(f"min_count={min_count}: {why}; measure without its examples, or take another form")
     sums = {name: value[kept] for name, value in statistics.sums.items()}
     held, number = statistics.held[kept], statistics.number[kept]
     return ClassStatistics(statistics.classes, statistics.form, held, number, sums), dropped
-
-
-def sensitivity_known(form: Form) -> bool:
-    """Whether statistics of this form can be released with noise."""
-    return isinstance(form, Full | Diagonal | Shared)
 
 
 def _select_rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tensor:
@@ -218,18 +210,14 @@ def _check_radius(radius: float) -> None:
 def _check_clipped(statistics: ClassStatistics, radius: float) -> None:
     """Refuse what clipped features cannot add up to, and a form whose sensitivity is not known here."""
     sums = statistics.sums
-    if not sensitivity_known(statistics.form):
-        raise UserError(
-            f"noise is known for the forms full, diagonal and shared; these statistics are {statistics.form}"
-        )
+    if isinstance(statistics.form, LowRank):
+        raise UserError(f"noise can be added to full, diagonal and shared statistics; these are {statistics.form}")
     lengths = sums["squares"].sum(-1) if "squares" in sums else sums["second"].diagonal(dim1=-2, dim2=-1).sum(-1)
     number = statistics.number.sum() if statistics.form.common else statistics.number
     if bool((sums["sums"].norm(dim=1) > statistics.number * radius * (1 + SLACK)).any()) or bool(
         (lengths > number * radius**2 * (1 + SLACK)).any()
     ):
-        raise UserError(
-            f"these are not the sums of features of length {radius} at most; clip_features(features, {radius}) first"
-        )
+        raise UserError(f"some features are longer than {radius}; call clip_features(features, {radius}) first")
 
 
 MUCH = 0.1  # the share of noise in the variance between class means from which on it is worth a note
@@ -249,7 +237,7 @@ def pooled_edge(statistics: ClassStatistics) -> float:
     if statistics.noise is None:
         return 0.0
     parts = 1 if statistics.form.common else len(statistics.held)
-    deviation = statistics.noise.second * math.sqrt(parts) / (int(statistics.number.sum()) - len(statistics.held))
+    deviation = statistics.noise.second * math.sqrt(parts) / statistics.degrees
     if "second" in statistics.sums:
         return noise_edge(deviation, statistics.width)
     return deviation * math.sqrt(2 * math.log(max(statistics.width, 2)))
@@ -260,17 +248,15 @@ def flatten_noise(matrix: Tensor, limit: float) -> Tensor:
     values, vectors = torch.linalg.eigh(matrix)
     low = values < limit
     mean = values[low].mean().clamp(min=0) if bool(low.any()) else values.new_zeros(())
-    factor = vectors * torch.where(low, mean, values.clamp(min=0)).sqrt()
-    found: Tensor = factor @ factor.t()
-    return found
+    factor: Tensor = vectors * torch.where(low, mean, values.clamp(min=0)).sqrt()
+    return factor @ factor.t()
 
 
 def raise_eigenvalues(matrix: Tensor, limit: float) -> Tensor:
     """[d, d], eigenvalues below the limit raised to it."""
     values, vectors = torch.linalg.eigh(matrix)
-    factor = vectors * values.clamp(min=limit).sqrt()
-    found: Tensor = factor @ factor.t()
-    return found
+    factor: Tensor = vectors * values.clamp(min=limit).sqrt()
+    return factor @ factor.t()
 
 
 def share_of_noise(statistics: ClassStatistics) -> tuple[float, float]:
@@ -330,7 +316,7 @@ class Layout:
     @property
     def bytes(self) -> int:
         """What one client sends, whatever it holds: 8 bytes a word."""
-        return 8 * (self.classes + sum(torch.Size(shape).numel() for shape in self._shapes.values()))
+        return 8 * (self.classes + sum(map(math.prod, self._shapes.values())))
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -358,7 +344,7 @@ class Layout:
             )
         return min(radius - step * math.sqrt(width), math.sqrt(radius**2 - step * entries)) * (1 - 1e-6)
 
-    def quantised(self, statistics: ClassStatistics, clients: int, who: str) -> Tensor:
+    def quantise(self, statistics: ClassStatistics, clients: int, who: str) -> Tensor:
         """[W] int64, the statistics laid out; refused, naming ``who``, where a sum over ``clients`` could overflow."""
         statistics = check_statistics(statistics.classes, statistics.form, statistics.tensors(), who)
         if (statistics.classes, statistics.width, statistics.form) != (self.classes, self.width, self.form):
@@ -371,30 +357,23 @@ class Layout:
             value = statistics.sums[name]
             if name == "second":
                 value = (value + value.mT) / 2  # products are symmetric but for rounding, which must not grow to a step
-            if self._by_class(name):
+            if name not in self.form.common:
                 value = torch.zeros(shape, dtype=torch.float64).index_copy_(0, statistics.held, value)
             flat.append(self._steps(value.flatten(), name, clients, who))
         return torch.cat(flat)
 
     def statistics(self, vector: Tensor, who: str) -> ClassStatistics:
         """The statistics of a sum of vectors that carries no mask any more."""
-        counts, *parts = torch.split_with_sizes(
-            vector, [self.classes, *(torch.Size(shape).numel() for shape in self._shapes.values())]
-        )
+        counts, *parts = torch.split_with_sizes(vector, [self.classes, *map(math.prod, self._shapes.values())])
         if bool(((counts < 0) | (counts > MAX_EXAMPLES)).any()):
-            raise UserError(
-                f"the masks of {who} do not cancel: all must answer one session with the same clients and layout, "
-                "and open it"
-            )
+            why = "all must answer and open one session with the same clients and layout"
+            raise UserError(f"the masks of {who} do not cancel: {why}")
         held = counts.nonzero()[:, 0]
         values = {"held": held, "number": counts[held]}
         for (name, shape), part in zip(self._shapes.items(), parts, strict=True):
             value = part.reshape(shape).double() * 2.0**-self.bits
-            values[name] = value[held] if self._by_class(name) else value
+            values[name] = value if name in self.form.common else value[held]
         return check_statistics(self.classes, self.form, values, who)
-
-    def _by_class(self, name: str) -> bool:
-        return name not in self.form.common
 
     def _steps(self, value: Tensor, name: str, clients: int, who: str) -> Tensor:
         limit = (2**63 - 1) // clients

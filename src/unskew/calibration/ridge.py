@@ -10,11 +10,10 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.ccvr import check_positive
 from unskew.calibration.classifier import last_linear, replace_rows
-from unskew.calibration.covariances import ClassReport, Shared, drop_negative
+from unskew.calibration.covariances import Shared, drop_negative
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
-from unskew.calibration.lda import features_vary
+from unskew.calibration.lda import add_ridge, check_shape, features_vary, report_pooled
 from unskew.calibration.protection import pooled_edge, raise_eigenvalues
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
@@ -59,19 +58,15 @@ def ridge(strength: float = 0.0, balanced: bool = True, layers: int = 1, expand:
     """
     if not 0 <= strength < float("inf"):
         raise ValueError(f"ridge(strength={strength}): give a number above 0, or 0 to have it chosen")
-    check_positive("ridge", layers=layers)
-    if expand < 0:
-        raise ValueError(f"ridge(expand={expand}): it counts random features, give 0 or more")
+    check_shape("ridge", layers, expand)
 
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
         problem = Regression.of(statistics, balanced, known_noise=not strength)
         chosen = strength or _choose_strength(problem)
         weight, bias = _solve(problem, chosen)
         linear = replace_rows(head, weight, bias, statistics.held, last_linear(head).out_features)
-        pairs = zip(statistics.held.tolist(), statistics.number.tolist(), strict=True)
-        reports = tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs)
         notes = () if strength else (f"strength {chosen:.2g} was chosen by generalised cross-validation",)
-        return Made(linear, classes=reports, notes=notes)
+        return Made(linear, classes=report_pooled(statistics), notes=notes)
 
     return Finisher(make, StatisticsRequest(Shared(), layers, expand))
 
@@ -93,7 +88,7 @@ class Regression:
             raise UserError("ridge has no solution: within their classes the features do not vary; look at the encoder")
         if known_noise and statistics.noise is not None:
             within = raise_eigenvalues(within, pooled_edge(statistics))
-        if bool(torch.linalg.cholesky_ex(_add_penalty(within, GRID[0])).info):  # no features have these moments
+        if bool(torch.linalg.cholesky_ex(add_ridge(within, GRID[0])).info):  # no features have these moments
             within, clipped = drop_negative(within)
             warnings.warn(
                 f"ridge: negative eigenvalues of the pooled covariance were set to zero, {clipped:.2g} of it; some "
@@ -148,7 +143,7 @@ def _choose_strength(problem: Regression) -> float:
 def _solve(problem: Regression, strength: float) -> tuple[Tensor, Tensor]:
     """Weight [P, d] and bias [P], scaled."""
     width, penalty = len(problem.around), strength * float(problem.around.diagonal().mean())
-    factor, failed = torch.linalg.cholesky_ex(_add_penalty(problem.around, strength))
+    factor, failed = torch.linalg.cholesky_ex(add_ridge(problem.around, strength))
     weight = torch.cholesky_solve(problem.targets.t(), factor).t()
     if bool(failed) or not bool(weight.isfinite().all()):
         raise UserError(f"ridge(strength={strength:g}) has no solution; give a larger strength")
@@ -156,10 +151,6 @@ def _solve(problem: Regression, strength: float) -> tuple[Tensor, Tensor]:
     degrees = 1 + width - penalty * float(torch.cholesky_inverse(factor).diagonal().sum())  # tr A·(A + λI)⁻¹, and 1
     scale = _scale(problem, weight, bias, min(degrees / problem.effective, MOST_LEVERAGE))
     return scale * weight, scale * bias
-
-
-def _add_penalty(matrix: Tensor, strength: float) -> Tensor:
-    return matrix + strength * matrix.diagonal().mean() * torch.eye(len(matrix), dtype=torch.float64)
 
 
 def _scale(problem: Regression, weight: Tensor, bias: Tensor, leverage: float) -> float:

@@ -20,14 +20,11 @@ from torch import Tensor, nn
 from unskew.calibration.classifier import device_of
 from unskew.calibration.covariances import (
     MAX_FEATURES,
-    Diagonal,
     Form,
-    LowRank,
-    Shared,
     check_memory,
-    check_square,
-    find_fault,
     parse_form,
+    pool_scatters,
+    require_memory,
     statistics_bytes,
 )
 from unskew.core.errors import UserError, a_kind, accepts, brief, whole_number
@@ -82,26 +79,15 @@ def as_labels(labels: Any) -> Tensor:
     return values if values.is_floating_point() or values.is_complex() else values.long()
 
 
-class Encoding:
-    """The encoder as it is. Where it refuses images of another floating-point type, they become its own type first."""
-
-    def __init__(self, encoder: nn.Module, dtype: torch.dtype | None) -> None:
-        self._encoder, self._dtype, self._cast = encoder, dtype, False
-
-    def __call__(self, images: Any) -> Any:
-        """What the encoder makes of the images."""
-        other = isinstance(images, Tensor) and images.is_floating_point() and images.dtype != self._dtype
-        if not other or self._dtype is None or not self._dtype.is_floating_point:
-            return self._encoder(images)
-        if not self._cast:
-            try:
-                return self._encoder(images)
-            except RuntimeError as error:
-                if "type" not in str(error):  # "expected … to have the same dtype", "Input type … and weight type …"
-                    raise
-        features = self._encoder(images.to(self._dtype))
-        self._cast = True
-        return features
+def encode(encoder: nn.Module, images: Any, dtype: torch.dtype | None) -> Any:
+    """The encoder's features; where it refuses images of another floating-point type, they become its own first."""
+    try:
+        return encoder(images)
+    except RuntimeError as error:  # "expected … to have the same dtype", "Input type … and weight type …"
+        other = isinstance(images, Tensor) and images.is_floating_point() and images.dtype != dtype
+        if not other or dtype is None or not dtype.is_floating_point or "type" not in str(error):
+            raise
+    return encoder(images.to(dtype))
 
 
 def check_batch(features: Any, labels: Tensor, classes: int) -> None:
@@ -109,9 +95,8 @@ def check_batch(features: Any, labels: Tensor, classes: int) -> None:
     if not isinstance(features, Tensor):
         raise UserError(f"features must be a tensor [n, d], this is {a_kind(features)}")
     if features.dim() != 2 or labels.dim() != 1 or len(features) != len(labels) or not features.shape[1]:
-        raise UserError(
-            f"features must be [n, d] and labels [n], these are {list(features.shape)} and {list(labels.shape)}"
-        )
+        given = f"{list(features.shape)} and {list(labels.shape)}"
+        raise UserError(f"features must be [n, d] and labels [n], these are {given}")
     if features.is_complex() or labels.is_complex() or labels.is_floating_point():
         raise UserError(f"features must be real, labels whole numbers; these are {features.dtype} and {labels.dtype}")
     if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
@@ -156,7 +141,8 @@ BLOCK_BYTES = 2**25  # rows are kept in blocks: many small pieces of memory woul
 class Merging:
     """A sum that grows. A class has a row in every sum, the next free one when a client first has it."""
 
-    def __init__(self) -> None:
+    def __init__(self, without: str = "there are no statistics to add up: no client sent any") -> None:
+        self._without = without  # the message where nothing was added
         self._kind: tuple[int, Form, int] | None = None  # classes, form and width of all statistics so far
         self._about = ""  # the first statistics, in words
         self._rows: dict[int, int] = {}  # of each label
@@ -164,11 +150,6 @@ class Merging:
         self._blocks: dict[str, list[Tensor]] = {}
         self._common: dict[str, Tensor] = {}  # sums that are one for all classes
         self._noise: KnownNoise | None = None  # where a part has a class that another lacks, this is the most it can be
-
-    @property
-    def nothing(self) -> bool:
-        """Whether nothing has been added yet."""
-        return self._kind is None
 
     def add(self, part: "ClassStatistics") -> None:
         """Add a client's statistics; refused where they do not belong with those before."""
@@ -201,8 +182,7 @@ class Merging:
         shape = value.shape[1:]
         size = max(1, min(classes, BLOCK_BYTES // (8 * shape.numel())))
         if len(blocks) * size < len(self._number):
-            others = Shared(), Diagonal(), LowRank(min(32, width))
-            check_memory(form, others, len(self._number), width)
+            check_memory(form, len(self._number), width)
         while len(blocks) * size < len(self._number):
             blocks.append(torch.zeros(size, *shape, dtype=torch.float64))
         for index, block in enumerate(blocks):
@@ -210,10 +190,10 @@ class Merging:
             if len(mine):
                 block.index_add_(0, rows[mine] - index * size, value if len(mine) == len(rows) else value[mine])
 
-    def fields(self) -> tuple[int, Form, Tensor, Tensor, Tensors, KnownNoise | None]:
-        """The fields of the sum's ClassStatistics, in their order; nothing can be added after this."""
+    def total(self) -> "ClassStatistics":
+        """The sum; nothing can be added after this."""
         if self._kind is None:
-            raise UserError("there are no statistics to add up: no client sent any")
+            raise UserError(self._without)
         (classes, form, width), held = self._kind, sorted(self._rows)
         order = torch.tensor([self._rows[label] for label in held], dtype=torch.int64)  # the rows, by label
         position = torch.empty_like(order)
@@ -229,30 +209,7 @@ class Merging:
                 sums[name][some] = block[: len(some)]
                 done += len(block)
         number = torch.tensor([self._number[row] for row in order.tolist()], dtype=torch.int64)
-        return classes, form, torch.tensor(held, dtype=torch.int64), number, sums, self._noise
-
-
-def read_statistics(file: Path) -> tuple[Any, Form, Tensors, KnownNoise | None]:
-    """Classes as the file says, form, tensors, and the noise added for privacy; the numbers are not checked yet."""
-    check_plain(file)
-    if file.exists():
-        check_unpacked(file.stat().st_size, size_on_disk([file]), str(file))  # it may be sparse
-    try:
-        with safe_open(file, framework="pt") as content:
-            about = json.loads((content.metadata() or {})["unskew"])
-            # copies: what safe_open gives is the file itself, and changes with it
-            values = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
-        if about["statistics"] != 1:
-            raise ValueError(f"they are of version {about['statistics']!r}")
-        noise = KnownNoise(*map(float, about["noise"])) if "noise" in about else None
-        if noise is not None and not (0 <= noise.sums < float("inf") and 0 <= noise.second < float("inf")):
-            raise ValueError(f"the noise is {about['noise']}")
-        return about["classes"], parse_form(about["form"]), values, noise
-    except FileNotFoundError:
-        raise UserError(f"there is no file {file}") from None
-    except Exception as why:  # what a stranger's file breaks is the file's fault, whatever it is
-        line = str(why).partition("\n")[0]
-        raise UserError(f"{file} does not hold class statistics of this version: {line}") from why
+        return ClassStatistics(classes, form, torch.tensor(held, dtype=torch.int64), number, sums, self._noise)
 
 
 BUFFER = 2048  # features held back before they are added: one product a class for many batches
@@ -375,7 +332,7 @@ class ClassStatistics:
         form, classes = parse_form(form), whole_number(classes, "classes", 1, MAX_CLASSES)
         device = device_of(encoder)
         dtype = next((value.dtype for value in encoder.parameters()), None)
-        total, encode = Merging(), Encoding(encoder, dtype)
+        total = Merging("no batch was given: statistics need at least one, even of no images, to know the features")
         waiting: list[tuple[Tensor, Tensor]] = []
         count = 0
 
@@ -390,7 +347,7 @@ class ClassStatistics:
         with eval_mode(encoder), torch.no_grad():
             for batch in batches:
                 images, labels = split_batch(batch, device, dtype)
-                features = encode(images)
+                features = encode(encoder, images, dtype)
                 if relabel is not None:
                     labels = relabel(features, labels)
                 check_batch(features, labels, classes)
@@ -401,9 +358,7 @@ class ClassStatistics:
                 if count >= BUFFER:
                     take()
         take()
-        if total.nothing:
-            raise UserError("no batch was given: statistics need at least one, even of no images, to know the features")
-        return ClassStatistics(*total.fields())
+        return total.total()
 
     @staticmethod
     @neutral()
@@ -413,7 +368,7 @@ class ClassStatistics:
         total = Merging()
         for part in parts:
             total.add(part)
-        return ClassStatistics(*total.fields())
+        return total.total()
 
     def __add__(self, other: "ClassStatistics") -> "ClassStatistics":
         """The statistics of both together."""
@@ -450,17 +405,16 @@ class ClassStatistics:
     @accepts
     def mean(self, label: int) -> Tensor:
         """[d], the mean feature of a class."""
-        row = self._row(label)
-        return self.sums["sums"][row] / self.number[row]
+        return self.means()[self._row(label)]
 
     @neutral()
     @accepts
     def covariance(self, label: int) -> Tensor:
         """[d, d], the covariance of a class's features with divisor N − 1, as far as the form knows it."""
         row = self._row(label)
-        check_square(self.width)
         if self.form.common:
             return self.within()
+        self._require_square()
         if self.number[row] < 2:
             raise UserError(f"class {label} has one example; a covariance needs two")
         return self.form.scatter(self, row) / (self.number[row] - 1)
@@ -468,14 +422,23 @@ class ClassStatistics:
     @neutral()
     def within(self) -> Tensor:
         """[d, d], the covariance around the classes' own means, pooled over all of them; divisor N − P."""
-        degrees = int(self.number.sum()) - len(self.held)
-        if degrees < 1:
+        degrees = self.degrees
+        self._require_square()
+        return pool_scatters(self) / degrees
+
+    @property
+    def degrees(self) -> int:
+        """N − P, the divisor of the pooled covariance."""
+        if (degrees := int(self.number.sum()) - len(self.held)) < 1:
             raise UserError("no class has two examples; a covariance needs them")
-        check_square(self.width)
-        return self.form.pooled_scatter(self) / degrees
+        return degrees
+
+    def _require_square(self) -> None:
+        what = f"covariances of {self.width:,} features"  # diagonal sums of few bytes may ask for them
+        require_memory(16 * self.width**2, what, "take fewer features")  # two of float64 at once
 
     @neutral()
-    def spread_out(self) -> Sums:
+    def to_sums(self) -> Sums:
         """The same for all classes, absent ones zero, in float64: these can be added entry by entry."""
         shapes = self.form.shapes(self.classes, self.width)
         sums = {  # in the form's order, whatever the client holds: engines add sums by their order
@@ -485,17 +448,6 @@ class ClassStatistics:
             for name, shape in shapes.items()
         }
         return {"number": self.counts.double(), **sums}
-
-    @staticmethod
-    @neutral()
-    def gathered(sums: Sums, form: str | Form) -> "ClassStatistics":
-        """What ``spread_out`` gave, added over clients; classes that no client holds are left out."""
-        if not isinstance(sums, dict) or "number" not in sums:
-            raise UserError(f"sums must be a dict with 'number', as spread_out gives it, this is {a_kind(sums)}")
-        form, number = parse_form(form), sums["number"].round().long()
-        held = number.nonzero()[:, 0]
-        rows = {name: value if name in form.common else value[held] for name, value in sums.items() if name != "number"}
-        return ClassStatistics(len(number), form, held, number[held], rows)
 
     def tensors(self) -> Tensors:
         """Every tensor by name."""
@@ -521,7 +473,25 @@ class ClassStatistics:
     @accepts
     def load(path: str | Path) -> "ClassStatistics":
         """Read and check a file that may come from a stranger."""
-        classes, form, values, noise = read_statistics(usable_path(path))
+        file = usable_path(path)
+        check_plain(file)
+        if not file.exists():
+            raise UserError(f"there is no file {file}")
+        check_unpacked(file.stat().st_size, size_on_disk([file]), str(file))  # it may be sparse
+        try:
+            with safe_open(file, framework="pt") as content:
+                about = json.loads((content.metadata() or {})["unskew"])
+                # copies: what safe_open gives is the file itself, and changes with it
+                values = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
+            if about["statistics"] != 1:
+                raise ValueError(f"they are of version {about['statistics']!r}")
+            noise = KnownNoise(*map(float, about["noise"])) if "noise" in about else None
+            if noise is not None and not (0 <= noise.sums < math.inf and 0 <= noise.second < math.inf):
+                raise ValueError(f"the noise is {about['noise']}")
+            classes, form = about["classes"], parse_form(about["form"])
+        except Exception as why:  # what a stranger's file breaks is the file's fault, whatever it is
+            line = str(why).partition("\n")[0]
+            raise UserError(f"{file} does not hold class statistics of this version: {line}") from why
         statistics = replace(check_statistics(classes, form, values, str(path)), noise=noise)
         if not statistics.possible():
             raise UserError(f"the statistics of {path} are refused: sums are larger than their squares allow")
@@ -538,6 +508,15 @@ class ClassStatistics:
         if not len(rows):
             raise UserError(f"no client has class {label}; {len(self.held)} of {self.classes} classes are held")
         return int(rows[0, 0])
+
+
+@neutral()
+def from_sums(sums: Sums, form: Form) -> ClassStatistics:
+    """What ``to_sums`` gave, added over clients; classes that no client holds are left out."""
+    number = sums["number"].round().long()
+    held = number.nonzero()[:, 0]
+    rows = {name: value if name in form.common else value[held] for name, value in sums.items() if name != "number"}
+    return ClassStatistics(len(number), form, held, number[held], rows)
 
 
 def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatistics:
@@ -560,6 +539,22 @@ def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> Cla
     impossible = (number < 1) | (number > MAX_EXAMPLES)
     if bool(impossible.any()):
         raise refuse(f"class {int(held[impossible][0])} has a count of {int(number[impossible][0])}")
-    if why := find_fault(form, len(held), sums):
-        raise refuse(why)
+    if any(value.dtype != torch.float64 for value in sums.values()):
+        raise refuse("sums must be float64")
+    given, least = tuple(sums["sums"].shape), form.least_width
+    if len(given) != 2 or not least <= given[1] <= MAX_FEATURES:
+        raise refuse(f"sums has the shape {given}, wanted is ({len(held)}, d) with d from {least} to {MAX_FEATURES}")
+    for name, shape in form.shapes(len(held), given[1]).items():
+        if tuple(sums[name].shape) != shape:
+            raise refuse(f"{name} has the shape {tuple(sums[name].shape)}, wanted is {shape}")
+        if not bool(sums[name].isfinite().all()):
+            raise refuse(f"{name} holds NaN or infinity")
+    if "second" in sums and (second := sums["second"]).numel():
+        scale = second.abs().amax((-2, -1), keepdim=True)  # of each class: a large one excuses no small one
+        if bool(((second - second.mT).abs() > 1e-9 * scale).any()):
+            raise refuse("second moments must be symmetric")
+        if bool((second.diagonal(dim1=-2, dim2=-1) < 0).any()):
+            raise refuse("second moments must not be negative")
+    if "squares" in sums and bool((sums["squares"] < 0).any()):
+        raise refuse("sums of squares must not be negative")
     return ClassStatistics(classes, form, held, number, sums)

@@ -1,12 +1,15 @@
 """A chart as a value: axes, marks, and a description for readers who cannot see it.
 
-Measures give charts; ``charts.svg`` writes them as SVG, for pages and for screens, and ``charts.paper`` as PNG or PDF.
+Measures give charts; ``charts.files`` writes them as SVG, PNG or PDF.
 Coordinates are those of the data. Colours are numbers of a palette of ten, safe for colour-blind readers, or names
 of roles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from unskew.core.errors import UserError
 
 PALETTE = 10
 ROLES = ("ink", "quiet", "heat")  # text and axes; the background; the colour of quantity
@@ -153,6 +156,17 @@ class Chart:
     physical: bool = False  # width and height are hundredths of an inch, in SVG too
 
 
+def colour_name(colours: Colour | Sequence[Colour], index: int = 0) -> str:
+    """The name of a colour, or of one of several; numbers beyond the palette begin again."""
+    if not isinstance(colours, str | int):
+        colours = colours[index % len(colours)] if len(colours) else 0
+    if not isinstance(colours, str):
+        return str(int(colours) % PALETTE)
+    if colours not in ROLES:
+        raise UserError(f"a colour {colours!r}: give a number from 0 to {PALETTE - 1}, or one of {', '.join(ROLES)}")
+    return colours
+
+
 def grouped(groups: Mapping[str, Numbers], tip: Callable[[str, int], str] | None = None) -> list[Mark]:
     """One set of bars for each name, a colour each, around 0, 1, 2, …; ``tip(name, place)`` says what a bar is."""
     width, marks = 0.8 / max(len(groups), 1), list[Mark]()
@@ -173,7 +187,18 @@ def shares_in_bins(name: str, title: str, alt: str, bins: Mapping[str, Sequence[
         return f"{index / count:.0%} to {(index + 1) / count:.0%}, {group}: {amount}"
 
     ticks = tuple((at * count / 5 - 0.5, f"{at * 20}%") for at in range(6))
-    return Chart(
-        name, title, alt, grouped(bins, tip), x=Axis("accuracy", low=-0.5, high=count - 0.5, ticks=ticks),
-        y=Axis(many, low=0, kind="count"),
-    )  # fmt: skip
+    x, y = Axis("accuracy", low=-0.5, high=count - 0.5, ticks=ticks), Axis(many, low=0, kind="count")
+    return Chart(name, title, alt, grouped(bins, tip), x=x, y=y)
+
+
+def average(runs: Sequence[Mapping[int, tuple[float, float]]]) -> tuple[list[float], list[float], list[float]]:
+    """Mean x, mean y and the deviation of y over runs of points by round, at the rounds that all of them have."""
+    common = sorted(set.intersection(*map(set, runs)))
+    x, y = ([fmean(run[number][axis] for run in runs) for number in common] for axis in (0, 1))
+    return x, y, [stdev(run[number][1] for run in runs) if len(runs) > 1 else 0.0 for number in common]
+
+
+def band(x: Numbers, mean: Sequence[float], spread: Sequence[float], colour: Colour) -> Band:
+    """One deviation around the mean."""
+    low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+    return Band(x, low, high, colour)

@@ -5,16 +5,16 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image as Raster
 
 from unskew.charts import Chart
-from unskew.charts.layout import head_bottom, lay_out
-from unskew.charts.scales import DARK, LIGHT, Box, Circle, Drawing, Image, Layer, Polyline, Shape, Text, raster
+from unskew.charts.layout import Box, Circle, Drawing, Image, Layer, Polyline, Shape, Text, lay_out, lay_out_head
 from unskew.core.errors import UserError
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,Ubuntu,'DejaVu Sans',sans-serif"
@@ -27,6 +27,23 @@ BASE = (
     "svg.chart text{font-variant-numeric:tabular-nums}"
     "svg.chart image{image-rendering:pixelated}"
 )
+
+
+# the ten are safe for colour-blind readers, in the order in which charts use them: blue, vermilion, green, lilac, …
+LIGHT = {
+    **{str(index): colour for index, colour in enumerate((
+        "#0072b2", "#d55e00", "#74bd94", "#b585d0", "#d6be00", "#64ccff", "#6a0000", "#261581", "#5d8f4f", "#7d7380",
+    ))},
+    "ink": "#222222", "quiet": "#666666", "heat": "#0b4f8a", "grid": "#e6e6e6", "axis": "#aaaaaa", "paper": "#ffffff",
+    "pale": "#000000", "half": "#000000", "full": "#ffffff",  # text on pale, middling and full shades of heat
+}  # fmt: skip
+DARK = {
+    **{str(index): colour for index, colour in enumerate((
+        "#4ba3e3", "#f0803c", "#5ce39f", "#cf93aa", "#ffe12a", "#bcc7ff", "#c04040", "#6a58ea", "#d0fce2", "#7c798d",
+    ))},
+    "ink": "#e6e6e6", "quiet": "#a0a4aa", "heat": "#8ecbff", "grid": "#2e3238", "axis": "#666b73", "paper": "#15171c",
+    "pale": "#ffffff", "half": "#000000", "full": "#000000",
+}  # fmt: skip
 
 
 def _rules(colours: dict[str, str], before: str = "") -> str:
@@ -61,93 +78,85 @@ def svg(chart: Chart, *, standalone: bool = True) -> str:
 def svg_sheet(charts: Sequence[Chart]) -> str:
     """Several charts below one another, as the text of one file."""
     pictures = [lay_out(chart) for chart in charts]
-    tops = [0, *accumulate(picture.height for picture in pictures)]
-    groups = (
-        f'<g transform="translate(0 {top})">{_content(picture)}</g>'
-        for top, picture in zip(tops, pictures, strict=False)
-    )
-    width, alt = max((picture.width for picture in pictures), default=0), " ".join(picture.alt for picture in pictures)
-    return _document(width, tops[-1], alt, "".join(groups), True)
+    groups, top = "", 0
+    for picture in pictures:
+        groups += f'<g transform="translate(0 {top})">{_content(picture)}</g>'
+        top += picture.height
+    width = max((picture.width for picture in pictures), default=0)
+    return _document(width, top, " ".join(picture.alt for picture in pictures), groups, True)
 
 
 def _document(width: int, height: int, alt: str, content: str, standalone: bool, physical: bool = False) -> str:
     sides = [f"{side / 100:g}in" if physical else str(side) for side in (width, height)]
     size = f'viewBox="0 0 {width} {height}" width="{sides[0]}" height="{sides[1]}"'
     space = ' xmlns="http://www.w3.org/2000/svg"' if standalone else ""
-    description = _escaped(alt)
+    description = _escape(alt)
     style = f'<style>{escape(ALONE)}</style><rect class="paper" width="100%" height="100%"/>' if standalone else ""
     head = f'<svg{space} class="chart" {size} role="img" aria-label="{description}"><desc>{description}</desc>'
     return f"{head}{style}{content}</svg>\n"
 
 
 def _content(picture: Drawing) -> str:
-    clip = _identity(picture.name)
+    clip = "clip-" + "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):x}_" for c in picture.name)
     clipped = any(layer.clip for layer in picture.layers)
     frame = f'<clipPath id="{clip}">{_shape(picture.frame)}</clipPath>' if clipped else ""
     return frame + "".join(_layer(layer, clip) for layer in picture.layers)
 
 
-def _identity(name: str) -> str:
-    """A name as an id: other charts of the page have other names, and so other ids."""
-    return "clip-" + "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):x}_" for c in name)
-
-
 def _layer(layer: Layer, clip: str) -> str:
     fill, line = _classes(layer.colour)
-    look = f'class="{line} line" stroke-width="{_number(layer.stroke)}"' if layer.stroke else f'class="{fill}"'
-    if layer.dashed:
-        look += ' stroke-dasharray="5 4"'
-    if layer.opacity < 1:
-        look += f' fill-opacity="{_number(layer.opacity)}"'
-    if layer.clip:
-        look += f' clip-path="url(#{clip})"'
-    if layer.crisp:
-        look += ' shape-rendering="crispEdges"'
-    return f"<g {look}>{''.join(map(_shape, layer.shapes))}</g>"
+    look = _attributes(
+        class_=f"{line} line" if layer.stroke else fill,
+        stroke_width=layer.stroke or None,
+        stroke_dasharray="5 4" if layer.dashed else None,
+        fill_opacity=layer.opacity if layer.opacity < 1 else None,
+        clip_path=f"url(#{clip})" if layer.clip else None,
+        shape_rendering="crispEdges" if layer.crisp else None,
+    )
+    return f"<g{look}>{''.join(map(_shape, layer.shapes))}</g>"
 
 
 def _shape(shape: Shape) -> str:
     if isinstance(shape, Circle):
-        position = f'<circle cx="{_number(shape.x)}" cy="{_number(shape.y)}" r="{_number(shape.radius)}"'
-        circle = position + _tip(shape.tip, "circle")
-        return f'<a href="{_escaped(quote(shape.link))}">{circle}</a>' if shape.link else circle
-    if isinstance(shape, Box):
-        full = f' fill-opacity="{_number(shape.opacity)}"' if shape.opacity < 1 else ""
-        return f"<rect{_rectangle(shape)}{full}{_tip(shape.tip, 'rect')}"
+        circle = _element("circle", shape.tip, cx=shape.x, cy=shape.y, r=shape.radius)
+        return f'<a href="{_escape(quote(shape.link))}">{circle}</a>' if shape.link else circle
     if isinstance(shape, Polyline):
         points = "L".join(f"{_number(x)} {_number(y)}" for x, y in shape.points)
-        return f'<path d="M{points}{"Z" if shape.closed else ""}"{_tip(shape.tip, "path")}'
-    if isinstance(shape, Image):
-        link = f' preserveAspectRatio="none" href="data:image/png;base64,{_png(shape)}"'
-        return f"<image{_rectangle(shape)}{link}{_tip(shape.tip, 'image')}"
-    return _text(shape)
-
-
-def _rectangle(shape: Box | Image) -> str:
-    position = f' x="{_number(shape.x)}" y="{_number(shape.y)}"'
-    return f'{position} width="{_number(shape.width)}" height="{_number(shape.height)}"'
-
-
-def _text(shape: Text) -> str:
-    x, y = _number(shape.x), _number(shape.y)
-    look = f' font-size="{_number(shape.size)}"' if shape.size != 12 else ""
-    look += f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
-    look += ' class="bold"' if shape.bold else ""
-    look += f' transform="rotate({-shape.turn} {x} {y})"' if shape.turn else ""
-    whole = f"<title>{_escaped(shape.whole)}</title>" if shape.whole else ""
-    return f'<text x="{x}" y="{y}"{look}>{whole}{_escaped(shape.text)}</text>'
-
-
-def _tip(tip: str, element: str) -> str:
-    """The end of an element, with its tooltip."""
-    text = _escaped(tip)
-    return f' data-tip="{text}"><title>{text}</title></{element}>' if tip else "/>"
-
-
-def _png(image: Image) -> str:
+        return _element("path", shape.tip, d=f"M{points}{'Z' if shape.closed else ''}")
+    if isinstance(shape, Text):
+        x, y = _number(shape.x), _number(shape.y)
+        look = _attributes(
+            x=x,
+            y=y,
+            font_size=shape.size if shape.size != 12 else None,
+            text_anchor=shape.anchor if shape.anchor != "start" else None,
+            class_="bold" if shape.bold else None,
+            transform=f"rotate({-shape.turn} {x} {y})" if shape.turn else None,
+        )
+        whole = f"<title>{_escape(shape.whole)}</title>" if shape.whole else ""
+        return f"<text{look}>{whole}{_escape(shape.text)}</text>"
+    sides = {"x": shape.x, "y": shape.y, "width": shape.width, "height": shape.height}
+    if isinstance(shape, Box):
+        return _element("rect", shape.tip, **sides, fill_opacity=shape.opacity if shape.opacity < 1 else None)
     file = io.BytesIO()
-    Raster.fromarray(raster(image)).save(file, "png")
-    return base64.b64encode(file.getvalue()).decode()
+    Raster.fromarray(raster(shape)).save(file, "png")
+    link = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return _element("image", shape.tip, **sides, preserveAspectRatio="none", href=link)
+
+
+def _element(name: str, tip: str, **attributes: float | str | None) -> str:
+    """An empty element, or one with a tooltip."""
+    text = _escape(tip)
+    rest = f' data-tip="{text}"><title>{text}</title></{name}>' if tip else "/>"
+    return f"<{name}{_attributes(**attributes)}{rest}"
+
+
+def _attributes(**values: float | str | None) -> str:
+    return "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{value if isinstance(value, str) else _number(value)}"'
+        for name, value in values.items()
+        if value is not None
+    )
 
 
 def _number(value: float) -> str:
@@ -156,28 +165,31 @@ def _number(value: float) -> str:
     return "0" if text == "-0" else text
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return escape(FORBIDDEN.sub("\ufffd", text), {'"': "&quot;", "\n": "&#10;", "\r": "&#13;", "\t": "&#9;"})
 
 
-FORMS = ("png", "pdf")
+FORMATS = ("svg", "png", "pdf")
 INCH = 100.0  # units of the picture
 DENSITY = 200  # pixels an inch
-PAPER_FONT = "DejaVu Sans"  # comes with matplotlib
 SLIM = 0.92  # the letters that come with matplotlib are wider than those of screens
 
 
-def paper(chart: Chart, form: str) -> bytes:
-    """One chart as the bytes of a file, the same for the same chart; nothing global is touched."""
-    return paper_sheet([chart], form)
+def chart_bytes(chart: Chart, form: str) -> bytes:
+    """One chart as the bytes of a file."""
+    return svg(chart).encode() if form == "svg" else paper([chart], form)
 
 
-def paper_sheet(charts: Sequence[Chart], form: str) -> bytes:
+def sheet_bytes(charts: Sequence[Chart], form: str) -> bytes:
     """Several charts below one another as the bytes of one file."""
-    if form not in FORMS:
-        raise UserError(f"a chart as {form!r}: there are png and pdf, and unskew.charts.files writes SVG")
+    return svg_sheet(charts).encode() if form == "svg" else paper(charts, form)
+
+
+def paper(charts: Sequence[Chart], form: str) -> bytes:
+    """Charts below one another as PNG or PDF, the same bytes for the same charts; nothing global is touched."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # here: a second of import time
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
     from matplotlib.transforms import Affine2D
 
     pictures = [lay_out(chart) for chart in charts]
@@ -187,7 +199,14 @@ def paper_sheet(charts: Sequence[Chart], form: str) -> bytes:
     top = 0
     for picture in pictures:
         units = Affine2D().translate(0, top).scale(1 / width, -1 / height).translate(0, 1) + figure.transFigure
-        _add(figure, picture, units)
+        frame = picture.frame
+        for depth, layer in enumerate(picture.layers):
+            for artist in _artists(layer, units):
+                artist.set(zorder=depth)
+                figure.add_artist(artist)
+                if layer.clip:
+                    border = Rectangle((frame.x, frame.y), frame.width, frame.height, transform=units)
+                    artist.set_clip_path(border)
         top += picture.height
     file = io.BytesIO()
     dateless = {"Software": None} if form == "png" else {"CreationDate": None, "Producer": None, "Creator": None}
@@ -195,113 +214,72 @@ def paper_sheet(charts: Sequence[Chart], form: str) -> bytes:
     return file.getvalue()
 
 
-def _add(figure: Any, picture: Drawing, units: Any) -> None:
-    """Draw a picture's layers, from back to front."""
-    for depth, layer in enumerate(picture.layers):
-        for artist in _artists(layer, units):
-            artist.set(zorder=depth)
-            figure.add_artist(artist)
-            if layer.clip:
-                artist.set_clip_path(_draw_rectangle(picture.frame, transform=units))
-
-
 def _artists(layer: Layer, units: Any) -> list[Any]:
     """What matplotlib draws of a layer; what is there for the pointer is left out."""
-    from matplotlib.collections import LineCollection, PatchCollection
+    from matplotlib import collections, patches
     from matplotlib.colors import to_rgba
-    from matplotlib.patches import Circle as Disc
-    from matplotlib.patches import Polygon
+    from matplotlib.image import BboxImage
+    from matplotlib.text import Text as Letters
+    from matplotlib.transforms import Bbox, TransformedBbox
 
     if layer.colour == "hit":
         return []
     colour = LIGHT[layer.colour]
     if layer.stroke:
         lines = [shape.points for shape in layer.shapes if isinstance(shape, Polyline)]
-        dashes = (0, (4, 3)) if layer.dashed else "solid"
-        width = 72 / INCH * layer.stroke
-        return [LineCollection(lines, colors=colour, linewidths=width, linestyles=[dashes], transform=units)]
-    patches: list[Any] = []
-    opacities: list[float] = []
+        look: dict[str, Any] = {"colors": colour, "linewidths": 72 / INCH * layer.stroke}
+        dashes = [(0, (4, 3)) if layer.dashed else "solid"]
+        return [collections.LineCollection(lines, **look, linestyles=dashes, transform=units)]
+    made: list[Any] = []
+    filled: list[Any] = []
     for shape in layer.shapes:
         if isinstance(shape, Circle):
-            patches.append(Disc((shape.x, shape.y), shape.radius))
+            filled.append(patches.Circle((shape.x, shape.y), shape.radius))
         elif isinstance(shape, Box):
-            patches.append(_draw_rectangle(shape))
+            filled.append(patches.Rectangle((shape.x, shape.y), shape.width, shape.height))
         elif isinstance(shape, Polyline):
-            patches.append(Polygon(shape.points))
-        opacities.append(shape.opacity if isinstance(shape, Box) else layer.opacity)
-    made: list[Any] = [_image(shape, units) for shape in layer.shapes if isinstance(shape, Image)]
-    made += [_draw_text(shape, colour, units) for shape in layer.shapes if isinstance(shape, Text)]
-    if patches:
-        faces = [to_rgba(colour, opacity) for opacity in opacities]
-        look: dict[str, Any] = {"facecolors": faces, "linewidths": 0, "antialiaseds": not layer.crisp}
-        made.append(PatchCollection(patches, transform=units, **look))
+            filled.append(patches.Polygon(shape.points))
+        elif isinstance(shape, Image):
+            position = Bbox.from_bounds(shape.x, shape.y, shape.width, shape.height)
+            image = BboxImage(TransformedBbox(position, units), cmap="gray", interpolation="nearest", origin="upper")
+            pixels = raster(shape)
+            image.set_data(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
+            made.append(image)
+        else:
+            font = _font("bold" if shape.bold else "normal", SLIM * 72 / INCH * shape.size)
+            missing = missing_letters([shape.text], font)  # matplotlib would warn of them
+            text = "".join("\u25a1" if letter in missing else letter for letter in shape.text)
+            align = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
+            turn: dict[str, Any] = {"rotation": shape.turn, "rotation_mode": "anchor", "ha": align, "va": "baseline"}
+            look = {"color": colour, "fontproperties": font, "parse_math": False}
+            made.append(Letters(shape.x, shape.y, text, transform=units, **turn, **look))
+    if filled:
+        boxes = [shape for shape in layer.shapes if not isinstance(shape, Image | Text)]
+        faces = [to_rgba(colour, shape.opacity if isinstance(shape, Box) else layer.opacity) for shape in boxes]
+        look = {"facecolors": faces, "linewidths": 0, "antialiaseds": not layer.crisp}
+        made.append(collections.PatchCollection(filled, transform=units, **look))
     return made
 
 
-def _draw_rectangle(box: Box, **look: Any) -> Any:
-    from matplotlib.patches import Rectangle
+def _font(weight: str = "normal", size: float = 12.0) -> Any:
+    from matplotlib.font_manager import FontProperties
 
-    return Rectangle((box.x, box.y), box.width, box.height, **look)
-
-
-def _image(shape: Image, units: Any) -> Any:
-    import numpy as np
-    from matplotlib.image import BboxImage
-    from matplotlib.transforms import Bbox, TransformedBbox
-
-    position = Bbox.from_bounds(shape.x, shape.y, shape.width, shape.height)
-    made = BboxImage(TransformedBbox(position, units), cmap="gray", interpolation="nearest", origin="upper")
-    pixels = raster(shape)
-    made.set_data(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
-    return made
+    return FontProperties(family="DejaVu Sans", weight=weight, size=size)  # comes with matplotlib
 
 
-def missing_letters(texts: Iterable[str]) -> set[str]:
+def raster(image: Image) -> npt.NDArray[np.uint8]:
+    """The pixels of an image as bytes, [h, w] or [h, w, 3]."""
+    pixels = np.nan_to_num(np.asarray(image.pixels, np.float64))
+    made = np.clip(pixels, 0, 255).round().astype(np.uint8)
+    return made[..., 0] if made.ndim == 3 and made.shape[2] == 1 else made
+
+
+def missing_letters(texts: Iterable[str], font: Any = None) -> set[str]:
     """The letters of these texts that the font of PNG and PDF lacks: they are drawn as boxes."""
     from matplotlib.font_manager import findfont, get_font
 
-    letters = get_font(findfont(PAPER_FONT))
+    letters = get_font(findfont(font or _font()))
     return {letter for text in texts for letter in text if not letters.get_char_index(ord(letter))}
-
-
-def _draw_text(shape: Text, colour: str, units: Any) -> Any:
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.text import Text as Letters
-
-    weight = "bold" if shape.bold else "normal"
-    font = FontProperties(family=PAPER_FONT, weight=weight, size=SLIM * 72 / INCH * shape.size)
-    align = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
-    look: dict[str, Any] = {"color": colour, "ha": align, "va": "baseline", "transform": units}
-    turn: dict[str, Any] = {"rotation": shape.turn, "rotation_mode": "anchor", "parse_math": False}
-    return Letters(shape.x, shape.y, _printable(shape.text, font), fontproperties=font, **look, **turn)
-
-
-def _printable(text: str, font: Any) -> str:
-    """The text with a box for each letter that the font lacks; matplotlib would warn of it."""
-    from matplotlib.font_manager import findfont, get_font
-
-    letters = get_font(findfont(font))
-    return "".join(letter if letters.get_char_index(ord(letter)) else "\u25a1" for letter in text)
-
-
-FORMATS = ("svg", "png", "pdf")
-
-
-def chart_bytes(chart: Chart, form: str) -> bytes:
-    """One chart as the bytes of a file."""
-    if form == "svg":
-        return svg(chart).encode()
-
-    return paper(chart, form)
-
-
-def sheet_bytes(charts: Sequence[Chart], form: str) -> bytes:
-    """Several charts below one another as the bytes of one file."""
-    if form == "svg":
-        return svg_sheet(charts).encode()
-
-    return paper_sheet(charts, form)
 
 
 UNITS_PER_INCH = 100  # units of a chart; letters of 12 units are 8.6 pt
@@ -326,9 +304,9 @@ def for_paper(chart: Chart, width: int | None = None, height: int | None = None)
     """The chart with its whole legend in that size; without a height it is as high as legend and plot need."""
     wide = width or chart.width
     chart = replace(chart, width=wide, whole_legend=True, physical=True)
-    head = head_bottom(chart)
+    _, head = lay_out_head(chart)
     if height is None:
-        short = head_bottom(replace(chart, marks=()))
+        _, short = lay_out_head(replace(chart, marks=()))
         return replace(chart, height=round(max(SHAPE * wide, PLOT) + head - short))
     if height < head + PLOT:
         problem = f"the title and the legend take {head / UNITS_PER_INCH * 2.54:.1f} cm of the height"

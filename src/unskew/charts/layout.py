@@ -1,31 +1,100 @@
 """From a chart to a drawing: marks as shapes, and where title, legend, axes and plot go."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
-from unskew.charts import Axis, Band, Bars, Cells, Chart, Colour, Dots, Line, Mark, Numbers, Picture, Rule, Words
-from unskew.charts.scales import (
-    Box,
-    Circle,
-    Drawing,
-    Image,
-    Layer,
-    Polyline,
-    Scale,
-    Shape,
-    Text,
-    breadth,
-    break_lines,
-    colour_name,
-    ends,
-    fit,
-    locate,
-    ticks,
-    to_number,
-    wrap,
-)
+from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Mark, Numbers, Picture, Rule, Words, colour_name
+from unskew.charts.scales import Scale, breadth, break_lines, ends, fit, locate, ticks, to_number, wrap
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A line of text on its baseline, turned by ``turn`` degrees to the left; ``whole`` is the uncut text."""
+
+    x: float
+    y: float
+    text: str
+    size: float = 12.0
+    anchor: str = "start"
+    turn: int = 0
+    bold: bool = False
+    whole: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Circle:
+    """A circle around (x, y); ``link`` is where it leads to."""
+
+    x: float
+    y: float
+    radius: float
+    tip: str = ""
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle, (x, y) its upper left corner."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    opacity: float = 1.0
+    tip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Polyline:
+    """Points joined; ``closed`` comes back to the first."""
+
+    points: Sequence[tuple[float, float]]
+    closed: bool = False
+    tip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Pixels [h][w] or [h][w][3], 0..255, stretched over a rectangle."""
+
+    pixels: Sequence[Sequence[int | Sequence[int]]]
+    x: float
+    y: float
+    width: float
+    height: float
+    tip: str = ""
+
+
+Shape = Text | Circle | Box | Polyline | Image
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Shapes of one look: a colour's name, filled or, with a ``stroke``, drawn as lines of that width."""
+
+    colour: str  # a key of LIGHT, or "hit": unseen, and there for the pointer
+    shapes: Sequence[Shape]
+    stroke: float = 0.0
+    dashed: bool = False
+    opacity: float = 1.0
+    clip: bool = False  # cut off at the drawing's frame
+    crisp: bool = False  # edges on whole pixels: neighbours leave no gap
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A whole picture: layers from back to front, and the frame where some of them are cut off."""
+
+    name: str
+    alt: str
+    width: int
+    height: int
+    frame: Box
+    layers: Sequence[Layer]
+
 
 SMALL = 11.0  # letters of labels within the plot
 LEGIBLE = 6.5  # numbers in cells are not smaller
@@ -45,19 +114,16 @@ class Plot:
 
 def layers(marks: Sequence[Mark], plot: Plot) -> list[Layer]:
     """All marks from back to front: shades, bands, the others as they are given, words, hover targets."""
-    made = [layer for mark in marks if isinstance(mark, Cells) for layer in _cells(mark, plot)]
-    made += [layer for mark in marks if isinstance(mark, Band) for layer in _band(mark, plot)]
-    for mark in marks:
-        if isinstance(mark, Bars):
-            made += _bars(mark, plot)
-        elif isinstance(mark, Line):
-            made += _line(mark, plot)
-        elif isinstance(mark, Dots):
-            made += _dots(mark, plot)
+
+    def draw(function: Callable[[Any, Plot], list[Layer]], *kinds: type) -> list[Layer]:
+        return [layer for mark in marks if isinstance(mark, kinds) for layer in function(mark, plot)]
+
+    functions: dict[type, Callable[[Any, Plot], list[Layer]]] = {Bars: _bars, Line: _line, Dots: _dots}
+    made = [*draw(_cells, Cells), *draw(_band, Band)]
+    made += draw(lambda mark, plot: functions[type(mark)](mark, plot), Bars, Line, Dots)
     made += _pictures([mark for mark in marks if isinstance(mark, Picture)], plot)
     made += _draw_rules([mark for mark in marks if isinstance(mark, Rule)], plot)
-    made += [layer for mark in marks if isinstance(mark, Words) for layer in _words(mark, plot)]
-    return made + [layer for mark in marks if isinstance(mark, Line) for layer in _hover_targets(mark, plot)]
+    return [*made, *draw(_words, Words), *draw(_hover_targets, Line)]
 
 
 def shade(value: float, low: float, high: float) -> float:
@@ -88,6 +154,12 @@ def _cells(mark: Cells, plot: Plot) -> list[Layer]:
                 colour = next(name for name, most in TURNS.items() if full <= most)
                 texts[colour].append(Text(x, y, figures, size, "middle"))
     return [Layer("heat", boxes, crisp=True), *(Layer(name, shapes) for name, shapes in texts.items())]
+
+
+def _cut(x: float, y: float, text: str, room: float, size: float = 12.0, anchor: str = "start", turn: int = 0) -> Text:
+    """A text that is cut where it is wider than the room."""
+    short = fit(text, room, size)
+    return Text(x, y, short, size, anchor, turn, whole=text if short != text else "")
 
 
 def _letters(mark: Cells, plot: Plot) -> float:
@@ -141,7 +213,7 @@ def _bars(mark: Bars, plot: Plot) -> list[Layer]:
         foot, top = (upward.start if end is None else end for end in (foot, top))
         corners = ((foot, a), (top, b)) if mark.flat else ((a, foot), (b, top))
         box = _within(*corners, plot, 1.0, _at(mark.tips, i))
-        shapes.setdefault(_colour(mark.colour, i), []).extend(box)
+        shapes.setdefault(colour_name(mark.colour, i), []).extend(box)
     return [Layer(colour, boxes) for colour, boxes in shapes.items()]
 
 
@@ -153,7 +225,7 @@ def _dots(mark: Dots, plot: Plot) -> list[Layer]:
         if point and area and area > 0 and not _beyond([point], plot):
             radius = mark.radius * math.sqrt(min(area, 1.0))
             circle = Circle(*point, radius, _at(mark.tips, i), _at(mark.links, i))
-            shapes.setdefault(_colour(mark.colour, i), []).append(circle)
+            shapes.setdefault(colour_name(mark.colour, i), []).append(circle)
     return [Layer(colour, circles, opacity=0.8) for colour, circles in shapes.items()]
 
 
@@ -173,25 +245,20 @@ def _draw_rules(marks: Sequence[Rule], plot: Plot) -> list[Layer]:
     for mark, line in lines:
         ends = ((line.x, line.y), (line.x + line.width, line.y + line.height))
         made.append(Layer(colour_name(mark.colour), [Polyline(ends)], stroke=1.2, dashed=True))
-        text = fit(mark.label, frame.width / 2, SMALL)
-        wide = breadth(text, SMALL)
+        wide = breadth(fit(mark.label, frame.width / 2, SMALL), SMALL)
         if line.width:
             tops = [y for y in (line.y - 15, line.y + 2) if frame.y <= y <= bottom - 12]
             spots = [(right - 2 - wide - 30 * step, y) for step in range(int(frame.width / 60) + 1) for y in tops]
         else:
             lefts = [x for x in (line.x + 4, line.x - 4 - wide) if frame.x <= x <= right - wide]
             spots = [(x, frame.y + 13 * step) for step in range(int(frame.height / 26) + 1) for x in lefts]
-        made += _label(mark, text, [Box(x, y, wide, 12) for x, y in spots], occupied)
+        if mark.label and spots:
+            boxes = [Box(x, y, wide, 12) for x, y in spots]
+            spot = next((box for box in boxes if not any(_touch(box, other) for other in occupied)), boxes[0])
+            occupied.append(spot)
+            text = _cut(spot.x, spot.y + 10, mark.label, frame.width / 2, SMALL)
+            made.append(Layer(colour_name(mark.colour), [text]))
     return made
-
-
-def _label(mark: Rule, text: str, free: Sequence[Box], occupied: list[Box]) -> list[Layer]:
-    if not text or not free:
-        return []
-    spot = next((box for box in free if not any(_touch(box, other) for other in occupied)), free[0])
-    occupied.append(spot)
-    whole = mark.label if text != mark.label else ""
-    return [Layer(colour_name(mark.colour), [Text(spot.x, spot.y + 10, text, SMALL, whole=whole)])]
 
 
 def _touch(one: Box, other: Box) -> bool:
@@ -212,17 +279,11 @@ def _pictures(marks: Sequence[Picture], plot: Plot) -> list[Layer]:
         clip = clip or _beyond(((left, top), (right, bottom)), plot)
         images.append(Image(mark.pixels, left, top, right - left, bottom - top, mark.tip))
         if mark.label and not _beyond([middle], plot):
-            text = fit(mark.label, _gap(mark, marks, plot) - 4, SMALL)
-            whole = mark.label if text != mark.label else ""
-            texts.append(Text(middle[0], bottom + 13, text, SMALL, "middle", whole=whole))
+            own, row = locate(plot.x, mark.x) or 0.0, (other.x for other in marks if other.y == mark.y)
+            gaps = (abs((locate(plot.x, x) or 0.0) - own) for x in row if x != mark.x)
+            room = min(gaps, default=plot.frame.width) - 4
+            texts.append(_cut(middle[0], bottom + 13, mark.label, room, SMALL, "middle"))
     return [Layer("ink", images, clip=clip), Layer("ink", texts)]
-
-
-def _gap(mark: Picture, marks: Sequence[Picture], plot: Plot) -> float:
-    """From a picture to its nearest neighbour in the same row; the whole width when there is none."""
-    own = locate(plot.x, mark.x) or 0.0
-    others = [locate(plot.x, other.x) or 0.0 for other in marks if other.y == mark.y and other.x != mark.x]
-    return min((abs(other - own) for other in others), default=plot.frame.width)
 
 
 def _words(mark: Words, plot: Plot) -> list[Layer]:
@@ -233,8 +294,8 @@ def _words(mark: Words, plot: Plot) -> list[Layer]:
     before = {"start": 0.0, "middle": 0.5, "end": 1.0}[mark.anchor] * breadth(text)
     left, right = plot.frame.x, plot.frame.x + plot.frame.width - breadth(text)
     x = min(max(point[0] - before, left), max(left, right)) + before  # moved so far that all of it is seen
-    whole = mark.text if text != mark.text else ""
-    return [Layer(colour_name(mark.colour), [Text(x, point[1] + 4, text, 12.0, mark.anchor, whole=whole)])]
+    words = _cut(x, point[1] + 4, mark.text, plot.frame.width, anchor=mark.anchor)
+    return [Layer(colour_name(mark.colour), [words])]
 
 
 def _split_curves(x: Numbers, *curves: Numbers, plot: Plot) -> list[list[list[Point]]]:
@@ -272,12 +333,6 @@ def _within(one: Point, other: Point, plot: Plot, opacity: float, tip: str) -> l
     return [Box(left, top, right - left, bottom - top, opacity, tip)] if right > left and bottom > top else []
 
 
-def _colour(colours: Colour | Sequence[Colour], i: int) -> str:
-    if isinstance(colours, str | int):
-        return colour_name(colours)
-    return colour_name(colours[i % len(colours)] if len(colours) else 0)
-
-
 def _at(tips: Sequence[str], i: int) -> str:
     return tips[i] if i < len(tips) else ""
 
@@ -294,17 +349,6 @@ class TickRow:
     ticks: Sequence[Placed]
     slanted: bool
     depth: float
-
-
-def overhang(row: TickRow) -> tuple[float, float]:
-    """How far to the left and to the right the words below a plot reach."""
-    lefts = [at - (SLANT if row.slanted else 0.5) * _widest(words) for at, words in row.ticks]
-    rights = [at + (0.0 if row.slanted else 0.5) * _widest(words) for at, words in row.ticks]
-    return min(lefts, default=1e9), max(rights, default=0.0)
-
-
-def _widest(words: str) -> float:
-    return max(map(breadth, words.split("\n")))
 
 
 def column_width(column: Sequence[Placed]) -> float:
@@ -394,15 +438,13 @@ def _titles(chart: Chart, plot: Plot, below: TickRow, beside: float) -> list[Sha
     frame = plot.frame
     made: list[Shape] = []
     if chart.x.label:
-        text = fit(chart.x.label, chart.width - 16)
-        half = breadth(text) / 2
+        half = breadth(fit(chart.x.label, chart.width - 16)) / 2
         middle = min(max(frame.x + frame.width / 2, 8 + half), chart.width - 8 - half)
         y = frame.y + frame.height + below.depth + 13
-        made.append(Text(middle, y, text, anchor="middle", whole=chart.x.label if text != chart.x.label else ""))
+        made.append(_cut(middle, y, chart.x.label, chart.width - 16, anchor="middle"))
     if chart.y.label:
-        text = fit(chart.y.label, frame.height + 20)
-        x, whole = frame.x - beside - 7, chart.y.label if text != chart.y.label else ""
-        made.append(Text(x, frame.y + frame.height / 2, text, anchor="middle", turn=90, whole=whole))
+        x, y = frame.x - beside - 7, frame.y + frame.height / 2
+        made.append(_cut(x, y, chart.y.label, frame.height + 20, anchor="middle", turn=90))
     return made
 
 
@@ -413,15 +455,12 @@ Named = Line | Band | Bars | Dots
 
 def legend(chart: Chart, left: float, top: float, room: float) -> tuple[list[Layer], float]:
     """The entries from the left, and how far down they reach."""
-    entries = list(dict(reversed(list(_named(chart)))).items())[::-1]  # the first mark of a name gives its colour
+    named = [mark for mark in chart.marks if isinstance(mark, Line | Band | Bars | Dots) and mark.name]
+    entries = list({mark.name: mark for mark in reversed(named)}.items())[::-1]  # the first of a name gives its colour
     if not entries:
         return [], top + 4
     made = _whole_legend(entries, left, top, room) if chart.whole_legend else _short(entries, left, top, room)
     return made, max(shape.y for layer in made for shape in layer.shapes if isinstance(shape, Text)) + 12
-
-
-def _named(chart: Chart) -> list[tuple[str, Named]]:
-    return [(mark.name, mark) for mark in chart.marks if isinstance(mark, Line | Band | Bars | Dots) and mark.name]
 
 
 def _short(entries: Sequence[tuple[str, Named]], left: float, top: float, room: float) -> list[Layer]:
@@ -430,12 +469,11 @@ def _short(entries: Sequence[tuple[str, Named]], left: float, top: float, room: 
     x, y = left, top + 9
     limit = min(room - 20, room / 3 - 32 if len(entries) > 6 else 130.0 if len(entries) > 2 else 260.0)
     for name, mark in entries[:ENTRIES]:
-        text = fit(name, limit)
-        wide = SWATCH + breadth(text) + GAP
+        wide = SWATCH + breadth(fit(name, limit)) + GAP
         if x > left and x + wide - GAP > left + room:
             x, y = left, y + LINE
         made.append(_swatch(mark, x, y))
-        made.append(Layer("ink", [Text(x + SWATCH, y + 4, text, whole=name if text != name else "")]))
+        made.append(Layer("ink", [_cut(x + SWATCH, y + 4, name, limit)]))
         x += wide
     if more := [name for name, _ in entries[ENTRIES:]]:
         text = f"+{len(more)} more"
@@ -463,8 +501,7 @@ def _whole_legend(entries: Sequence[tuple[str, Named]], left: float, top: float,
 
 
 def _swatch(mark: Named, x: float, y: float) -> Layer:
-    first = mark.colour if isinstance(mark.colour, int | str) else (*mark.colour, 0)[0]
-    colour = colour_name(first)
+    colour = colour_name(mark.colour)
     if isinstance(mark, Line):
         return Layer(colour, [Polyline(((x, y), (x + 14, y)))], stroke=2.5, dashed=mark.dashed)
     if isinstance(mark, Dots):
@@ -480,25 +517,22 @@ Ends = tuple[float, float]
 
 def lay_out(chart: Chart) -> Drawing:
     """Everything that is seen of a chart, from back to front."""
-    head, top = _head(chart)
+    head, top = lay_out_head(chart)
     across, upwards = _ends(chart, chart.x, 0), _ends(chart, chart.y, 1)
     around: list[Layer] = []
     if chart.frame:
         plot, below = _framed(chart, top, across, upwards)
         around = axes(chart, plot, below)
     else:
-        plot = _bare(chart, top, across, upwards)
+        labels = any(isinstance(mark, Picture) and mark.label for mark in chart.marks)
+        right, bottom = chart.width - EDGE - _quantity_width(chart), chart.height - EDGE - (LINE if labels else 0)
+        plot = _plot(chart, across, upwards, EDGE, top, right, bottom)
     made = [*around, *layers(chart.marks, plot), *_quantity(chart, plot), *head]
     seen = [layer for layer in made if layer.shapes]
     return Drawing(chart.name, chart.alt, chart.width, chart.height, plot.frame, seen)
 
 
-def head_bottom(chart: Chart) -> float:
-    """How far down title and legend reach."""
-    return _head(chart)[1]
-
-
-def _head(chart: Chart) -> tuple[list[Layer], float]:
+def lay_out_head(chart: Chart) -> tuple[list[Layer], float]:
     """Title and legend, and how far down they reach."""
     room = chart.width - 2 * EDGE
     lines = wrap(chart.title, room, BOLD * TITLE)
@@ -565,10 +599,12 @@ def _plot(chart: Chart, across: Ends, upwards: Ends, left: float, top: float, ri
     )
 
 
-def _bare(chart: Chart, top: float, across: Ends, upwards: Ends) -> Plot:
-    labels = any(isinstance(mark, Picture) and mark.label for mark in chart.marks)
-    right = chart.width - EDGE - _quantity_width(chart)
-    return _plot(chart, across, upwards, EDGE, top, right, chart.height - EDGE - (LINE if labels else 0))
+def _overhang(row: TickRow) -> tuple[float, float]:
+    """How far to the left and to the right the words below a plot reach."""
+    left, right = (SLANT, 0.0) if row.slanted else (0.5, 0.5)
+    widths = [(at, max(map(breadth, words.split("\n")))) for at, words in row.ticks]
+    lefts, rights = [at - left * width for at, width in widths], [at + right * width for at, width in widths]
+    return min(lefts, default=1e9), max(rights, default=0.0)
 
 
 def _framed(chart: Chart, top: float, across: Ends, upwards: Ends) -> tuple[Plot, TickRow]:
@@ -581,7 +617,7 @@ def _framed(chart: Chart, top: float, across: Ends, upwards: Ends) -> tuple[Plot
     for _ in range(8):  # each time a little narrower, until everything fits
         before = plot
         bottom = floor - below.depth
-        first, last = overhang(below)
+        first, last = _overhang(below)
         beside = column_width(column(chart, plot)) + (LINE if chart.y.label else 0)
         left = max(left, EDGE + beside, left + 4 - first)
         right = min(right, right + wall - 4 - last)

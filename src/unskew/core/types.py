@@ -491,10 +491,10 @@ class Mechanism(Protocol):
     def repeatable(self) -> bool:
         """Whether the noise follows from the key."""
 
-    def clipped(self, sums: Sums) -> Sums:
+    def clip_update(self, sums: Sums) -> Sums:
         """A client's sums as it may send them."""
 
-    def noisy(self, sums: Sums, params: Tensors, expected: int, key: "Key") -> Sums:
+    def add_noise(self, sums: Sums, params: Tensors, expected: int, key: "Key") -> Sums:
         """The sums over a round's visits with noise; nobody may have come. ``expected`` visits were to come."""
 
     def epsilon(self, rounds: int, drawn: int, clients: int) -> float | None:

@@ -29,7 +29,7 @@ from unskew.core.files import write_whole
 from unskew.core.key import Key
 from unskew.core.limits import CACHE_VARIABLE
 from unskew.core.machine import cores, ready_device
-from unskew.core.types import ImageSet, Split, Tensors
+from unskew.core.types import ImageSet, Split
 from unskew.core.units import format_bytes
 from unskew.data.batches import SHIFT, Pixels, draw_augmentation
 from unskew.data.photographs import Say
@@ -67,7 +67,9 @@ class Frozen:
         facts = [FORMAT, self.data_sha256, str(self.blueprint.shape), str(cut.shape), str(self.views)]
         if self.views and (kind := self.blueprint.local.augmentation) != SHIFT:
             facts.append(kind)
-        facts.append(tensors.sha256(_of_front(cut, self.network)))
+        own = {id(value) for value in self.network.classifier.parameters()}  # which ``encoder`` may have with it
+        front = {**dict(cut.front.named_parameters()), **dict(cut.front.named_buffers())}
+        facts.append(tensors.sha256({name: value for name, value in front.items() if id(value) not in own}))
         facts += [str(value.flatten().tolist()) for value in (self.parts["train"].scale, self.parts["train"].offset)]
         return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
@@ -159,7 +161,10 @@ class _Encoder:
 
     def _pass(self, rows: Floats, pixels: Pixels, start: int, view: int) -> None:
         index = torch.arange(start, start + len(rows))
-        chosen = _draws(self._augmentation, len(pixels.labels), view, index) if view else (None, None)
+        chosen: tuple[Tensor | None, Tensor | None] = None, None
+        if view:  # the same for every seed, so that runs of several seeds share the stored views
+            crops, flip = draw_augmentation(self._augmentation, Key(0).fold("views", view).numpy(), len(pixels.labels))
+            chosen = crops[index], flip[index]
         images = pixels.batch(index, *chosen)[0].to(self._device, memory_format=torch.channels_last)
         front = self._free.get()
         try:
@@ -168,20 +173,6 @@ class _Encoder:
         finally:
             self._free.put(front)
         rows[:] = output.float().cpu().reshape(rows.shape).numpy()
-
-
-def _draws(augmentation: str, count: int, view: int, index: Tensor) -> tuple[Tensor, Tensor]:
-    """The crops and flips of a view: the same for every seed, so that runs of several seeds share the stored views."""
-    crops, flip = draw_augmentation(augmentation, Key(0).fold("views", view).numpy(), count)
-    return crops[index], flip[index]
-
-
-def _of_front(cut: Cut, network: Network) -> Tensors:
-    """The frozen part's tensors; the classifier's, which ``encoder`` may have with it, do not count."""
-    own = {id(value) for value in network.classifier.parameters()}
-    module = cut.front
-    values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: value for name, value in values.items() if id(value) not in own}
 
 
 def _write(file: Path, fingerprint: str, rows: Floats) -> None:
@@ -196,9 +187,8 @@ def _read(file: Path, fingerprint: str, rows: Floats) -> bool:
             about, there = (content.metadata() or {}).get(ABOUT, ""), content.get_tensor("features")
     except (OSError, SafetensorError, ValueError, KeyError):
         return False
-    if there.shape != rows.shape or there.dtype != np.float32:
-        return False
-    if about != f"{fingerprint} {hashlib.sha256(np.ascontiguousarray(there).data).hexdigest()}":
+    known = f"{fingerprint} {hashlib.sha256(np.ascontiguousarray(there).data).hexdigest()}"
+    if there.shape != rows.shape or there.dtype != np.float32 or about != known:
         return False
     rows[:] = there
     return True
@@ -206,14 +196,11 @@ def _read(file: Path, fingerprint: str, rows: Floats) -> bool:
 
 def _check_room(folder: Path, size: int) -> None:
     """Refuse what the disk has no room for, unless some of it is there already."""
-    there = folder
-    while not there.exists():
-        there = there.parent
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not folder.exists() and size > (free := shutil.disk_usage(there).free):
-        raise UserError(
-            f"the features of the frozen part take {format_bytes(size)} in {folder}, and {format_bytes(free)} is free; "
-            f"make room, or give --cache-dir or {CACHE_VARIABLE} a folder on another disk"
-        )
+        sizes = f"{format_bytes(size)} in {folder}, and {format_bytes(free)} is free"
+        hint = f"make room, or give --cache-dir or {CACHE_VARIABLE} a folder on another disk"
+        raise UserError(f"the features of the frozen part take {sizes}; {hint}")
 
 
 @contextmanager

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from unskew.core.key import Key
-from unskew.core.types import Failure, Job, MemoryStore, Note, Reply, Roster, Tensors, TestPart, Visit
+from unskew.core.types import Failure, Job, Note, Reply, Tensors, TestPart, Visit
 from unskew.engines.blueprint import keep_freed_memory
 from unskew.round.client import ClientSide
-from unskew.round.client_memory import ClientMemory
 from unskew.round.jobs import answer
 
 
@@ -15,17 +14,7 @@ class Loop:
 
     def __init__(self, side: ClientSide) -> None:
         keep_freed_memory()
-        self._side = side
-
-    @property
-    def memory(self) -> MemoryStore | None:
-        """The file of what clients keep between visits."""
-        return self._side.memory if isinstance(self._side.memory, ClientMemory) else None
-
-    @property
-    def roster(self) -> Roster:
-        """All clients of the simulation."""
-        return self._side.population.roster
+        self._side, self.roster, self.memory = side, side.population.roster, side.memory_file
 
     def visit(
         self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key

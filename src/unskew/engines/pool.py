@@ -8,7 +8,6 @@ import mmap
 import os
 import selectors
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,13 +21,13 @@ from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.machine import device_count, files_left, resolve_device, too_many_files, worker_device
 from unskew.core.tensors import ALIGN, DOUBLE, Layout, PackedSums, plan_layout, views
-from unskew.core.types import Failure, Job, MemoryStore, Note, Reply, Roster, Tensors, TestPart, Visit
+from unskew.core.types import Failure, Job, Note, Reply, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, build, keep_freed_memory
 from unskew.engines.codec import Envelope, by_name, decode, encode
 from unskew.engines.scheduler import DEATHS, Scheduler
 from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide, plan_ahead
-from unskew.round.client_memory import ClientMemory
+from unskew.round.client_memory import anonymous_file
 from unskew.round.jobs import answer, decode_job, encode_job
 
 FILES = 12  # open at one time while a worker is started, in addition to those that stay
@@ -100,6 +99,7 @@ class Pool:
             wanted = f"a pool of {workers} workers needs {needed} more open files"
             raise UserError(f"{too_many_files(wanted)}, or give fewer --workers, or --engine loop")
         self._side, self._epochs = side, blueprint.local.epochs
+        self.roster, self.memory = side.population.roster, side.memory_file  # the workers share the file
         self._data, self._weights = data, SharedFile()
         self._blueprint, self._layout = blueprint.to_json(), layout
         self._device = resolve_device(blueprint.device)
@@ -110,16 +110,6 @@ class Pool:
         self._failed_starts = 0
         for number in range(workers):
             self._start(number)
-
-    @property
-    def roster(self) -> Roster:
-        """All clients of the simulation."""
-        return self._side.population.roster
-
-    @property
-    def memory(self) -> MemoryStore | None:
-        """The file of what clients keep between visits, which the workers share."""
-        return self._side.memory if isinstance(self._side.memory, ClientMemory) else None
 
     def visit(
         self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key
@@ -236,7 +226,7 @@ class Worker:
         self.number = number  # which decides its device where there are several
         self._results = [ResultFile() for _ in range(SLOTS)]
         assert side.sessions is not None
-        kept = [side.memory.descriptor] if isinstance(side.memory, ClientMemory) else []
+        kept = [side.memory_file.descriptor] if side.memory_file else []
         files = [*(file.descriptor for file in shared), *(file.descriptor for file in self._results)]
         self.child = start_worker(__name__, *files, side.sessions.descriptor, *kept)
         self.ready = False
@@ -262,7 +252,7 @@ class Worker:
 
     def running(self) -> int | None:
         """The index of the visit that it was doing, once it is dead; None where it had none."""
-        indices = (self._results[slot].running for slot in self.tasks)
+        indices = (self._results[slot].running[0] for slot in self.tasks)
         return next((index for index in indices if any(index in group for group in self.tasks.values())), None)
 
     def close(self) -> None:
@@ -316,7 +306,7 @@ class Desk:
         plan_ahead(self._side, self._job, self._shared, [visit for _, visit in group.visits], self._key)
         visits: list[tuple[int, Visit | TestPart]] = [*group.visits, *group.parts]
         for index, visit in visits:
-            self._file.running = index
+            self._file.running[0] = index
             try:
                 results.append(self._visit(index, visit))
             except StorageFailure as error:
@@ -342,7 +332,9 @@ class SharedFile:
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self.descriptor = _anonymous() if descriptor is None else descriptor
+        if descriptor is None:
+            descriptor = os.memfd_create("unskew") if hasattr(os, "memfd_create") else anonymous_file()
+        self.descriptor = descriptor
         self._map: mmap.mmap | None = None
 
     def mapped(self, size: int) -> mmap.mmap:
@@ -376,22 +368,9 @@ class ResultFile:
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._file = SharedFile(descriptor)
-        self._running = memoryview(self._file.mapped(ALIGN)).cast("q")
+        self.descriptor = self._file.descriptor  # for another process
+        self.running = memoryview(self._file.mapped(ALIGN)).cast("q")  # [0]: the index of the visit being done
         self._end = ALIGN
-
-    @property
-    def descriptor(self) -> int:
-        """For another process."""
-        return self._file.descriptor
-
-    @property
-    def running(self) -> int:
-        """The index of the visit that is being done, or was when its worker died."""
-        return self._running[0]
-
-    @running.setter
-    def running(self, index: int) -> None:
-        self._running[0] = index
 
     def clear(self) -> None:
         """The next vector will be the first one."""
@@ -428,10 +407,3 @@ class ResultFile:
     def close(self) -> None:
         """Give the descriptor back."""
         self._file.close()
-
-
-def _anonymous() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("unskew")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

@@ -42,9 +42,7 @@ class Scheduler:
         self.visits = visits
         self._examples = [epochs * size if trains else size for size in sizes]
         self._numbers, self._kind = numbers, type(job)
-        self._open = sorted(
-            range(len(visits)), key=lambda index: (sizes[index] if trains else 1, -index)
-        )  # from the end
+        self._open = sorted(range(len(visits)), key=lambda index: (sizes[index] if trains else 1, -index))  # last first
         self._results: dict[int, Reply | Failure] = {}  # early ones
         self._deaths: dict[int, int] = {}
         self._next = 0  # the visit whose result is passed on next

@@ -71,7 +71,7 @@ class Masking:
             raise UserError(f"client {self.client} refuses to answer: a session is answered once")
         if layout.about() != agreement.about:
             raise UserError(f"client {self.client} refuses to answer: agreed was {agreement.about}")
-        vector = layout.quantised(statistics, len(agreement.publics), f"client {self.client}").numpy().view(np.uint64)
+        vector = layout.quantise(statistics, len(agreement.publics), f"client {self.client}").numpy().view(np.uint64)
         self._member.mask(vector, agreement, sharing)
         self._answered, self._sharing = True, frozenset(sharing)
         return torch.from_numpy(vector.view(np.int64))

@@ -112,7 +112,7 @@ class PrivateUpdates:
         """Whether the noise follows from the key."""
         return not self.release
 
-    def clipped(self, sums: Sums) -> Sums:
+    def clip_update(self, sums: Sums) -> Sums:
         """The client's update cut to length, its weight and how much it visited; its loss stays with it."""
         others = [name for name in sums if name.startswith(("delta/buffers/", "stat/"))]
         if others:
@@ -128,7 +128,7 @@ class PrivateUpdates:
         kept = {name: sums[name] for name in ("weight", "scaled", *COUNTED)}
         return kept | {name: value * factor for name, value in update.items()}
 
-    def noisy(self, sums: Sums, params: Tensors, expected: int, key: Key) -> Sums:
+    def add_noise(self, sums: Sums, params: Tensors, expected: int, key: Key) -> Sums:
         """The sum of the updates with noise; of nobody it is noise alone, as it must be. Its weight is ``expected``."""
         zero = torch.zeros((), dtype=torch.float64)
         update = {

@@ -1,8 +1,7 @@
 """From run directories to a page on disk: one run explained, or several compared."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -35,19 +34,11 @@ from unskew.runs.seeds import spread_over_seeds
 MAX_EVENTS = 500  # rows of the table of events
 
 
-@dataclass(frozen=True)
-class Taken:
-    """A measure for the page, or the reason why it is missing."""
-
-    request: MeasureRequest
-    result: Measured | str
+Taken = tuple[MeasureRequest, Measured | str]  # a measure for the page, or the reason why it is missing
 
 
 def take_all(
-    run: FinishedRun,
-    only: Sequence[MeasureSource] = (),
-    without: Sequence[MeasureSource] = (),
-    again: bool = False,
+    run: FinishedRun, only: Sequence[MeasureSource] = (), without: Sequence[MeasureSource] = (), again: bool = False
 ) -> list[Taken]:
     """Every measure of the run, or those in ``only``; stored ones are reused if they still fit.
 
@@ -64,7 +55,7 @@ def take_all(
                 result = load_or_take(run, request, again=again)
             except Missing as error:
                 result = str(error)
-        taken.append(Taken(request, result))
+        taken.append((request, result))
     return taken
 
 
@@ -74,9 +65,8 @@ def order_requests(only: Sequence[MeasureSource]) -> list[MeasureRequest]:
     for source in only or MEASURES:
         request = parse_measure(source)
         if chosen.setdefault(request.name, request).text != request.text:
-            raise UserError(
-                f"--only {request.text}: {chosen[request.name].text} is already chosen; a page shows each measure once"
-            )
+            given = chosen[request.name].text
+            raise UserError(f"--only {request.text}: {given} is already chosen; a page shows each measure once")
     ranks = {name: rank for rank, name in enumerate(MEASURES)}
     return sorted(chosen.values(), key=lambda request: ranks.get(request.name, len(ranks)))
 
@@ -92,7 +82,7 @@ def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
         sections=[
             *(_section(run, item) for item in taken),
             *_list_events(run),
-            Section("cost", "What it cost", _COST, [_costs(run)]),
+            Section("cost", "What it cost", "Bytes and time, for training and for each calibration.", [_costs(run)]),
             Section("made", "How it was made", _made(run), [_settings(run)], notes=result.notes),
         ],
         footer=f"Made by unskew from {run.path.name}; weights {result.weights_sha256[:12]}.",
@@ -100,9 +90,9 @@ def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
 
 
 def _section(run: FinishedRun, taken: Taken) -> Section:
-    """A measure's section, or the reason why it is missing."""
-    request, result = taken.request, taken.result
-    name, title, text = request.name, request.title, request.measure.text
+    request, result = taken
+    name, text = request.name, request.measure.text
+    title = request.measure.title or request.measure.name
     if isinstance(result, str):
         return Section(name, title, text, missing=[result])
     return Section(name, title, text, result.elements(run), findings=result.findings, notes=result.notes)
@@ -120,18 +110,18 @@ def _list_events(run: FinishedRun) -> list[Section]:
     columns = [Column("round", "count"), Column("who"), Column("what")]
     left = f"The first {MAX_EVENTS:,} of {len(rows):,}; see metrics.jsonl for all." if len(rows) > MAX_EVENTS else ""
     table = Table("Round by round", columns, rows[:MAX_EVENTS], left)
-    return [Section("happened", "Events during training", _EVENTS, [table])]
+    text = "Failed visits, which their round continued without, and other notes from metrics.jsonl."
+    return [Section("happened", "Events during training", text, [table])]
 
 
 def _headlines(taken: Sequence[Taken]) -> list[str]:
     """The first finding of each measure, in the order of their headlines; the others are in the sections."""
     ranked = [
-        (item.request.measure.headline, item.result)
-        for item in taken
-        if isinstance(item.result, Measured) and item.request.measure.headline is not None
+        (rank, result.findings)
+        for request, result in taken
+        if isinstance(result, Measured) and (rank := request.measure.headline) is not None
     ]
-    sentences = [result.findings for _, result in sorted(ranked, key=lambda pair: pair[0] or 0)]
-    return [item[0] for item in sentences if item]
+    return [findings[0] for _, findings in sorted(ranked, key=lambda pair: pair[0]) if findings]
 
 
 def _costs(run: FinishedRun) -> Table:
@@ -141,8 +131,8 @@ def _costs(run: FinishedRun) -> Table:
         rows.append([f"including the start by {start.name}", start.bytes_up, None, start.seconds, start.accuracy])
     for item in result.calibrations.values():
         rows.append([f"calibration by {item.name}", item.bytes_up, None, item.seconds, item.accuracy])
-    columns = [Column("what"), Column("sent up", "bytes"), Column("sent down", "bytes"), Column("time", "seconds"),
-               Column("accuracy after it", "percent")]  # fmt: skip
+    columns = [Column("what"), Column("sent up", "bytes"), Column("sent down", "bytes"), Column("time", "seconds")]
+    columns.append(Column("accuracy after it", "percent"))
     note = "Bytes are summed over all clients. Calibration needs no download: clients already have the encoder."
     return Table("Bytes and time", columns, rows, note)
 
@@ -162,8 +152,7 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     if result.evaluated_on == AT_NODES:
         facts.append(("measured on", "the nodes' own test images, wherever this page says test images"))
     if result.calibrations:
-        usable = [item for item in result.calibrations.values() if not is_bound(item.name)]
-        best = max(usable or result.calibrations.values(), key=lambda item: item.accuracy)
+        best = max(_usable(result) or result.calibrations.values(), key=lambda item: item.accuracy)
         facts.append((f"after {best.name}", f"{best.accuracy:.2%}"))
     if result.relative_accuracy is not None:
         facts.append(("of central training", f"{result.relative_accuracy:.1%}"))
@@ -202,22 +191,8 @@ def _made(run: FinishedRun) -> str:
     )
 
 
-_EVENTS = "Failed visits, which their round continued without, and other notes from metrics.jsonl."
-_COST = "Bytes and time, for training and for each calibration."
-
-
 MAX_RUNS = 40  # on one page
 MAX_CALIBRATIONS = 8  # columns of the table of results
-
-
-@dataclass(frozen=True)
-class ComparedMeasure:
-    """One measure of all runs: its values by run, and why it is missing for the others."""
-
-    request: MeasureRequest
-    comparison: Comparison[Any]
-    values: Mapping[str, Any]
-    missing: Mapping[str, str]
 
 
 def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] = (), again: bool = False) -> Page:
@@ -231,23 +206,26 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] =
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise UserError("a run is given twice; give each run once")
     named = dict(zip(name_runs(runs), runs, strict=True))
-    compared = [_compared(named, *item, again) for item in _comparisons(only)]
+    compared = [_compare(named, *item, again) for item in _comparisons(only)]
     methods = list(dict.fromkeys(run.result.method for run in runs))
-    sentences = [sentence for item in compared for sentence in _call(item, "findings", item.comparison.findings)]
+    results = [run.result for run in runs]
     return Page(
         title=f"{counted(len(runs), 'run')} compared",
         heading="What these runs show",
         subtitle=", ".join(methods[:6]) + (f" and {len(methods) - 6} more" if len(methods) > 6 else ""),
-        findings=[*_findings([run.result for run in runs]), *sentences],
-        facts=[("runs", str(len(runs))), ("methods", str(len(methods))),
-               ("data", ", ".join(dict.fromkeys(run.result.data for run in runs))),
-               ("measured on", " or ".join(dict.fromkeys(run.result.measured_on for run in runs)))],
+        findings=[*_findings(results), *(sentence for _, sentences in compared for sentence in sentences)],
+        facts=[
+            ("runs", str(len(runs))),
+            ("methods", str(len(methods))),
+            ("data", ", ".join(dict.fromkeys(result.data for result in results))),
+            ("measured on", " or ".join(dict.fromkeys(result.measured_on for result in results))),
+        ],
         sections=[
-            Section("runs", "The runs", _RANKED, [*_over_seeds([run.result for run in runs]), _results(named)]),
-            *map(_comparison_section, compared),
+            Section("runs", "The runs", _RANKED, [*_over_seeds(results), _results(named)]),
+            *(section for section, _ in compared),
         ],
         footer="Made by unskew. Bands are one standard deviation over seeds.",
-    )  # fmt: skip
+    )
 
 
 def _comparisons(only: Sequence[MeasureSource]) -> list[tuple[MeasureRequest, Comparison[Any], bool]]:
@@ -261,18 +239,23 @@ def _comparisons(only: Sequence[MeasureSource]) -> list[tuple[MeasureRequest, Co
     return [(item, item.measure.compare, item.name in chosen) for item in every.values() if item.measure.compare]
 
 
-def _compared(
+def _compare(
     runs: Mapping[str, FinishedRun], request: MeasureRequest, comparison: Comparison[Any], chosen: bool, again: bool
-) -> ComparedMeasure:
-    """The measure of each run, or why it is missing."""
-    values, missing = {}, {}
+) -> tuple[Section, Sequence[str]]:
+    """The section of a measure of all runs, with why it is missing for some; and its findings."""
+    values: dict[str, Any] = {}
+    reasons: dict[str, list[str]] = {}
     for name, run in runs.items():
         try:
-            measured = _measured(run, request, chosen, again)
-            values[name] = measured.values
+            values[name] = _measured(run, request, chosen, again).values
         except Missing as error:
-            missing[name] = str(error)
-    return ComparedMeasure(request, comparison, values, missing)
+            reasons.setdefault(str(error), []).append(name)
+    charts, left_out, findings = (
+        request.call(f"compare.{part}", getattr(comparison, part), values) for part in ("draw", "left_out", "findings")
+    )
+    missing = [f"{request.name} of {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    section = Section(request.name, comparison.title, comparison.text, list(charts), missing=[*missing, *left_out])
+    return section, findings
 
 
 def _measured(run: FinishedRun, request: MeasureRequest, chosen: bool, again: bool) -> Measured:
@@ -288,21 +271,6 @@ def _measured(run: FinishedRun, request: MeasureRequest, chosen: bool, again: bo
     raise Missing(f"not taken yet; add --only {request.name}, or run unskew analyse RUN {request.name}")
 
 
-def _call(compared: ComparedMeasure, part: str, function: Any) -> list[Any]:
-    return list(compared.request.call(f"compare.{part}", function, compared.values))
-
-
-def _comparison_section(compared: ComparedMeasure) -> Section:
-    reasons: dict[str, list[str]] = {}
-    for run, reason in compared.missing.items():
-        reasons.setdefault(reason, []).append(run)
-    name, comparison = compared.request.name, compared.comparison
-    charts = _call(compared, "draw", comparison.draw)
-    missing = [f"{name} of {', '.join(runs)}: {reason}" for reason, runs in reasons.items()]
-    left_out = _call(compared, "left_out", comparison.left_out)
-    return Section(name, comparison.title, comparison.text, charts, missing=[*missing, *left_out])
-
-
 def _results(runs: Mapping[str, FinishedRun]) -> Table:
     """A row for each run: the settings in which they differ, then the results; what they share is the note."""
     every = list(dict.fromkeys(name for run in runs.values() for name in run.result.calibrations))[:MAX_CALIBRATIONS]
@@ -310,39 +278,31 @@ def _results(runs: Mapping[str, FinishedRun]) -> Table:
     keys = list(dict.fromkeys(key for item in settings.values() for key in item))
     values = {key: [item.get(key, "") for item in settings.values()] for key in keys}
     differing = [key for key in keys if len(set(values[key])) > 1]
+    kinds = ["number" if all(text.isdigit() for text in values[key] if text) else "text" for key in differing]
     columns = [
-        Column("run"), *(Column(key.replace("_", " "), _kind(values[key])) for key in differing),
-        Column("EMD", "number"), Column("accuracy", "percent"), *(Column(f"after {name}", "percent") for name in every),
-        Column("loss", "number"), Column("sent", "bytes"), Column("time", "seconds"),
-    ]  # fmt: skip
+        Column("run"),
+        *(Column(key.replace("_", " "), kind) for key, kind in zip(differing, kinds, strict=True)),
+    ]
+    columns += [Column("EMD", "number"), Column("accuracy", "percent")]
+    columns += [Column(f"after {name}", "percent") for name in every]
+    columns += [Column("loss", "number"), Column("sent", "bytes"), Column("time", "seconds")]
     rows: list[list[CellValue]] = []
     for name, run in runs.items():
-        result, texts = run.result, [settings[name].get(key, "") for key in differing]
-        cells: list[CellValue] = [_cell(text) for text in texts]
+        result, cells = run.result, [_cell(settings[name].get(key, "")) for key in differing]
         after = [result.calibrations[item].accuracy if item in result.calibrations else None for item in every]
-        rows.append([name, *cells, result.emd, result.accuracy, *after, result.loss,
-                     result.bytes_up + result.bytes_down, result.seconds])  # fmt: skip
+        sent = result.bytes_up + result.bytes_down
+        rows.append([name, *cells, result.emd, result.accuracy, *after, result.loss, sent, result.seconds])
     shared = [f"{key.replace('_', ' ')} {values[key][0]}" for key in keys if key not in differing]
     return Table("Results", columns, rows, f"Common to all runs: {'; '.join(shared)}." if shared else "")
 
 
-def _kind(texts: Sequence[str]) -> str:
-    """The kind of a column of settings: "number" if all known values are integers."""
-    return "number" if all(text.isdigit() for text in texts if text) else "text"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return isfinite(float(text))
-    except ValueError:
-        return False
-
-
 def _cell(text: str) -> CellValue:
     """A setting as a number if it is one, so that it is sorted as one."""
-    if not text:
-        return None
-    return int(text) if text.isdigit() else float(text) if _is_number(text) else text
+    if text.isdigit():
+        return int(text)
+    with suppress(ValueError):
+        return float(text) if isfinite(float(text)) else text
+    return text or None
 
 
 def _over_seeds(results: Sequence[Result]) -> list[Table]:
@@ -356,12 +316,10 @@ def _over_seeds(results: Sequence[Result]) -> list[Table]:
         best = pick_best(made) if made else None
         after = spread_over_seeds(best.scores.values()) if best else None
         before = spread_over_seeds(result.accuracy for result in group)
-        rows.append([
-            label, len(group), before.words(100) if before else None, best.classifier if best else None,
-            after.words(100) if after else None,
-        ])  # fmt: skip
-    columns = [Column("settings"), Column("seeds", "count"), Column("accuracy, %", "number"),
-               Column("best calibration"), Column("after it, %", "number")]  # fmt: skip
+        spreads = [spread.words(100) if spread else None for spread in (before, after)]
+        rows.append([label, len(group), spreads[0], best.classifier if best else None, spreads[1]])
+    columns = [Column("settings"), Column("seeds", "count"), Column("accuracy, %", "number")]
+    columns += [Column("best calibration"), Column("after it, %", "number")]
     return [Table("Over seeds", columns, rows, "Mean ± sample deviation.")]
 
 
@@ -378,10 +336,7 @@ def _findings(results: Sequence[Result]) -> list[str]:
         tried = max(len(_usable(one)) for one in results)
         how = f", the best of up to {tried} on the test images" if tried > 1 else ""
         change = f"{min(gains):+.2f}" if min(gains) == max(gains) else f"{min(gains):+.2f} to {max(gains):+.2f}"
-        sentences = [
-            *sentences,
-            f"Calibration changes accuracy by {change} points ({counted(len(gains), 'run')}{how}).",
-        ]
+        sentences.append(f"Calibration changes accuracy by {change} points ({counted(len(gains), 'run')}{how}).")
     sent = [result.bytes_up + result.bytes_down for result in results]
     least, most = format_bytes(min(sent)), format_bytes(max(sent))
     return [*sentences, f"Training sent {least if least == most else f'{least} to {most}'} per run."]
@@ -434,22 +389,15 @@ def write_report(
     if out is not None and Path(out).suffix not in (".html", ".htm"):
         raise UserError(f"--out {out}: the file must end in .html")
     if without and len(paths) > 1:
-        raise UserError(
-            "--without is for the report of one run; a comparison shows what is stored, and --only adds to it"
-        )
+        raise UserError("--without is for the report of one run; a comparison shows what is stored")
     if out is None and len(paths) > 1:
         raise UserError("a comparison of several runs needs --out FILE.html")
     values = {"data": data, "model": model, "method": method}
     target = Path(out) if out is not None else Path(paths[0]) / "report.html"
     with ExitStack() as stack:
-        runs = [
-            stack.enter_context(
-                FinishedRun(
-                    path, data_dir=data_dir, engine=engine, workers=workers, device=device, say=say, values=values
-                )
-            )
-            for path in paths
-        ]
+        where = {"data_dir": data_dir, "engine": engine, "workers": workers, "device": device}
+        opened = (FinishedRun(path, **where, say=say, values=values) for path in paths)  # type: ignore[arg-type]
+        runs = [stack.enter_context(run) for run in opened]
         if len(runs) == 1:
             page = run_page(runs[0], take_all(runs[0], only, without, again))
         else:

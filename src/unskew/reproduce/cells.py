@@ -9,15 +9,14 @@ from unskew.analysis import bind_knobs, parse_measure
 from unskew.analysis.norms import unevenness as uneven
 from unskew.core import text
 from unskew.core.errors import UserError, brief, nearest
-from unskew.reproduce.recipe import SCALES, Level, PaperValue, Recipe, RecipeColumn, RecipeRow, matches
+from unskew.reproduce.recipe import SCALES, PaperValue, Recipe, RecipeColumn, RecipeRow, Settings, matches, parse_value
 from unskew.reproduce.records import RunRecord
 from unskew.runs import config as configs
 from unskew.runs.config import OPTIONS, Config, Value
 from unskew.runs.finished import plain_name
 from unskew.runs.journal import accuracy_at_batch, accuracy_at_round, rounds_to
+from unskew.runs.result import Calibration, Result
 from unskew.runs.train import slug
-
-SECONDS = "s"
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,11 @@ class RunView:
     record: RunRecord
     after: str = ""
     baseline: RunRecord | None = None
+
+    @property
+    def made(self) -> Result | Calibration | None:
+        """What was made: the run's own model, or the calibration if there is one."""
+        return self.record.result.calibrations.get(self.after) if self.after else self.record.result
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,7 @@ class Reading:
 
 def accuracy(view: RunView) -> float | None:
     """Accuracy of the final model, with its own classifier or the calibrated one."""
-    result = view.record.result
-    made = result.calibrations.get(view.after) if view.after else result
-    return None if made is None else 100 * made.accuracy
-
-
-def best(view: RunView) -> float | None:
-    """The best of all evaluated rounds, for papers that report their best round."""
-    return max((100 * row["accuracy"] for row in view.record.curve), default=None)
+    return None if view.made is None else 100 * view.made.accuracy
 
 
 def gain(view: RunView) -> float | None:
@@ -87,27 +84,6 @@ def relative(view: RunView, round: int = 0) -> float | None:
     return own / view.baseline.result.accuracy
 
 
-def emd(view: RunView) -> float | None:
-    """How different the clients' labels are, from 0 to 2."""
-    return view.record.result.emd
-
-
-def silhouette(view: RunView) -> float | None:
-    """Silhouette of the features after the last round, as recorded during training."""
-    return view.record.silhouettes[-1][1] if view.record.silhouettes else None
-
-
-def seconds(view: RunView) -> float | None:
-    """Seconds of training, or of the calibration."""
-    made = view.record.result.calibrations.get(view.after) if view.after else view.record.result
-    return None if made is None else made.seconds
-
-
-def separability(view: RunView) -> float | None:
-    """The mean sliced Wasserstein distance between the classes' Gaussians."""
-    return _find_number(view.record.measure("separability"), "mean")
-
-
 def cka(view: RunView, layer: str = "classifier") -> float | None:
     """The mean CKA of a layer between two clients' models."""
     values = view.record.measure("cka")
@@ -142,16 +118,16 @@ def _find_number(values: Any, name: str) -> float | None:
 
 READINGS: dict[str, tuple[Callable[..., float | None], str, int]] = {  # function, unit, decimals
     "accuracy": (accuracy, "%", 2),
-    "best": (best, "%", 2),
+    "best": (lambda view: max((100 * row["accuracy"] for row in view.record.curve), default=None), "%", 2),
     "gain": (gain, "%", 2),
     "at-round": (at_round, "%", 1),
     "at-batch": (at_batch, "%", 1),
     "rounds-to": (rounds_to_share, "rounds", 0),
     "relative": (relative, "%", 1),
-    "emd": (emd, "", 2),
-    "silhouette": (silhouette, "", 4),
-    "seconds": (seconds, SECONDS, 1),
-    "separability": (separability, "", 3),
+    "emd": (lambda view: view.record.result.emd, "", 2),
+    "silhouette": (lambda view: view.record.silhouettes[-1][1] if view.record.silhouettes else None, "", 4),
+    "seconds": (lambda view: made.seconds if (made := view.made) else None, "s", 1),
+    "separability": (lambda view: _find_number(view.record.measure("separability"), "mean"), "", 3),
     "cka": (cka, "", 3),
     "unevenness": (unevenness, "", 3),
     "correlation": (correlation, "", 2),
@@ -223,12 +199,13 @@ def make_cells(recipe: Recipe, variant: Variant) -> list[Cell]:
             config = _make_config({**settings, **variant.changes}, variables, where)
             baseline = None
             if recipe.baseline is not None:
-                plain, free = _merge_levels(recipe, variant, RecipeRow(row.name), column)
+                plain, free = _merge_levels(recipe, variant, RecipeRow(name=row.name), column)
                 baseline = _make_config({**plain, **recipe.baseline, **variant.changes}, free, where)
             after = plain_name(fill_in(row.after, variables, where)) if row.after else ""
             reads = parse_reading(fill_in(row.reads or column.reads or "accuracy", variables, where)).text
             measures = tuple(parse_measure(fill_in(one, variables, where)).text for one in recipe.measures)
-            done, paper = extent.has(row.name, column.name), row.values[at] if row.values else None
+            done = extent.has(row.name, column.name)
+            paper = parse_value(row.values[at]) if row.values else None
             cells.append(Cell(row, column, config, after, reads, baseline, measures, done, paper, variables))
     return cells
 
@@ -261,14 +238,14 @@ def _merge_levels(
     recipe: Recipe, variant: Variant, row: RecipeRow, column: RecipeColumn
 ) -> tuple[dict[str, Value], dict[str, Value]]:
     """Settings and variables from the general to the particular, then those of the scale, then of other data."""
-    levels = (recipe.paper.level, recipe.level, column.level, row.level)
-    chosen: list[Level] = [*levels, Level(variables=row.by_column.get(column.name, {}))]
-    chosen += [level.scale[variant.scale] for level in levels if variant.scale in level.scale]
+    levels = (recipe.paper, recipe, column, row)
+    chosen: list[Settings] = [*levels, Settings(variables=row.by_column.get(column.name, {}))]
+    chosen += [level.scale[scale] for level in levels if (scale := variant.scale) in level.scale]
     if variant.data:
         others = [level.stand_in[variant.data] for level in levels if variant.data in level.stand_in]
-        chosen += others + [level.scale[variant.scale] for level in others if variant.scale in level.scale]
+        chosen += [*others, *(level.scale[scale] for level in others if (scale := variant.scale) in level.scale)]
         if not others:
-            chosen.append(Level({"data": variant.data}))
+            chosen.append(Settings(settings={"data": variant.data}))
     settings = {name: value for level in chosen for name, value in level.settings.items()}
     variables = {name: value for level in chosen for name, value in level.variables.items()}
     return settings, variables
@@ -278,6 +255,8 @@ def _make_config(settings: Mapping[str, Value], variables: Mapping[str, Value], 
     """The configuration with its variables filled in; an empty text is the option's default."""
     values: dict[str, Value | None] = {}
     for name, value in settings.items():
+        if name not in OPTIONS:
+            raise UserError(f"{where}: there is no option {name!r}; {nearest(name, OPTIONS)}")
         option, values[name] = OPTIONS[name], value
         if not isinstance(value, str):
             continue

@@ -61,9 +61,7 @@ class Combination:
     @property
     def accuracy(self) -> SeedSpread:
         """Mean and deviation over the seeds."""
-        found = spread_over_seeds(self.scores.values())
-        assert found is not None
-        return found
+        return spread_over_seeds(self.scores.values())  # type: ignore[return-value]  # there is a seed
 
     @property
     def published(self) -> bool:
@@ -108,9 +106,7 @@ class Scenario:
     @cached_property
     def best(self) -> Combination:
         """The highest mean of those with enough seeds."""
-        found = _pick_highest(self.combinations)
-        assert found is not None
-        return found
+        return _pick_highest(self.combinations)  # type: ignore[return-value]  # there are combinations
 
     @property
     def plain(self) -> Combination | None:
@@ -134,11 +130,8 @@ class Scenario:
         seeds = sorted(one.scores.keys() & other.scores.keys())
         rows = [[item.scores[s] for s in seeds] for item in self.combinations if item.scores.keys() >= set(seeds)]
         mean, seed_means = fmean(map(fmean, rows)), [fmean(column) for column in zip(*rows, strict=True)]
-        residual = sum(
-            (score - fmean(row) - seed_mean + mean) ** 2
-            for row in rows
-            for score, seed_mean in zip(row, seed_means, strict=True)
-        )
+        pairs = [(row, score, at) for row in rows for score, at in zip(row, seed_means, strict=True)]
+        residual = sum((score - fmean(row) - seed_mean + mean) ** 2 for row, score, seed_mean in pairs)
         freedom = (len(rows) - 1) * (len(seeds) - 1)
         error = math.sqrt(2 * residual / freedom / len(seeds))
         level = 1 - (1 - LEVEL) / max(1, len(self.combinations) - 1)
@@ -382,9 +375,8 @@ def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart
     """A column for each scenario: bytes from left to right, accuracy upwards, the best in words above."""
     marks: list[Mark] = []
     for colour, kind in enumerate(KINDS):
-        points = [
-            (at, one) for at, scenario in enumerate(scenarios) for one in scenario.combinations if one.kind == kind
-        ]
+        every = [(at, one) for at, scenario in enumerate(scenarios) for one in scenario.combinations]
+        points = [(at, one) for at, one in every if one.kind == kind]
         if not points:
             continue
         tips = [f"{scenarios[at].label}\n{one.name}: {one.accuracy.words()} %\n{one.cost}" for at, one in points]
@@ -419,8 +411,9 @@ def _place_by_bytes(one: Combination, scenario: Scenario) -> float:
 
 
 def _tabulate_all(scenarios: Sequence[Scenario], folder: Path) -> Table:
-    columns = {"scenario": "text", "method": "text", "calibration": "text", "accuracy, %": "number", "seeds": "count",
-               "gap to the best": "text", "sent up": "bytes", "time": "seconds"}  # fmt: skip
+    columns = [Column("scenario"), Column("method"), Column("calibration"), Column("accuracy, %", "number")]
+    columns += [Column("seeds", "count"), Column("gap to the best"), Column("sent up", "bytes")]
+    columns += [Column("time", "seconds")]
     rows: list[list[CellValue]] = []
     for scenario in scenarios:
         for one in sorted(scenario.combinations, key=lambda one: -one.accuracy.mean):
@@ -428,7 +421,7 @@ def _tabulate_all(scenarios: Sequence[Scenario], folder: Path) -> Table:
             link = Linked(one.accuracy.words(), link_run(one.records[0], folder), value=one.accuracy.mean)
             names: list[CellValue] = [scenario.label, one.trained, one.calibration]
             rows.append([*names, link, len(one.scores), gap, one.bytes_up, one.seconds])
-    return Table("", [Column(name, kind) for name, kind in columns.items()], rows)
+    return Table("", columns, rows)
 
 
 def _tabulate_beyond(scenarios: Sequence[Scenario]) -> Table:
@@ -440,9 +433,9 @@ def _tabulate_beyond(scenarios: Sequence[Scenario]) -> Table:
         if ours is None or theirs is None or not scenario.trained:
             continue
         where, printed = scenario.printed or ("", None)
-        cells = [
-            cell for one in (ours, theirs) for cell in (one.name, one.accuracy.words(), format_bytes(one.bytes_up))
-        ]
+        cells = []
+        for one in (ours, theirs):
+            cells += [one.name, one.accuracy.words(), format_bytes(one.bytes_up)]
         gap = scenario.describe_gap(ours, theirs)
         rows.append([scenario.label, *cells, gap, None if printed is None else str(printed), where])
     return Table("", [Column(name) for name in names], rows)

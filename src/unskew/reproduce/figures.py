@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from unskew.analysis import parse_measure
 from unskew.analysis.measure import MeasureRequest, slug
 from unskew.analysis.norms import correlation
-from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Rule, Words, grouped
+from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Rule, Words, average, band, grouped
 from unskew.reproduce.cells import RunView, fill_in, parse_reading
 from unskew.reproduce.recipe import RecipeColumn, matches
 from unskew.reproduce.records import RunRecord
@@ -79,16 +79,9 @@ def _list_points(record: RunRecord, what: str, against: str) -> dict[int, tuple[
 
 def _average_curves(name: str, runs: Sequence[dict[int, tuple[float, float]]], colour: int) -> list[Mark]:
     """The mean over the runs at their common rounds, with a band of one deviation."""
-    common = sorted(set.intersection(*(set(run) for run in runs)))
-    if not common:
-        return []
-    x, y = ([fmean(run[number][axis] for run in runs) for number in common] for axis in (0, 1))
-    marks: list[Mark] = []
-    if len(runs) > 1:
-        spread = [stdev(run[number][1] for run in runs) for number in common]
-        low, high = ([a + sign * b for a, b in zip(y, spread, strict=True)] for sign in (-1, 1))
-        marks.append(Band(x, low, high, colour))
-    return [*marks, Line(x, y, name, colour, points=len(x) <= 40)]
+    x, y, spread = average(runs)
+    bands = [band(x, y, spread, colour)] if len(runs) > 1 else []
+    return [*bands, Line(x, y, name, colour, points=len(x) <= 40)] if x else []
 
 
 def _draw_lines(result: TableResult, spec: Spec) -> list[Chart]:
@@ -154,10 +147,8 @@ def _load_values(result: TableResult, text: str) -> tuple[MeasureRequest, dict[s
             continue
         seen.add(record.training)
         stored = record.measures[request.text]
-        names = {
-            other.cell.after: other.cell.row.name for other in result.cells if other.cell.training == record.training
-        }
-        names["before"] = "before"  # the run's own classifier
+        sharing = [other.cell for other in result.cells if other.cell.training == record.training]
+        names = {"before": "before"} | {cell.after: cell.row.name for cell in sharing}  # the run's own, calibrations
         renamed = {  # only the calibrations of this table, under the names of its rows
             field: {names[key]: value for key, value in stored[field].items() if key in names}
             for field in BY_CALIBRATION

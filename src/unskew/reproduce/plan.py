@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,9 +51,8 @@ class PlannedRun:
     def state(self, out: Path) -> RunRecord | RunFailure | None:
         """Its record if that is complete, or how it diverged; None where something is left to do."""
         found = read_record(out, self.training, self.seed)
-        if isinstance(found, RunRecord) and not found.has(self.calibrations, self.measures):
-            return None
-        return found
+        partial = isinstance(found, RunRecord) and not found.has(self.calibrations, self.measures)
+        return None if partial else found
 
 
 def plan_runs(recipes: Sequence[tuple[Recipe, Variant]]) -> list[PlannedRun]:
@@ -71,16 +70,15 @@ def plan_runs(recipes: Sequence[tuple[Recipe, Variant]]) -> list[PlannedRun]:
 
 
 def _add(
-    jobs: dict[tuple[str, int], PlannedRun], config: Config, seed: int, after: str = "", measures: Sequence[str] = ()
+    jobs: dict[tuple[str, int], PlannedRun], config: Config, seed: int, after: str = "", measures: Iterable[str] = ()
 ) -> None:
     name = name_training(config)
     job = jobs.get((name, seed)) or PlannedRun(name, replace(config, seed=seed))
     if config.during and config.during != job.config.during:  # recording does not change the result
         job = replace(job, config=replace(job.config, during=config.during))
-    calibrations = dict.fromkeys((*job.calibrations, *([after] if after else ())))
-    jobs[name, seed] = replace(
-        job, calibrations=tuple(calibrations), measures=tuple(dict.fromkeys((*job.measures, *measures)))
-    )
+    calibrations = dict.fromkeys((*job.calibrations, *filter(None, [after])))
+    measures = dict.fromkeys((*job.measures, *measures))
+    jobs[name, seed] = replace(job, calibrations=tuple(calibrations), measures=tuple(measures))
 
 
 def select_part(jobs: Sequence[PlannedRun], text: str) -> list[PlannedRun]:
@@ -176,12 +174,7 @@ def make_out_folder(out: Path) -> None:
         raise UserError(f"--out {out} cannot be created: {error.strerror}; choose another folder") from error
 
 
-COSTS = {
-    "moon": 1.75,
-    "prototypes": 1.15,
-    "fedprox": 1.06,
-    "feddyn": 1.06,
-}  # of a step, relative to FedAvg: measured.md
+COSTS = {"moon": 1.75, "prototypes": 1.15, "fedprox": 1.06, "feddyn": 1.06}  # of a step, FedAvg's being 1: measured.md
 START = 1.0  # seconds to start and finish a run
 FORWARD = 1 / 3  # of a step: a pass without gradients
 STORED = 2e-5  # seconds for an example behind a frozen part
@@ -203,9 +196,8 @@ class DataSize:
 
 POPULATION = "unskew.data.synthetic_set:population"
 DRAWN = {"examples": 120_300, "test": 12_030, "classes": 1203, "size": 32}  # its knobs and their defaults
-CLIENTS = {("inaturalist", "users"): 9275, ("inaturalist", "geo(max=30000)"): 11, ("inaturalist", "geo(max=3000)"): 135,
-           ("inaturalist", "geo(max=1000)"): 368, ("inaturalist", "geo(max=100)"): 3606,
-           ("landmarks", "users"): 1262}  # fmt: skip
+GEO = {"geo(max=30000)": 11, "geo(max=3000)": 135, "geo(max=1000)": 368, "geo(max=100)": 3606}
+CLIENTS = {"inaturalist": {"users": 9275, **GEO}, "landmarks": {"users": 1262}}
 PHOTOGRAPHS = {"inaturalist": (120_300, 12_030, 1203), "landmarks": (164_172, 19_526, 2028)}  # Hsu et al., Table 1
 
 
@@ -231,8 +223,8 @@ def count_clients(config: Config, size: DataSize) -> int:
     if config.clients:
         return config.clients
     name = re.split(r"[(?]", config.data)[0]
-    if (name, config.partition) in CLIENTS:
-        return CLIENTS[name, config.partition]
+    if found := CLIENTS.get(name, {}).get(config.partition):
+        return found
     users, cell = re.search(r"users=(\d+)", config.data), re.fullmatch(r"geo\(max=(\d+)\)", config.partition)
     if cell:
         return max(2, 2 * size.train // int(cell[1]))  # cells are about half full
@@ -290,23 +282,21 @@ def time_example(model: str, shape: tuple[int, int, int], classes: int) -> float
     network = build(model, shape, classes)
     initialise(network, Key(0))
     network.train()
-    taken = _time_step(network, shape, classes, FEW)
-    return _time_step(network, shape, classes, BATCH) / BATCH if taken < QUICK else taken / FEW
 
-
-def _time_step(network: torch.nn.Module, shape: tuple[int, int, int], classes: int, count: int) -> float:
-    with seeded(Key(0)):
+    def time_step(count: int) -> float:
         images = torch.rand(count, *shape, generator=Key(0).fold("images").torch())
         labels = torch.arange(count) % classes
-        times = []
-        for _ in range(TIMES):
+        times: list[float] = []
+        while len(times) < TIMES and sum(times) <= ENOUGH:
             began = time.process_time()
             loss = cross_entropy(network(images), labels)
             torch.autograd.grad(loss, [one for one in network.parameters() if one.requires_grad])
             times.append(time.process_time() - began)
-            if sum(times) > ENOUGH:
-                break
-    return min(times)
+        return min(times)
+
+    with seeded(Key(0)):
+        few = time_step(FEW)
+        return time_step(BATCH) / BATCH if few < QUICK else few / FEW
 
 
 def estimate_run(run: PlannedRun, speeds: Speeds) -> float | None:

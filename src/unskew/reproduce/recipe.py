@@ -3,30 +3,49 @@
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from unskew.core.errors import UserError, brief, nearest
-from unskew.runs.config import OPTIONS, Value
+from unskew.runs.config import Value
 
 SCALES = ("smoke", "small", "paper")
+ScaleName = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(SCALES)})$")]
 
 
-@dataclass(frozen=True)
-class Level:
-    """Options of a run and variables in their texts, for all cells, a column or a row.
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"variables": "with"}):
+    """Options of a run, and variables in their texts."""
 
-    ``scale`` overrides them at a scale, ``stand_in`` where other data replace the paper's; a stand-in may again have
-    a ``scale``.
-    """
+    settings: dict[str, Value] = {}
+    variables: dict[str, Value] = {}
 
-    settings: Mapping[str, Value] = field(default_factory=dict)
-    variables: Mapping[str, Value] = field(default_factory=dict)
-    scale: Mapping[str, "Level"] = field(default_factory=dict)
-    stand_in: Mapping[str, "Level"] = field(default_factory=dict)
+
+class AtScale(Settings, frozen=True):
+    """What differs at a scale: settings, and the part of a table that is run."""
+
+    rows: tuple[str, ...] = ()  # patterns; (): all
+    columns: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+
+
+class StandIn(Settings, frozen=True):
+    """What differs where other data replace the paper's."""
+
+    what: str = ""  # a description of the data
+    left_out: tuple[str, ...] = ()  # beginnings of differences that do not hold for them
+    scale: dict[ScaleName, AtScale] = {}
+
+
+class Level(Settings, frozen=True):
+    """Settings of all cells, a column or a row, with what differs at a scale or with other data."""
+
+    scale: dict[ScaleName, AtScale] = {}
+    stand_in: dict[str, StandIn] = {}
 
 
 @dataclass(frozen=True)
@@ -42,41 +61,34 @@ class PaperValue:
         return self.text
 
 
-@dataclass(frozen=True)
-class RecipeColumn:
+class RecipeColumn(Level, frozen=True, kw_only=True):
     """A column of the table; ``reads`` says what all its rows read from the run, if not the accuracy."""
 
     name: str
-    level: Level = Level()
     reads: str = ""
 
 
-@dataclass(frozen=True)
-class RecipeRow:
+class RecipeRow(Level, frozen=True, kw_only=True):
     """A row of the table: what is trained, which classifier is read, and what is read from it."""
 
     name: str
-    level: Level = Level()
     after: str = ""  # the calibration whose classifier is read; "": the run's own
     reads: str = ""  # a reading of reproduce.cells; "": what the column reads, or the accuracy
     against: str = ""  # the row that the gain is over
-    values: tuple[PaperValue | None, ...] = ()  # by column
-    by_column: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # variables of some columns
+    values: tuple[str | int | float, ...] = ()  # the paper's, by column
+    by_column: dict[str, dict[str, Value]] = {}  # variables of some columns
     only: tuple[str, ...] = ()  # patterns of the columns that have this row; (): all
     line: str = ""  # in a chart of lines: which line
     x: float | None = None  # and where on it
 
 
-@dataclass(frozen=True)
-class Paper:
+class Paper(Level, frozen=True, kw_only=True):
     """A paper: what its tables share."""
 
-    name: str
     reference: str
-    level: Level
-    seeds: Mapping[str, tuple[int, ...]]  # by scale
-    differences: tuple[str, ...]
-    columns: Mapping[str, RecipeColumn]  # that several of its tables share
+    differences: tuple[str, ...] = ()
+    columns: tuple[RecipeColumn, ...] = ()  # that several of its tables share
+    like: str = ""  # another paper, for what is not set here
 
 
 @dataclass(frozen=True)
@@ -92,31 +104,35 @@ class Extent:
         return matches(row, self.rows) and matches(column, self.columns)
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(Level, frozen=True, kw_only=True):
     """A table or a figure of a paper."""
 
     name: str  # "ccvr/table2"
     title: str
     source: str  # where it is in the paper
-    about: str
+    about: str = ""
     paper: Paper
-    level: Level
     columns: tuple[RecipeColumn, ...]
     rows: tuple[RecipeRow, ...]
-    extents: Mapping[tuple[str, str], Extent]  # by scale and data; "" is the paper's data
-    baseline: Mapping[str, Value] | None = None  # over a column's settings: what relative accuracy is relative to
+    baseline: dict[str, Value] | None = None  # over a column's settings: what relative accuracy is relative to
     measures: tuple[str, ...] = ()  # of every run; of the first seed only, unless ``measure_all``
     measure_all: bool = False
-    figures: tuple[Mapping[str, Any], ...] = ()  # one of reproduce.figures each
+    figures: tuple[dict[str, Any], ...] = ()  # one of reproduce.figures each
     notes: tuple[str, ...] = ()  # on the paper's values: contradictions, sources
     differences: tuple[str, ...] = ()  # of the setup, in addition to those of all the paper's tables
-    stand_ins: Mapping[str, str] = field(default_factory=dict)  # descriptions by name
-    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # beginnings of differences, by stand-in
+
+    @property
+    def stand_ins(self) -> dict[str, str]:
+        """Descriptions of the data that may replace the paper's, by name."""
+        return {name: part.what or name for name, part in (self.paper.stand_in | self.stand_in).items()}
 
     def extent(self, scale: str, data: str = "") -> Extent:
         """The part that is run at that scale, with these data instead of the paper's."""
-        return self.extents.get((scale, data)) or self.extents[scale, ""]
+        own, other = self.scale.get(scale), self.stand_in.get(data, StandIn()).scale.get(scale)
+        found = Extent(seeds=self.paper.scale[scale].seeds or (0,))
+        for part in filter(None, (own, other)):
+            found = Extent(part.rows or found.rows, part.columns or found.columns, part.seeds or found.seeds)
+        return found
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
@@ -125,26 +141,19 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(one, pattern) for one in (name, plain) for pattern in patterns)
 
 
-def parse_paper_value(given: Any, where: str) -> PaperValue | None:
+def parse_value(given: str | float) -> PaperValue | None:
     """``"68.62±0.77"``, ``57.94``, ``"> 50000"``; None for ``""``, where the paper has none."""
     if given == "":
         return None
     number = r"-?\d+(?:\.\d+)?"
     match = re.fullmatch(rf"(>?)\s*({number})\s*(?:±\s*({number}))?", str(given).strip())
     if match is None:
-        raise UserError(f'{where}: {brief(given)} is not a value; write it as "68.62±0.77", 57.9 or "> 50000"')
+        raise UserError(f'{brief(given)} is not a value; write it as "68.62±0.77", 57.9 or "> 50000"')
     text = f"{match[1]} {match[2]}".strip() + (f" ± {match[3]}" if match[3] else "")
     return PaperValue(text, float(match[2]), float(match[3]) if match[3] else None, bool(match[1]))
 
 
 SHARED = "paper.toml"
-PLAIN = {"settings", "with"}
-LEVEL = PLAIN | {"scale", "stand_in"}
-EXTENT = {"rows", "columns", "seeds"}
-ROW = LEVEL | {"name", "after", "reads", "against", "values", "by_column", "only", "line", "x", "each"}
-WORDS = {"title", "source", "about", "notes", "differences"}
-TABLE = LEVEL | WORDS | {"columns", "rows", "baseline", "measures", "measure_all", "figures"}
-PAPER = LEVEL | {"reference", "differences", "columns", "like"}
 
 
 @cache
@@ -178,130 +187,34 @@ def find_recipes(asked: Sequence[str]) -> list[str]:
 def load_recipe(name: str) -> Recipe:
     """The recipe of that name."""
     folder, _, table = name.partition("/")
-    paper = _paper(folder)
-    given = _read(folder, f"{table}.toml")
-    where = f"recipe {name}"
-    _check_keys(given, TABLE, where)
-    columns = tuple(_column(one, paper.columns, where) for one in given.get("columns", [{"name": ""}]))
-    rows = tuple(row for one in given.get("rows", []) for row in _rows(one, [c.name for c in columns], where))
-    _check_names(rows, columns, where)
-    stand_ins = {key: inner.get("what", key) for key, inner in _shared(folder).get("stand_in", {}).items()}
-    stand_ins |= {key: inner.get("what", key) for key, inner in given.get("stand_in", {}).items()}
-    lists = {key: tuple(given.get(key, ())) for key in ("measures", "figures", "notes", "differences")}
-    return Recipe(
-        name=name,
-        title=given["title"],
-        source=given["source"],
-        about=given.get("about", ""),
-        paper=paper,
-        level=_level(given, where),
-        columns=columns,
-        rows=rows,
-        extents=_extents(given, paper),
-        baseline=given.get("baseline"),
-        measure_all=given.get("measure_all", False),
-        stand_ins=stand_ins,
-        left_out={key: tuple(inner.get("left_out", ())) for key, inner in given.get("stand_in", {}).items()},
-        **lists,
-    )
+    paper, given = _read_paper(folder), _read(folder, f"{table}.toml")
+    shared = {column["name"]: column for column in paper.get("columns", ())}
+    columns = []
+    for column in given.get("columns", [{"name": ""}]):
+        if isinstance(column, str) and column not in shared:
+            raise UserError(f"recipe {name}: the paper has no column {column!r}; {nearest(column, shared)}")
+        columns.append(shared[column] if isinstance(column, str) else column)
+    rows = [row for one in given.get("rows", ()) for row in _list_rows(one)]
+    try:
+        return msgspec.convert({**given, "name": name, "paper": paper, "columns": columns, "rows": rows}, Recipe)
+    except msgspec.ValidationError as error:
+        raise UserError(f"recipe {name}: {error}") from error
 
 
-@cache
-def _paper(name: str) -> Paper:
-    given, where = _shared(name), f"recipe {name}/{SHARED}"
-    _check_keys(given, PAPER, where)
-    seeds = {scale: tuple(given["scale"][scale].get("seeds", (0,))) for scale in SCALES}
-    columns = {one["name"]: _column(one, {}, where) for one in given.get("columns", ())}
-    level, differences = _level(given, where), tuple(given.get("differences", ()))
-    return Paper(name, given["reference"], level, seeds, differences, columns)
+def _list_rows(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row, or with ``each`` one for every set of variables, which its name and texts then use."""
+    row = {key: value for key, value in given.items() if key != "each"}
+    return [
+        {**row, "name": given["name"].format(**own), "with": {**row.get("with", {}), **own}}
+        for own in given.get("each", ())
+    ] or [row]
 
 
-def _shared(name: str) -> Mapping[str, Any]:
+def _read_paper(name: str) -> dict[str, Any]:
     """What a paper's tables share; with ``like``, on top of what another paper's share."""
     own = _read(name, SHARED)
-    return {**_shared(own["like"]), **own} if "like" in own else own
+    return {**_read_paper(own["like"]), **own} if "like" in own else own
 
 
-@cache
-def _read(folder: str, file: str) -> Mapping[str, Any]:
+def _read(folder: str, file: str) -> dict[str, Any]:
     return tomllib.loads(files("unskew.reproduce").joinpath("recipes", folder, file).read_text("utf-8"))
-
-
-def _level(given: Mapping[str, Any], where: str) -> Level:
-    scales, others = {}, {}
-    for name, inner in given.get("scale", {}).items():
-        if name not in SCALES:
-            raise UserError(f"{where}: there is no scale {name!r}; {nearest(name, SCALES)}")
-        _check_keys(inner, PLAIN | EXTENT, f"{where}, scale {name}")
-        scales[name] = _level(inner, where)
-    for name, inner in given.get("stand_in", {}).items():
-        here = f"{where}, stand_in {name}"
-        _check_keys(inner, PLAIN | {"what", "left_out", "scale"}, here)
-        others[name] = _level(inner, here)
-    settings: Mapping[str, Value] = given.get("settings", {})
-    for name in settings:
-        if name not in OPTIONS:
-            raise UserError(f"{where}: there is no option {name!r}; {nearest(name, OPTIONS)}")
-    return Level(settings, given.get("with", {}), scales, others)
-
-
-def _column(given: Mapping[str, Any] | str, shared: Mapping[str, RecipeColumn], where: str) -> RecipeColumn:
-    """A column of this table, or by name one that the paper's tables share."""
-    if isinstance(given, str):
-        if given not in shared:
-            raise UserError(f"{where}: the paper has no column {given!r}; {nearest(given, shared)}")
-        return shared[given]
-    _check_keys(given, LEVEL | {"name", "reads"}, where)
-    return RecipeColumn(given["name"], _level(given, f"{where}, column {given['name']}"), given.get("reads", ""))
-
-
-def _rows(given: Mapping[str, Any], columns: Sequence[str], where: str) -> list[RecipeRow]:
-    """One row, or with ``each`` one for every set of variables, which its name and texts then use."""
-    _check_keys(given, ROW, where)
-    rows = []
-    for own in given.get("each", [{}]):
-        name = str(given["name"]).format(**own) if own else given["name"]
-        here = f"{where}, row {name}"
-        level = _level(given, here)
-        values = tuple(parse_paper_value(value, here) for value in given.get("values", [""] * len(columns)))
-        if len(values) != len(columns):
-            raise UserError(f"{here}: {len(values)} values for {len(columns)} columns; give one per column, or none")
-        by_column = given.get("by_column", {})
-        if unknown := [column for column in by_column if column not in columns]:
-            raise UserError(f"{here}: there is no column {unknown[0]!r}; {nearest(unknown[0], columns)}")
-        texts = {key: given.get(key, "") for key in ("after", "reads", "against", "line")}
-        level = replace(level, variables={**level.variables, **own})
-        only, x = tuple(given.get("only", ())), given.get("x")
-        rows.append(RecipeRow(name, level, values=values, by_column=by_column, only=only, x=x, **texts))
-    return rows
-
-
-def _check_names(rows: Sequence[RecipeRow], columns: Sequence[RecipeColumn], where: str) -> None:
-    names = [row.name for row in rows]
-    for kind, those in (("row", names), ("column", [column.name for column in columns])):
-        if len(set(those)) < len(those):
-            raise UserError(f"{where}: two {kind}s have the same name")
-    for row in rows:
-        if row.against and row.against not in names:
-            raise UserError(f"{where}, row {row.name}: there is no row {row.against!r} to compare it with")
-
-
-def _extents(given: Mapping[str, Any], paper: Paper) -> dict[tuple[str, str], Extent]:
-    """What is run at each scale; with other data the same, except for what they set at that scale."""
-
-    def override(usual: Extent, inner: Mapping[str, Any]) -> Extent:
-        changes = inner.get("scale", {}).get(scale, {})
-        return replace(usual, **{name: tuple(value) for name, value in changes.items() if name in EXTENT})
-
-    found = {}
-    for scale in SCALES:
-        found[scale, ""] = usual = override(Extent(seeds=paper.seeds[scale]), given)
-        for data, inner in given.get("stand_in", {}).items():
-            found[scale, data] = override(usual, inner)
-    return found
-
-
-def _check_keys(given: Mapping[str, Any], known: set[str], where: str) -> None:
-    for name in given:
-        if name not in known:
-            raise UserError(f"{where}: unknown key {name!r}; {nearest(name, sorted(known))}")

@@ -77,13 +77,14 @@ def make_record(out: Path, training: str, seed: int, measures: Sequence[str], fa
     record = RunRecord(
         training, read_result(path), _curve(read_metrics(path)), seen, known, describe_machine(), failure
     )
-    write_record(out, record)
+    write_whole(record_file(out, training, seed), to_bytes(record))
     return record
 
 
-def write_record(out: Path, record: RunRecord) -> None:
-    """Write a record."""
-    write_whole(record_file(out, record.training, record.result.seed), _bytes(_as_json(record)))
+def to_bytes(record: RunRecord) -> bytes:
+    """A record as its file contains it."""
+    fields = {name: value for name, value in vars(record).items() if name not in ("training", "result")}
+    return _bytes({"unskew": VERSION, "result": to_json(record.result), **fields})
 
 
 def write_failure(out: Path, training: str, seed: int, failure: RunFailure) -> None:
@@ -146,34 +147,15 @@ def _curve(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return curve
 
 
-def _as_json(record: RunRecord) -> dict[str, Any]:
-    return {
-        "unskew": VERSION,
-        "result": to_json(record.result),
-        "curve": record.curve,
-        "silhouettes": record.silhouettes,
-        "measures": record.measures,
-        "machine": record.machine,
-        "failure": record.failure,
-    }
-
-
 def _bytes(values: Mapping[str, Any]) -> bytes:
     """JSON with one line per field: small, and diffs show which field changed."""
-    lines = [
-        f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
-        for name, value in values.items()
-    ]
+    texts = {name: json.dumps(value, ensure_ascii=False, allow_nan=False) for name, value in values.items()}
+    lines = [f"{json.dumps(name)}: {text}" for name, text in texts.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def link_run(record: RunRecord, folder: Path) -> str:
     """The link to a run, from a page in that folder."""
-    path = record.result.path
-    report = path / "report.html"
-    if report.exists():
-        return os.path.relpath(report, folder)
-    if path.exists():
-        return os.path.relpath(path, folder)
-    out = path.parent.parent.parent  # OUT/runs/TRAINING/seed0
-    return os.path.relpath(out / RECORDS / record.training / f"{path.name}.json", folder)
+    path = record.result.path  # OUT/runs/TRAINING/seed0
+    kept = path.parents[2] / RECORDS / record.training / f"{path.name}.json"
+    return os.path.relpath(next((file for file in (path / "report.html", path) if file.exists()), kept), folder)

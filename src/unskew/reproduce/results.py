@@ -5,17 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unskew.analysis.ranking import Difference, compare_pairs
-from unskew.reproduce.cells import (
-    SECONDS,
-    Cell,
-    Reading,
-    RunView,
-    Variant,
-    list_seeds,
-    make_cells,
-    name_training,
-    parse_reading,
-)
+from unskew.reproduce.cells import Cell, Reading, RunView, Variant, list_seeds, make_cells, name_training, parse_reading
 from unskew.reproduce.recipe import PaperValue, Recipe
 from unskew.reproduce.records import RunRecord, read_record
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
@@ -144,7 +134,7 @@ def read_table(recipe: Recipe, variant: Variant, out: Path, reasons: Mapping[str
                 missing[seed] = value
             else:
                 values[seed] = value
-        judged = reading.unit != SECONDS and (not variant.data or own.get(cell.column.name) == cell.config.data)
+        judged = reading.unit != "s" and (not variant.data or own.get(cell.column.name) == cell.config.data)
         results.append(CellResult(cell, reading, values, missing, records, judged))
     return TableResult(recipe, variant, seeds, tuple(results), out)
 
@@ -169,11 +159,6 @@ def _read_cell(
     if reading.text.startswith("at-"):
         return record, "not reached, or not evaluated by then"
     return record, record.failure or "not measured yet"
-
-
-def count_agreement(result: TableResult) -> dict[str, int]:
-    """How many cells agree how well with the paper."""
-    return {name: sum(one.agreement == name for one in result.cells) for name in AGREEMENT}
 
 
 def list_columns(result: TableResult) -> list[str]:

@@ -17,16 +17,7 @@ from unskew.reproduce.cells import Variant, make_cells
 from unskew.reproduce.figures import draw_figures
 from unskew.reproduce.recipe import recipe_names
 from unskew.reproduce.records import link_run
-from unskew.reproduce.results import (
-    AGREEMENT,
-    MARKS,
-    CellResult,
-    Gain,
-    TableResult,
-    count_agreement,
-    list_columns,
-    list_rows,
-)
+from unskew.reproduce.results import AGREEMENT, MARKS, CellResult, Gain, TableResult, list_columns, list_rows
 from unskew.runs.config import Value, deciding
 from unskew.runs.folder import json_bytes
 
@@ -56,7 +47,7 @@ def findings(result: TableResult) -> list[str]:
 
 
 def _describe_agreement(result: TableResult) -> list[str]:
-    counts = count_agreement(result)
+    counts = {name: sum(one.agreement == name for one in result.cells) for name in AGREEMENT}
     if not any(counts.values()):
         return []
     shares = ", ".join(f"{count} {AGREEMENT[name]}" for name, count in counts.items() if count)
@@ -124,7 +115,7 @@ def differences(result: TableResult) -> list[str]:
     published = len(recipe.extent("paper").seeds)
     if len(result.seeds) != published:
         sentences.append(f"Seeds: {counted(len(result.seeds), 'seed')} instead of {published}.")
-    ignored = recipe.left_out.get(variant.data, ())
+    ignored = recipe.stand_in[variant.data].left_out if variant.data in recipe.stand_in else ()
     return sentences + [one for one in (*recipe.differences, *recipe.paper.differences) if not one.startswith(ignored)]
 
 
@@ -132,21 +123,19 @@ def _list_changes(result: TableResult) -> str:
     """The options in which the cells of this scale differ from the paper's."""
     found: dict[str, set[tuple[Value | None, Value | None]]] = {}
     published = make_cells(result.recipe, Variant("paper", result.variant.data))
-    run = {id(one) for one in _list_run(result)}
+    run = _list_run(result)
     for one, theirs in zip(result.cells, published, strict=True):
-        if id(one) not in run:
+        if not any(one is other for other in run):
             continue
-        here, published_options = deciding(one.cell.config), deciding(theirs.config)
-        for name in {**here, **published_options}:
-            if here.get(name) != published_options.get(name) and name not in result.variant.changes:
-                found.setdefault(name, set()).add((here.get(name), published_options.get(name)))
+        here, there = deciding(one.cell.config), deciding(theirs.config)
+        for name in {**here, **there}:
+            if here.get(name) != there.get(name) and name not in result.variant.changes:
+                found.setdefault(name, set()).add((here.get(name), there.get(name)))
         if one.cell.reads != theirs.reads:
             found.setdefault("read", set()).add((one.cell.reads, theirs.reads))
     changes = []
     for name, pairs in list(found.items())[:MOST]:
-        values = " or ".join(
-            f"{here} instead of {published_options}" for here, published_options in sorted(pairs, key=str)
-        )
+        values = " or ".join(f"{here} instead of {there}" for here, there in sorted(pairs, key=str))
         changes.append(f"{name.replace('_', ' ')} {values}")
     return ", ".join(changes)
 
@@ -192,10 +181,6 @@ def format_difference(one: CellResult) -> str:
     return "" if one.difference is None else f"{one.difference:+.{one.reading.decimals}f}"
 
 
-def _add_difference(one: CellResult) -> str:
-    return f" ({format_difference(one)})" if one.difference is not None else ""
-
-
 def _format_rows(rows: Iterable[Sequence[str]]) -> list[str]:
     """Rows of a Markdown table; the second one has the rules."""
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
@@ -207,21 +192,9 @@ def to_markdown(result: TableResult, wording: Wording, command: str, charts: Seq
     lines = [f"# {recipe.name}: {recipe.title}", "", f"{recipe.paper.reference}; {recipe.source}.", ""]
     lines += [recipe.about, ""] if recipe.about else []
     lines += [f"Made by `{command}`.", "", *(f"- {sentence}" for sentence in wording.findings), ""]
-    printed, ours = any(one.paper for one in result.cells), name_ours(result)
-    head, rows = [""], []
-    for name in list_columns(result):
-        head += [f"{name}, {whose}" if name else whose for whose in ("paper", ours)] if printed else [name or "value"]
-    for name, cells in list_rows(result).items():
-        row = [name]
-        for one in cells:
-            row += [str(one.paper) if one and one.paper else ""] if printed else []
-            if one is None or one.ours is None:
-                row.append("" if one is None else f"*{one.reason}*")
-                continue
-            link = quote(link_run(next(iter(one.records.values())), folder))
-            mark = f" {MARKS[one.agreement]}" if one.agreement else ""
-            row.append(f"[{one.words()}]({link}){_add_difference(one)}{mark}")
-        rows.append(row)
+    table = _tabulate(result, folder)
+    head = ["", *(column.name for column in table.columns[1:])]
+    rows = [[_to_markdown(cell) for cell in row] for row in table.rows]
     lines += [*_format_rows([head, ["---", *["---:"] * (len(head) - 1)], *rows]), ""]
     if any(one.agreement for one in result.cells):
         legend = ", ".join(f"{MARKS[name]} {meaning}" for name, meaning in AGREEMENT.items())
@@ -242,6 +215,13 @@ def to_markdown(result: TableResult, wording: Wording, command: str, charts: Seq
             runs.append([f"[{record.training}]({quote(link_run(record, folder))})", *numbers])
         lines += _format_rows([head, ["---", "---:", "---:", "---:", "---"], *runs])
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _to_markdown(cell: CellValue) -> str:
+    if not isinstance(cell, Linked):
+        return "" if cell is None else str(cell)
+    link = f"[{cell.text}]({quote(cell.href)})" if cell.href else cell.text
+    return f"{link} {MARKS[cell.look]}" if cell.look else link
 
 
 def _list_gains(result: TableResult) -> list[list[str]]:
@@ -291,9 +271,9 @@ def to_page(result: TableResult, wording: Wording, command: str, charts: Sequenc
 def _tabulate(result: TableResult, folder: Path) -> Table:
     printed = any(one.paper for one in result.cells)
     columns = [Column("row")]
-    for name in [name or "value" for name in list_columns(result)]:
-        columns += [Column(f"{name}, paper", "number")] if printed else []
-        columns.append(Column(f"{name}, {name_ours(result)}", "number"))
+    for name in list_columns(result):
+        heads = [", ".join(filter(None, (name, whose))) for whose in ("paper", name_ours(result))]
+        columns += [Column(head, "number") for head in (heads if printed else [name or "value"])]
     rows: list[list[CellValue]] = []
     for name, cells in list_rows(result).items():
         row: list[CellValue] = [name]
@@ -309,13 +289,14 @@ def _link_cell(one: CellResult, folder: Path) -> CellValue:
     if one.ours is None:
         return one.reason
     link = link_run(next(iter(one.records.values())), folder)
-    return Linked(one.words() + _add_difference(one), link, one.agreement, one.ours.mean)
+    difference = f" ({format_difference(one)})" if one.difference is not None else ""
+    return Linked(one.words() + difference, link, one.agreement, one.ours.mean)
 
 
 def _tabulate_cells(result: TableResult, folder: Path) -> Table:
-    columns = {"row": "text", "column": "text", "seeds": "text", "paper": "text", "ours": "number",
-               "difference": "number", "agreement": "text", "gain, paper": "number", "gain, ours": "number",
-               "interval": "text"}  # fmt: skip
+    texts, numbers = ("row", "column", "seeds", "paper"), ("ours", "difference")
+    columns = [*map(Column, texts), *(Column(name, "number") for name in numbers), Column("agreement")]
+    columns += [Column("gain, paper", "number"), Column("gain, ours", "number"), Column("interval")]
     rows: list[list[CellValue]] = []
     for one in [one for one in result.cells if one.cell.done]:
         gain = result.gain(one)
@@ -324,25 +305,29 @@ def _tabulate_cells(result: TableResult, folder: Path) -> Table:
         row += [str(one.paper) if one.paper else None, _link_cell(one, folder) if one.ours else None, one.difference]
         row += [AGREEMENT.get(one.agreement), *((gain.paper, gain.ours) if gain else (None, None))]
         rows.append([*row, _format_interval(gain) or None])
-    return Table("", [Column(name, kind) for name, kind in columns.items()], rows)
+    return Table("", columns, rows)
 
 
 def _tabulate_runs(result: TableResult, folder: Path) -> Table:
-    columns = {"run": "text", "seed": "count", "method": "text", "partition": "text", "accuracy": "percent",
-               "sent up": "bytes", "time": "seconds", "weights": "text", "machine": "text"}  # fmt: skip
+    columns = [Column("run"), Column("seed", "count"), Column("method"), Column("partition")]
+    columns += [Column("accuracy", "percent"), Column("sent up", "bytes"), Column("time", "seconds")]
+    columns += [Column("weights"), Column("machine")]
     rows: list[list[CellValue]] = []
     for record in result.records:
         run = record.result
         row: list[CellValue] = [Linked(record.training, link_run(record, folder)), run.seed, run.method, run.partition]
         row += [run.accuracy, run.bytes_up, run.seconds, run.weights_sha256[:12], record.machine.get("machine", "")]
         rows.append(row)
-    return Table("", [Column(name, kind) for name, kind in columns.items()], rows)
+    return Table("", columns, rows)
 
 
 def write_table(result: TableResult, wording: Wording, command: str) -> list[Path]:
     """Write the Markdown, HTML, JSON and SVG files of a table, replacing earlier ones."""
     recipe = result.recipe
-    folder, name = result.out / TABLES / result.variant.folder / recipe.paper.name, recipe.name.partition("/")[2]
+    folder, name = (
+        result.out / TABLES / result.variant.folder / recipe.name.partition("/")[0],
+        recipe.name.partition("/")[2],
+    )
     charts = draw_figures(result)
     contents = {
         f"{name}.md": to_markdown(result, wording, command, charts, folder).encode(),
@@ -362,24 +347,14 @@ def to_json(result: TableResult, wording: Wording, command: str, folder: Path) -
     """The table for programs."""
     cells = []
     for one in result.cells:
-        paper, ours = one.paper, one.ours
-        cells.append(
-            {
-                "row": one.cell.row.name,
-                "column": one.cell.column.name,
-                "reads": one.cell.reads,
-                "after": one.cell.after,
-                "unit": one.reading.unit,
-                "paper": None if paper is None else {"mean": paper.mean, "deviation": paper.deviation},
-                "ours": None if ours is None else {"mean": ours.mean, "deviation": ours.deviation},
-                "by_seed": {str(seed): value for seed, value in one.values.items()},
-                "missing": {str(seed): reason for seed, reason in one.missing.items()} or one.reason,
-                "difference": one.difference,
-                "agreement": one.agreement,
-                "settings": deciding(one.cell.config),
-                "runs": [link_run(record, folder) for record in one.records.values()],
-            }
-        )
+        cell: dict[str, Any] = {"row": one.cell.row.name, "column": one.cell.column.name, "reads": one.cell.reads}
+        cell |= {"after": one.cell.after, "unit": one.reading.unit}
+        for name, value in (("paper", one.paper), ("ours", one.ours)):
+            cell[name] = None if value is None else {"mean": value.mean, "deviation": value.deviation}
+        cell["by_seed"] = {str(seed): value for seed, value in one.values.items()}
+        cell["missing"] = {str(seed): reason for seed, reason in one.missing.items()} or one.reason
+        cell |= {"difference": one.difference, "agreement": one.agreement, "settings": deciding(one.cell.config)}
+        cells.append(cell | {"runs": [link_run(record, folder) for record in one.records.values()]})
     about = {"recipe": result.recipe.name, "title": result.recipe.title, "command": command}
     return {**about, **vars(wording), "facts": dict(wording.facts), "cells": cells}
 

@@ -23,7 +23,7 @@ from unskew.data.population import Population
 from unskew.models import from_outside
 from unskew.models.networks import Network, by_layer
 from unskew.models.passes import Passes, build_passes
-from unskew.round.client_memory import SavedStates
+from unskew.round.client_memory import ClientMemory, SavedStates
 from unskew.round.jobs import register, visit_key
 from unskew.round.local_optimizers import clip_gradients, make_optimizer, with_round_rate
 
@@ -198,6 +198,11 @@ class ClientSide:
     _starts: list[tuple[Tensors, Tensor, Tensor]] = field(init=False, default_factory=list)
     _references: dict[str, tuple[Network, Tensors]] = field(init=False, default_factory=dict)
 
+    @property
+    def memory_file(self) -> ClientMemory | None:
+        """The file of what clients keep between visits, where they keep it in one."""
+        return self.memory if isinstance(self.memory, ClientMemory) else None
+
     @cached_property
     def weights(self) -> Tensors:
         """The network's own tensors by name, its buffers included."""
@@ -367,7 +372,7 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
             if statistic.measure is not None:
                 sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
         if algorithm.mechanism is not None:
-            sums = algorithm.mechanism.clipped(sums)
+            sums = algorithm.mechanism.clip_update(sums)
         keep = side.memory.values(visited) if side.memory is not None and visit.keep else None
         return Reply(sums, record(side, shared, self.watch) if visit.repeat == 0 else {}, keep=keep)
 

@@ -150,7 +150,7 @@ def _released(
         return sums, None
     clients = len(engine.roster.inhabited)
     expected = min(per_round, clients)
-    noisy = mechanism.noisy(sums, tensors.parameters(state.tensors), expected, key)
+    noisy = mechanism.add_noise(sums, tensors.parameters(state.tensors), expected, key)
     return noisy, mechanism.epsilon(state.round + 1, expected, clients)
 
 

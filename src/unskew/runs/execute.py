@@ -392,7 +392,7 @@ def _calibrate(calibrator: Calibrator, finisher: Finisher) -> tuple[CalibratedCl
     """A calibrated classifier, the bytes and seconds that it took, and notes."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        classifier, sent, seconds = calibrator.calibrated(finisher)
+        classifier, sent, seconds = calibrator.calibrate(finisher)
     notes = dict.fromkeys([*(str(warning.message) for warning in warned), *classifier.report.notes()])
     return classifier, sent, seconds + classifier.report.seconds, tuple(notes)
 

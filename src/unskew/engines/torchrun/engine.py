@@ -24,7 +24,7 @@ from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.machine import neutral
 from unskew.core.tensors import Layout, PackedSums, under
-from unskew.core.types import EVERYONE, Failure, Job, MemoryStore, Note, Reply, Roster, Tensors, TestPart, Visit
+from unskew.core.types import EVERYONE, Failure, Job, Note, Reply, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, keep_freed_memory
 from unskew.engines.codec import Body
 from unskew.engines.scheduler import Scheduler
@@ -139,10 +139,7 @@ class Others:
     def take(self, schedule: Scheduler) -> list[Reply | Failure]:
         """The results that are next in visit order."""
         with self._changed:
-            results = []
-            while (result := schedule.take()) is not None:
-                results.append(result)
-            return results
+            return list(iter(schedule.take, None))
 
     def next_own(self, schedule: Scheduler) -> list[int]:
         """The indices of visits for rank 0 itself; none when a result can be passed on, or all are."""
@@ -233,31 +230,28 @@ class Others:
                     self._tell(None)
                     return
                 if ALIVE not in message:
-                    self._hear_well(other, message, tensors)
+                    self._hear(other, message, tensors)
         except ConnectionAbortedError:  # the rank that was silent is told by the thread that listens to it
             return
         except ConnectionError as error:
             self._lose(other, str(error))
 
-    def _hear_well(self, other: _Other, message: Message, tensors: Tensors) -> None:
+    def _hear(self, other: _Other, message: Message, tensors: Tensors) -> None:
         try:
-            self._hear(other, message, tensors)
+            if "refused" in message:
+                raise UserError(f"{other.known.name}: {message['refused']}")
+            if "storage" in message:
+                kind = LostMemory if message["lost"] else StorageFailure
+                raise kind(f"{other.known.name}: {message['storage']}")
+            if "ready" in message:
+                with self._changed:
+                    other.ready = True
+                    self._changed.notify_all()
+            else:
+                self._take(other, message, tensors)
+                self._hand_out()
         except Exception as error:  # noqa: BLE001  raised again in the main thread
             self._tell(error)
-
-    def _hear(self, other: _Other, message: Message, tensors: Tensors) -> None:
-        if "refused" in message:
-            raise UserError(f"{other.known.name}: {message['refused']}")
-        if "storage" in message:
-            kind = LostMemory if message["lost"] else StorageFailure
-            raise kind(f"{other.known.name}: {message['storage']}")
-        if "ready" in message:
-            with self._changed:
-                other.ready = True
-                self._changed.notify_all()
-            return
-        self._take(other, message, tensors)
-        self._hand_out()
 
     def _take(self, other: _Other, message: Message, tensors: Tensors) -> None:
         """A group's results: how each visit ended, and the tensors that came with it."""
@@ -329,32 +323,19 @@ class Ranks:
     def __init__(self, blueprint: Blueprint, data: Tensors, side: ClientSide, others: Sequence[Rank]) -> None:
         keep_freed_memory()
         self._side, self._epochs = side, blueprint.local.epochs
+        self.roster, self.memory = side.population.roster, side.memory_file
         self._numbers: dict[type, int] = {}
         self._closed = False
-        opening = {
-            "open": blueprint.to_json() if others else {},
-            "secret": side.secret.hex(),
-            "remembers": side.memory is not None,
-        }
+        opening: Message = {"open": blueprint.to_json() if others else {}, "secret": side.secret.hex()}
+        opening["remembers"] = side.memory is not None
         if not _AT_WORK.acquire(blocking=False):
             raise UserError("--engine torchrun: the other ranks still work for another run of this process")
-        memory = side.memory if isinstance(side.memory, ClientMemory) else None
-        self._others = Others(others, memory, side.sessions)
+        self._others = Others(others, self.memory, side.sessions)
         try:
             self._others.open(opening, data)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def roster(self) -> Roster:
-        """All clients of the simulation."""
-        return self._side.population.roster
-
-    @property
-    def memory(self) -> MemoryStore | None:
-        """The file of what clients keep between visits; it is rank 0's."""
-        return self._side.memory if isinstance(self._side.memory, ClientMemory) else None
 
     def visit(
         self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key

@@ -21,14 +21,14 @@ from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.machine import device_count, neutral, resolve_device, worker_device
 from unskew.core.tensors import Layout, PackedSums, prefixed
-from unskew.core.types import EVERYONE, Failure, Job, Tensors, TestPart, Visit
+from unskew.core.types import EVERYONE, Failure, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, build, keep_freed_memory
 from unskew.engines.torchrun.engine import INTERRUPTS
 from unskew.engines.torchrun.join import Launched, come
 from unskew.engines.torchrun.link import ALIVE, FOREVER, Message, Writer, receive
 from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide, plan_ahead
-from unskew.round.client_memory import ClientMemory, anonymous_file
+from unskew.round.client_memory import anonymous_file
 from unskew.round.jobs import answer, decode_job
 
 SILENT_SECONDS = 60.0  # after which rank 0 counts as lost, while it has an engine open
@@ -68,7 +68,6 @@ class _Follower:
         """Do what the messages say, until there are no more."""
         opening: Message = {}
         data: Tensors = {}
-        job: Job | None = None
         while (item := self._inbox.get()) is not None:
             self._working = True
             message, tensors = item
@@ -82,10 +81,10 @@ class _Follower:
                 self._close()
                 data = {}
             elif "begin" in message:
-                job, shared = decode_job(message["begin"]), tensors
-                key = Key(int(message["seed"]), tuple(message["key"]))
-            elif self._side is not None and job is not None:
-                self._answer(self._side, message, tensors, job, shared, key)
+                self._job, self._shared = decode_job(message["begin"]), tensors
+                self._key = Key(int(message["seed"]), tuple(message["key"]))
+            elif self._side is not None:
+                self._answer(self._side, message, tensors)
             self._working = False
         self._listener.join()  # a thread inside PyTorch when the interpreter ends would abort the process
 
@@ -103,17 +102,17 @@ class _Follower:
         else:
             self._send({"ready": True})
 
-    def _answer(self, side: ClientSide, message: Message, kept: Tensors, job: Job, shared: Tensors, key: Key) -> None:
+    def _answer(self, side: ClientSide, message: Message, kept: Tensors) -> None:
         """Do a group of visits, and answer for all of them at once."""
         results, sent = list[Message](), list[tuple[str, Tensor]]()
         visits: list[Visit | TestPart] = [
             msgspec.convert(task["visit"], Visit) if "client" in task["visit"] else TestPart(**task["visit"])
             for task in message["tasks"]
         ]
-        plan_ahead(side, job, shared, visits, key)
+        plan_ahead(side, self._job, self._shared, visits, self._key)
         for task, visit in zip(message["tasks"], visits, strict=True):
             try:
-                result, tensors = self._visit(side, task, visit, kept.get(str(task["index"])), job, shared, key)
+                result, tensors = self._visit(side, task, visit, kept.get(str(task["index"])))
             except StorageFailure as error:
                 self._send({"storage": str(error), "lost": isinstance(error, LostMemory)})
                 return
@@ -122,23 +121,22 @@ class _Follower:
         self._send({"number": message["number"], "results": results}, sent)
 
     def _visit(
-        self, side: ClientSide, task: Message, visit: Visit | TestPart, kept: Tensor | None, job: Job,
-        shared: Tensors, key: Key,
-    ) -> tuple[Message, Tensors]:  # fmt: skip
+        self, side: ClientSide, task: Message, visit: Visit | TestPart, kept: Tensor | None
+    ) -> tuple[Message, Tensors]:
         """What rank 0 is sent about a visit: fields, and the sums, the extra and what the client keeps as tensors."""
         if isinstance(visit, Visit) and task["record"] and side.sessions is not None:
             side.sessions.join(visit.client, bytes.fromhex(task["record"]))
-        if isinstance(visit, Visit) and isinstance(side.memory, ClientMemory):
-            ticket = None if kept is None else side.memory.put(GIVEN, bytearray(kept.numpy()))
+        if isinstance(visit, Visit) and (memory := side.memory_file) is not None:
+            ticket = None if kept is None else memory.put(GIVEN, bytearray(kept.numpy()))
             visit = replace(visit, ticket=ticket, slot=None if visit.slot is None else KEPT)
-        reply = answer(side, job, shared, visit, key)
+        reply = answer(side, self._job, self._shared, visit, self._key)
         record = _record(side, visit, task["record"])
         if isinstance(reply, Failure):
             return record | {"failure": reply.reason}, {}
         assert isinstance(reply.sums, PackedSums)
         layout, tensors = reply.sums.layout, {"sums": reply.sums.vector, **prefixed(dict(reply.extra), "extra/")}
-        if reply.ticket is not None and isinstance(side.memory, ClientMemory):
-            tensors["kept"] = torch.frombuffer(side.memory.content(reply.ticket, -1), dtype=torch.uint8)
+        if reply.ticket is not None and side.memory_file is not None:
+            tensors["kept"] = torch.frombuffer(side.memory_file.content(reply.ticket, -1), dtype=torch.uint8)
         fields = record if layout == self._layout else record | {"layout": layout}  # long, and nearly always the same
         self._layout = layout
         return fields, tensors

@@ -38,43 +38,32 @@ class Launched:
     local_ranks: int = 1
     by_torchrun: bool = False  # which ends the ranks of a machine when one of them dies
 
-    @property
-    def several_machines(self) -> bool:
-        """Whether some of the ranks are elsewhere."""
-        return self.local_ranks < self.ranks
-
 
 def launched() -> Launched:
     """This process's place; refused where nothing started it as one of several."""
     missing = [name for name in VARIABLES if not os.environ.get(name)]
     if missing:
-        raise UserError(
-            f"--engine torchrun: {missing[0]} is not set, so torchrun did not start this process; start it so: "
-            f"{LINE} …, or give --engine auto"
-        )
-    place = Launched(
-        _number("RANK"), _number("WORLD_SIZE"), os.environ["MASTER_ADDR"], _number("MASTER_PORT"),
-        _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1),
-        by_torchrun="TORCHELASTIC_RUN_ID" in os.environ,
-    )  # fmt: skip
+        why = f"{missing[0]} is not set, so torchrun did not start this process"
+        raise UserError(f"--engine torchrun: {why}; start it with: {LINE} …, or give --engine auto")
+    (rank, ranks, port), host = map(_number, ("RANK", "WORLD_SIZE", "MASTER_PORT")), os.environ["MASTER_ADDR"]
+    local = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
+    place = Launched(rank, ranks, host, port, *local, by_torchrun="TORCHELASTIC_RUN_ID" in os.environ)
     if not place.rank < place.ranks:
-        raise UserError(f"RANK={place.rank}, WORLD_SIZE={place.ranks}: ranks count from 0; start it so: {LINE} …")
+        raise UserError(f"RANK={place.rank}, WORLD_SIZE={place.ranks}: ranks count from 0; start it with: {LINE} …")
     return place
 
 
 def check_command(engine: str | None) -> None:
     """Refuse a command that torchrun has started several times, if its engine would make a run of each."""
     if "TORCHELASTIC_RUN_ID" in os.environ and engine != "torchrun" and (ranks := launched().ranks) > 1:
-        raise UserError(
-            f"torchrun has started this command {ranks} times; give --engine torchrun, so that it is one run, or start "
-            "it without torchrun"
-        )
+        hint = "give --engine torchrun to make it one run, or start it without torchrun"
+        raise UserError(f"torchrun has started this command {ranks} times; {hint}")
 
 
 def _number(name: str, default: int | None = None) -> int:
     text = os.environ.get(name) or str(default)
     if not (text.isascii() and text.isdigit()):
-        raise UserError(f"{name}={text}: torchrun sets it to a whole number; start it so: {LINE} …")
+        raise UserError(f"{name}={text}: torchrun sets it to a whole number; start it with: {LINE} …")
     return int(text)
 
 
@@ -179,10 +168,8 @@ def _store(place: Launched) -> Store:
     """Where the ranks leave each other short notes: torchrun's own, or rank 0's where another program started them."""
     master = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        store = TCPStore(
-            place.host, place.port, is_master=master, timeout=timedelta(seconds=COME_SECONDS), wait_for_workers=False,
-            multi_tenant=True,
-        )  # fmt: skip
+        patience = timedelta(seconds=COME_SECONDS)
+        store = TCPStore(place.host, place.port, None, master, patience, wait_for_workers=False, multi_tenant=True)
     except (RuntimeError, ValueError) as error:
         said = str(error).partition("\n")[0][:300]
         raise UserError(
@@ -235,10 +222,8 @@ def _connect(store: Store, place: Launched) -> None:
     try:
         if name is not None:
             os.environ[INTERFACE] = name
-        dist.init_process_group(
-            "gloo", store=PrefixStore("unskew", store), rank=place.rank, world_size=place.ranks,
-            timeout=timedelta(seconds=CONNECT_SECONDS),
-        )  # fmt: skip
+        own, patience = PrefixStore("unskew", store), timedelta(seconds=CONNECT_SECONDS)
+        dist.init_process_group("gloo", store=own, rank=place.rank, world_size=place.ranks, timeout=patience)
     except RuntimeError as error:
         said = str(error).partition("\n")[0][:300]
         raise UserError(
@@ -266,7 +251,7 @@ def _interface(place: Launched) -> str | None:
                 except OSError:  # it has no address
                     continue
                 if answer[20:24] == own:  # other machines cannot reach this one by its own loopback
-                    return None if place.several_machines and name == "lo" else name
+                    return None if place.local_ranks < place.ranks and name == "lo" else name
     except OSError:  # a name that does not resolve, another operating system
         return None
     return None
