@@ -103,9 +103,9 @@ def test_a_log_outlives_a_kill_and_holds_every_round_once(tmp_path):
 
 def test_a_log_that_cannot_be_written_is_a_note_and_the_run_goes_on(tmp_path):
     code = (
-        "import sys; from unskew.runs import train; make = train.create_run_folder\n"
+        "import sys; from unskew.runs import folder; make = folder.create_run_folder\n"
         "def create(path):\n    make(path)\n    (path / 'logs').write_text('in the way')\n"
-        "train.create_run_folder = create\n"
+        "folder.create_run_folder = create\n"
         "from unskew.console.main import main\n"
         "main(sys.argv[1:])\n"
     )
