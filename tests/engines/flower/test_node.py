@@ -430,3 +430,20 @@ def test_a_node_may_bring_several_clients(tmp_path):
     asking.agree()
     header, _ = asking.job(encode_job(Evaluate()), visits=[Visit(1, 1.0), Visit(3, 1.0)])
     assert [each["client"] for each in header["results"]] == [1, 3]
+
+
+def test_a_run_does_not_go_on_with_data_that_changed_while_the_node_was_down(tmp_path):
+    data, folder = slice_of_digits(1), tmp_path / "node"
+    before = Asking(Node(data, folder)).agree()
+    again = Asking(Node(slice_of_digits(1), folder))
+    again.number = before.number
+    assert again.job()[0]["kind"] == "done"
+    train = data.images.train
+    images = train.images.copy()
+    images[0] = images[0][..., ::-1]  # as many images as before
+    changed = replace(data, images=replace(data.images, train=replace(train, images=images)))
+    last = Asking(Node(changed, folder))
+    last.number = again.number
+    header, _ = last.job()
+    assert "data have changed since the run began" in refused(header)
+    assert data.sha256 not in str(header)

@@ -3,6 +3,7 @@
 Whatever comes is checked before anything is done; what does not fit is refused with its reason, and the node goes on.
 """
 
+import hashlib
 import math
 import os
 import re
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shutil import rmtree
@@ -100,6 +102,15 @@ class NodeData:
     name: str
     images: ImageSet
     clients: tuple[OwnClient, ...]
+
+    @cached_property
+    def sha256(self) -> str:
+        """Over all images and labels, and which client has which. It stays on the node: a server that has it could
+        test guesses about the data."""
+        digest = hashlib.sha256(images_sha256(self.images).encode())
+        for each in self.clients:
+            digest.update(repr((each.name, each.train.tolist(), each.test.tolist())).encode())
+        return digest.hexdigest()
 
     def described(self) -> Description:
         """What the server is told before the first round."""
@@ -295,6 +306,7 @@ class NodeMemory:
 
 
 SECRET, RECORD = "secret", "sessions"
+DATA = "data.sha256"
 SECRET_LENGTH = 32  # bytes
 
 
@@ -654,6 +666,7 @@ class Node:
         place = self._place(agreement.run)
         if agreement.run not in self._secrets:
             self._secrets[agreement.run] = open_secret(place)
+        self._check_data(place)
         run = NodeRun(
             agreement, self.data, frozen, place, own=self._secrets[agreement.run], device=self._device,
             policy=self.policy,
@@ -664,6 +677,14 @@ class Node:
             del self._runs[name]
             self._secrets.pop(name).sessions.close()
         return run
+
+    def _check_data(self, place: Path) -> None:
+        """Refuse to go on with a run whose data here have changed since it began."""
+        known = read_content(place / DATA, 1000)
+        if known is None:
+            write_whole(place / DATA, self.data.sha256.encode(), secret=True)
+        elif known.decode() != self.data.sha256:
+            raise BadMessage("this node's data have changed since the run began; restore them, or start another run")
 
     def _numbers(self, run: str) -> Seen:
         if run not in self._seen:
