@@ -22,7 +22,8 @@ from faults.trials import REFUSED, SAME, Answer, Trial, refusal
 
 UNSKEW = (sys.executable, "-m", "unskew")
 METHODS = ("fedavg + ccvr", "moon + scaffold", "fedavgm + fedvc(64) + fedir", "feddyn + lda", "fedeccr")
-OPTIONS = ("--data", "digits", "--clients", "6", "--rounds", "4", "--epochs", "1", "--lr", "0.05", "--per-round", "4")
+OPTIONS = ("--data", "digits", "--clients", "6", "--rounds", "4", "--epochs", "1", "--lr", "0.05", "--per-round", "4",
+           "--during", "norms + drift")  # fmt: skip
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 MAX_KILLS = 5  # of one run; then it is left alone to finish
 SECONDS = 300  # for one command
@@ -63,7 +64,7 @@ def resource_trials(folder: Path, seed: int) -> Iterator[Trial]:
 
 
 @cache
-def whole(folder: Path, method: str) -> tuple[str, str]:
+def whole(folder: Path, method: str) -> tuple[str, ...]:
     """The result of a run that was never disturbed."""
     run = folder / f"whole {METHODS.index(method)}"
     answer = _ended(_started(run, method, "loop"))
@@ -72,13 +73,14 @@ def whole(folder: Path, method: str) -> tuple[str, str]:
     return outcome(run)
 
 
-def outcome(run: Path) -> tuple[str, str]:
-    """All that must be the same: weights, calibrations, and every round but for its seconds."""
+def outcome(run: Path) -> tuple[str, ...]:
+    """All that must be the same: weights, calibrations, every round but for its seconds, what was recorded."""
     result = json.loads((run / "result.json").read_text())
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for row in (*rows, *result["calibrations"]):
         del row["seconds"]
-    return result["weights_sha256"], json.dumps([rows, result["calibrations"]])
+    during = (run / "during.jsonl").read_text() if (run / "during.jsonl").exists() else ""
+    return result["weights_sha256"], json.dumps([rows, result["calibrations"]]), during
 
 
 def _started(run: Path, method: str, engine: str, limit: Callable[[], None] | None = None) -> "subprocess.Popen[str]":

@@ -59,6 +59,7 @@ def real_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def quiet_surroundings(monkeypatch, tmp_path_factory):
-    """No test sees the data folder or the cache of whoever runs it."""
+    """No test sees the data folder, the cache or the state of whoever runs it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
     monkeypatch.delenv("UNSKEW_DATA", raising=False)
     monkeypatch.setenv("UNSKEW_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))

@@ -15,6 +15,11 @@ def main() -> None:
     """Import the command line and run it."""
     # An exception that crosses a C++ module in its initialisation aborts the process, so nothing is raised there.
     _on_interrupt(_leave)
+    try:
+        os.getcwd()
+    except OSError:  # libraries end the process for it, or print tracebacks
+        os.write(2, b"unskew: the working directory was deleted; change to another one\n")
+        sys.exit(2)
     from unskew.console.main import main as command
 
     _on_interrupt(_interrupt)

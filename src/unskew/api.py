@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from unskew.core.errors import accepts
+from unskew.core.limits import working_directory
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm
@@ -68,6 +68,7 @@ def run(
     out: Text | None = None,
     observe: Observer | None = None,
     progress: bool | None = None,
+    trust: bool = False,
     data: Data | None = None,
     data_dir: Text | None = None,
     cache_dir: Text | None = None,
@@ -125,6 +126,8 @@ def run(
         checkpoint written, and StopRun tells how to resume it.
     progress
         Whether to show the run while it trains (default: only in a notebook).
+    trust
+        Whether plug-ins may run that the recipe names, though it is the config.toml of somebody else's run directory.
     {options}
 
     Returns
@@ -134,8 +137,8 @@ def run(
     """
     given = locals()
     options = {name: given[name] for name in OPTIONS if given[name] is not None}
-    home = Path.cwd()
-    return _show(progress, observe, lambda watch: runs.run(recipe, out=out, observe=watch, home=home, **options))
+    options |= {"out": out, "home": working_directory(), "trust": trust}
+    return _show(progress, observe, lambda watch: runs.run(recipe, observe=watch, **options))
 
 
 @accepts
@@ -146,6 +149,7 @@ def run_seeds(
     out: Text | None = None,
     observe: Observer | None = None,
     progress: bool | None = None,
+    trust: bool = False,
     **options: Any,
 ) -> SeedRuns:
     """Run one setting with several seeds, each in its own run directory: ``out/seed0``, ``out/seed1``, …
@@ -162,7 +166,7 @@ def run_seeds(
         partition.
     out
         The folder of the run directories (default: runs/<name>).
-    observe, progress, options
+    observe, progress, trust, options
         As for ``unskew.run``; ``seed`` is not among the options.
 
     Returns
@@ -170,7 +174,7 @@ def run_seeds(
     SeedRuns
         The results, and mean and deviation over the seeds.
     """
-    options |= {"seeds": seeds, "out": out, "home": Path.cwd()}
+    options |= {"seeds": seeds, "out": out, "home": working_directory(), "trust": trust}
     return _show(progress, observe, lambda watch: seeded.run_seeds(recipe, observe=watch, **options))
 
 
@@ -181,6 +185,7 @@ def resume(
     *,
     observe: Observer | None = None,
     progress: bool | None = None,
+    trust: bool = False,
     on_failure: str | None = None,
     device: str | None = None,
     engine: str | None = None,
@@ -205,6 +210,8 @@ def resume(
         The run directory.
     observe, progress
         As for ``unskew.run``.
+    trust
+        Whether plug-ins that the directory names may run, though it is from somebody else.
     {options}
 
     Returns
@@ -213,8 +220,8 @@ def resume(
         As from ``unskew.run``.
     """
     given = locals()
-    options = {name: given[name] for name in (*runs.WORK, "data", "model", "method")}
-    folder = Path(path).absolute()
+    options = {name: given[name] for name in (*runs.WORK, "trust", "data", "model", "method")}
+    folder = working_directory() / path
     return _show(progress, observe, lambda watch: runs.resume(folder, observe=watch, **options))
 
 
@@ -230,6 +237,7 @@ def sweep(
     jobs: int | None = None,
     out: Text | None = None,
     form: str = "svg",
+    trust: bool = False,
     **options: Any,
 ) -> Sweep:
     """Try many settings on held-out training images; write a table, charts and best.toml.
@@ -257,6 +265,8 @@ def sweep(
         The sweep's folder (default: runs/sweep-<name>).
     form
         The format of the charts: svg, png or pdf.
+    trust
+        As for ``unskew.run``.
     options
         Options of ``unskew.run``, as texts and numbers.
 
@@ -266,7 +276,7 @@ def sweep(
         Every setting with its score, and the best one.
     """
     check_format(form)
-    texts, home = [over] if isinstance(over, str) else over, Path.cwd()
+    texts, home = [over] if isinstance(over, str) else over, working_directory()
     made = sweep_settings(
         recipe,
         over=texts,
@@ -277,6 +287,7 @@ def sweep(
         jobs=jobs,
         out=out,
         home=home,
+        trust=trust,
         **options,
     )
     write_summary(made, form)

@@ -1,15 +1,19 @@
 """The report page in a real browser: it is quiet, asks for nothing, and does what a reader expects of it."""
 
 import base64
+import json
 import math
 from itertools import pairwise
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
+import unskew
 from unskew.analysis.measure import Choice, Column, Table
 from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Picture, Rule
 from unskew.report.page import Page, Section, to_html
+from unskew.runs.seals import seal_folder
 
 LONG = "a_class_name_without_any_place_to_break_it_" * 5
 NASTY = "</script></style><img src=x onerror=alert(1)> \"quotes\" 'and' &amp; שלום עולם 🦊"
@@ -209,6 +213,70 @@ def test_text_from_outside_stays_text(tab, rich):
     assert tab.ask("document.querySelector('#nasty h2').textContent") == NASTY
     assert tab.ask("document.querySelector('#nasty tbody th').textContent") == NASTY
     assert visible(tab, "img") == 0
+
+
+HOSTILE = "x\"'</script></style></svg></title><img src=x onerror=owned=1><svg onload=owned=1>`${owned=1}`"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """The pages of two runs whose sender wrote such texts wherever a run directory has texts, and sealed them."""
+    folder = tmp_path_factory.mktemp("hostile")
+    data = folder / f"{HOSTILE.replace('/', '')}.npz"
+    labels = np.arange(60) % 3
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
+    names = {"classes": np.array([f"{label}{HOSTILE}" for label in range(3)])}
+    users = {"users": np.array([f"{HOSTILE}{number % 4}" for number in range(60)])}
+    np.savez(data, x_train=pixels, y_train=labels, x_test=pixels, y_test=labels, **names, **users)
+    runs = [folder / f"{number}{HOSTILE.replace('/', '')}" for number in range(2)]
+    for seed, run in enumerate(runs):
+        unskew.run(out=run, data=f"arrays:{data}", partition="users", rounds=1, epochs=1, seed=seed, engine="loop",
+                   method="fedavg + lda", during="norms + drift")  # fmt: skip
+        unskew.analyse(run)
+        result = json.loads((run / "result.json").read_text())
+        result |= {"method": HOSTILE, "data": HOSTILE, "partition": HOSTILE, "model": HOSTILE, "notes": [HOSTILE]}
+        result["settings"] |= {"method": HOSTILE, "lr": HOSTILE}
+        (run / "result.json").write_text(json.dumps(result))
+        (metrics,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        metrics |= {"notes": [HOSTILE], "failures": [{"client": 1, "reason": HOSTILE}]}
+        (run / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
+        for file in (run / "figures").glob("*.json"):
+            values = json.loads(file.read_text())
+            file.write_text(json.dumps(values | {"notes": [HOSTILE]}))
+        seal_folder(run)
+    alone, both = folder / "one.html", folder / "two.html"
+    unskew.write_report(runs[0], out=alone)
+    unskew.write_report(*runs, out=both)
+    return {"one": alone, "two": both}
+
+
+@pytest.mark.parametrize("which", ["one", "two"])
+def test_a_run_from_somebody_hostile_is_shown_as_text(tab, hostile, which):
+    tab.open(hostile[which])
+    assert HOSTILE in tab.ask("document.body.textContent")
+    for mark in range(tab.ask("document.querySelectorAll('.plot').length")):
+        tab.ask(f"document.querySelectorAll('.plot')[{mark}].focus()")
+        tab.press("End")
+    for button in ("th button", ".download", "[data-step='1']"):
+        tab.ask(f"document.querySelectorAll({json.dumps(button)}).forEach(each => each.click())")
+    assert tab.ask("typeof owned") == "undefined"
+    assert tab.ask("document.images.length") == 0
+    attributes = "[...document.querySelectorAll('*')].flatMap(e => [...e.attributes].map(a => a.name))"
+    assert [name for name in tab.ask(attributes) if name.startswith("on")] == []
+    links = tab.ask("[...document.querySelectorAll('a, [href]')].map(e => e.getAttribute('href') ?? '')")
+    assert [link for link in links if not link.startswith(("#", "data:image/"))] == []
+
+
+def test_a_script_that_is_not_the_page_s_own_does_not_run(tab, tmp_path, rich):
+    """The second wall: even if a text came through as it is."""
+    page = tmp_path / "page.html"
+    text = rich.read_text(encoding="utf-8")
+    page.write_text(text.replace("</h1>", "</h1><script>owned = 1</script><p onclick='owned = 1'>", 1), "utf-8")
+    tab.open(page)
+    tab.click("header p")
+    assert tab.ask("typeof owned") == "undefined"
+    assert any("Content Security Policy" in complaint for complaint in tab.complaints())
+    tab.browser.events.clear()
 
 
 def test_the_next_button_shows_the_next_of_a_choice_and_wraps(tab, rich):

@@ -4,6 +4,7 @@ import hashlib
 import sys
 
 import pytest
+import torch
 
 from unskew.core.errors import Ended, UserError
 from unskew.core.plugins import Plugin, find_plugins, guard_plugins, load_function, parse_plugin, plugin_sha256
@@ -101,3 +102,21 @@ def test_a_modules_hash_is_taken_without_importing_anything(module):
         plugin_sha256(Plugin("misbehaving.nowhere", "f"))
     with pytest.raises(UserError, match="there is no module sys"):
         plugin_sha256(Plugin("sys", "exit"))
+
+
+@pytest.mark.parametrize(
+    "name", ["unskew:run", "unskew.api:sweep", "unskew.runs.train:run", "unskew.console.main:main"]
+)
+def test_our_own_commands_are_no_plugins(name):
+    """A measure's text is called when it is parsed: ``unskew:run`` would train."""
+    with pytest.raises(UserError, match="Unskew's own functions do not serve as plug-ins"):
+        load_function(name, "measure")
+    assert callable(load_function("unskew.methods.fedprox:fedprox", "method"))
+
+
+def test_importing_a_plugin_does_not_change_the_default_type(tmp_path, monkeypatch):
+    """What is computed afterwards would depend on whether the module was imported already."""
+    (tmp_path / "doubles.py").write_text("import torch\ntorch.set_default_dtype(torch.float64)\ndef net(): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert callable(load_function("doubles:net", "model"))
+    assert torch.get_default_dtype() == torch.float32

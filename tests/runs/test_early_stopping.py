@@ -72,7 +72,7 @@ def test_nan_is_never_better():
 
 
 def test_patience_counts_rounds_and_runs_out_only_when_evaluated(tmp_path):
-    best = BestRound(tmp_path, "accuracy", 2, [], ServerState(0, {}, {}))
+    best = BestRound(tmp_path, "accuracy", 2, [], ServerState(0, {}, {}), PROGRESS)
     seen = []
     for number, value in enumerate([0.1, 0.3, None, None, 0.2], 1):
         best.see(ServerState(number, {}, {}), value)
@@ -82,7 +82,7 @@ def test_patience_counts_rounds_and_runs_out_only_when_evaluated(tmp_path):
 
 
 def test_states_on_disk_are_the_best_one_alone_and_what_others_keep(tmp_path):
-    best = BestRound(tmp_path, "loss", 9, [], ServerState(0, {}, {}))
+    best = BestRound(tmp_path, "loss", 9, [], ServerState(0, {}, {}), PROGRESS)
     for number, value in enumerate([3.0, 2.5, 2.7, 2.0, 2.1], 1):
         state = ServerState(number, {}, {})
         best.see(state, value)
@@ -164,6 +164,12 @@ def test_a_lost_or_foreign_best_state_is_refused_in_a_sentence(tmp_path, scripte
         train.resume(path)
     file.write_bytes((path / "checkpoint" / "state.safetensors").read_bytes())
     with pytest.raises(UserError, match="is the state after round 4, not 2"):
+        train.resume(path)
+    other = tmp_path / "other"
+    with pytest.raises(train.StopRun):
+        train.run(out=other, observe=lambda event: _stop_after(event, 4), **(OPTIONS | {"seed": 1}))
+    shutil.copy(kept_state(other, 2), file)
+    with pytest.raises(UserError, match=r"round-000002\.safetensors is from another run; restore it from a copy"):
         train.resume(path)
     file.write_bytes(content)
     assert train.resume(path).best_round == 2

@@ -1,7 +1,12 @@
 """One run of several: what it has is kept, what is missing is added, what fails does not stop the rest."""
 
+import os
+import signal
+from dataclasses import replace
+
 import pytest
 
+from unskew.core.child import start_worker
 from unskew.core.errors import UserError
 from unskew.runs.config import Config
 from unskew.runs.result import read_result
@@ -51,6 +56,64 @@ def test_several_processes_make_the_same(trained, tmp_path):
     alone, other = (read_result(path) for path in (trained.path, tmp_path / "1"))
     assert other.weights_sha256 == alone.weights_sha256
     assert other.calibrations["lda"].accuracy == alone.calibrations["lda"].accuracy
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    """The worker processes, in the order of their start."""
+    started = []
+
+    def start(module):
+        started.append(start_worker(module))
+        return started[-1]
+
+    monkeypatch.setattr(tasks, "start_worker", start)
+    return started
+
+
+@pytest.mark.heavy
+def test_the_run_of_a_killed_worker_is_resumed_by_another(trained, workers, tmp_path):
+    ended, killed = {}, []
+
+    def progress(place, number):
+        if not killed:
+            killed.append(place)
+            os.kill(workers[0].pid, signal.SIGKILL)
+
+    several = [Task(replace(SMALL, rounds=3), tmp_path / str(place)) for place in range(3)]
+    do_tasks(several, 2, ended.__setitem__, progress)
+    assert ended == {0: None, 1: None, 2: None}
+    assert len({read_result(task.path).weights_sha256 for task in several}) == 1
+    assert len(workers) == 3
+
+
+@pytest.mark.heavy
+def test_a_worker_killed_before_it_has_work_is_replaced(workers, tmp_path, monkeypatch):
+    start, ended = tasks.start_worker, {}
+
+    def start_and_kill(module):
+        child = start(module)
+        if len(workers) <= 2:
+            os.kill(child.pid, signal.SIGKILL)
+        return child
+
+    monkeypatch.setattr(tasks, "start_worker", start_and_kill)
+    do_tasks([Task(SMALL, tmp_path / str(place)) for place in range(2)], 2, ended.__setitem__, lambda *_: None)
+    assert ended == {0: None, 1: None}
+
+
+def test_workers_that_never_start_are_one_message(workers, tmp_path, monkeypatch):
+    start, ended = tasks.start_worker, {}
+
+    def start_and_kill(module):
+        child = start(module)
+        os.kill(child.pid, signal.SIGKILL)
+        return child
+
+    monkeypatch.setattr(tasks, "start_worker", start_and_kill)
+    with pytest.raises(UserError, match=r"a worker process could not start: its process ended with signal 9"):
+        do_tasks([Task(SMALL, tmp_path / str(place)) for place in range(2)], 2, ended.__setitem__, lambda *_: None)
+    assert ended == {}
 
 
 def test_a_run_that_cannot_be_trained_is_a_failure(tmp_path):

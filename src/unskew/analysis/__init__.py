@@ -99,9 +99,9 @@ def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg", inside:
 @accepts
 def analyse(
     path: str | Path, *sources: MeasureSource, data_dir: str | Path | None = None, engine: str | None = None,
-    workers: int | None = None, device: str | None = None, form: str = "svg", say: Say | None = None,
-    observe: Callable[[str, Measured | Missing, list[Path]], None] | None = None, data: Any = None, model: Any = None,
-    method: Any = None,
+    workers: int | None = None, device: str | None = None, form: str = "svg", trust: bool = False,
+    say: Say | None = None, observe: Callable[[str, Measured | Missing, list[Path]], None] | None = None,
+    data: Any = None, model: Any = None, method: Any = None,
 ) -> dict[str, Measured]:  # fmt: skip
     """Take measures of a finished run; all of them if none is named. Values and charts go into ``RUN/figures``.
 
@@ -118,6 +118,8 @@ def analyse(
         How local models are trained again, by default as the run was.
     form
         Format of the charts: svg, png or pdf.
+    trust
+        Whether plug-ins that the directory names may run, though it is from somebody else.
     say
         Called with what is being done, and how much of how much.
     observe
@@ -135,7 +137,7 @@ def analyse(
     missing: list[str] = []
     values = {"data": data, "model": model, "method": method}
     where = {"data_dir": data_dir, "engine": engine, "workers": workers, "device": device}
-    with FinishedRun(path, **where, say=say, values=values) as run:  # type: ignore[arg-type]
+    with FinishedRun(path, **where, say=say, values=values, trust=trust) as run:  # type: ignore[arg-type]
         for request in requests:
             try:
                 measured = take_measure(run, request)
@@ -167,7 +169,8 @@ DrawObserver = Callable[[str, Sequence[str], list[Path]], None]  # the measure, 
 def draw_runs(
     paths: Sequence[str | Path], *sources: MeasureSource, out: str | Path | None = None, form: str = "svg",
     width: str | None = None, height: str | None = None, title: str | None = None, against: str | None = None,
-    data_dir: str | Path | None = None, say: Say | None = None, observe: DrawObserver | None = None,
+    data_dir: str | Path | None = None, trust: bool = False, say: Say | None = None,
+    observe: DrawObserver | None = None,
 ) -> list[Path]:  # fmt: skip
     """Draw finished runs in one figure, for a paper; runs that differ only in the seed are one line with a band.
 
@@ -189,6 +192,8 @@ def draw_runs(
         One of the curves: round, batches, bytes or seconds.
     data_dir
         The folder of the published data sets (or UNSKEW_DATA).
+    trust
+        Whether plug-ins that a directory names may run, though it is from somebody else.
     say
         Called with what is being done, and how much of how much.
     observe
@@ -217,7 +222,7 @@ def draw_runs(
     target = Path(out) if out is not None else _find_figures(given, found)
     files = []
     with ExitStack() as stack:
-        runs = [stack.enter_context(FinishedRun(path, data_dir=data_dir, say=say)) for path in found]
+        runs = [stack.enter_context(FinishedRun(path, data_dir=data_dir, say=say, trust=trust)) for path in found]
         names = name_runs(runs)
         for request in requests:
             compare = request.measure.compare

@@ -10,6 +10,7 @@ from unskew.calibration.ridge import ridge
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.plugins import load_function
+from unskew.core.trust import strangers
 
 CALIBRATIONS: dict[str, Callable[..., Finisher]] = {
     "ccvr": ccvr,
@@ -40,8 +41,11 @@ def parse_calibration(source: str | Finisher) -> Finisher:
 def is_bound(name: str) -> bool:
     """Whether the calibration of that name in a result is a bound for study, which no federation could have.
 
-    What protects its statistics may follow (``ccvr + secure``). A calibration that cannot be read here is not one.
+    What protects its statistics may follow (``ccvr + secure``). A calibration that cannot be read here is not one, nor
+    is a plug-in that the user has never named: a result may come from anybody.
     """
+    if strangers(name):
+        return False
     try:
         return _build(text.parse_calls(name, "calibration")[0]).bound
     except UserError:

@@ -108,6 +108,9 @@ class Lift(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
+        if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.is_floating_point():
+            given = f"a tensor {list(weight.shape)} of {weight.dtype}" if isinstance(weight, Tensor) else a_kind(weight)
+            raise UserError(f"Lift: weight must be a tensor [d, m] of floats, this is {given}; Lift.of(d, m) draws it")
         self.register_buffer("weight", weight)
 
     @staticmethod

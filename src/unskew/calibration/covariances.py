@@ -8,13 +8,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unskew.core import text
-from unskew.core.errors import UserError, brief, nearest
+from unskew.core.errors import UserError, a_kind, brief, nearest
 from unskew.core.key import Key
 from unskew.core.machine import physical_memory
 from unskew.core.types import Tensors
@@ -265,8 +266,10 @@ class LowRank:
     common = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rank, Integral) or isinstance(self.rank, bool):
+            raise UserError(f"LowRank: rank must be a whole number, this is {a_kind(self.rank)}")
         if self.rank < 1:
-            raise ValueError(f"low-rank({self.rank}): rank counts directions, give at least 1")
+            raise UserError(f"low-rank({self.rank}): rank counts directions, give at least 1")
 
     def __str__(self) -> str:
         return f"low-rank({self.rank})"

@@ -199,6 +199,8 @@ def finisher(build: Callable[Knobs, Finisher]) -> Callable[Knobs, Finisher]:
         The function. One outside this package is named ``package.module:function``. Knobs at their defaults are left
         out of the text.
     """
+    if not inspect.isroutine(build):
+        raise UserError(f"finisher: give the function that makes the Finisher, this is {a_kind(build)}")
     ours = build.__module__.startswith("unskew.calibration.") or build.__module__ == "__main__"
     name = build.__name__ if ours else f"{build.__module__}:{build.__qualname__}"
 

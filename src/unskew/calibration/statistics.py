@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -456,10 +456,15 @@ class ClassStatistics:
     def to_bytes(self) -> bytes:
         """As a safetensors file holds them."""
         about: dict[str, Any] = {"statistics": 1, "classes": self.classes, "form": str(self.form)}
-        if self.noise is not None:
-            about["noise"] = [self.noise.sums, self.noise.second]
-        contiguous = {name: value.contiguous() for name, value in self.tensors().items()}
-        return save(contiguous, metadata={"unskew": json.dumps(about)})
+        try:
+            if self.noise is not None:
+                about["noise"] = [self.noise.sums, self.noise.second]
+            contiguous = {name: value.contiguous() for name, value in self.tensors().items()}
+            return save(contiguous, metadata={"unskew": json.dumps(about)})
+        except (AttributeError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+            raise UserError(
+                f"these statistics cannot be saved: {error}; make them with ClassStatistics.measure or of_features"
+            ) from error
 
     @accepts
     def save(self, path: str | Path) -> None:

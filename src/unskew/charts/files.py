@@ -153,7 +153,7 @@ def _element(name: str, tip: str, **attributes: float | str | None) -> str:
 
 def _attributes(**values: float | str | None) -> str:
     return "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{value if isinstance(value, str) else _number(value)}"'
+        f' {name.rstrip("_").replace("_", "-")}="{_escape(value) if isinstance(value, str) else _number(value)}"'
         for name, value in values.items()
         if value is not None
     )

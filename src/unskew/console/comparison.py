@@ -392,6 +392,7 @@ def _cells(key: str, several: Sequence[Figure], form: str) -> dict[str, str]:
 
 
 out = PlainConsole()
+Trust = Annotated[bool, typer.Option("--trust", help="Run plug-ins that a run directory from somebody else names.")]
 
 
 def note_unsealed(paths: Iterable[Path]) -> None:

@@ -10,7 +10,7 @@ import typer
 from unskew import analysis
 from unskew.analysis import draw_runs
 from unskew.analysis.measure import Measured
-from unskew.console.comparison import note_unsealed, runs_named
+from unskew.console.comparison import Trust, note_unsealed, runs_named
 from unskew.console.options import with_options
 from unskew.console.progress import PlainConsole, StageProgress
 from unskew.core.errors import Missing, UserError
@@ -81,6 +81,7 @@ def analyse(
     against: Annotated[
         str | None, typer.Option(help="Draw curves only against round | batches | bytes | seconds.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Measure a finished run, or draw several runs in one figure."""
     paths, measures = _split_words(words)
@@ -91,10 +92,10 @@ def analyse(
         if len(runs) > 1 or chosen:
             draw_runs(
                 paths, *measures, out=folder, form=form, width=width, height=height, title=title, against=against,
-                data_dir=options.get("data_dir"), say=progress, observe=_show_findings,
+                data_dir=options.get("data_dir"), trust=trust, say=progress, observe=_show_findings,
             )  # fmt: skip
             return
-        analysis.analyse(runs[0], *measures, form=form, say=progress, observe=_show_measure, **options)
+        analysis.analyse(runs[0], *measures, form=form, trust=trust, say=progress, observe=_show_measure, **options)
 
 
 def _split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -140,6 +141,7 @@ def report(
         list[str] | None, typer.Option(metavar="MEASURE", help="Leave out this measure; repeatable.")
     ] = None,
     again: Annotated[bool, typer.Option(help="Repeat measures that are already stored.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Write one HTML page that explains a run or compares several; it works offline."""
     given, paths = paths, runs_named(paths)
@@ -148,7 +150,7 @@ def report(
     note_unsealed(paths)
     with StageProgress(out) as progress:
         page = write_report(
-            *paths, out=file, only=only or (), without=without or (), again=again, say=progress, **options
+            *paths, out=file, only=only or (), without=without or (), again=again, trust=trust, say=progress, **options
         )
     out.say(*page.findings)
     for section in page.sections:

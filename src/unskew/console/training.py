@@ -14,7 +14,7 @@ from rich.text import Text
 
 from unskew import methods
 from unskew.console import comparison as comparing
-from unskew.console.comparison import flat, note_unsealed, seed_sheet
+from unskew.console.comparison import Trust, flat, note_unsealed, seed_sheet
 from unskew.console.main import fail
 from unskew.console.options import with_options
 from unskew.console.progress import PlainConsole, StageProgress
@@ -94,12 +94,14 @@ def run(
     seeds: Annotated[
         str | None, typer.Option(metavar="N,N…", help='Several runs, one per seed: "0,1,2" or "0-4".')
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Train, evaluate and calibrate; write the run directory."""
-    if seeds is not None or ("seed" not in options and recipe is not None and configs.read_recipe(recipe)[1]):
-        _run_seeds(recipe, seeds, out, log, page, options)
+    listed = recipe is not None and configs.read_recipe(recipe, trust=trust)[1]
+    if seeds is not None or ("seed" not in options and listed):
+        _run_seeds(recipe, seeds, out, log, page, options, trust)
         return
-    result = watch_run(log, lambda observe: train.run(recipe, out=out, observe=observe, **options))
+    result = watch_run(log, lambda observe: train.run(recipe, out=out, observe=observe, trust=trust, **options))
     if page:
         _report([result.path])
 
@@ -109,10 +111,11 @@ def resume(
     options: dict[str, Any],
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     log: Annotated[list[str] | None, LOG] = None,
+    trust: Trust = False,
 ) -> None:
     """Continue a run that was stopped; the result is that of an unbroken run."""
     note_unsealed([path])
-    watch_run(log, lambda observe: train.resume(path, observe=observe, **options))
+    watch_run(log, lambda observe: train.resume(path, observe=observe, trust=trust, **options))
 
 
 @with_options(["engine", "workers", "data_dir", "device"], default="the run's")
@@ -125,10 +128,11 @@ def calibrate(
             metavar="METHOD...", help='"ccvr(per_class=2000)" | "lda + secure" | oracle | … | package.module:function'
         ),
     ],
+    trust: Trust = False,
 ) -> None:
     """Build new classifiers for a finished run, one per METHOD; the run's own weights do not change."""
     note_unsealed([path])
-    out.print(summary(finished.calibrate_run(path, *methods_, observe=Screen(out), **options)))
+    out.print(summary(finished.calibrate_run(path, *methods_, observe=Screen(out), trust=trust, **options)))
 
 
 def _report(paths: Sequence[Path], file: Path | None = None) -> None:
@@ -144,9 +148,10 @@ def _run_seeds(
     log: Sequence[str] | None,
     page: bool,
     options: dict[str, Any],
+    trust: bool,
 ) -> None:
     with StageProgress(out) as say:
-        plan = plan_seeds(recipe, seeds=seeds, out=folder, say=say, **options)
+        plan = plan_seeds(recipe, seeds=seeds, out=folder, say=say, trust=trust, **options)
     out.say(f"{plan.path}: {describe_steps(plan.steps)}")
     results: list[Result] = []
     for step in plan.steps:
@@ -214,6 +219,7 @@ def sweep(
         int | None, typer.Option(metavar="N", help="Runs at the same time, one core each (default: one per core).")
     ] = None,
     form: Annotated[str, typer.Option("--format", help="Format of the charts: svg | png | pdf")] = "svg",
+    trust: Trust = False,
 ) -> None:
     """Try many settings on held-out training images; the test images are never used."""
     check_format(form)
@@ -231,7 +237,7 @@ def sweep(
             made = do_sweep(
                 recipe, over=over, seeds=seeds, trials=trials, validation=validation, by=by, jobs=jobs, out=folder,
                 finished=finished, progress=rounds if out.is_terminal else None, begun=started.append, say=progress,
-                **options,
+                trust=trust, **options,
             )  # fmt: skip
         except KeyboardInterrupt:
             where = f" with --out {shlex.quote(str(started[0]))}" if started else ""

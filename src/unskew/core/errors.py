@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
@@ -85,10 +85,15 @@ class Kind:
     fits: Callable[[Any], bool]
 
 
-PATH = Kind(
-    "a path such as runs/a",
-    lambda value: isinstance(value, str | PathLike) and str(value).strip("\0") != "" and "\0" not in str(value),
-)
+def _names_file(value: Any) -> bool:
+    try:
+        name = fspath(value)
+    except Exception:  # noqa: BLE001  whatever a class of the caller's raises
+        return False
+    return isinstance(name, str) and name != "" and "\0" not in name
+
+
+PATH = Kind("a path such as runs/a", _names_file)
 SEVERAL = Kind(
     "a list",
     lambda value: isinstance(value, Iterable) and not isinstance(value, bytes | dict) and not hasattr(value, "ndim"),

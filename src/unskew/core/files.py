@@ -82,22 +82,58 @@ def write_whole(path: Path, content: bytes, *, secret: bool = False) -> None:
     """Replace a file at once: it is the old one or the new one, never half of either. A secret is its owner's alone."""
     beside = part_beside(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with open(os.open(beside, _NEW, 0o600 if secret else 0o666), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-        if os.name == "posix":  # elsewhere a folder cannot be opened
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and those above it; after a power failure they are still there."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable: a file that was synced has none until then."""
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    try:
+        folder = os.open(path, os.O_RDONLY)
+    except PermissionError:  # a folder that may be written to, but not listed
+        return
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_fully(descriptor: int, content: bytes) -> None:
+    """Write all bytes; the system may take only some of them at a time."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def append_secret(path: Path, content: bytes) -> None:
+    """Add lines to a file that is its owner's alone; several processes may do so. OSError where that cannot be."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        write_fully(descriptor, content)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

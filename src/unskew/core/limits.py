@@ -105,6 +105,14 @@ def usable_path(given: str | os.PathLike[str]) -> Path:
     return path
 
 
+def working_directory() -> Path:
+    """Where this process is; a directory that was deleted has no path."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UserError("the working directory was deleted; change to another one") from error
+
+
 def check_plain(path: Path) -> None:
     """Refuse a path that cannot be one, and whatever is there but is not a file: a named pipe would never end.
 

@@ -17,6 +17,9 @@ from unskew.core.errors import Ended, UserError, brief
 from unskew.core.files import read_content
 
 _PLUGIN = re.compile(r"([^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*):([^\W\d]\w*)")
+_RUNS_THINGS = re.compile(
+    r"unskew\.(?!data\.|models\.|methods\.|calibration\.|engines\.|loggers\.|reproduce\.networks\.)"
+)
 _WORD = re.compile(r"[\w.:-]+")  # as long as a name in our texts may be
 
 
@@ -67,9 +70,12 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
     plugin = parse_plugin(name, what)
     if (check := _check.get()) is not None:
         check(plugin)
-    _see_own_folder()
+    if _RUNS_THINGS.match(f"{plugin.module}."):
+        raise UserError(f"{what} {name!r}: Unskew's own functions do not serve as plug-ins")
+    see_own_folder()
     try:
-        function: Callable[..., Any] = getattr(importlib.import_module(plugin.module), plugin.function)
+        with _same_dtype():
+            function: Callable[..., Any] = getattr(importlib.import_module(plugin.module), plugin.function)
     except (KeyboardInterrupt, Ended):
         raise
     except BaseException as error:  # a module may raise anything when it is imported, or end the process
@@ -81,7 +87,7 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
 
 def plugin_sha256(plugin: Plugin) -> str:
     """SHA-256 of the file that a plug-in's module is in, found without importing it or the packages around it."""
-    _see_own_folder()
+    see_own_folder()
     places: Any = None
     for end in range(1, plugin.module.count(".") + 2):
         spec = PathFinder.find_spec(".".join(plugin.module.split(".")[:end]), places)
@@ -94,7 +100,19 @@ def plugin_sha256(plugin: Plugin) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _see_own_folder() -> None:
+@contextmanager
+def _same_dtype() -> Iterator[None]:
+    """PyTorch's default type as before: what is computed must not depend on when a module was imported."""
+    before = sys.modules["torch"].get_default_dtype() if "torch" in sys.modules else None
+    try:
+        yield
+    finally:
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_default_dtype(before or torch.float32)
+
+
+def see_own_folder() -> None:
+    """Let modules in the working directory be found."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a file beside the user counts, after everything that is installed
 

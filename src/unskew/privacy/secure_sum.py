@@ -65,7 +65,8 @@ class Rounded(msgspec.Struct, frozen=True, tag="rounded"):
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
         """The inner job's reply with its sums as int64 words."""
         reply = self.inner(side, shared, visit, key)
-        return Reply(as_steps(dict(reply.sums), self.members, f"client {visit.client}"), keep=reply.keep)
+        steps = as_steps(dict(reply.sums), self.members, f"client {visit.client}")
+        return Reply(steps, reply.extra, keep=reply.keep)  # a masked job leaves the extra out
 
 
 class SecureJob(msgspec.Struct, frozen=True):

@@ -1,5 +1,7 @@
 """A page as values (sentences, facts, sections with charts and tables), and its HTML through ``page.html``."""
 
+import base64
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,11 +61,13 @@ def _template() -> Any:
     from markupsafe import Markup
 
     assets = {name: files("unskew.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")}
+    own = base64.b64encode(hashlib.sha256(assets["page.js"].encode()).digest()).decode()  # the only script that may run
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {
         "draw": lambda chart, name: Markup(svg(replace(chart, name=name, title=""), standalone=False)),
         "span": _span, "check_start": _check_start, "lay_out_row": _lay_out_row, "max_open_rows": MAX_OPEN_ROWS,
         "chart_style": Markup(STYLE), "style": Markup(assets["page.css"]), "script": Markup(assets["page.js"]),
+        "script_hash": own,
     }  # fmt: skip
     return environment.from_string(files("unskew.report").joinpath("page.html").read_text("utf-8"))
 

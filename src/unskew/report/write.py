@@ -354,8 +354,8 @@ _RANKED = (
 def write_report(
     *paths: str | Path, out: str | Path | None = None, only: Sequence[MeasureSource] = (),
     without: Sequence[MeasureSource] = (), again: bool = False, data_dir: str | Path | None = None,
-    engine: str | None = None, workers: int | None = None, device: str | None = None, say: Say | None = None,
-    data: Any = None, model: Any = None, method: Any = None,
+    engine: str | None = None, workers: int | None = None, device: str | None = None, trust: bool = False,
+    say: Say | None = None, data: Any = None, model: Any = None, method: Any = None,
 ) -> Page:  # fmt: skip
     """Write the page of one run, or the comparison of several, as one self-contained HTML file.
 
@@ -373,6 +373,8 @@ def write_report(
         The folder of the published data sets (or UNSKEW_DATA).
     engine, workers, device
         How local models are trained again, by default as the run was.
+    trust
+        Whether plug-ins that a directory names may run, though it is from somebody else.
     say
         Called with what is being done, and how much of how much.
     data, model, method
@@ -396,7 +398,7 @@ def write_report(
     target = Path(out) if out is not None else Path(paths[0]) / "report.html"
     with ExitStack() as stack:
         where = {"data_dir": data_dir, "engine": engine, "workers": workers, "device": device}
-        opened = (FinishedRun(path, **where, say=say, values=values) for path in paths)  # type: ignore[arg-type]
+        opened = (FinishedRun(path, **where, say=say, values=values, trust=trust) for path in paths)  # type: ignore[arg-type]
         runs = [stack.enter_context(run) for run in opened]
         if len(runs) == 1:
             page = run_page(runs[0], take_all(runs[0], only, without, again))

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 
 from unskew.core.errors import LostMemory, UserError
-from unskew.core.files import parse_json, record_from, write_whole
+from unskew.core.files import make_folder, parse_json, record_from, sync_folder, write_whole
 from unskew.core.tensors import under
 from unskew.core.types import ServerState
 from unskew.runs.folder import UNREADABLE, read_tensors, seal
@@ -36,6 +36,11 @@ class RunProgress:
     during_bytes: int | None = None  # None in a kept state, which no run continues from
     during_sha256: str = ""
     start: Calibration | None = None  # the calibration that made the initial classifier
+
+    @property
+    def run(self) -> tuple[str, str, str]:
+        """What tells one run's states from another's: its data, partition and configuration."""
+        return self.data_sha256, self.partition_hash, self.config_sha256
 
     @property
     def metrics(self) -> Mark:
@@ -77,8 +82,10 @@ def open_memories(path: Path) -> int:
     """The descriptor of the file of the clients' memories; created if it does not exist."""
     file = path / MEMORIES
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        make_folder(file.parent)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        sync_folder(file.parent)
+        return descriptor
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
 

@@ -19,17 +19,18 @@ from unskew.core.files import read_content
 from unskew.core.limits import check_plain, usable_path, user_path
 from unskew.core.machine import check_device_name
 from unskew.core.text import MAX_COUNT
+from unskew.core.trust import plugins_in, strangers
 from unskew.core.types import Local
 from unskew.data.augment import NAMES as NORMALISATIONS
 from unskew.data.batches import AUGMENTATIONS, RESIZED_CROP, SHIFT
 from unskew.data.partition_files import make_file_absolute
-from unskew.data.sources import make_absolute
+from unskew.data.sources import is_function, make_absolute
 from unskew.data.store import DISK, MEMORY, check_size
 from unskew.engines import check_name
 from unskew.models.finetune import parse_train
 from unskew.models.pretrained import IMAGENET
 from unskew.round.local_optimizers import DECAYS, parse_optimizer, parse_schedule
-from unskew.runs.folder import read_sealed
+from unskew.runs.folder import MANIFEST, read_sealed
 
 Value = str | int | float | bool
 
@@ -276,6 +277,8 @@ HEADER = "# What this run was asked for, resolved. `unskew run` with this file r
 SHA256 = "?sha256="  # what follows is the hash of pretrained weights
 FROM_PYTHON = "python:"  # begins the description of a value that was given from Python
 
+PLUGGABLE = ("data", "partition", "method", "model", "start", "engine")  # options that may name plug-ins
+
 MAX_RECIPE = 1_000_000  # bytes
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -286,8 +289,11 @@ def read(path: Path) -> Config:
     return read_recipe(path)[0]
 
 
-def read_recipe(path: Path) -> tuple[Config, tuple[Any, ...]]:
-    """A recipe, and the ``seeds`` that it lists for several runs, unchecked."""
+def read_recipe(path: Path, *, trust: bool = False) -> tuple[Config, tuple[Any, ...]]:
+    """A recipe, and the ``seeds`` that it lists for several runs, unchecked.
+
+    The config.toml of a run directory is a recipe too; its plug-ins need ``trust`` as in ``read_own_run``.
+    """
     check_plain(path)
     content = read_content(path, MAX_RECIPE)
     if content is None:
@@ -299,7 +305,10 @@ def read_recipe(path: Path) -> tuple[Config, tuple[Any, ...]]:
         raise UserError(f"{path}: {SEEDS} must be a list of whole numbers such as [0, 1, 2], {brief(seeds)} given")
     if seeds and "seed" in table:
         raise UserError(f"{path}: seed and {SEEDS} are both given; give seed for one run, or {SEEDS} for several")
-    return with_values(Config(), table, str(path)), tuple(seeds)
+    config = with_values(Config(), table, str(path))
+    if not trust and (content.startswith(HEADER[:40].encode()) or (path.parent / MANIFEST).exists()):
+        _check_plugins(config, path)
+    return config, tuple(seeds)
 
 
 def federation_table(path: Path) -> dict[str, Any]:
@@ -316,6 +325,38 @@ def read_run(path: Path) -> Config:
     if content is None:
         raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
     return with_values(Config(), _table(content, path / CONFIG), str(path / CONFIG))
+
+
+def read_own_run(path: Path, *, trust: bool = False) -> Config:
+    """The configuration of a run directory, for running what it names.
+
+    The directory may come from somebody else. Plug-ins that the user has not named on this machine are refused, unless
+    the user trusts whoever wrote it.
+    """
+    config = read_run(path)
+    if not trust:
+        _check_plugins(config, path)
+    return config
+
+
+def plugin_texts(config: Config) -> dict[str, str]:
+    """By option, the texts that name plug-ins."""
+    texts = {name: getattr(config, name) for name in PLUGGABLE}
+    files = {"data": not is_function(config.data), "partition": config.partition.strip().startswith("file:")}
+    return {
+        name: text
+        for name, text in texts.items()
+        if text is not None and not files.get(name) and not from_python(text) and plugins_in(text)
+    }
+
+
+def _check_plugins(config: Config, path: Path) -> None:
+    found = [f"{name} {call}" for name, text in plugin_texts(config).items() for call in strangers(text)]
+    if found:
+        raise UserError(
+            f"{path} names code that you have never used on this machine: {', '.join(found)}; if you trust whoever "
+            "wrote it, give --trust (from Python: trust=True)"
+        )
 
 
 def _table(content: bytes, path: Path) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class Execution:
         self.position = Position(state, self.metrics.mark, self.during.mark)
         self.best: BestRound | None = None
         if config.patience:
-            self.best = BestRound(path, config.monitor, config.patience, self.metrics.rows(), state)
+            self.best = BestRound(path, config.monitor, config.patience, self.metrics.rows(), state, self.progress)
 
         memories = checkpoints.open_memories(path) if self.algorithm.remember and prepared.nodes is None else None
         setup = engines.EngineSetup(prepared.blueprint, prepared.data, workers, memories, side)
@@ -429,10 +429,16 @@ class BestRound:
     """Tracks the best round. Between two checkpoints its state is in memory, at a checkpoint also on disk."""
 
     def __init__(
-        self, path: Path, monitor: str, patience: int, rows: Sequence[Mapping[str, Any]], now: ServerState
+        self,
+        path: Path,
+        monitor: str,
+        patience: int,
+        rows: Sequence[Mapping[str, Any]],
+        now: ServerState,
+        progress: checkpoints.RunProgress,
     ) -> None:
         """Continue after the rounds of ``rows``; ``now`` is the state after the last of them."""
-        self._path, self._monitor, self._patience = path, monitor, patience
+        self._path, self._monitor, self._patience, self._run = path, monitor, patience, progress.run
         self._written: set[int] = set()
         self.best: Best | None = None
         self.over = False  # patience has run out: the last evaluation was this many rounds after the best, or more
@@ -469,9 +475,11 @@ class BestRound:
                 f"{file}, the state after the best round so far, is missing; restore it from a copy, or delete "
                 f"{self._path / checkpoints.CHECKPOINT} to start the run from the beginning"
             )
-        state, _ = checkpoints.load_state(file)
+        state, progress = checkpoints.load_state(file)
         if state.round != number:
             raise UserError(f"{file} is the state after round {state.round}, not {number}; restore it from a copy")
+        if progress.run != self._run:
+            raise UserError(f"{file} is from another run; restore it from a copy")
         self._written.add(number)
         return state
 

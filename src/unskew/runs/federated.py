@@ -265,7 +265,7 @@ def _config(asked: FederatedRequest) -> Config:
             raise UserError(f"{asked.out} has a run already; choose another folder, or resume it")
         config = configs.read(asked.recipe)
     else:
-        config = configs.read_run(asked.out)
+        config = configs.read_own_run(asked.out)
         if read_sealed(asked.out, RESULT) is not None and not _uncalibrated(asked.out, config):
             raise UserError(f"{asked.out} is finished: it has a result.json")
     config = configs.checked(replace(config, on_failure="skip", partition=NODES, engine="auto"))

@@ -25,6 +25,7 @@ from unskew.core.key import Key
 from unskew.core.limits import CACHE_VARIABLE as CACHE_VARIABLE
 from unskew.core.limits import usable_path
 from unskew.core.machine import default_workers, neutral
+from unskew.core.trust import remember
 from unskew.core.types import Engine, ImageSet, ServerState, Tensors, Visit
 from unskew.data.batches import steps_for
 from unskew.data.partition_files import Holdings, read_holdings
@@ -63,6 +64,7 @@ def calibrate_run(
     device: str | None = None,
     data_dir: str | Path | None = None,
     observe: Callable[[Event], None] | None = None,
+    trust: bool = False,
     data: Any = None,
     model: Any = None,
     method: Any = None,
@@ -83,6 +85,8 @@ def calibrate_run(
         The folder of the data set, if it was moved since the run.
     observe
         Called with the progress and with each calibration.
+    trust
+        Whether plug-ins that the directory names may run, though it is from somebody else.
     data, model, method
         The run's own values, if it was given values from Python.
     """
@@ -94,9 +98,10 @@ def calibrate_run(
     values = {"data": data, "model": model, "method": method}
     run = FinishedRun(
         path, data_dir=data_dir, engine=engine, workers=workers, device=device, values=values, measured=False,
-        say=lambda words, done, total: notify(Stage(words, done, total)),
+        trust=trust, say=lambda words, done, total: notify(Stage(words, done, total)),
     )  # fmt: skip
     result, side = run.result, run.side
+    remember(source if isinstance(source, str) else source.text for source in sources)
     if run.prepared.nodes is not None:
         raise UserError(
             f"{run.path} is the run of a federation, whose images are at its nodes; name the calibration in the "
@@ -128,6 +133,7 @@ def load(
     calibration: str | None = None,
     *,
     data_dir: str | Path | None = None,
+    trust: bool = False,
     data: Any = None,
     model: Any = None,
     method: Any = None,
@@ -144,10 +150,13 @@ def load(
         The calibrated classifier to use instead of the run's own.
     data_dir
         The folder of the data set, if it was moved since the run.
+    trust
+        Whether plug-ins that the directory names may run, though it is from somebody else.
     data, model, method
         The run's own values, if it was given values from Python.
     """
-    run = FinishedRun(path, data_dir=data_dir, device="cpu", values={"data": data, "model": model, "method": method})
+    values = {"data": data, "model": model, "method": method}
+    run = FinishedRun(path, data_dir=data_dir, device="cpu", values=values, trust=trust)
     if note := unsealed_note(run.path):
         warnings.warn(note, stacklevel=4)
     if calibration is not None and calibration not in run.result.calibrations:
@@ -171,7 +180,7 @@ def calibrated_parts(path: Path, name: str, values: Tensors, network: Any) -> tu
     """Encoder and calibrated classifier of a run, from the tensors of its file."""
     try:
         return load_calibrated(values, lambda layers: cut(network, layers))
-    except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, UserError) as error:
         file = folders.calibration_file(path, name)
         reason = " ".join(str(error).split())  # PyTorch's messages have several lines
         raise UserError(f"{file} does not fit the network: {reason}; restore it from a copy") from error
@@ -360,18 +369,20 @@ class FinishedRun:
         The run's own data, model and method, if it was given values from Python.
     measured
         Whether measures are taken of it; they need this machine's engines.
+    trust
+        Whether plug-ins that the directory names may run, though it is from somebody else.
     """
 
     def __init__(
         self, path: str | Path, *, data_dir: str | Path | None = None, engine: str | None = None,
         workers: int | None = None, device: str | None = None, say: Say | None = None,
-        values: Mapping[str, Any] | None = None, measured: bool = True,
+        values: Mapping[str, Any] | None = None, measured: bool = True, trust: bool = False,
     ) -> None:  # fmt: skip
         if engine == "torchrun" and measured:
             raise UserError("--engine torchrun: measures of finished runs are taken on one machine; give auto or pool")
         self.path = usable_path(path)
         self.result: Result = read_result(self.path)
-        self.config = configs.read_run(self.path)
+        self.config = configs.read_own_run(self.path, trust=trust)
         self.rows = read_metrics(self.path)
         self.during = journal.read_during(self.path)
         self.say: Say = say or silent

@@ -26,7 +26,7 @@ from safetensors.torch import save
 
 from unskew.calibration.classifier import CalibratedClassifier
 from unskew.core.errors import UserError
-from unskew.core.files import clear_parts, is_part, json_object, parse_json, read_content, write_whole
+from unskew.core.files import clear_parts, is_part, json_object, make_folder, parse_json, read_content, write_whole
 from unskew.core.types import CLASSIFIER, Tensors
 
 MANIFEST = "manifest.json"
@@ -208,6 +208,8 @@ def _sha256(content: bytes) -> str:
 @contextmanager
 def _locked(file: Path, *, wait: bool) -> Iterator[None]:
     """Hold a lock file; the operating system releases it when the process ends, however it ends."""
+    if file.exists() and not file.is_file():  # to open a named pipe would take forever
+        raise UserError(f"{file} cannot be locked: it is not a plain file; delete it")
     try:
         held = FileLock(file).acquire(timeout=-1 if wait else 0)
     except Timeout:
@@ -265,7 +267,7 @@ def create_run_folder(path: Path) -> None:
     if path.exists() and not is_blank(path):
         raise UserError(f"{path} exists and is not empty; choose another --out, or continue with: unskew resume {path}")
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
     except OSError as error:
         raise UserError(f"the run directory {path} cannot be created: {error.strerror}") from error
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from unskew.core.errors import UserError
-from unskew.core.files import json_lines, read_content, record_from
+from unskew.core.files import json_lines, read_content, record_from, sync_folder, write_fully
 from unskew.round.driver import Metrics
 from unskew.runs.folder import read_sealed
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class LineFile:
     def __init__(self, path: Path, keep: Mark) -> None:
         """Continue after ``keep``: what is before it must be as it was, what a crash left after it is cut off."""
         self._path = path
-        self._file: BinaryIO | None = None
+        self._file: int | None = None
         self._digest = check_beginning(path, keep)
         if path.exists():
             os.truncate(path, keep.bytes)
@@ -40,8 +42,9 @@ class LineFile:
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         try:
             if self._file is None:
-                self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  closed by close
-            self._file.write(line)
+                self._file = os.open(self._path, _APPEND, 0o666)
+                sync_folder(self._path.parent)
+            write_fully(self._file, line)
         except OSError as error:
             raise UserError(f"{self._path} cannot be written: {error.strerror or error}") from error
         self._digest.update(line)
@@ -58,12 +61,12 @@ class LineFile:
     def sync(self) -> None:
         """Make the lines durable."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            os.fsync(self._file)
 
     def close(self) -> None:
         """Nothing is lost: every line went to the file at once."""
         if self._file is not None:
-            self._file.close()
+            os.close(self._file)
             self._file = None
 
 

@@ -18,6 +18,7 @@ from unskew.core.key import Key
 from unskew.core.limits import cache_folder
 from unskew.core.machine import physical_memory, resolve_device
 from unskew.core.plugins import require_extra
+from unskew.core.trust import strangers
 from unskew.core.types import Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.core.units import counted, format_bytes
 from unskew.data.augment import DATA, set_normalisation
@@ -643,7 +644,7 @@ def _differences(prepared: Prepared) -> tuple[str, ...]:
     """The baseline's settings that differ: relative accuracy means most where only the method does."""
     there, here = configs.read_run(Path(prepared.config.baseline or "")), prepared.config
     others = [(key, getattr(there, key), getattr(here, key)) for key in ("model", "augment", "rounds", "seed")]
-    if not from_python(there.method):
+    if not from_python(there.method) and not strangers(there.method):
         local = methods.parse_method(there.method, there.local()).local  # as the methods use it: fedvc sets the epochs
         for key in ("epochs", "batch", "lr", "momentum", "weight_decay", "schedule", "optimizer", "clip", "decay"):
             others.append((key, getattr(local, key), getattr(prepared.algorithm.local, key)))

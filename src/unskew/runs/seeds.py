@@ -112,6 +112,7 @@ class SeedPlan:
     base: Config
     options: dict[str, Any]
     steps: tuple[SeedStep, ...]
+    trust: bool = False
 
     def complete(self, step: SeedStep, observe: Observer | None = None) -> Result:
         """The result of one of the runs: read, resumed or trained."""
@@ -121,7 +122,7 @@ class SeedPlan:
             values = {name: self.options.get(name) for name in ("data", "model", "method")}
             given = {name: value for name, value in values.items() if value is not None and not isinstance(value, str)}
             work = {name: self.options.get(name) for name in train.WORK}
-            return train.resume(step.path, observe=observe, **work, **given)
+            return train.resume(step.path, observe=observe, trust=self.trust, **work, **given)
         return train.run(self.base, out=step.path, observe=observe, **{**self.options, "seed": step.seed})
 
 
@@ -173,14 +174,15 @@ def plan_seeds(
     out: str | PathLike[str] | None = None,
     home: Path = Path(),
     say: Say = silent,
+    trust: bool = False,
     **options: Any,
 ) -> SeedPlan:
     """The runs that are asked for, and how far each is; a folder that has something else is refused now.
 
-    ``say`` is told how far the images are read for that.
+    ``say`` is told how far the images are read for that; ``trust`` is as in ``run``.
     """
     engines.work_beside(options.get("engine"))
-    base, listed = configs.read_recipe(Path(recipe)) if recipe else (Config(), ())
+    base, listed = configs.read_recipe(Path(recipe), trust=trust) if recipe else (Config(), ())
     numbers = parse_seeds(listed if seeds is None else seeds)
     if options.get("seed") is not None:
         raise UserError("seed and seeds were both given; give seed for one run, or seeds for several")
@@ -191,7 +193,7 @@ def plan_seeds(
     steps = [
         SeedStep(seed, each := path / f"seed{seed}", progress_of(each, replace(filled, seed=seed))) for seed in numbers
     ]
-    return SeedPlan(path, base, dict(options), tuple(steps))
+    return SeedPlan(path, base, dict(options), tuple(steps), trust)
 
 
 def parse_seeds(given: str | Iterable[int]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from unskew import engines
 from unskew.core.errors import UserError
 from unskew.core.limits import usable_path
 from unskew.core.machine import neutral
+from unskew.core.trust import remember
 from unskew.data import partition_files
 from unskew.data.photographs import Say
 from unskew.round.driver import Metrics
@@ -58,16 +59,18 @@ def run(
     out: str | PathLike[str] | None = None,
     observe: Observer | None = None,
     home: Path = Path(),
+    trust: bool = False,
     **options: Any,
 ) -> Result:
     """Train, evaluate, write the run directory. ``unskew.run`` is this function with every option spelled out.
 
     Whatever is refused is refused before the run directory is made. A relative ``out`` is below ``home``; if that is
-    absolute, the run does not depend on the working directory.
+    absolute, the run does not depend on the working directory. With ``trust``, plug-ins in the config.toml of somebody
+    else's run directory may run.
     """
     base = recipe if isinstance(recipe, Config) else Config()
     if recipe and not isinstance(recipe, Config):
-        base, seeds = configs.read_recipe(Path(recipe))
+        base, seeds = configs.read_recipe(Path(recipe), trust=trust)
         if seeds and options.get("seed") is None:
             raise UserError(f"{recipe} lists seeds for several runs; use unskew.run_seeds, or give seed=… for one run")
     directory = usable_path(out) if out else None
@@ -82,16 +85,18 @@ def run(
     with folders.locked_folder(path):
         if (path / CONFIG).exists():
             raise UserError(f"another process has just started a run in {path}; choose another --out")
+        remember([*configs.plugin_texts(prepared.config).values(), *(each.text for each in prepared.algorithm.finish)])
         config_text = configs.to_toml(prepared.config).encode()
         folders.start_manifest(path, {CONFIG: config_text, PARTITION: _partition_bytes(prepared)})
         return execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
 @neutral()
-def resume(path: str | Path, *, observe: Observer | None = None, **changes: Any) -> Result:
+def resume(path: str | Path, *, observe: Observer | None = None, trust: bool = False, **changes: Any) -> Result:
     """Continue where a run stopped; the result equals that of a run that never stopped.
 
-    ``changes`` are new values of the options in ``WORK``, and the values that the run was given from Python.
+    ``changes`` are new values of the options in ``WORK``, and the values that the run was given from Python. With
+    ``trust``, plug-ins that the directory names may run, though it is from somebody else.
     """
     engines.work_beside(changes.get("engine"))
     path = usable_path(path)
@@ -103,7 +108,7 @@ def resume(path: str | Path, *, observe: Observer | None = None, **changes: Any)
     with folders.locked_folder(path):
         if folders.read_sealed(path, RESULT) is not None:
             raise UserError(f"{path} is finished: it has a result.json; start another with: unskew run {path / CONFIG}")
-        config = configs.read_run(path)
+        config = configs.read_own_run(path, trust=trust)
         config = replace(config, engine=engines.inherited(config.engine))
         work = {name: value for name in WORK if (value := changes.pop(name, None)) is not None}
         config = configs.with_values(config, work, "resume")

@@ -583,14 +583,16 @@ def sweep(
     recipe: str | PathLike[str] | None = None, *, over: Sequence[str], seeds: str | Iterable[int] | None = None,
     trials: int | None = None, validation: float | None = None, by: str = "accuracy", jobs: int | None = None,
     out: str | PathLike[str] | None = None, finished: Finished | None = None, progress: Rounds | None = None,
-    begun: Callable[[Path], Any] | None = None, home: Path = Path(), say: Say = silent, **options: Any,
+    begun: Callable[[Path], Any] | None = None, home: Path = Path(), say: Say = silent,
+    trust: bool = False, **options: Any,
 ) -> Sweep:  # fmt: skip
     """Try every combination of the values of ``over``, or ``trials`` settings that Optuna chooses.
 
     Each setting is judged on the validation part. Called again with the same folder, the sweep goes on where it
     stopped. Whatever is refused is refused before anything runs; ``say`` is told how far the images are read for that.
+    ``trust`` is as in ``unskew.run``.
     """
-    asked = _asked(recipe, over, seeds, trials, validation, by, options)
+    asked = _asked(recipe, over, seeds, trials, validation, by, options, trust)
     settings = grid(asked.over) if trials is None else None
     _check_settings(asked, settings, say)
     if jobs is not None and jobs < 1:
@@ -608,10 +610,10 @@ def sweep(
 
 def _asked(
     recipe: str | PathLike[str] | None, over: Sequence[str], seeds: str | Iterable[int] | None, trials: int | None,
-    validation: float | None, by: str, options: dict[str, Any],
+    validation: float | None, by: str, options: dict[str, Any], trust: bool,
 ) -> SweepRequest:  # fmt: skip
     dimensions = parse_over(over)
-    base, listed = configs.read_recipe(Path(recipe)) if recipe else (Config(), ())
+    base, listed = configs.read_recipe(Path(recipe), trust=trust) if recipe else (Config(), ())
     for one in dimensions:
         if options.get(one.option) is not None:
             raise UserError(f"{one.option} is given and varied (--over {one.text}); leave one of them out")

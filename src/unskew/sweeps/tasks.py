@@ -2,6 +2,7 @@
 
 import selectors
 import signal
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -103,7 +104,10 @@ def _where(task: Task) -> dict[str, Any]:
     return {"engine": config.engine, "workers": config.workers, "data_dir": config.data_dir, "device": config.device}
 
 
+ATTEMPTS = 2  # at a run whose process dies; a second worker goes on where the first one's checkpoint is
 CHECKPOINT_SECONDS = 60.0  # that a run has to write its checkpoint after an interrupt
+
+MAX_STARTS = 3  # workers that may die before they have a task
 
 Done = Callable[[int, RunFailure | None], None]  # the task's number, and why it failed
 Progress = Callable[[int, int], None]  # the task's number, and the round that is done
@@ -112,6 +116,7 @@ Progress = Callable[[int, int], None]  # the task's number, and the round that i
 @dataclass(eq=False)
 class _Worker:
     child: Child = field(default_factory=lambda: start_worker(__name__))
+    ready: bool = False
     task: int | None = None
 
 
@@ -124,7 +129,7 @@ def do_tasks(tasks: Sequence[Task], jobs: int, done: Done, progress: Progress) -
         for number, task in enumerate(tasks):
             done(number, do_task(task, partial(progress, number)))
         return
-    waiting, workers = list(enumerate(tasks)), list[_Worker]()
+    waiting, workers, died = list(enumerate(tasks)), list[_Worker](), Counter[int | None]()
     with selectors.DefaultSelector() as selector:
 
         def start() -> None:
@@ -136,25 +141,35 @@ def do_tasks(tasks: Sequence[Task], jobs: int, done: Done, progress: Progress) -
             workers.remove(worker)
             reason = f"its process ended with {worker.child.exit_reason()}"
             worker.child.end(patience=0)
+            died[worker.task] += 1
             if worker.task is None:
-                raise RuntimeError(f"a worker process could not start: {reason}")
-            done(worker.task, RunFailure(reason))
+                if waiting and died[None] > MAX_STARTS:
+                    raise UserError(f"a worker process could not start: {reason}; try --jobs 1")
+            elif died[worker.task] < ATTEMPTS:
+                waiting.insert(0, (worker.task, tasks[worker.task]))
+            else:
+                done(worker.task, RunFailure(reason))
             if waiting:
-                start()
+                idle = next((other for other in workers if other.ready and other.task is None), None)
+                start() if idle is None else assign(idle)
 
         def handle(worker: _Worker, message: dict[str, Any]) -> None:
             if "round" in message and worker.task is not None:
                 progress(worker.task, message["round"])
                 return
+            worker.ready = True
             if worker.task is not None:
                 failure = RunFailure(message["failed"], message["diverged"]) if "failed" in message else None
                 ended, worker.task = worker.task, None
                 done(ended, failure)
             if waiting:
-                worker.task, task = waiting.pop(0)
-                config = replace(task.config, engine="loop", workers=1)
-                path = str(task.path.absolute())
-                worker.child.send({**asdict(replace(task, config=config)), "path": path})
+                assign(worker)
+
+        def assign(worker: _Worker) -> None:
+            worker.task, task = waiting.pop(0)
+            config = replace(task.config, engine="loop", workers=1)
+            path = str(task.path.absolute())
+            worker.child.send({**asdict(replace(task, config=config)), "path": path})
 
         try:
             for _ in range(min(jobs, len(tasks))):
