@@ -41,7 +41,7 @@ def test_the_signature_of_run_agrees_with_the_table():
 
 def test_resume_takes_options_of_run():
     parameters = inspect.signature(unskew.resume).parameters
-    assert set(parameters) - {"path", "observe", "progress"} <= set(OPTIONS)
+    assert set(parameters) - {"path", "observe", "progress", "trust"} <= set(OPTIONS)
 
 
 def test_the_command_line_has_a_flag_for_each_option():

@@ -109,7 +109,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_never_stopped(three, tmp_p
 
 def test_a_run_that_goes_on_gets_the_work_options_of_now(tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr("unskew.runs.train.resume", lambda path, observe, **work: seen.update(work))
+    monkeypatch.setattr("unskew.runs.train.resume", lambda path, observe, trust, **work: seen.update(work))
     plan = seeding.SeedPlan(tmp_path, Config(), {"cache_dir": "elsewhere", "baseline": "a", "lr": 3.0}, ())
     plan.complete(seeding.SeedStep(0, tmp_path, seeding.BEGUN))
     assert {name: value for name, value in seen.items() if value is not None} == {
