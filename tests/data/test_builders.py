@@ -174,7 +174,7 @@ def test_missing_and_malformed_annotations_are_one_sentence(inat, change, says):
         ("inaturalist?balance", r"'balance' is not an option; give inaturalist\(option=value\)"),
         ("inaturalist?balance=4&balance=5", "'balance=5' is not an option"),
         ("inaturalist(balance=4, balance=5)", "balance is given twice"),
-        ("inaturalist(balance=4) + digits", "data sets cannot be added"),
+        ("inaturalist(balance=4) + digits", "give one data set; several cannot be added"),
         ("digits(size=4)", "data set digits has no knob 'size'; it takes none"),
         ("inaturalist(balance=few)", "whole number"),
         ("inaturalist(split=absent.csv)", "the split absent.csv does not exist, nor is it in"),

@@ -100,6 +100,14 @@ def parse_calls(source: str, what: str) -> list[Call]:
         at += 1
 
 
+def parse_call(source: str, what: str) -> Call:
+    """The text as a single call."""
+    call, *more = parse_calls(source, what)
+    if more:
+        raise complain(source, more[0].start, f"give one {what}; several cannot be added")
+    return call
+
+
 def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
     """Call ``function`` with the call's values; a wrong knob or type is a UserError that points at the call.
 

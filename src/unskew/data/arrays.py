@@ -29,7 +29,7 @@ from unskew.core.errors import UserError, a_kind
 from unskew.core.key import Key, seeded
 from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk, user_path
 from unskew.core.plugins import load_function
-from unskew.core.text import apply, parse_calls
+from unskew.core.text import apply, parse_call
 from unskew.core.types import ImageSet, Split, StoredImages
 from unskew.data.binary import Images
 from unskew.data.interface import Request, Source
@@ -296,15 +296,13 @@ def image_set_from(value: Any, name: str = "your data") -> ImageSet:
 
 def load_from_function(name: str, data_dir: Path | None) -> ImageSet:
     """What ``package.module:function(knobs)`` gives; a function with a knob ``data_dir`` is told the data folder."""
-    calls = parse_calls(name, "data set")
-    if len(calls) > 1:
-        raise UserError(f"data {name!r}: give one data set; data sets cannot be added")
-    function = load_function(calls[0].name, "data set")
+    call = parse_call(name, "data set")
+    function = load_function(call.name, "data set")
     with suppress(TypeError, ValueError):
-        if "data_dir" in inspect.signature(function).parameters and "data_dir" not in calls[0].knobs:
+        if "data_dir" in inspect.signature(function).parameters and "data_dir" not in call.knobs:
             function = partial(function, data_dir=data_dir)
     try:
-        value = apply(calls[0], function, "data set")
+        value = apply(call, function, "data set")
     except UserError:
         raise
     except Exception as error:

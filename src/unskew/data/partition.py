@@ -16,7 +16,7 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key
 from unskew.core.plugins import load_function, require_extra
-from unskew.core.text import Call, apply, complain, parse_calls
+from unskew.core.text import Call, apply, complain, parse_call
 from unskew.core.units import counted
 from unskew.data.partition_files import read_partition
 from unskew.data.population import Clients, Ints, Partition, check_clients, number_users
@@ -403,9 +403,7 @@ def partition_examples(
     if text.strip().startswith("file:"):
         kept = read_partition(text.strip().removeprefix("file:"), labels, classes, seed=key.seed)
         return _agree(replace(kept, scheme=text.strip()), clients)
-    call, *more = parse_calls(text, "partition")
-    if more:
-        raise complain(text, more[0].start, "partition takes one scheme; schemes cannot be added")
+    call = parse_call(text, "partition")
     if call.name == "users":
         apply(call, lambda: None, "partition")
         if users is None:

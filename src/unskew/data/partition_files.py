@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from unskew.core.errors import UserError
 from unskew.core.limits import read_plain, user_path
-from unskew.core.text import Call, apply, cut, parse_calls
+from unskew.core.text import Call, apply, cut, parse_call
 from unskew.data.arrays import DAMAGED, read_npz
 from unskew.data.interface import split_options
 from unskew.data.population import Ints, Partition, cells, check_clients, emd_of_cells, number_users
@@ -207,7 +207,7 @@ def split_ids(text: str) -> tuple[str, str | None, bool]:
     def take(ids: str) -> str:
         return ids
 
-    return path, apply(parse_calls(f"file({options})", "partition")[0], take, "partition") if options else None, False
+    return path, apply(parse_call(f"file({options})", "partition"), take, "partition") if options else None, False
 
 
 def make_file_absolute(text: str) -> str:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -260,25 +261,20 @@ def find_files(
     raise UserError(f"{facts.name} was not found; looked in {folders}; {instead}")
 
 
-def _locate(facts: PublishedSet, data_dir: Path | None) -> Path:
-    return find_files(facts, data_dir)[1]
+def _make_source(facts: PublishedSet) -> Source:
+    known: dict[str, Any] = {name: getattr(facts, name) for name in ("shape", "sizes", "download")}
+    known["classes"] = len(facts.classes)
+    if not facts.layouts:
+        return Source(facts.name, facts.what, facts.origin, load_digits, **known)
+    load, check = partial(load_published, facts.name), partial(check_published, facts.name)
+
+    def locate(data_dir: Path | None) -> Path:
+        return find_files(facts, data_dir)[1]
+
+    return Source(facts.name, facts.what, facts.origin, load, locate=locate, check=check, **known)
 
 
-PUBLISHED = tuple(
-    Source(
-        facts.name,
-        facts.what,
-        facts.origin,
-        partial(load_published, facts.name) if facts.layouts else load_digits,
-        locate=partial(_locate, facts) if facts.layouts else None,
-        check=partial(check_published, facts.name) if facts.layouts else None,
-        classes=len(facts.classes),
-        shape=facts.shape,
-        sizes=facts.sizes,
-        download=facts.download,
-    )
-    for facts in _TABLE
-)
+PUBLISHED = tuple(map(_make_source, _TABLE))
 
 
 def _twins(facts: PublishedSet) -> list[PublishedSet]:

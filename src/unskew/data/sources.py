@@ -14,7 +14,7 @@ from typing import Any
 
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.limits import user_path
-from unskew.core.text import Call, Value, apply, complain, parse_calls
+from unskew.core.text import Call, Value, apply, parse_call
 from unskew.core.types import Examples, ImageSet
 from unskew.data.arrays import ARRAYS, load_from_function
 from unskew.data.folders import CINIC10, FOLDER, OMNIGLOT, TINY_IMAGENET
@@ -52,16 +52,14 @@ def parse(
     if colon and kind in SOURCES and SOURCES[kind].path:
         base = kind
         path, options, query = split_options(rest)
-        call = parse_calls(f"{kind}({options})", "data set")[0]
+        call = parse_call(f"{kind}({options})", "data set")
     elif base not in SOURCES or SOURCES[base].path:
         known = [*(source.spelling for source in SOURCES.values()), "package.module:function"]
         raise UserError(f"there is no data set {brief(text)}; {nearest(text.lower(), known)}")
     elif "?" in text.partition("(")[0]:
         query = text.partition("?")[2]
     else:
-        call, *more = parse_calls(text, "data set")
-        if more:
-            raise complain(text, more[0].start, "give one data set; data sets cannot be added")
+        call = parse_call(text, "data set")
     if query:
         call = _parse_query(base, query, text)
     request = Request(text, call, path, bool(query), data_dir, cache, say)

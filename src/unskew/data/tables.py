@@ -27,7 +27,7 @@ from unskew.core.types import Examples, ImageSet, Split
 from unskew.core.units import counted, format_bytes
 from unskew.data import photographs
 from unskew.data.arrays import every_fifth, moments
-from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, Download, Finding, Request, Source
+from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, Finding, Request, Source
 from unskew.data.photographs import Files, Parquet, Pictures, Scanned, scan
 from unskew.data.rows import Rows
 from unskew.data.store import cache_of
@@ -153,9 +153,11 @@ def check_columns(columns: Columns) -> Rows:
         raise UserError(f"{columns.file} has a header but no rows; give one row per photograph")
     test, kept, notes = _split(columns)
     labels, classes = _numbered(columns)
-    every = np.arange(len(labels))
+    every, users = np.arange(len(labels)), None
+    if columns.user is not None and any(user.strip() for user in columns.user):
+        users = np.array([user.strip() for user in columns.user], np.str_)  # empty: the example belongs to no client
     root, paths = columns.file.absolute().parent, list(columns.path or ())
-    rows = Rows(root, paths, labels, classes, test, _users(columns), _places(columns), kept=every).part(kept)
+    rows = Rows(root, paths, labels, classes, test, users, _places(columns), kept=every).part(kept)
     return replace(rows, notes=(*columns.notes, *notes, *_repeated(rows)))
 
 
@@ -204,13 +206,6 @@ def _numbered(columns: Columns) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]
     classes = sorted(distinct, key=int) if whole else sorted(distinct)
     number_of = {text: number for number, text in enumerate(classes)}
     return np.array([number_of[text] for text in texts], np.int64), tuple(classes)
-
-
-def _users(columns: Columns) -> npt.NDArray[np.str_] | None:
-    """[N], empty where a row has none: under ``users`` such an example belongs to no client."""
-    if columns.user is None or not any(user.strip() for user in columns.user):
-        return None
-    return np.array([user.strip() for user in columns.user], np.str_)
 
 
 def _places(columns: Columns) -> npt.NDArray[np.float64] | None:
@@ -385,10 +380,7 @@ def row_source(
     folders: tuple[str, ...],
     known_by: tuple[str, ...],
     side: int | None = None,
-    classes: int | None = None,
-    shape: tuple[int, int, int] | None = None,
-    sizes: tuple[int, int] | None = None,
-    download: Download | None = None,
+    **facts: Any,
 ) -> Source:
     """Make the source of a published set of photographs, which is read like a table.
 
@@ -402,8 +394,8 @@ def row_source(
         Files or folders of the set, any one of which shows that it is there.
     side
         The default of the option ``size``.
-    name, what, origin, classes, shape, sizes, download
-        As in ``Source``.
+    name, what, origin, facts
+        As in ``Source``: classes, shape, sizes, download.
     """
 
     def locate(data_dir: Path | None) -> Path:
@@ -439,7 +431,7 @@ def row_source(
         return [Finding(str(locate(request.data_dir)), 0, NO_CHECKSUM, detail, made.notes)]
 
     load, examples = make_loaders(read, side)
-    return Source(name, what, origin, load, "", locate, read_rows, examples, check, classes, shape, sizes, download)
+    return Source(name, what, origin, load, "", locate, read_rows, examples, check, **facts)
 
 
 def _check_reading(request: Request, size: int | None, broken: str) -> None:

@@ -20,7 +20,7 @@ from unskew.data.population import Ints
 from unskew.round.algorithm import Algorithm, Method
 
 ROUNDS = ("round", "client")  # a row for each round in which a client is available
-STAYS = ("client", "from", "to")  # the first and the last round of a stay
+STAYS = ("from", "to", "client")  # the first and the last round of a stay
 MAX_BYTES = 2**30
 
 
@@ -71,22 +71,19 @@ def read_trace(path: Path) -> Trace:
         raise UserError(f"{path} is not a CSV file: {error}") from error
     if not len(table):
         raise UserError(f"{path} has no rows: no client would ever be available; give a row for each stay")
-    if wanted == ROUNDS:
-        return Trace(path, table[:, 1], table[:, 0], table[:, 0])
-    return Trace(path, table[:, 0], table[:, 1], table[:, 2])
+    return Trace(path, *table.T)
 
 
 def _parse_row(path: Path, line: int, row: list[str], columns: list[int]) -> list[int]:
-    """A row's whole numbers; the client is counted from 0, rounds from 1, and a stay does not end before it begins."""
+    """The client, counted from 0, and the first and the last round of its stay, counted from 1."""
     try:
-        values = [int(row[column]) for column in columns]
+        *rounds, client = (int(row[column]) for column in columns)
     except (ValueError, IndexError):
         raise UserError(f"{path}, line {line}: {','.join(row)[:80]!r}; give whole numbers in every column") from None
-    client, *rounds = values if len(values) == 3 else values[::-1]
-    if client < 0 or min(rounds) < 1 or max(values) >= 2**31 or rounds != sorted(rounds):
+    if client < 0 or min(rounds) < 1 or max(client, *rounds) >= 2**31 or rounds != sorted(rounds):
         rule = "clients count from 0, rounds from 1, and a stay ends in the round in which it begins or later"
         raise UserError(f"{path}, line {line}: {','.join(row)[:80]!r}; {rule}")
-    return values
+    return [client, rounds[0], rounds[-1]]
 
 
 def _read_content(path: Path) -> bytes:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from unskew.core.errors import UserError
-from unskew.core.types import Loss, Statistic, Step, Sums, Tensors, Visited
+from unskew.core.types import Loss, Statistic, Step, Tensors
 from unskew.round.algorithm import Method
 
 
@@ -59,18 +59,14 @@ def fedir(target: str = "population", cap: float = 0.0, smooth: float = 0.0) -> 
 
     statistic = Statistic("fedir", init)
     if target == "population":
-        statistic = replace(statistic, survey=_count_labels, surveyed=_distribution)
+        statistic = replace(
+            statistic,
+            survey=lambda known: {"counts": known.counts.double()},
+            surveyed=lambda sums: {"target": sums["counts"] / sums["counts"].sum()},
+        )
     return lambda algorithm: replace(
         algorithm, terms=(*algorithm.terms, importance), statistics=(*algorithm.statistics, statistic)
     )
-
-
-def _count_labels(known: Visited) -> Sums:
-    return {"counts": known.counts.double()}
-
-
-def _distribution(sums: Sums) -> Tensors:
-    return {"target": sums["counts"] / sums["counts"].sum()}
 
 
 def _parse_shares(target: str) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from unskew.core.tensors import parameters
-from unskew.core.types import Local, Memory, RoundInfo, Statistic, Sums, Tensors, Visited
+from unskew.core.types import Local, Memory, Statistic, Sums, Tensors, Visited
 from unskew.round.algorithm import Algorithm, Method
 from unskew.round.client import accumulated
 from unskew.round.local_optimizers import require_sgd
@@ -26,7 +26,12 @@ def scaffold() -> Method:
     Reference: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
     Algorithm 1 and eq. (4), option II.
     """
-    statistic = Statistic("scaffold", init=_zeros, measure=_change, fold=_common_control)
+    statistic = Statistic(
+        "scaffold",
+        init=lambda model: {name: torch.zeros_like(value) for name, value in parameters(model).items()},
+        measure=_change,
+        fold=lambda sent, sums, info: {name: c + sums[name] / info.roster.examples for name, c in sent.items()},
+    )
     memory = Memory("scaffold", blank=parameters, keep=_own_control)
 
     def corrected(algorithm: Algorithm) -> Algorithm:
@@ -55,10 +60,11 @@ def _own_control(visited: Visited) -> Tensors:
     """c_k⁺."""
     _require_sgd(visited.local)
     reach = visited.local.lr * accumulated(visited.steps, visited.local.momentum)
+    received = {name: visited.shared[name] for name in parameters(visited.model)}
     if reach == 0:  # no step was taken: nothing is learned of the gradient
-        return {name: visited.memory.get(f"scaffold/{name}", torch.zeros_like(x)) for name, x in _pairs(visited)}
+        return {name: visited.memory.get(f"scaffold/{name}", torch.zeros_like(x)) for name, x in received.items()}
     correction = _difference(visited.shared, visited.memory)
-    return {name: (x - visited.model[name]) / reach - correction[name] for name, x in _pairs(visited)}
+    return {name: (x - visited.model[name]) / reach - correction[name] for name, x in received.items()}
 
 
 def _change(visited: Visited) -> Sums:
@@ -69,15 +75,3 @@ def _change(visited: Visited) -> Sums:
         before = visited.memory.get(f"scaffold/{name}")
         change[name] = weight * (control.double() if before is None else control.double() - before.double())
     return change
-
-
-def _common_control(sent: Tensors, sums: Sums, info: RoundInfo) -> Tensors:
-    return {name: c + sums[name] / info.roster.examples for name, c in sent.items()}
-
-
-def _zeros(model: Tensors) -> Tensors:
-    return {name: torch.zeros_like(value) for name, value in parameters(model).items()}
-
-
-def _pairs(visited: Visited) -> list[tuple[str, torch.Tensor]]:
-    return [(name, visited.shared[name]) for name in parameters(visited.model)]

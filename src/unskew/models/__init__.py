@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from unskew.core import tensors
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.key import Key
-from unskew.core.text import apply, parse_calls
+from unskew.core.text import apply, parse_call
 from unskew.core.units import counted
 from unskew.models.any_module import (
     AnyNetwork,
@@ -26,14 +26,10 @@ from unskew.models.any_module import (
 from unskew.models.imagenet import efficientnet_lite0, mobilenet_v2, resnet_18, resnet_50
 from unskew.models.networks import Network, Shape, lenet_64, simple_cnn, tiny_cnn
 
-Factory = Callable[[Shape, int], Network]
-NETWORKS: dict[str, Factory] = {"simple-cnn": simple_cnn, "lenet-64": lenet_64, "tiny-cnn": tiny_cnn}
-PUBLIC: dict[str, Callable[..., nn.Module]] = {  # with knobs, and the parameter names of their public checkpoints
-    "mobilenet-v2": mobilenet_v2,
-    "resnet-18": resnet_18,
-    "resnet-50": resnet_50,
-    "efficientnet-lite0": efficientnet_lite0,
-}
+_OURS, _PUBLISHED = (simple_cnn, lenet_64, tiny_cnn), (mobilenet_v2, resnet_18, resnet_50, efficientnet_lite0)
+NETWORKS: dict[str, Callable[[Shape, int], Network]] = {f.__name__.replace("_", "-"): f for f in _OURS}
+# with knobs, and the parameter names of their public checkpoints
+PUBLIC: dict[str, Callable[..., nn.Module]] = {f.__name__.replace("_", "-"): f for f in _PUBLISHED}
 
 
 @dataclass(frozen=True)
@@ -68,13 +64,10 @@ def build(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: in
 
 def _parse_public(text: str, shape: Shape, classes: int) -> Callable[[], nn.Module]:
     """A call that makes the network of this text, such as ``resnet-18(norm=group)``."""
-    calls = parse_calls(text, "model")
-    call = calls[0]
+    call = parse_call(text, "model")
     if text != text.strip() or call.name not in {**NETWORKS, **PUBLIC}:
         hint = nearest(call.name, [*NETWORKS, *PUBLIC])
         raise UserError(f"no model is called {brief(text)}; {hint}; your own is package.module:function")
-    if len(calls) > 1:
-        raise UserError(f"model {brief(text)}: give one network; networks cannot be added")
     if call.name in NETWORKS:
         raise UserError(f"model {call.name} takes no knobs; say {call.name} alone")
     function = bind_factory(PUBLIC[call.name], shape, classes)

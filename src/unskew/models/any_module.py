@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unskew.core.errors import UserError, a_kind
 from unskew.core.key import Key, seeded
 from unskew.core.plugins import load_function
-from unskew.core.text import apply, parse_calls
+from unskew.core.text import apply, parse_call
 from unskew.models.networks import Network, Shape
 
 CLASS_KNOBS = ("classes", "num_classes", "n_classes", "nclasses")
@@ -41,11 +41,9 @@ def bind_factory(model: str | nn.Module | Callable[..., Any], shape: Shape, clas
         return _bind(model, shape, classes)
     if "(" not in model:
         return _bind(load_function(model, "model"), shape, classes)
-    calls = parse_calls(model, "model")
-    if len(calls) > 1:
-        raise UserError(f"model {model!r}: give one network; networks cannot be added")
-    function = _bind(load_function(calls[0].name, "model"), shape, classes)
-    return lambda: apply(calls[0], function, "model")
+    call = parse_call(model, "model")
+    function = _bind(load_function(call.name, "model"), shape, classes)
+    return lambda: apply(call, function, "model")
 
 
 def _bind(function: Callable[..., Any], shape: Shape, classes: int) -> Callable[..., Any]:

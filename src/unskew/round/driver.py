@@ -117,13 +117,14 @@ def run_round(
     if not tensors.finite(params | kept | sent):
         raise ClientFailure(f"server, round {number}: its step gives NaN or infinity; a smaller server rate may help")
 
+    sizes = [engine.roster.size(visit.client) if visit.take is None else visit.take for visit in visits]
     examples, reported = int(sums["metric/examples"]), int(sums["metric/visits"])
     metrics = Metrics(
         round=number,
         clients=reported,
         examples=examples,
         train_loss=float(sums["metric/loss"]) / max(examples, 1) if "metric/loss" in sums else None,
-        batches_max=max((_steps(algorithm, engine, visit) for visit in visits), default=0),
+        batches_max=max((steps_for(size, algorithm.local) for size in sizes), default=0),
         bytes_up=_bytes_up(outcome, state, visits, reported, asked),
         bytes_down=statistics.bytes_down(state, visits) + outcome.bytes_down,
         seconds=perf_counter() - began,
@@ -211,11 +212,6 @@ def exchange(
     if algorithm.exchange is None:
         return add(engine.visit(job, shared, visits, key), visits)
     return algorithm.exchange(engine, job, shared, visits, key)
-
-
-def _steps(algorithm: "Algorithm", engine: Engine, visit: Visit) -> int:
-    held = engine.roster.size(visit.client) if visit.take is None else visit.take
-    return steps_for(held, algorithm.local)
 
 
 def as_used(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> Tensors:

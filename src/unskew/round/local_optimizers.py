@@ -99,9 +99,7 @@ def parse_optimizer(source: str) -> Optimizer:
 
 
 def _parse_one(source: str, kind: str, table: Mapping[str, Callable[..., Any]]) -> Any:
-    call, *others = text.parse_calls(source, kind)
-    if others:
-        raise text.complain(source, others[0].start, f"give one {kind}")
+    call = text.parse_call(source, kind)
     if call.name not in table:
         raise text.complain(source, call.start, f"no {kind} is called {call.name!r}; {nearest(call.name, table)}")
     return text.apply(call, table[call.name], kind)
