@@ -35,11 +35,10 @@ from unskew.data.binary import Images
 from unskew.data.interface import Request, Source
 from unskew.data.photographs import Photographs
 
-DAMAGED = (  # all that reading was seen to raise for files with a few bytes changed or cut off
-    *(zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, KeyError, MemoryError, OverflowError, TypeError),
-    *(AttributeError, RuntimeError),  # also RecursionError and NotImplementedError
-    *(SyntaxError, tokenize.TokenError),  # of a header that is not a Python literal
-)
+# all that reading was seen to raise for files with a few bytes changed or cut off
+DAMAGED: tuple[type[Exception], ...] = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, LookupError)
+DAMAGED += (MemoryError, OverflowError, TypeError, AttributeError, RuntimeError)  # also RecursionError
+DAMAGED += (SyntaxError, tokenize.TokenError)  # of a header that is not a Python literal
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _SUFFIX = ".npy"
 

@@ -151,10 +151,9 @@ _QUOTED = re.compile(rb"""(['"])((?:[^\\]++|\\(?:x[0-9a-fA-F]{2}|[\\'"nrt]))*+)(
 _OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _SCALARS = (type(None), bool, int, str, bytes)
 _CONTAINERS = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT")
-_LITERALS = (  # their argument is their value
-    *("INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
-    *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-)
+_NUMBERS = ("INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1")
+_BYTES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8")
+_TEXTS = ("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
 _MAX_CONTAINERS = 1_000_000  # in a file; at protocol 2 Python 3 writes a tuple for each file name
 
 
@@ -241,7 +240,7 @@ class _Machine:
         match name:
             case "PROTO" | "FRAME":
                 pass
-            case _ if name in _LITERALS:
+            case _ if name in (*_NUMBERS, *_BYTES, *_TEXTS):
                 self.push(argument)
             case "BINSTRING" | "SHORT_BINSTRING":  # bytes of Python 2
                 self.push(argument.encode("latin-1"))

@@ -192,13 +192,7 @@ class ArchiveMember:
 
 
 def unpack(
-    archive: Path,
-    name: str,
-    folder: Path,
-    *,
-    members: Sequence[str] = (),
-    inside: str = "",
-    say: Say = lambda line: None,
+    archive: Path, name: str, folder: Path, members: Sequence[str] = (), inside: str = "", say: Say = lambda line: None
 ) -> None:
     """Copy files of an archive into ``folder``: ``members`` under their last names, or else all below ``inside``.
 

@@ -231,11 +231,7 @@ def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
 
 
 def _rows(
-    folder: Path,
-    listed: Listed,
-    classes: Sequence[str],
-    users: Sequence[str] | None = None,
-    notes: tuple[str, ...] = (),
+    folder: Path, listed: Listed, classes: Sequence[str], users: list[str] | None = None, notes: tuple[str, ...] = ()
 ) -> Rows:
     paths, labels, test = (list(column) for column in zip(*listed, strict=True))
     owners = None if users is None else np.array(users, np.str_)

@@ -286,7 +286,7 @@ def read_holdings(file: Path) -> Holdings:
         return Holdings(partition.scheme, users, sizes, counts, float(arrays["emd"].item()), partition.hash)
     except FileNotFoundError:
         raise UserError(f"{file} does not exist; it says which client has which examples") from None
-    except (*DAMAGED, IndexError) as error:
+    except DAMAGED as error:
         raise UserError(f"{file} is damaged, or not an Unskew partition: {error}") from error
 
 

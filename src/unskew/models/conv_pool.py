@@ -5,14 +5,18 @@ A form is two functions, so that autograd and a pass by hand make the same calls
 the second needs to turn the output's gradient into those of the weights, the bias and, where asked for, the input.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 Saved = tuple[Tensor, ...]
+Gradients = tuple[Tensor | None, Tensor, Tensor]  # of input, weight and bias
+Form = tuple[Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Saved]], Callable[[Tensor, Saved], Gradients]]
 
 _pool = torch.ops.aten.max_pool2d_with_indices.default
 _pool_backward = torch.ops.aten.max_pool2d_with_indices_backward.default
@@ -33,8 +37,8 @@ class ConvPool(nn.Conv2d):
         """The same, through whichever of the two forms below suits."""
         if x.device.type != "cpu" or self.bias is None:
             return self.plain(x)
-        form = _Later if x.requires_grad else _First
-        pooled: Tensor = form.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        form = LATER if x.requires_grad else FIRST
+        pooled: Tensor = _Formed.apply(form, x, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return pooled
 
 
@@ -55,8 +59,8 @@ def first_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Save
     return pooled.view(len(x), out, *phases.shape[2:]), (x, wide, stacked, index)
 
 
-def first_backward(gradient: Tensor, saved: Saved) -> tuple[Tensor, Tensor]:
-    """The gradients of weight and bias."""
+def first_backward(gradient: Tensor, saved: Saved) -> Gradients:
+    """The gradients of weight and bias, and None for the input."""
     x, wide, stacked, index = saved
     out, inside, height, width = wide.shape[0] // 4, wide.shape[1], wide.shape[2] - 1, wide.shape[3] - 1
     above = gradient.reshape(len(x), 1, 1, -1).permute(0, 3, 1, 2)
@@ -65,7 +69,7 @@ def first_backward(gradient: Tensor, saved: Saved) -> tuple[Tensor, Tensor]:
     _, wide_gradient, bias_gradient = _of_weights(whole, x, wide, stride=2)
     by_pixel = wide_gradient.view(4, out, inside, -1).permute(1, 2, 0, 3).reshape(out * inside, -1)
     weight_gradient = (by_pixel @ _placement(height, width, wide.dtype).t()).view(out, inside, height, width)
-    return weight_gradient, bias_gradient.view(4, out).sum(0)
+    return None, weight_gradient, bias_gradient.view(4, out).sum(0)
 
 
 def later_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Saved]:
@@ -75,7 +79,7 @@ def later_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Save
     return pooled, (last, weight, index)
 
 
-def later_backward(gradient: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
+def later_backward(gradient: Tensor, saved: Saved) -> Gradients:
     """The gradients of input, weight and bias. Of what was pooled only the shape counts: channels first is faster."""
     last, weight, index = saved
     (out, _, *kernel), (_, _, *sides) = weight.shape, last.shape
@@ -86,30 +90,22 @@ def later_backward(gradient: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tens
     return F.conv_transpose2d(whole, weight), weight_gradient, bias_gradient
 
 
-class _First(torch.autograd.Function):
+FIRST: Form = (first_forward, first_backward)
+LATER: Form = (later_forward, later_backward)
+
+
+class _Formed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        pooled, saved = first_forward(x, weight, bias)
+    def forward(ctx: Any, form: Form, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        pooled, saved = form[0](x, weight, bias)
         ctx.save_for_backward(*saved)
+        ctx.form = form
         return pooled
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
-        return None, *first_backward(gradients[0], ctx.saved_tensors)  # type: ignore[attr-defined]
-
-
-class _Later(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        pooled, saved = later_forward(x, weight, bias)
-        ctx.save_for_backward(*saved)
-        return pooled
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return later_backward(gradients[0], ctx.saved_tensors)  # type: ignore[attr-defined]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.form[1](gradients[0], ctx.saved_tensors)
 
 
 def _of_weights(gradient: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor, Tensor]:

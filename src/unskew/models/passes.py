@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from unskew.models.conv_pool import ConvPool, first_backward, first_forward, later_backward, later_forward
+from unskew.models.conv_pool import FIRST, LATER, ConvPool
 from unskew.models.networks import Network
 
 Forward = Callable[[Tensor], tuple[Tensor, Any]]  # input -> output, what the way back needs
@@ -147,15 +147,13 @@ def _flatten(part: nn.Flatten, first: bool) -> Layer:
 
 def _conv_pool(part: ConvPool, first: bool) -> Layer:
     weight, bias = part.weight.detach(), part.bias.detach()  # type: ignore[union-attr]  # one without a bias is not known
-    forward = first_forward if first else later_forward
+    forward, backward = FIRST if first else LATER
 
-    def backward(gradient: Tensor, saved: tuple[Tensor, ...]) -> tuple[Tensor | None, tuple[Tensor, Tensor]]:
-        if first:
-            return None, first_backward(gradient, saved)
-        above, *own = later_backward(gradient, saved)
-        return above, (own[0], own[1])
+    def back(gradient: Tensor, saved: tuple[Tensor, ...]) -> tuple[Tensor | None, tuple[Tensor, Tensor]]:
+        below, *own = backward(gradient, saved)
+        return below, (own[0], own[1])
 
-    return lambda x: forward(x, weight, bias), backward
+    return lambda x: forward(x, weight, bias), back
 
 
 LAYERS: Mapping[type[nn.Module], Callable[[Any, bool], Layer]] = {

@@ -112,9 +112,7 @@ def _pack(sums: Mapping[str, Tensor]) -> PackedSums:
 
 
 def add(
-    replies: Iterable[Reply | Failure | Note],
-    visits: Sequence[Visit] | Sequence[TestPart],
-    progress: Progress | None = None,
+    replies: Iterable[Reply | Failure | Note], visits: Sequence[Visit | TestPart], progress: Progress | None = None
 ) -> Outcome:
     """The sums of all replies, added in visit order: the only ordered addition, so every engine has the same bits."""
     total: PackedSums | None = None
