@@ -38,13 +38,7 @@ def parse(
 ) -> tuple[Source, Request]:
     """Find the source that a text names, and what it is asked for; the options are checked against the source's.
 
-    Parameters
-    ----------
-    text
-        ``name``, ``name(options)`` or ``kind:PATH(options)``. A user's function is not in the registry: see
-        ``is_function``.
-    data_dir, cache, say
-        As in ``load``.
+    A user's function is not in the registry: see ``is_function``. The parameters are described in ``Request``.
     """
     kind, colon, rest = text.partition(":")
     base = re.split(r"[(?]", text)[0].strip()
@@ -74,19 +68,7 @@ def is_function(text: str) -> bool:
 
 
 def load(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> ImageSet:
-    """Load the image set of that text.
-
-    Parameters
-    ----------
-    text
-        What ``--data`` says.
-    data_dir
-        The folder of the published sets; None where the user named none.
-    cache
-        Where decoded photographs are kept; None for the default.
-    say
-        Is told how far reading photographs is.
-    """
+    """Load the image set of that text; the parameters are described in ``Request``."""
     if is_function(text):
         return load_from_function(text, data_dir)
     source, request = parse(text, data_dir, cache, say)

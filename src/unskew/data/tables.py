@@ -304,14 +304,9 @@ LOOKED_FOR = 50  # of the pictures that annotations name, check looks for every 
 def make_loaders(
     read: Callable[..., tuple[Pictures, Rows, str]], side: int | None = None
 ) -> tuple[Callable[..., ImageSet], Callable[..., Examples]]:
-    """Make ``load`` and ``examples`` of a source of photographs.
+    """Make ``load`` and ``examples`` of a source of photographs; ``side`` is the default of the option ``size``.
 
-    Parameters
-    ----------
-    read
-        ``read(request, *, options)`` returns where the photographs are, what is said of them, and their store's name.
-    side
-        The default of the option ``size``.
+    ``read(request, *, options)`` returns where the photographs are, what is said of them, and their store's name.
     """
 
     def load(request: Request, *, size: int | None = side, broken: str = "stop", **options: Any) -> ImageSet:

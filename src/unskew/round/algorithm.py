@@ -115,19 +115,9 @@ def claimed_slots(before: Algorithm, after: Algorithm) -> list[str]:
 
 
 def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
-    """Apply the methods in order.
+    """Apply the methods in order to ``base``.
 
-    Parameters
-    ----------
-    methods
-        The methods with the names that error messages use.
-    base
-        The algorithm to start from.
-
-    Raises
-    ------
-    UserError
-        Names both methods if they claim the same slot, or put two things of the same name in a shared one.
+    A UserError names both methods if they claim the same slot, or put two things of the same name in a shared one.
     """
     algorithm, owner = base, dict[str, str]()
     for named in methods:
