@@ -75,7 +75,7 @@ def test_a_partition_cannot_be_changed():
     ("text", "says"),
     [
         ("", "partition is empty"),
-        ("iid + shards", "takes one scheme"),
+        ("iid + shards", "give one partition; several cannot be added"),
         ("dirichlet-clients(1)", "did you mean 'dirichlet-client'"),
         ("diriclet(1)", "did you mean 'dirichlet'"),
         ("random", "there are: iid, dirichlet, dirichlet-client, shards, users, geo, file:FILE"),
@@ -107,16 +107,14 @@ def test_a_wrong_text_is_refused_with_what_to_do(text, says):
         deal(text)
 
 
-@pytest.mark.parametrize("text", ["iid", "dirichlet(min_size=0)", "dirichlet-client(1)", "shards(1)"])
-def test_more_clients_than_examples_are_refused(text):
-    with pytest.raises(UserError, match="11 clients for 10 training examples: give 1 to 10"):
-        deal(text, 11, np.arange(10))
-
-
-@pytest.mark.parametrize(("clients", "examples"), [(0, 10), (-3, 10), (1, 0)])
-def test_clients_and_examples_must_be_one_at_least(clients, examples):
+@pytest.mark.parametrize(
+    ("text", "clients", "examples"),
+    [("iid", 11, 10), ("dirichlet(min_size=0)", 11, 10), ("dirichlet-client(1)", 11, 10), ("shards(1)", 11, 10),
+     ("iid", 0, 10), ("iid", -3, 10), ("iid", 1, 0)],
+)  # fmt: skip
+def test_there_are_from_one_client_to_as_many_as_examples(text, clients, examples):
     with pytest.raises(UserError, match=f"{clients} clients for {examples} training examples: give 1 to {examples}"):
-        deal("iid", clients, np.zeros(examples, np.int64))
+        deal(text, clients, np.zeros(examples, np.int64))
 
 
 def test_a_drawn_partition_needs_the_number_of_clients():
