@@ -212,9 +212,8 @@ def draw_runs(
             raise UserError(f"--against is only for curves, not for {request.text}; leave it out")
     if against is not None and against not in AGAINST:
         raise UserError(f"--against {against}: {nearest(against, AGAINST)}")
-    sizes = [
-        None if given is None else length(given, name) for given, name in ((width, "--width"), (height, "--height"))
-    ]
+    sides = {"--width": width, "--height": height}
+    sizes = [None if side is None else length(side, name) for name, side in sides.items()]
     given = [Path(path) for path in paths]
     if not given:
         raise UserError("no run given; give the directories of finished runs")
@@ -231,13 +230,11 @@ def draw_runs(
             charts = request.call("compare.draw", compare.draw, values)
             if against is not None:
                 charts = [chart for chart in charts if chart.name == f"curves-{against}"]
+            left_out = request.call("compare.left_out", compare.left_out, values)
             findings = [*request.call("compare.findings", compare.findings, values)]
-            findings += [
-                f"not shown: {reason}" for reason in request.call("compare.left_out", compare.left_out, values)
-            ]
+            findings += [f"not shown: {reason}" for reason in left_out]
             titled = [chart if title is None else replace(chart, title=title) for chart in charts]
-            written = write_charts(target, [for_paper(chart, *sizes) for chart in titled], form, "")
-            files += written
+            files += (written := write_charts(target, [for_paper(chart, *sizes) for chart in titled], form, ""))
             if observe is not None:
                 observe(request.text, findings, written)
     return files

@@ -47,10 +47,8 @@ def take_confusion(run: FinishedRun, *, calibrations: int = 6) -> Confusion:
     tried = sum(not is_bound(name) for name in run.result.calibrations)
     predictions = {name or "before": run.outputs.predicted[name] for name in pick_calibrations(run, calibrations)}
     if count <= MAX_TABLE_CLASSES:
-        tables = {
-            name: torch.bincount(labels * count + predicted, minlength=count * count).view(count, count).tolist()
-            for name, predicted in predictions.items()
-        }
+        codes = {name: labels * count + predicted for name, predicted in predictions.items()}
+        tables = {name: torch.bincount(c, minlength=count**2).view(count, count).tolist() for name, c in codes.items()}
         return Confusion(classes, total, tables, tried)
     right, pairs = {}, {}
     for name, predicted in predictions.items():
@@ -199,9 +197,8 @@ def show_confusion(run: FinishedRun, values: Confusion) -> list[Element]:
 
 def _pick_comparable(runs: Mapping[str, Confusion]) -> dict[str, Confusion]:
     """The runs that fit in one chart: those with the classes of the first, if they are few enough."""
-    few = {name: values for name, values in runs.items() if len(values.classes) <= MAX_COMPARED_CLASSES}
-    classes = next((values.classes for values in few.values()), [])
-    return dict([pair for pair in few.items() if pair[1].classes == classes][:MAX_COMPARED_RUNS])
+    few = [(name, values) for name, values in runs.items() if len(values.classes) <= MAX_COMPARED_CLASSES]
+    return dict([pair for pair in few if pair[1].classes == few[0][1].classes][:MAX_COMPARED_RUNS])
 
 
 def compare_confusion(runs: Mapping[str, Confusion]) -> list[Chart]:

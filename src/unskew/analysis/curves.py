@@ -95,7 +95,6 @@ def _evaluated_on(values: Curves) -> str:
 
 
 def _group_by_setting(runs: Sequence[Curves]) -> dict[str, list[Curves]]:
-    """The runs of each setting by its name; those of one setting differ only in the seed."""
     groups: dict[str, list[Curves]] = {}
     for name, run in zip(name_settings([run.settings for run in runs]), runs, strict=True):
         groups.setdefault(name, []).append(run)

@@ -72,7 +72,6 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
 
 
 def _stored(run: FinishedRun, chosen: Sequence[str]) -> dict[str, tuple[ByClient, ByClient | None]]:
-    """What the run stored at its end, by classifier."""
     arrays, seen = read_clients(run.path), dict[str, tuple[ByClient, ByClient | None]]()
     rows_by_name = {str(name): index for index, name in enumerate(arrays.get("classifiers", ()))}
     for name in [name for name in chosen if name in rows_by_name]:
@@ -121,7 +120,6 @@ def draw_fairness(values: Fairness) -> list[Chart]:
 
 
 def _draw_sorted(name: str, title: str, alt: str, curves: Mapping[str, list[float]], share: list[float]) -> Chart:
-    """Accuracy against the share of clients that have at most that."""
     lines = []
     for colour, (classifier, curve) in enumerate(curves.items()):
         pairs = zip(share, curve, strict=True) if curve else ()
@@ -172,7 +170,6 @@ def fairness_findings(values: Fairness) -> list[str]:
 
 
 def _pick_best(values: Fairness) -> tuple[str, dict[str, Any]] | None:
-    """The calibration with the highest mean accuracy, except upper bounds."""
     usable = [(name, row) for name, row in values.spreads.items() if name != "before" and not is_bound(name)]
     return max(usable, key=lambda pair: float(pair[1]["mean"]), default=None)
 

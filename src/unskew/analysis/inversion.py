@@ -127,7 +127,6 @@ def _ends(side: ClientSide) -> tuple[Tensor, Tensor]:
 
 
 def _unit(side: ClientSide, image: Tensor) -> Tensor:
-    """[ch, H, W] from 0 to 1."""
     low, high = _ends(side)
     return ((image - low) / (high - low)).clamp(0, 1).cpu().double()
 

@@ -149,16 +149,6 @@ class Measured:
     notes: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        """The measure's name."""
-        return self.request.name
-
-    @property
-    def source(self) -> str:
-        """The request in its canonical spelling."""
-        return self.request.text
-
-    @property
     def charts(self) -> list[Chart]:
         """Its charts. Names start with the request, so ``cka(round=0)`` and ``cka`` have different files."""
         charts = self.request.call("draw", self.request.measure.draw, self.values)
@@ -353,7 +343,7 @@ def _check_shown(measured: Measured) -> None:
     """Draw every chart and write every sentence once, so that failures show up early."""
     names = [chart.name for chart in measured.charts]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"measure {measured.source}: two charts are named {twice[0]!r}; give each its own name")
+        raise UserError(f"measure {measured.request.text}: two charts are named {twice[0]!r}; give each its own name")
     _ = [svg(chart) for chart in measured.charts], measured.findings
 
 

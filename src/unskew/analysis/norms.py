@@ -174,11 +174,8 @@ def _draw_calibrated(values: Norms) -> Chart:
     count, y = len(values.classes), Axis("norm / mean norm", low=0)
     uneven = f"their unevenness is {', '.join(f'{name} {unevenness(norms):.3f}' for name, norms in groups.items())}."
     if count > MAX_BARS:
-        ranks = list(range(1, count + 1))
-        lines = [
-            Line(ranks, sorted(norms, reverse=True), name, colour % 10)
-            for colour, (name, norms) in enumerate(relative.items())
-        ]
+        ranked = [(name, sorted(norms, reverse=True)) for name, norms in relative.items()]
+        lines = [Line(range(1, count + 1), norms, name, at % 10) for at, (name, norms) in enumerate(ranked)]
         title, alt = f"Row norms of {count:,} classes, rows minus their mean", f"Row norms, the largest first; {uneven}"
         return Chart("norms-classes", title, alt, lines, x=Axis("rank", kind="count"), y=y)
     ticks = tuple(enumerate(values.classes)) if count <= MAX_NAMED_CLASSES else None
@@ -188,26 +185,23 @@ def _draw_calibrated(values: Norms) -> Chart:
 
 
 def _draw_scatter(values: Norms, row: dict[str, Any]) -> Chart:
-    points = [
-        (count, norm, client, label)
-        for client, norms in zip(row["clients"], row["local"], strict=True)
-        if client in values.clients
-        for label, (count, norm) in enumerate(zip(values.counts[values.clients.index(client)], norms, strict=True))
-    ]
+    points = []
+    for client, norms in zip(row["clients"], row["local"], strict=True):
+        if client in values.clients:
+            counts = values.counts[values.clients.index(client)]
+            points += [(count, norms[label], client, label) for label, count in enumerate(counts)]
     suffix = "" if row["correlation"] is None else f", correlation {row['correlation']:.2f}"
     if (every := len(points)) > MAX_DOTS:
         points = [points[at] for at in sample_rows([count for count, *_ in points], MAX_DOTS)]
         suffix += f" ({len(points):,} of {every:,} rows shown)"
-    tips = [
-        f"client {client}, {values.classes[label]}: {counted(count, 'example')}, norm {norm:.3f}"
-        for count, norm, client, label in points
-    ]
-    colours = [label % 10 for *_, label in points]
-    dots = Dots([count for count, *_ in points], [norm for _, norm, *_ in points], colours, radius=3.5, tips=tips)
+    named = [(f"client {client}, {values.classes[label]}", count, norm) for count, norm, client, label in points]
+    tips = [f"{name}: {counted(count, 'example')}, norm {norm:.3f}" for name, count, norm in named]
+    colours, x, y = [label % 10 for *_, label in points], [count for _, count, _ in named], [norm for *_, norm in named]
+    dots = Dots(x, y, colours, radius=3.5, tips=tips)
     name, title = f"norms-round-{row['round']}", f"Local rows {row['when']}{suffix}"
     alt = f"Norms of local classifier rows against the client's examples of that class{suffix}."
-    x = Axis("examples of the class on the client", low=0, kind="count")
-    return Chart(name, title, alt, [dots], x=x, y=Axis("norm of its row"))
+    axis = Axis("examples of the class on the client", low=0, kind="count")
+    return Chart(name, title, alt, [dots], x=axis, y=Axis("norm of its row"))
 
 
 def _draw_local(values: Norms, row: dict[str, Any]) -> Chart:

@@ -67,8 +67,7 @@ def take_separability(run: FinishedRun) -> Separability:
         return Separability([], [], 0.0, "", None, None, recorded[-1][1], recorded)
     side.load(run.model, training=False)
     width = width_of(side.network.encoder, side.train.shape)
-    small = statistics_bytes(Full(), len(run.classes), width) <= MAX_COVARIANCE_BYTES
-    form: Form = Full() if small else Shared()
+    form: Form = Full() if statistics_bytes(Full(), len(run.classes), width) <= MAX_COVARIANCE_BYTES else Shared()
     statistics = _gather_statistics(run, StatisticsRequest(form))
     held = statistics.held.tolist()
     table = torch.zeros(len(held), len(held), dtype=torch.float64)
@@ -205,7 +204,7 @@ def compare_separability(runs: Mapping[str, Separability]) -> list[Chart]:
     marks: list[Mark] = []
     for colour, (name, values) in enumerate(runs.items()):
         if len(values.rounds) > 1:
-            rounds, silhouettes = [int(number) for number, _ in values.rounds], [value for _, value in values.rounds]
+            rounds, silhouettes = zip(*values.rounds, strict=True)
             marks.append(Line(rounds, silhouettes, name, colour % 10))
     if marks:
         alt = f"Silhouette of test features by round, for {len(marks)} runs."

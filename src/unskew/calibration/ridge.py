@@ -141,7 +141,6 @@ def _choose_strength(problem: Regression) -> float:
 
 
 def _solve(problem: Regression, strength: float) -> tuple[Tensor, Tensor]:
-    """Weight [P, d] and bias [P], scaled."""
     width, penalty = len(problem.around), strength * float(problem.around.diagonal().mean())
     factor, failed = torch.linalg.cholesky_ex(add_ridge(problem.around, strength))
     weight = torch.cholesky_solve(problem.targets.t(), factor).t()

@@ -145,7 +145,6 @@ def _shape(shape: Shape) -> str:
 
 
 def _element(name: str, tip: str, **attributes: float | str | None) -> str:
-    """An empty element, or one with a tooltip."""
     text = _escape(tip)
     rest = f' data-tip="{text}"><title>{text}</title></{name}>' if tip else "/>"
     return f"<{name}{_attributes(**attributes)}{rest}"

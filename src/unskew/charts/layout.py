@@ -157,7 +157,6 @@ def _cells(mark: Cells, plot: Plot) -> list[Layer]:
 
 
 def _cut(x: float, y: float, text: str, room: float, size: float = 12.0, anchor: str = "start", turn: int = 0) -> Text:
-    """A text that is cut where it is wider than the room."""
     short = fit(text, room, size)
     return Text(x, y, short, size, anchor, turn, whole=text if short != text else "")
 
@@ -189,7 +188,6 @@ def _line(mark: Line, plot: Plot) -> list[Layer]:
 
 
 def _hover_targets(mark: Line, plot: Plot) -> list[Layer]:
-    """Invisible circles around the points of a line that have a tooltip."""
     radius = min(7.0, max(2.0, plot.frame.width / max(1, len(mark.tips)) / 2))
     shapes: list[Shape] = []
     for x, y, tip in zip(mark.x, mark.y, mark.tips, strict=False):
@@ -426,7 +424,6 @@ def axes(chart: Chart, plot: Plot, below: TickRow) -> list[Layer]:
 
 
 def _whole(axis: Axis, word: str) -> str:
-    """The words that were cut short to this one."""
     if not word.endswith("…"):
         return ""
     begun = " ".join(word[:-1].split())
@@ -434,7 +431,6 @@ def _whole(axis: Axis, word: str) -> str:
 
 
 def _titles(chart: Chart, plot: Plot, below: TickRow, beside: float) -> list[Shape]:
-    """The words along the axes."""
     frame = plot.frame
     made: list[Shape] = []
     if chart.x.label:
@@ -484,7 +480,6 @@ def _short(entries: Sequence[tuple[str, Named]], left: float, top: float, room: 
 
 
 def _whole_legend(entries: Sequence[tuple[str, Named]], left: float, top: float, room: float) -> list[Layer]:
-    """Every entry with its whole name, in several lines where it needs them."""
     made: list[Layer] = []
     x, y = left, top + 9
     for name, mark in entries:
@@ -629,7 +624,6 @@ def _framed(chart: Chart, top: float, across: Ends, upwards: Ends) -> tuple[Plot
 
 
 def _scale_words(chart: Chart) -> tuple[str, str] | None:
-    """The values of the palest and the fullest shade."""
     first = next((mark for mark in chart.marks if isinstance(mark, Cells) and len(mark.values)), None)
     if first is None:
         return None
@@ -647,7 +641,6 @@ def _quantity_width(chart: Chart) -> float:
 
 
 def _quantity(chart: Chart, plot: Plot) -> list[Layer]:
-    """The scale of shades at the right of a table."""
     words = _scale_words(chart)
     if words is None:
         return []

@@ -119,7 +119,6 @@ def format_value(value: float, kind: str = "number") -> str:
 
 
 def _format_number(value: float) -> str:
-    """Whole numbers in full, others with four significant digits."""
     if isinstance(value, int) or 1e4 <= abs(value) < 1e15:
         return f"{value:,.0f}"
     return f"{value:#.4g}".removesuffix(".") if 1e-4 <= abs(value) < 1e4 else f"{value:.4g}"

@@ -99,7 +99,6 @@ def _section(run: FinishedRun, taken: Taken) -> Section:
 
 
 def _list_events(run: FinishedRun) -> list[Section]:
-    """Failed visits and notes by round; no section if there are none."""
     rows: list[list[CellValue]] = []
     for row in run.rows:
         number = int(row["round"])
@@ -306,7 +305,6 @@ def _cell(text: str) -> CellValue:
 
 
 def _over_seeds(results: Sequence[Result]) -> list[Table]:
-    """Mean and deviation over seeds, if any setting was run with several."""
     groups = group_by_settings(results)
     if all(len(group) == 1 for group in groups.values()):
         return []
@@ -324,7 +322,6 @@ def _over_seeds(results: Sequence[Result]) -> list[Table]:
 
 
 def _usable(result: Result) -> list[Calibration]:
-    """Its calibrations except upper bounds."""
     return [item for item in result.calibrations.values() if not is_bound(item.name)]
 
 

@@ -21,6 +21,7 @@ from unskew.reproduce.cells import Variant, make_cells
 from unskew.reproduce.recipe import PaperValue, load_recipe, recipe_names
 from unskew.reproduce.records import RECORDS, RunRecord, link_run, read_record_file, run_folder
 from unskew.runs.config import OPTIONS
+from unskew.runs.result import Result
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
 
 # options in which the runs of one scenario may differ
@@ -94,14 +95,9 @@ class Scenario:
     data: str  # the data set's short name
 
     @property
-    def network(self) -> str:
-        """The network that is trained."""
-        return self.combinations[0].records[0].result.model
-
-    @property
-    def trained(self) -> bool:
-        """False where only calibrations differ: there are no rounds."""
-        return self.combinations[0].records[0].result.rounds > 0
+    def result(self) -> Result:
+        """Of any of its runs: they share the network and the number of rounds."""
+        return self.combinations[0].records[0].result
 
     @cached_property
     def best(self) -> Combination:
@@ -206,8 +202,8 @@ def group_scenarios(records: Sequence[RunRecord]) -> list[Scenario]:
         scenarios.append(Scenario(label, _find_alpha(group[0]), combinations, best, data))
 
     def order(one: Scenario) -> tuple[str, int, float, int, str]:
-        result = one.combinations[0].records[0].result
-        return one.data, result.clients, one.alpha if one.alpha is not None else 1e9, result.per_round, one.label
+        alpha = one.alpha if one.alpha is not None else 1e9
+        return one.data, one.result.clients, alpha, one.result.per_round, one.label
 
     return sorted(scenarios, key=order)
 
@@ -343,7 +339,7 @@ def describe_scenarios(scenarios: Sequence[Scenario]) -> list[str]:
         few = len(best.scores) < MIN_SEEDS
         what = f"highest mean, with {seeds} too few to name a winner: " if few else ""
         text = f"{scenario.label}: {what}{best.name}, {best.accuracy.words()} % over {seeds}, {best.cost}"
-        if scenario.trained and scenario.plain is not None and scenario.plain is not best:
+        if scenario.result.rounds and scenario.plain is not None and scenario.plain is not best:
             text += f"; {scenario.describe_gap(best, scenario.plain)} over FedAvg without calibration"
         rivals = [one.name for one in scenario.rivals]
         if rivals and not few:
@@ -363,7 +359,7 @@ def draw_claim(scenarios: Sequence[Scenario], folder: Path) -> list[Chart]:
     """A figure for each data set and network."""
     groups: dict[tuple[str, str], list[Scenario]] = {}
     for scenario in scenarios:
-        groups.setdefault((scenario.data, scenario.network), []).append(scenario)
+        groups.setdefault((scenario.data, scenario.result.model), []).append(scenario)
     sets, charts = [data for data, _ in groups], []
     for (data, network), group in groups.items():
         name = f"{data} {network}" if sets.count(data) > 1 else data if len(groups) > 1 else ""
@@ -430,7 +426,7 @@ def _tabulate_beyond(scenarios: Sequence[Scenario]) -> Table:
     rows: list[list[CellValue]] = []
     for scenario in scenarios:
         ours, theirs = scenario.best_where(published=False), scenario.best_where(published=True)
-        if ours is None or theirs is None or not scenario.trained:
+        if ours is None or theirs is None or not scenario.result.rounds:
             continue
         where, printed = scenario.printed or ("", None)
         cells = []

@@ -67,7 +67,6 @@ def _list_column(result: TableResult, column: RecipeColumn) -> list[CellResult]:
 
 
 def _list_points(record: RunRecord, what: str, against: str) -> dict[int, tuple[float, float]]:
-    """x and y by round."""
     if what == "silhouette":
         return {number: (float(number), value) for number, value in record.silhouettes}
     spent = accumulate(row["batches_max"] for row in record.curve)
@@ -119,7 +118,6 @@ def _draw_line(cells: list[CellResult], values: list[float], name: str, colour: 
 
 
 def _draw_measure(result: TableResult, spec: Spec) -> list[Chart]:
-    """Charts of a measure, of the first run of every row and column."""
     request, values = _load_values(result, spec["measure"])
     patterns = [_fill_in(result, pattern) for pattern in spec.get("charts", ["*"])]
     charts = []
@@ -130,7 +128,6 @@ def _draw_measure(result: TableResult, spec: Spec) -> list[Chart]:
 
 
 def _draw_comparison(result: TableResult, spec: Spec) -> list[Chart]:
-    """A measure of all runs in one chart."""
     request, values = _load_values(result, spec["measure"])
     compare = request.measure.compare
     return list(compare.draw(values)) if compare is not None and len(values) > 1 else []
@@ -255,7 +252,6 @@ def _draw_grid(result: TableResult, spec: Spec) -> list[Chart]:
 
 
 def _fill_in(result: TableResult, text: str) -> str:
-    """A text of the recipe with the variables of its first cell."""
     return fill_in(text, result.cells[0].cell.variables if result.cells else {}, f"recipe {result.recipe.name}")
 
 

@@ -142,7 +142,6 @@ def read_table(recipe: Recipe, variant: Variant, out: Path, reasons: Mapping[str
 def _read_cell(
     cell: Cell, reading: Reading, seed: int, out: Path, reasons: Mapping[str, str]
 ) -> tuple[RunRecord | None, float | str]:
-    """The run of a cell, and its value or the reason why there is none."""
     record = read_record(out, cell.training, seed)
     if isinstance(record, RunFailure):
         return None, "diverged"

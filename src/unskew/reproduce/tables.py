@@ -120,7 +120,6 @@ def differences(result: TableResult) -> list[str]:
 
 
 def _list_changes(result: TableResult) -> str:
-    """The options in which the cells of this scale differ from the paper's."""
     found: dict[str, set[tuple[Value | None, Value | None]]] = {}
     published = make_cells(result.recipe, Variant("paper", result.variant.data))
     run = _list_run(result)
@@ -225,7 +224,6 @@ def _to_markdown(cell: CellValue) -> str:
 
 
 def _list_gains(result: TableResult) -> list[list[str]]:
-    """What each row gains over the one it is compared with, paired over the seeds."""
     rows = []
     for one in result.cells:
         gain = result.gain(one)

@@ -213,13 +213,11 @@ class Others:
         return self._sessions.content(visit.client).hex()
 
     def _kept(self, visit: Visit | TestPart) -> Tensor | None:
-        """What the client kept at its last visit, as bytes."""
         if self._memory is None or not isinstance(visit, Visit) or visit.ticket is None:
             return None
         return torch.frombuffer(self._memory.content(visit.ticket, visit.client), dtype=torch.uint8)
 
     def _listen(self, other: _Other) -> None:
-        """Hear all that a rank says, to its goodbye."""
         try:
             while True:
                 message, tensors = receive(other.known.rank, SILENT_SECONDS)

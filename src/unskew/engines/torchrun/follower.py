@@ -49,8 +49,6 @@ def follow(place: Launched) -> NoReturn:
 
 
 class _Follower:
-    """A rank that works for rank 0."""
-
     def __init__(self, place: Launched) -> None:
         self._place = place
         self._inbox: SimpleQueue[tuple[Message, Tensors] | None] = SimpleQueue()
@@ -103,7 +101,6 @@ class _Follower:
             self._send({"ready": True})
 
     def _answer(self, side: ClientSide, message: Message, kept: Tensors) -> None:
-        """Do a group of visits, and answer for all of them at once."""
         results, sent = list[Message](), list[tuple[str, Tensor]]()
         visits: list[Visit | TestPart] = [
             msgspec.convert(task["visit"], Visit) if "client" in task["visit"] else TestPart(**task["visit"])
