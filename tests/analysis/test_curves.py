@@ -112,23 +112,6 @@ def test_seeds_become_one_line_their_mean_with_a_band_of_one_deviation():
     assert list(lines(by_second)[0].x) == pytest.approx([2, 4])
 
 
-def test_one_run_alone_has_no_band_and_other_settings_a_line_of_their_own():
-    other = made([0.9], method="moon")
-    chart = curves.draw_together([made([0.1, 0.2]), other])[0]
-    assert bands(chart) == []
-    assert [line.name for line in lines(chart)] == ["fedavg", "moon"]
-    assert len({line.colour for line in lines(chart)}) == 2
-
-
-def test_names_keep_what_differs_alone():
-    found = [SETTINGS, SETTINGS | {"per_round": "1"}, SETTINGS | {"data": "mnist", "lr": "0.1"}]
-    assert name_settings(found) == [
-        "fedavg · digits · per round 5 · lr 0.01", "fedavg · digits · per round 1 · lr 0.01",
-        "fedavg · mnist · per round 5 · lr 0.1",
-    ]  # fmt: skip
-    assert name_settings(found[:1]) == ["fedavg"]
-
-
 def test_seeds_evaluated_at_other_rounds_meet_where_both_were():
     one, other = made([0.1, 0.2, 0.3], [1, 2, 4]), made([0.3, 0.5], [2, 4], seed=1)
     chart = curves.draw_together([one, other])[0]

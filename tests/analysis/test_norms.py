@@ -1,6 +1,5 @@
 """Row norms: of classifiers made by hand, of local models as training left them, before and after calibration."""
 
-import json
 import tracemalloc
 from dataclasses import replace
 from types import SimpleNamespace
@@ -133,12 +132,6 @@ def test_a_centralised_run_has_rows_and_no_client_to_hold_them_against(runs_of):
         assert svg(chart).startswith("<svg")
 
 
-@pytest.mark.parametrize("clients", [0, -3])
-def test_no_client_at_all_is_refused(finished, clients):
-    with finished_run(finished) as opened, pytest.raises(UserError, match="clients"):
-        norms.draw_norms(norms.take_norms(opened, clients=clients))
-
-
 def test_a_model_of_another_network_is_said_to_be_one(run):
     """Its file is whole, and holds no classifier of ours."""
     save_file({"other.weight": torch.zeros(3)}, unsealed(run) / "model.safetensors")
@@ -226,8 +219,3 @@ def test_many_clients_and_classes_take_no_table_of_all_of_them():
     assert sum(found.total) == 2 * clients
     assert [sum(each) for each in found.counts] == [2, 2]
     assert found.counts[0][10 % classes] == found.counts[1][14] == 1
-
-
-def test_values_survive_json():
-    values = json.loads(json.dumps({name: getattr(made(), name) for name in Norms.__dataclass_fields__}))
-    assert Norms(**values) == made()

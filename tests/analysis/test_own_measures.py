@@ -14,7 +14,7 @@ from analysis.finished import changed, copied, done, finished_run, known, measur
 from unskew.analysis import Comparison, Measure
 from unskew.analysis.measure import Choice, Column, Table
 from unskew.charts import Bars, Chart
-from unskew.core.errors import Missing, UserError
+from unskew.core.errors import UserError
 
 DOCS = Path(__file__).parents[2] / "docs" / "analysis.md"
 EXAMPLE = next(
@@ -210,12 +210,6 @@ def test_what_is_wrong_with_it_is_one_message_and_nothing_is_stored(run, capsys,
     assert not list((run / "figures").glob("*.json")) if (run / "figures").exists() else True
 
 
-def test_what_is_wrong_with_it_is_one_message_of_the_report_too(run, capsys, mine):
-    name = mine(one_fact(draw="lambda values: values.more"))
-    assert "draw failed: AttributeError" in refused(capsys, "report", run, "--only", f"{name}:fact")
-    assert not (run / "report.html").exists()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -242,8 +236,3 @@ def test_a_page_shows_a_measure_once(run):
     with pytest.raises(UserError, match=r"cka\(clients=3\): cka is already chosen"):
         unskew.write_report(run, only=["cka", "cka(clients=3)"])
     assert not (run / "report.html").exists()
-
-
-def test_missing_is_still_missing_from_a_measure_outside(run, mine):
-    with finished_run(run) as opened, pytest.raises(Missing, match="no facts"):
-        measured(opened, f"{mine(one_fact(take='nothing_there'))}:fact")

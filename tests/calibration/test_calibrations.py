@@ -228,14 +228,6 @@ def test_real_features_pass_what_virtual_ones_passed(knobs):
         assert torch.equal(found(real), head(passed(real)))
 
 
-def test_several_layers_are_made_anew_from_features_before_them():
-    statistics, head = statistics_of(width=6), deep()
-    found = calibrate(head, statistics, "ccvr(per_class=20, epochs=2, lr=0.1, layers=2)")
-    assert found.layers == 2
-    assert not any(torch.equal(*pair) for pair in zip(weights(found.head), weights(head), strict=True))
-    assert found(normal(5, 6)).shape == (5, C)
-
-
 def test_several_gaussians_a_class_follow_what_one_cannot():
     """A class on both sides of zero: one Gaussian lies mostly between them, where nobody is; two do not."""
     side = torch.arange(400) % 2
@@ -272,12 +264,6 @@ def test_lda_with_random_features_passes_them_to_its_classifier():
     with torch.no_grad():
         real = normal(8, D)
         assert torch.equal(found(real), found.head(Lift.of(D, 10)(real)))
-
-
-def test_lda_stands_for_several_layers_as_one():
-    found = calibrate(deep(), statistics_of(width=6), "lda(layers=2)")
-    assert isinstance(found.head, nn.Linear)
-    assert (found.head.in_features, found.layers) == (6, 2)
 
 
 # what all of them have in common

@@ -140,13 +140,6 @@ def test_linear_is_a_plain_layer_that_drops_in_and_loads(dtype):
     assert torch.equal(model(images().to(dtype)), wanted)
 
 
-def test_linear_of_a_layer_without_a_bias_has_the_bias_that_was_trained():
-    encoder, head = body(), nn.Linear(D, C, bias=False)
-    made = calibrate(head, statistics_of(encoder), "lda")
-    assert bool(made.linear().bias.any())
-    assert torch.equal(made.linear()(encoder(images())), made(encoder(images())))
-
-
 def test_one_layer_in_the_place_of_two_is_a_plain_layer_too():
     made = VARIANTS["one layer for two"]().fc
     assert torch.equal(made.linear().weight, made.head.weight)

@@ -88,14 +88,6 @@ def test_the_strength_has_the_least_generalised_cross_validation_score_of_the_gr
     assert report.notes() == [f"strength {best:.2g} was chosen by generalised cross-validation"]
 
 
-def test_fewer_examples_or_more_unequal_ones_ask_for_more_strength():
-    def chosen(counts, method="ridge"):
-        return float(made(*examples(counts, width=30), method).report.notes()[0].split()[1])
-
-    assert chosen((8, 8, 8)) > chosen((300, 300, 300))
-    assert chosen((290, 5, 5)) > chosen((100, 100, 100))
-
-
 def test_the_effective_number_of_examples_is_that_of_equal_weights():
     statistics = ClassStatistics.of_features(*examples((20, 20, 20)), C, "shared")
     assert Regression.of(statistics, True, False).effective == pytest.approx(60)

@@ -118,13 +118,6 @@ def test_what_is_larger_than_a_piece_arrives(two):
     assert all(torch.equal(scores[0][name], scores[1][name]) for name in scores[0])
 
 
-def test_no_visits_give_an_empty_sum(two):
-    working = opened(federation())
-    outcome = total(working, Train(), federation().state().tensors, [], Key(0))
-    working.close()
-    assert outcome.sums == {}
-
-
 # What goes wrong in a visit
 
 
