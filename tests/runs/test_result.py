@@ -102,8 +102,9 @@ WRITTEN = """{
                                          "jain": 0.96}}}
   ],
   "weights_seal": "cdef",
-  "privacy": {"epsilon": 2.0, "delta": 1e-05,
-              "releases": [{"id": "a1", "epsilon": 2.0, "delta": 1e-05, "clip": 1.0, "calibrations": ["lda"]}]},
+  "privacy": {"epsilon": 2.0, "delta": 1e-05, "unit": "example",
+              "releases": [{"id": "a1", "epsilon": 2.0, "delta": 1e-05, "clip": 1.0, "calibrations": ["lda"],
+                            "unit": "example", "released": false, "in_masks": false}]},
   "settings": {"data": "digits", "lr": 0.01}, "notes": ["a note"], "evaluated_on": "test"
 }"""
 

@@ -10,6 +10,7 @@ from unskew.analysis.ranking import list_settings, name_settings
 from unskew.charts import Axis, Chart, Line, Mark, average, band
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted, format_bytes, format_duration
+from unskew.privacy.ledger import CLIENT
 from unskew.runs.finished import FinishedRun
 
 AGAINST = {
@@ -58,8 +59,8 @@ def take_curves(run: FinishedRun) -> Curves:
                 file = run.path / "metrics.jsonl"
                 raise UserError(f"{file}: {name} of round {row['round']} is {value!r}, which is not a number")
     batches = list(accumulate(int(row.get("batches_max", 0)) for row in rows))
-    sent = list(accumulate(int(row["bytes_up"] + row["bytes_down"]) for row in rows))
-    seconds = list(accumulate(float(row["seconds"]) for row in rows))
+    sent = list(accumulate(int(row.get("bytes_up", 0) + row.get("bytes_down", 0)) for row in rows))
+    seconds = list(accumulate(float(row.get("seconds", 0)) for row in rows))
     evaluated = [at for at, row in enumerate(rows) if row.get("accuracy") is not None]
     return Curves(
         run=run.path.name,
@@ -106,6 +107,8 @@ def draw_together(runs: Sequence[Curves]) -> list[Chart]:
     groups, charts = _group_by_setting(runs), list[Chart]()
     best = max((run.accuracy[-1] for run in runs if run.accuracy), default=0.0)
     for against, (label, kind) in AGAINST.items():
+        if against != "round" and not any(any(getattr(run, against)) for run in runs):
+            continue  # a release leaves it out
         marks: list[Mark] = []
         for colour, (setting, group) in enumerate(groups.items()):
             x, mean, spread = average([run.points(against) for run in group])
@@ -130,14 +133,15 @@ def curves_findings(values: Curves) -> list[str]:
     if not values.accuracy:
         return ["The run was never evaluated."]
     last, best, trained = values.accuracy[-1], max(values.accuracy), counted(values.round[-1], "round")
-    cost = f"{format_bytes(values.bytes[-1])} sent and {format_duration(values.seconds[-1])} of client training"
+    cost = f", for {format_bytes(values.bytes[-1])} sent and {format_duration(values.seconds[-1])} of client training"
+    cost = cost if values.bytes[-1] else ""
     on = f"on the {_evaluated_on(values)} images"
     if values.kept in values.round:
         kept = values.accuracy[values.round.index(values.kept)]
-        return [f"The model of round {values.kept}, the best of {trained}, reaches {kept:.2%} {on}, for {cost}."]
+        return [f"The model of round {values.kept}, the best of {trained}, reaches {kept:.2%} {on}{cost}."]
     when = values.round[values.accuracy.index(best)]
     peak = "its best" if best == last else f"its best was {best:.2%} in round {when}"
-    return [f"After {trained} the model reaches {last:.2%} {on} ({peak}), for {cost}."]
+    return [f"After {trained} the model reaches {last:.2%} {on} ({peak}){cost}."]
 
 
 def show_curves(run: FinishedRun, values: Curves) -> list[Element]:
@@ -147,8 +151,10 @@ def show_curves(run: FinishedRun, values: Curves) -> list[Element]:
     columns |= {name: Column(name, "count") for name in ("clients", "examples")}
     columns |= {"batches_max": Column("most batches", "count"), "bytes_up": Column("sent up", "bytes")}
     columns |= {"seconds": Column("time", "seconds")}
-    if any("epsilon" in row for row in run.rows):
-        columns["epsilon"] = Column("ε so far", "number")
+    if spent := [row for row in run.rows if "epsilon" in row]:
+        columns["epsilon"] = Column(f"ε so far, for every {spent[-1].get('unit', CLIENT)}", "number")
+    if run.result.released:
+        columns = {name: column for name, column in columns.items() if any(name in row for row in run.rows)}
     rows = [[row.get(name) for name in columns] for row in run.rows]
     return [*draw_curves(values), Table("Every round", list(columns.values()), rows)]
 

@@ -19,13 +19,14 @@ from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsReques
 from unskew.calibration.forecast import Forecast, forecast
 from unskew.calibration.jobs import WORDS, FixedPointMoments, Moments
 from unskew.calibration.mixture import PASSES, centres_of
-from unskew.calibration.protection import Layout, add_noise
+from unskew.calibration.protection import Guarantee, Layout, add_noise
 from unskew.calibration.statistics import ClassStatistics, from_sums
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Engine, PrivacyBudget, Progress, Tensors, Visit
 from unskew.models.cut import cut
+from unskew.privacy.agreement import shares_needed
 from unskew.privacy.ledger import Release
 from unskew.privacy.secure_sum import add_securely
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
@@ -86,7 +87,8 @@ class Calibrator:
         classifier = calibrate(head, statistics, finisher, self.key.seed)
         if (budget := self.algorithm.private) is not None:
             told, name = tensors.sha256(statistics.tensors())[:16], named(finisher, self.algorithm)
-            release = Release(told, budget.epsilon, budget.delta, budget.clip, (name,))
+            promise, masked = (budget.epsilon, budget.delta, budget.clip), self._clients_add_noise
+            release = Release(told, *promise, (name,), released=budget.release, in_masks=masked)
             classifier.report = replace(classifier.report, release=release)
         classifier.clip = request.clip  # in use, features are clipped as they were for the statistics
         return classifier, sent, seconds
@@ -95,8 +97,9 @@ class Calibrator:
         """What the clients are asked: what the calibration needs, under the algorithm's protections."""
         budget = self.algorithm.private
         clip = 0.0 if budget is None else budget.clip
-        if clip and self.algorithm.secure:  # rounding to fixed point may lengthen the sum
-            clip = Layout.of(self._classes, self._width(needs), needs.form).shorter(clip)
+        if budget is not None and self.algorithm.secure:  # rounding to fixed point may lengthen the sum
+            sigma = _guarantee(budget).sigma if self._clients_add_noise else 0.0
+            clip = Layout.of(self._classes, self._width(needs), needs.form).shorter(clip, sigma)
         return replace(needs, min_count=self.algorithm.withhold, clip=clip)
 
     def statistics(self, finisher: Finisher, request: StatisticsRequest) -> tuple[ClassStatistics, int, float]:
@@ -116,11 +119,11 @@ class Calibrator:
         else:
             self.observe(Gathering(name, f"{request.form} class statistics", self._clients, sent))
         statistics = self.gather(request, centres)
-        if (budget := self.algorithm.private) is not None:
+        if (budget := self.algorithm.private) is not None and not self._clients_add_noise:
             key = None if budget.release else self.key.fold("private")
             statistics = add_noise(statistics, budget.clip, budget.epsilon, budget.delta, key)
-            if not len(statistics.held):
-                raise UserError(f"{name}: with this much noise no class is left; give a larger epsilon")
+        if budget is not None and not len(statistics.held):
+            raise UserError(f"{name}: with this much noise no class is left; give a larger epsilon")
         self.known[question] = statistics, sent, time.perf_counter() - began
         if request.components == 1:
             head = (
@@ -146,14 +149,22 @@ class Calibrator:
         if (secure := self.algorithm.secure) is None:
             return gather_statistics(self.engine, shared, request, self.key)
         layout = Layout.of(self._classes * request.components, self._width(request), request.form)
-        return secure_statistics(self.engine, shared, request, layout, self.key, secure.threshold)
+        budget = self.algorithm.private if self._clients_add_noise else None
+        return secure_statistics(self.engine, shared, request, layout, self.key, secure.threshold, budget)
+
+    @property
+    def _clients_add_noise(self) -> bool:
+        """Whether a release's noise is added inside the masks."""
+        budget = self.algorithm.private
+        return budget is not None and budget.release and self.algorithm.secure is not None
 
     def sent_bytes(self, request: StatisticsRequest) -> int:
         """What all clients together send: each only the classes it holds; all classes where they are masked."""
         width = self._width(request)
         if self.algorithm.secure:
             return self._clients * Layout.of(self._classes * request.components, width, request.form).bytes
-        if not len(self.side.labels):  # of a federation's clients nobody knows the classes: at most all of them
+        released = self.algorithm.private is not None and self.algorithm.private.release
+        if released or not len(self.side.labels):  # nobody is told who holds which classes: at most all of them
             return self._clients * statistics_bytes(request.form, self._classes * request.components, width)
         owner, count = class_cells(self.side)
         held = np.bincount(owner[count >= request.min_count], minlength=int(owner.max()) + 1)[np.unique(owner)]
@@ -173,14 +184,17 @@ def gather_statistics(
 
 
 def secure_statistics(
-    engine: Engine, shared: Tensors, request: StatisticsRequest, layout: Layout, key: Key, threshold: float
-) -> ClassStatistics:
+    engine: Engine, shared: Tensors, request: StatisticsRequest, layout: Layout, key: Key, threshold: float,
+    budget: PrivacyBudget | None = None,
+) -> ClassStatistics:  # fmt: skip
     """The class statistics of all these clients together; of a single one the server learns nothing.
 
-    Clients that drop out are left out, with a warning that names them; ``threshold`` is the share that must stay.
+    Clients that drop out are left out, with a warning that names them; ``threshold`` is the share that must stay. With
+    a ``budget`` the clients add its noise.
     """
     visits = every_client(engine)
-    job = FixedPointMoments(request.to_plain(), layout.classes, layout.width, layout.bits, len(visits))
+    noise = None if budget is None else (budget.epsilon, budget.delta, budget.clip)
+    job = FixedPointMoments(request.to_plain(), layout.classes, layout.width, layout.bits, len(visits), noise)
     total = add_securely(engine, job, shared, visits, key, threshold=threshold)
     if total.void:
         causes = [f"client {failure.client}, class statistics: {failure.reason}; " for failure in total.failures[:1]]
@@ -188,7 +202,14 @@ def secure_statistics(
     for failure in total.failures:
         left_out = f"client {failure.client} dropped out of the secure sum and is not in the statistics"
         warnings.warn(f"{left_out}: {failure.reason}", stacklevel=2)
-    return layout.statistics(total.sums[WORDS], f"the sum over {len(visits) - len(total.failures)} clients")
+    stayed = len(visits) - len(total.failures)
+    if budget is not None:
+        return layout.released(total.sums[WORDS], _guarantee(budget), stayed / shares_needed(threshold, len(visits)))
+    return layout.statistics(total.sums[WORDS], f"the sum over {stayed} clients")
+
+
+def _guarantee(budget: PrivacyBudget) -> Guarantee:
+    return Guarantee.of(budget.clip, budget.epsilon, budget.delta, in_masks=True)
 
 
 def every_client(engine: Engine) -> list[Visit]:

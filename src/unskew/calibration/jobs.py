@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from unskew.calibration.classifier import load_calibrated
 from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.mixture import by_part
-from unskew.calibration.protection import Layout
+from unskew.calibration.protection import Guarantee, Layout
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import tensors
+from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Reply, Tensors, TestPart, Visit
 from unskew.models.cut import cut
@@ -39,20 +40,41 @@ class Moments(msgspec.Struct, frozen=True, tag="moments"):
 
 @register
 class FixedPointMoments(msgspec.Struct, frozen=True, tag="fixed-point-moments"):
-    """The same in whole numbers, for a secure sum over so many ``members``."""
+    """The same in whole numbers, for a secure sum over so many ``members``.
+
+    With a ``budget`` of (ε, δ, clip) every client adds its share of the noise before it masks its words.
+    """
 
     request: dict[str, Any]
     classes: int
     width: int
     bits: int
     members: int
+    budget: tuple[float, float, float] | None = None
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
         """Measure, and round to the layout's steps."""
         request = StatisticsRequest.from_plain(self.request)
-        layout = Layout.of(self.classes, self.width, request.form, bits=self.bits)
         statistics = client_statistics(side, shared, visit, request)
-        return Reply({WORDS: layout.quantise(statistics, self.members, f"client {visit.client}")})
+        return Reply({WORDS: self._layout.quantise(statistics, self.members, f"client {visit.client}")})
+
+    def with_share(self, side: ClientSide, words: Tensors, needed: int, members: int) -> Tensors:
+        """The words with this client's share of the noise; refused where it is less than was agreed on."""
+        agreed, clip = side.algorithm.private, StatisticsRequest.from_plain(self.request).clip
+        if agreed is not None and agreed.release and self.budget != (agreed.epsilon, agreed.delta, agreed.clip):
+            raise UserError(f"the server asks for statistics without the noise that was agreed on: {agreed}")
+        if self.budget is None:
+            return words
+        epsilon, delta, radius = self.budget
+        guarantee = Guarantee.of(radius, epsilon, delta, in_masks=True)
+        if not 0 < clip <= self._layout.shorter(radius, guarantee.sigma):
+            raise UserError(f"the server asks for features of length {clip:g}, which noise for {radius:g} cannot cover")
+        return {WORDS: self._layout.with_share(words[WORDS], guarantee, needed, members)}
+
+    @property
+    def _layout(self) -> Layout:
+        form = StatisticsRequest.from_plain(self.request).form
+        return Layout.of(self.classes, self.width, form, bits=self.bits)
 
 
 def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, request: StatisticsRequest) -> ClassStatistics:

@@ -1,7 +1,8 @@
 """Protection of class statistics: noise for differential privacy, what to do with it, and fixed point for secure sums.
 
 **Differential privacy.** A release would look much the same without any one example: for any two data sets that differ
-by one example, and any set S of releases, P(S) ≤ e^ε·P′(S) + δ. Central: whoever has the sum adds the noise, once. One
+by one example, and any set S of releases, P(S) ≤ e^ε·P′(S) + δ. Central: whoever has the sum adds the noise, once.
+Under secure aggregation a release's noise is added by the clients, in whole numbers, before they mask theirs. One
 example with ‖z‖ ≤ R changes, in one class only, the count by 1, Σz by at most R and the second moment by at most R²
 (‖zzᵀ‖_F = ‖z‖², ‖z²‖ ≤ ‖z‖²). In units of 1, R and R² that is at most √3 together (L2), so one Gaussian mechanism
 releases all three. The noise is drawn in float64, whose lowest bits are not quite Gaussian: the guarantee is that of
@@ -30,6 +31,7 @@ Shapes: C classes, P of them held, K of them released, d features, W = C + the f
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +44,8 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra
-from unskew.privacy.noise import normal
+from unskew.privacy.ledger import concentration
+from unskew.privacy.noise import SHARE_BITS, add_share, normal
 
 SENSITIVITY = 3**0.5  # of (N, Σz/R, second/R²) to one example
 SLACK = 1e-3  # what rounding may add to a sum of clipped features; a check against features that were not clipped
@@ -69,13 +72,15 @@ class Guarantee:
     sigma: float
 
     @staticmethod
-    def of(radius: float, epsilon: float, delta: float) -> "Guarantee":
-        """Find the noise that the guarantee needs."""
+    def of(radius: float, epsilon: float, delta: float, *, in_masks: bool = False) -> "Guarantee":
+        """Find the noise that the guarantee needs; with ``in_masks`` the discrete noise that clients add."""
         _check_radius(radius)
         if not 0 < epsilon < float("inf"):
             raise UserError(f"epsilon={epsilon}: give a finite number above 0; 1 is strong, 10 is weak")
         if not 0 < delta < 1:
             raise UserError(f"delta={delta}: give a number between 0 and 1, well below 1 / the number of examples")
+        if in_masks:
+            return Guarantee(epsilon, delta, radius, SENSITIVITY * (2 * concentration(epsilon, delta)) ** -0.5)
         least = float(require_extra("dp_accounting").get_sigma_gaussian(epsilon, delta))  # for a sensitivity of 1
         return Guarantee(epsilon, delta, radius, SENSITIVITY * least * (1 + 1e-9))  # the search's tolerance is 1e-12
 
@@ -124,35 +129,60 @@ def add_noise(
     statistics = check_statistics(statistics.classes, statistics.form, statistics.tensors(), "the sum")
     _check_clipped(statistics, radius)
     form, classes, width = statistics.form, statistics.classes, statistics.width
-    threshold = max(1.0, 4 * sigma if threshold is None else threshold)
+    threshold = least_count(sigma) if threshold is None else max(1.0, threshold)
     if key is not None:
         promise = repr((float(radius), float(epsilon), float(delta), float(threshold)))
         key = key.fold("release", promise, statistics.about(), tensors.sha256(statistics.tensors()))
     counts = statistics.counts + sigma * normal((classes,), key, "count")  # [C]
+    second = sigma * radius**2
+
+    def noisy(name: str, labels: Tensor) -> Tensor:
+        if name == "second" and form.common:
+            return statistics.sums[name] + second * _symmetric_noise(width, key, name)
+        rows = _select_rows(statistics, name, labels)
+        if name == "second":
+            for row, label in enumerate(labels.tolist()):  # a class that is dropped needs no draw
+                rows[row] += second * _symmetric_noise(width, key, name, label)
+            return rows
+        if name == "sums":
+            return rows + (sigma * radius * normal((classes, width), key, "sums"))[labels]
+        return rows + (second * normal((classes, width), key, "second"))[labels]
+
+    return _clean_up(classes, form, counts, noisy, KnownNoise(sigma * radius, second), threshold)
+
+
+def least_count(sigma: float) -> float:
+    """The count below which a class is dropped: one that no client holds exceeds it with a probability of 3e-5."""
+    return max(1.0, 4 * sigma)
+
+
+def _clean_up(
+    classes: int,
+    form: Form,
+    counts: Tensor,
+    noisy: Callable[[str, Tensor], Tensor],
+    known: KnownNoise,
+    threshold: float,
+) -> ClassStatistics:
+    """Statistics from noisy numbers: ``noisy(name, labels)`` gives a sum's rows. It uses nothing else."""
     released = (counts >= threshold).nonzero()[:, 0]  # [K]
     if len(released) < classes:
         dropped = f"{classes - len(released)} of {classes} classes are dropped"
-        warnings.warn(f"{dropped}: their noisy counts are below {threshold:.4g}", stacklevel=2)
+        warnings.warn(f"{dropped}: their noisy counts are below {threshold:.4g}", stacklevel=3)
     number = counts[released].round().long()
-    noise = sigma * radius * normal((classes, width), key, "sums")
-    sums = _select_rows(statistics, "sums", released) + noise[released]  # [K, d]
-    known = KnownNoise(sigma * radius, sigma * radius**2)
-    limit = noise_edge(known.second, width)
+    sums = noisy("sums", released)  # [K, d]
+    limit = noise_edge(known.second, sums.shape[1])
     if isinstance(form, Diagonal):
         squares = sums.square() / number[:, None]
-        noise = known.second * normal((classes, width), key, "second")
-        own = _select_rows(statistics, "squares", released) + noise[released] - squares
-        second = {"squares": squares + own.clamp(min=0)}
+        second = {"squares": squares + (noisy("squares", released) - squares).clamp(min=0)}
     elif isinstance(form, Shared):
         between = (sums / number[:, None]).t() @ sums
-        noise = known.second * _symmetric_noise(width, key, "second")
-        second = {"second": between + flatten_noise(statistics.sums["second"] + noise - between, limit)}
+        second = {"second": between + flatten_noise(noisy("second", released) - between, limit)}
     else:
-        second = {"second": _select_rows(statistics, "second", released)}  # [K, d, d]
-        for row, label in enumerate(released.tolist()):  # a class that is dropped needs no draw
+        second = {"second": noisy("second", released)}  # [K, d, d]
+        for row in range(len(released)):
             product = torch.outer(sums[row], sums[row]) / number[row]
-            noise = known.second * _symmetric_noise(width, key, "second", label)
-            second["second"][row] = product + flatten_noise(second["second"][row] + noise - product, limit)
+            second["second"][row] = product + flatten_noise(second["second"][row] - product, limit)
     return ClassStatistics(classes, form, released, number, {"sums": sums, **second}, known)
 
 
@@ -326,23 +356,28 @@ class Layout:
         """What it is, in a few words."""
         return f"{self.form} over {self.classes} classes of {self.width} features in steps of 2^-{self.bits}"
 
-    def shorter(self, radius: float) -> float:
+    def shorter(self, radius: float, sigma: float = 0.0) -> float:
         """The length to clip features to, where noise is for features of length ``radius`` and the sums are rounded.
 
         One example changes the sums of one client. Each of its entries was rounded with it and would be without it, so
         the rounded difference is off by one step h at most: Σz by h·√d in length, Σzzᵀ by h·d (Σz² by h·√d). With
         r + h·√d ≤ R and r² + h·d ≤ R² one example moves the rounded sums no more than R and R². The last factor is for
-        the float64 sums before they are rounded.
+        the float64 sums before they are rounded. Where clients add noise of ``sigma``, its steps are coarser.
         """
-        step, width = 2.0**-self.bits, self.width
+        coarse, width = sigma * 2.0**-SHARE_BITS, self.width
+        step, finest = 2.0**-self.bits + coarse * radius, 2.0**-self.bits
         entries = float(width) if "second" in self._shapes else width**0.5
-        least = 1.001 * max(2 * step * width**0.5, (4 / 3 * step * entries) ** 0.5)
+        least = 1.001 * max(2 * finest * width**0.5, (4 / 3 * finest * entries) ** 0.5)
+        second = finest + coarse * radius**2
         if radius < least:
             raise UserError(
                 f"clip={radius:g} is too short for a secure sum of {width} features in steps of 2^-{self.bits}: "
                 f"rounding may move it half as far as an example; give clip={least:.2g} or more, or leave secure out"
             )
-        return min(radius - step * math.sqrt(width), math.sqrt(radius**2 - step * entries)) * (1 - 1e-6)
+        left = min(radius - step * math.sqrt(width), math.sqrt(max(0.0, radius**2 - second * entries))) * (1 - 1e-6)
+        if left < radius / 4:
+            raise UserError(f"clip={radius:g} with so much noise and {width} features: too coarse for a secure sum")
+        return left
 
     def quantise(self, statistics: ClassStatistics, clients: int, who: str) -> Tensor:
         """[W] int64, the statistics laid out; refused, naming ``who``, where a sum over ``clients`` could overflow."""
@@ -362,9 +397,38 @@ class Layout:
             flat.append(self._steps(value.flatten(), name, clients, who))
         return torch.cat(flat)
 
+    def with_share(self, vector: Tensor, guarantee: Guarantee, needed: int, members: int) -> Tensor:
+        """[W] int64, a client's vector with its share of the noise, counts in steps like everything else."""
+        counts, *parts = self._split(vector)
+        deviations = [guarantee.sigma * guarantee.radius ** (1 if name == "sums" else 2) for name in self._shapes]
+        noised = [add_share(counts << self.bits, guarantee.sigma * 2.0**self.bits, needed)]
+        for part, deviation in zip(parts, deviations, strict=True):
+            noised.append(add_share(part, deviation * 2.0**self.bits, needed))
+        if int(counts.max()) >= 2 ** (62 - self.bits) // members or any(
+            int(part.abs().max()) >= 2**62 // members for part in noised
+        ):
+            raise UserError("the statistics are too large for a secure sum with noise; clip features shorter")
+        return torch.cat(noised)
+
+    def released(self, vector: Tensor, guarantee: Guarantee, excess: float) -> ClassStatistics:
+        """Statistics of a sum of vectors with shares of noise; ``excess`` is its variance over the promised one."""
+        counts, *parts = (part.double() * 2.0**-self.bits for part in self._split(vector))
+        values = {name: part.reshape(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+        def noisy(name: str, labels: Tensor) -> Tensor:
+            value = values[name] if name in self.form.common else values[name][labels]
+            return (value + value.mT) / 2 if name == "second" else value
+
+        sigma = guarantee.sigma * excess**0.5
+        known = KnownNoise(sigma * guarantee.radius, sigma * guarantee.radius**2)
+        return _clean_up(self.classes, self.form, counts, noisy, known, least_count(sigma))
+
+    def _split(self, vector: Tensor) -> tuple[Tensor, ...]:
+        return torch.split_with_sizes(vector, [self.classes, *map(math.prod, self._shapes.values())])
+
     def statistics(self, vector: Tensor, who: str) -> ClassStatistics:
         """The statistics of a sum of vectors that carries no mask any more."""
-        counts, *parts = torch.split_with_sizes(vector, [self.classes, *map(math.prod, self._shapes.values())])
+        counts, *parts = self._split(vector)
         if bool(((counts < 0) | (counts > MAX_EXAMPLES)).any()):
             why = "all must answer and open one session with the same clients and layout"
             raise UserError(f"the masks of {who} do not cancel: {why}")

@@ -181,9 +181,9 @@ def figures(compared: Sequence[Compared]) -> list[dict[str, Figure]]:
                 row[f"to {share} %"] = Figure(reached, 0, bool(one.rounds_to) and reached is None)
         row |= _clients(result, names, told, own)
         row["loss"] = Figure(result.loss, 4)
-        row["MB up"] = Figure(result.bytes_up / 1e6, 1)
+        row["MB up"] = Figure(None if result.bytes_up is None else result.bytes_up / 1e6, 1)
         row |= {f"MB up, {name}": Figure(each.bytes_up / 1e6 if each else None, 1) for name, each in made.items()}
-        row["MB down"] = Figure(result.bytes_down / 1e6, 1)
+        row["MB down"] = Figure(None if result.bytes_down is None else result.bytes_down / 1e6, 1)
         row["seconds"] = Figure(result.seconds, 1)
         table.append(row)
     return table

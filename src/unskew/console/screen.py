@@ -170,8 +170,8 @@ class View:
     def round(self, row: Metrics, figures: str) -> None:
         """Take in a round; ``figures`` is the text beside the bar."""
         self._note(row.round, row.train_loss, row.accuracy, row.loss)
-        self._examples += row.examples
-        self._seconds += row.seconds
+        self._examples += row.examples or 0
+        self._seconds += row.seconds or 0.0
         self._failures += len(row.failures)
         self._last, self._figures = row, figures
         self._progress.update(self._task, completed=row.round)
@@ -222,7 +222,7 @@ class View:
 
     def _facts(self) -> list[str]:
         rows = [("clients", self._clients())]
-        if (row := self._last) is not None:
+        if (row := self._last) is not None and row.examples is not None and row.seconds is not None:
             now, mean = row.examples / max(row.seconds, 1e-9), self._examples / max(self._seconds, 1e-9)
             rows.append(("rate", f"{now:,.0f} examples/s, {mean:,.0f} on average"))
         if time.monotonic() - self._memory[0] >= MEMORY_SECONDS:
@@ -248,7 +248,8 @@ class View:
         if row is not None:
             failed = f", {len(row.failures)} failed" if row.failures else ""
             away = f", {row.absent:,} did not" if row.absent else ""
-            parts.append(f"round {row.round}: {row.clients:,} participated{away}{failed}")
+            if row.clients is not None:
+                parts.append(f"round {row.round}: {row.clients:,} participated{away}{failed}")
         if self._failures:
             parts.append(f"{self._failures:,} failures so far")
         return "; ".join(parts)
@@ -258,6 +259,8 @@ class View:
         visits, config = self._seen.visits, self._seen.config
         if visits[0].client == EVERYONE or len(visits) > MAX_CLIENTS_SHOWN:
             return "all examples in one place" if visits[0].client == EVERYONE else counted(len(visits), "visit")
+        if self._algorithm.released:
+            return "who takes part is not shown"
         roster, per_round = self._seen.population.roster, config.per_round or len(visits)
         coming = draw(self._algorithm, Key(config.seed), number, roster, per_round).visits
         return ", ".join(str(visit.client) for visit in coming) or "nobody"
@@ -453,11 +456,13 @@ def round_figures(row: Metrics) -> str:
     accuracy = "" if row.accuracy is None else f"  accuracy {row.accuracy:.2%}"
     if row.void is not None:
         return f"void: {row.void}{accuracy}"
-    if not row.clients and row.epsilon is None:
+    if row.clients == 0 and row.epsilon is None:
         return f"no client participated{accuracy}"
     loss = f"{row.clients} participated" if row.train_loss is None else f"loss {row.train_loss:.3f}"
-    spent = "" if row.epsilon is None else f"  ε {row.epsilon:.4g}"
+    spent = "" if row.epsilon is None else f"  ε {row.epsilon:.4g} for every {row.unit}"
     rate = "" if row.lr is None else f"  lr {row.lr:.4g}"
+    if row.examples is None or row.seconds is None:  # a release
+        return f"{spent}{accuracy}{rate}".strip()
     away = f"  {row.clients} participated, {row.absent} did not" if row.absent else ""
     return f"{loss}{spent}{accuracy}{rate}{away}  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
 

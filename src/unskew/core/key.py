@@ -5,6 +5,7 @@ draw disturbs another, since nothing is consumed from a shared generator.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +51,11 @@ class Key:
     def torch(self) -> torch.Generator:
         """A fresh CPU torch generator at the start of this key's stream."""
         return torch.Generator().manual_seed(self.number() % 2**63)
+
+
+def system_key() -> Key:
+    """A key from the operating system's randomness: nobody knows it, and no draw from it can be repeated."""
+    return Key(int.from_bytes(os.urandom(32), "little"))
 
 
 class _Number(ISeedSequence):

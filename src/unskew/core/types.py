@@ -489,13 +489,22 @@ class Mechanism(Protocol):
 
     @property
     def repeatable(self) -> bool:
-        """Whether the noise follows from the key."""
+        """Whether noise and participation follow from the key."""
+
+    def through(self, exchange: Exchange) -> "Mechanism":
+        """The same where updates reach the server through this exchange."""
 
     def clip_update(self, sums: Sums) -> Sums:
         """A client's sums as it may send them."""
 
+    def with_share(self, words: Tensors, needed: int, members: int) -> Tensors:
+        """A client's words with its share of the noise, before they are masked."""
+
     def add_noise(self, sums: Sums, params: Tensors, expected: int, key: "Key") -> Sums:
         """The sums over a round's visits with noise; nobody may have come. ``expected`` visits were to come."""
+
+    def unit(self, drawn: int, clients: int) -> str:
+        """Whom ε protects."""
 
     def epsilon(self, rounds: int, drawn: int, clients: int) -> float | None:
         """ε of so many rounds with ``drawn`` of all ``clients`` in each; None: without noise nothing is promised."""

@@ -114,12 +114,12 @@ def resize_images(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
     return images.expand(-1, channels, -1, -1) if images.shape[1] == 1 else images
 
 
-DATA = "data"
+DATA, HALF = "data", "half"
 NORMALISED: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mean and deviation for pixels of 0..1
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # torchvision's networks
     "lite": ((127 / 255,) * 3, (128 / 255,) * 3),  # EfficientNet-Lite's: (x − 127) / 128
 }
-NAMES = (DATA, *NORMALISED)
+NAMES = (DATA, HALF, *NORMALISED)
 
 
 def set_normalisation(images: ImageSet, name: str, channels: int) -> ImageSet:
@@ -128,6 +128,8 @@ def set_normalisation(images: ImageSet, name: str, channels: int) -> ImageSet:
         mean, std = images.mean, images.std
         repeated = channels // len(mean) if len(mean) == 1 else 1
         return replace(images, mean=mean * repeated, std=std * repeated)
+    if name == HALF:
+        return replace(images, mean=(0.5,) * channels, std=(0.5,) * channels)
     mean, std = NORMALISED[name]
     if channels != len(mean):
         raise UserError(f"--normalise {name} is for colour images, these have {channels} channel; give data")

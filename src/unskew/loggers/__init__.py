@@ -91,8 +91,9 @@ class Logger:
     def _round(self, backend: Backend, row: Mapping[str, Any]) -> None:
         number, figures = row["round"], figures_of(row)
         for name in TOTALS:
-            self._totals[name] += figures[name]
-            figures[f"total/{name}"] = self._totals[name]
+            if name in figures:
+                self._totals[name] += figures[name]
+                figures[f"total/{name}"] = self._totals[name]
         if number == self._rounds:
             figures |= {f"final/{name}": figures[name] for name in ("accuracy", "loss") if name in figures}
         if number not in self._held:
@@ -102,13 +103,16 @@ class Logger:
 def facts_of(seen: Overview) -> dict[str, str | int | float | bool]:
     """The configuration, and what is known of the data before the first round."""
     options = {key: value for key, value in asdict(seen.config).items() if value is not None}
+    private = {
+        **({} if seen.emd is None else {"emd": seen.emd}),
+        "partition_hash": seen.partition.hash,
+        "train_examples": len(seen.images.train) or seen.population.roster.examples,
+    }
     known = {
         "engine": seen.engine,
         "workers": seen.processes.count - 1,
-        **({} if seen.emd is None else {"emd": seen.emd}),
-        "partition_hash": seen.partition.hash,
+        **({} if seen.algorithm.released else private),
         "parameters": seen.parameters,
-        "train_examples": len(seen.images.train) or seen.population.roster.examples,
         "test_examples": len(seen.images.test),
         "classes": len(seen.images.classes),
     }
@@ -117,7 +121,13 @@ def facts_of(seen: Overview) -> dict[str, str | int | float | bool]:
 
 def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
     """A round's numbers under the names they have in metrics.jsonl, with its rate and how many visits failed."""
-    numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float) and key != "round"}
+    numbers = {
+        key: float(value)
+        for key, value in row.items()
+        if isinstance(value, int | float) and key not in ("round", "released")
+    }
+    if "examples" not in numbers:  # a release
+        return numbers
     rate = numbers["examples"] / max(numbers["seconds"], 1e-9)
     return numbers | {"examples_per_second": rate, "failures": float(len(row.get("failures", ())))}
 

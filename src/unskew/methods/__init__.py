@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unskew.calibration import CALIBRATIONS
@@ -38,6 +38,7 @@ METHODS: dict[str, Callable[..., Method]] = {  # a Finisher is a method too
     **{function.__name__.replace("_", "-"): function for function in AFTER},
 }
 
+RELEASING = {"private": 3, "private-updates": 4}  # how many knobs come before ``release``
 ON_FEATURES = ("moon", "prototypes", "fedeccr")  # whose terms act on the features and on nothing behind them
 
 
@@ -47,6 +48,17 @@ def parse_method(source: str, local: Local | None = None, base: Algorithm | None
     Methods of other packages are written ``package.module:function(…)``.
     """
     return compose(parse_methods(source), base or Algorithm(local=local or Local()))
+
+
+def with_release(source: str) -> str:
+    """The text with ``release=true`` wherever it has no ``release``: in a federation the seed is known to others."""
+    calls = []
+    for call in text.parse_calls(source, "method"):
+        before = RELEASING.get(call.name)
+        if before is not None and "release" not in call.knobs and len(call.values) <= before:
+            call = replace(call, knobs={**call.knobs, "release": True})
+        calls.append(str(call))
+    return " + ".join(calls)
 
 
 def refuse_on_frozen_features(source: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from unskew.core.key import Key
+from unskew.core.key import Key, system_key
 from unskew.core.types import THRESHOLD, PrivacyBudget, Roster, Sampler, SecureAggregation, Visit
 from unskew.privacy.noise import PrivateUpdates
 from unskew.privacy.secure_sum import RoundedUpdates, SecureUpdates
@@ -76,8 +76,9 @@ def private(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 10.0, relea
     clip
         The length that features are clipped to.
     release
-        Draws the noise from the operating system, so that it cannot be repeated. Otherwise it follows from the run's
-        seed, for studies: anyone who knows the seed can remove it.
+        Draws the noise from the operating system, so that it cannot be repeated, and leaves everything else about
+        single examples out of the run directory. Otherwise it follows from the run's seed, for studies: anyone who
+        knows the seed can remove it. In a federation true, unless you give false.
 
     Reference: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018.
     """
@@ -96,6 +97,7 @@ def private_updates(
 
     ḡ = (Σ Δ_k·min(1, S/‖Δ_k‖) + N(0, (z·S)²))/K, K the clients of a round. (ε, δ) for every client, all its examples
     together; an accountant reports ε after each round. All clients weigh the same. Training losses are not reported.
+    With ``secure(updates=true)`` and ``release`` the clients add the noise, inside the masks.
 
     Parameters
     ----------
@@ -108,8 +110,9 @@ def private_updates(
     sampling
         ``poisson``: each client takes part with probability K/N, for the smallest ε. ``fixed``: always K clients.
     release
-        Draws the noise from the operating system, so that it cannot be repeated. Otherwise it follows from the run's
-        seed, for studies: anyone who knows the seed can remove it.
+        Draws noise and participation from the operating system, so that they cannot be repeated, and leaves everything
+        that (ε, δ) does not cover out of the run directory. Otherwise both follow from the run's seed, for studies:
+        anyone who knows the seed can remove the noise. In a federation true, unless you give false.
 
     Reference: McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018, Algorithm 1.
     """
@@ -124,7 +127,7 @@ def private_updates(
     mechanism = PrivateUpdates(clip, noise, delta, sampling == "poisson", release)
     return lambda algorithm: replace(
         algorithm,
-        sampler=SAMPLERS[sampling],
+        sampler=_unpredictable(SAMPLERS[sampling]) if release else SAMPLERS[sampling],
         mechanism=mechanism,
         claims=("available", "aggregate"),  # ε assumes a draw among all clients and the plain mean
     )
@@ -138,6 +141,11 @@ def _poisson(key: Key, roster: Roster, per_round: int) -> list[Visit]:
     """Each client with the chance K/N, on its own; there may be none."""
     comes = key.numpy().random(len(roster.inhabited)) < per_round / max(1, len(roster.inhabited))
     return [Visit(client, 1.0) for client in roster.inhabited[comes].tolist()]
+
+
+def _unpredictable(sampler: Sampler) -> Sampler:
+    """The same draw from the operating system's randomness: ε counts on nobody knowing who comes."""
+    return lambda key, roster, per_round: sampler(system_key(), roster, per_round)
 
 
 SAMPLERS: Mapping[str, Sampler] = {"poisson": _poisson, "fixed": _fixed}

@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -68,6 +69,11 @@ class Rounded(msgspec.Struct, frozen=True, tag="rounded"):
         steps = as_steps(dict(reply.sums), self.members, f"client {visit.client}")
         return Reply(steps, reply.extra, keep=reply.keep)  # a masked job leaves the extra out
 
+    def with_share(self, side: ClientSide, words: Tensors, needed: int, members: int) -> Tensors:
+        """The words of a round with this client's share of the noise, where private updates are released."""
+        mechanism = side.algorithm.mechanism
+        return words if mechanism is None else mechanism.with_share(words, needed, members)
+
 
 class SecureJob(msgspec.Struct, frozen=True):
     """What all four exchanges of a session say: its id, how many must stay, the job that is masked, its members."""
@@ -116,7 +122,7 @@ class Masked(SecureJob, frozen=True, tag="masked"):
         agreement, sharing = part.agreement(self.keys), part.listed(self.sharing)
         part.require_enough(sharing)
         reply = self.inner(side, shared, visit, key)
-        words = {**reply.sums, CHECK: torch.ones((), dtype=torch.int64)}
+        words = {**_with_share(self, side, reply.sums), CHECK: torch.ones((), dtype=torch.int64)}
         names = sorted(words)
         vector = torch.cat([words[name].flatten() for name in names])
         part.member.mask(vector.numpy().view(np.uint64), agreement, sharing)
@@ -202,6 +208,12 @@ class _Part:
         require_enough(len({number % MOST_CLIENTS for number in numbers}))
 
 
+def _with_share(job: SecureJob, side: ClientSide, words: Mapping[str, Tensor]) -> Tensors:
+    """The words with this member's share of the noise, where the clients add it."""
+    with_share = getattr(job.inner, "with_share", None)
+    return dict(words) if with_share is None else with_share(side, dict(words), job.threshold, len(job.members))
+
+
 def _check_members(job: SecureJob) -> list[int]:
     """The numbers of all members in their order; refused where they or the session are not possible."""
     count = len(job.members)
@@ -234,6 +246,7 @@ class SecureUpdates:
     """The clients' sums reach the server masked; ``threshold`` is the share of a round's visits that must stay."""
 
     threshold: float
+    masks: ClassVar[bool] = True  # private updates may add their noise inside
 
     def __call__(self, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
         """The job's sums over all visits that did not drop out, and nothing of a single one."""

@@ -156,16 +156,23 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     if result.relative_accuracy is not None:
         facts.append(("of central training", f"{result.relative_accuracy:.1%}"))
     if result.privacy is not None:
-        facts.append(("privacy", f"ε {result.privacy.epsilon:.3g} at δ {result.privacy.delta:g}"))
+        unit = f"for every {result.privacy.unit}"
+        seeded = ", while the seed is secret" if result.privacy.seeded else ""
+        facts.append(("privacy", f"ε {result.privacy.epsilon:.3g} at δ {result.privacy.delta:g} {unit}{seeded}"))
     facts += [
-        ("EMD", emd_words(result.emd)),
+        *([] if result.released else [("EMD", emd_words(result.emd))]),
         ("clients", f"{result.clients:,}"),
         ("rounds", f"{result.rounds:,}" + (f", best {result.best_round:,}" if result.best_round else "")),
         ("model", result.model),
-        ("sent", format_bytes(result.bytes_up + result.bytes_down)),
+        *([] if (sent := _sent(result)) is None else [("sent", format_bytes(sent))]),
         ("time", format_duration(result.seconds)),
     ]
     return facts
+
+
+def _sent(result: Result) -> int | None:
+    """All bytes of the training, up and down."""
+    return None if result.bytes_up is None or result.bytes_down is None else result.bytes_up + result.bytes_down
 
 
 def _who(run: FinishedRun) -> str:
@@ -178,6 +185,11 @@ def _who(run: FinishedRun) -> str:
 
 
 def _made(run: FinishedRun) -> str:
+    if run.result.released:
+        return (
+            "A release: its noise came from the operating system, so the run cannot be repeated. What (ε, δ) does not "
+            f"cover was left out. Weights: sha256 {run.result.weights_sha256}."
+        )
     if run.result.partition == NODES:
         return (
             "unskew federation run with the same recipe and nodes repeats this run. It produces the same weights, "
@@ -289,8 +301,7 @@ def _results(runs: Mapping[str, FinishedRun]) -> Table:
     for name, run in runs.items():
         result, cells = run.result, [_cell(settings[name].get(key, "")) for key in differing]
         after = [result.calibrations[item].accuracy if item in result.calibrations else None for item in every]
-        sent = result.bytes_up + result.bytes_down
-        rows.append([name, *cells, result.emd, result.accuracy, *after, result.loss, sent, result.seconds])
+        rows.append([name, *cells, result.emd, result.accuracy, *after, result.loss, _sent(result), result.seconds])
     shared = [f"{key.replace('_', ' ')} {values[key][0]}" for key in keys if key not in differing]
     return Table("Results", columns, rows, f"Common to all runs: {'; '.join(shared)}." if shared else "")
 
@@ -334,7 +345,9 @@ def _findings(results: Sequence[Result]) -> list[str]:
         how = f", the best of up to {tried} on the test images" if tried > 1 else ""
         change = f"{min(gains):+.2f}" if min(gains) == max(gains) else f"{min(gains):+.2f} to {max(gains):+.2f}"
         sentences.append(f"Calibration changes accuracy by {change} points ({counted(len(gains), 'run')}{how}).")
-    sent = [result.bytes_up + result.bytes_down for result in results]
+    sent = [total for result in results if (total := _sent(result)) is not None]
+    if not sent:
+        return list(sentences)
     least, most = format_bytes(min(sent)), format_bytes(max(sent))
     return [*sentences, f"Training sent {least if least == most else f'{least} to {most}'} per run."]
 

@@ -231,7 +231,7 @@ def _combine(group: Sequence[RunRecord]) -> Iterator[Combination]:
             results = [one.result for one in kept]
             made = [one.calibrations[name] for one in results] if name else []
             scores = {one.seed: 100 * (one.calibrations[name] if name else one).accuracy for one in results}
-            sent = fmean(one.bytes_up for one in results) + (fmean(one.bytes_up for one in made) if made else 0)
+            sent = fmean(one.bytes_up or 0 for one in results) + (fmean(one.bytes_up for one in made) if made else 0)
             seconds = min(one.seconds for one in results) + min((one.seconds for one in made), default=0)
             yield Combination(method, name, scores, sent, seconds, tuple(kept), rate if several else "")
 

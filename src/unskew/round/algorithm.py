@@ -96,6 +96,12 @@ class Algorithm:
     private: types.PrivacyBudget | None = None
     claims: tuple[str, ...] = ()
 
+    @property
+    def released(self) -> bool:
+        """Whether the result is for others to read: what (ε, δ) does not cover is left out of it."""
+        updates = self.mechanism is not None and not self.mechanism.repeatable
+        return updates or (self.private is not None and self.private.release)
+
 
 Method = Callable[[Algorithm], Algorithm]
 SLOTS = tuple(slot.name for slot in fields(Algorithm) if slot.name != "claims")
@@ -155,4 +161,6 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
                 f"{owner.get(slot, slot)} and {other}: clients would send {statistic.name} along with their updates, "
                 f"and {uncovered}; leave one of them out"
             )
+    if algorithm.mechanism is not None and algorithm.exchange is not None:
+        algorithm = replace(algorithm, mechanism=algorithm.mechanism.through(algorithm.exchange))
     return algorithm

@@ -40,23 +40,25 @@ class Metrics:
     """What a round's line in metrics.jsonl says."""
 
     round: int
-    clients: int
-    examples: int
+    clients: int | None  # None, as all that tells about participation, where a release leaves it out
+    examples: int | None
     train_loss: float | None  # None where nobody came
-    batches_max: int
-    bytes_up: int
-    bytes_down: int
-    seconds: float
+    batches_max: int | None
+    bytes_up: int | None
+    bytes_down: int | None
+    seconds: float | None
     failures: tuple[Failure, ...] = ()
     accuracy: float | None = None
     loss: float | None = None
     lr: float | None = None  # the clients' rate, where a schedule changes it
     epsilon: float | None = None  # of all rounds so far, for every client, where updates are private
     delta: float | None = None
+    unit: str | None = None  # whom ε protects
     void: str | None = None  # why the round does not count: the state is as before
     available: int | None = None  # clients that could be drawn, where a method says who can
     absent: int | None = None  # visits that were drawn and did not come, where a method keeps some away
     notes: tuple[str, ...] = ()  # what else happened: a client that joined, or lost its memory
+    released: bool | None = None  # True: what (ε, δ) does not cover was left out
 
 
 def start(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> ServerState:
@@ -132,6 +134,7 @@ def run_round(
         lr=rate,
         epsilon=epsilon,
         delta=None if epsilon is None or algorithm.mechanism is None else algorithm.mechanism.delta,
+        unit=_unit(algorithm, engine, per_round) if epsilon is not None else None,
         available=drawn.available,
         absent=drawn.absent,
         notes=outcome.notes,
@@ -153,6 +156,13 @@ def _released(
     expected = min(per_round, clients)
     noisy = mechanism.add_noise(sums, tensors.parameters(state.tensors), expected, key)
     return noisy, mechanism.epsilon(state.round + 1, expected, clients)
+
+
+def _unit(algorithm: "Algorithm", engine: Engine, per_round: int) -> str | None:
+    if algorithm.mechanism is None:
+        return None
+    clients = len(engine.roster.inhabited)
+    return algorithm.mechanism.unit(min(per_round, clients), clients)
 
 
 def _bytes_up(outcome: Outcome, state: ServerState, visits: Sequence[Visit], reported: int, asked: int = 0) -> int:

@@ -20,6 +20,7 @@ from unskew.runs.result import Calibration
 
 CHECKPOINT = Path("checkpoint") / "state.safetensors"
 MEMORIES = Path("checkpoint") / "memories.bin"
+BEGUN = Path("checkpoint") / "begun"  # how many rounds a release has begun
 MAX_MEMORY_BYTES_KEPT = 64 * 2**20  # bytes of its clients' saved states that a finished run may keep
 
 

@@ -157,7 +157,7 @@ class Config:
     normalise: str | None = _option(
         None,
         "NAME",
-        "How pixels are normalised: data | imagenet | lite, which is (x − 127) / 128.",
+        "How pixels are normalised: data | half | imagenet | lite. half is (x − 127.5) / 127.5, lite (x − 127) / 128.",
         "as the pretrained network expects, or as the data set says",
         choices=NORMALISATIONS,
     )

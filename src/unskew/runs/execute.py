@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +16,12 @@ from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.calibration.jobs import EvaluateCalibrated
 from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.key import Key
+from unskew.core.files import read_content, write_whole
+from unskew.core.key import Key, system_key
 from unskew.core.machine import default_workers
 from unskew.core.types import Engine, ServerState, Tensors
 from unskew.data.batches import steps_for
-from unskew.privacy.ledger import PrivateRounds, Spent, add_release, add_up
+from unskew.privacy.ledger import REPLACED_CLIENT, PrivateRounds, Spent, add_release, add_up
 from unskew.privacy.noise import PrivateUpdates
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
@@ -33,7 +34,7 @@ from unskew.runs import folder as folders
 from unskew.runs import recording
 from unskew.runs.client_accuracy import CLIENTS, OWN, measure_clients, summarise_clients, to_arrays
 from unskew.runs.config import CONFIG
-from unskew.runs.journal import DURING, METRICS, LineFile, Mark, metrics_row
+from unskew.runs.journal import DURING, METRICS, LineFile, Mark, leave_out, metrics_row
 from unskew.runs.prepare import Overview, Prepared, overview
 from unskew.runs.result import AT_NODES, RESULT, TEST, VALIDATION, Calibration, Result, to_json
 
@@ -105,7 +106,7 @@ class Execution:
     def __init__(self, prepared: Prepared, path: Path, observe: Observer, resources: ExitStack) -> None:
         config, side = prepared.config, prepared.side
         self.prepared, self.path, self.observe = prepared, path, observe
-        self.side, self.algorithm, self.key = side, side.algorithm, Key(config.seed)
+        self.side, self.algorithm, self.key = side, side.algorithm, run_key(side.algorithm, config.seed)
         self.by_image = prepared.test_owners is not None
         self.score: tuple[int, Evaluation] | None = None  # the latest evaluation that can be used, and its round
         prepared.initialise(side.network)
@@ -119,9 +120,11 @@ class Execution:
         resources.callback(self.metrics.close)
         resources.callback(self.during.close)
         self.position = Position(state, self.metrics.mark, self.during.mark)
+        self.begun = rounds_begun(path, state.round)
         self.best: BestRound | None = None
         if config.patience:
-            self.best = BestRound(path, config.monitor, config.patience, self.metrics.rows(), state, self.progress)
+            rows, released = self.metrics.rows(), side.algorithm.released
+            self.best = BestRound(path, config.monitor, config.patience, rows, state, self.progress, released)
 
         memories = checkpoints.open_memories(path) if self.algorithm.remember and prepared.nodes is None else None
         setup = engines.EngineSetup(prepared.blueprint, prepared.data, workers, memories, side)
@@ -163,19 +166,20 @@ class Execution:
             watch=self.recorder.watched,
             record=self.recorder.record,
         )
-        for state, row in rounds:
+        for state, row in self._counted(rounds):
             last = state.round == config.rounds
             if last or state.round % config.evaluate_every == 0:
                 score = self._evaluate(state, by_image=self.by_image and last)
                 self.score = (state.round, score) if last or not self.by_image else None
-                failures = (*row.failures, *score.failures)
+                failures = () if self.algorithm.released else (*row.failures, *score.failures)
                 row = replace(row, accuracy=score.accuracy, loss=score.loss, failures=failures)
             if state.round == 1 and self.progress.start is not None:  # --start counts as part of the first round
-                row = replace(row, bytes_up=row.bytes_up + self.progress.start.bytes_up)
+                row = replace(row, bytes_up=(row.bytes_up or 0) + self.progress.start.bytes_up)
             if (line := self.recorder.line(state)) is not None:
                 self.during.append(line)
             if "model" in self.recorder.due(state.round):
-                checkpoints.save_state(checkpoints.kept_state(self.path, state.round), state, self.progress)
+                kept = (state, self.progress) if not self.algorithm.released else without_private(state, self.progress)
+                checkpoints.save_state(checkpoints.kept_state(self.path, state.round), *kept)
             self.position = Position(state, self.metrics.append(metrics_row(row)), self.during.mark)
             if self.best is not None:
                 self.best.see(state, getattr(row, config.monitor))
@@ -185,6 +189,31 @@ class Execution:
                 self.save()
             if last:
                 break
+
+    def _counted(self, rounds: Iterator[tuple[ServerState, Metrics]]) -> Iterator[tuple[ServerState, Metrics]]:
+        """The rounds as they end. Under a release each is counted durably before it begins: one that a crash undoes
+        and that is trained again, with other clients and other noise, costs ε twice.
+        """
+        mechanism, roster = self.algorithm.mechanism, self.engine.roster
+        while True:
+            if (
+                mechanism is not None
+                and not mechanism.repeatable
+                and self.position.state.round < self.prepared.config.rounds
+            ):
+                self.begun += 1
+                write_whole(self.path / checkpoints.BEGUN, str(self.begun).encode())
+            try:
+                state, row = next(rounds)
+            except StopIteration:
+                return
+            if self.algorithm.released:
+                row = leave_out(row)
+            if row.epsilon is not None and mechanism is not None and not mechanism.repeatable:
+                clients = len(roster.inhabited)
+                drawn = min(self.prepared.config.per_round or clients, clients)
+                row = replace(row, epsilon=mechanism.epsilon(self.begun, drawn, clients))
+            yield state, row
 
     def save(self) -> None:
         """Write a checkpoint of the current position; what it refers to is durable before it is written."""
@@ -246,13 +275,13 @@ class Execution:
         score, start = self.score[1], self.progress.start
         scores = {OWN: score} | {each.result.name: each.score for each in calibrated}
         held = prepared.partition, prepared.images.train.labels, prepared.test_owners
-        by_client = {} if prepared.nodes else {name: measure_clients(*held, each) for name, each in scores.items()}
+        known = () if prepared.nodes or self.algorithm.released else scores.items()
+        by_client = {name: measure_clients(*held, each) for name, each in known}
         spreads = {name: summarise_clients(*each) for name, each in by_client.items()}
-        spent = spent_in_rounds(prepared, len(rows))
+        spent = spent_in_rounds(prepared, max(self.begun, len(rows)))
         for each in calibrated:
             spent = add_release(spent, each.classifier.report.release)
         best = best_row(rows, config.monitor) if config.patience else None
-        examples = sum(row["examples"] for row in rows)
         reference = None if prepared.baseline is None else prepared.baseline.accuracy
         result = Result(
             path=path,
@@ -266,17 +295,9 @@ class Execution:
             engine=self.engine_name,
             accuracy=score.accuracy,
             loss=score.loss,
-            emd=prepared.emd,
-            examples=examples,
             seconds=seconds,
-            examples_per_second=examples / max(sum(row["seconds"] for row in rows), 1e-9),
-            bytes_up=sum(row["bytes_up"] for row in rows) or (0 if start is None else start.bytes_up),
-            bytes_down=sum(row["bytes_down"] for row in rows),
             weights_sha256=tensors.sha256(model),
             model=config.model or "",
-            partition_hash=prepared.partition.hash,
-            data_sha256=prepared.data_sha256,
-            failures=sum(len(row.get("failures", ())) for row in rows),
             calibrations={
                 each.result.name: replace(each.result, clients_accuracy=spreads.get(each.result.name))
                 for each in calibrated
@@ -284,7 +305,7 @@ class Execution:
             clients_accuracy=spreads.get(OWN),
             settings=configs.deciding(config),
             privacy=spent,
-            notes=[*prepared.model_notes, *notes_on_protections(prepared.algorithm, bool(config.validation))],
+            notes=[*prepared.model_notes, *notes_on_protections(prepared)],
             best_round=best["round"] if best else None,
             stopped_at=len(rows) if len(rows) < config.rounds else None,
             evaluated_on=VALIDATION if config.validation else TEST if len(prepared.images.test) else AT_NODES,
@@ -293,6 +314,7 @@ class Execution:
             baseline=config.baseline,
             baseline_accuracy=reference,
             relative_accuracy=None if reference is None else score.accuracy / reference,
+            **({"failures": None, "released": True} if self.algorithm.released else self._exact(rows)),
         )
         files = {folders.MODEL: folders.model_bytes(model, classifier)}
         if by_client:
@@ -308,7 +330,54 @@ class Execution:
         if self.during.mark.bytes:
             grown[DURING] = self.during.mark.sha256
         folders.write_sealed(path, {**files, RESULT: folders.json_bytes(to_json(result))}, grown=grown)
+        if self.algorithm.released:
+            remove_private_files(path)
         return result
+
+    def _exact(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What a result says of the data and of who took part, exactly; a release leaves it out."""
+        prepared, start = self.prepared, self.progress.start
+        examples = sum(row["examples"] for row in rows)
+        return {
+            "emd": prepared.emd,
+            "examples": examples,
+            "examples_per_second": examples / max(sum(row["seconds"] for row in rows), 1e-9),
+            "bytes_up": sum(row["bytes_up"] for row in rows) or (0 if start is None else start.bytes_up),
+            "bytes_down": sum(row["bytes_down"] for row in rows),
+            "partition_hash": prepared.partition.hash,
+            "data_sha256": prepared.data_sha256,
+            "failures": sum(len(row.get("failures", ())) for row in rows),
+        }
+
+
+# Releases: what must not stay in the run directory
+
+
+def run_key(algorithm: Algorithm, seed: int) -> Key:
+    """What a run draws from. Nobody is sent the seed of private updates that are released, nor a key made from it."""
+    if algorithm.mechanism is None or algorithm.mechanism.repeatable:
+        return Key(seed)
+    return Key(system_key().number() % 2**63)
+
+
+def rounds_begun(path: Path, done: int) -> int:
+    """How many rounds a release has begun, these that are done included."""
+    content = read_content(path / checkpoints.BEGUN)
+    return max(done, int(content) if content is not None and content.isdigit() else 0)
+
+
+def without_private(
+    state: ServerState, progress: checkpoints.RunProgress
+) -> tuple[ServerState, checkpoints.RunProgress]:
+    """A state to keep: without who took part, and without hashes of the data."""
+    return replace(state, clients={}), replace(progress, data_sha256="", partition_hash="")
+
+
+def remove_private_files(path: Path) -> None:
+    """Remove what a released run needed until it was finished: who has what, the data's hashes, who took part."""
+    for name in (checkpoints.CHECKPOINT, checkpoints.MEMORIES, checkpoints.BEGUN):
+        (path / name).unlink(missing_ok=True)
+    folders.remove_sealed(path, [folders.PARTITION])
 
 
 # Where it begins
@@ -436,9 +505,11 @@ class BestRound:
         rows: Sequence[Mapping[str, Any]],
         now: ServerState,
         progress: checkpoints.RunProgress,
+        released: bool = False,
     ) -> None:
         """Continue after the rounds of ``rows``; ``now`` is the state after the last of them."""
-        self._path, self._monitor, self._patience, self._run = path, monitor, patience, progress.run
+        self._path, self._monitor, self._patience, self._released = path, monitor, patience, released
+        self._run = without_private(now, progress)[1].run if released else progress.run
         self._written: set[int] = set()
         self.best: Best | None = None
         self.over = False  # patience has run out: the last evaluation was this many rounds after the best, or more
@@ -458,7 +529,8 @@ class BestRound:
     def save(self, now: ServerState, progress: checkpoints.RunProgress) -> None:
         """Before a checkpoint of ``now`` is written: write the best state, unless it is that one."""
         if self.best is not None and self.best.round not in {now.round, *self._written}:
-            checkpoints.save_state(checkpoints.kept_state(self._path, self.best.round), self.best.state, progress)
+            kept = (self.best.state, progress) if not self._released else without_private(self.best.state, progress)
+            checkpoints.save_state(checkpoints.kept_state(self._path, self.best.round), *kept)
             self._written.add(self.best.round)
 
     def clear(self, kept: Callable[[int], bool]) -> None:
@@ -528,17 +600,25 @@ def spent_in_rounds(prepared: Prepared, rounds: int) -> Spent | None:
         clip=mechanism.clip,
         noise=mechanism.noise,
         sampling="everyone" if drawing.everyone else "poisson" if drawing.poisson else "fixed",
-        replaced=drawing.replaces,
+        replaced=mechanism.unit(drawn, clients) == REPLACED_CLIENT,
         example_epsilon=mechanism.epsilon(rounds, drawn, clients, replaced=True) or 0.0,
+        unit=mechanism.unit(drawn, clients),
+        released=mechanism.release,
+        in_masks=mechanism.in_masks,
     )
     return add_up((), updates)
 
 
-def notes_on_protections(algorithm: Algorithm, validation: bool) -> list[str]:
-    """What the noise of private updates does not cover."""
-    if algorithm.mechanism is None:
-        return []
+def notes_on_protections(prepared: Prepared) -> list[str]:
+    """What (ε, δ) does not cover."""
+    algorithm, validation = prepared.algorithm, bool(prepared.config.validation)
     notes = []
+    if algorithm.released and prepared.nodes is not None and not len(prepared.images.test):
+        notes.append("accuracy is measured on the nodes' own test images, which (ε, δ) does not cover")
+    if algorithm.mechanism is None:
+        if algorithm.released and prepared.config.rounds:
+            notes.append("(ε, δ) covers the statistics of calibrations, not the model that was trained before them")
+        return notes
     if algorithm.private is None:
         open_ones = [each.text for each in algorithm.finish if not isinstance(each.needs, RealFeatures)]
         notes += [f"{text}: its statistics have no noise, (ε, δ) does not cover it" for text in open_ones]

@@ -21,7 +21,7 @@ from unskew.engines.flower import engine as flower
 from unskew.engines.flower.exchange import Transport
 from unskew.engines.flower.messages import Description, RunAgreement
 from unskew.engines.loop import Loop
-from unskew.methods import parse_method
+from unskew.methods import parse_method, with_release
 from unskew.runs import config as configs
 from unskew.runs.config import CONFIG, NODES, Config
 from unskew.runs.execute import Observer, execute
@@ -252,6 +252,8 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
 
         session.joined = joined
         result = execute(prepared, path, observe)
+        if result.released:
+            write_sealed(path, {FEDERATION: terms_bytes(_without_counts(terms, session.members))})
         session.finish()
     if result.history and not any(row["clients"] for row in result.history):
         reason = next((row["void"] for row in reversed(result.history) if row.get("void")), "no client took part")
@@ -259,11 +261,19 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
     return result
 
 
+def _without_counts(terms: Terms, members: flower.Members) -> Terms:
+    """The terms of a release for others to read: without numbers of examples and the nodes' own pixel statistics."""
+    known = {name: replace(each, examples=1) for name, each in members.remembered.items()}
+    half = (0.5,) * len(terms.mean)
+    return replace(terms, clients=known, mean=half, std=half)
+
+
 def _config(asked: FederatedRequest) -> Config:
     if not asked.resume:
         if (asked.out / CONFIG).exists():
             raise UserError(f"{asked.out} has a run already; choose another folder, or resume it")
         config = configs.read(asked.recipe)
+        config = replace(config, method=with_release(config.method))
     else:
         config = configs.read_own_run(asked.out)
         if read_sealed(asked.out, RESULT) is not None and not _uncalibrated(asked.out, config):

@@ -18,7 +18,7 @@ from unskew import engines, methods
 from unskew.calibration.classifier import load_calibrated
 from unskew.calibration.feasible import check, named
 from unskew.calibration.federated import Known
-from unskew.calibration.finisher import Finisher
+from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError, accepts
 from unskew.core.key import Key
@@ -110,6 +110,11 @@ def calibrate_run(
     for algorithm in algorithms:
         for finisher in algorithm.finish:
             check(finisher, algorithm, side)
+            if result.released and (isinstance(finisher.needs, RealFeatures) or not algorithm.released):
+                raise UserError(
+                    f"{run.path} is a release, and (ε, δ) covers all that is in it; give {finisher.text} + "
+                    "private(release=true)"
+                )
 
     def keep(event: Event) -> None:
         nonlocal result
@@ -210,21 +215,23 @@ def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Resul
     """The run's result with one more calibration; one of the same name is replaced."""
     result, name = read_result(path), event.result.name
     spent = add_release(result.privacy, event.classifier.report.release)
-    by_client = measure_clients(prepared.partition, prepared.images.train.labels, prepared.test_owners, event.score)
-    added = replace(event.result, clients_accuracy=summarise_clients(*by_client))
+    content = folders.calibration_bytes(name, event.classifier)
+    files, added = {folders.calibration_file(path, name).name: content}, event.result
+    release = event.classifier.report.release
+    if release is None or not release.released:  # accuracy by client tells which classes each one holds
+        held = prepared.partition, prepared.images.train.labels, prepared.test_owners
+        by_client = measure_clients(*held, event.score)
+        added = replace(added, clients_accuracy=summarise_clients(*by_client))
+        files[CLIENTS] = folders.arrays_bytes(with_classifier(read_clients(path), name, by_client))
     result = replace(result, calibrations={**result.calibrations, name: added}, privacy=spent)
-    files = {
-        folders.calibration_file(path, name).name: folders.calibration_bytes(name, event.classifier),
-        CLIENTS: folders.arrays_bytes(with_classifier(read_clients(path), name, by_client)),
-        RESULT: folders.json_bytes(to_json(result)),
-    }
-    folders.write_sealed(path, files)
+    folders.write_sealed(path, {**files, RESULT: folders.json_bytes(to_json(result))})
     return result
 
 
 # States and local models of any round
 
 
+UNCOVERED = "the run is a release (release=true): this would show what (ε, δ) does not cover"
 MAX_BYTES = 2**30  # of local models in memory at one time
 T = TypeVar("T")
 
@@ -284,7 +291,8 @@ def _kept_state(run: "FinishedRun", number: int) -> ServerState | None:
 
 def _of_this_run(run: "FinishedRun", progress: checkpoints.RunProgress) -> bool:
     """Whether a kept state was made with the run's data, partition and configuration, or with its checkpoint's."""
-    if (progress.data_sha256, progress.partition_hash) != (run.result.data_sha256, run.result.partition_hash):
+    known = run.result.data_sha256 or "", run.result.partition_hash or ""
+    if (progress.data_sha256, progress.partition_hash) != known:
         return False
     if progress.config_sha256 == configs.fingerprint(run.config):
         return True
@@ -309,6 +317,8 @@ def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
 
 def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most: int) -> dict[int, Tensors]:
     key = run.key.fold("round", state.round + 1)
+    if run.result.released:
+        raise Missing(UNCOVERED)
     if state.round == 0:  # the survey of all clients belongs to the first round
         state, _ = driver.survey(run.algorithm, engine, state, run.key)
     config, number = run.prepared.config, state.round + 1
@@ -414,6 +424,8 @@ class FinishedRun:
     @cached_property
     def holdings(self) -> Holdings:
         """How many examples of each class every client has; no data set is needed."""
+        if self.result.released:
+            raise Missing(UNCOVERED)
         if (self.path / FEDERATION).exists():
             raise Missing("which client has what is known to the nodes of the federation alone")
         folders.require_sealed(self.path, "partition.npz")
@@ -451,6 +463,8 @@ class FinishedRun:
             terms = read_terms(path)
             own = None if config.data == NODES else read_data(config)
             given = Given(data=images_of(terms, config, own), nodes=nodes_of(terms, config))
+        elif self.result.released:  # without its partition: the sums over all clients are those of any other
+            config = replace(config, partition="iid")
         else:
             file = (path / "partition.npz").absolute()
             if not file.is_file():
@@ -459,7 +473,7 @@ class FinishedRun:
             kept = f"file:{file}"
         weights = self.weights if config.pretrained is not None or config.train != "all" else None
         prepared = prepare(config, kept, given, weights, self.say)
-        if prepared.data_sha256 != self.result.data_sha256:
+        if self.result.data_sha256 not in (prepared.data_sha256, None):
             raise UserError(f"the data set {config.data} is not the one that {path} was made with; restore it")
         if kept is not None and prepared.partition.hash != self.result.partition_hash:
             raise UserError(f"{path / 'partition.npz'} is not the partition that {path} was trained with")

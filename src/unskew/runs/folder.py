@@ -11,7 +11,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -83,6 +83,20 @@ def write_sealed(path: Path, contents: Mapping[str, bytes], *, grown: Mapping[st
         return
     with _locked(path / MANIFEST_LOCK, wait=True):  # measures and calibrations of one run may be made at once
         _replace_files(path, _settle(path), contents, grown or {})
+
+
+def remove_sealed(path: Path, names: Iterable[str]) -> None:
+    """Remove files of the run directory, and their hashes from its manifest."""
+    gone = set(names)
+    with _locked(path / MANIFEST_LOCK, wait=True):
+        if (manifest := read_manifest(path)) is not None:
+            files, coming = (
+                {name: sha256 for name, sha256 in each.items() if name not in gone}
+                for each in (manifest.files, manifest.coming)
+            )
+            _write(path, Manifest(files, coming))
+        for name in gone:
+            (path / name).unlink(missing_ok=True)
 
 
 def read_sealed(path: Path, name: str) -> bytes | None:
@@ -256,6 +270,7 @@ def read_tensors(file: Path) -> tuple[Tensors, dict[str, str]]:
 LARGE_BYTES = 64 * 2**20  # of arrays that are packed quickly
 LOCK = ".lock"
 MODEL = "model.safetensors"
+PARTITION = "partition.npz"
 
 
 def create_run_folder(path: Path) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,26 @@ class DuringRow:
     silhouette: float | None = None
 
 
+LEFT_OUT = (
+    "clients",
+    "examples",
+    "train_loss",
+    "batches_max",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+    "available",
+    "absent",
+)
+
+
+def leave_out(metrics: Metrics) -> Metrics:
+    """A round of a release as others may read it: nothing of who took part, and nothing that no noise covers."""
+    void = None if metrics.void is None else "too few clients stayed"
+    none: dict[str, Any] = dict.fromkeys(LEFT_OUT)
+    return replace(metrics, failures=(), notes=(), void=void, released=True, **none)
+
+
 def metrics_row(metrics: Metrics) -> dict[str, Any]:
     """A round as its line has it: without what was not measured."""
     return {key: value for key, value in asdict(metrics).items() if value is not None and value != ()}
@@ -125,7 +145,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     rows = json_lines(read_sealed(path, METRICS) or b"", path / METRICS)
     for number, row in enumerate(rows, 1):
         try:
-            record_from(Metrics, {"train_loss": None, **row})
+            lacking = LEFT_OUT if row.get("released") is True else ("train_loss",)
+            record_from(Metrics, {**dict.fromkeys(lacking), **row})
         except ValueError as error:
             raise UserError(f"{path / METRICS} is damaged: line {number}: {error}") from error
     return rows
@@ -169,14 +190,14 @@ def accuracy_at_batch(rows: Rows, batches: int) -> float | None:
 
     Reference: Hsu et al. 2020, Table 2.
     """
-    within = sum(count <= batches for count in accumulate(row["batches_max"] for row in rows))
+    within = sum(count <= batches for count in accumulate(row.get("batches_max", 0) for row in rows))
     reached = [accuracy for _, accuracy in _evaluated(rows[:within])]
     return reached[-1] if reached else None
 
 
 def batches(rows: Rows) -> int:
     """The steps of each round's largest client, summed over rounds. Reference: Hsu et al. 2020, Table 2."""
-    return sum(row["batches_max"] for row in rows)
+    return sum(row.get("batches_max", 0) for row in rows)
 
 
 def rounds_to(rows: Rows, accuracy: float) -> int | None:

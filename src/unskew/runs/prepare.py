@@ -21,7 +21,7 @@ from unskew.core.plugins import require_extra
 from unskew.core.trust import strangers
 from unskew.core.types import Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.core.units import counted, format_bytes
-from unskew.data.augment import DATA, set_normalisation
+from unskew.data.augment import DATA, HALF, set_normalisation
 from unskew.data.batches import RESIZED_CROP, SHIFT, check_visit, choose_augmentation
 from unskew.data.partition import partition_examples
 from unskew.data.photographs import Say, silent
@@ -180,7 +180,10 @@ def prepare(
     method, algorithm_for = parse_given(given, config.method)
     recordings = parse_recording(config.during) if config.during else ()
     images = given.data or read_data(config, say)
-    config, images, blueprint, weights, notes = _plan_model(config, images, given, finished)
+    released = algorithm_for(config.local()).released
+    config, images, blueprint, weights, notes = _plan_model(
+        _with_normalisation(config, released), images, given, finished
+    )
     parts = given.nodes.partition if given.nodes else make_partition(config, images.examples, kept, given)
     per_round = config.per_round
     if not given.nodes:  # of a federation all take part, also those that join late
@@ -256,7 +259,7 @@ def _read_baseline(config: Config, sha256: str) -> Result:
         configs.read_run(Path(path))
     except UserError as error:
         raise UserError(f"--baseline: {error}; if it was moved, give its new folder with --baseline") from error
-    if result.data_sha256 != sha256:
+    if result.data_sha256 not in (sha256, None):
         raise UserError(f"--baseline {path} was trained on other data ({result.data}); give a run on the same data")
     if result.settings.get("validation", 0.0) != config.validation:
         raise UserError(
@@ -378,6 +381,18 @@ def _plan_model(
     return config, images, blueprint, weights, tuple(notes)
 
 
+def _with_normalisation(config: Config, released: bool) -> Config:
+    """For a release pixels are normalised by fixed numbers: the data's own mean would tell about single examples."""
+    if not released or config.normalise not in (None, DATA):
+        return config
+    if config.normalise == DATA:
+        raise UserError(
+            "--normalise data with release=true: the mean and deviation of the clients' pixels would be published "
+            "without noise; give half, or leave it out"
+        )
+    return replace(config, normalise=_expected_normalisation(config, HALF))
+
+
 def _read_pretrained(config: Config) -> tuple[Config, Tensors]:
     """The file's tensors, and the configuration with their hash, which they must have if it is known already."""
     where, _, known = (config.pretrained or "").partition(SHA256)
@@ -410,10 +425,10 @@ def _fit_pretrained(network: Network, file: Tensors, config: Config) -> tuple[Te
     return fit.values, note
 
 
-def _expected_normalisation(config: Config) -> str | None:
-    """How the pretrained network's pixels were normalised; None without one: as the data set says."""
+def _expected_normalisation(config: Config, otherwise: str | None = None) -> str | None:
+    """How the pretrained network's pixels were normalised; without one, None: as the data set says."""
     if config.pretrained is None:
-        return None
+        return otherwise
     where, name = config.pretrained.partition(SHA256)[0], (config.model or "").partition("(")[0]
     if where != pretrained.IMAGENET and (Path(where).parent / configs.CONFIG).is_file():  # of a run of ours
         return configs.read_run(Path(where).parent).normalise or DATA
@@ -538,6 +553,8 @@ def check_protections(prepared: Prepared) -> None:
             )
         if drawn > MOST_MEMBERS:
             raise UserError(f"secure(updates=true): {drawn:,} clients come to a round; give --per-round {MOST_MEMBERS}")
+    if algorithm.released:
+        _check_release(prepared)
     if algorithm.mechanism is not None:
         require_extra("dp_accounting")
         _refuse_recordings("private-updates", prepared.recordings)
@@ -557,6 +574,24 @@ def check_protections(prepared: Prepared) -> None:
             raise UserError(
                 "secure(updates=true) and private-updates(sampling=poisson): a round with fewer clients than a secure "
                 "sum needs would show who was drawn; give sampling=fixed, or let every client take part in every round"
+            )
+
+
+def _check_release(prepared: Prepared) -> None:
+    """Refuse what a release would publish without noise."""
+    algorithm, config = prepared.algorithm, prepared.config
+    _refuse_recordings("release=true", prepared.recordings)
+    if config.validation:
+        raise UserError(
+            "--validation with release=true: accuracy would be measured on the clients' own examples, without noise; "
+            "leave it out"
+        )
+    private = algorithm.private is not None and algorithm.private.release
+    for finisher in algorithm.finish:
+        if isinstance(finisher.needs, RealFeatures) or not private:
+            raise UserError(
+                f"{finisher.text} with release=true: its statistics would be published without noise from the "
+                "operating system; " + ("leave it out" if private else "add private(release=true)")
             )
 
 

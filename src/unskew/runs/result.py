@@ -11,7 +11,7 @@ from unskew.charts.files import svg
 from unskew.core.errors import UserError
 from unskew.core.files import json_object, record_from
 from unskew.core.units import counted, emd_words, format_bytes, format_duration
-from unskew.privacy.ledger import Spent
+from unskew.privacy.ledger import SEEDED, Spent
 from unskew.runs.client_accuracy import ClientSpread
 from unskew.runs.folder import read_sealed
 from unskew.runs.journal import read_metrics
@@ -33,7 +33,7 @@ class Calibration:
     clients_accuracy: ClientSpread | None = None  # None in a federation
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Result:
     """The fields of result.json, and the run directory."""
 
@@ -48,17 +48,17 @@ class Result:
     engine: str
     accuracy: float
     loss: float
-    examples: int
+    examples: int | None = None  # None here and below: a release leaves it out
     seconds: float
-    examples_per_second: float
-    bytes_up: int
-    bytes_down: int
+    examples_per_second: float | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
     weights_sha256: str
     model: str
-    partition_hash: str
-    data_sha256: str
-    emd: float | None = None  # None: the labels are at the nodes of a federation
-    failures: int = 0
+    partition_hash: str | None = None
+    data_sha256: str | None = None
+    emd: float | None = None  # None: the labels are at the nodes of a federation, or a release leaves it out
+    failures: int | None = 0
     calibrations: dict[str, Calibration] = field(default_factory=dict)
     baseline: str | None = None  # the run that this one's accuracy is compared with
     baseline_accuracy: float | None = None
@@ -72,6 +72,7 @@ class Result:
     stopped_at: int | None = None  # the last round that was trained, where --patience ran out before --rounds
     evaluated_on: str = TEST  # or VALIDATION: what accuracy and loss are measured on
     clients_accuracy: ClientSpread | None = None  # how the accuracy is spread over the clients
+    released: bool | None = None  # True: what (ε, δ) does not cover was left out (release=true)
 
     @property
     def final_round(self) -> int:
@@ -123,7 +124,8 @@ def measured_on(validation: bool) -> str:
 
 def summary_rows(result: Result) -> list[tuple[str, str]]:
     """The result as words and facts."""
-    data = f"{result.data}, {result.partition}, {counted(result.clients, 'client')}, EMD {emd_words(result.emd)}"
+    data = f"{result.data}, {result.partition}, {counted(result.clients, 'client')}"
+    data += "" if result.released else f", EMD {emd_words(result.emd)}"
     rows = [
         ("method", result.method),
         ("data", data),
@@ -143,13 +145,16 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
         rows.append((name, f"{each.accuracy:.2%}, loss {each.loss:.4f}; {costs}"))
     rows += [("" if number else "clients", summary) for number, summary in enumerate(known)]
     if result.privacy is not None:
-        rows.append(("privacy", result.privacy.describe()))
-    rate = f"{format_duration(result.seconds)}, {result.examples_per_second:,.0f} examples per second"
-    rows += [
-        ("trained", f"{counted(result.rounds, 'round')}, {result.examples:,} examples, {rate}"),
-        ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
-        *(("note", note) for note in result.notes),
-    ]
+        rows += [("privacy", result.privacy.describe()), *([("", SEEDED)] if result.privacy.seeded else [])]
+    if result.examples is None or result.bytes_up is None or result.bytes_down is None:  # a release
+        rows.append(("trained", f"{counted(result.rounds, 'round')}, {format_duration(result.seconds)}"))
+    else:
+        rate = f"{format_duration(result.seconds)}, {result.examples_per_second:,.0f} examples per second"
+        rows += [
+            ("trained", f"{counted(result.rounds, 'round')}, {result.examples:,} examples, {rate}"),
+            ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
+        ]
+    rows += [("note", note) for note in result.notes]
     if result.best_round is not None:
         when = "ran to its last round" if result.stopped_at is None else f"stopped after round {result.stopped_at}"
         rows.append(("stopping", f"{when}; the model is that of round {result.best_round}, the best"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_whole
-from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, load_state
+from unskew.runs.checkpoint import BEGUN, CHECKPOINT, MEMORIES, load_state
 from unskew.runs.client_accuracy import CLIENTS, read_clients
 from unskew.runs.config import CONFIG, read_run
 from unskew.runs.federated import FEDERATION, read_terms
@@ -28,7 +28,7 @@ SEALED_KINDS = (
     RESULT,
 )
 
-_OWN = (LOCK, MANIFEST_LOCK, MANIFEST, str(MEMORIES))  # MEMORIES is checked slot by slot when it is read
+_OWN = (LOCK, MANIFEST_LOCK, MANIFEST, str(BEGUN), str(MEMORIES))  # MEMORIES is checked slot by slot when it is read
 _READERS: dict[str, Callable[[Path], object]] = {
     CONFIG: read_run,
     METRICS: read_metrics,

@@ -18,10 +18,11 @@ from unskew.round.driver import Metrics
 from unskew.runs import config as configs
 from unskew.runs import folder as folders
 from unskew.runs.config import CONFIG, Config
-from unskew.runs.execute import Event, Observer, Stage, execute
+from unskew.runs.execute import Event, Observer, Stage, execute, remove_private_files
+from unskew.runs.folder import PARTITION
 from unskew.runs.given import take_same, take_values
 from unskew.runs.prepare import Overview, Prepared, prepare, rehearse
-from unskew.runs.result import RESULT, Result
+from unskew.runs.result import RESULT, Result, read_result
 
 
 class Stop:
@@ -47,7 +48,6 @@ class StopRun(Exception):
         super().__init__(f"the run was stopped{when}; resume it with: {call}" if path else "stop the run")
 
 
-PARTITION = "partition.npz"
 # The options that may change when a run is resumed
 WORK = ("on_failure", "device", "engine", "workers", "data_dir", "cache_dir", "cache_disk", "cache_memory", "baseline")
 
@@ -107,6 +107,8 @@ def resume(path: str | Path, *, observe: Observer | None = None, trust: bool = F
         raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
     with folders.locked_folder(path):
         if folders.read_sealed(path, RESULT) is not None:
+            if read_result(path).released:
+                remove_private_files(path)  # a crash may have come between
             raise UserError(f"{path} is finished: it has a result.json; start another with: unskew run {path / CONFIG}")
         config = configs.read_own_run(path, trust=trust)
         config = replace(config, engine=engines.inherited(config.engine))

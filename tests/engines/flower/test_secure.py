@@ -1,6 +1,7 @@
 """Secure sums between machines: the bits of one process, nodes that drop out, and what either side refuses."""
 
 import json
+import re
 from base64 import b64decode, b64encode
 from dataclasses import replace
 
@@ -64,7 +65,7 @@ def loop(tmp_path, name="loop", **options):
 # The same bits
 
 
-@pytest.mark.parametrize("method", ["scaffold + moon", "fedavgm(0.9) + fedir", "private-updates(sampling=fixed)"])
+@pytest.mark.parametrize("method", ["scaffold + moon", "fedavgm(0.9) + fedir", "private-updates(release=false)"])
 def test_masked_updates_give_the_weights_of_rounded_ones_in_one_process(tmp_path, method):
     ours = federated(tmp_path, exchange_of(make_nodes(tmp_path, 4)), clients=4, method=f"{method} + {SECURE}")
     theirs = loop(tmp_path, method=f"{method} + rounded")
@@ -86,7 +87,7 @@ def test_masked_statistics_and_masked_evaluation_give_those_of_one_process(tmp_p
 
 def test_private_updates_tell_epsilon_by_round_and_in_the_result(tmp_path):
     exchange = exchange_of(make_nodes(tmp_path, 4))
-    result = federated(tmp_path, exchange, clients=4, method="private-updates(noise=2, delta=1e-4)")
+    result = federated(tmp_path, exchange, clients=4, method="private-updates(noise=2, delta=1e-4, release=false)")
     theirs = loop(tmp_path, method="private-updates(noise=2, delta=1e-4)")
     told = [(row["epsilon"], row["delta"]) for row in result.history]
     assert told == [(row["epsilon"], row["delta"]) for row in theirs.history]
@@ -94,6 +95,34 @@ def test_private_updates_tell_epsilon_by_round_and_in_the_result(tmp_path):
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     assert written["privacy"] == json.loads((tmp_path / "loop" / "result.json").read_text())["privacy"]
     assert written["privacy"]["epsilon"] == pytest.approx(told[1][0])
+
+
+@pytest.mark.parametrize("masks", ["", f" + {SECURE}"])
+def test_in_a_federation_private_updates_are_a_release_and_nodes_are_not_sent_the_seed(tmp_path, masks):
+    seeds, nodes = [], make_nodes(tmp_path, 4)
+
+    def listening(node, question, reply):
+        header = read_header(question)
+        seeds.extend([header["seed"]] if "seed" in header else [])
+        return reply
+
+    exchange = exchange_of(nodes, between=listening)
+    result = federated(tmp_path, exchange, clients=4, method=f"private-updates(noise=2, delta=1e-4){masks}", seed=11)
+    assert "private-updates(noise=2, delta=0.0001, release=true)" in result.method
+    assert result.released
+    assert (result.privacy.updates.released, result.privacy.updates.in_masks) == (True, bool(masks))
+    assert seeds
+    assert 11 not in seeds
+    folder = tmp_path / "run"
+    told = json.loads((folder / "federation.json").read_text())
+    assert {each["examples"] for each in told["clients"]} == {1}
+    assert {*told["mean"], *told["std"]} == {0.5}
+    for file in (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".safetensors"):
+        assert not re.search(rf"(?<!\.)\b({'|'.join(map(str, SIZES))})\b", file.read_text()), (
+            file
+        )  # examples of a client
+    seen = {key for row in result.history for key in row}
+    assert seen == {"round", "accuracy", "loss", "epsilon", "delta", "unit", "released"}
 
 
 def test_a_client_that_comes_late_is_not_in_a_private_run(tmp_path):
