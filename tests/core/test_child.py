@@ -1,6 +1,7 @@
 """Child processes: their logs, their messages, their end, and what happens when their parent dies."""
 
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -173,8 +174,20 @@ def test_a_long_log_starts_afresh_and_the_old_one_is_kept(tmp_path, monkeypatch)
     Log(path).write(b"the first of them\n")
     Log(path).write("zwölf ".encode() + b"\xff" * 5000)
     assert "the first" in Path(f"{path}.1").read_text()
-    assert path.read_text().startswith("zwölf", 9)
+    assert path.read_text().startswith("zwölf", 21)
     assert len(path.read_text()) < 2100
+
+
+def test_a_log_is_put_aside_while_its_program_runs_has_dates_and_is_its_owners_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("unskew.core.child.MAX_LOG_BYTES", 100)
+    path = tmp_path / "a.log"
+    log = Log(path)
+    for number in range(30):
+        log.write(b"line %d of a program that runs on" % number)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["a.log", "a.log.1", "a.log.2", "a.log.3"]
+    assert all(file.stat().st_mode & 0o077 == 0 and file.stat().st_size < 200 for file in files)
+    assert re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ line", path.read_text())
 
 
 def test_a_log_that_cannot_be_written_is_a_message(tmp_path):

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,17 +23,29 @@ from unskew.data.population import emd
 from unskew.federation import network
 from unskew.federation import server as federations
 from unskew.federation.__main__ import watch
-from unskew.federation.folder import MADE, FederationFolder, NodeFolder, initialise, read_federation, read_node, toml
+from unskew.federation.folder import (
+    MADE,
+    NODE,
+    FederationFolder,
+    NodeFolder,
+    initialise,
+    read_federation,
+    read_node,
+    toml,
+    write_settings,
+)
 from unskew.federation.node import PARTS, node_mark, socket_path
-from unskew.federation.processes import WATCHER, ProcessGroup, marked
+from unskew.federation.processes import WATCHER, ProcessGroup, end_all
 from unskew.federation.server import server_mark, submit
 from unskew.runs import config as configs
 from unskew.runs.config import Config
+from unskew.runs.federated import check_request, settings_of
 from unskew.runs.folder import unused_path, write_arrays
 from unskew.runs.prepare import make_partition, read_data
 
 NODES = ("north", "south", "west")
-CONNECT_SECONDS = 180.0
+CONNECT_SECONDS = 600.0  # a machine under load takes minutes to start four times PyTorch or Flower
+STOP_SECONDS = 120.0
 
 RECIPE = """# Three nodes that each hold a few of the ten digits; the calibration's statistics are added under masks.
 data = "nodes"
@@ -66,13 +78,15 @@ def demo(
     federation = _prepared(folder, say)
     nodes = [read_node(federation.node(name)) for name in NODES]
     run = federation.path / "runs" / "demo"
-    with ProcessGroup(f"demo:{federation.path}", federation.path / "logs", federation.path) as group:
-        _start(group, federation, nodes, say)
-        submit(federation, federation.path / "recipe.toml", run, say)
-        say("the run has finished; stopping the server and the nodes")
-    left = [number for mark in (server_mark(federation), *map(node_mark, nodes)) for number in marked(mark)]
-    if left:
-        raise UserError(f"still running: {left}; end them with: unskew federation stop {federation.path}")
+    marks = [server_mark(federation), *map(node_mark, nodes)]
+    try:
+        with ProcessGroup(f"demo:{federation.path}", federation.path / "logs", federation.path, STOP_SECONDS) as group:
+            _start(group, federation, nodes, say)
+            submit(federation, federation.path / "recipe.toml", run, say)
+            say("the run has finished; stopping the server and the nodes")
+    finally:
+        for mark in marks:  # what a machine under load did not end in time
+            end_all(mark)
     report(paths=[run])
     say(f"done in {format_duration(time.monotonic() - began)}: {run}")
 
@@ -125,7 +139,7 @@ def _watcher(group: ProcessGroup, name: str, folder: Path, heard: dict[str, list
         if line.startswith(("ready", "connected")):
             say(f"{name}: {line}")
 
-    command = [sys.executable, "-m", WATCHER.decode(), name.split()[0], str(folder)]
+    command = [sys.executable, "-P", "-m", WATCHER.decode(), name.split()[0], str(folder)]
     return group.start(name, command, dict(os.environ), hear)
 
 
@@ -150,14 +164,25 @@ def init(
     ] = None,
     port: Annotated[int | None, typer.Option(help="The port that nodes connect to (default: 8000).")] = None,
     renew: Annotated[bool, typer.Option("--renew", help="Make a new certificate for the server.")] = False,
+    renew_authority: Annotated[
+        bool,
+        typer.Option("--renew-authority", help="Make a new authority; --renew later ends the trust in the old one."),
+    ] = False,
 ) -> None:
     """Create a federation's folder with certificates and node keys, or add nodes to one."""
-    made = initialise(folder, nodes=node or [], keys=_keys(key or []), host=host, port=port, renew=renew)
+    made = initialise(
+        folder, nodes=node or [], keys=_keys(key or []), host=host, port=port, renew=renew,
+        renew_authority=renew_authority,
+    )  # fmt: skip
     path, settings = made.federation.path, made.federation.settings
     if made.new:
         out.print(f"{path}: a federation at {settings.host}:{settings.port}", soft_wrap=True)
     if made.renewed:
-        out.print("the server has a new certificate; restart the server", soft_wrap=True)
+        out.print("the server has a new certificate; a server that runs takes it within a second", soft_wrap=True)
+    if made.authority:
+        out.print(
+            f"copy {made.federation.authority} to every node as ca.crt, then: init {path} --renew", soft_wrap=True
+        )
     for name in made.nodes:
         out.print(f"node {name}: copy {made.federation.node(name)} to its machine; it includes its key", soft_wrap=True)
     for name in made.keys:
@@ -191,6 +216,9 @@ def node(
     part: Annotated[
         str, typer.Option(help="both | service, which has the data | supernode, which has the connection.")
     ] = PARTS[0],
+    socket: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where the two parts meet, if they are two users' (kept).")
+    ] = None,
     write_policy: Annotated[
         bool, typer.Option("--write-policy", help="Write policy.toml with the defaults, explained, and end.")
     ] = False,
@@ -203,6 +231,9 @@ def node(
     if write_policy or check_policy:
         _policy(target.path, write=write_policy)
         return
+    if socket is not None:
+        target = replace(target, settings=replace(target.settings, socket=str(socket.absolute())))
+        write_settings(target.path / NODE, target.settings, MADE)
     given = {**options, "client": client, "plugins": plugin}
     if any(value is not None for value in given.values()):
         if "data" not in options:
@@ -232,10 +263,10 @@ def run_(
     if resume is not None and (recipe is not None or place is not None):
         raise UserError("--resume continues a run as it is; leave out the recipe and --out")
     chosen = recipe or federation.path / "recipe.toml"
-    if resume is None:
-        configs.read(chosen)  # report a mistake in it before anything is submitted
     target = resume or place or unused_path(federation.path / "runs", chosen.stem)
     target = target.absolute()
+    asked = {"recipe": "" if resume else str(chosen.absolute()), "out": str(target), "resume": resume is not None}
+    check_request(settings_of(asked))  # report a mistake before anything is submitted
     again = f"continue it with: unskew federation run --federation {federation.path} --resume {target}"
     try:
         submit(
@@ -254,10 +285,15 @@ def run_(
 
 
 @federation_app.command()
-def status(folder: Folder = Path()) -> None:
+def status(
+    folder: Folder = Path(), as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+) -> None:
     """Report the state of the server, its nodes and its last runs."""
     federation = read_federation(folder)
     now = federations.status(federation)
+    if as_json:
+        typer.echo(json.dumps(_status_record(federation, now), indent=2))
+        return
     settings = federation.settings
     state = "running" if now.answers else "starting, or not responding" if now.processes else "not running"
     running, valid = counted(now.processes, "program"), f"its certificate is valid for {now.certificate_days:.0f} days"
@@ -271,6 +307,28 @@ def status(folder: Folder = Path()) -> None:
         )
     for number, state, seconds in now.runs:
         out.print(f"run {number}: {state}, {format_duration(seconds)}", soft_wrap=True)
+    if (run := now.run) is not None:
+        written = f"last written {format_duration(run.seconds)} ago"
+        out.print(
+            f"{run.directory}: {run.state}, round {run.round} of {run.rounds}, {written}; {run.method}", soft_wrap=True
+        )
+
+
+def _status_record(federation: FederationFolder, now: federations.Status) -> dict[str, Any]:
+    settings = federation.settings
+    return {
+        "folder": str(federation.path),
+        "address": f"{settings.host}:{settings.port}",
+        "running": now.answers,
+        "processes": now.processes,
+        "certificate_days": round(now.certificate_days, 1),
+        "nodes": [
+            {"name": each.name, "online": each.online, "seconds_since_heard": each.seconds, "processes": each.here}
+            for each in now.nodes
+        ],
+        "run": None if now.run is None else asdict(now.run),
+        "flower_runs": [{"id": number, "status": state, "seconds": seconds} for number, state, seconds in now.runs],
+    }
 
 
 @federation_app.command()

@@ -16,6 +16,7 @@ Nothing here imports PyTorch. Programs start on every system; workers inherit de
 """
 
 import importlib
+import itertools
 import os
 import re
 import signal
@@ -29,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -37,13 +38,14 @@ from unskew.core.errors import UserError
 
 INTERRUPTED = 130  # exit code of a worker that was interrupted
 MAX_LOG_BYTES = 20_000_000  # then the log starts afresh, and the old one becomes NAME.1
+OLD_LOGS = 3  # that are kept: NAME.1 is the newest
 MAX_LINE_LENGTH = 2000
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class Log:
-    """The lines that a program prints, without colours; in a file, each has the time of day before it.
+    """The lines that a program prints, without colours; in a file, each has date and time (UTC) before it.
 
     Without a file, only the last ones are remembered.
     """
@@ -55,11 +57,19 @@ class Log:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
-                path.replace(path.with_name(f"{path.name}.1"))
-            path.open("a").close()
+            self._open(path).close()
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+    def _open(self, path: Path) -> IO[str]:
+        """The file to append to, for its owner alone; one that has become long is put aside first."""
+        with suppress(FileNotFoundError):
+            if path.stat().st_size > MAX_LOG_BYTES:
+                names = [path, *(path.with_name(f"{path.name}.{number + 1}") for number in range(OLD_LOGS))]
+                for old, new in reversed(list(itertools.pairwise(names))):
+                    with suppress(FileNotFoundError):
+                        old.replace(new)
+        return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8")
 
     def write(self, line: bytes) -> str:
         """Write one line and return its text; empty lines are left out."""
@@ -67,8 +77,8 @@ class Log:
         if text:
             self._last.append(text)
             if self.path is not None:
-                with suppress(OSError), self.path.open("a", encoding="utf-8") as file:  # a full disk ends no program
-                    file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+                with suppress(OSError), self._open(self.path) as file:  # a full disk ends no program
+                    file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
         return text
 
     def last(self, most: int) -> list[str]:

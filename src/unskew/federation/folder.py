@@ -144,6 +144,7 @@ class NodeSettings:
 
     name: str
     server: str  # host:port
+    socket: str = ""  # where the node's two parts meet; empty for service.sock in its folder
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,8 @@ def read_node(path: Path) -> NodeFolder:
 
 def write_settings(path: Path, settings: FederationSettings | NodeSettings, header: str) -> None:
     """Settings as TOML."""
-    write_whole(path, toml({field.name: getattr(settings, field.name) for field in fields(settings)}, header).encode())
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    write_whole(path, toml({name: value for name, value in values.items() if value != ""}, header).encode())
 
 
 def toml(values: dict[str, Any], header: str) -> str:
@@ -277,6 +279,7 @@ class CreatedFolders:
     nodes: tuple[str, ...]  # added now, with a folder to hand over
     keys: tuple[str, ...]  # added now, by a public key that the node made itself
     renewed: bool  # the server's certificate
+    authority: bool  # a new one, in addition to the one before
 
 
 def initialise(
@@ -287,10 +290,13 @@ def initialise(
     host: str | None = None,
     port: int | None = None,
     renew: bool = False,
+    renew_authority: bool = False,
 ) -> CreatedFolders:
     """Make a federation's folder, or add nodes to the one that is there; nothing that exists is overwritten.
 
-    ``host`` and ``port`` are where the nodes reach the server. ``renew`` makes a new certificate for the server.
+    ``host`` and ``port`` are where the nodes reach the server. ``renew`` makes a new certificate for the server, and
+    ends the trust in an authority that was replaced. ``renew_authority`` makes a new authority; until the next
+    ``renew`` both count, so that every node can get the new ca.crt meanwhile.
     """
     path, keys = path.absolute(), dict(keys or {})
     new = not (path / FEDERATION).exists()
@@ -304,16 +310,20 @@ def initialise(
         _check_same(federation.settings, host, port)
     _check_names(federation, [*nodes, *keys])
     pems = {name: network.public_pem(file) for name, file in keys.items()}  # checked before anything is written
+    if renew and renew_authority:
+        raise UserError("--renew-authority first; --renew when every node has the new ca.crt")
     if new:
         _new(federation)
     if new or renew:
         _certify(federation)
+    if renew_authority and not new:
+        _add_authority(federation)
     for name in nodes:
         _add_node(federation, name)
     for name in pems:
         write_whole(path / "nodes" / f"{name}.pub", keys[name].read_bytes())
         _hand_over(federation, name)
-    return CreatedFolders(federation, new, tuple(nodes), tuple(keys), renew and not new)
+    return CreatedFolders(federation, new, tuple(nodes), tuple(keys), renew and not new, renew_authority and not new)
 
 
 def write_flower_home(federation: FederationFolder) -> None:
@@ -406,9 +416,28 @@ def _certify(federation: FederationFolder) -> None:
     if key is None or certificate is None:
         raise UserError(f"{federation.authority_key} is missing, and nothing else can sign a new certificate")
     hosts = [federation.settings.host, "localhost", "127.0.0.1"]
-    pair = network.make_server_certificate(network.Pair(certificate, key), hosts)
+    signer = network.first_certificate(certificate)
+    pair = network.make_server_certificate(network.Pair(signer, key), hosts)
     write_whole(federation.key, pair.key, secret=True)
     write_whole(federation.certificate, pair.certificate)
+    if signer != certificate:  # the authority that was replaced signs nothing any more
+        _write_authority(federation, signer)
+
+
+def _add_authority(federation: FederationFolder) -> None:
+    """A new authority for the next certificate, trusted in addition to the one that signed the present."""
+    before = read_content(federation.authority)
+    if before is None:
+        raise UserError(f"{federation.authority} is missing; it cannot be replaced")
+    signer = network.make_authority(federation.settings.host)
+    write_whole(federation.authority_key, signer.key, secret=True)
+    _write_authority(federation, signer.certificate + network.first_certificate(before))
+
+
+def _write_authority(federation: FederationFolder, content: bytes) -> None:
+    write_whole(federation.authority, content)
+    for name in federation.public_keys():
+        write_whole(federation.node(name) / "ca.crt", content)
 
 
 def _add_node(federation: FederationFolder, name: str) -> None:

@@ -174,6 +174,12 @@ def public_pem(path: Path) -> bytes:
     return bytes(key.public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo))
 
 
+def first_certificate(content: bytes) -> bytes:
+    """The first of the certificates in a PEM file: of authorities, the one that signs."""
+    end = b"-----END CERTIFICATE-----\n"
+    return content.partition(end)[0] + end
+
+
 def load_certificate(content: bytes, what: str) -> Any:
     """A certificate from PEM; ``what`` names it in messages."""
     try:

@@ -34,7 +34,9 @@ def node_mark(node: NodeFolder, part: str = "both") -> str:
 
 
 def socket_path(node: NodeFolder) -> Path:
-    """Where the two parts meet: in the node's folder, or in a private one below /tmp where that path is too long."""
+    """Where the two parts meet: as node.toml says, in the node's folder, or where that path is too long below /tmp."""
+    if node.settings.socket:
+        return Path(node.settings.socket)
     inside = node.path / "service.sock"
     if len(os.fsencode(inside)) <= 100:  # systems allow 103 to 107 bytes
         return inside

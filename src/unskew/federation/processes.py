@@ -21,8 +21,8 @@ PATIENCE = 10.0  # seconds that a program gets to end by itself
 class ProcessGroup:
     """The programs of one server or one node; leaving the block ends them, the first one last."""
 
-    def __init__(self, mark: str, logs: Path, folder: Path) -> None:
-        self.mark, self._logs, self._folder = mark, logs, folder
+    def __init__(self, mark: str, logs: Path, folder: Path, patience: float = PATIENCE) -> None:
+        self.mark, self._logs, self._folder, self._patience = mark, logs, folder, patience
         self._children: list[Child] = []
 
     def start(
@@ -50,7 +50,7 @@ class ProcessGroup:
             for child in wave:
                 child.terminate()
             for child in wave:
-                child.end(PATIENCE)
+                child.end(self._patience)
         end_all(self.mark, patience=2.0)
 
 

@@ -30,7 +30,7 @@ from unskew.federation.metrics import GONE_SECONDS, RunProgress, last_run, last_
 from unskew.federation.node import PARTS, node_mark
 from unskew.federation.processes import ProcessGroup, claim, end_all, marked
 
-START_SECONDS = 90.0  # that a program may take until it listens
+START_SECONDS = 300.0  # that a program may take until it listens
 MAX_RESTARTS = 5
 
 Say = Callable[[str], None]
@@ -223,8 +223,8 @@ class _Followed:
             self.run = started[1]
         if line.startswith("unskew: "):
             self.complaint = line.removeprefix("unskew: ")
-        elif self.run and not _FLOWERS_OWN.match(line):
-            self._say(line)
+        elif self.run and not self.complaint and not _FLOWERS_OWN.match(line):
+            self._say(line)  # what follows a complaint is Flower's traceback for it
 
 
 def _follow(federation: FederationFolder, config: Path, say: Callable[[str], None]) -> _Followed:

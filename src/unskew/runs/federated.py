@@ -25,7 +25,15 @@ from unskew.methods import parse_method, with_release
 from unskew.runs import config as configs
 from unskew.runs.config import CONFIG, NODES, Config
 from unskew.runs.execute import Observer, execute
-from unskew.runs.folder import create_run_folder, json_bytes, locked_folder, read_sealed, start_manifest, write_sealed
+from unskew.runs.folder import (
+    create_run_folder,
+    is_blank,
+    json_bytes,
+    locked_folder,
+    read_sealed,
+    start_manifest,
+    write_sealed,
+)
 from unskew.runs.given import Given, Nodes
 from unskew.runs.prepare import Prepared, prepare, read_data, rehearse
 from unskew.runs.result import RESULT, Result, read_result
@@ -211,7 +219,7 @@ class FederatedRequest:
 @neutral()
 def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observer, say: Any) -> Result:
     """Train over the nodes that the exchange reaches; the run directory is like any other's."""
-    config = _config(asked)
+    config = check_request(asked)
     before = read_terms(asked.out) if asked.resume else None
     terms = before or Terms(run=os.urandom(16).hex())
     post = flower.Post(exchange, terms.run, terms.starts)
@@ -268,11 +276,15 @@ def _without_counts(terms: Terms, members: flower.Members) -> Terms:
     return replace(terms, clients=known, mean=half, std=half)
 
 
-def _config(asked: FederatedRequest) -> Config:
+def check_request(asked: FederatedRequest) -> Config:
+    """What is to be trained; a mistake in it is reported before any node is asked."""
     if not asked.resume:
         if (asked.out / CONFIG).exists():
             raise UserError(f"{asked.out} has a run already; choose another folder, or resume it")
+        if asked.out.exists() and not (asked.out.is_dir() and is_blank(asked.out)):
+            raise UserError(f"{asked.out} exists and is not empty; choose another --out")
         config = configs.read(asked.recipe)
+        parse_method(config.method, Local())
         config = replace(config, method=with_release(config.method))
     else:
         config = configs.read_own_run(asked.out)

@@ -125,7 +125,10 @@ def answer_one(connection: socket.socket, answer: Callable[[Envelope], Envelope]
 
 
 def listening(place: Path) -> socket.socket:
-    """A socket at this place that only its owner can open; one that a killed service left is replaced."""
+    """A socket at this place that only its owner can open, and the group of a folder that is open to its group.
+
+    One that a killed service left is replaced.
+    """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if place.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other, suppress(OSError):
@@ -136,6 +139,8 @@ def listening(place: Path) -> socket.socket:
     before = os.umask(0o177)
     try:
         line.bind(str(place))
+        if place.parent.stat().st_mode & 0o010:
+            place.chmod(0o660)
     except OSError as error:
         line.close()
         raise UserError(f"{place} cannot be a socket: {error.strerror or error}; give a shorter path") from error
