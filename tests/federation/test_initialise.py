@@ -1,8 +1,11 @@
 """``unskew federation init`` and the folders that it makes."""
 
+import socket
+import ssl
 import stat
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -126,3 +129,46 @@ def test_flower_takes_the_app_folder_as_it_is(tmp_path):
     )
     assert built.returncode == 0, built.stdout + built.stderr
     assert list(tmp_path.glob("*.fab"))
+
+
+def test_an_authority_is_replaced_in_two_steps_and_no_node_is_locked_out_between_them(tmp_path):
+    federation = initialise(tmp_path, nodes=["a", "b"]).federation
+
+    def trusts(bundle):
+        """Whether a node with this ca.crt accepts the server's certificate."""
+        context, server = ssl.create_default_context(cadata=bundle.decode()), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(federation.certificate, federation.key)
+        one, other = socket.socketpair()
+        errors = []
+
+        def accept():
+            try:
+                server.wrap_socket(other, server_side=True).close()
+            except OSError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            with context.wrap_socket(one, server_hostname="127.0.0.1"):
+                return True
+        except ssl.SSLError:
+            return False
+        finally:
+            one.close()
+            thread.join(20)
+
+    old = federation.authority.read_bytes()
+    assert initialise(tmp_path, renew_authority=True).authority
+    both = (federation.node("b") / "ca.crt").read_bytes()
+    assert both.count(b"BEGIN CERTIFICATE") == 2
+    assert trusts(old)
+    assert trusts(both)
+    initialise(tmp_path, renew=True)
+    new = (federation.node("a") / "ca.crt").read_bytes()
+    assert new.count(b"BEGIN CERTIFICATE") == 1
+    assert trusts(new)
+    assert trusts(both)
+    assert not trusts(old)
+    with pytest.raises(UserError, match="--renew-authority first"):
+        initialise(tmp_path, renew=True, renew_authority=True)

@@ -1,5 +1,6 @@
 """The walk-through of docs/federation.md as it stands there, and the demo: commands that people type."""
 
+import configparser
 import json
 import os
 import re
@@ -109,10 +110,43 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path):
     assert marked(mark) == []
 
 
-def test_the_compose_file_keeps_data_and_network_apart():
+def volumes_of(service):
+    """What a service mounts: source, place, whether it may write."""
+    return [(each.split(":")[0], each.split(":")[1], not each.endswith(":ro")) for each in service["volumes"]]
+
+
+def test_the_parts_of_a_node_share_a_socket_in_the_compose_file_and_nothing_that_both_may_write():
     services = yaml.safe_load((RECIPES / "compose.yaml").read_text())["services"]
-    assert services["service"]["network_mode"] == "none"
-    assert not any("data" in volume or "memories" in volume for volume in services["supernode"]["volumes"])
-    assert "ports" not in services["service"] | services["supernode"]
+    service, supernode = services["service"], services["supernode"]
+    assert service["network_mode"] == "none"
+    assert "ports" not in service | supernode
+    assert service["user"] != supernode["user"]
+    shared = {source for source, _, _ in volumes_of(service)} & {source for source, _, _ in volumes_of(supernode)}
+    assert shared == {"meeting"}
+    assert ("meeting", "/meeting", False) in volumes_of(supernode)
+    assert not any("data" in source for source, _, _ in volumes_of(supernode))
+    for each in services.values():
+        assert each["read_only"] is True
+        assert each["cap_drop"] == ["ALL"]
+        assert each["security_opt"] == ["no-new-privileges:true"]
+        assert "privileged" not in each
     entry = (RECIPES / "Dockerfile").read_text().splitlines()[-1]
     assert entry == 'ENTRYPOINT ["unskew", "federation"]'
+
+
+def test_the_units_start_commands_that_exist_each_as_a_user_of_its_own():
+    users, written = set(), {}
+    for file in sorted((RECIPES / "systemd").glob("*.service")):
+        unit = configparser.ConfigParser(strict=False, interpolation=None)
+        unit.optionxform = str
+        unit.read(file)
+        options = unit["Service"]
+        users.add(options["User"])
+        written[file.stem] = {options["StateDirectory"], options.get("RuntimeDirectory", "")} - {""}
+        assert (options["UMask"], options["NoNewPrivileges"], options["ProtectSystem"]) == ("0077", "yes", "strict")
+        words = shlex.split(options["ExecStart"])[2:]
+        flags = [word for word in words if word.startswith("--")]
+        printed, _ = unskew(["federation", words[0], "--help"], RECIPES).communicate(timeout=120)
+        assert all(flag in printed for flag in flags), file
+    assert len(users) == 3
+    assert not written["unskew-service"] & written["unskew-supernode"]
