@@ -5,9 +5,11 @@ import json
 import urllib.error
 import urllib.request
 
+import pytest
 from typer.testing import CliRunner
 
 from unskew.console.federation import federation_app
+from unskew.core.errors import UserError
 from unskew.federation.folder import initialise, toml
 from unskew.federation.metrics import Counts, describe_folder, last_run, served
 from unskew.federation.network import free_port
@@ -93,3 +95,26 @@ def test_health_and_metrics_are_served_on_loopback():
     assert healthy_answer == (200, b"ok\n")
     assert other[0] == 404
     assert ill == (503, b"Flower's server does not answer\n")
+
+
+def test_a_mistake_in_what_is_to_be_run_is_one_message_before_anything_is_submitted(tmp_path):
+    federation, run = submitted(tmp_path)
+    taken, finished = tmp_path / "taken", tmp_path / "finished"
+    taken.mkdir()
+    (taken / "notes.txt").write_text("mine")
+    recipe = tmp_path / "recipe.toml"
+
+    def message(text, *words):
+        recipe.write_text(f'data = "nodes"\nclients = 3\n{text}\n')
+        with pytest.raises(UserError) as raised:
+            CliRunner().invoke(
+                federation_app, ["run", *words, "--federation", str(federation.path)], catch_exceptions=False
+            )
+        return str(raised.value)
+
+    assert "fedavgg" in message('method = "fedavgg"', str(recipe))
+    assert "did you mean" in message("[federation]\ndeadlin = 3", str(recipe))
+    assert f"{taken} exists and is not empty" in message("", str(recipe), "--out", str(taken))
+    assert f"{run} has a run already" in message("", str(recipe), "--out", str(run))
+    assert str(finished) in message("", "--resume", str(finished))
+    assert "is not running on this machine" in message("", str(recipe))  # nothing else is wrong
