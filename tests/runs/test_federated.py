@@ -13,6 +13,7 @@ from unskew.engines.flower.engine import Rules
 from unskew.engines.flower.messages import read_header
 from unskew.engines.flower.node import Node, NodeSource, read_node_data
 from unskew.runs import execute
+from unskew.runs.checkpoint import CHECKPOINT, earlier_checkpoints, keep_checkpoint, roll_back
 from unskew.runs.federated import settings_of
 from unskew.runs.finished import calibrate_run, load
 from unskew.runs.journal import read_metrics
@@ -456,3 +457,39 @@ def test_a_run_of_which_no_round_counted_fails(tmp_path):
 
 def _refuse_visits(fields, came):
     fields.update(kind="refused", reason="no")
+
+
+def test_a_federated_run_keeps_earlier_checkpoints_and_returns_to_one_with_the_same_bits(tmp_path):
+    nodes, options = make_nodes(tmp_path), {"rounds": 9, "checkpoint_seconds": 0, "during": "norms"}
+    whole = federated(tmp_path, exchange_of(nodes), **options)
+    path, again = tmp_path / "run", tmp_path / "again"
+    kept = earlier_checkpoints(path)
+    number = list(kept)[1]
+    roll_back(path, number, again)
+    assert len(read_metrics(again)) == number
+    assert read_result(path) == whole
+    result = federated(tmp_path, exchange_of(nodes), resume=True, out="again", **options)
+    assert result.weights_sha256 == whole.weights_sha256
+    assert (again / "during.jsonl").read_bytes() == (path / "during.jsonl").read_bytes()
+
+
+def test_returning_to_a_round_without_a_checkpoint_names_those_that_there_are(tmp_path):
+    federated(tmp_path, exchange_of(make_nodes(tmp_path)), checkpoint_seconds=0)
+    with pytest.raises(UserError, match="no checkpoint of round 7; it has: 1, 2"):
+        roll_back(tmp_path / "run", 7, tmp_path / "again")
+    with pytest.raises(UserError, match="has a finished run; choose another"):
+        roll_back(tmp_path / "run", 1, tmp_path / "run")
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 100, 1000])
+def test_earlier_checkpoints_grow_with_the_logarithm_of_the_rounds(tmp_path, monkeypatch, rounds):
+    monkeypatch.setattr("unskew.runs.checkpoint.write_whole", lambda file, content: file.write_bytes(content))
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / CHECKPOINT).write_bytes(b"state")
+    for number in range(1, rounds + 1):
+        keep_checkpoint(tmp_path, number)
+    kept = list(earlier_checkpoints(tmp_path))
+    assert kept[-2:] == [rounds - 1, rounds][-len(kept) :]
+    assert len(kept) <= 1 + rounds.bit_length()
+    assert kept[0] <= max(1, rounds // 2)

@@ -38,6 +38,7 @@ from unskew.federation.node import PARTS, node_mark, socket_path
 from unskew.federation.processes import WATCHER, ProcessGroup, end_all
 from unskew.federation.server import server_mark, submit
 from unskew.runs import config as configs
+from unskew.runs.checkpoint import roll_back
 from unskew.runs.config import Config
 from unskew.runs.federated import check_request, settings_of
 from unskew.runs.folder import unused_path, write_arrays
@@ -253,6 +254,12 @@ def run_(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Continue this run instead of starting a recipe.")
     ] = None,
+    back_to: Annotated[
+        int | None,
+        typer.Option(
+            "--back-to", metavar="ROUND", help="With --resume: continue after this round, in a new directory."
+        ),
+    ] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds that a round waits for its nodes.")] = None,
     min_replies: Annotated[int | None, typer.Option(help="The fewest replies for a round to count.")] = None,
     wait: Annotated[float | None, typer.Option(help="Seconds to wait for more nodes if there are too few.")] = None,
@@ -260,8 +267,14 @@ def run_(
 ) -> None:
     """Train, evaluate and calibrate across the nodes; run this on the server's machine."""
     federation = read_federation(folder)
-    if resume is not None and (recipe is not None or place is not None):
+    if resume is None and back_to is not None:
+        raise UserError("--back-to is for --resume: name the run whose earlier round to return to")
+    if resume is not None and (recipe is not None or (place is not None and back_to is None)):
         raise UserError("--resume continues a run as it is; leave out the recipe and --out")
+    if resume is not None and back_to is not None:
+        place = place or unused_path(resume.parent, f"{resume.name}-from-{back_to}")
+        roll_back(resume, back_to, place)
+        resume = place
     chosen = recipe or federation.path / "recipe.toml"
     target = resume or place or unused_path(federation.path / "runs", chosen.stem)
     target = target.absolute()

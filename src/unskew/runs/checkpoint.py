@@ -14,8 +14,16 @@ from unskew.core.errors import LostMemory, UserError
 from unskew.core.files import make_folder, parse_json, record_from, sync_folder, write_whole
 from unskew.core.tensors import under
 from unskew.core.types import ServerState
-from unskew.runs.folder import UNREADABLE, read_tensors, seal
-from unskew.runs.journal import Mark
+from unskew.runs.folder import (
+    UNREADABLE,
+    create_run_folder,
+    locked_folder,
+    read_sealed,
+    read_tensors,
+    seal,
+    start_manifest,
+)
+from unskew.runs.journal import DURING, METRICS, Mark, check_beginning
 from unskew.runs.result import Calibration
 
 CHECKPOINT = Path("checkpoint") / "state.safetensors"
@@ -62,6 +70,40 @@ def kept_state(path: Path, number: int) -> Path:
 def save_checkpoint(path: Path, state: ServerState, progress: RunProgress) -> None:
     """All that resuming needs, in one file that is replaced at once."""
     save_state(path / CHECKPOINT, state, progress)
+
+
+def earlier_checkpoints(path: Path) -> dict[int, Path]:
+    """The files of the checkpoints that a federated run kept, by round."""
+    return {int(file.stem[6:]): file for file in sorted((path / CHECKPOINT.parent).glob("round-*.safetensors"))}
+
+
+def keep_checkpoint(path: Path, number: int) -> None:
+    """Keep the checkpoint of this round, and of the others those of about 1, 2, 4, 8, … rounds before it."""
+    write_whole(path / CHECKPOINT.parent / f"round-{number:06d}.safetensors", (path / CHECKPOINT).read_bytes())
+    kept: set[int] = set()
+    for earlier, file in earlier_checkpoints(path).items():
+        age = max(number - earlier, 0).bit_length()  # 0, 1, 2 to 3, 4 to 7, …: the oldest of each stays
+        if age in kept:
+            file.unlink(missing_ok=True)
+        kept.add(age)
+
+
+def roll_back(path: Path, number: int, out: Path) -> None:
+    """Make a run directory that continues after that round; the one it is made from stays as it is."""
+    kept = earlier_checkpoints(path)
+    if number not in kept:
+        rounds = ", ".join(map(str, kept)) or "none; only runs of a federation keep some"
+        raise UserError(f"{path} has no checkpoint of round {number}; it has: {rounds}")
+    _, progress = load_state(kept[number])
+    sealed = {name: read_sealed(path, name) for name in ("config.toml", "partition.npz", "federation.json")}
+    create_run_folder(out)
+    with locked_folder(out):
+        start_manifest(out, {name: content for name, content in sealed.items() if content is not None})
+        for name, mark in ((METRICS, progress.metrics), (DURING, progress.during)):
+            if mark.bytes:
+                check_beginning(path / name, mark)
+                write_whole(out / name, (path / name).read_bytes()[: mark.bytes])
+        write_whole(out / CHECKPOINT, kept[number].read_bytes())
 
 
 def save_state(file: Path, state: ServerState, progress: RunProgress) -> None:

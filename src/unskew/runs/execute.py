@@ -233,6 +233,8 @@ class Execution:
         if self.best is not None:
             self.best.save(position.state, progress)
         checkpoints.save_checkpoint(self.path, position.state, progress)
+        if self.prepared.nodes is not None:  # nobody can train these rounds again as they were
+            checkpoints.keep_checkpoint(self.path, position.state.round)
         if self.best is not None:
             self.best.clear(lambda number: "model" in self.recorder.due(number))
         if self.memory is not None:
