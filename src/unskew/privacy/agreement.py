@@ -139,7 +139,7 @@ class Member:
     ) -> dict[int, bytes]:
         """For each member that shared: a share of its own seed where it answered, of its key where it dropped out.
 
-        ``boxes`` are what the other members sealed for this one.
+        ``boxes`` are what the other members sealed for this one; of one whose box does not open there is no share.
         """
         self.check(agreement)
         who = f"{named(self.number)} refuses to open"
@@ -149,14 +149,20 @@ class Member:
             words = f"{len(answered)} of {len(agreement.members)} members answered"
             raise UserError(f"{who}: {words}, {agreement.threshold} must")
         place = agreement.members.index(self.number)
-        shares = {}
+        shares, refused = dict[int, bytes](), list[UserError]()
         for other in sorted(sharing):
             if other == self.number:
                 shares[other] = self._own_shares(agreement)[place]
                 continue
             key = agreement.box_key(self._box_private, self.number, other, sends=False)
-            both = unsealed(key, boxes[other], agreement.digest, f"{who} the shares of {named(other)}")
+            try:
+                both = unsealed(key, boxes[other], agreement.digest, f"{who} the shares of {named(other)}")
+            except UserError as error:  # one member's garbage does not keep this one from opening the others'
+                refused.append(error)
+                continue
             shares[other] = both[:SHARE_BYTES] if other in answered else both[SHARE_BYTES:]
+        if len(shares) < agreement.threshold:  # with so few the server has changed them, and not a member
+            raise refused[0]
         return shares
 
     @cached_property
@@ -226,6 +232,14 @@ def _refusal(member: int, other: int) -> str:
     return f"{named(member)} refuses the public key of {named(other)}"
 
 
+class NoShares(UserError):
+    """What a member sealed for the others does not open, so its masks stay on the sum."""
+
+    def __init__(self, member: int) -> None:
+        super().__init__(f"the shares that {named(member)} sealed for the others do not open; the sum stays masked")
+        self.member = member
+
+
 def unmask(
     total: Words, agreement: Agreement, sharing: Collection[int], answered: Collection[int],
     opened: Mapping[int, Mapping[int, bytes]],
@@ -239,12 +253,13 @@ def unmask(
             f"{len(opened)} of {len(agreement.members)} clients opened their shares, {agreement.threshold} are needed; "
             "the sum stays masked"
         )
-    givers = sorted(opened)[: agreement.threshold]
-    places = {giver: agreement.members.index(giver) + 1 for giver in givers}
-    weights = dict(zip(places.values(), weights_at_zero(list(places.values())), strict=True))
+    places = {giver: agreement.members.index(giver) + 1 for giver in sorted(opened)}
     for member in sorted(sharing):
-        shares = {place: _share(opened, giver, member) for giver, place in places.items()}
-        secret = secret_of(shares, weights)
+        there = {place: _share(opened, giver, member) for giver, place in places.items()}
+        chosen = [place for place, share in there.items() if any(share)][: agreement.threshold]  # zeros: it has none
+        if len(chosen) < agreement.threshold:
+            raise NoShares(member)
+        secret = secret_of(there, dict(zip(chosen, weights_at_zero(chosen), strict=True)))
         if member in answered:
             add_stream(total, own_mask_key(secret, agreement.session), -1)
         else:

@@ -33,6 +33,7 @@ from unskew.privacy.agreement import (
     PUBLIC_BYTES,
     Agreement,
     Member,
+    NoShares,
     member_number,
     named,
     require_enough,
@@ -46,6 +47,7 @@ from unskew.round.client import ClientSide
 from unskew.round.jobs import add, encode_job, register
 
 MOST_MEMBERS = 2000  # every member sends every other a share: a table of n² boxes
+MOST_TRIED = 20  # members without whose shares a sum is tried, where the shares of all do not give it
 MIN_SECRET = 16  # bytes
 CHECK = "check"  # a word of 1 in every masked answer: the sum shows whether all masks cancelled
 NOBODY = b""  # instead of a public key, where a member sent none
@@ -276,13 +278,16 @@ def add_securely(
     session = _Session(engine, inner, visits, key, threshold)
     try:
         words = session.run(shared)
+    except NoShares as error:
+        session.blame(error)
+        return session.outcome({}, str(error))
     except _TooFew as reason:
         return session.outcome({}, str(reason))
     return session.outcome(words)
 
 
 class _TooFew(Exception):
-    """Fewer members are left than must stay."""
+    """Fewer members are left than must stay, or too few of them did what was agreed."""
 
 
 @dataclass
@@ -306,6 +311,13 @@ class _Session:
             dict(words), tuple(self.failures), self.tickets, tuple(self.notes), void=void, bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
         )  # fmt: skip
+
+    def blame(self, error: NoShares) -> None:
+        """A member's fault cost everybody the sum: an engine that can does not ask it again."""
+        visit, client = divmod(error.member, MOST_CLIENTS)
+        self.failures.append(Failure(client, str(error), visit))
+        if (leave_out := getattr(self.engine, "leave_out", None)) is not None:
+            leave_out(client, str(error))
 
     def run(self, shared: Tensors) -> dict[str, Tensor]:
         """All four exchanges, one after another."""
@@ -344,13 +356,16 @@ class _Session:
         for index in opening:
             content = _content(outcome, index, "opened", count * SHARE_BYTES)
             opened[numbers[index]] = {numbers[of]: content[of * SHARE_BYTES : (of + 1) * SHARE_BYTES] for of in sharing}
-        return _unmask(
+        words, liar = _unmask(
             masked.sums,
             agreement,
             [numbers[index] for index in sharing],
             [numbers[index] for index in answered],
             opened,
         )
+        if liar is not None:
+            self.notes.append(f"{named(liar)} opened wrong shares; the sum was taken from the others' shares")
+        return words
 
     def _ask(
         self, job: Job, shared: Tensors, who: Sequence[int], verb: str, *, keep: bool = False,
@@ -395,13 +410,22 @@ def _content(outcome: Outcome, index: int, name: str, size: int) -> bytes:
 def _unmask(
     masked: Mapping[str, Tensor], agreement: Agreement, sharing: Sequence[int], answered: Sequence[int],
     opened: Mapping[int, Mapping[int, bytes]],
-) -> dict[str, Tensor]:  # fmt: skip
-    """The sums without masks, each under its name."""
+) -> tuple[dict[str, Tensor], int | None]:  # fmt: skip
+    """The sums without masks, each under its name; and who opened wrong shares, if one did and the others suffice."""
     names = sorted(masked)
-    vector = torch.cat([masked[name].flatten() for name in names])
-    unmask(vector.numpy().view(np.uint64), agreement, sharing, answered, opened)
-    parts = torch.split(vector, [masked[name].numel() for name in names])
-    words = {name: part.view(masked[name].shape) for name, part in zip(names, parts, strict=True)}
-    if int(words.pop(CHECK)) != len(answered):
-        raise UserError("the masks of a secure sum do not cancel: a client sent what was not agreed; the sum is lost")
-    return words
+    for liar in (None, *sorted(opened)[:MOST_TRIED]):
+        shares = {giver: given for giver, given in opened.items() if giver != liar}
+        if liar is not None and len(shares) < agreement.threshold:
+            break
+        vector = torch.cat([masked[name].flatten() for name in names])
+        try:
+            unmask(vector.numpy().view(np.uint64), agreement, sharing, answered, shares)
+        except NoShares:
+            raise
+        except UserError:
+            continue
+        parts = torch.split(vector, [masked[name].numel() for name in names])
+        words = {name: part.view(masked[name].shape) for name, part in zip(names, parts, strict=True)}
+        if int(words.pop(CHECK)) == len(answered):
+            return words, liar
+    raise _TooFew("the masks of a secure sum do not cancel: a client sent what was not agreed; the sum is lost")

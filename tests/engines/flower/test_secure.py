@@ -482,8 +482,36 @@ def test_one_that_opens_nothing_is_in_the_sum_all_the_same(tmp_path, change):
 
 def test_a_word_that_was_not_agreed_on_loses_the_sum_and_that_is_said(tmp_path):
     exchange = exchange_of(make_nodes(tmp_path, 4), between=changed("masked", check_as(lambda word: word + 1)))
-    with pytest.raises(UserError, match="the masks of a secure sum do not cancel"):
-        exchanged(SecureUpdates(0.66), engine_over(exchange, SECURE))
+    outcome = exchanged(SecureUpdates(0.66), engine_over(exchange, SECURE))
+    assert "the masks of a secure sum do not cancel" in outcome.void
+    assert outcome.failures == ()  # nobody knows whose word it was
+
+
+def wrong_shares(shares):
+    return shares ^ 1
+
+
+def test_wrong_shares_cost_nobody_the_sum_where_the_others_suffice(tmp_path):
+    change = changed("mask-openings", extra_as(wrong_shares))
+    outcome = exchanged(SecureUpdates(0.66), engine_over(exchange_of(make_nodes(tmp_path, 4), between=change), SECURE))
+    assert (outcome.void, outcome.failures) == ("", ())
+    assert "client 2 opened wrong shares" in outcome.notes[-1]
+    assert tensors.sha256(outcome.sums) == tensors.sha256(exchanged(RoundedUpdates(), loop_over(4)).sums)
+
+
+def test_boxes_that_do_not_open_cost_one_round_and_their_node_its_place(tmp_path):
+    """All others open what they can; the next round is without the node that sealed garbage."""
+    change = changed("mask-shares", lambda fields, came: came.__setitem__(0, (came[0][0], came[0][1] ^ 255)))
+    said = []
+    engine = engine_over(exchange_of(make_nodes(tmp_path, 4), between=change), SECURE, said=said.append)
+    outcome = exchanged(SecureUpdates(0.66), engine)
+    assert "client 2 sealed for the others do not open" in outcome.void
+    assert [failure.client for failure in outcome.failures] == [2]
+    assert [line for line in said if "left out" in line] == [line for line in said if "node node-2 is left out" in line]
+    again = exchanged(SecureUpdates(0.66), engine)
+    staying = [visit for visit in VISITS if visit.client != 2]
+    assert again.void == ""
+    assert tensors.sha256(again.sums) == tensors.sha256(exchanged(RoundedUpdates(), loop_over(4), visits=staying).sums)
 
 
 def test_a_secure_round_takes_no_more_on_the_wire_than_its_words_keys_and_shares(tmp_path):

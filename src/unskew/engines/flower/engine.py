@@ -459,6 +459,7 @@ class Session:
         self.post, self.members, self.rules, self.say = post, members, rules, say
         self.described: dict[int, Description] = {}  # by node
         self.notes: list[str] = []  # what happened since the last round
+        self.refused = 0  # replies
         self.fits: Callable[[Description], str | None] = lambda said: None
         self.joined: Callable[[Members], None] = lambda members: None  # told where the clients change
         self._agreement: RunAgreement | None = None
@@ -500,6 +501,7 @@ class Session:
             if not answer.late:
                 if answer.letter.kind != "job":
                     answer = replace(answer, problem=self._hear(answer))
+                self.refused += answer.bad
                 yield answer
 
     def absent(self, node: int) -> str | None:
@@ -596,6 +598,8 @@ class Session:
     def finish(self) -> None:
         """Tell the nodes that the run is over, so that they delete what their clients kept."""
         message: dict[int, dict[str, Any]] = {node: {} for node in sorted(self.described) if self.absent(node) is None}
+        if self.refused:
+            self.say(f"replies of nodes that were refused in this run: {self.refused:,}")
         until = self.post.exchange.now() + FAREWELL
         self.post.send("finish", message, until=until, group="finish")
         while self.post.waiting("finish") and self.post.exchange.now() < until:
@@ -732,6 +736,11 @@ class FederatedEngine:
                 yield result
         for text in self._session.take_notes():
             yield Note(text)
+
+    def leave_out(self, client: int, reason: str) -> None:
+        """Do not ask the client's node again, until it comes back: it broke a sum over all clients."""
+        if (member := self._session.members.by_number.get(client)) is not None:
+            self._session.leave_out(member.node, reason)
 
     def close(self) -> None:
         """Close what the server itself has open."""
@@ -874,11 +883,13 @@ class FederatedEngine:
                 [self._expected(work, place) for place in places],
             )  # fmt: skip
         except BadMessage as error:
+            self._session.refused += 1
             self._fail(work, places, LeftOut(f"its reply is refused: {error.logged}"))
             return
         for place, member, result, values in zip(places, members, results, answer.header["results"], strict=True):
             work.results[place] = result
             if isinstance(result, LeftOut):
+                self._session.refused += "failure" not in values
                 self._session.say(f"client {member.number} of node {member.node_name}: {result.reason}")
             elif values.get("anew"):
                 self._session.note(
