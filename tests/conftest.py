@@ -57,9 +57,14 @@ def real_data() -> Path:
     return Path(folder)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_state(tmp_path_factory):
+    """No test, and nothing that several tests share, sees or changes which plug-ins its user has named."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.getbasetemp() / "state")
+
+
 @pytest.fixture(autouse=True)
 def quiet_surroundings(monkeypatch, tmp_path_factory):
-    """No test sees the data folder, the cache or the state of whoever runs it."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
+    """No test sees the data folder or the cache of whoever runs it."""
     monkeypatch.delenv("UNSKEW_DATA", raising=False)
     monkeypatch.setenv("UNSKEW_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
