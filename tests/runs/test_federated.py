@@ -14,7 +14,7 @@ from unskew.engines.flower.messages import read_header
 from unskew.engines.flower.node import Node, NodeSource, read_node_data
 from unskew.runs import execute
 from unskew.runs.checkpoint import CHECKPOINT, earlier_checkpoints, keep_checkpoint, roll_back
-from unskew.runs.federated import settings_of
+from unskew.runs.federated import FederatedRequest, check_nodes, settings_of
 from unskew.runs.finished import calibrate_run, load
 from unskew.runs.journal import read_metrics
 from unskew.runs.result import read_result
@@ -493,3 +493,36 @@ def test_earlier_checkpoints_grow_with_the_logarithm_of_the_rounds(tmp_path, mon
     assert kept[-2:] == [rounds - 1, rounds][-len(kept) :]
     assert len(kept) <= 1 + rounds.bit_length()
     assert kept[0] <= max(1, rounds // 2)
+
+
+def checked(tmp_path, nodes, classes=(), clients=None):
+    said = []
+    recipe = tmp_path / "check.toml"
+    recipe.write_text(f'data = "nodes"\n{f"clients = {clients}" if clients else ""}\n')
+    asked = FederatedRequest(recipe, tmp_path / "none", rules=Rules(wait=20), classes=classes, check=True)
+    try:
+        check_nodes(exchange_of(nodes), asked, said.append)
+    finally:
+        assert not (tmp_path / "none").exists()
+    return said
+
+
+def test_a_check_tells_what_each_node_has_and_trains_nothing(tmp_path):
+    nodes = {1: node_with(tmp_path, "north", ["cat", "dog"]), 2: node_with(tmp_path, "south", ["dog", "owl", "ant"])}
+    said = checked(tmp_path, nodes)
+    assert "node north: 1 client, 20 training and 2 test images of 8x8 with 1 channel, 2 classes: cat, dog" in said
+    assert "node south lacks cat" in said
+    assert said[-1] == "all 2 nodes can take part"
+    assert not any((tmp_path / name / "runs").glob("*/agreement*") for name in ("north", "south"))
+
+
+def test_a_check_names_every_node_that_does_not_fit_and_why(tmp_path):
+    nodes = {
+        1: node_with(tmp_path, "north", ["cat", "dog"]),
+        2: node_with(tmp_path, "south", ["cat", "dgo"]),
+        3: node_with(tmp_path, "west", ["cat", "dog"], shape=(9, 9)),
+    }
+    with pytest.raises(
+        UserError, match=r"2 of 3 nodes cannot.*south: it has the class 'dgo'.*west: its images are 9x9"
+    ):
+        checked(tmp_path, nodes, classes=("cat", "dog"), clients=3)

@@ -9,7 +9,7 @@ from unskew.console.progress import PlainConsole
 from unskew.console.screen import Screen, summary
 from unskew.core.errors import ClientFailure, UserError
 from unskew.engines.flower.grid import GridExchange
-from unskew.runs.federated import run_federated, settings_of
+from unskew.runs.federated import check_nodes, run_federated, settings_of
 
 app = ServerApp()
 
@@ -20,7 +20,11 @@ def main(grid: Grid, context: Context) -> None:
     out = PlainConsole()
     screen = Screen(out)
     try:
-        result = run_federated(GridExchange(grid), settings_of(dict(context.run_config)), screen, screen.note)
+        asked = settings_of(dict(context.run_config))
+        if asked.check:
+            check_nodes(GridExchange(grid), asked, screen.note)
+            return
+        result = run_federated(GridExchange(grid), asked, screen, screen.note)
     except (UserError, ClientFailure) as error:
         sys.stderr.write(f"unskew: {error}\n")
         raise  # Flower marks its run as failed by that

@@ -298,6 +298,20 @@ def run_(
 
 
 @federation_app.command()
+def check(
+    recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe (default: recipe.toml of the folder).")] = None,
+    folder: Annotated[Path, typer.Option("--federation", metavar="DIR", help="The federation's folder.")] = Path(),
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the nodes.")] = 60.0,
+) -> None:
+    """Ask every node what it has, and report whether it fits; nothing is trained."""
+    federation = read_federation(folder)
+    chosen = recipe or federation.path / "recipe.toml"
+    target = unused_path(federation.path / "runs", "check").absolute()  # nothing is written there
+    check_request(settings_of({"recipe": str(chosen.absolute()), "out": str(target)}))
+    submit(federation, chosen, target, _say, check=True, wait=wait)
+
+
+@federation_app.command()
 def status(
     folder: Folder = Path(), as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 ) -> None:

@@ -21,7 +21,8 @@ def format_duration(seconds: float) -> str:
 
 def counted(count: int, word: str) -> str:
     """A number and the word for it: 1 round, 2 rounds."""
-    return f"{count:,} {word}" + ("" if count == 1 else "s")
+    plural = f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{count:,} {word if count == 1 else plural}"
 
 
 def span(low: int, high: int, word: str) -> str:

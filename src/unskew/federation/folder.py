@@ -506,6 +506,7 @@ RUN_CONFIG: dict[str, str | bool | float | int] = {
     "recipe": "",
     "out": "",
     "resume": False,
+    "check": False,
     "deadline": -1.0,
     "min-replies": -1,
     "wait": -1.0,

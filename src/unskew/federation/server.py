@@ -183,11 +183,12 @@ def submit(
     say: Callable[[str], None],
     *,
     resume: bool = False,
+    check: bool = False,
     deadline: float | None = None,
     min_replies: int | None = None,
     wait: float | None = None,
 ) -> None:
-    """Run to the end; an interrupt stops the run, whose directory can be resumed."""
+    """Run to the end; an interrupt stops the run, whose directory can be resumed. ``check``: only ask the nodes."""
     check_running(federation)
     given = {"deadline": deadline, "min-replies": min_replies, "wait": wait}
     config = {
@@ -196,9 +197,10 @@ def submit(
         "recipe": str(recipe.absolute()),
         "out": str(out.absolute()),
         "resume": resume,
+        "check": check,
     }
     write_whole(federation.run_config, toml(config, "What the last run was submitted with.").encode())
-    _check_end(federation, _follow(federation, federation.run_config, say), out)
+    _check_end(federation, _follow(federation, federation.run_config, say), None if check else out)
 
 
 def check_running(federation: FederationFolder) -> None:
@@ -249,7 +251,7 @@ def _follow(federation: FederationFolder, config: Path, say: Callable[[str], Non
     return followed
 
 
-def _check_end(federation: FederationFolder, followed: _Followed, out: Path) -> None:
+def _check_end(federation: FederationFolder, followed: _Followed, out: Path | None) -> None:
     """A run that failed is one message: our own where there is one."""
     if not followed.run:
         raise UserError(
@@ -257,7 +259,7 @@ def _check_end(federation: FederationFolder, followed: _Followed, out: Path) -> 
         )
     if followed.complaint:
         raise UserError(followed.complaint)
-    if (out / "result.json").exists():
+    if out is None or (out / "result.json").exists():
         return
     about = flower.runs(federation, followed.run)
     status, details = (str(about[0].get(key) or "") if about else "" for key in ("status", "status-details"))

@@ -214,6 +214,36 @@ class FederatedRequest:
     resume: bool = False
     rules: flower.Rules = field(default_factory=flower.Rules)
     classes: tuple[str, ...] = ()
+    check: bool = False  # whether the nodes are only asked what they have
+
+
+def check_nodes(exchange: Transport, asked: FederatedRequest, say: Callable[[str], None]) -> None:
+    """Ask every node what it has, say whether it fits the others and the recipe, and train nothing."""
+    config = check_request(asked)
+    terms = Terms(run=os.urandom(16).hex())
+    session = flower.Session(flower.Post(exchange, terms.run, 0), flower.Members(), asked.rules, say)
+    own = None if config.data == NODES else read_data(config)
+    session.hold_back()
+    until = exchange.now() + asked.rules.wait
+    _gather(session, config.clients or 0, until, lambda: sum(len(said.clients) for said in session.described.values()))
+    nodes = sorted(session.described.values(), key=lambda said: said.node)
+    for said in nodes:
+        examples, test = (sum(getattr(facts, name) for facts in said.clients) for name in ("examples", "test"))
+        say(
+            f"node {said.node}: {counted(len(said.clients), 'client')}, {examples:,} training and {test:,} test images "
+            f"of {_shape(said.shape)}, {counted(len(said.classes), 'class')}: {', '.join(said.classes[:10])}"
+            f"{', …' if len(said.classes) > 10 else ''}"
+        )
+    terms = agree_on_terms(terms, nodes, asked.classes or (own.classes if own else ()))
+    images_of(terms, config, own)  # refuses the server's test images where they do not fit
+    say(f"agreed: {_shape(terms.shape)}, {counted(len(terms.classes), 'class')}")
+    for said in nodes:
+        if missing := [name for name in terms.classes if name not in said.classes]:
+            say(f"node {said.node} lacks {', '.join(missing[:10])}{', …' if len(missing) > 10 else ''}")
+    session.finish()
+    if left := [f"node {said.node}: {reason}" for said in nodes if (reason := why_not(said, terms))]:
+        raise UserError(f"{len(left)} of {counted(len(nodes), 'node')} cannot take part; {'; '.join(left)}")
+    say(f"all {counted(len(nodes), 'node')} can take part")
 
 
 @neutral()
@@ -372,7 +402,8 @@ def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
     classes = values.get("classes", [])
     if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
         raise UserError(f'classes must be a list of texts such as ["cat", "dog"], {brief(classes)} given')
-    return FederatedRequest(recipe, out, bool(given.get("resume", False)), rules, tuple(classes))
+    resumes, checks = bool(given.get("resume", False)), bool(given.get("check", False))
+    return FederatedRequest(recipe, out, resumes, rules, tuple(classes), checks)
 
 
 def _number(values: Mapping[str, Any], name: str, default: float, *, whole: bool = False) -> float:
