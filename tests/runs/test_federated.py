@@ -473,6 +473,23 @@ def test_a_federated_run_keeps_earlier_checkpoints_and_returns_to_one_with_the_s
     assert (again / "during.jsonl").read_bytes() == (path / "during.jsonl").read_bytes()
 
 
+def test_rounds_that_a_release_trains_again_after_returning_cost_epsilon_twice(tmp_path):
+    """Stopped after round 3, back to round 2, trained to round 4: rounds 1 to 3 and then 3 and 4 were begun."""
+    pytest.importorskip("dp_accounting")
+    nodes, options = make_nodes(tmp_path), {"rounds": 4, "checkpoint_seconds": 0, "method": "private-updates(noise=4)"}
+
+    def stop(event):
+        if getattr(event, "round", 0) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        federated(tmp_path, exchange_of(nodes), observe=stop, **options)
+    roll_back(tmp_path / "run", 2, tmp_path / "again")
+    result = federated(tmp_path, exchange_of(nodes), resume=True, out="again", **options)
+    assert (result.rounds, result.privacy.updates.rounds) == (4, 5)
+    assert not list((tmp_path / "again" / "checkpoint").iterdir())
+
+
 def test_returning_to_a_round_without_a_checkpoint_names_those_that_there_are(tmp_path):
     federated(tmp_path, exchange_of(make_nodes(tmp_path)), checkpoint_seconds=0)
     with pytest.raises(UserError, match="no checkpoint of round 7; it has: 1, 2"):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 
 from unskew.core.errors import LostMemory, UserError
-from unskew.core.files import make_folder, parse_json, record_from, sync_folder, write_whole
+from unskew.core.files import make_folder, parse_json, read_content, record_from, sync_folder, write_whole
 from unskew.core.tensors import under
 from unskew.core.types import ServerState
 from unskew.runs.folder import (
@@ -104,6 +104,8 @@ def roll_back(path: Path, number: int, out: Path) -> None:
                 check_beginning(path / name, mark)
                 write_whole(out / name, (path / name).read_bytes()[: mark.bytes])
         write_whole(out / CHECKPOINT, kept[number].read_bytes())
+        if (begun := read_content(path / BEGUN)) is not None:  # rounds that are trained again cost ε twice
+            write_whole(out / BEGUN, begun)
 
 
 def save_state(file: Path, state: ServerState, progress: RunProgress) -> None:

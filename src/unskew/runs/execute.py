@@ -377,8 +377,9 @@ def without_private(
 
 def remove_private_files(path: Path) -> None:
     """Remove what a released run needed until it was finished: who has what, the data's hashes, who took part."""
-    for name in (checkpoints.CHECKPOINT, checkpoints.MEMORIES, checkpoints.BEGUN):
-        (path / name).unlink(missing_ok=True)
+    private = [path / name for name in (checkpoints.CHECKPOINT, checkpoints.MEMORIES, checkpoints.BEGUN)]
+    for file in (*private, *checkpoints.earlier_checkpoints(path).values()):
+        file.unlink(missing_ok=True)
     folders.remove_sealed(path, [folders.PARTITION])
 
 

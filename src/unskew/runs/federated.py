@@ -293,7 +293,7 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
         if result.released:
             write_sealed(path, {FEDERATION: terms_bytes(_without_counts(terms, session.members))})
         session.finish()
-    if result.history and not any(row["clients"] for row in result.history):
+    if result.history and not any(row.get("clients", "void" not in row) for row in result.history):
         reason = next((row["void"] for row in reversed(result.history) if row.get("void")), "no client took part")
         raise UserError(f"no round counted, the model is as it was before training: {reason}")
     return result

@@ -117,6 +117,7 @@ def test_in_a_federation_private_updates_are_a_release_and_nodes_are_not_sent_th
     told = json.loads((folder / "federation.json").read_text())
     assert {each["examples"] for each in told["clients"]} == {1}
     assert {*told["mean"], *told["std"]} == {0.5}
+    assert not list((folder / "checkpoint").iterdir())  # earlier checkpoints have the data's hash
     for file in (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".safetensors"):
         assert not re.search(rf"(?<!\.)\b({'|'.join(map(str, SIZES))})\b", file.read_text()), (
             file
