@@ -530,7 +530,7 @@ def test_a_check_tells_what_each_node_has_and_trains_nothing(tmp_path):
     assert "node north: 1 client, 20 training and 2 test images of 8x8 with 1 channel, 2 classes: cat, dog" in said
     assert "node south lacks cat" in said
     assert said[-1] == "all 2 nodes can take part"
-    assert not any((tmp_path / name / "runs").glob("*/agreement*") for name in ("north", "south"))
+    assert not list(tmp_path.glob("*/runs/*/agreement*"))
 
 
 def test_a_check_names_every_node_that_does_not_fit_and_why(tmp_path):
