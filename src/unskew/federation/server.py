@@ -51,7 +51,7 @@ def serve(federation: FederationFolder, say: Say) -> None:
     network.check_free("127.0.0.1", settings.control_port, f"control_port in {FEDERATION}")
     if settings.metrics_port:
         network.check_free("127.0.0.1", settings.metrics_port, f"metrics_port in {FEDERATION}")
-    make_private(federation.path / "server", federation.authority.parent, federation.logs)
+    make_private(federation.path / "server", federation.authority.parent, federation.logs, federation.flower_home)
     forget(federation)
     renew_secrets(federation)
     refresh(federation)
@@ -261,7 +261,10 @@ def _check_end(federation: FederationFolder, followed: _Followed, out: Path | No
         raise UserError(followed.complaint)
     if out is None or (out / "result.json").exists():
         return
-    about = flower.runs(federation, followed.run)
+    try:
+        about = flower.runs(federation, followed.run)
+    except UserError:
+        raise UserError(f"the server ended while the run was on; its output is in {followed.log.path}") from None
     status, details = (str(about[0].get(key) or "") if about else "" for key in ("status", "status-details"))
     reason = f"{status or 'unknown'}{': ' + details if details else ''}"
     raise UserError(f"the run ended as {reason}; its output is in {followed.log.path}")
