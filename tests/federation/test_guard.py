@@ -3,8 +3,10 @@
 import asyncio
 import io
 import os
+import re
 import warnings
 import zipfile
+from pathlib import Path
 from urllib.parse import unquote
 
 import httpx
@@ -166,3 +168,14 @@ def test_what_flower_and_its_command_need_to_know_is_this_users_alone(tmp_path):
         assert file.stat().st_mode & 0o077 == 0, file
     for folder in ("ca", "server", "server/local", "nodes", "nodes/a"):
         assert os.stat(federation.path / folder).st_mode & 0o077 == 0, folder
+
+
+def test_every_attack_in_the_threat_model_has_its_test():
+    root = Path(__file__).parents[2]
+    rows = [line for line in (root / "SECURITY.md").read_text().splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", row)
+        assert named, row
+        for file, name in named:
+            assert f"def {name}(" in (root / "tests" / file).read_text(), name
