@@ -543,3 +543,16 @@ def test_a_check_names_every_node_that_does_not_fit_and_why(tmp_path):
         UserError, match=r"2 of 3 nodes cannot.*south: it has the class 'dgo'.*west: its images are 9x9"
     ):
         checked(tmp_path, nodes, classes=("cat", "dog"), clients=3)
+
+
+def test_accuracy_tells_which_clients_it_does_not_cover(tmp_path):
+    exchange = exchange_of(make_nodes(tmp_path))
+
+    def between(node, question, reply):
+        header = read_header(question)
+        away = node == 101 and header["kind"] == "job" and header["job"]["type"] == "evaluate"
+        return reply_with(reply, _refuse_visits) if away else reply
+
+    exchange.between = between
+    result = federated(tmp_path, exchange, data="nodes", method="fedavg + lda", rules=Rules(deadline=5, wait=5))
+    assert result.notes == ["the accuracy of the trained model covers 2 of 3 clients, without client 1"]

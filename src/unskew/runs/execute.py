@@ -20,6 +20,7 @@ from unskew.core.files import read_content, write_whole
 from unskew.core.key import Key, system_key
 from unskew.core.machine import default_workers
 from unskew.core.types import Engine, ServerState, Tensors
+from unskew.core.units import counted
 from unskew.data.batches import steps_for
 from unskew.privacy.ledger import REPLACED_CLIENT, PrivateRounds, Spent, add_release, add_up
 from unskew.privacy.noise import PrivateUpdates
@@ -307,7 +308,7 @@ class Execution:
             clients_accuracy=spreads.get(OWN),
             settings=configs.deciding(config),
             privacy=spent,
-            notes=[*prepared.model_notes, *notes_on_protections(prepared)],
+            notes=[*prepared.model_notes, *notes_on_protections(prepared), *self._coverage(scores)],
             best_round=best["round"] if best else None,
             stopped_at=len(rows) if len(rows) < config.rounds else None,
             evaluated_on=VALIDATION if config.validation else TEST if len(prepared.images.test) else AT_NODES,
@@ -335,6 +336,19 @@ class Execution:
         if self.algorithm.released:
             remove_private_files(path)
         return result
+
+    def _coverage(self, scores: Mapping[str, Evaluation]) -> list[str]:
+        """Which clients an accuracy does not cover, because they did not answer."""
+        notes, clients = [], len(self.engine.roster.inhabited)
+        for name, score in scores.items():
+            if score.failures:
+                missing = sorted(str(failure.client) for failure in score.failures)
+                model = "the trained model" if name == OWN else name
+                notes.append(
+                    f"the accuracy of {model} covers {clients - len(missing)} of {counted(clients, 'client')}, without "
+                    f"client {', '.join(missing[:10])}"
+                )
+        return notes
 
     def _exact(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What a result says of the data and of who took part, exactly; a release leaves it out."""
