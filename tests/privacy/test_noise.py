@@ -332,7 +332,7 @@ def test_of_a_pooled_second_moment_no_class_can_stay_at_home():
 @pytest.mark.parametrize("form", FORMS)
 def test_features_that_were_not_clipped_are_refused(form):
     features, labels = features_of(0, 100)
-    with pytest.raises(UserError, match=r"of features of length 1.0 at most; clip_features\(features, 1.0\)"):
+    with pytest.raises(UserError, match=r"longer than 1.0; call clip_features\(features, 1.0\) first"):
         add_noise(ClassStatistics.of_features(features, labels, C, form), 1.0, 1.0, 1e-5)
 
 

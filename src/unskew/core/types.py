@@ -506,5 +506,8 @@ class Mechanism(Protocol):
     def unit(self, drawn: int, clients: int) -> str:
         """Whom ε protects."""
 
-    def epsilon(self, rounds: int, drawn: int, clients: int) -> float | None:
-        """ε of so many rounds with ``drawn`` of all ``clients`` in each; None: without noise nothing is promised."""
+    def epsilon(self, rounds: int, drawn: int, clients: int, *, replaced: bool = False) -> float | None:
+        """ε of so many rounds with ``drawn`` of all ``clients`` in each; None: without noise nothing is promised.
+
+        ``replaced``: for a client whose data are replaced, which covers one example that it has or has not.
+        """

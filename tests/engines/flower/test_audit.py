@@ -134,4 +134,5 @@ def test_a_masked_round_is_recorded_with_its_members_and_epsilon_of_noise(tmp_pa
     masked = [row for row in rows if row["job"] == "masked"]
     assert [row["members"] for row in masked] == [3, 3]
     assert 0 < masked[0]["epsilon"] < masked[1]["epsilon"]
+    assert masked[0]["unit"] == "client"
     assert {name for name, _, _ in masked[0]["sums"]} > {"check", "weight"}

@@ -24,6 +24,7 @@ from unskew.core.plugins import require_extra
 from unskew.core.types import Mechanism, PrivacyBudget
 from unskew.core.units import counted, format_bytes
 from unskew.engines.codec import BadMessage, Envelope
+from unskew.privacy.ledger import CLIENT, EXAMPLE
 from unskew.privacy.secure_sum import SecureUpdates
 from unskew.round.client import ClientSide
 
@@ -81,14 +82,16 @@ class EpsilonBook:
         """Count one more round, or one more release of statistics; the run's ε so far, None where none is promised.
 
         Refused where all runs together would spend more than the owner allows. ε of a node's own rounds counts no luck
-        of a draw: it took part in all of them. Runs and releases are added up, which is an upper bound.
+        of a draw: it took part in all of them. Runs and releases are added up, which is an upper bound. With statistics
+        it is the ε of every example (``unit_of``), for updates too.
         """
         now = dict(self._runs.get(run, {"rounds": 0, "releases": 0, "epsilon": 0.0}))
         now["rounds" if trains else "releases"] += 1
         covered = mechanism is not None if trains else budget is not None
         epsilon = 0.0
         if covered and now["rounds"]:
-            found = None if mechanism is None else mechanism.epsilon(int(now["rounds"]), 1, 1)
+            rounds, examples = int(now["rounds"]), unit_of(budget) == EXAMPLE
+            found = None if mechanism is None else mechanism.epsilon(rounds, 1, 1, replaced=examples)
             covered, epsilon = found is not None, found or 0.0
         if not covered:
             if self._most is not None:
@@ -103,6 +106,11 @@ class EpsilonBook:
         write_whole(self._file, json.dumps(runs, indent=1).encode(), secret=True)  # before what it counts leaves
         self._runs = runs
         return float(now["epsilon"])
+
+
+def unit_of(budget: PrivacyBudget | None) -> str:
+    """Whom a run's ε protects: a client with all its examples, or where statistics are released, one example."""
+    return CLIENT if budget is None else EXAMPLE
 
 
 def announce(side: ClientSide, jobs: Sequence[str]) -> list[str]:
@@ -138,7 +146,8 @@ def announce(side: ClientSide, jobs: Sequence[str]) -> list[str]:
             least = f"without classes of fewer than {algorithm.withhold} examples"
         elif algorithm.secure is None:
             least += ", one with a single example included (withhold(5) would leave it out)"
-        private = f"; noise on the sum, ε = {algorithm.private.epsilon:g}" if algorithm.private else "; no noise"
+        budget = algorithm.private
+        private = f"; noise on the sum, ε = {budget.epsilon:g} for every {EXAMPLE}" if budget else "; no noise"
         sums = "masked" if algorithm.secure else "not masked"
         lines.append(
             f"for {each.text}, class statistics ({needs.form}, {width} features), up to {format_bytes(size)}, {least}; "
@@ -181,6 +190,7 @@ def make_receipt(file: Path, node: str, key_file: Path) -> dict[str, Any]:
             "bytes": sum(int(row["bytes"]) for row in mine),
             "masked": all(row.get("members") for row in mine if row["job"] != "describe"),
             "epsilon": max(spent, default=None),
+            "unit": next((row["unit"] for row in reversed(mine) if row.get("unit")), None),
         })  # fmt: skip
     receipt = {
         "node": node, "made": datetime.now(UTC).isoformat(timespec="seconds"), "lines": len(rows),
@@ -209,7 +219,11 @@ def receipt_lines(receipt: Mapping[str, Any]) -> list[str]:
     lines = [f"node {receipt['node']}: {counted(int(receipt['lines']), 'message')} left, as of {receipt['made']}"]
     for run in receipt["runs"]:
         jobs = ", ".join(f"{count} × {job}" for job, count in run["jobs"].items())
-        noise = "no ε promised" if run["epsilon"] is None else f"ε = {run['epsilon']:.3g} so far"
+        noise = (
+            "no ε promised"
+            if run["epsilon"] is None
+            else f"ε = {run['epsilon']:.3g} for every {run.get('unit') or CLIENT} so far"
+        )
         masked = "all masked" if run["masked"] else "not all masked"
         lines.append(
             f"run {str(run['run'])[:8]}, {run['from'][:16]} to {run['to'][:16]} UTC: {jobs}; "

@@ -44,7 +44,7 @@ from unskew.data.store import cache_of
 from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset, pixels
 from unskew.engines.codec import BadMessage, Envelope, by_name
 from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
-from unskew.engines.flower.audit import AUDIT, SPENT, AuditLog, EpsilonBook, announce, describe_reply
+from unskew.engines.flower.audit import AUDIT, SPENT, AuditLog, EpsilonBook, announce, describe_reply, unit_of
 from unskew.engines.flower.messages import (
     ClientFacts,
     Description,
@@ -620,7 +620,8 @@ class Node:
             "work": name_of(asked.job), "round": Purpose.of(asked.job).round,
             "clients": [visit.client for visit in asked.visits],
             "members": len(asked.job.members) if isinstance(asked.job, SecureJob) else None,
-            "epsilon": epsilon, **describe_reply(reply, sent),
+            "epsilon": epsilon, "unit": None if epsilon is None else unit_of(run.side.algorithm.private),
+            **describe_reply(reply, sent),
         })  # fmt: skip
         return reply
 
