@@ -300,9 +300,9 @@ def test_ten_thousand_clients_of_1203_classes_take_less_than_a_second():
     labels = rng.choice(1203, 120_000, p=rng.dirichlet(np.ones(1203)))
     seconds = []
     for seed in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         found = deal("dirichlet-client(0.5)", 10_000, labels, seed, classes=1203)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert set(sizes_of(found)) == {12}
     assert sorted(seconds)[1] < 1  # 0.13 s on a quiet machine
 
