@@ -123,7 +123,9 @@ def write_fully(descriptor: int, content: bytes) -> None:
     """Write all bytes; the system may take only some of them at a time."""
     view = memoryview(content)
     while view:
-        view = view[os.write(descriptor, view) :]
+        if not (done := os.write(descriptor, view)):
+            raise OSError("nothing more can be written")
+        view = view[done:]
 
 
 def append_secret(path: Path, content: bytes) -> None:

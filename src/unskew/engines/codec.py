@@ -4,10 +4,12 @@ The header has the message's fields, and the name, type and shape of every tenso
 little-endian, one after another without gaps. Pool, torchrun and federation share it.
 """
 
+import hashlib
 import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -67,6 +69,11 @@ class Body:
 
     entries: list[Entry]
     content: bytes
+
+    @cached_property
+    def sha256(self) -> bytes:
+        """Of the bytes; once for all nodes that they are sent to."""
+        return hashlib.sha256(self.content).digest()
 
     @staticmethod
     def of(tensors: Iterable[tuple[str, Tensor]]) -> "Body":

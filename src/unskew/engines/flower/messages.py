@@ -1,6 +1,7 @@
 """What goes over the wire between server and nodes: the codec's envelopes, with the version of the protocol.
 
-A header says what the message is (``kind``), of which run, and its number there.
+A header says what the message is (``kind``), of which run, and its number there. A hash finds what a machine or a disk
+on the way has damaged; who may send is the network's business.
 """
 
 import hashlib
@@ -26,15 +27,29 @@ PROTOCOL = 2  # both sides must speak the same
 
 
 def seal(fields: Mapping[str, Any], tensors: Body | Iterable[tuple[str, Tensor]] = NO_TENSORS) -> Envelope:
-    """The message with these fields and tensors."""
-    return encode({"protocol": PROTOCOL, **fields}, tensors)
+    """The message with these fields and tensors, and at the end of its header a hash of all of it."""
+    body = tensors if isinstance(tensors, Body) else Body.of(tensors)
+    whole = encode({"protocol": PROTOCOL, **fields}, body)
+    start = whole.header[:-1]
+    return Envelope(start + _HASH % _digest(start, body.sha256), whole.body)
+
+
+_HASH = b',"sha256":"%s"}'
+_HASH_BYTES = len(_HASH % bytes(64))
+
+
+def _digest(header: bytes, body: bytes) -> bytes:
+    return hashlib.sha256(header + body).hexdigest().encode()
 
 
 def unseal(envelope: Envelope, most: int = MAX_BODY) -> tuple[dict[str, Any], list[tuple[str, Tensor]]]:
     """The fields and tensors of a message; one that is not whole, or larger than ``most`` bytes, is refused."""
     read_header(envelope)
     header, tensors = decode(envelope, most)
-    del header["protocol"]
+    start, end = envelope.header[:-_HASH_BYTES], envelope.header[-_HASH_BYTES:]
+    if end != _HASH % _digest(start, hashlib.sha256(envelope.body).digest()):
+        raise BadMessage("it was changed on its way: it does not match its hash")
+    del header["protocol"], header["sha256"]
     return header, tensors
 
 
@@ -47,6 +62,7 @@ def read_header(envelope: Envelope) -> dict[str, Any]:
             f"it speaks protocol {other}, this side {PROTOCOL}; install the same version of unskew on the server and "
             "all nodes"
         )
+    header.pop("sha256", None)
     return header
 
 
