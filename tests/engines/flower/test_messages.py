@@ -1,6 +1,7 @@
 """A message is what was sent, or refused: every type and shape, and everything that can be wrong with the bytes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,3 +107,15 @@ def test_a_field_must_have_exactly_its_type():
             read_field({"n": value}, "n", int)
     with pytest.raises(BadMessage, match="should be str or nothing"):
         read_field({"n": 1}, "n", (str, type(None)))
+
+
+def test_a_flipped_bit_anywhere_is_noticed():
+    envelope = seal({"kind": "job", "seed": 1}, [("weight", torch.arange(4.0))])
+    for part in ("header", "body"):
+        content = getattr(envelope, part)
+        for place in range(8 * len(content)):
+            changed = bytearray(content)
+            changed[place // 8] ^= 1 << place % 8
+            with pytest.raises(BadMessage, match=r"\w"):
+                unseal(replace(envelope, **{part: bytes(changed)}))
+    assert unseal(envelope)[0] == {"kind": "job", "seed": 1}
