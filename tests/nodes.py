@@ -2,12 +2,14 @@
 
 import json
 import os
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
 from unskew import engines, models
 from unskew.core import tensors
+from unskew.core.files import write_whole
 from unskew.core.key import Key
 from unskew.core.types import Local, Visit
 from unskew.data.partition import partition_examples
@@ -18,7 +20,10 @@ from unskew.engines.flower.engine import FederatedEngine, Members, Post, Rules, 
 from unskew.engines.flower.exchange import InProcess
 from unskew.engines.flower.messages import RunAgreement, seal, unseal
 from unskew.engines.flower.node import Node, NodeSource, read_node_data
+from unskew.federation.folder import ROSTER, write_roster
+from unskew.federation.network import make_node_key
 from unskew.methods import parse_method
+from unskew.privacy.signing import Registered
 from unskew.round import driver, statistics
 from unskew.round.client import Train
 from unskew.round.jobs import add, encode_job
@@ -34,8 +39,24 @@ def slice_of_digits(number, clients=3, name=None):
     return read_node_data(name or f"node-{number}", source)
 
 
+@lru_cache
+def node_key(name):
+    """A node's key, the same for all nodes of that name."""
+    return make_node_key()
+
+
+def registered(folder, name, names):
+    """The node's key, and a roster of these nodes, in its folder."""
+    place = Path(folder) / name
+    write_whole(place / "node.key", node_key(name).private, secret=True)
+    write_roster(place / ROSTER, {each: node_key(each).public for each in names})
+    return Registered.read(place / "node.key", place / ROSTER)
+
+
 def make_node(folder, number, clients=3, **settings):
-    return Node(slice_of_digits(number, clients), Path(folder) / f"node-{number}", **settings)
+    """Node ``number`` of so many; its roster has them all."""
+    own = registered(folder, f"node-{number}", [f"node-{each}" for each in range(clients)])
+    return Node(slice_of_digits(number, clients), Path(folder) / f"node-{number}", registered=own, **settings)
 
 
 def make_nodes(folder, clients=3):

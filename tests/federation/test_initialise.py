@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.federation.folder import RUN_CONFIG, initialise, read_federation, read_node
+from unskew.federation.folder import ROSTER, RUN_CONFIG, initialise, read_federation, read_node
 from unskew.federation.network import make_node_key, public_pem
+from unskew.privacy.signing import Roster, load_private, point_of
 
 FLWR = Path(sys.executable).parent / "flwr"
 
@@ -45,8 +46,45 @@ def test_nodes_are_added_later_and_nothing_that_was_there_changes(tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     made = initialise(tmp_path, nodes=["b"])
     assert (made.new, made.nodes, made.renewed) == (False, ("b",), False)
-    assert {path: path.read_bytes() for path in before} == before
+    assert [path.name for path in before if path.read_bytes() != before[path]] == [ROSTER]
     assert sorted(read_federation(tmp_path).public_keys()) == ["a", "b"]
+
+
+def test_every_node_has_the_keys_of_all_nodes_also_of_those_that_come_later_or_sign_with_another_key(tmp_path):
+    (tmp_path / "hers.pub").write_bytes((own := make_node_key()).public)
+    federation = initialise(tmp_path / "fed", nodes=["a", "b"]).federation
+    initialise(tmp_path / "fed", keys={"c": tmp_path / "hers.pub"})
+    (federation.node("c") / "node.key").write_bytes(own.private)
+    rosters = [Roster.read(federation.node(name) / ROSTER) for name in ("a", "b", "c")]
+    assert rosters[0] == rosters[1] == rosters[2]
+    assert sorted(rosters[0].names.values()) == ["a", "b", "c"]
+    assert mode(federation.node("a") / "signing.key") == 0o600
+    for name, key in (("a", "signing.key"), ("b", "signing.key"), ("c", "node.key")):
+        private = load_private(federation.node(name) / key)
+        assert rosters[0].names[point_of(private.public_key())] == name
+
+
+@pytest.mark.parametrize(("content", "wrong"), [
+    (None, r"roster.txt is missing, which lists the nodes of the federation; unskew federation init"),
+    (b"ward\n", "roster.txt, line 1: expected a name and a key: ward ecdsa-sha2-nistp384"),
+    (b"# nodes\n\nward ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJKK\n", "roster.txt, line 3: expected a name and a key"),
+    (b"\xff\xfe\x00", "roster.txt, line 1: expected a name and a key"),
+])  # fmt: skip
+def test_a_roster_that_is_none_is_refused(tmp_path, content, wrong):
+    if content is not None:
+        (tmp_path / ROSTER).write_bytes(content)
+    with pytest.raises(UserError, match=wrong):
+        Roster.read(tmp_path / ROSTER)
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"), [(None, "is missing, with which the node signs"), (b"x", "not a private")]
+)
+def test_a_signing_key_that_is_none_is_refused(tmp_path, content, wrong):
+    if content is not None:
+        (tmp_path / "node.key").write_bytes(content)
+    with pytest.raises(UserError, match=wrong):
+        load_private(tmp_path / "node.key")
 
 
 def test_a_node_may_keep_its_private_key_and_hand_in_the_public_one(tmp_path):

@@ -11,7 +11,7 @@ from live import Live
 from wires import Wire
 
 from leaks import Leaks
-from nodes import exchange_of, federated
+from nodes import exchange_of, federated, registered
 from unskew.engines.flower.node import Node, NodeSource, read_node_data
 from unskew.federation.folder import read_node, toml
 
@@ -54,7 +54,7 @@ def twin(folder, partition, method):
     folder.mkdir()
     sources = [NodeSource("digits", partition=f"file:{partition}", clients=(number,)) for number in range(len(NAMES))]
     nodes = {
-        100 + number: Node(read_node_data(name, source), folder / name)
+        100 + number: Node(read_node_data(name, source), folder / name, registered=registered(folder, name, NAMES))
         for number, (name, source) in enumerate(zip(NAMES, sources, strict=True))
     }
     leaks, known = Leaks(), set()

@@ -17,7 +17,7 @@ from unskew.round.jobs import JOBS
 
 DOWN = re.compile(r"(params|buffers|sent/\w+|calibrated)/|centres$|rate$")
 UP = re.compile(r"weight$|scaled$|delta/(params|buffers)/|metric/(loss|examples|visits|right|total)$|stat/\w+/|"
-                r"(statistics|check)$|(keys|shares|opened)$")  # fmt: skip
+                r"(statistics|check)$|(keys|statement|shares|consent|survivors|opened)$")  # fmt: skip
 JOB = {"kind", "run", "number", "agreement", "job", "seed", "key", "visits", "keep"}
 VISIT = {"client", "weight", "take", "repeat", "ticket", "keep", "parcel"}
 RESULT = {"client", "repeat", "forms", "extra", "factor", "ticket", "anew"}

@@ -11,7 +11,13 @@ from unskew.core.errors import StorageFailure, UserError
 from unskew.privacy.sessions import MOST_VISITS, NOTHING, SLOT, Record, Sessions, new_session
 
 FIRST, SECOND = (number.to_bytes(8, "big") + bytes(24) for number in (1, 2))
-AGREED, OTHER = b"a" * 32, b"o" * 32
+AGREED, OTHER, ALL = b"a" * 32, b"o" * 32, b"s" * 32
+
+
+def answer(sessions, client, session, agreement, visit):
+    """Take part and answer, under masks with all members."""
+    sessions.agree(client, session, agreement)
+    sessions.answer(client, session, agreement, ALL, visit)
 
 
 @pytest.fixture
@@ -22,17 +28,33 @@ def sessions():
 
 
 def test_a_session_is_answered_once(sessions):
-    sessions.answer(3, FIRST, AGREED, 0)
+    answer(sessions, 3, FIRST, AGREED, 0)
     with pytest.raises(UserError, match="client 3 refuses: a session is answered once"):
-        sessions.answer(3, FIRST, AGREED, 0)
-    sessions.answer(3, FIRST, AGREED, 1)  # another visit of the same client
-    sessions.answer(4, FIRST, AGREED, 0)
-    sessions.answer(3, SECOND, OTHER, 0)
+        answer(sessions, 3, FIRST, AGREED, 0)
+    answer(sessions, 3, FIRST, AGREED, 1)  # another visit of the same client
+    answer(sessions, 4, FIRST, AGREED, 0)
+    answer(sessions, 3, SECOND, OTHER, 0)
+
+
+def test_a_session_is_not_answered_before_it_was_agreed_to(sessions):
+    for session in (FIRST, SECOND):
+        with pytest.raises(UserError, match="client 3 refuses: it has handed out no shares in this session"):
+            sessions.answer(3, session, AGREED, ALL, 0)
+        answer(sessions, 3, session, AGREED, 0)
+
+
+def test_a_session_is_answered_and_opened_under_masks_with_the_same_members(sessions):
+    answer(sessions, 3, FIRST, AGREED, 0)
+    with pytest.raises(UserError, match="client 3 refuses: it has answered this session under masks with other"):
+        sessions.answer(3, FIRST, AGREED, OTHER, 1)
+    with pytest.raises(UserError, match="client 3 refuses: it has answered this session under masks with other"):
+        sessions.open(3, FIRST, AGREED, OTHER, b"q" * 32, 0)
+    sessions.open(3, FIRST, AGREED, ALL, b"q" * 32, 0)
 
 
 def test_an_earlier_session_is_never_answered_again(sessions):
-    sessions.answer(0, SECOND, AGREED, 0)
-    for change in (sessions.agree, lambda *question: sessions.answer(*question, 0)):
+    answer(sessions, 0, SECOND, AGREED, 0)
+    for change in (sessions.agree, lambda *question: answer(sessions, *question, 0)):
         with pytest.raises(UserError, match="client 0 refuses: it has answered a later session"):
             change(0, FIRST, AGREED)
     twin = SECOND[:8] + b"x" * 24
@@ -44,38 +66,40 @@ def test_a_client_takes_part_in_one_agreement_a_session(sessions):
     sessions.agree(0, FIRST, AGREED)
     sessions.agree(0, FIRST, AGREED)
     with pytest.raises(UserError, match="another agreement of this session"):
-        sessions.answer(0, FIRST, OTHER, 0)
+        answer(sessions, 0, FIRST, OTHER, 0)
 
 
 def test_a_session_is_opened_one_way_and_only_by_who_answered(sessions):
     with pytest.raises(UserError, match="it has not answered this session"):
-        sessions.open(0, FIRST, AGREED, b"q" * 32, 0)
-    sessions.answer(0, FIRST, AGREED, 0)
-    sessions.open(0, FIRST, AGREED, b"q" * 32, 0)
-    sessions.open(0, FIRST, AGREED, b"q" * 32, 0)  # the same question: the same answer
+        sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)
+    answer(sessions, 0, FIRST, AGREED, 0)
+    sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)
+    sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)  # the same question: the same answer
     with pytest.raises(UserError, match="with both openings one would be unmasked"):
-        sessions.open(0, FIRST, AGREED, b"r" * 32, 0)
+        sessions.open(0, FIRST, AGREED, ALL, b"r" * 32, 0)
     with pytest.raises(UserError, match="not after it was opened"):
-        sessions.answer(0, FIRST, AGREED, 1)
+        answer(sessions, 0, FIRST, AGREED, 1)
 
 
 def test_records_of_two_processes_join_to_what_both_did(sessions):
     for visit in (0, 3):
         other = Sessions.temporary()
         other.join(0, sessions.content(0))
-        other.answer(0, FIRST, AGREED, visit)
+        answer(other, 0, FIRST, AGREED, visit)
         sessions.join(0, other.content(0))
         other.close()
     for visit in (0, 3):
         with pytest.raises(UserError, match="a session is answered once"):
-            sessions.answer(0, FIRST, AGREED, visit)
-    sessions.open(0, FIRST, AGREED, b"q" * 32, 0)
+            answer(sessions, 0, FIRST, AGREED, visit)
+    sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)
     before = sessions.content(0)
     sessions.join(0, Record(FIRST, AGREED, 1).to_bytes())  # one that says less takes nothing back
     sessions.join(0, b"")
     assert sessions.content(0) == before
-    for odd in (Record(FIRST, OTHER, 1), Record(FIRST, AGREED, 1, b"r" * 32)):
-        with pytest.raises(UserError, match=r"client 0 refuses: it (takes part in another|has opened this)"):
+    for odd in (Record(FIRST, OTHER, 1), Record(FIRST, AGREED, 1, b"r" * 32), Record(FIRST, AGREED, 1, NOTHING, OTHER)):
+        with pytest.raises(
+            UserError, match=r"client 0 refuses: it (takes part in another|has opened this|has answered this)"
+        ):
             sessions.join(0, odd.to_bytes())
     sessions.join(0, Record(SECOND, OTHER).to_bytes())
     with pytest.raises(UserError, match="a later session"):
@@ -83,7 +107,7 @@ def test_records_of_two_processes_join_to_what_both_did(sessions):
 
 
 def test_a_record_is_what_was_written(sessions):
-    record = Record(FIRST, AGREED, 1 << 255 | 1, OTHER)
+    record = Record(FIRST, AGREED, 1 << 255 | 1, OTHER, ALL)
     assert Record.from_bytes(record.to_bytes()) == record
     assert len(record.to_bytes()) == SLOT
     assert Record.from_bytes(bytes(SLOT)) == Record.from_bytes(b"") == Record()
@@ -96,7 +120,7 @@ def test_a_record_is_what_was_written(sessions):
 @pytest.mark.parametrize(("client", "visit"), [(-1, 0), (2**40, 0), (0, -1), (0, MOST_VISITS)])
 def test_numbers_without_a_place_are_refused(sessions, client, visit):
     with pytest.raises(UserError, match=r"a client's number|at most 256 visits"):
-        sessions.answer(client, FIRST, AGREED, visit)
+        answer(sessions, client, FIRST, AGREED, visit)
 
 
 def test_a_session_id_of_another_length_is_refused(sessions):
@@ -113,11 +137,11 @@ def test_session_numbers_grow():
 def test_a_record_in_a_file_is_there_when_it_is_opened_again_and_nobody_else_may_read_it(tmp_path):
     file = tmp_path / "sessions"
     first = Sessions.in_file(file)
-    first.answer(7, FIRST, AGREED, 0)
+    answer(first, 7, FIRST, AGREED, 0)
     first.close()
     again = Sessions.in_file(file)
     with pytest.raises(UserError, match="client 7 refuses: a session is answered once"):
-        again.answer(7, FIRST, AGREED, 0)
+        answer(again, 7, FIRST, AGREED, 0)
     again.close()
     assert file.stat().st_mode & 0o777 == 0o600
 
@@ -125,7 +149,7 @@ def test_a_record_in_a_file_is_there_when_it_is_opened_again_and_nobody_else_may
 def test_of_many_threads_that_answer_at_once_one_does(sessions):
     def answered(_):
         try:
-            sessions.answer(0, FIRST, AGREED, 0)
+            answer(sessions, 0, FIRST, AGREED, 0)
         except UserError:
             return False
         return True
@@ -139,12 +163,13 @@ def test_a_record_outlives_a_process_that_is_killed(tmp_path):
     file = tmp_path / "sessions"
     code = (
         "import sys, os, signal; from pathlib import Path; from unskew.privacy.sessions import Sessions\n"
-        f"Sessions.in_file(Path({str(file)!r})).answer(7, {FIRST!r}, {AGREED!r}, 0); os.kill(os.getpid(), 9)"
+        f"sessions = Sessions.in_file(Path({str(file)!r})); sessions.agree(7, {FIRST!r}, {AGREED!r})\n"
+        f"sessions.answer(7, {FIRST!r}, {AGREED!r}, {ALL!r}, 0); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     again = Sessions.in_file(file)
     with pytest.raises(UserError, match="client 7 refuses: a session is answered once"):
-        again.answer(7, FIRST, AGREED, 0)
+        answer(again, 7, FIRST, AGREED, 0)
     again.close()
 
 
@@ -153,7 +178,8 @@ def test_of_many_processes_that_answer_at_once_one_does(tmp_path):
     file = tmp_path / "sessions"
     code = (
         "import sys; from pathlib import Path; from unskew.privacy.sessions import Sessions\n"
-        f"Sessions.in_file(Path({str(file)!r})).answer(0, {FIRST!r}, {AGREED!r}, 0)"
+        f"sessions = Sessions.in_file(Path({str(file)!r})); sessions.agree(0, {FIRST!r}, {AGREED!r})\n"
+        f"sessions.answer(0, {FIRST!r}, {AGREED!r}, {ALL!r}, 0)"
     )
     running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) for _ in range(3)]
     assert sorted(each.wait() for each in running) == [0, 1, 1]
@@ -165,5 +191,5 @@ def test_a_record_that_cannot_be_written_is_the_machines_failure(tmp_path):
     (tmp_path / "read-only").write_bytes(b"")
     closed = Sessions(os.open(tmp_path / "read-only", os.O_RDONLY))
     with pytest.raises(StorageFailure, match="cannot be saved"):
-        closed.answer(0, FIRST, AGREED, 0)
+        answer(closed, 0, FIRST, AGREED, 0)
     closed.close()

@@ -43,6 +43,11 @@ def test_secure_updates_give_the_rounded_result_to_the_last_bit_and_send_words_o
     assert masked.privacy is None
 
 
+def test_prototypes_over_sampled_clients_warn_before_the_first_round(tmp_path):
+    with pytest.warns(UserWarning, match=r"secure\(updates=true\) and prototypes: .* sums over other clients"):
+        run(tmp_path / "a", method=f"prototypes + {SECURE}", per_round=4, rounds=1)
+
+
 @pytest.mark.parametrize(("options", "words"), [
     ({"method": SECURE, "per_round": 2}, r"secure\(updates=true\): 2 of 6 clients take part .* needs 3"),
     ({"method": SECURE, "during": "norms"}, r"secure\(updates=true\) and --during norms: it would record single"),

@@ -4,7 +4,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,6 +69,7 @@ class Calibrator:
     key: Key
     observe: Callable[[Gathering | Forecasted], None]
     known: Known
+    lost: set[int] = field(default_factory=set)  # clients that dropped out of a secure sum: they are in no later one
 
     def calibrate(self, finisher: Finisher) -> tuple[CalibratedClassifier, int, float]:
         """The classifier, the bytes that clients sent for it, the seconds that they took.
@@ -150,7 +151,9 @@ class Calibrator:
             return gather_statistics(self.engine, shared, request, self.key)
         layout = Layout.of(self._classes * request.components, self._width(request), request.form)
         budget = self.algorithm.private if self._clients_add_noise else None
-        return secure_statistics(self.engine, shared, request, layout, self.key, secure.threshold, budget)
+        return secure_statistics(
+            self.engine, shared, request, layout, self.key, secure.threshold, budget, self.lost
+        )  # fmt: skip
 
     @property
     def _clients_add_noise(self) -> bool:
@@ -185,14 +188,14 @@ def gather_statistics(
 
 def secure_statistics(
     engine: Engine, shared: Tensors, request: StatisticsRequest, layout: Layout, key: Key, threshold: float,
-    budget: PrivacyBudget | None = None,
+    budget: PrivacyBudget | None = None, lost: set[int] | None = None,
 ) -> ClassStatistics:  # fmt: skip
-    """The class statistics of all these clients together; of a single one the server learns nothing.
+    """The class statistics of all clients but those ``lost`` together; of a single one the server learns nothing.
 
-    Clients that drop out are left out, with a warning that names them; ``threshold`` is the share that must stay. With
-    a ``budget`` the clients add its noise.
+    Clients that drop out are left out, with a warning that names them, and added to ``lost``. ``threshold`` is the
+    share that must stay. With a ``budget`` the clients add its noise.
     """
-    visits = every_client(engine)
+    visits = [visit for visit in every_client(engine) if visit.client not in (lost or ())]
     noise = None if budget is None else (budget.epsilon, budget.delta, budget.clip)
     job = FixedPointMoments(request.to_plain(), layout.classes, layout.width, layout.bits, len(visits), noise)
     total = add_securely(engine, job, shared, visits, key, threshold=threshold)
@@ -202,6 +205,8 @@ def secure_statistics(
     for failure in total.failures:
         left_out = f"client {failure.client} dropped out of the secure sum and is not in the statistics"
         warnings.warn(f"{left_out}: {failure.reason}", stacklevel=2)
+        if lost is not None and failure.client is not None:
+            lost.add(failure.client)
     stayed = len(visits) - len(total.failures)
     if budget is not None:
         return layout.released(total.sums[WORDS], _guarantee(budget), stayed / shares_needed(threshold, len(visits)))

@@ -286,6 +286,8 @@ class Statistic:
     ``init`` takes the model's tensors; its classifier is there also as "classifier/weight" and "classifier/bias".
     ``fold(last sent, sums, info)`` gives what is sent to the clients next, in float64; they find it in ``shared`` as
     "sent/<name>/…", in the model's own type. ``survey`` is measured once, on every client, before the first round.
+    ``steady``: a client measures the same in every round, such as which classes it has; from sums over changing clients
+    it can be solved for, so that under secure aggregation all rounds need the same clients.
     """
 
     name: str
@@ -294,6 +296,7 @@ class Statistic:
     fold: Callable[[Tensors, Sums, RoundInfo], Tensors] | None = None
     survey: Callable[[Visited], Sums] | None = None
     surveyed: Callable[[Sums], Tensors] | None = None
+    steady: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from unskew.federation import network
 
 FEDERATION = "federation.toml"
 NODE = "node.toml"
+ROSTER = "roster.txt"
 CONNECTION = "unskew"  # the name of the server in Flower's own settings
 GATEWAY_HEADER = "x-unskew-gateway"  # by which Flower's server knows our gateway
 
@@ -323,6 +324,7 @@ def initialise(
     for name in pems:
         write_whole(path / "nodes" / f"{name}.pub", keys[name].read_bytes())
         _hand_over(federation, name)
+    _write_rosters(federation)
     return CreatedFolders(federation, new, tuple(nodes), tuple(keys), renew and not new, renew_authority and not new)
 
 
@@ -444,6 +446,9 @@ def _add_node(federation: FederationFolder, name: str) -> None:
     key = network.make_node_key()
     make_private(federation.node(name))
     write_whole(federation.node(name) / "node.key", key.private, secret=True)
+    signing = network.make_node_key()  # for secure sums: the part with the connection needs not have it
+    write_whole(federation.node(name) / "signing.key", signing.private, secret=True)
+    write_whole(federation.node(name) / "signing.pub", signing.public)
     _hand_over(federation, name)
     write_whole(federation.path / "nodes" / f"{name}.pub", key.public)
 
@@ -454,6 +459,26 @@ def _hand_over(federation: FederationFolder, name: str) -> None:
     write_whole(folder / "ca.crt", federation.authority.read_bytes())
     server = f"[{settings.host}]" if ":" in settings.host else settings.host
     write_settings(folder / NODE, NodeSettings(name, f"{server}:{settings.port}"), MADE)
+
+
+def _write_rosters(federation: FederationFolder) -> None:
+    """Write every node's list of all nodes' keys: with it a node notices members that the server invents.
+
+    A node that made its key itself signs with that, unless there is another one's public part in ``signing.pub``.
+    """
+    keys = {
+        name: read_content(federation.node(name) / "signing.pub") or file.read_bytes()
+        for name, file in federation.public_keys().items()
+    }
+    for settings in (federation.path / "nodes").glob(f"*/{NODE}"):
+        write_roster(settings.with_name(ROSTER), keys)
+
+
+def write_roster(path: Path, keys: Mapping[str, bytes]) -> None:
+    """Each node's name and public key, as OpenSSH writes it, a line each."""
+    lines = [f"{name} {' '.join(key.decode().split()[:2])}" for name, key in sorted(keys.items())]
+    about = "# The nodes of this federation. A secure sum with anyone else is refused."
+    write_whole(path, "\n".join([about, *lines, ""]).encode())
 
 
 def _settings(host: str, port: int) -> FederationSettings:

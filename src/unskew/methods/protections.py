@@ -33,9 +33,8 @@ def secure(updates: bool = False, threshold: float = THRESHOLD) -> Method:
 
     Pairwise masks from X25519 cancel in the sum, modulo 2^64. The sum is exact in steps of 2^-24 for a calibration's
     statistics, of 2^-32 for a round. If clients drop out, the shares of those that stay remove their masks. At least
-    three clients.
-
-    Departs from the paper: without its signed round against a malicious server.
+    three clients. Between machines, nodes sign and check each other's keys and what all were told, so that a server
+    that lies learns nothing more; there at least three nodes.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ def prototypes(tau: float = 0.5, scale: float = 1.0, own: bool = True) -> Method
         mixed = share * scale * contrasted + (1 - share) * entropy
         return torch.where(known[step.labels], mixed, entropy)
 
-    statistic = Statistic("prototypes", measure=_local_prototypes, fold=_global_prototypes)
+    statistic = Statistic("prototypes", measure=_local_prototypes, fold=_global_prototypes, steady=True)
     return lambda algorithm: replace(algorithm, blend=contrast, statistics=(*algorithm.statistics, statistic))
 
 

@@ -11,7 +11,7 @@ All secrets of a member follow from one seed, so that it need not keep anything 
 what it has answered (``sessions``).
 
 Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, section 4
-and figure 4, without its round of signatures: the server is expected to follow the protocol.
+and figure 4. The signatures against a server that lies are in ``signing``.
 """
 
 import hashlib
@@ -173,6 +173,11 @@ class Member:
     def _box_private(self) -> Any:
         return private_key(derived_key(self.seed, b"unskew box key 1 " + _number(self.number), self.session))
 
+    @cached_property
+    def signing_seed(self) -> bytes:
+        """What the key for its signatures in this session is made from."""
+        return derived_key(self.seed, b"unskew signing key 1 " + _number(self.number), self.session)
+
     def _own_secret(self, agreement: Agreement) -> bytes:
         info = b"unskew own secret 1 " + _number(self.number) + agreement.digest
         return derived_key(self.seed, info, self.session, SECRET_BYTES)
@@ -216,12 +221,12 @@ def own_mask_key(secret: bytes, session: bytes) -> bytes:
     return derived_key(secret, b"unskew own mask 2", session)
 
 
-def require_enough(clients: int, least: int = MIN_CLIENTS) -> None:
+def require_enough(count: int, least: int = MIN_CLIENTS, of: str = "clients") -> None:
     """Refuse a sum over so few that it says too much of each."""
     if least < 2:
         raise UserError(f"least={least}: the sum over one client is that client's statistics; give at least 2")
-    if clients < least:
-        raise UserError(f"a sum over {clients} clients would reveal too much of each; at least {least} are needed")
+    if count < least:
+        raise UserError(f"a sum over {count} {of} would reveal too much of each; at least {least} are needed")
 
 
 def _number(member: int) -> bytes:

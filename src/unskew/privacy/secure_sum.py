@@ -2,9 +2,11 @@
 
 Four exchanges: the members send public keys, then shares of their secrets sealed for each other, then their masked
 words, then the shares that take the masks off the sum. The protocol of one member is in ``agreement``; here are the
-clients' jobs and the server's side. Every client checks what it is asked, since the server may be someone else's
-machine. All secrets of a member follow from a secret of its machine and the session; what it has answered is in the
-machine's record (``sessions``).
+clients' jobs and the server's side. All secrets of a member follow from a secret of its machine and the session; what
+it has answered is in the machine's record (``sessions``).
+
+Between machines the server may be someone else's, and lie. There a client has a signer (``signing``): nodes sign the
+keys, the members sign what was agreed on before anything masked leaves, and in a fifth exchange who answered.
 
 ``SecureUpdates`` and ``RoundedUpdates`` are exchanges, which a round puts between itself and the engine. Both round
 every client's sums to steps of 2⁻³²; the second adds no masks and gives the same bits, since masks cancel exactly.
@@ -14,6 +16,8 @@ Shapes: n members, the visits that were asked, in the order in which the server 
 
 import hashlib
 import json
+import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -23,11 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unskew.core.errors import UserError
+from unskew.core.errors import StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.types import Engine, Failure, Job, Outcome, Reply, Tensors, Visit
 from unskew.privacy.agreement import (
     BOX_BYTES,
+    KEY_BYTES,
     MIN_CLIENTS,
     MOST_CLIENTS,
     PUBLIC_BYTES,
@@ -40,9 +45,21 @@ from unskew.privacy.agreement import (
     shares_needed,
     unmask,
 )
-from unskew.privacy.ciphers import SHARE_BYTES, derived_key
+from unskew.privacy.ciphers import SHARE_BYTES, derived_key, exchanged, private_key
 from unskew.privacy.fixed_point import as_steps, from_steps
 from unskew.privacy.sessions import MOST_VISITS, SESSION_BYTES, Sessions, new_session
+from unskew.privacy.signing import (
+    CONSENT,
+    SIGNATURE_BYTES,
+    STATED_BYTES,
+    STATEMENT_BYTES,
+    SURVIVORS,
+    Roster,
+    Statement,
+    sign,
+    signed,
+    survivors,
+)
 from unskew.round.client import ClientSide
 from unskew.round.jobs import add, encode_job, register
 
@@ -51,6 +68,7 @@ MOST_TRIED = 20  # members without whose shares a sum is tried, where the shares
 MIN_SECRET = 16  # bytes
 CHECK = "check"  # a word of 1 in every masked answer: the sum shows whether all masks cancelled
 NOBODY = b""  # instead of a public key, where a member sent none
+WITHHELD = "its work failed; the reason may contain what is masked, and is in its node's log alone"
 
 Pair = tuple[int, int]  # a client, and the number of its visit
 
@@ -77,8 +95,31 @@ class Rounded(msgspec.Struct, frozen=True, tag="rounded"):
         return words if mechanism is None else mechanism.with_share(words, needed, members)
 
 
+class Terms(msgspec.Struct, frozen=True):
+    """What the members of a signed sum agree on besides its job; all of it by member, in their order.
+
+    ``shared`` is the SHA-256 of the tensors that every member is sent, ``key`` that of the key they draw from.
+    Statements have their signatures only where they are checked, in ``MaskShares``; later their content is known.
+    """
+
+    shared: bytes
+    key: bytes
+    weights: tuple[float, ...]
+    takes: tuple[int | None, ...]
+    statements: tuple[bytes, ...]
+
+    def unsigned(self) -> "Terms":
+        """These terms without the signatures of their statements."""
+        return msgspec.structs.replace(self, statements=tuple(each[:STATED_BYTES] for each in self.statements))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all but the signatures."""
+        return hashlib.sha256(msgspec.json.encode(self.unsigned())).hexdigest()
+
+
 class SecureJob(msgspec.Struct, frozen=True):
-    """What all four exchanges of a session say: its id, how many must stay, the job that is masked, its members."""
+    """What all exchanges of a session say: its id, how many must stay, the job that is masked, its members."""
 
     session: bytes
     threshold: int
@@ -88,11 +129,15 @@ class SecureJob(msgspec.Struct, frozen=True):
 
 @register
 class MaskKeys(SecureJob, frozen=True, tag="mask-keys"):
-    """This member's public keys for the session."""
+    """This member's public keys for the session, and the statement of its node."""
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """The keys, as extra."""
-        return Reply({}, {"keys": _bytes(_Part(self, side, visit).member.public)})
+        """The keys and the statement, as extra."""
+        part = _Part(self, side, visit)
+        extra = {"keys": _bytes(part.member.public)}
+        if part.signer is not None:
+            extra["statement"] = _bytes(part.signer.state(part.member, part.examples))
+        return Reply({}, extra)
 
 
 @register
@@ -100,54 +145,86 @@ class MaskShares(SecureJob, frozen=True, tag="mask-shares"):
     """Shares of this member's secrets, sealed for each of the others. ``keys`` are all members' public keys."""
 
     keys: tuple[bytes, ...]
+    terms: Terms | None = None
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """The sealed boxes in the members' order, as extra."""
-        part = _Part(self, side, visit)
+        """The sealed boxes in the members' order, and the signature of all that was agreed on, as extra."""
+        part = _Part(self, side, visit, self.terms)
         agreement = part.agreement(self.keys)
+        part.check_statements(self.keys)
         part.require_enough(agreement.members)
         boxes = part.member.boxes(agreement)
         part.sessions.agree(visit.client, self.session, agreement.digest)
-        return Reply({}, {"shares": _bytes(b"".join(boxes.get(member, bytes(BOX_BYTES)) for member in part.numbers))})
+        extra = {"shares": _bytes(b"".join(boxes.get(member, bytes(BOX_BYTES)) for member in part.numbers))}
+        if part.signer is not None:
+            extra["consent"] = _bytes(sign(part.member, CONSENT, agreement))
+        return Reply({}, extra)
 
 
 @register
 class Masked(SecureJob, frozen=True, tag="masked"):
-    """The inner job's words, masked before they leave the client. ``sharing`` says who handed out shares."""
+    """The inner job's words, masked before they leave the client.
+
+    ``sharing`` says who handed out shares; ``consents`` are their signatures of the agreement.
+    """
 
     keys: tuple[bytes, ...]
     sharing: tuple[bool, ...]
+    terms: Terms | None = None
+    consents: tuple[bytes, ...] = ()
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
         """The masked words, and what the client keeps."""
-        part = _Part(self, side, visit)
+        part = _Part(self, side, visit, self.terms)
         agreement, sharing = part.agreement(self.keys), part.listed(self.sharing)
         part.require_enough(sharing)
-        reply = self.inner(side, shared, visit, key)
-        words = {**_with_share(self, side, reply.sums), CHECK: torch.ones((), dtype=torch.int64)}
+        part.check_given(shared, key)
+        part.require_signed(CONSENT, agreement, self.consents, sharing, len(sharing))
+        reply = part.work(shared, key)
+        words = {**reply.sums, CHECK: torch.ones((), dtype=torch.int64)}
         names = sorted(words)
         vector = torch.cat([words[name].flatten() for name in names])
         part.member.mask(vector.numpy().view(np.uint64), agreement, sharing)
         pieces = torch.split(vector, [words[name].numel() for name in names])
         masked = {name: piece.view(words[name].shape) for name, piece in zip(names, pieces, strict=True)}
-        part.sessions.answer(visit.client, self.session, agreement.digest, visit.repeat)
+        part.sessions.answer(visit.client, self.session, agreement.digest, survivors(sharing, ()), visit.repeat)
         return Reply(masked, keep=reply.keep)
+
+
+@register
+class MaskSurvivors(SecureJob, frozen=True, tag="mask-survivors"):
+    """A signature of who answered: a member signs one list in a session, and opens its shares for that list alone."""
+
+    keys: tuple[bytes, ...]
+    sharing: tuple[bool, ...]
+    answered: tuple[bool, ...]
+    terms: Terms | None = None
+
+    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
+        """The signature, as extra."""
+        part = _Part(self, side, visit, self.terms)
+        agreement = part.agreement(self.keys)
+        question = part.survivors(agreement, self.sharing, self.answered)
+        return Reply({}, {"survivors": _bytes(sign(part.member, SURVIVORS, agreement, question))})
 
 
 @register
 class MaskOpenings(SecureJob, frozen=True, tag="mask-openings"):
     """A share of the own seed of each member that answered, of the key of each that dropped out.
 
-    The visit's parcel has what the other members sealed for this one, in the members' order.
+    The visit's parcel has what the other members sealed for this one, in the members' order. ``signatures`` are those
+    of the list of who answered.
     """
 
     keys: tuple[bytes, ...]
     sharing: tuple[bool, ...]
     answered: tuple[bool, ...]
+    terms: Terms | None = None
+    signatures: tuple[bytes, ...] = ()
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
         """The opened shares in the members' order, as extra."""
-        part = _Part(self, side, visit)
+        part = _Part(self, side, visit, self.terms)
         agreement, sharing, answered = part.agreement(self.keys), part.listed(self.sharing), part.listed(self.answered)
         part.require_enough(answered)
         if len(visit.parcel) != BOX_BYTES * len(part.numbers):
@@ -157,47 +234,145 @@ class MaskOpenings(SecureJob, frozen=True, tag="mask-openings"):
             number: visit.parcel[start : start + BOX_BYTES] for number, start in zip(part.numbers, starts, strict=True)
         }
         shares = part.member.opened(agreement, boxes, sharing, answered)
-        listed = json.dumps([sorted(sharing), sorted(answered)]).encode()
-        question = hashlib.sha256(b"unskew opening 1 " + listed).digest()
-        part.sessions.open(visit.client, self.session, agreement.digest, question, visit.repeat)
+        question = part.survivors(agreement, self.sharing, self.answered)
+        part.require_signed(SURVIVORS, agreement, self.signatures, answered, self.threshold, question)
         content = b"".join(shares.get(number, bytes(SHARE_BYTES)) for number in part.numbers)
         return Reply({}, {"opened": _bytes(content)})
 
 
 def expected_extra(job: SecureJob) -> dict[str, int]:
-    """By name, how many bytes each extra of a reply to this job has."""
+    """By name, how many bytes each extra of a node's reply to this job has."""
     count = len(job.members)
     if isinstance(job, MaskKeys):
-        return {"keys": PUBLIC_BYTES}
+        return {"keys": PUBLIC_BYTES, "statement": STATEMENT_BYTES}
     if isinstance(job, MaskShares):
-        return {"shares": count * BOX_BYTES}
+        return {"shares": count * BOX_BYTES, "consent": SIGNATURE_BYTES}
+    if isinstance(job, MaskSurvivors):
+        return {"survivors": SIGNATURE_BYTES}
     return {"opened": count * SHARE_BYTES} if isinstance(job, MaskOpenings) else {}
 
 
 class _Part:
     """A member's part in what it is asked, checked."""
 
-    def __init__(self, job: SecureJob, side: ClientSide, visit: Visit) -> None:
+    def __init__(self, job: SecureJob, side: ClientSide, visit: Visit, terms: Terms | None = None) -> None:
         if len(side.secret) < MIN_SECRET or side.sessions is None:
             raise UserError(
                 "this engine has no secret or no record of sessions for secure sums; its author gives ClientSide both "
                 "(EngineSetup.client_side does)"
             )
         self.sessions: Sessions = side.sessions
-        self._job = job
+        self.signer = side.signer
+        self._job, self._side, self._visit = job, side, visit
         self.numbers = _check_members(job)
         number = member_number(visit.client, visit.repeat)
         if number not in self.numbers:
             raise UserError(f"{named(number)} is not among the members of the secure sum")
         seed = derived_key(side.secret, b"unskew member seed 1 " + number.to_bytes(8, "big"), job.session)
         self.member = Member(number, job.session, seed)
+        self._terms = terms
+        if terms is not None and self.signer is not None:
+            self._check_terms(terms)
+
+    @property
+    def examples(self) -> int:
+        """How many examples the client has."""
+        return len(self._side.population.examples(self._visit.client))
 
     def agreement(self, keys: Sequence[bytes]) -> Agreement:
         """What the server says that all members agree on."""
         if len(keys) != len(self.numbers):
             raise UserError(f"the server sends {len(keys)} keys for {len(self.numbers)} members")
+        if self.signer is not None and self._terms is None:
+            raise UserError("the server sends nothing that the other members have signed")
         publics = {number: public for number, public in zip(self.numbers, keys, strict=True) if public}
-        return Agreement(self.member.session, self._job.threshold, publics, describe(self._job.inner))
+        about = describe(self._job.inner, self._terms)
+        agreement = Agreement(self.member.session, self._job.threshold, publics, about)
+        self.member.check(agreement)
+        return agreement
+
+    def _check_terms(self, terms: Terms) -> None:
+        """Refuse terms that are not those of this visit."""
+        count = len(self.numbers)
+        if not len(terms.weights) == len(terms.takes) == len(terms.statements) == count:
+            raise UserError(f"the server sends terms of other members than the {count} of the secure sum")
+        mine = self.numbers.index(self.member.number)
+        if (terms.weights[mine], terms.takes[mine]) != (self._visit.weight, self._visit.take):
+            raise UserError(f"the server tells others that {named(self.member.number)} has another weight")
+
+    def check_statements(self, keys: Sequence[bytes]) -> None:
+        """Refuse members that no registered node vouches for, and weights that do not follow from their examples."""
+        if self.signer is None or self._terms is None:
+            return
+        terms, roster = self._terms, Roster.read(self.signer.registered.roster)
+        ones = all(weight == 1 for weight in terms.weights)
+        for number, public, content, weight in zip(self.numbers, keys, terms.statements, terms.weights, strict=True):
+            if not public:
+                continue
+            statement = Statement(content)
+            self.signer.check(roster, named(number), statement, number, self.member.session, public)
+            if not ones and weight != statement.examples:
+                raise UserError(
+                    f"{named(number)} would weigh {weight:g}, and has {statement.examples:,} examples; in a sum all "
+                    "weigh what they have, or all weigh 1"
+                )
+
+    def check_given(self, shared: Tensors, key: Key) -> None:
+        """Refuse other tensors, or another key to draw from, than the members have agreed on."""
+        if self.signer is None or self._terms is None:
+            return
+        if digest_of(shared) != self._terms.shared:
+            raise UserError("the server sends this client another model or rate than was agreed on with the others")
+        if digest_of_key(Key(key.seed, key.path[:-3])) != self._terms.key:  # without what visit_key adds
+            raise UserError("the server sends this client another key than was agreed on with the others")
+
+    def require_signed(
+        self, purpose: bytes, agreement: Agreement, signatures: Sequence[bytes], who: Sequence[int], least: int,
+        content: bytes = b"",
+    ) -> None:  # fmt: skip
+        """Refuse to go on unless at least so many of these members have signed."""
+        if self.signer is None or self._terms is None:
+            return
+        if len(signatures) != len(self.numbers):
+            raise UserError(f"the server sends {len(signatures)} signatures of {len(self.numbers)} members")
+        keys = {number: Statement(each).key for number, each in zip(self.numbers, self._terms.statements, strict=True)}
+        by_number = dict(zip(self.numbers, signatures, strict=True))
+        count = sum(signed(keys[number], by_number[number], purpose, agreement, content) for number in who)
+        if count < least:
+            raise UserError(
+                f"only {count} of {len(who)} members have signed what {named(self.member.number)} was told, and "
+                f"{least} must: the server tells them different things"
+            )
+
+    def survivors(self, agreement: Agreement, sharing: Sequence[bool], answered: Sequence[bool]) -> bytes:
+        """The digest of who answered, for which alone this member opens its shares from now on."""
+        masked, here = self.listed(sharing), self.listed(answered)
+        self.require_enough(here)
+        if not {self.member.number} <= set(here) <= set(masked) or len(here) < agreement.threshold:
+            raise UserError(f"{named(self.member.number)} refuses: too few answered, or not those that took part")
+        question = survivors(masked, here)
+        self.sessions.open(
+            self._visit.client, self._job.session, agreement.digest, survivors(masked, ()), question, self._visit.repeat
+        )
+        if self.signer is not None and self._terms is not None:
+            self.signer.pin(self.signer.subject(self._job.inner, self._terms.shared, self._terms.key), here)
+        return question
+
+    def work(self, shared: Tensors, key: Key) -> Reply:
+        """The inner job's reply, with this member's share of the noise where clients add it.
+
+        Between machines the reason why it failed stays here: it may hold what is masked.
+        """
+        try:
+            reply = self._job.inner(self._side, shared, self._visit, key)
+            return replace(reply, sums=_with_share(self._job, self._side, reply.sums))
+        except StorageFailure:
+            raise
+        except Exception as error:
+            if self.signer is None:
+                raise
+            self.signer.say(f"{named(self.member.number)} failed: {type(error).__name__}: {error}")
+            raise UserError(WITHHELD) from error
 
     def listed(self, flags: Sequence[bool]) -> list[int]:
         """The members whose flag is set."""
@@ -206,8 +381,12 @@ class _Part:
         return [number for number, flag in zip(self.numbers, flags, strict=True) if flag]
 
     def require_enough(self, numbers: Sequence[int]) -> None:
-        """Refuse a sum over too few clients, however often they are visited."""
-        require_enough(len({number % MOST_CLIENTS for number in numbers}))
+        """Refuse a sum over too few clients, however often they are visited; between machines, over too few nodes."""
+        if self.signer is None or self._terms is None:
+            require_enough(len({number % MOST_CLIENTS for number in numbers}))
+            return
+        nodes = dict(zip(self.numbers, (Statement(each).node for each in self._terms.statements), strict=True))
+        require_enough(len({nodes[number] for number in numbers}), of="nodes")
 
 
 def _with_share(job: SecureJob, side: ClientSide, words: Mapping[str, Tensor]) -> Tensors:
@@ -231,9 +410,25 @@ def _check_members(job: SecureJob) -> list[int]:
     return numbers
 
 
-def describe(job: Job) -> str:
-    """A job as the text that all members agree on."""
-    return json.dumps(encode_job(job), sort_keys=True)
+def digest_of(shared: Tensors) -> bytes:
+    """SHA-256 of names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name in sorted(shared):
+        value = shared[name].detach().cpu()
+        digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+        digest.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def digest_of_key(key: Key) -> bytes:
+    """SHA-256 of what is drawn from."""
+    return hashlib.sha256(b"unskew key 1 " + key.number().to_bytes(16, "big")).digest()
+
+
+def describe(job: Job, terms: Terms | None = None) -> str:
+    """A job as the text that all members agree on; with the terms of a signed sum."""
+    text = json.dumps(encode_job(job), sort_keys=True)
+    return text if terms is None else f"{text} {terms.digest}"
 
 
 def _bytes(content: bytes) -> Tensor:
@@ -320,7 +515,7 @@ class _Session:
             leave_out(client, str(error))
 
     def run(self, shared: Tensors) -> dict[str, Tensor]:
-        """All four exchanges, one after another."""
+        """All exchanges, one after another."""
         count, everyone = len(self.visits), range(len(self.visits))
         self.needed = shares_needed(self.share, count)
         members = tuple((visit.client, visit.repeat) for visit in self.visits)
@@ -330,26 +525,54 @@ class _Session:
 
         outcome, present = self._ask(MaskKeys(*about), {}, everyone, "gave keys")
         keys = [_content(outcome, index, "keys", PUBLIC_BYTES) if index in present else NOBODY for index in everyone]
-        publics = {numbers[index]: keys[index] for index in present}
-        agreement = Agreement(about[0], self.needed, publics, describe(self.inner))
+        terms = self._terms(shared, outcome, present)
+        if terms is not None:
+            present = self._drop(
+                present, "the others would refuse its keys", _acceptable(terms, about[0], numbers, keys)
+            )
+            keys = [public if index in present else NOBODY for index, public in enumerate(keys)]
+        agreement = Agreement(
+            about[0], self.needed, {numbers[index]: keys[index] for index in present}, describe(self.inner, terms)
+        )
         self._count(present, up=PUBLIC_BYTES, down=PUBLIC_BYTES * len(present))
 
-        outcome, sharing = self._ask(MaskShares(*about, tuple(keys)), {}, present, "handed out shares")
+        outcome, sharing = self._ask(MaskShares(*about, tuple(keys), terms), {}, present, "handed out shares")
         size = count * BOX_BYTES
         boxes = {index: _content(outcome, index, "shares", size) for index in sharing}  # from each, to all members
         self._count(sharing, up=BOX_BYTES * (len(present) - 1))
+        consents: tuple[bytes, ...] = ()
+        if terms is not None:
+            consents, signers = _signatures(outcome, sharing, count, "consent"), terms.statements
+            sharing = self._drop(
+                sharing,
+                "it has not signed what it was told",
+                lambda index: signed(Statement(signers[index]).key, consents[index], CONSENT, agreement),
+            )
+            self._count(present, up=STATEMENT_BYTES, down=STATEMENT_BYTES * len(present))
+            self._count(sharing, up=SIGNATURE_BYTES, down=(SIGNATURE_BYTES + STATED_BYTES) * len(sharing))
+            terms = terms.unsigned()
 
         flags = tuple(index in sharing for index in everyone)
-        masked, answered = self._ask(Masked(*about, tuple(keys), flags), shared, sharing, "answered", keep=True)
+        job = Masked(*about, tuple(keys), flags, terms, consents)
+        masked, answered = self._ask(job, shared, sharing, "answered", keep=True)
 
-        job = MaskOpenings(*about, tuple(keys), flags, tuple(index in answered for index in everyone))
-        empty, in_the_sum = bytes(BOX_BYTES), len(self.failures)
+        here = tuple(index in answered for index in everyone)
+        signatures: tuple[bytes, ...] = ()
+        in_the_sum = len(self.failures)
+        if terms is not None:
+            listed = MaskSurvivors(*about, tuple(keys), flags, here, terms)
+            outcome, signing = self._ask(listed, {}, answered, "signed who answered")
+            signatures = _signatures(outcome, signing, count, "survivors")
+            self._count(signing, up=SIGNATURE_BYTES, down=(SIGNATURE_BYTES + 2 * STATED_BYTES) * len(signing))
+
+        empty = bytes(BOX_BYTES)
 
         def parcel(to: int) -> bytes:
             span = slice(to * BOX_BYTES, (to + 1) * BOX_BYTES)
             return b"".join(boxes[index][span] if index in boxes else empty for index in everyone)
 
-        outcome, opening = self._ask(job, {}, answered, "opened their shares", parcel=parcel)
+        job_ = MaskOpenings(*about, tuple(keys), flags, here, terms, signatures)
+        outcome, opening = self._ask(job_, {}, answered, "opened their shares", parcel=parcel)
         self._count(answered, up=SHARE_BYTES * len(sharing), down=BOX_BYTES * (len(sharing) - 1))
         del self.failures[in_the_sum:]  # who left only now is in the sum all the same
         opened = {}
@@ -366,6 +589,25 @@ class _Session:
         if liar is not None:
             self.notes.append(f"{named(liar)} opened wrong shares; the sum was taken from the others' shares")
         return words
+
+    def _terms(self, shared: Tensors, outcome: Outcome, present: Sequence[int]) -> Terms | None:
+        """The terms that nodes sign; None where no client has a signer."""
+        if not any("statement" in extra for extra in outcome.extra.values()):
+            return None
+        statements = [
+            _content(outcome, index, "statement", STATEMENT_BYTES) if index in present else NOBODY
+            for index in range(len(self.visits))
+        ]
+        weights, takes = tuple(visit.weight for visit in self.visits), tuple(visit.take for visit in self.visits)
+        return Terms(digest_of(shared), digest_of_key(self.key), weights, takes, tuple(statements))
+
+    def _drop(self, who: Sequence[int], reason: str, holds: Callable[[int], bool]) -> list[int]:
+        """Those for whom it holds; the others have failed for this reason."""
+        kept = [index for index in who if holds(index)]
+        for index in sorted(set(who) - set(kept)):
+            self.failures.append(Failure(self.visits[index].client, reason, self.visits[index].repeat))
+        self._require_enough(kept, "are left")
+        return kept
 
     def _ask(
         self, job: Job, shared: Tensors, who: Sequence[int], verb: str, *, keep: bool = False,
@@ -405,6 +647,31 @@ def _content(outcome: Outcome, index: int, name: str, size: int) -> bytes:
     if len(content) != size:
         raise UserError(f"a member of a secure sum sent {len(content)} bytes of {name}, expected {size}")
     return content
+
+
+def _acceptable(terms: Terms, session: bytes, numbers: Sequence[int], keys: Sequence[bytes]) -> Callable[[int], bool]:
+    """Whether the other members will take part with this one; so one that lies is left out, and not all of them."""
+    statements = [Statement(content) for content in terms.statements]
+    contexts = Counter(statement.context for statement in statements if statement.content)
+    common, trial = max(contexts, key=contexts.__getitem__, default=b""), private_key(os.urandom(32))
+    ones = all(weight == 1 for weight in terms.weights)
+
+    def acceptable(index: int) -> bool:
+        statement, public = statements[index], keys[index]
+        try:
+            for start in range(0, PUBLIC_BYTES, KEY_BYTES):
+                exchanged(trial, public[start : start + KEY_BYTES], "")
+        except UserError:
+            return False
+        fits = ones or terms.weights[index] == statement.examples
+        return fits and statement.context == common and statement.holds(numbers[index], session, public)
+
+    return acceptable
+
+
+def _signatures(outcome: Outcome, who: Sequence[int], count: int, name: str) -> tuple[bytes, ...]:
+    """By member, the signature that it sent; empty where it sent none."""
+    return tuple(_content(outcome, index, name, SIGNATURE_BYTES) if index in who else b"" for index in range(count))
 
 
 def _unmask(

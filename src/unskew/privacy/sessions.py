@@ -10,11 +10,12 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unskew.core.errors import UserError
+from unskew.core.files import read_content, write_whole
 from unskew.privacy.agreement import MOST_CLIENTS
 from unskew.round.client_memory import anonymous_file, storage_failures
 
@@ -39,6 +40,7 @@ class Record:
     agreement: bytes = NOTHING  # the digest of the one it takes part in
     answered: int = 0  # a bit for each of its visits
     opened: bytes = NOTHING  # the digest of the one question that it opened
+    sharing: bytes = NOTHING  # the digest of the members that it shares masks with
 
     def agreed(self, session: bytes, agreement: bytes) -> "Record":
         """Takes part in this agreement of this session; refused where it has another, or a later session."""
@@ -52,20 +54,26 @@ class Record:
             raise UserError("it has answered a later session; each is answered once (did the server's clock go back?)")
         return Record(session, agreement)
 
-    def with_answer(self, session: bytes, agreement: bytes, visit: int) -> "Record":
-        """Has answered this visit."""
+    def with_answer(self, session: bytes, agreement: bytes, sharing: bytes, visit: int) -> "Record":
+        """Has answered this visit, under masks that it shares with these members."""
         if not 0 <= visit < MOST_VISITS:
             raise UserError(f"visit {visit + 1}: a client takes part in a session with at most {MOST_VISITS} visits")
         now = self.agreed(session, agreement)
+        if now is not self:
+            raise UserError("it has handed out no shares in this session")
         if now.answered >> visit & 1 or now.opened != NOTHING:
             raise UserError("a session is answered once, and not after it was opened")
-        return replace(now, answered=now.answered | 1 << visit)
+        if now.sharing not in (NOTHING, sharing):
+            raise UserError("it has answered this session under masks with other members")
+        return replace(now, answered=now.answered | 1 << visit, sharing=sharing)
 
-    def with_opening(self, session: bytes, agreement: bytes, question: bytes, visit: int) -> "Record":
+    def with_opening(self, session: bytes, agreement: bytes, sharing: bytes, question: bytes, visit: int) -> "Record":
         """Has opened its shares as this question asks; the same question may come again, another is refused."""
         now = self.agreed(session, agreement)
         if not now.answered >> visit & 1:
             raise UserError("it has not answered this session")
+        if now.sharing != sharing:
+            raise UserError("it has answered this session under masks with other members")
         if now.opened not in (NOTHING, question):
             raise UserError("it has opened this session for other members; with both openings one would be unmasked")
         return replace(now, opened=question)
@@ -78,12 +86,19 @@ class Record:
         later = later.agreed(earlier.session, earlier.agreement)
         if NOTHING not in (later.opened, earlier.opened) and later.opened != earlier.opened:
             raise UserError("it has opened this session twice, for other members")
-        return replace(later, answered=later.answered | earlier.answered, opened=max(later.opened, earlier.opened))
+        if NOTHING not in (later.sharing, earlier.sharing) and later.sharing != earlier.sharing:
+            raise UserError("it has answered this session under masks with other members")
+        return replace(
+            later,
+            answered=later.answered | earlier.answered,
+            opened=max(later.opened, earlier.opened),
+            sharing=max(later.sharing, earlier.sharing),
+        )
 
     def to_bytes(self) -> bytes:
         """As a slot holds it, with its hash."""
         answered = self.answered.to_bytes(MOST_VISITS // 8, "big")
-        content = self.session + self.agreement + answered + self.opened
+        content = self.session + self.agreement + answered + self.opened + self.sharing
         return (content + hashlib.sha256(content).digest()).ljust(SLOT, b"\0")
 
     @staticmethod
@@ -91,11 +106,34 @@ class Record:
         """A slot's record; one never written is a client that has done nothing yet."""
         if not slot.strip(b"\0"):
             return Record()
-        content, digest = slot[: 4 * DIGEST_BYTES], slot[4 * DIGEST_BYTES : 5 * DIGEST_BYTES]
+        content, digest = slot[: 5 * DIGEST_BYTES], slot[5 * DIGEST_BYTES : 6 * DIGEST_BYTES]
         if hashlib.sha256(content).digest() != digest:
             raise UserError("its record of secure sums is damaged; start again with a new secret and a new record")
-        session, agreement, answered, opened = (content[at : at + 32] for at in range(0, len(content), 32))
-        return Record(session, agreement, int.from_bytes(answered, "big"), opened)
+        session, agreement, answered, *others = (content[at : at + 32] for at in range(0, len(content), 32))
+        return Record(session, agreement, int.from_bytes(answered, "big"), *others)
+
+
+class PinnedSums:
+    """What sums of a run were about, and over which members: a file each, in a folder.
+
+    From two sums about one subject, one of them without a member, the difference is that member's own part.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, subject: str, members: Sequence[int]) -> None:
+        """Remember these members for the subject; refused where it was summed over others."""
+        file = self._folder / hashlib.sha256(subject.encode()).hexdigest()[:32]
+        content = hashlib.sha256(b"".join(number.to_bytes(8, "big") for number in sorted(members))).digest()
+        known = read_content(file, DIGEST_BYTES)
+        if known is None:
+            write_whole(file, content)
+        elif known != content:
+            raise UserError(
+                f"{subject.split()[0]} has been summed over other clients; the difference between both sums would "
+                "reveal those that are in one of them"
+            )
 
 
 class Sessions:
@@ -124,13 +162,13 @@ class Sessions:
         """The client takes part; see ``Record``."""
         self._change(client, lambda record: record.agreed(session, agreement))
 
-    def answer(self, client: int, session: bytes, agreement: bytes, visit: int) -> None:
+    def answer(self, client: int, session: bytes, agreement: bytes, sharing: bytes, visit: int) -> None:
         """The client is about to answer."""
-        self._change(client, lambda record: record.with_answer(session, agreement, visit))
+        self._change(client, lambda record: record.with_answer(session, agreement, sharing, visit))
 
-    def open(self, client: int, session: bytes, agreement: bytes, question: bytes, visit: int) -> None:
-        """The client is about to open."""
-        self._change(client, lambda record: record.with_opening(session, agreement, question, visit))
+    def open(self, client: int, session: bytes, agreement: bytes, sharing: bytes, question: bytes, visit: int) -> None:
+        """The client is about to open, or to sign that it will."""
+        self._change(client, lambda record: record.with_opening(session, agreement, sharing, question, visit))
 
     def content(self, client: int) -> bytes:
         """The client's slot, for another process that does its next visit."""

@@ -29,6 +29,7 @@ from unskew.round.local_optimizers import clip_gradients, make_optimizer, with_r
 
 if TYPE_CHECKING:
     from unskew.privacy.sessions import Sessions
+    from unskew.privacy.signing import Signer
     from unskew.round.algorithm import Algorithm
 
 
@@ -191,6 +192,7 @@ class ClientSide:
     memory: SavedStates | None = None  # None: no method keeps anything
     secret: bytes = b""  # of this machine, for secure sums; the server never sees it
     sessions: "Sessions | None" = None  # what the clients of this machine have answered in secure sums
+    signer: "Signer | None" = None  # of a federation's node, in sums that a lying server cannot undo
     own_tests: Mapping[int, Tensor] = field(default_factory=dict)  # by client, which of the test images are its own
     room: Callable[[int], Tensor] = new_room  # where an update of so many numbers is written
     planned: dict[Key, Plan] = field(init=False, default_factory=dict)  # drawn ahead, by the key of their visit

@@ -1,5 +1,6 @@
 """Before the first round: read the images, make the partition, fill in what the data decides, reject bad settings."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -553,6 +554,13 @@ def check_protections(prepared: Prepared) -> None:
             )
         if drawn > MOST_MEMBERS:
             raise UserError(f"secure(updates=true): {drawn:,} clients come to a round; give --per-round {MOST_MEMBERS}")
+        sampled = drawn < clients or algorithm.available is not None or algorithm.arrive is not None
+        if sampled and (steady := [each.name for each in algorithm.statistics if each.steady]):
+            found = f"secure(updates=true) and {steady[0]}: what a client sends of it hardly changes"
+            words = f"{found}, so that sums over other clients in every round reveal it (docs/privacy.md)"
+            if prepared.nodes:
+                raise UserError(f"{words}; let every client take part in every round, or leave one of them out")
+            warnings.warn(words, stacklevel=2)
     if algorithm.released:
         _check_release(prepared)
     if algorithm.mechanism is not None:

@@ -107,13 +107,14 @@ def test_a_receipt_is_signed_with_the_nodes_key(tmp_path):
     receipt = make_receipt(tmp_path / "node-1" / "audit.jsonl", "node-1", tmp_path / "node.key")
     verify_receipt(json.loads(json.dumps(receipt)), public)
     (run,) = receipt["runs"]
-    assert run["jobs"] == {"describe": 1, "train": 2, "mask-keys": 1, "mask-shares": 1, "masked": 1, "mask-openings": 1}
+    masks = ("mask-keys", "mask-shares", "masked", "mask-survivors", "mask-openings")
+    assert run["jobs"] == {"describe": 1, "train": 2, **dict.fromkeys(masks, 1)}
     assert run["rounds"] == 2
     first, second = receipt_lines(receipt)
-    assert first.startswith("node node-1: 7 messages left, as of ")
+    assert first.startswith("node node-1: 8 messages left, as of ")
     assert "2 × train" in second
     assert "not all masked, no ε promised" in second
-    for name, value in (("lines", 8), ("node", "node-2"), ("runs", [])):
+    for name, value in (("lines", 9), ("node", "node-2"), ("runs", [])):
         with pytest.raises(UserError, match="not signed with this key, or was changed since"):
             verify_receipt({**receipt, name: value}, public)
     with pytest.raises(UserError, match="not signed with this key"):

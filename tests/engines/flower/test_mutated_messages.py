@@ -24,7 +24,7 @@ from unskew.data.sources import load
 from unskew.engines.codec import BadMessage, Envelope
 from unskew.engines.flower.engine import FederatedEngine, Members, Post, Rules, Session, Template
 from unskew.engines.flower.exchange import InProcess
-from unskew.engines.flower.messages import RunAgreement, read_header, seal, unseal
+from unskew.engines.flower.messages import PROTOCOL, RunAgreement, read_header, seal, unseal
 from unskew.engines.flower.policy import Policy
 from unskew.round import statistics
 from unskew.round.client import Train
@@ -207,7 +207,7 @@ def test_tensors_that_are_announced_are_not_allocated():
     """A header that describes 16 GB of tensors and brings none is refused without any of it."""
     before = resident()
     for shape in ([2**31], [2**33], [2**16, 2**16], [0, 2**33]):
-        header = json.dumps({"protocol": 2, "kind": "job", "tensors": [["x", "float64", shape]]}).encode()
+        header = json.dumps({"protocol": PROTOCOL, "kind": "job", "tensors": [["x", "float64", shape]]}).encode()
         if 0 in shape:
             assert unseal(Envelope(header))[1][0][1].numel() == 0
             continue

@@ -7,7 +7,7 @@ from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.jobs import EvaluateCalibrated, FixedPointMoments, Moments
 from unskew.core.types import Local
 from unskew.engines.codec import BadMessage
-from unskew.engines.flower.promises import Purpose, check_masked, name_of
+from unskew.engines.flower.promises import Purpose, check_masked, name_of, subject_of
 from unskew.methods import parse_method
 from unskew.privacy.secure_sum import Masked, MaskKeys, MaskOpenings, MaskShares, Rounded
 from unskew.round.client import Survey, Train
@@ -16,7 +16,7 @@ from unskew.round.evaluation import Evaluate
 REQUEST = StatisticsRequest(form=Diagonal()).to_plain()
 MOMENTS, WORDS = Moments(REQUEST), FixedPointMoments(REQUEST, 10, 32, 24, 4)
 MEMBERS = tuple((client, 0) for client in range(4))
-KEYS, FLAGS = (b"",) * 4, (True,) * 4
+KEYS, FLAGS, KEY = (b"",) * 4, (True,) * 4, b"k" * 32
 
 
 def about(inner, threshold=5):
@@ -68,3 +68,18 @@ def test_masks_that_fewer_can_take_off_are_refused():
         with pytest.raises(BadMessage, match="3 of 4 clients can take the masks off; 4 were agreed on"):
             check_masked(job, algorithm)
     check_masked(MaskKeys(*about(WORDS, 4)), algorithm)
+
+
+def test_sums_are_about_the_same_where_their_difference_would_reveal_a_client():
+    plain, steady = (parse_method(method, Local()) for method in ("fedavg", "prototypes"))
+    one, other = b"m" * 32, b"n" * 32
+    for job in (MOMENTS, WORDS, Masked(*about(WORDS), KEYS, FLAGS)):
+        assert subject_of(job, one, KEY, plain) == subject_of(MOMENTS, other, KEY, steady) == "statistics"
+    assert subject_of(Survey(), one, KEY, plain) == subject_of(Rounded(Survey(), 4), other, KEY, plain) == "survey"
+    for job in (Train(1), Evaluate(), EvaluateCalibrated()):
+        assert subject_of(job, one, KEY, plain) != subject_of(job, other, KEY, plain)
+        assert subject_of(job, one, KEY, plain) == subject_of(Rounded(job, 3), one, KEY, plain)
+    renamed = Train(2, ("norms",))  # whatever it calls the round
+    assert subject_of(Train(1), one, KEY, plain) == subject_of(renamed, one, KEY, plain)
+    assert subject_of(Train(1), one, KEY, plain) != subject_of(Train(1), one, bytes(32), plain)  # other batches
+    assert subject_of(Train(1), one, KEY, steady) == subject_of(Train(2), other, KEY, steady) == "train"

@@ -23,7 +23,7 @@ from unskew.core.types import Local, Tensors
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.codec import DTYPES, MAX_BODY, NO_TENSORS, BadMessage, Body, Envelope, decode, decode_header, encode
 
-PROTOCOL = 2  # both sides must speak the same
+PROTOCOL = 3  # both sides must speak the same
 
 
 def seal(fields: Mapping[str, Any], tensors: Body | Iterable[tuple[str, Tensor]] = NO_TENSORS) -> Envelope:
@@ -167,6 +167,11 @@ class RunAgreement:
         """A short name for exactly this agreement."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def common(self) -> bytes:
+        """The digest of what all nodes are told alike: everything but the numbers of their clients."""
+        return hashlib.sha256(json.dumps({**self.to_json(), "numbers": None}, sort_keys=True).encode()).digest()
 
     @staticmethod
     def from_json(values: Any) -> "RunAgreement":

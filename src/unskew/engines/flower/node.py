@@ -9,13 +9,12 @@ import os
 import re
 import threading
 import time
-import zlib
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shutil import rmtree
@@ -61,14 +60,16 @@ from unskew.engines.flower.messages import (
     unseal,
 )
 from unskew.engines.flower.policy import MEGABYTE, Policy
-from unskew.engines.flower.promises import Purpose, check_masked, name_of
-from unskew.privacy.secure_sum import Masked, SecureJob
-from unskew.privacy.sessions import Sessions
+from unskew.engines.flower.promises import Purpose, check_masked, name_of, subject_of
+from unskew.privacy.secure_sum import Masked, SecureJob, digest_of
+from unskew.privacy.sessions import PinnedSums, Sessions
+from unskew.privacy.signing import Registered, Signer
 from unskew.round.client import ClientSide, plan_ahead
 from unskew.round.client_memory import MemoryFormat
 from unskew.round.jobs import answer, decode_job, plugins_of
 
 Ints = npt.NDArray[np.int64]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,15 +223,16 @@ def _test_owners(names: tuple[str, ...] | None, clients: int, images: ImageSet) 
     return np.arange(len(images.test), dtype=np.int64) % clients
 
 
-TICKET = re.compile(r"(\d{1,10})\.(\d{1,18})-([0-9a-f]{8})")  # client, number of the file, checksum
+TICKET = re.compile(r"(\d{1,10})\.(\d{1,18})-([0-9a-f]{8})")  # client, number of the file, keyed checksum
 FILE = re.compile(r"(\d{1,10})\.(\d{1,18})\.state")
 
 
 class NodeMemory:
     """The files of one run, in a folder of their own."""
 
-    def __init__(self, folder: Path, layout: MemoryFormat) -> None:
+    def __init__(self, folder: Path, layout: MemoryFormat, secret: bytes) -> None:
         self._folder, self._format, self.bytes = folder, layout, layout.bytes
+        self._key = hashlib.sha256(b"unskew memory 1 " + secret).digest()
         self._clients: dict[int, int] = {}  # by the number of the file that a visit will write
         self.lost: list[int] = []  # clients whose memory was not there, since it was last looked at
         with suppress(OSError):
@@ -266,7 +268,7 @@ class NodeMemory:
             write_whole(self._file(client, slot), bytes(content))
         except UserError as error:
             raise StorageFailure(f"the client's state cannot be saved: {error}") from error
-        return f"{client}.{slot}-{zlib.crc32(content):08x}"
+        return f"{client}.{slot}-{self._tag(slot, content)}"
 
     def clear(self, visits: Iterable[Visit], tickets: Iterable[str]) -> None:
         """Of the clients that are about to write a new file, remove those that neither a visit nor a ticket names."""
@@ -290,9 +292,13 @@ class NodeMemory:
             content = read_content(self._file(visit.client, int(found[2])), self._format.bytes)
         except UserError:
             return None
-        if content is None or len(content) != self._format.bytes or f"{zlib.crc32(content):08x}" != found[3]:
+        if content is None or len(content) != self._format.bytes or self._tag(int(found[2]), content) != found[3]:
             return None
         return bytearray(content)
+
+    def _tag(self, slot: int, content: bytes | bytearray) -> str:
+        """A checksum that only this node can compute: with a plain one the server could test what is in a memory."""
+        return hashlib.blake2s(slot.to_bytes(8, "big") + content, key=self._key, digest_size=4).hexdigest()
 
     def _file(self, client: int, number: int) -> Path:
         return self._folder / f"{client}.{number}.state"
@@ -368,7 +374,7 @@ class NodeRun:
 
     def __init__(
         self, agreement: RunAgreement, data: NodeData, frozen: Tensors, folder: Path, *, own: NodeSecret, device: str,
-        policy: Policy,
+        policy: Policy, registered: Registered | None = None, say: Say = lambda line: None,
     ) -> None:  # fmt: skip
         self.agreement, self._policy = agreement, policy
         blueprint = agreement.blueprint
@@ -385,9 +391,15 @@ class NodeRun:
         side = build(blueprint, dataset(images, held.population) | tensors.prefixed(frozen, FROZEN))
         self._memory = None
         if side.algorithm.remember:
-            self._memory = NodeMemory(folder / "memories", MemoryFormat(side.algorithm.remember, side.weights))
+            layout = MemoryFormat(side.algorithm.remember, side.weights)
+            self._memory = NodeMemory(folder / "memories", layout, own.secret)
+        signer = None
+        if registered is not None:
+            context = hashlib.sha256(agreement.common + digest_of(frozen)).digest()
+            subject = partial(subject_of, algorithm=side.algorithm)
+            signer = Signer(registered, context, subject, PinnedSums(folder / "sums"), say)
         self.side: ClientSide = replace(
-            side, memory=self._memory, secret=own.secret, sessions=own.sessions, own_tests=held.tests
+            side, memory=self._memory, secret=own.secret, sessions=own.sessions, signer=signer, own_tests=held.tests
         )
 
     def asked(self, header: Mapping[str, Any]) -> Asked:
@@ -399,6 +411,8 @@ class NodeRun:
         for name in plugins_of(job):
             self._policy.check_plugin(parse_plugin(name, "job"))
         check_masked(job, self.side.algorithm)
+        if isinstance(job, SecureJob) and self.side.signer is None:
+            raise BadMessage("it asks for a secure sum, and this node has no key or no roster to check the others with")
         path = read_field(header, "key", list)
         if not all(type(part) in (int, str) for part in path):
             raise BadMessage("its key is not a path of texts and whole numbers")
@@ -521,7 +535,6 @@ REASONS = 200  # that are counted apart
 LOGGED = 20  # refusals in a minute that are logged one by one
 ABANDONED = 60 * 24 * 3600.0  # seconds
 KINDS = ("describe", "agree", "job", "refuse", "finish")
-Say = Callable[[str], None]
 
 
 class Node:
@@ -529,11 +542,12 @@ class Node:
 
     def __init__(
         self, data: NodeData, folder: Path, *, device: str = "cpu", plugins: tuple[str, ...] = (),
-        say: Say = lambda line: None, most: int | None = None, policy: Policy | None = None,
+        registered: Registered | None = None, say: Say = lambda line: None, most: int | None = None,
+        policy: Policy | None = None,
     ) -> None:  # fmt: skip
         policy = policy or Policy()
         self.policy = replace(policy, plugins={**dict.fromkeys(plugins, ""), **policy.plugins})
-        self.data, self._folder, self._device = data, folder, device
+        self.data, self._folder, self._device, self._registered = data, folder, device, registered
         self._say, self._most = say, most or self.policy.max_message * MEGABYTE
         self.refusals = Refusals(say)
         self._runs: dict[str, NodeRun] = {}  # the last ones that were asked for
@@ -670,7 +684,7 @@ class Node:
         self._check_data(place)
         run = NodeRun(
             agreement, self.data, frozen, place, own=self._secrets[agreement.run], device=self._device,
-            policy=self.policy,
+            policy=self.policy, registered=self._registered, say=self._say,
         )  # fmt: skip
         self._runs.pop(agreement.run, None)
         self._runs[agreement.run] = run

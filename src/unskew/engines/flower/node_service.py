@@ -23,12 +23,13 @@ from unskew.engines.blueprint import keep_freed_memory
 from unskew.engines.codec import MAX_BODY, MAX_HEADER, Envelope
 from unskew.engines.flower.node import Node, NodeSource, read_node_data
 from unskew.engines.flower.policy import MEGABYTE, POLICY, Policy, read_policy
+from unskew.privacy.signing import ROSTER, Registered
 
 LENGTH = 8  # bytes of a length in front of a part, as in client_app
 CHUNK = 2**20
 PATIENCE = 60.0  # seconds that a line may be silent while a message is coming
 
-TEXTS = ("name", "data", "data_dir", "partition", "device", "folder", "socket", "policy")
+TEXTS = ("name", "data", "data_dir", "partition", "device", "folder", "socket", "policy", "key", "roster")
 NAMES = (*TEXTS, "client", "clients", "seed", "plugins")
 
 
@@ -43,6 +44,8 @@ class NodeSettings:
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
     policy: Path | None = None  # None: policy.toml beside the folder, where there is one
+    key: Path = Path("node.key")  # with which it signs its part in secure sums
+    roster: Path = Path(ROSTER)  # the nodes whose signatures it accepts there
 
 
 def read_settings(file: Path) -> NodeSettings:
@@ -71,7 +74,12 @@ def read_settings(file: Path) -> NodeSettings:
         raise UserError(f"{file}: plugins must be a list of texts")
     place = Path(values.get("socket") or folder / "node.sock")
     policy = Path(values["policy"]) if values.get("policy") else None
-    return NodeSettings(values["name"], source, folder, place, values.get("device") or "cpu", tuple(plugins), policy)
+    separate = file.parent / "signing.key"
+    own = separate if separate.exists() else file.parent / "node.key"
+    return NodeSettings(
+        values["name"], source, folder, place, values.get("device") or "cpu", tuple(plugins), policy,
+        Path(values.get("key") or own), Path(values.get("roster") or file.parent / ROSTER),
+    )  # fmt: skip
 
 
 def own_policy(settings: NodeSettings) -> Policy:
@@ -88,7 +96,15 @@ def serve(settings: NodeSettings, say: Callable[[str], None]) -> None:
     ready_device(settings.device)
     policy = own_policy(settings)
     data = read_node_data(settings.name, settings.source)
-    node = Node(data, settings.folder, device=settings.device, plugins=settings.plugins, say=say, policy=policy)
+    try:
+        registered = Registered.read(settings.key, settings.roster)
+    except UserError as error:
+        registered = None
+        say(f"secure sums are refused: {error}")
+    node = Node(
+        data, settings.folder, device=settings.device, plugins=settings.plugins, registered=registered, say=say,
+        policy=policy,
+    )  # fmt: skip
     with listening(settings.socket) as line:
         facts = data.described()
         say(

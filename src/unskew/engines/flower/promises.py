@@ -12,7 +12,7 @@ from unskew.engines.codec import BadMessage
 from unskew.privacy.agreement import MIN_CLIENTS, shares_needed
 from unskew.privacy.secure_sum import MaskKeys, SecureJob, SecureUpdates
 from unskew.round.algorithm import Algorithm
-from unskew.round.client import Train
+from unskew.round.client import Survey, Train
 from unskew.round.evaluation import Evaluate
 
 
@@ -57,9 +57,9 @@ def name_of(job: Job) -> str:
 
 def check_masked(job: Job, algorithm: Algorithm) -> None:
     """Refuse a job that would send what was agreed to be masked, or a sum whose masks fewer clients could take off."""
-    masked = isinstance(algorithm.exchange, SecureUpdates) or (
-        algorithm.secure is not None and isinstance(Purpose.of(job).work, Moments | FixedPointMoments)
-    )
+    work = Purpose.of(job).work
+    statistics = isinstance(work, Moments | FixedPointMoments)
+    masked = isinstance(algorithm.exchange, SecureUpdates) or (algorithm.secure is not None and statistics)
     if isinstance(job, SecureJob):
         if algorithm.secure is None:
             return
@@ -70,3 +70,20 @@ def check_masked(job: Job, algorithm: Algorithm) -> None:
             )
     elif masked:
         raise BadMessage(f"it asks for {name_of(job)} without masks; agreed was {algorithm.secure}")
+
+
+def subject_of(job: Job, shared: bytes, key: bytes, algorithm: Algorithm) -> str:
+    """What a secure sum is about; the first word names it. Two sums about one subject must have the same members.
+
+    Statistics, the survey and what a method measures alike in every round are asked of one set of clients in a whole
+    run. Anything else is asked once under the same tensors, of which ``shared`` is the digest; training also draws from
+    a key, and with another one gives another update.
+    """
+    work = Purpose.of(job).work
+    once = isinstance(work, Moments | FixedPointMoments | Survey) or (
+        isinstance(work, Train) and any(statistic.steady for statistic in algorithm.statistics)
+    )
+    kind = "statistics" if isinstance(work, Moments | FixedPointMoments) else name_of(work)
+    if once:
+        return kind
+    return f"{kind} {shared.hex()} {key.hex()}" if isinstance(work, Train) else f"{kind} {shared.hex()}"

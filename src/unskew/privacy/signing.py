@@ -1,0 +1,239 @@
+"""Signatures in secure sums: who a member is, and that all members were told the same.
+
+A node signs, with its registered key, each session's keys, what was agreed for the run and how many examples the client
+has. Every other node checks this statement against the roster that its owner was given, so that a server can neither
+invent members nor replace their keys. In the session a member then signs with a key of its own, named in its statement.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from unskew.core.errors import UserError
+from unskew.core.files import read_content
+from unskew.core.plugins import require_extra
+from unskew.core.types import Job
+from unskew.privacy.agreement import Agreement, Member
+
+POINT_BYTES = 49  # a P-384 key
+NUMBER_BYTES = 48
+SIGNATURE_BYTES = 64  # Ed25519, of a session's own key
+STATED_BYTES = 32 + POINT_BYTES + 32 + 8  # what was agreed for the run, the node's key, the session's key, examples
+STATEMENT_BYTES = STATED_BYTES + 2 * NUMBER_BYTES
+ROSTER = "roster.txt"
+MAX_ROSTER = 2**22  # bytes of a roster file
+
+CONSENT, SURVIVORS = b"unskew consent 1 ", b"unskew survivors 1 "
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a node says of one member; ``content`` is all of it, with or without the node's signature."""
+
+    content: bytes
+
+    @property
+    def context(self) -> bytes:
+        """The digest of what the run's server and this node agreed on."""
+        return self.content[:32]
+
+    @property
+    def node(self) -> bytes:
+        """The node's registered key."""
+        return self.content[32 : 32 + POINT_BYTES]
+
+    @property
+    def key(self) -> bytes:
+        """The key that this member signs with in the session."""
+        return self.content[32 + POINT_BYTES : STATED_BYTES - 8]
+
+    @property
+    def examples(self) -> int:
+        """How many examples the client has."""
+        return int.from_bytes(self.content[STATED_BYTES - 8 : STATED_BYTES], "big")
+
+    @property
+    def stated(self) -> bytes:
+        """The statement without its signature."""
+        return self.content[:STATED_BYTES]
+
+    def holds(self, member: int, session: bytes, keys: bytes) -> bool:
+        """Whether the node named in it has signed it, for these keys of this member in this session."""
+        asymmetric = require_extra("cryptography.hazmat.primitives.asymmetric.utils")
+        numbers = self.content[STATED_BYTES:]
+        if len(self.content) != STATEMENT_BYTES:
+            return False
+        r, s = (int.from_bytes(numbers[at : at + NUMBER_BYTES], "big") for at in (0, NUMBER_BYTES))
+        try:
+            signature = asymmetric.encode_dss_signature(r, s)
+            _load_point(self.node).verify(signature, _message(member, session, keys, self.stated), _ecdsa())
+        except (ValueError, require_extra("cryptography.exceptions").InvalidSignature):
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The nodes whose members this node takes part with: their registered keys, by name."""
+
+    names: Mapping[bytes, str]
+
+    @staticmethod
+    def read(path: Path) -> "Roster":
+        """From a file with a name and a public key, as OpenSSH writes it, in each line."""
+        content = read_content(path, MAX_ROSTER)
+        if content is None:
+            raise UserError(
+                f"{path} is missing, which lists the nodes of the federation; unskew federation init DIR writes it on "
+                "the server's machine, into DIR/nodes/NAME"
+            )
+        names = {}
+        for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            name, _, key = line.partition(" ")
+            point = _point_in(key.encode())
+            if point is None:
+                raise UserError(f"{path}, line {number}: expected a name and a key: ward ecdsa-sha2-nistp384 AAAA…")
+            names[point] = name
+        return Roster(names)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A node's registered key, and the file with its roster, which its owner may change at any time."""
+
+    private: Any
+    roster: Path
+
+    @staticmethod
+    def read(key: Path, roster: Path) -> "Registered":
+        """Both from files; refused where one of them is missing or is none."""
+        Roster.read(roster)
+        return Registered(load_private(key), roster)
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A node's part in signed sums: its key, its roster, and what it refuses to add up twice.
+
+    ``context`` is the digest of what was agreed for the run. ``subject`` names what a sum is about, from its job and
+    the digests of the tensors sent with it and of its key: two sums about one subject must have the same members, which
+    ``pin`` remembers. ``say`` is told what must not leave the node.
+    """
+
+    registered: Registered
+    context: bytes
+    subject: Callable[[Job, bytes, bytes], str]
+    pin: Callable[[str, Sequence[int]], None]
+    say: Callable[[str], None] = lambda line: None
+
+    @cached_property
+    def point(self) -> bytes:
+        """This node's registered key."""
+        return point_of(self.registered.private.public_key())
+
+    def state(self, member: Member, examples: int) -> bytes:
+        """This node's signed statement of a member of its own."""
+        asymmetric = require_extra("cryptography.hazmat.primitives.asymmetric.utils")
+        stated = self.context + self.point + signing_public(member) + examples.to_bytes(8, "big")
+        signature = self.registered.private.sign(
+            _message(member.number, member.session, member.public, stated), _ecdsa()
+        )
+        numbers = (number.to_bytes(NUMBER_BYTES, "big") for number in asymmetric.decode_dss_signature(signature))
+        return stated + b"".join(numbers)
+
+    def check(self, roster: Roster, who: str, statement: Statement, member: int, session: bytes, keys: bytes) -> None:
+        """Refuse a member that no node of the roster vouches for, or that was told otherwise what the run is."""
+        if statement.node not in roster.names:
+            raise UserError(f"{who} is of a node that is not in this node's {self.registered.roster.name}")
+        if not statement.holds(member, session, keys):
+            raise UserError(f"the keys of {who} are not signed by its node")
+        if statement.context != self.context:
+            raise UserError(f"{who} was told something else about the run: its method, its rates or its network")
+
+
+def load_private(path: Path) -> Any:
+    """A node's private key, P-384, as OpenSSH or ``unskew federation init`` writes it."""
+    content = read_content(path, 2**20)
+    ec = require_extra("cryptography.hazmat.primitives.asymmetric.ec")
+    serialization = require_extra("cryptography.hazmat.primitives.serialization")
+    if content is None:
+        raise UserError(f"{path} is missing, with which the node signs its part in secure sums")
+    try:
+        key = serialization.load_ssh_private_key(content, None)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is not a private key: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise UserError(f"{path} is not a P-384 key; make one with: ssh-keygen -t ecdsa -b 384 -N '' -f node.key")
+    return key
+
+
+def sign(member: Member, purpose: bytes, agreement: Agreement, content: bytes = b"") -> bytes:
+    """A member's signature, with its session's own key, of what all members must have been told alike."""
+    signature: bytes = _signing_private(member).sign(purpose + agreement.digest + content)
+    return signature
+
+
+def signed(key: bytes, signature: bytes, purpose: bytes, agreement: Agreement, content: bytes = b"") -> bool:
+    """Whether the owner of this session's key signed it."""
+    ed25519 = require_extra("cryptography.hazmat.primitives.asymmetric.ed25519")
+    try:
+        ed25519.Ed25519PublicKey.from_public_bytes(key).verify(signature, purpose + agreement.digest + content)
+    except (ValueError, require_extra("cryptography.exceptions").InvalidSignature):
+        return False
+    return True
+
+
+def signing_public(member: Member) -> bytes:
+    """The key that a member's signatures in this session are checked with."""
+    content: bytes = _signing_private(member).public_key().public_bytes_raw()
+    return content
+
+
+def survivors(sharing: Collection[int], answered: Collection[int]) -> bytes:
+    """The digest of who masked with whom, and of who answered."""
+    content = b"|".join(b"".join(number.to_bytes(8, "big") for number in sorted(each)) for each in (sharing, answered))
+    return hashlib.sha256(b"unskew opening 2 " + len(sharing).to_bytes(8, "big") + content).digest()
+
+
+def _message(member: int, session: bytes, keys: bytes, stated: bytes) -> bytes:
+    return b"unskew member 1 " + member.to_bytes(8, "big") + session + keys + stated
+
+
+def _signing_private(member: Member) -> Any:
+    ed25519 = require_extra("cryptography.hazmat.primitives.asymmetric.ed25519")
+    return ed25519.Ed25519PrivateKey.from_private_bytes(member.signing_seed)
+
+
+def _ecdsa() -> Any:
+    ec = require_extra("cryptography.hazmat.primitives.asymmetric.ec")
+    return ec.ECDSA(require_extra("cryptography.hazmat.primitives.hashes").SHA384())
+
+
+@lru_cache(4096)
+def _load_point(point: bytes) -> Any:
+    ec = require_extra("cryptography.hazmat.primitives.asymmetric.ec")
+    return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP384R1(), point)
+
+
+def point_of(public: Any) -> bytes:
+    """A P-384 key as statements and rosters have it."""
+    s = require_extra("cryptography.hazmat.primitives.serialization")
+    content: bytes = public.public_bytes(s.Encoding.X962, s.PublicFormat.CompressedPoint)
+    return content
+
+
+@lru_cache(4096)
+def _point_in(line: bytes) -> bytes | None:
+    """The P-384 key in a line that OpenSSH writes; None where there is none."""
+    ec = require_extra("cryptography.hazmat.primitives.asymmetric.ec")
+    try:
+        key = require_extra("cryptography.hazmat.primitives.serialization").load_ssh_public_key(line)
+    except (ValueError, require_extra("cryptography.exceptions").UnsupportedAlgorithm):
+        return None
+    p384 = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)
+    return point_of(key) if p384 else None
