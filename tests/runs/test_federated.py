@@ -556,3 +556,18 @@ def test_accuracy_tells_which_clients_it_does_not_cover(tmp_path):
     exchange.between = between
     result = federated(tmp_path, exchange, data="nodes", method="fedavg + lda", rules=Rules(deadline=5, wait=5))
     assert result.notes == ["the accuracy of the trained model covers 2 of 3 clients, without client 1"]
+
+
+def test_grey_images_of_one_node_are_used_in_colour_where_the_others_are(tmp_path):
+    nodes = {
+        1: node_with(tmp_path, "grey", ["cat", "dog"]),
+        2: node_with(tmp_path, "colour", ["cat", "dog"], shape=(3, 8, 8)),
+        3: node_with(tmp_path, "large", ["cat", "dog"], shape=(3, 9, 9)),
+    }
+    said = []
+    result = federated(tmp_path, exchange_of(nodes), data="nodes", clients=3, rounds=1, rules=Rules(wait=20), said=said)
+    assert result.clients == 2
+    assert any("node large is left out: its images are 9x9" in line for line in said)
+    terms = json.loads((tmp_path / "run" / "federation.json").read_text())
+    assert terms["shape"] == [3, 8, 8]
+    assert len(terms["mean"]) == 3

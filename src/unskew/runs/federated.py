@@ -78,9 +78,13 @@ def read_terms(path: Path) -> Terms:
 
 def agree_on_terms(terms: Terms, nodes: Sequence[Description], classes: tuple[str, ...]) -> Terms:
     """The classes (those that were asked for, or all that a node has), the images' shape and their normalisation."""
-    shapes = [node.shape for node in nodes]
-    shape = max(set(shapes), key=lambda each: (shapes.count(each), each))  # what most nodes have
-    fitting = [node for node in nodes if node.shape == shape]
+    sizes = [node.shape[1:] for node in nodes]
+    size = max(set(sizes), key=lambda each: (sizes.count(each), each))  # what most nodes have
+    shapes = [node.shape for node in nodes if node.shape[1:] == size]
+    shape = max(set(shapes), key=lambda each: (shapes.count(each), each))
+    if shape[0] == 1 and (3, *size) in shapes:
+        shape = 3, *size
+    fitting = [_in_colour(node, shape) for node in nodes if _in_colour(node, shape).shape == shape]
     if not classes and len({node.classes for node in fitting}) == 1:
         classes = fitting[0].classes  # in the nodes' own order
     if not classes:
@@ -98,6 +102,13 @@ def agree_on_terms(terms: Terms, nodes: Sequence[Description], classes: tuple[st
     )
 
 
+def _in_colour(node: Description, shape: tuple[int, int, int]) -> Description:
+    """The node's grey images as images of three equal channels, where the others' are in colour."""
+    if node.shape[0] != 1 or shape[0] != 3:
+        return node
+    return replace(node, shape=(3, *node.shape[1:]), mean=3 * node.mean, std=3 * node.std)
+
+
 def _refuse_look_alikes(classes: Sequence[str], nodes: Sequence[Description]) -> None:
     """Refuse classes that differ only in case, spaces or punctuation: nobody means both "Normal" and "normal"."""
     seen: dict[str, str] = {}
@@ -113,7 +124,7 @@ def _refuse_look_alikes(classes: Sequence[str], nodes: Sequence[Description]) ->
 
 def why_not(node: Description, terms: Terms) -> str | None:
     """Why a node's data do not fit what was agreed; None if they do."""
-    if node.shape != terms.shape:
+    if _in_colour(node, terms.shape).shape != terms.shape:
         return (
             f"its images are {_shape(node.shape)}, the others' are {_shape(terms.shape)}; scale them to the same size"
         )

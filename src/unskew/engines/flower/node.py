@@ -3,6 +3,7 @@
 Whatever comes is checked before anything is done; what does not fit is refused with its reason, and the node goes on.
 """
 
+import copy
 import hashlib
 import math
 import os
@@ -33,7 +34,7 @@ from unskew.core.key import Key
 from unskew.core.limits import cache_folder
 from unskew.core.machine import neutral, physical_memory
 from unskew.core.plugins import guard_plugins, parse_plugin
-from unskew.core.types import Failure, ImageSet, Job, Split, Tensors, Visit, Visited
+from unskew.core.types import Failure, ImageSet, Job, Split, StoredImages, Tensors, Visit, Visited
 from unskew.data.batches import AUTO, check_visit, choose_augmentation
 from unskew.data.partition import partition_examples
 from unskew.data.photographs import silent
@@ -138,7 +139,13 @@ class NodeData:
         stated = {each.name: each.number for each in self.clients if each.number is not None}
         if odd := [name for name, number in stated.items() if agreement.numbers[name] != number]:
             raise UserError(f"node {self.name}: client {odd[0]} is number {stated[odd[0]]}, the server says otherwise")
-        parts = (self._relabelled(part, agreement.classes) for part in (self.images.train, self.images.test))
+        parts = (
+            replace(part, images=in_colour(part.images))
+            if agreement.blueprint.shape[0] > part.images.shape[1]
+            else part
+            for part in (self.images.train, self.images.test)
+        )
+        parts = (self._relabelled(part, agreement.classes) for part in parts)
         images = replace(
             self.images, classes=agreement.classes, train=next(parts), test=next(parts), mean=agreement.mean,
             std=agreement.std,
@@ -163,6 +170,16 @@ class NodeData:
             )
         table = np.array([number.get(name, -1) for name in self.images.classes], np.int64)
         return replace(part, labels=table[part.labels])
+
+
+def in_colour(images: npt.NDArray[Any] | StoredImages) -> npt.NDArray[Any] | StoredImages:
+    """Grey images as images of three equal channels."""
+    if isinstance(images, np.ndarray):
+        return np.repeat(images, 3, axis=1)
+    wide: Any = copy.copy(images)  # it reads the same files, and fills all channels with a grey picture
+    wide.shape = (len(images), 3, *images.shape[2:])
+    stored: StoredImages = wide
+    return stored
 
 
 @dataclass(frozen=True)

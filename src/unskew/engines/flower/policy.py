@@ -146,7 +146,7 @@ class Policy:
     def check_size(self, blueprint: Blueprint, images: tuple[int, int, int]) -> None:
         """Refuse a network that is too large, before it is made."""
         channels, *sides = blueprint.shape
-        if channels != images[0] or max(sides) > max(MAX_SIDE, *images[1:]):
+        if channels not in (images[0], 3 * images[0]) or max(sides) > max(MAX_SIDE, *images[1:]):
             raise BadMessage(f"its network takes images of {list(blueprint.shape)}; this node's are {list(images)}")
         if ":" in blueprint.model:
             return  # the owner's own code
