@@ -341,7 +341,7 @@ class Execution:
         """Which clients an accuracy does not cover, because they did not answer."""
         notes, clients = [], len(self.engine.roster.inhabited)
         for name, score in scores.items():
-            if score.failures:
+            if score.failures and not self.algorithm.released:  # who took part is nobody's business then
                 missing = sorted(str(failure.client) for failure in score.failures)
                 model = "the trained model" if name == OWN else name
                 notes.append(
