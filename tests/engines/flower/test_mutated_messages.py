@@ -130,7 +130,7 @@ def test_a_node_answers_every_mutated_message(tmp_path, count):
     assert grown < GROWTH
     assert kinds["refused"] > count / 2
     assert kinds["refused"] <= node.refusals.counts.total() <= kinds["refused"] + count // 100
-    assert kinds["done"] > count / 50  # some mutations change nothing that matters
+    assert kinds["done"] > count / 100  # some mutations change nothing that matters
     assert len(node.refusals.counts) < 300
     logged = [line for line in said if line.startswith("refused")]
     assert 20 <= len(logged) < 100 + count / 100  # the others are only counted
