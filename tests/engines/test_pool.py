@@ -17,7 +17,8 @@ from unskew import engines
 from unskew.core.errors import ClientFailure, UserError
 from unskew.core.key import Key
 from unskew.core.types import Visit
-from unskew.engines.pool import Pool, SharedFile
+from unskew.engines.pool import Pool
+from unskew.engines.results import SharedFile
 from unskew.round.client import Train
 
 HERE = Path(__file__).parent.parent

@@ -1,5 +1,6 @@
 """What the engine torchrun promises: any number of ranks gives the loop's bits, and what goes wrong is said."""
 
+import os
 import shlex
 import signal
 import sys
@@ -21,6 +22,7 @@ from unskew.console.main import main
 from unskew.core.errors import ClientFailure, LostMemory, UserError
 from unskew.core.key import Key
 from unskew.core.types import Split, TestPart, Visit
+from unskew.engines.results import ResultFile, open_results
 from unskew.engines.torchrun import join, link
 from unskew.engines.torchrun.engine import Signals
 from unskew.round.client import Train
@@ -182,7 +184,8 @@ def test_to_another_rank_go_texts_numbers_and_raw_tensors(two, monkeypatch):
     )
     federation("moon + fedvc(8)", dtype="float32", epochs=1).run(2, "torchrun")
     known = (
-        {"open", "secret", "remembers"}, {"data"}, {"build"}, {"close"}, {"begin", "seed", "key"}, {"number", "tasks"},
+        {"open", "secret", "remembers"}, {"data"}, {"build"}, {"close"}, {"begin", "seed", "key"},
+        {"number", "tasks", "slot"},
     )  # fmt: skip
     plain = [msgspec.to_builtins(message) for message in told]
     assert all(set(message) in known for message in plain)
@@ -304,3 +307,26 @@ def test_in_another_thread_interrupts_are_left_alone():
     thread.join()
     seen[0].restore()
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_ranks_of_one_machine_leave_sums_in_shared_memory_and_others_send_them(two, monkeypatch):
+    seen = []
+    read = ResultFile.read
+    monkeypatch.setattr(ResultFile, "read", lambda self, *where: seen.append(where) or read(self, *where))
+    shared = federation().run(2, "torchrun")
+    assert seen
+    seen.clear()
+    monkeypatch.setattr("unskew.engines.torchrun.engine.open_results", lambda *file: None)  # as on another machine
+    assert same(federation().run(2, "torchrun"), shared)
+    assert not seen
+    assert same(federation().run(2), shared)
+
+
+def test_a_file_of_another_process_is_taken_only_with_its_token():
+    file = ResultFile()
+    file.running[0] = 7
+    assert open_results(os.getpid(), file.descriptor, 8) is None
+    assert open_results(2**22 + 1, file.descriptor, 7) is None
+    opened = open_results(os.getpid(), file.descriptor, 7)
+    where = file.write(torch.arange(9.0, dtype=torch.float64))
+    assert torch.equal(opened.read(*where), torch.arange(9.0, dtype=torch.float64))

@@ -24,7 +24,8 @@ from unskew.core.types import Engine, Tensors
 from unskew.core.units import counted
 from unskew.engines.blueprint import Blueprint, build, with_shares
 from unskew.engines.loop import Loop
-from unskew.engines.pool import Pool, SharedFile
+from unskew.engines.pool import Pool
+from unskew.engines.results import SharedFile
 from unskew.engines.torchrun.engine import Ranks
 from unskew.engines.torchrun.follower import follow
 from unskew.engines.torchrun.join import check_command as check_command

@@ -48,6 +48,11 @@ class Scheduler:
         self._next = 0  # the visit whose result is passed on next
 
     @property
+    def passed(self) -> int:
+        """How many results were passed on, in visit order."""
+        return self._next
+
+    @property
     def done(self) -> bool:
         """Whether every result was passed on."""
         return self._next == len(self.visits)

@@ -27,6 +27,7 @@ from unskew.core.tensors import Layout, PackedSums, under
 from unskew.core.types import EVERYONE, Failure, Job, Note, Reply, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, keep_freed_memory
 from unskew.engines.codec import Body
+from unskew.engines.results import ResultFile, open_results
 from unskew.engines.scheduler import Scheduler
 from unskew.engines.torchrun.join import Rank
 from unskew.engines.torchrun.link import ALIVE, Message, Writer, receive
@@ -92,6 +93,8 @@ class _Other:
     left: bool = False  # whether it said that it ends
     tasks: list[list[int]] = field(default_factory=list)  # indices of the visits that it was given, group by group
     layout: Layout | None = None  # of its last result: it is nearly always the same
+    files: list[ResultFile] = field(default_factory=list)  # where it writes sums, if it is on this machine
+    slots: dict[int, list[int]] = field(default_factory=dict)  # by file, the visits whose sums are or will be in it
 
 
 class Others:
@@ -101,6 +104,7 @@ class Others:
         self._memory, self._sessions = memory, sessions
         self._changed = threading.Condition()  # guards what follows
         self._schedule: Scheduler | None = None
+        self._added = 0  # results that the main thread needs no more, in visit order
         self._number = 0  # of the job: an answer to an earlier one is of no use
         self._busy = False  # whether the main thread is in a visit of its own
         self._error: BaseException | None = None  # the first that a thread met
@@ -130,15 +134,17 @@ class Others:
     def begin(self, schedule: Scheduler, job: Message, shared: Body) -> None:
         """Begin a job with all ranks."""
         with self._changed:
-            self._schedule, self._number = schedule, self._number + 1
+            self._schedule, self._number, self._added = schedule, self._number + 1, 0
             for other in self._others:
                 other.tasks.clear()
+                other.slots.clear()
                 other.writer.send(job, shared)
         self._hand_out()
 
     def take(self, schedule: Scheduler) -> list[Reply | Failure]:
         """The results that are next in visit order."""
         with self._changed:
+            self._added = schedule.passed  # who asks for more has added what it was given before
             return list(iter(schedule.take, None))
 
     def next_own(self, schedule: Scheduler) -> list[int]:
@@ -182,6 +188,8 @@ class Others:
             listener.join(CLOSE_SECONDS)
         for other in self._others:
             other.writer.finish(CLOSE_SECONDS)
+            for file in other.files:
+                file.close()
         self._signals.restore(self._wait)
         return not any(listener.is_alive() for listener in self._listeners)
 
@@ -197,14 +205,23 @@ class Others:
                     if not (indices := schedule.next_group(ranks)):
                         break
                     other.tasks.append(indices)
-                    given.append((other, [(index, schedule.visits[index]) for index in indices]))
-        for other, visits in given:
+                    slot = self._free_slot(other, indices)
+                    given.append((other, slot, [(index, schedule.visits[index]) for index in indices]))
+        for other, slot, visits in given:
             tasks, kept = list[Message](), list[tuple[str, Tensor]]()
             for index, visit in visits:
                 tasks.append({"index": index, "visit": visit, "record": self._record(visit)})
                 if (memory := self._kept(visit)) is not None:
                     kept.append((str(index), memory))
-            other.writer.send({"number": number, "tasks": tasks}, kept)
+            other.writer.send({"number": number, "tasks": tasks, "slot": slot}, kept)
+
+    def _free_slot(self, other: _Other, indices: list[int]) -> int | None:
+        """Which of its files the rank writes these visits' sums to; None: it sends them."""
+        for slot in range(len(other.files)):
+            if all(index < self._added for index in other.slots.get(slot, ())):
+                other.slots[slot] = indices
+                return slot
+        return None
 
     def _record(self, visit: Visit | TestPart) -> str:
         """What the client has answered in secure sums, as text; empty where it has never been in one."""
@@ -242,8 +259,10 @@ class Others:
                 kind = LostMemory if message["lost"] else StorageFailure
                 raise kind(f"{other.known.name}: {message['storage']}")
             if "ready" in message:
+                files = [open_results(*each) for each in message["files"]]
                 with self._changed:
                     other.ready = True
+                    other.files = [file for file in files if file is not None]
                     self._changed.notify_all()
             else:
                 self._take(other, message, tensors)
@@ -285,6 +304,9 @@ class Others:
         if kept is not None and isinstance(visit, Visit) and visit.slot is not None and self._memory is not None:
             ticket = self._memory.put(visit.slot, bytearray(kept.numpy()))
         extra = under(tensors, f"{index}/extra/")
+        if "where" in result:
+            slot, start, count = result["where"]
+            return Reply(PackedSums(other.layout, other.files[slot].read(start, count)), extra, ticket)
         return Reply(PackedSums(other.layout, tensors[f"{index}/sums"]), extra, ticket)
 
     def _lose(self, other: _Other, reason: str) -> None:

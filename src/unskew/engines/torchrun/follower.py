@@ -23,17 +23,19 @@ from unskew.core.machine import device_count, neutral, resolve_device, worker_de
 from unskew.core.tensors import Layout, PackedSums, prefixed
 from unskew.core.types import EVERYONE, Failure, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, build, keep_freed_memory
+from unskew.engines.results import ResultFile
 from unskew.engines.torchrun.engine import INTERRUPTS
 from unskew.engines.torchrun.join import Launched, come
 from unskew.engines.torchrun.link import ALIVE, FOREVER, Message, Writer, receive
 from unskew.privacy.sessions import Sessions
-from unskew.round.client import ClientSide, plan_ahead
+from unskew.round.client import ClientSide, new_room, plan_ahead
 from unskew.round.client_memory import anonymous_file
 from unskew.round.jobs import answer, decode_job
 
 SILENT_SECONDS = 60.0  # after which rank 0 counts as lost, while it has an engine open
 GIVEN, KEPT = 0, 1  # the slots of a rank's own file of memories: what came with a visit, what goes back
 INTERRUPTED = 130
+SLOTS = 4  # files for sums: two groups under way, two that wait to be added
 
 
 def follow(place: Launched) -> NoReturn:
@@ -57,6 +59,8 @@ class _Follower:
         self._ending = Lock()  # taken by the first that ends the process
         self._side: ClientSide | None = None
         self._layout: Layout | None = None  # the last one that rank 0 was sent
+        self._files: list[ResultFile] = []
+        self._file: ResultFile | None = None  # for the sums of these visits; None: they are sent
         for number in INTERRUPTS:
             signal.signal(number, self._interrupt)
         self._listener = Thread(target=self._listen, daemon=True)
@@ -94,11 +98,21 @@ class _Follower:
             own = worker_device(device, device_count(device), self._place.local_rank)
             memories = anonymous_file() if opening["remembers"] else None
             side = build(replace(blueprint, device=own), data, memories)
-            self._side = replace(side, secret=bytes.fromhex(opening["secret"]), sessions=Sessions.temporary())
+            self._side = replace(
+                side, secret=bytes.fromhex(opening["secret"]), sessions=Sessions.temporary(), room=self._room
+            )
+            self._files = [ResultFile() for _ in range(SLOTS)]
+            files = []
+            for file in self._files:
+                file.running[0] = int.from_bytes(os.urandom(7), "little")
+                files.append((os.getpid(), file.descriptor, file.running[0]))
         except Exception as error:  # noqa: BLE001  rank 0 decides what follows, and says it
             self._send({"refused": str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"})
         else:
-            self._send({"ready": True})
+            self._send({"ready": True, "files": files})
+
+    def _room(self, count: int) -> Tensor:
+        return new_room(count) if self._file is None else self._file.room(count)
 
     def _answer(self, side: ClientSide, message: Message, kept: Tensors) -> None:
         results, sent = list[Message](), list[tuple[str, Tensor]]()
@@ -106,6 +120,10 @@ class _Follower:
             msgspec.convert(task["visit"], Visit) if "client" in task["visit"] else TestPart(**task["visit"])
             for task in message["tasks"]
         ]
+        slot = message["slot"]
+        self._file = None if slot is None else self._files[slot]
+        if self._file is not None:
+            self._file.clear()
         plan_ahead(side, self._job, self._shared, visits, self._key)
         for task, visit in zip(message["tasks"], visits, strict=True):
             try:
@@ -113,6 +131,8 @@ class _Follower:
             except StorageFailure as error:
                 self._send({"storage": str(error), "lost": isinstance(error, LostMemory)})
                 return
+            if self._file is not None and "sums" in tensors:
+                result = result | {"where": (slot, *self._file.write(tensors.pop("sums")))}
             results.append(result | {"index": task["index"]})
             sent += [(f"{task['index']}/{name}", value) for name, value in tensors.items()]
         self._send({"number": message["number"], "results": results}, sent)
@@ -141,7 +161,9 @@ class _Follower:
     def _close(self) -> None:
         if self._side is not None:
             self._side.close()
-        self._side, self._layout = None, None
+        for file in self._files:
+            file.close()
+        self._side, self._layout, self._files = None, None, []
 
     def _send(self, message: Message, tensors: Iterable[tuple[str, Tensor]] = ()) -> None:
         if (writer := self._writer) is not None:
