@@ -16,9 +16,11 @@ def result(config: Config, path: Path, accuracy: float, calibrations=None) -> Re
     made = {name: Calibration(name, value, 1.0, 1000, 2.0) for name, value in (calibrations or {}).items()}
     per_round = config.per_round or config.clients or 10
     return Result(
-        path, config.method, config.data, config.partition, config.clients or 10, per_round, config.rounds, config.seed,
-        "loop", accuracy, 1.0, 100, 10.0, 10.0, 5000, 5000, "ab" * 32, config.model or "tiny-cnn", "cd" * 32,
-        "ef" * 32, emd=1.5, calibrations=made, settings=dict(deciding(config)),
+        path=path, method=config.method, data=config.data, partition=config.partition, clients=config.clients or 10,
+        per_round=per_round, rounds=config.rounds, seed=config.seed, engine="loop", accuracy=accuracy, loss=1.0,
+        examples=100, seconds=10.0, examples_per_second=10.0, bytes_up=5000, bytes_down=5000, weights_sha256="ab" * 32,
+        model=config.model or "tiny-cnn", partition_hash="cd" * 32, data_sha256="ef" * 32, emd=1.5, calibrations=made,
+        settings=dict(deciding(config)),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from unskew.runs import config as configs
 from unskew.runs.config import OPTIONS, Config, checked, fingerprint
 
 ROOT = Path(__file__).parents[2]
-HANDLING = {"recipe", "out", "observe", "progress"}  # parameters of unskew.run that are not options
+HANDLING = {"recipe", "out", "observe", "progress", "trust"}  # parameters of unskew.run that are not options
 
 
 def test_every_field_is_an_option_with_help():

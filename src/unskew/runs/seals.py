@@ -89,7 +89,7 @@ def _require_run_folder(path: Path) -> None:
 
 
 def _examine_file(path: Path, name: str, manifest: Manifest | None) -> Examined:
-    checkpoint = Path(name) == CHECKPOINT or name.startswith("states/")
+    checkpoint = Path(name) == CHECKPOINT or name.startswith(("states/", "checkpoint/round-"))
     try:
         if checkpoint:
             load_state(path / name)
