@@ -29,13 +29,38 @@ from unskew.methods.robust import bounded, median, trimmed
 from unskew.methods.scaffold import scaffold
 from unskew.round.algorithm import AFTER_TRAINING, Algorithm, Method, Named, claimed_slots, compose
 
-CLIENTS = (fedavg, fedprox, moon, clsprox, clsnorm, prototypes, fedlc, fedrs, balanced, fedir, fedvc, available, absent)
-SERVER = (scaffold, fednova, feddyn, fedavgm, fedadam, fedyogi, fedadagrad, trimmed, median, bounded, centralised)
-AFTER = (fedeccr, withhold, secure, private, private_updates, rounded)
-METHODS: dict[str, Callable[..., Method]] = {  # a Finisher is a method too
-    **{function.__name__: function for function in (*CLIENTS, *SERVER)},
-    **CALIBRATIONS,
-    **{function.__name__.replace("_", "-"): function for function in AFTER},
+METHODS: dict[str, Callable[..., Method]] = {
+    "fedavg": fedavg,
+    "fedprox": fedprox,
+    "moon": moon,
+    "clsprox": clsprox,
+    "clsnorm": clsnorm,
+    "prototypes": prototypes,
+    "fedlc": fedlc,
+    "fedrs": fedrs,
+    "balanced": balanced,
+    "fedir": fedir,
+    "fedvc": fedvc,
+    "available": available,
+    "absent": absent,
+    "scaffold": scaffold,
+    "fednova": fednova,
+    "feddyn": feddyn,
+    "fedavgm": fedavgm,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "fedadagrad": fedadagrad,
+    "trimmed": trimmed,
+    "median": median,
+    "bounded": bounded,
+    "centralised": centralised,
+    **CALIBRATIONS,  # a Finisher is a method too
+    "fedeccr": fedeccr,
+    "withhold": withhold,
+    "secure": secure,
+    "private": private,
+    "private-updates": private_updates,
+    "rounded": rounded,
 }
 
 RELEASING = {"private": 3, "private-updates": 4}  # how many knobs come before ``release``

@@ -26,10 +26,18 @@ from unskew.models.any_module import (
 from unskew.models.imagenet import efficientnet_lite0, mobilenet_v2, resnet_18, resnet_50
 from unskew.models.networks import Network, Shape, lenet_64, simple_cnn, tiny_cnn
 
-_OURS, _PUBLISHED = (simple_cnn, lenet_64, tiny_cnn), (mobilenet_v2, resnet_18, resnet_50, efficientnet_lite0)
-NETWORKS: dict[str, Callable[[Shape, int], Network]] = {f.__name__.replace("_", "-"): f for f in _OURS}
+NETWORKS: dict[str, Callable[[Shape, int], Network]] = {
+    "simple-cnn": simple_cnn,
+    "lenet-64": lenet_64,
+    "tiny-cnn": tiny_cnn,
+}
 # with knobs, and the parameter names of their public checkpoints
-PUBLIC: dict[str, Callable[..., nn.Module]] = {f.__name__.replace("_", "-"): f for f in _PUBLISHED}
+PUBLIC: dict[str, Callable[..., nn.Module]] = {
+    "mobilenet-v2": mobilenet_v2,
+    "resnet-18": resnet_18,
+    "resnet-50": resnet_50,
+    "efficientnet-lite0": efficientnet_lite0,
+}
 
 
 @dataclass(frozen=True)
