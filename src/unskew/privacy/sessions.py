@@ -185,6 +185,9 @@ class Sessions:
         if descriptor >= 0:
             os.close(descriptor)
 
+    def __del__(self) -> None:
+        self.close()
+
     def _change(self, client: int, change: Callable[[Record], Record]) -> None:
         import fcntl  # only on Linux and macOS, where processes share the file
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import weakref
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ class AuditLog:
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, os.close, self._file)
         size = os.fstat(self._file).st_size
         start = max(0, size - MAX_LINE)
         lines = os.pread(self._file, size - start, start).split(b"\n")
