@@ -357,7 +357,7 @@ from unskew.core.types import Visit
 from unskew.engines.flower.node import NodeMemory
 from unskew.round.client_memory import MemoryFormat, whole_model
 model = {{"params/w": torch.zeros(100_000)}}
-memory = NodeMemory(Path({str(tmp_path)!r}), MemoryFormat([whole_model("own")], model))
+memory = NodeMemory(Path({str(tmp_path)!r}), MemoryFormat([whole_model("own")], model), b"secret")
 number, ticket = 0, None
 while True:
     visit = memory.assign(Visit(0, 1.0, ticket=ticket, keep=True))
@@ -372,7 +372,7 @@ while True:
         process.kill()
         lines += process.stdout.readlines()
     number, ticket = [line for line in lines if line.endswith("\n")][-1].split()
-    memory = NodeMemory(tmp_path, MemoryFormat([whole_model("own")], {"params/w": torch.zeros(100_000)}))
+    memory = NodeMemory(tmp_path, MemoryFormat([whole_model("own")], {"params/w": torch.zeros(100_000)}), b"secret")
     kept = memory.recall(Visit(0, 1.0, ticket=ticket))
     assert memory.lost == []
     assert set(kept["own/params/w"].tolist()) == {float(number)}
