@@ -149,7 +149,7 @@ def test_what_cannot_be_real_is_refused_as_a_strangers_file_is():
     with pytest.raises(UserError, match="node 1: the statistics of its answer are refused") as refused:
         unskew.flower.gather(grid_of(app, {node: {} for node in answers}), weights(), classes=3)
     said = str(refused.value)
-    assert "node 2: its answer does not hold class statistics" in said
+    assert "node 2: its answer does not contain class statistics" in said
     assert "node 3: its answer has no class statistics" in said
     assert "node 4: it sent full over 4 classes of 5 features, 0 held, not full over 3 classes as asked" in said
 

@@ -158,7 +158,7 @@ def command(capsys, *words) -> tuple[int, str, str]:
 
 def without_note(error: str) -> str:
     """What a command says on standard error, but for the note that a run is not sealed."""
-    return "".join(line for line in error.splitlines(keepends=True) if "is not sealed, as it has no" not in line)
+    return "".join(line for line in error.splitlines(keepends=True) if "is not sealed: it has no" not in line)
 
 
 def done(capsys, *words) -> str:

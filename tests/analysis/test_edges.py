@@ -56,7 +56,7 @@ def test_an_interrupt_is_one_however_deep_it_lies():
 def test_what_is_not_shown_is_said(run):
     found = analyse(run, "skew(clients=2)", "cka(clients=3)")
     assert found["skew(clients=2)"].notes == ("2 of 5 clients are shown, evenly spaced by size",)
-    assert found["cka(clients=3)"].notes == ("the models of 3 of 5 clients are compared",)
+    assert found["cka(clients=3)"].notes == ("only the models of 3 of 5 clients are compared",)
 
 
 @pytest.mark.parametrize(("means", "said"), [([0.999, 0.998], "about equally similar"), ([0.9, 0.5], "least similar")])

@@ -32,13 +32,13 @@ def test_a_measure_is_named_in_its_plainest_spelling():
 @pytest.mark.parametrize(
     ("source", "message", "column"),
     [
-        ("ckaa", "there is no measure 'ckaa'; did you mean 'cka'?", 0),
-        (" drif", "there is no measure 'drif'; did you mean 'drift'?", 1),
+        ("ckaa", "no measure is called 'ckaa'; did you mean 'cka'?", 0),
+        (" drif", "no measure is called 'drif'; did you mean 'drift'?", 1),
         ("cka + norms", "give measures separately, not joined with +", 6),
         ("cka(client=3)", "measure cka has no knob 'client'; did you mean 'clients'?", 0),
         ("cka(run=3)", "measure cka has no knob 'run'; ", 0),
-        ("cka(clients=many)", "measure cka: clients must be a whole number, many given", 0),
-        ("curves(3)", "measure curves takes no values, 1 given", 0),
+        ("cka(clients=many)", "measure cka: clients must be a whole number, not many", 0),
+        ("curves(3)", "measure curves takes no values, but 1 given", 0),
         ("cka(", "measure: expected a value, found 'the end'", 4),
     ],
 )

@@ -106,7 +106,7 @@ def test_without_local_models_no_data_set_is_needed(run):
         assert opened.notes == []
         found = norms.take_norms(opened)
         assert [row["round"] for row in found.rounds] == [1, 2, 3]
-        assert "norms of local classifiers are not shown, except recorded ones" in opened.notes[0]
+        assert "norms of local classifiers are shown only as recorded during training" in opened.notes[0]
         assert "digits.npz does not exist" in opened.notes[0]
     assert content(run) == before
 

@@ -217,7 +217,7 @@ def test_what_is_wrong_with_it_is_one_message_and_nothing_is_stored(run, capsys,
         ("no_such_module:fact", "cannot be imported"),
         ("mine_in_a_test:number", "it returns an int, not a Measure"),
         ("mine_in_a_test:fact(knobs=3)", "has no knob 'knobs'; did you mean 'knob'?"),
-        ("mine_in_a_test:fact(knob=high)", "knob must be a whole number, high given"),
+        ("mine_in_a_test:fact(knob=high)", "knob must be a whole number, not high"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused(run, capsys, mine, text, message):
@@ -226,7 +226,7 @@ def test_a_name_that_leads_nowhere_is_refused(run, capsys, mine, text, message):
 
 
 def test_a_value_may_not_take_the_name_of_a_measure_of_ours(run):
-    with pytest.raises(UserError, match="measure skew: this name is taken by a built-in measure"):
+    with pytest.raises(UserError, match="measure skew: a built-in measure already has this name"):
         unskew.analyse(run, a_measure(name="skew"))
     with pytest.raises(UserError, match="returns an int, not a Measure"):
         unskew.analyse(run, 3)

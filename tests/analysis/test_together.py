@@ -66,8 +66,8 @@ def test_one_run_in_a_chosen_size(runs, tmp_path):
         (["--against", "time"], "--against time: "),
         (["--width", "8"], "--width 8: give a length such as 8cm"),
         (["norms", "--against", "round"], "--against is only for curves, not for norms"),
-        (["nowhere"], "there is no measure 'nowhere'"),
-        (["runs/nowhere"], "there is no folder runs/nowhere"),
+        (["nowhere"], "no measure is called 'nowhere'"),
+        (["runs/nowhere"], "runs/nowhere does not exist"),
         (["--format", "gif"], "--format gif"),
     ],
 )
@@ -79,5 +79,5 @@ def test_a_mistake_is_one_message(runs, tmp_path, capsys, words, message):
 
 
 def test_no_run_at_all_is_refused():
-    with pytest.raises(UserError, match="no run given"):
+    with pytest.raises(UserError, match="no run was given"):
         unskew.draw_runs([])

@@ -385,7 +385,7 @@ def test_one_class_two_classes_and_classes_of_one_example_can_be_calibrated(meth
 
 @pytest.mark.parametrize("method", EVERY)
 def test_classes_of_one_example_each_have_no_spread_and_are_refused(method):
-    with pytest.raises(UserError, match=r"^no class has two examples; a covariance needs them$"):
+    with pytest.raises(UserError, match=r"^no class has two examples; a covariance needs at least two$"):
         calibrate(linear(), statistics_of((1, 1, 1), parse_calibration(method).needs.form), method)
 
 
@@ -438,7 +438,7 @@ def test_the_oracle_trains_on_the_features_it_is_given(make):
 
 
 def test_the_oracle_says_that_it_has_nothing_to_train_on():
-    with pytest.raises(UserError, match=r"^oracle: there is no feature to train on$"):
+    with pytest.raises(UserError, match=r"^oracle: there are no features to train on$"):
         calibrate_on_features(linear(), torch.zeros(0, D), torch.zeros(0, dtype=torch.int64), "oracle")
 
 
@@ -463,7 +463,7 @@ def test_the_oracle_goes_to_the_minimum_and_says_how_near_it_is():
     found = calibrate_on_features(classifier, features, labels, "oracle(weight_decay=0.01)", seed=5)
     wanted = minimise(classifier, features, labels, 0.01, [1])
     assert same(weights(found.head), weights(wanted.linear))
-    said = r"^at most \d\S* above the least training loss with penalty 0.01, in \d steps$"
+    said = r"^at most \d\S* above the smallest training loss with penalty 0.01, in \d steps$"
     assert re.match(said, found.report.notes()[0])
     assert (
         found.report.loss_after
@@ -499,34 +499,34 @@ def test_the_table_of_calibrations():
 WRONG_TEXTS = {
     "": "calibration is empty; give a name such as ccvr",
     "ccvx": "no calibration is called 'ccvx'; did you mean 'ccvr'?",
-    "fedavg": "no calibration is called 'fedavg'; there are: ccvr, uscc, lda, ridge, oracle",
-    "ccvr + lda": "name one calibration alone; methods and protections beside it are for runs",
+    "fedavg": "no calibration is called 'fedavg'; choose from: ccvr, uscc, lda, ridge, oracle",
+    "ccvr + lda": "give a single calibration; adding methods or protections with + works only in a run's method",
     "ccvr(per_clas=5)": "calibration ccvr has no knob 'per_clas'; did you mean 'per_class'?",
     "ccvr(per_class=0)": "ccvr(per_class=0): give a number above 0",
-    "ccvr(per_class=2.5)": "calibration ccvr: per_class must be a whole number, 2.5 given",
+    "ccvr(per_class=2.5)": "calibration ccvr: per_class must be a whole number, not 2.5",
     "ccvr(epochs=0)": "ccvr(epochs=0): give a number above 0",
     "ccvr(lr=0)": "ccvr(lr=0.0): give a number above 0",
     "ccvr(layers=0)": "ccvr(layers=0): give a number above 0",
     "ccvr(components=0)": "ccvr(components=0): give a number above 0",
     "ccvr(momentum=1)": "ccvr(momentum=1.0): give 0 or more and less than 1",
     "ccvr(weight_decay=-1)": "ccvr(weight_decay=-1.0): give 0 or more",
-    "ccvr(tukey=0.5)": "Tukey's power needs features of 0 or more; add relu=true",
-    "ccvr(tukey=2, relu=true)": "give Tukey's power as 0 (the logarithm) to 1 (no change)",
-    "ccvr(relu=1)": "relu must be true or false, 1 given",
+    "ccvr(tukey=0.5)": "Tukey's power needs features that are not negative; add relu=true",
+    "ccvr(tukey=2, relu=true)": "tukey must be from 0 (the logarithm) to 1 (no change)",
+    "ccvr(relu=1)": "relu must be true or false, not 1",
     "ccvr(covariance=ful)": "no covariance form is called 'ful'; did you mean 'full'?",
-    "ccvr(covariance='low-rank(0)')": "low-rank(0): rank counts directions, give at least 1",
+    "ccvr(covariance='low-rank(0)')": "low-rank(0): the rank must be at least 1",
     "ccvr(covariance='')": "covariance form is empty; give a name such as full",
     "uscc(lr=-1)": "uscc(lr=-1.0): give a number above 0",
     "uscc(tukey=0.5)": "calibration uscc has no knob 'tukey'",
-    "lda(0)": "lda(ridge=0.0): give a number above 0",
+    "lda(0)": "lda(ridge=0.0): ridge must be above 0",
     "lda(layers=0)": "lda(layers=0): give a number above 0",
-    "lda(expand=-1)": "lda(expand=-1): it counts random features, give 0 or more",
+    "lda(expand=-1)": "lda(expand=-1): expand must be 0 or more random features",
     "lda(covariance=full)": "calibration lda has no knob 'covariance'",
-    "oracle(some)": "oracle(per_class=some): give all, or how many features of each class",
-    "oracle(0)": "oracle(per_class=0): give all, or how many features of each class",
-    "oracle(true)": "oracle(per_class=True): give all, or how many features of each class",
+    "oracle(some)": "oracle(per_class=some): give all, or the number of features per class",
+    "oracle(0)": "oracle(per_class=0): give all, or the number of features per class",
+    "oracle(true)": "oracle(per_class=True): give all, or the number of features per class",
     "oracle(epochs=0)": "oracle(epochs=0): give a number above 0",
-    "oracle(weight_decay=0)": "there may be no minimum; give a number above 0, or paper=true",
+    "oracle(weight_decay=0)": "without a penalty there may be no minimum; give a number above 0, or paper=true",
     "ccvr(": "found 'the end'",
 }
 
@@ -539,14 +539,14 @@ def test_a_text_that_is_no_calibration_is_refused_in_words(source):
 
 MISFITS = {
     "a classifier of more features": (lambda: linear(5), QUICK, "takes 5 features to 3 classes and needs"),
-    "a classifier of more classes": (lambda: linear(outputs=4), QUICK, "of 4 features and 4 classes; these are full"),
-    "parts that were not measured": (linear, "ccvr(components=2)", "of 4 features and 6 classes; these are full"),
-    "random features that were not": (linear, "lda(expand=7)", "of 11 features and 3 classes; these are full over 3"),
-    "a head of several layers": (deep, QUICK, "must be an nn.Linear, this is a Sequential; or give layers"),
+    "a classifier of more classes": (lambda: linear(outputs=4), QUICK, "of 4 features and 4 classes; it was given"),
+    "parts that were not measured": (linear, "ccvr(components=2)", "of 4 features and 6 classes; it was given full"),
+    "random features that were not": (linear, "lda(expand=7)", "of 11 features and 3 classes; it was given full"),
+    "a head of several layers": (deep, QUICK, "must be an nn.Linear, not a Sequential; for a deeper one, give layers"),
     "another width before several": (deep, "ccvr(layers=2)", "takes 6 features to 3 classes"),
     "a module without linear layer": (nn.ReLU, "ccvr(layers=2)", "must end in an nn.Linear; this is a ReLU"),
-    "no module": (lambda: "linear", QUICK, "the classifier must be a torch module, this is a str"),
-    "a rate that blows up": (linear, "ccvr(per_class=50, lr=1e30)", "re-training with lr=1e+30 ended in NaN"),
+    "no module": (lambda: "linear", QUICK, "the classifier must be a torch module, not a str"),
+    "a rate that blows up": (linear, "ccvr(per_class=50, lr=1e30)", "re-training with lr=1e+30 diverged to NaN"),
 }  # fmt: skip
 
 
@@ -561,11 +561,11 @@ def test_what_does_not_belong_together_is_refused_in_one_clear_message(case):
 @pytest.mark.parametrize(
     ("statistics", "method", "words"),
     [
-        ({"sums": 1}, QUICK, "the statistics must be ClassStatistics, this is a dict"),
-        (None, QUICK, "the statistics must be ClassStatistics, this is None"),
+        ({"sums": 1}, QUICK, "the statistics must be ClassStatistics, not a dict"),
+        (None, QUICK, "the statistics must be ClassStatistics, not None"),
         (ClassStatistics.empty(C, D), QUICK, "the statistics are empty: no client holds an example"),
         (ClassStatistics.empty(C, D, "shared"), "lda", "the statistics are empty: no client holds an example"),
-        (statistics_of(), None, "give a calibration as a text such as ccvr(per_class=500) or as a Finisher, not None"),
+        (statistics_of(), None, "a calibration must be a text such as 'ccvr(per_class=500)' or a Finisher, not None"),
     ],
 )
 def test_statistics_and_methods_of_another_kind_are_refused(statistics, method, words):

@@ -148,9 +148,9 @@ def test_one_layer_in_the_place_of_two_is_a_plain_layer_too():
 @pytest.mark.parametrize(
     ("variant", "words"),
     [
-        ("transformation", "features pass a transformation first (relu, tukey)"),
+        ("transformation", "features are transformed first (relu, tukey)"),
         ("clip", "features are clipped to a length of 1.5 first (private)"),
-        ("lift", "it sees random features beside the network's own (expand)"),
+        ("lift", "it also uses random features (expand)"),
         ("layers", "it has several layers (Sequential)"),
     ],
 )

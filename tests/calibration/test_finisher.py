@@ -105,7 +105,7 @@ def test_a_bound_from_outside_is_one(outside):
     assert calibrate_on_features(nn.Linear(D, C), features, labels, outside.peek()).report.kept_rows == ()
     with pytest.raises(UserError, match=r"^outside_calibrations:peek needs the clients' real features"):
         calibrate(nn.Linear(D, C), statistics_of(), outside.peek())
-    with pytest.raises(UserError, match=r"^lda takes class statistics, not features"):
+    with pytest.raises(UserError, match=r"^lda works on class statistics, not on features"):
         calibrate_on_features(nn.Linear(D, C), features, labels, "lda")
 
 
@@ -119,18 +119,24 @@ def test_a_layer_without_a_bias_gets_one_and_everything_else_is_refused_in_words
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ("outside_calibrations:wrong(narrow)", "gives a layer from 3 features to 4 classes; give one from 6 to 4"),
-        ("outside_calibrations:wrong(deep)", "gives a Sequential; give an nn.Linear, or a copy of the head"),
-        ("outside_calibrations:wrong(number)", "gives an int; give an nn.Linear"),
-        ("outside_calibrations:wrong(nan)", "gives weights that are NaN or infinite"),
+        (
+            "outside_calibrations:wrong(narrow)",
+            "returns a layer from 3 features to 4 classes; it must map 6 features to 4 classes",
+        ),
+        (
+            "outside_calibrations:wrong(deep)",
+            "returns a Sequential; it must return an nn.Linear, or a copy of the head",
+        ),
+        ("outside_calibrations:wrong(number)", "returns an int; it must return an nn.Linear"),
+        ("outside_calibrations:wrong(nan)", "returns NaN or infinite weights"),
         ("outside_calibrations:wrong", "wrong failed: AttributeError: 'Linear' object has no attribute"),
-        ("outside_calibrations:number", "gives an int; a calibration must give a Finisher"),
-        ("outside_calibrations:method", "gives a function; a calibration must give a Finisher"),
-        ("outside_calibrations:nameless", "has no name; put @finisher above its function"),
+        ("outside_calibrations:number", "returns an int; a calibration must return a Finisher"),
+        ("outside_calibrations:method", "returns a function; a calibration must return a Finisher"),
+        ("outside_calibrations:nameless", "has no name; decorate its function with @finisher"),
         ("outside_calibrations:absent", "cannot be imported: AttributeError"),
         ("no_such_module:shrink", "cannot be imported: ModuleNotFoundError"),
         ("outside_calibrations:shrink(knob=1)", "has no knob 'knob'"),
-        ("outside_calibrations:shrink(much)", "weight must be a number, much given"),
+        ("outside_calibrations:shrink(much)", "weight must be a number, not much"),
     ],
 )
 def test_a_calibration_from_outside_that_is_wrong_is_one_clear_message(method, words):

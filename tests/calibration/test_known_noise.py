@@ -134,7 +134,7 @@ def test_without_noise_nothing_is_raised():
 def test_a_note_says_when_noise_rules():
     for form, method in (("shared", "lda"), ("full", "ccvr(per_class=20, epochs=1)")):
         said = calibrate(torch.nn.Linear(D, C), released(0.5, form), method).report.notes()
-        assert any(note.startswith("noise rules: ") and f"of {D} directions" in note for note in said)
+        assert any(note.startswith("mostly noise: ") and f"of {D} directions" in note for note in said)
         assert notes_on_noise(released(1e6, form)) == ()
 
 

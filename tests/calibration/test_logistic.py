@@ -115,5 +115,5 @@ def test_it_takes_a_layer_of_any_type_without_a_bias_and_one_class_alone():
 def test_broken_features_are_refused():
     features, labels = examples()
     features[3, 1] = float("nan")
-    with pytest.raises(UserError, match="features hold NaN or infinity"):
+    with pytest.raises(UserError, match="features contain NaN or infinity"):
         minimise(head(), features, labels, 1e-3)

@@ -94,10 +94,10 @@ def test_a_server_that_asks_for_less_noise_or_longer_features_than_agreed_is_ref
     noisy = job((50.0, 1e-5, RADIUS), clip).with_share(Side(agreed), words, NEEDED, MEMBERS)
     assert int((noisy[WORDS] != 0).sum()) == len(words[WORDS])
     for budget in (None, (500.0, 1e-5, RADIUS), (50.0, 1e-5, 0.1)):
-        with pytest.raises(UserError, match="without the noise that was agreed on"):
+        with pytest.raises(UserError, match="without the agreed noise"):
             job(budget, clip).with_share(Side(agreed), words, NEEDED, MEMBERS)
     for longer in (0.0, RADIUS, 100.0):
-        with pytest.raises(UserError, match="which noise for 2 cannot cover"):
+        with pytest.raises(UserError, match="but the agreed noise covers only 2"):
             job((50.0, 1e-5, RADIUS), longer).with_share(Side(agreed), words, NEEDED, MEMBERS)
     assert job(None, 0.0).with_share(Side(None), words, NEEDED, MEMBERS) is words
 

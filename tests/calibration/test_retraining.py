@@ -171,7 +171,9 @@ def test_losses_over_many_features_are_means_over_all_of_them():
 
 @pytest.mark.parametrize("make", [linear, deep])
 def test_a_rate_that_ends_in_nan_is_refused_by_name(make):
-    with pytest.raises(UserError, match=r"^re-training with lr=1e\+200 ended in NaN or infinity; give a smaller lr$"):
+    with pytest.raises(
+        UserError, match=r"^re-training with lr=1e\+200 diverged to NaN or infinity; give a smaller lr$"
+    ):
         retrain(make(), *examples(), Local(epochs=5, lr=1e200), KEY)
 
 
@@ -250,7 +252,7 @@ def test_it_has_the_classifiers_own_type_also_where_it_stands_for_several_layers
 @pytest.mark.parametrize("form", ["shared", "full"])
 def test_features_that_do_not_vary_within_their_classes_are_refused(features, form):
     statistics = ClassStatistics.of_features(features, torch.arange(12) % C, C, form)
-    with pytest.raises(UserError, match="the features do not vary; look at the encoder"):
+    with pytest.raises(UserError, match="the features do not vary within classes; check the encoder"):
         solve_discriminant(None, *parts_of(statistics), 1e-3, C)
 
 

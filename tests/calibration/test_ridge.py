@@ -174,7 +174,7 @@ def test_moments_that_no_features_have_are_set_right_and_said():
 
 def test_what_has_no_solution_is_refused_with_what_to_do():
     flat = torch.eye(C, D, dtype=torch.float64)[torch.arange(30) % C]
-    with pytest.raises(UserError, match="within their classes the features do not vary"):
+    with pytest.raises(UserError, match="the features do not vary within classes"):
         made(flat, torch.arange(30) % C, "ridge")
     features, labels = examples()
     dependent = features.repeat(1, 6)  # linearly dependent
@@ -188,9 +188,9 @@ def test_what_has_no_solution_is_refused_with_what_to_do():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ridge(-1)", "ridge(strength=-1.0): give a number above 0, or 0 to have it chosen"),
+        ("ridge(-1)", "ridge(strength=-1.0): give a number above 0, or 0 to choose it automatically"),
         ("ridge(layers=0)", "ridge(layers=0): give a number above 0"),
-        ("ridge(expand=-5)", "ridge(expand=-5): it counts random features, give 0 or more"),
+        ("ridge(expand=-5)", "ridge(expand=-5): expand must be 0 or more random features"),
     ],
 )
 def test_knobs_out_of_bounds_are_refused(text, message):

@@ -182,7 +182,7 @@ def test_classes_that_nobody_holds_take_no_room_in_a_sum_either():
 def test_a_sum_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatch):
     parts = [example(), example()]
     monkeypatch.setattr(covariances, "physical_memory", lambda: 400.0)
-    with pytest.raises(UserError, match=r"full statistics of 4 classes and 3 features take .* take the form shared"):
+    with pytest.raises(UserError, match=r"full statistics of 4 classes and 3 features take .* use covariance=shared"):
         ClassStatistics.merged(parts)
 
 
@@ -231,21 +231,21 @@ def test_the_order_of_examples_does_not_matter_and_given_tensors_stay_as_they_ar
 
 NAN, INF = float("nan"), float("inf")
 BROKEN_BATCHES = {
-    "features are NaN": ([[1.0, NAN]], [0], "features hold NaN or infinity"),
-    "features are infinite": ([[1.0, -INF]], [0], "features hold NaN or infinity"),
-    "label too large": ([[1.0, 2.0]] * 2, [0, C], "labels must be in 0..4, these go from 0 to 5"),
-    "label negative": ([[1.0, 2.0]] * 2, [-1, 3], "labels must be in 0..4, these go from -1 to 3"),
-    "labels are floats": ([[1.0, 2.0]], [0.0], "labels whole numbers; these are torch.float32 and torch.float32"),
+    "features are NaN": ([[1.0, NAN]], [0], "features contain NaN or infinity"),
+    "features are infinite": ([[1.0, -INF]], [0], "features contain NaN or infinity"),
+    "label too large": ([[1.0, 2.0]] * 2, [0, C], "labels must be in 0..4; these range from 0 to 5"),
+    "label negative": ([[1.0, 2.0]] * 2, [-1, 3], "labels must be in 0..4; these range from -1 to 3"),
+    "labels are floats": ([[1.0, 2.0]], [0.0], "labels whole numbers, not torch.float32 and torch.float32"),
     "labels are NaN": ([[1.0, 2.0]], [NAN], "labels whole numbers"),
     "labels are complex": ([[1.0, 2.0]], [1j], "labels whole numbers"),
     "features are complex": ([[1.0, 2j]], [0], "features must be real"),
-    "one feature vector": ([1.0, 2.0], [0, 1], r"\[n, d\] and labels \[n\], these are \[2\] and \[2\]"),
-    "features are images": ([[[[1.0]]]], [0], r"these are \[1, 1, 1, 1\] and \[1\]"),
-    "features have no dimension": ([[]], [0], r"these are \[1, 0\] and \[1\]"),
-    "more labels than features": ([[1.0, 2.0]], [0, 1], r"these are \[1, 2\] and \[2\]"),
-    "labels are one-hot": ([[1.0, 2.0]], [[0, 1]], r"these are \[1, 2\] and \[1, 2\]"),
-    "one label": ([[1.0, 2.0]], 0, r"these are \[1, 2\] and \[\]"),
-    "one number": (1.0, 0, r"these are \[\] and \[\]"),
+    "one feature vector": ([1.0, 2.0], [0, 1], r"\[n, d\] and labels \[n\], not \[2\] and \[2\]"),
+    "features are images": ([[[[1.0]]]], [0], r"not \[1, 1, 1, 1\] and \[1\]"),
+    "features have no dimension": ([[]], [0], r"not \[1, 0\] and \[1\]"),
+    "more labels than features": ([[1.0, 2.0]], [0, 1], r"not \[1, 2\] and \[2\]"),
+    "labels are one-hot": ([[1.0, 2.0]], [[0, 1]], r"not \[1, 2\] and \[1, 2\]"),
+    "one label": ([[1.0, 2.0]], 0, r"not \[1, 2\] and \[\]"),
+    "one number": (1.0, 0, r"not \[\] and \[\]"),
 }
 
 
@@ -262,9 +262,9 @@ def test_a_broken_batch_is_refused_in_one_clear_message(case):
 def test_what_nobody_can_know_is_refused_in_words():
     found = ClassStatistics.of_features(features_of(3), torch.tensor([0, 0, 4]), C)
     for label in (1, -1, 5):
-        with pytest.raises(UserError, match=f"no client has class {label}; 2 of 5 classes are held"):
+        with pytest.raises(UserError, match=f"no client has class {label}; only 2 of 5 classes have examples"):
             found.mean(label)
-    with pytest.raises(UserError, match="class 4 has one example; a covariance needs two"):
+    with pytest.raises(UserError, match="class 4 has one example; a covariance needs at least two"):
         found.covariance(4)
     for form in FORMS:
         single = ClassStatistics.of_features(features_of(2), torch.tensor([0, 4]), C, form)
@@ -398,7 +398,7 @@ def test_an_encoder_is_left_as_it_was_whoever_fails_midway(culprit):
 def test_empty_batches_alone_tell_the_width_and_no_batch_tells_nothing():
     nothing = (torch.zeros(0, D), torch.zeros(0, dtype=torch.int64))
     same(ClassStatistics.measure(nn.Identity(), [nothing, nothing], C), ClassStatistics.empty(C, D))
-    with pytest.raises(UserError, match="no batch was given"):
+    with pytest.raises(UserError, match="no batches were given"):
         ClassStatistics.measure(nn.Identity(), [], C)
 
 
@@ -415,7 +415,7 @@ def test_an_encoder_that_gives_no_tensor_is_refused():
         def forward(self, images):
             return images, images
 
-    with pytest.raises(UserError, match=r"features must be a tensor .* this is a tuple"):
+    with pytest.raises(UserError, match=r"features must be a tensor .* not a tuple"):
         ClassStatistics.measure(Pair(), [(features_of(2), labels_of(2))], C)
 
 
@@ -476,7 +476,7 @@ def test_what_was_loaded_does_not_change_with_its_file(tmp_path):
 
 
 def test_a_file_that_is_not_there_or_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"there is no file .*nowhere"):
+    with pytest.raises(UserError, match=r"nowhere\S* does not exist"):
         ClassStatistics.load(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"it is a folder"):
         ClassStatistics.load(tmp_path)
@@ -500,7 +500,7 @@ def test_what_clients_lay_out_has_one_order_whatever_they_hold(form):
 def test_sums_that_their_squares_do_not_allow_are_refused(tmp_path, form):
     found = example(form)
     values = found.tensors() | {"sums": found.sums["sums"] * 1e6}
-    with pytest.raises(UserError, match=r"odd.* refused: sums are larger than their squares allow"):
+    with pytest.raises(UserError, match=r"odd.* refused: its sums are larger than its sums of squares allow"):
         ClassStatistics.load(written(tmp_path / "odd", values, form=form))
 
 
@@ -535,24 +535,27 @@ def only(value):
 
 
 FALSE = {
-    "a tensor too many": (changed(more=torch.zeros(1)), "they hold held, more, number, second, sums, wanted are held,"),
-    "a tensor missing": (changed(second=only(None)), "they hold held, number, sums, wanted are held, number, second"),
-    "another form's tensors": (changed("diagonal", {"form": "shared"}), "wanted are held, number, second, sums"),
+    "a tensor too many": (
+        changed(more=torch.zeros(1)),
+        "they contain held, more, number, second, sums instead of held,",
+    ),
+    "a tensor missing": (changed(second=only(None)), "they contain held, number, sums instead of held, number, second"),
+    "another form's tensors": (changed("diagonal", {"form": "shared"}), "instead of held, number, second, sums"),
     "sums in float32": (changed(sums=lambda v: v.float()), "sums must be float64"),
     "counts in int32": (changed(number=lambda v: v.int()), "one whole number for each class held"),
     "labels in float64": (changed(held=lambda v: v.double()), "one whole number for each class held"),
     "labels in a table": (changed(held=lambda v: v[None]), "one whole number for each class held"),
     "a count missing": (changed(number=lambda v: v[1:].clone()), "one whole number for each class held"),
-    "a row missing": (changed(sums=lambda v: v[1:].clone()), r"sums has the shape \(3, 3\), wanted is \(4, 3\)"),
-    "moments not square": (changed(second=lambda v: v[:, 1:].clone()), r"\(4, 2, 3\), wanted is \(4, 3, 3\)"),
+    "a row missing": (changed(sums=lambda v: v[1:].clone()), r"sums has the shape \(3, 3\), expected \(4, 3\)"),
+    "moments not square": (changed(second=lambda v: v[:, 1:].clone()), r"\(4, 2, 3\), expected \(4, 3, 3\)"),
     "sums in one row": (changed(sums=lambda v: v.flatten()), r"sums has the shape \(12,\)"),
     "sums of no features": (changed(sums=lambda v: v[:, :0].clone()), r"sums has the shape \(4, 0\)"),
-    "a sketch of another rank": (changed("low-rank(2)", {"form": "low-rank(1)"}), r"wanted is \(4, 3, 1\)"),
+    "a sketch of another rank": (changed("low-rank(2)", {"form": "low-rank(1)"}), r"expected \(4, 3, 1\)"),
     "count 0": (changed(number=at(1, value=0)), "class 1 has a count of 0"),
     "count -1": (changed(number=at(2, value=-1)), "class 3 has a count of -1"),
     "a count that overflows": (changed(number=at(0, value=2**62)), f"class 0 has a count of {2**62}"),
-    "NaN sums": (changed(sums=at(1, 2, value=NAN)), "sums holds NaN or infinity"),
-    "NaN sketch": (changed("low-rank(2)", sketch=at(0, 0, 0, value=NAN)), "sketch holds NaN or infinity"),
+    "NaN sums": (changed(sums=at(1, 2, value=NAN)), "sums contains NaN or infinity"),
+    "NaN sketch": (changed("low-rank(2)", sketch=at(0, 0, 0, value=NAN)), "sketch contains NaN or infinity"),
     "asymmetric": (changed(second=at(1, 0, 2, value=0.5)), "second moments must be symmetric"),
     "negative": (changed(second=at(1, 2, 2, value=-1.0)), "second moments must not be negative"),
     "negative, shared": (changed("shared", second=at(2, 2, value=-1.0)), "second moments must not be negative"),
@@ -569,7 +572,7 @@ FALSE = {
 }
 
 FOREIGN = {
-    "rank 0": ({"form": "low-rank(0)"}, "rank counts directions"),
+    "rank 0": ({"form": "low-rank(0)"}, "the rank must be at least 1"),
     "a rank without end": ({"form": f"low-rank({'9' * 400})"}, "too large"),
     "an unknown form": ({"form": "fool"}, "no covariance form is called 'fool'"),
     "a form that is a number": ({"form": 3}, ""),
@@ -592,7 +595,7 @@ def test_a_description_of_another_kind_is_refused_in_its_files_name(case, tmp_pa
     about, words = FOREIGN[case]
     path = written(tmp_path / "stranger", example().tensors(), **about)
     with pytest.raises(
-        UserError, match=rf"\S*stranger does not hold class statistics of this version: .*{words}"
+        UserError, match=rf"\S*stranger does not contain class statistics of this version: .*{words}"
     ) as caught:
         ClassStatistics.load(path)
     assert "\n" not in str(caught.value)
@@ -608,7 +611,7 @@ def test_a_description_of_another_kind_is_refused_in_its_files_name(case, tmp_pa
 def test_metadata_that_is_missing_or_somebody_elses_is_refused_in_its_files_name(metadata, tmp_path):
     path = tmp_path / "stranger"
     path.write_bytes(save(example().tensors(), metadata=metadata))
-    with pytest.raises(UserError, match=r"\S*stranger does not hold class statistics of this version"):
+    with pytest.raises(UserError, match=r"\S*stranger does not contain class statistics of this version"):
         ClassStatistics.load(path)
 
 
@@ -687,7 +690,7 @@ def test_a_file_cut_off_anywhere_is_refused_in_its_name(tmp_path):
     whole, path = example("diagonal").to_bytes(), tmp_path / "stranger"
     for length in (*range(0, len(whole), 11), len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(UserError, match="stranger does not hold class statistics"):
+        with pytest.raises(UserError, match="stranger does not contain class statistics"):
             ClassStatistics.load(path)
 
 
@@ -695,7 +698,7 @@ def test_a_file_cut_off_anywhere_is_refused_in_its_name(tmp_path):
 def test_a_file_of_another_kind_is_refused_in_its_name(content, tmp_path):
     path = tmp_path / "stranger"
     path.write_bytes(content)
-    with pytest.raises(UserError, match="stranger does not hold class statistics"):
+    with pytest.raises(UserError, match="stranger does not contain class statistics"):
         ClassStatistics.load(path)
 
 

@@ -59,7 +59,7 @@ def test_dict_batches_give_the_same_sums(image, label):
         ((IMAGES, LABELS, 3), "this is a tuple of 3"),
         ("images", "this is a str"),
         ((IMAGES, "012012012"), "labels"),
-        ((IMAGES, None), "labels must be a tensor, a numpy array or a list of numbers, this is None"),
+        ((IMAGES, None), "labels must be a tensor, a numpy array or a list of numbers, not None"),
         ((IMAGES, [*LABELS.tolist()[:-1], [1]]), "labels must be a tensor, a numpy array or a list of numbers"),
         (([[1.0, 2.0], [3.0]], [0, 1]), "images must be a tensor, a numpy array or a list of numbers"),
         ((IMAGES, LABELS.float()), "labels whole numbers"),

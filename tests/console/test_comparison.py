@@ -331,7 +331,7 @@ def test_a_run_without_metrics_is_blank_and_holds_up_no_other():
 
 def test_a_baseline_on_other_data_is_refused_and_both_runs_are_named():
     with pytest.raises(
-        UserError, match=r"runs/c \(digits\) and its baseline runs/central \(mnist\) have different data"
+        UserError, match=r"runs/c \(digits\) and its baseline runs/central \(mnist\) use different data"
     ):
         compared(OTHER, baseline=replace(CENTRAL, data="mnist", data_sha256="d" * 64))
 
@@ -339,10 +339,13 @@ def test_a_baseline_on_other_data_is_refused_and_both_runs_are_named():
 @pytest.mark.parametrize("accuracy", [0.0, float("nan"), float("inf"), -1.0])
 def test_a_baseline_that_nothing_can_be_relative_to_is_refused(accuracy):
     with pytest.raises(
-        UserError, match=r"the baseline .*runs/central of runs/a has the accuracy .*; give with --baseline"
+        UserError,
+        match=r"the baseline .*runs/central of runs/a has the accuracy .*; give a run with an accuracy above 0",
     ):
         compared(PLAIN, baseline=replace(CENTRAL, accuracy=accuracy))
-    with pytest.raises(UserError, match=r"the baseline /old of runs/a has the accuracy .*; give with --baseline"):
+    with pytest.raises(
+        UserError, match=r"the baseline /old of runs/a has the accuracy .*; give a run with an accuracy above 0"
+    ):
         compared(replace(PLAIN, baseline="/old", baseline_accuracy=accuracy))
 
 
@@ -375,10 +378,10 @@ def test_the_command_compares_folders_with_a_baseline(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--at-round", "0"], "--at-round 0: give a whole number from 1 on"),
-        (["--at-round", "-3"], "--at-round -3: give a whole number from 1 on"),
-        (["--at-batch", "0"], "--at-batch 0: give a whole number from 1 on"),
-        (["--baseline", "nowhere"], "there is no folder nowhere"),
+        (["--at-round", "0"], "--at-round 0: give a whole number of at least 1"),
+        (["--at-round", "-3"], "--at-round -3: give a whole number of at least 1"),
+        (["--at-batch", "0"], "--at-batch 0: give a whole number of at least 1"),
+        (["--baseline", "nowhere"], "nowhere does not exist"),
     ],
 )
 def test_a_mistake_of_the_user_is_one_message(capsys, tmp_path, words, message):

@@ -102,7 +102,7 @@ def test_pipes_devices_and_large_files_are_not_read(tmp_path):
     with pytest.raises(UserError, match="not a plain file"):
         read_content(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"x" * 100)
-    with pytest.raises(UserError, match="it has 100 bytes, 99 are the most"):
+    with pytest.raises(UserError, match="it has 100 bytes; the limit is 99"):
         read_content(tmp_path / "large", most=99)
     assert read_content(tmp_path / "large", most=100) == b"x" * 100
     assert read_content(tmp_path / "nothing") is None

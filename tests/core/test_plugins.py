@@ -28,7 +28,7 @@ NOT_PLUGINS = [
 @pytest.mark.parametrize("name", NOT_PLUGINS)
 def test_what_is_no_plugin_imports_nothing(name):
     before = set(sys.modules)
-    with pytest.raises(UserError, match=r"cannot be imported: it is not of the form package\.module:function"):
+    with pytest.raises(UserError, match=r"cannot be imported: it does not have the form package\.module:function"):
         load_function(name, "method")
     if ":" in name:
         with pytest.raises(UserError, match="cannot be imported"):
@@ -98,9 +98,9 @@ def test_a_modules_hash_is_taken_without_importing_anything(module):
     module("misbehaving/__init__", "raise RuntimeError('imported')")
     file = module("misbehaving/inside", "def f(): ...")
     assert plugin_sha256(Plugin("misbehaving.inside", "f")) == hashlib.sha256(file.read_bytes()).hexdigest()
-    with pytest.raises(UserError, match=r"there is no module misbehaving.nowhere"):
+    with pytest.raises(UserError, match=r"the module misbehaving.nowhere does not exist"):
         plugin_sha256(Plugin("misbehaving.nowhere", "f"))
-    with pytest.raises(UserError, match="there is no module sys"):
+    with pytest.raises(UserError, match="the module sys"):
         plugin_sha256(Plugin("sys", "exit"))
 
 
@@ -109,7 +109,7 @@ def test_a_modules_hash_is_taken_without_importing_anything(module):
 )
 def test_our_own_commands_are_no_plugins(name):
     """A measure's text is called when it is parsed: ``unskew:run`` would train."""
-    with pytest.raises(UserError, match="Unskew's own functions do not serve as plug-ins"):
+    with pytest.raises(UserError, match="Unskew's own functions cannot be used as plug-ins"):
         load_function(name, "measure")
     assert callable(load_function("unskew.methods.fedprox:fedprox", "method"))
 

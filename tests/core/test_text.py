@@ -147,7 +147,7 @@ def test_a_quoted_text_stays_the_same_text(source):
         ("fedavg + 7", "method: expected a name, found '7'", 9),
         ("'fedavg'", "method: expected a name, found \"'fedavg'\"", 0),
         ("fedavg(#)", "cannot read '#' here", 7),
-        ("available(traces/a.csv)", "cannot read '/' here; put a file's name in quotes", 16),
+        ("available(traces/a.csv)", "cannot read '/' here; put file names in quotes", 16),
         ("fedavg  §", "cannot read '§' here", 8),
         ("fedavg(1.2.3)", "cannot read '1' here", 7),
         ("fedavg(5x)", "cannot read '5' here", 7),
@@ -173,17 +173,17 @@ def test_an_empty_text_is_told_what_to_give(source, what, such):
     ("source", "message"),
     [
         ("f(sise=3)", "method f has no knob 'sise'; did you mean 'size'?"),
-        ("f(zzz=3)", "method f has no knob 'zzz'; there are: mu, size, cap, kind"),
-        ("f(1, 2, true, a, 5)", "method f takes at most 4 (mu, size, cap, kind), 5 given"),
+        ("f(zzz=3)", "method f has no knob 'zzz'; choose from: mu, size, cap, kind"),
+        ("f(1, 2, true, a, 5)", "method f takes at most 4 (mu, size, cap, kind), but 5 given"),
         ("f(1, mu=2)", "method f: mu is given twice"),
-        ("f(wide)", "method f: mu must be a number, wide given"),
-        ("f(true)", "method f: mu must be a number, true given"),
-        ("f(size=3.0)", "method f: size must be a whole number, 3.0 given"),
-        ("f(size=true)", "method f: size must be a whole number, true given"),
-        ("f(size='3')", 'method f: size must be a whole number, "3" given'),
-        ("f(cap=1)", "method f: cap must be true or false, 1 given"),
-        ("f(cap=yes)", "method f: cap must be true or false, yes given"),
-        ("f(kind=3)", "method f: kind must be a word, 3 given"),
+        ("f(wide)", "method f: mu must be a number, not wide"),
+        ("f(true)", "method f: mu must be a number, not true"),
+        ("f(size=3.0)", "method f: size must be a whole number, not 3.0"),
+        ("f(size=true)", "method f: size must be a whole number, not true"),
+        ("f(size='3')", 'method f: size must be a whole number, not "3"'),
+        ("f(cap=1)", "method f: cap must be true or false, not 1"),
+        ("f(cap=yes)", "method f: cap must be true or false, not yes"),
+        ("f(kind=3)", "method f: kind must be a word, not 3"),
     ],
 )
 @pytest.mark.parametrize("before", ["", "   "])
@@ -192,7 +192,7 @@ def test_a_call_that_does_not_fit_is_pointed_at(before, source, message):
 
 
 def test_a_function_without_knobs_takes_none():
-    assert complaint("f(1)", lambda: None) == ("method f takes no values, 1 given", 0)
+    assert complaint("f(1)", lambda: None) == ("method f takes no values, but 1 given", 0)
     assert complaint("f(mu=1)", lambda: None) == ("method f has no knob 'mu'; it takes none", 0)
 
 
@@ -216,12 +216,12 @@ def test_annotations_kept_as_text_count_too():
         return mu, size
 
     assert type(apply(parse_calls("f(2)", "method")[0], build, "method")[0]) is float
-    assert complaint("f(2, 1.5)", build) == ("method f: size must be a whole number, 1.5 given", 0)
+    assert complaint("f(2, 1.5)", build) == ("method f: size must be a whole number, not 1.5", 0)
 
 
 def test_a_functions_own_complaint_becomes_the_users_with_a_caret():
     assert complaint("    fedprox(-1)", methods.METHODS["fedprox"]) == (
-        "fedprox(mu=-1.0): mu weighs a penalty, give 0 or more",
+        "fedprox(mu=-1.0): mu must be 0 or more",
         4,
     )
 
@@ -253,8 +253,8 @@ def test_a_number_too_large_for_a_float_is_the_users_mistake(number):
     [
         ("fedavg + fedprx(1)", "no method is called 'fedprx'; did you mean 'fedprox'?", 9),
         ("fedprox(0.1) + fedprox(0.2)", "method fedprox is given twice; give it once", 15),
-        ("fedavgm(1)", "fedavgm(beta=1.0): beta is a momentum, give 0 or more and less than 1", 0),
-        ("fedavg(lr=0)", "fedavg(lr=0.0): lr is the server's rate, give a number above 0", 0),
+        ("fedavgm(1)", "fedavgm(beta=1.0): beta must be at least 0 and below 1", 0),
+        ("fedavg(lr=0)", "fedavg(lr=0.0): the server's learning rate must be above 0", 0),
         ("fedadam(tau=0)", "fedadam(tau=0.0): give a number above 0", 0),
     ],
 )

@@ -100,21 +100,21 @@ def test_numbers_serve_as_users_and_texts_as_classes(tmp_path):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"y_train": Y}, "has no 'x_train', it has y_train"),
-        ({}, "has no 'x_train', it has no arrays"),
+        ({"y_train": Y}, "has no 'x_train'; it has y_train"),
+        ({}, "has no 'x_train'; it has no arrays"),
         ({"x_train": X}, "has no 'y_train'"),
         ({"x_train": X, "y_train": Y, "x_test": X}, "has no 'y_test'"),
         ({"x_train": X, "y_train": Y[:9]}, "10 images in x_train, 9 labels in y_train"),
         ({"x_train": X, "y_train": Y * 1.0}, "y_train is float64"),
         ({"x_train": X, "y_train": np.eye(10, dtype=int)}, "[10, 10]; give whole numbers"),
-        ({"x_train": X, "y_train": Y - 1}, "goes from -1 to 1"),
+        ({"x_train": X, "y_train": Y - 1}, "ranges from -1 to 1"),
         ({"x_train": X, "y_train": Y + 10**9}, "number the classes from 0"),
         ({"x_train": X.astype(int), "y_train": Y}, "is int64; give uint8, or floats"),
         ({"x_train": X * 1.0, "y_train": Y}, "outside 0..1 or NaN"),
         ({"x_train": np.where(X > 5, np.nan, 0.5), "y_train": Y}, "outside 0..1 or NaN"),
         ({"x_train": X / -255, "y_train": Y}, "outside 0..1 or NaN"),
         ({"x_train": X[0], "y_train": Y[:4]}, "has shape [4, 5]"),
-        ({"x_train": X[:0], "y_train": Y[:0]}, "N > 0"),
+        ({"x_train": X[:0], "y_train": Y[:0]}, "give at least one image"),
         ({"x_train": np.zeros((5, 4, 4, 4), np.uint8), "y_train": Y[:5]}, "has shape [5, 4, 4, 4]"),
         ({"x_train": X[:4], "y_train": Y[:4]}, "nor five examples"),
         ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "[1, 4, 5] in train, [1, 2, 5] in test"),
@@ -132,7 +132,7 @@ def test_arrays_that_are_no_image_set_are_refused(tmp_path, given, complaint):
 
 def test_objects_in_an_npz_are_never_unpickled(tmp_path):
     path = save(tmp_path, x_train=np.array([{}, []], dtype=object), y_train=Y)
-    assert "not an .npz of plain arrays" in refused(load_arrays, path)
+    assert "not an .npz file of plain arrays" in refused(load_arrays, path)
 
 
 def test_a_damaged_npz_is_named_whatever_its_length(tmp_path):
@@ -150,7 +150,7 @@ def test_a_damaged_npz_is_named_whatever_its_length(tmp_path):
 def test_a_file_with_other_names_says_which_it_has_and_which_are_read(tmp_path):
     path = save(tmp_path, images=X, labels=Y)
     message = refused(load_arrays, path)
-    assert "has no 'x_train', it has images, labels; name the arrays x_train, y_train, x_test, y_test or" in message
+    assert "has no 'x_train'; it has images, labels; name the arrays x_train, y_train, x_test, y_test or" in message
 
 
 def test_many_long_names_are_cut(tmp_path):

@@ -46,7 +46,7 @@ def test_a_truncated_cifar_file_is_named(size):
 
 def test_a_cifar_label_out_of_range_is_named_with_its_record():
     raw = bytes(3073) + b"\x0a" + bytes(3072)
-    with pytest.raises(UserError, match="some/file: the label of record 1 is 10, labels go from 0 to 9"):
+    with pytest.raises(UserError, match="some/file: the label of record 1 is 10, but labels range from 0 to 9"):
         binary.cifar(raw, HERE, label_bytes=1, classes=10)
 
 
@@ -69,7 +69,7 @@ def test_an_idx_file_reads_the_same_gzipped_or_not(pack):
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        (idx_bytes((5,), 0x801), "some/file starts with 00000801, an idx file of images with 00000803"),
+        (idx_bytes((5,), 0x801), "some/file starts with 00000801, but an idx file of images starts with 00000803"),
         (idx_bytes(body=bytes(23)), "is truncated: 2×3×4 images take 24 bytes, 23 follow"),
         (idx_bytes(body=bytes(25)), "is longer than it declares"),
         (idx_bytes((0, 28, 28)), "it contains no images"),
@@ -106,19 +106,19 @@ def test_joining_counts_letters_from_zero():
     images, numbers = binary.join(pixels, labels, (HERE, HERE), classes=26, first=1)
     assert numbers.tolist() == [0, 25]
     assert images.shape == (2, 1, 3, 4)
-    with pytest.raises(UserError, match="is 0, labels go from 1 to 26"):
+    with pytest.raises(UserError, match="is 0, but labels range from 1 to 26"):
         binary.join(pixels, labels - labels[0], (HERE, HERE), classes=26, first=1)
 
 
 def test_image_and_label_counts_must_agree():
-    with pytest.raises(UserError, match="a has 2 images, b 3 labels"):
+    with pytest.raises(UserError, match="a has 2 images, but b has 3 labels"):
         binary.join(np.zeros((2, 1, 1), np.uint8), np.zeros(3, np.uint8), (Path("a"), Path("b")), classes=10)
 
 
 @pytest.mark.parametrize(
     ("batch", "complaint"),
     [
-        ({"labels": [1]}, "has no 'data', it has 'labels'"),
+        ({"labels": [1]}, "has no 'data'; it has 'labels'"),
         ({"data": np.zeros((1, 3072), np.uint8)}, "has no 'labels'"),
         ({"data": np.zeros((1, 3071), np.uint8), "labels": [1]}, "not an array of bytes"),
         ({"data": np.zeros((1, 3072), np.int64), "labels": [1]}, "not an array of bytes"),

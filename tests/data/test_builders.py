@@ -144,15 +144,18 @@ def put(name, **entry):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (remove("val2017.json"), "val2017.json does not exist, nor is train_val2017.zip; get them from"),
-        (remove("train2017_locations.json"), "train2017_locations.json does not exist, nor is inat2017_locations.zip"),
+        (remove("val2017.json"), "val2017.json does not exist, nor does train_val2017.zip; get them from"),
+        (
+            remove("train2017_locations.json"),
+            "train2017_locations.json does not exist, nor does inat2017_locations.zip",
+        ),
         (lambda files: files.update({"train2017.json": b'{"images": [{"id": 1,'}), "train2017.json is damaged"),
         (lambda files: files["train2017.json"].pop("annotations"), "missing required field `annotations`"),
         (lambda files: files["train2017.json"]["annotations"].pop(), "image 117 has no annotation with a category"),
         (lambda files: files["train2017.json"]["categories"].pop(0), "image 100 has no annotation with a category"),
         (lambda files: files["train2017.json"].update(images=[]), "lists no images"),
-        (put("train2017.json", file_name="../../etc/passwd"), "which is not below it"),
-        (put("train2017.json", file_name="/etc/passwd"), "which is not below it"),
+        (put("train2017.json", file_name="../../etc/passwd"), "which is outside its folder"),
+        (put("train2017.json", file_name="/etc/passwd"), "which is outside its folder"),
         (put("train2017.json", id=101), "image id twice"),
         (put("train2017.json", id=[1]), "Expected `int`, got `array`"),
         (put("train2017.json", id=2**62), "Expected `int` <="),
@@ -177,7 +180,7 @@ def test_missing_and_malformed_annotations_are_one_sentence(inat, change, says):
         ("inaturalist(balance=4) + digits", "give one data set; several cannot be added"),
         ("digits(size=4)", "data set digits has no knob 'size'; it takes none"),
         ("inaturalist(balance=few)", "whole number"),
-        ("inaturalist(split=absent.csv)", "the split absent.csv does not exist, nor is it in"),
+        ("inaturalist(split=absent.csv)", "the split absent.csv does not exist, not even in"),
     ],
 )
 def test_wrong_knobs_are_refused(inat, name, says):
@@ -191,7 +194,10 @@ def test_how_pictures_are_read_is_not_a_matter_of_rows(inat):
         sources.load_rows(f"inaturalist(balance=4{more})", folder) for more in ("", ", size=224, broken=skip")
     )
     assert sized.paths == plain.paths
-    for name, says in (("omniglot(size=0)", "size=0 is not a size"), ("omniglot(broken=no)", "broken=no: .*stop")):
+    for name, says in (
+        ("omniglot(size=0)", "must be from 1 to 4096"),
+        ("omniglot(broken=no)", "broken=no: .*stop"),
+    ):
         with pytest.raises(UserError, match=says):
             sources.load(name, folder)
 
@@ -244,7 +250,7 @@ def test_a_split_is_found_from_any_folder_and_in_the_set_itself(inat, tmp_path, 
         (tmp_path / "here" / name).rename(folder / "inaturalist" / name)
     assert len(sources.load_rows(config.data, folder)) == 3
     (folder / "inaturalist" / "a.csv").unlink()
-    with pytest.raises(UserError, match=r"a.csv does not exist, nor is it in .*inaturalist; give the published CSV"):
+    with pytest.raises(UserError, match=r"a.csv does not exist, not even in .*inaturalist; give the published CSV"):
         sources.load_rows(config.data, folder)
     assert sources.make_absolute("cinic10") == "cinic10"
 
@@ -340,7 +346,7 @@ def test_the_rules_of_landmarks_and_a_test_set_of_other_authors(tmp_path):
         assert path == f"0/0/0/{number:016x}.jpg"
     assert rows.notes[0] == "300 training images of 10 users follow the rules of Landmarks-User-160k"
     assert np.bincount(sources.load_rows("landmarks(test=3)", tmp_path).labels).tolist() == [63] * 5
-    with pytest.raises(UserError, match="test counts the test images of a landmark, give at least 1, not 0"):
+    with pytest.raises(UserError, match="test, the test images per landmark, must be at least 1, not 0"):
         sources.load_rows("landmarks(test=0)", tmp_path)
 
 
@@ -367,7 +373,7 @@ def test_landmarks_published_split_needs_no_annotations_but_the_folder(tmp_path)
         (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,../x\n"), "not letters and digits"),
         (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2,3\n"), "line 2: 3 fields"),
         (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2\n"), "has no landmarks with 30"),
-        (lambda f: (f / "train_clean.csv").write_bytes(b"landmark_id,images\n\xff"), "not a CSV in UTF-8"),
+        (lambda f: (f / "train_clean.csv").write_bytes(b"landmark_id,images\n\xff"), "not a CSV file in UTF-8"),
     ],
 )
 def test_missing_and_malformed_csvs_are_one_sentence(tmp_path, break_it, says):
@@ -421,7 +427,7 @@ def test_data_list_and_check_know_them(inat, capsys):
     assert listing["landmarks"] == "not found"
     (finding,) = sources.check("inaturalist(balance=4)", folder)
     assert finding.whole
-    assert "12 training and 6 test images of 3 classes; of 1 picture looked for, 0 are there" in finding.detail
+    assert "12 training and 6 test images of 3 classes; of 1 picture looked for, 0 exist" in finding.detail
     (folder / "inaturalist" / "val2017.json").write_text("{")
-    with pytest.raises(UserError, match=r"val2017.json is damaged, or not as published"):
+    with pytest.raises(UserError, match=r"val2017.json is damaged, or not the published file"):
         sources.check("inaturalist(balance=4)", folder)

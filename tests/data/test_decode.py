@@ -113,14 +113,14 @@ def bomb(width, height):
 
 EVIL = {
     "is not a picture": lambda: b"just words",
-    "is in the format HEIC, which is not read; convert it to JPEG": lambda: b"\0\0\0\x24ftypheic" + bytes(40),
+    "is in the HEIC format, which is not supported; convert it to JPEG": lambda: b"\0\0\0\x24ftypheic" + bytes(40),
     "is empty": lambda: b"",
     "has no bytes": lambda: None,
-    "claims more than": lambda: bomb(60_000, 60_000),
+    "claims to have more than": lambda: bomb(60_000, 60_000),
     "unpacks to": lambda: bomb(12_000, 12_000),
     "is damaged": lambda: saved(Image.new("RGB", (400, 400), "red"), "JPEG")[:700],
-    "has more than 8 bits a pixel (I;16": lambda: saved(Image.fromarray(np.zeros((4, 4), np.uint16))),
-    "has more than 8 bits a pixel (F)": lambda: saved(Image.new("F", (4, 4)), "TIFF"),
+    "has more than 8 bits per channel (I;16": lambda: saved(Image.fromarray(np.zeros((4, 4), np.uint16))),
+    "has more than 8 bits per channel (F)": lambda: saved(Image.new("F", (4, 4)), "TIFF"),
 }
 
 
@@ -141,7 +141,7 @@ def test_whatever_is_not_a_file_is_refused_before_it_is_opened(tmp_path):
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     (tmp_path / "empty").touch()
-    for name, why in {"": "it is a folder", "pipe": "it is a named pipe", "a": "loop of links", "no": "is not there",
+    for name, why in {"": "it is a folder", "pipe": "it is a named pipe", "a": "circular link", "no": "does not exist",
                       "empty": "is empty", "n\0l": "null byte", "x" * 300: "too long"}.items():  # fmt: skip
         with pytest.raises(Broken) as caught:
             decode(tmp_path / name if name else tmp_path, None)

@@ -85,14 +85,14 @@ def write_npz(path, name="x_train", content=b"", **about):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (header((10**10,)), "not as long as its header says"),
-        (header((10**10,)) + b"x" * 100, "not as long as its header says"),
-        (header((3,)) + b"x" * 100, "not as long as its header says"),
+        (header((10**10,)), "shorter than its header says"),
+        (header((10**10,)) + b"x" * 100, "shorter than its header says"),
+        (header((3,)) + b"x" * 100, "shorter than its header says"),
         (header((2**40,), "<U0"), "unpacks to 1.1 TB"),
         (header((-2, -3)) + b"x" * 6, "not an .npz"),
         (b"\x93NUMPY\x01\x00" + struct.pack("<H", 9000) + b"-" * 9000, "not an .npz"),
         (b"\x93NUMPY\x01\x00" + struct.pack("<H", 9000) + b"[" * 9000, "not an .npz"),
-        (b"\x93NUMPY\x09\x00" + struct.pack("<H", 9) + b"{}       ", "format .9, 0. is not known"),
+        (b"\x93NUMPY\x09\x00" + struct.pack("<H", 9) + b"{}       ", "format .9, 0. is unknown"),
         (header((1,), "|O") + pickle.dumps([print]), "Python objects|not an .npz"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_directory_that_claims_less_than_is_packed_is_refused(tmp_path):
 
 def test_other_ways_of_packing_are_refused(tmp_path):
     path = write_npz(tmp_path / "evil.npz", content=header((3,)) + b"abc", compression=zipfile.ZIP_LZMA)
-    with refused("packed in a way that np.savez does not use"):
+    with refused("compressed in a way that np.savez does not use"):
         load_arrays(str(path))
 
 
@@ -197,14 +197,14 @@ def test_pictures_that_claim_too_many_pixels_are_refused_before_one_is_decoded(t
         for number in range(5):
             (tmp_path / name / f"{number}.png").write_bytes(picture_of(12_000))
     with refused(
-        rf"unpacks to 1\.4 GB from 41\.0 kB on disk, and 256\.0 MB is the limit.*{limits.UNPACK_VARIABLE}=2GB"
+        rf"unpacks to 1\.4 GB from 41\.0 kB on disk, above the limit of 256\.0 MB.*{limits.UNPACK_VARIABLE}=2GB"
     ):
         load_folder(f"{tmp_path}{query}")
 
 
 def test_one_picture_beyond_what_pillow_opens_is_named(pictures):
     (pictures / "cat" / "huge.png").write_bytes(picture_of(20_000))
-    with refused(r"huge\.png claims more than [\d,]+ pixels"):
+    with refused(r"huge\.png claims to have more than [\d,]+ pixels"):
         load_folder(str(pictures))
 
 
@@ -235,7 +235,7 @@ def artefact(tmp_path, **changes):
 @pytest.mark.parametrize("clients", [2**31, 2**62, 1_000_001])
 def test_a_partition_that_claims_more_clients_than_it_can_have_is_refused(tmp_path, clients):
     path, labels = artefact(tmp_path, clients=clients)
-    with refused(rf"has {clients:,} clients for 20 examples, the limit is 1,000,000"):
+    with refused(rf"has {clients:,} clients for 20 examples; the limit is 1,000,000"):
         partition_files.read_partition(path, labels, 2, seed=0)
     with refused(rf"has {clients:,} clients"):
         partition_files.read_holdings(path)

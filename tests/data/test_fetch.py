@@ -171,7 +171,7 @@ def test_an_archive_without_its_members_is_refused(tmp_path, server, monkeypatch
 def test_an_archive_that_is_none_is_refused(tmp_path, server, monkeypatch, name):
     (archive,) = sources.SOURCES[name].download.files
     publish(monkeypatch, server, name, archive, b"no archive")
-    assert f"{archive} is damaged inside" in refused(name, tmp_path, server.address)
+    assert f"{archive} is damaged" in refused(name, tmp_path, server.address)
 
 
 def test_an_archive_damaged_inside_leaves_no_half_file(tmp_path, server, monkeypatch):
@@ -203,7 +203,7 @@ def test_a_body_that_breaks_off_is_said(tmp_path, server):
     server.files["/cifar-10-binary.tar.gz"] = half
     message = refused("cifar10", tmp_path, server.address, kept=400)
     assert "the connection was lost after 400 of 1,000 bytes" in message
-    assert "400 B are kept, the same command continues there" in message
+    assert "400 B were kept, and the same command continues from there" in message
     assert len(server.asked) == module.TRIES
 
 
@@ -302,7 +302,7 @@ def test_kept_bytes_of_another_file_are_thrown_away(tmp_path, cut):
     (tmp_path / "cifar-100-binary").mkdir()
     (tmp_path / "cifar-100-binary" / "cifar-100-binary.tar.gz.part").write_bytes(b"other" * 10)
     said = fetched(tmp_path, cut(cuts=0))
-    assert said[0].endswith("what was kept does not belong to it; starting again")
+    assert said[0].endswith("the partial download does not match it; starting again")
 
 
 def test_a_part_that_is_whole_already_is_checked_and_kept(tmp_path, cut):
@@ -360,8 +360,8 @@ def test_a_disk_without_room_is_said_before_anything_is_written(tmp_path, server
     publish(monkeypatch, server, "cifar100", "cifar-100-binary.tar.gz", WHOLE)
     free = shutil.disk_usage(tmp_path)._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    assert "and " in (message := refused("cifar100", tmp_path, server.address))
-    assert "has 100 B free; make room, or give another --data-dir" in message
+    assert "only 100 B free" in (message := refused("cifar100", tmp_path, server.address))
+    assert "has only 100 B free; make room, or give another --data-dir" in message
 
 
 # Archives that are unpacked whole
@@ -424,7 +424,7 @@ def test_unpacking_that_was_interrupted_needs_no_second_download(tmp_path, serve
 def test_a_folder_that_is_there_but_not_whole_is_left_alone(tmp_path, server, monkeypatch, there):
     publish_omniglot(monkeypatch, server)
     (tmp_path / there).mkdir(parents=True)
-    with pytest.raises(UserError, match=r"omniglot(-py)? exists and is not the whole set \(.*\); move it away"):
+    with pytest.raises(UserError, match=r"omniglot(-py)? exists but is incomplete \(.*\); move it away"):
         fetch("omniglot", tmp_path, mirror=None, report=silent)
     assert (server.asked, [p.name for p in tmp_path.iterdir()]) == ([], [there.partition("/")[0]])
 
@@ -441,7 +441,7 @@ def test_two_processes_do_not_fetch_into_one_folder_at_once(tmp_path, server, mo
 
     server.files["/images_background.zip"] = meanwhile
     fetch("omniglot", tmp_path, mirror=None, report=silent)
-    assert said == [f"another process is fetching omniglot into {tmp_path}; wait until it has finished"]
+    assert said == [f"another process is fetching omniglot into {tmp_path}; wait until it is done"]
     assert [p.name for p in tmp_path.iterdir()] == ["omniglot"]
 
 
@@ -468,7 +468,7 @@ def test_a_file_without_end_is_given_up_and_the_next_address_is_tried(tmp_path, 
     server.files |= {"/one/a.idx.gz": endless, "/a.idx.gz": b"right"}
     said = []
     fetch("mnist", tmp_path, mirror=None, report=silent, say=said.append)
-    assert "is larger than 1.0 MB: it is not the published file; trying" in said[0]
+    assert "is larger than 1.0 MB, so it is not the published file; trying" in said[0]
     assert [p.name for p in (tmp_path / "mnist").iterdir()] == ["a.idx.gz"]
 
 
@@ -537,22 +537,22 @@ EVIL = {
     "tar: a hard link": (tarred(("set/a", tarfile.LNKTYPE, b"")), "is a link; only files and folders"),
     "tar: a pipe": (tarred(("set/a", tarfile.FIFOTYPE, b"")), "is a device or a pipe"),
     "tar: a device": (tarred(("set/a", tarfile.CHRTYPE, b"")), "is a device or a pipe"),
-    "tar: a name twice": (tarred(("set/a", FILE, b"1"), ("set/a", FILE, b"2")), "'set/a' is there twice"),
-    "tar: other capitals": (tarred(("set/a", FILE, b"1"), ("set/A", FILE, b"2")), "'set/A' is there twice"),
+    "tar: a name twice": (tarred(("set/a", FILE, b"1"), ("set/a", FILE, b"2")), "'set/a' appears twice"),
+    "tar: other capitals": (tarred(("set/a", FILE, b"1"), ("set/A", FILE, b"2")), "'set/A' appears twice"),
     "tar: another normal form": (tarred(("set/\u00e9", FILE, b"1"), ("set/e\u0301", FILE, b"2")), "twice"),
     "tar: file and folder": (tarred(("set/a", FILE, b"1"), ("set/a/b", FILE, b"2")), "both as a file and as a folder"),
     "tar: folder and file": (tarred(("set/a/b", FILE, b"1"), ("set/a", FILE, b"2")), "both as a file and as a folder"),
-    "tar: a long name": (tarred(("set/" + "a" * 300, FILE, b"1")), "has too long a name"),
+    "tar: a long name": (tarred(("set/" + "a" * 300, FILE, b"1")), "has a name that is too long"),
     "tar: a header of gigabytes": (tar_with_a_long_header(tarfile.XHDTYPE), "a header of 20,000,256 bytes"),
     "tar: a name of gigabytes": (tar_with_a_long_header(tarfile.GNUTYPE_LONGNAME), "a header of 20,000,256 bytes"),
     "tar: nothing": (tarred(), "has no files below it"),
-    "tar: cut": (tarred(("set/a", FILE, bytes(range(256)) * 999))[:-400], "is damaged inside"),
+    "tar: cut": (tarred(("set/a", FILE, bytes(range(256)) * 999))[:-400], "is damaged"),
     "zip: a path above": (zipped({"set/a": b"x", "../evil": b"x"}), "points outside its folder"),
     "zip: an absolute path": (zipped({"/evil": b"x"}), "points outside its folder"),
     "zip: a link": (zip_link(), "is a link; only files and folders"),
     "zip: encrypted": (encrypted_zip(), "is encrypted"),
-    "zip: other capitals": (zipped({"set/a": b"1", "SET/A": b"2"}), "'SET/A' is there twice"),
-    "zip: cut": (zipped({"set/a": b"1"})[:-10], "is damaged inside"),
+    "zip: other capitals": (zipped({"set/a": b"1", "SET/A": b"2"}), "'SET/A' appears twice"),
+    "zip: cut": (zipped({"set/a": b"1"})[:-10], "is damaged"),
     "zip: a bomb": (zipped({"set/a": bytes(2 * 10**6)}), "unpacks to 2.0 MB"),
     "tar: a bomb": (tarred(("set/a", FILE, b"x"), ("set/b", FILE, bytes(2 * 10**6))), "unpacks to 2.0 MB"),
 }
@@ -595,7 +595,7 @@ def test_only_what_is_below_the_folder_inside_is_kept(tmp_path):
 
 @pytest.mark.parametrize("name", ["digits", "folder:pictures", "arrays:set.npz"])
 def test_what_lies_here_already_is_not_to_be_fetched(tmp_path, name):
-    assert "there is nothing to download" in refused(name, tmp_path, None)
+    assert "nothing to download" in refused(name, tmp_path, None)
 
 
 def test_unknown_names_later_names_and_strange_mirrors_are_refused(tmp_path):

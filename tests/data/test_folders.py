@@ -58,7 +58,7 @@ def test_test_goes_before_val_and_what_is_not_read_is_said(tmp_path):
     (tmp_path / "train" / "README").touch()
     read = load_folder(str(tmp_path))
     assert read.test.images.max() == 2
-    assert read.notes == ("not read, beside train: val", "not read, beside the classes of train: README")
+    assert read.notes == ("ignored, next to train: val", "ignored, next to the classes of train: README")
 
 
 def test_hidden_files_and_those_of_file_managers_are_ignored(pictures):
@@ -115,9 +115,9 @@ def test_the_centre_is_what_a_crop_keeps(tmp_path):
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        ("0", "give 1 to 4096"),
-        ("-1", "give 1 to 4096"),
-        ("5000", "give 1 to 4096"),
+        ("0", "must be from 1 to 4096"),
+        ("-1", "must be from 1 to 4096"),
+        ("5000", "must be from 1 to 4096"),
         ("x", "a whole number"),
         ("1.5", "a whole number"),
         ("", "expected a value"),
@@ -151,13 +151,13 @@ def test_sixteen_bits_a_pixel_are_refused(pictures):
 def test_an_empty_class_and_a_class_only_in_test_are_refused(tmp_path):
     paint(tmp_path / "train" / "a" / "1.png")
     paint(tmp_path / "test" / "b" / "1.png")
-    assert f"{tmp_path / 'test' / 'b'}: train has no such class" in refused(load_folder, tmp_path)
+    assert f"{tmp_path / 'test' / 'b'}: this class is not in train" in refused(load_folder, tmp_path)
     (tmp_path / "train" / "b").mkdir()
     assert f"{tmp_path / 'train' / 'b'} is empty" in refused(load_folder, tmp_path)
 
 
 def test_folders_of_the_wrong_depth_are_refused(tmp_path):
-    assert "has no folders" in refused(load_folder, tmp_path)
+    assert "contains no folders" in refused(load_folder, tmp_path)
     paint(tmp_path / "test" / "b" / "1.png")
     assert "is a folder inside a class folder" in refused(load_folder, tmp_path)
     assert "is not a folder" in refused(load_folder, tmp_path / "absent")

@@ -81,8 +81,8 @@ def test_a_function_cannot_change_the_labels():
 @pytest.mark.parametrize(
     ("what", "complaint"),
     [
-        ("float", "gives float64"), ("short", "gives [3] numbers for 20"), ("negative", "gives the client -2"),
-        ("large", "gives the client 4, but there are 4"), ("none", "gives [] numbers"),
+        ("float", "gives float64"), ("short", "gives [3] numbers for 20"), ("negative", "to client -2"),
+        ("large", "assigns an example to client 4, but there are 4"), ("none", "gives [] numbers"),
         ("nobody", "no example to any client"),
         ("table", "gives [20, 2] numbers"), ("text", "gives <U1"), ("ragged", "is not an array"),
         ("nan", "gives float64"), ("raises", "raises RuntimeError: no luck"),
@@ -112,7 +112,7 @@ def test_a_partition_is_checked_against_the_data():
     assert partition_from(made, LABELS) is made
     with pytest.raises(UserError, match="for 10 training examples"):
         partition_from(made, LABELS[:10])
-    with pytest.raises(UserError, match="has 4 clients, 5 were asked for"):
+    with pytest.raises(UserError, match="has 4 clients, but --clients asks for 5"):
         partition_from(made, LABELS, clients=5)
-    with pytest.raises(UserError, match="gives the client 3, but there are 2"):
+    with pytest.raises(UserError, match="assigns an example to client 3, but there are 2"):
         partition_from(Partition(LABELS.astype(np.int32), 2, "mine", 0), LABELS)

@@ -161,7 +161,7 @@ def test_more_examples_at_one_place_than_a_cell_may_have_stay_together_and_a_not
     found = deal([[51.5, -0.12]] * 250 + [[-33.9, 151.2]], "geo(max=100, min=0)")
     assert sorted(Population.from_partition(found).sizes.tolist()) == [1, 250]
     assert s2.S2CellId.FromToken(found.names[int(found.client[0])]).is_leaf()
-    assert any("1 place of a square centimetre" in note and "up to 250" in note for note in found.notes)
+    assert any("1 place of one square centimetre" in note and "up to 250" in note for note in found.notes)
 
 
 def test_poles_and_both_sides_of_the_date_line_have_clients():
@@ -180,11 +180,11 @@ def test_rows_without_a_place_belong_to_no_client_and_are_counted():
 @pytest.mark.parametrize(
     ("places", "says"),
     [
-        ([[0, 0], [91, 0]], "training example 1 has the latitude 91; it goes from −90 to 90"),
-        ([[0, 0], [0, -180.5]], "training example 1 has the longitude -180.5; it goes from −180 to 180"),
-        ([[np.inf, 0]], "training example 0 has the latitude inf"),
-        ([[0, 0], [0, np.nan]], "training example 1 has a latitude and no longitude"),
-        ([[np.nan, 0]], "training example 0 has a longitude and no latitude"),
+        ([[0, 0], [91, 0]], "training example 1 has latitude 91; it must be from −90 to 90"),
+        ([[0, 0], [0, -180.5]], "training example 1 has longitude -180.5; it must be from −180 to 180"),
+        ([[np.inf, 0]], "training example 0 has latitude inf"),
+        ([[0, 0], [0, np.nan]], "training example 1 has a latitude but no longitude"),
+        ([[np.nan, 0]], "training example 0 has a longitude but no latitude"),
         ([[np.nan, np.nan]], "no training example has a place"),
     ],
 )
@@ -194,13 +194,13 @@ def test_a_place_that_cannot_be_is_refused_with_its_row(places, says):
 
 
 def test_a_min_that_no_cell_reaches_is_refused():
-    with pytest.raises(UserError, match="no cell has 5 examples, the largest has 2; give a smaller min"):
+    with pytest.raises(UserError, match="no cell has 5 examples; the largest has 2; give a smaller min"):
         deal([[1, 2], [1, 2.1]], "geo(max=100, min=5)")
 
 
 def test_clients_must_be_the_number_of_cells():
     assert deal([[1, 2], [-60, 100]], "geo(100)", clients=2).clients == 2
-    with pytest.raises(UserError, match=r"geo\(max=100\) has 2 clients, 3 were asked for; leave --clients out"):
+    with pytest.raises(UserError, match=r"geo\(max=100\) has 2 clients, but --clients asks for 3; leave --clients out"):
         deal([[1, 2], [-60, 100]], "geo(100)", clients=3)
 
 

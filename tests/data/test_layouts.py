@@ -32,7 +32,7 @@ def test_cinic10_has_train_and_test_and_validation_on_demand(cinic):
     assert all(path.split("/")[1] == rows.classes[label] for path, label in zip(rows.paths, rows.labels, strict=True))
     both = sources.load_rows("cinic10(valid=train)", cinic)
     assert (~both.test).sum() == 15
-    assert both.notes == ("the validation images are training images too",)
+    assert both.notes == ("the validation images are used for training too",)
     with pytest.raises(UserError, match=r"give out .* or train"):
         sources.load_rows("cinic10(valid=some)", cinic)
 
@@ -40,7 +40,7 @@ def test_cinic10_has_train_and_test_and_validation_on_demand(cinic):
 def test_a_class_that_is_missing_is_named(cinic):
     for path in (cinic / "CINIC-10" / "test" / "bird").iterdir():
         path.unlink()
-    with pytest.raises(UserError, match="test/bird has no pictures; unpack the whole set"):
+    with pytest.raises(UserError, match="test/bird has no pictures; unpack the complete data set"):
         sources.load_rows("cinic10", cinic)
     (cinic / "CINIC-10" / "test" / "bird").rmdir()
     with pytest.raises(UserError, match="test/bird cannot be read: No such file"):

@@ -78,7 +78,7 @@ def test_a_partition_cannot_be_changed():
         ("iid + shards", "give one partition; several cannot be added"),
         ("dirichlet-clients(1)", "did you mean 'dirichlet-client'"),
         ("diriclet(1)", "did you mean 'dirichlet'"),
-        ("random", "there are: iid, dirichlet, dirichlet-client, shards, users, geo, file:FILE"),
+        ("random", "choose from: iid, dirichlet, dirichlet-client, shards, users, geo, file:FILE"),
         ("geo(max=1000)", "has no places"),
         ("geo(max=0)", "at least 1, not 0"),
         ("geo(max=100, min=101)", "not 101"),
@@ -98,8 +98,8 @@ def test_a_partition_cannot_be_changed():
         ("dirichlet-client(-0.1)", "0 or greater"),
         ("dirichlet-client(inf)", "alpha must be a number"),
         ("shards(0)", "at least 1"),
-        ("shards(1000)", "10000 examples, there are 5000"),
-        ("file:", "names no file"),
+        ("shards(1000)", "10000 examples, but there are 5000"),
+        ("file:", "has no file name"),
     ],
 )
 def test_a_wrong_text_is_refused_with_what_to_do(text, says):
@@ -199,12 +199,12 @@ def test_dirichlet_gives_up_after_a_counted_number_of_draws_and_says_what_to_cha
     assert time.perf_counter() - start < 10  # 0.1 s on a quiet machine
     message = str(error.value)
     remedies = ("fewer clients", "larger alpha", "smaller min_size", "dirichlet-client")
-    for part in ("1000 draws", "at best 0", *remedies):
+    for part in ("1000 draws", "the smallest client had 0", *remedies):
         assert part in message
 
 
 def test_an_impossible_least_size_is_refused_at_once():
-    with pytest.raises(UserError, match="need 6000, there are 5000"):
+    with pytest.raises(UserError, match="need 6000, but there are 5000"):
         deal("dirichlet(0.1, min_size=60)", 100)
 
 
@@ -337,5 +337,5 @@ def test_users_are_clients_with_names():
 def test_users_refuse_another_number_of_clients():
     users = np.array(["a", "b"])
     assert deal("users", 2, np.array([0, 1]), users=users).clients == 2
-    with pytest.raises(UserError, match="has 2 clients, 3 were asked for; leave --clients out"):
+    with pytest.raises(UserError, match="has 2 clients, but --clients asks for 3; leave --clients out"):
         deal("users", 3, np.array([0, 1]), users=users)

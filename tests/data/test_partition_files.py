@@ -66,7 +66,7 @@ def test_a_file_keeps_its_text_as_scheme_and_notes_how_it_was_made(tmp_path):
 
 
 def test_another_number_of_clients_than_the_files_is_refused(tmp_path):
-    with pytest.raises(UserError, match="has 8 clients, 9 were asked for"):
+    with pytest.raises(UserError, match="has 8 clients, but --clients asks for 9"):
         read(saved(tmp_path / "p.npz"), clients=9)
 
 
@@ -101,14 +101,14 @@ def test_an_artefact_with_a_wrong_field_is_refused_by_name(tmp_path, change, say
 
 def test_an_artefact_for_other_data_is_refused(tmp_path):
     path = saved(tmp_path / "p.npz")
-    with pytest.raises(UserError, match="assigns 600 examples, the training set has 500"):
+    with pytest.raises(UserError, match="assigns 600 examples, but the training set has 500"):
         read(path, LABELS[:500])
     with pytest.raises(UserError, match="other labels"):
         read(path, (LABELS + 1) % 10)
 
 
 def test_a_foreign_npz_is_refused_and_nothing_is_unpickled(tmp_path):
-    with pytest.raises(UserError, match=r"p\.npz is not an Unskew partition: it is missing client"):
+    with pytest.raises(UserError, match=r"p\.npz is not an Unskew partition: it lacks client"):
         read(saved(tmp_path / "p.npz", {"images": np.zeros(3)}))
     np.savez(tmp_path / "o.npz", client=np.array([{}], dtype=object))
     with pytest.raises(UserError, match=r"o\.npz is damaged"):
@@ -174,7 +174,7 @@ def test_user_ids_may_be_any_text():
 def test_a_csv_of_some_examples_leaves_the_rest_to_nobody_and_notes_it():
     found = from_text("user_id,image_id,class\na,3,4\nb,0,6\n")
     assert found.client.tolist() == [1, -1, -1, 0]
-    assert found.notes == ("2 of 4 training examples are in no row of the file and belong to no client",)
+    assert found.notes == ("2 of 4 training examples are not in the file and belong to no client",)
 
 
 HEADER = "user_id,image_id,class\n"
@@ -186,16 +186,16 @@ HEADER = "user_id,image_id,class\n"
         ("", "has no column 'user_id': its first line must name user_id, image_id, class"),
         ("user_id,image\n1,2\n", "has no column 'image_id'"),
         (HEADER, "has a header but no rows"),
-        (HEADER + "a,0\n", "line 2: 2 fields, the header has 3"),
-        (HEADER + "a,0,6\nb,x.jpg,9\n", "line 3: image_id must be a whole number, 'x.jpg' given"),
-        (HEADER + "a,0,frog\n", "line 2: class must be a whole number, 'frog' given"),
+        (HEADER + "a,0\n", "line 2: 2 fields, but the header has 3"),
+        (HEADER + "a,0,6\nb,x.jpg,9\n", "line 3: image_id must be a whole number, not 'x.jpg'"),
+        (HEADER + "a,0,frog\n", "line 2: class must be a whole number, not 'frog'"),
         (HEADER + "a,0,6\nb,4,9\n", "line 3: image_id 4 is outside the training set, whose rows are 0 to 3"),
         (HEADER + "a,-1,6\n", "line 2: image_id -1 is outside"),
         (HEADER + "a,99999999999999999999,6\n", "line 2: image_id 99999999999999999999 is outside"),
         (HEADER + "a,0,6\nb,1,9\nc,0,6\nd,1,9\n", "line 4: image_id 0 appears a second time"),
         (HEADER + "a,0,6\nb,1,8\nc,3,0\n", "line 3: image_id 1 has class 8 in the file and 9 in the training set"),
-        (HEADER.encode() + b"\xff,0,6\n", "not a CSV in UTF-8"),
-        (b"\x89PNG\r\n\x1a\n\x00", "not a CSV in UTF-8"),
+        (HEADER.encode() + b"\xff,0,6\n", "not a CSV file in UTF-8"),
+        (b"\x89PNG\r\n\x1a\n\x00", "not a CSV file in UTF-8"),
     ],
 )
 def test_a_wrong_csv_is_refused_at_its_first_wrong_line(text, says):
@@ -220,11 +220,11 @@ def test_ids_of_the_original_data_set_are_read_with_the_table_of_their_rows(tmp_
     found = with_ids(tmp_path)
     assert found.names == ("ann", "bob")
     assert found.client.tolist() == [0, 0, 1, -1]
-    assert found.notes == ("1 of 4 training examples are in no row of the file and belong to no client",)
+    assert found.notes == ("1 of 4 training examples are not in the file and belong to no client",)
     assert found.scheme == f'file:{tmp_path}/split.csv(ids="{tmp_path}/rows.csv")'
     old = read(f"{tmp_path}/split.csv?ids={tmp_path}/rows.csv", np.array((6, 9, 9, 4)))
     assert old.hash == found.hash
-    assert old.notes[-1].endswith(f"next release; write {found.scheme}")
+    assert old.notes[-1].endswith(f"spelling with ?; write {found.scheme}")
 
 
 def test_without_the_table_the_message_says_how_to_give_one(tmp_path):
@@ -232,7 +232,7 @@ def test_without_the_table_the_message_says_how_to_give_one(tmp_path):
     with pytest.raises(UserError, match=r"image_id 17 is outside.*file:SPLIT\.csv\(ids=TABLE\.csv\).*image_id,row"):
         read(tmp_path / "split.csv", np.array([6, 9, 9, 4]))
     (tmp_path / "split.csv").write_text(SPLIT.replace("17", "0f"))
-    with pytest.raises(UserError, match=r"must be a whole number, '0f' given; ids of the original data set"):
+    with pytest.raises(UserError, match=r"must be a whole number, not '0f'; ids of the original data set"):
         read(tmp_path / "split.csv", np.array([6, 9, 9, 4]))
 
 
@@ -242,12 +242,15 @@ def test_without_the_table_the_message_says_how_to_give_one(tmp_path):
         ({"ids": IDS.replace("17,0", "18,0")}, r"split\.csv, line 2: .*rows\.csv has no image_id 17"),
         ({"ids": IDS.replace("17,0", "17,4")}, r"rows\.csv, line 3: row 4 is outside the training set"),
         ({"ids": IDS.replace("17,0", "17,-1")}, "row -1 is outside"),
-        ({"ids": IDS.replace("17,0", "17,1.5")}, "row must be a whole number, '1.5' given"),
-        ({"ids": IDS.replace("17,0", "17,2")}, r"rows\.csv, line 3: row 2 appears a second time"),
-        ({"ids": IDS.replace("17,0", "9ad8,0")}, r"rows\.csv, line 3: image_id 9ad8 appears a second time"),
+        ({"ids": IDS.replace("17,0", "17,1.5")}, "row must be a whole number, not '1.5'"),
+        ({"ids": IDS.replace("17,0", "17,2")}, r"rows\.csv, line 3: row 2 appears twice"),
+        ({"ids": IDS.replace("17,0", "9ad8,0")}, r"rows\.csv, line 3: image_id 9ad8 appears twice"),
         ({"ids": "id,row\n17,0\n"}, r"rows\.csv has no column 'image_id': its first line must name image_id, row"),
         ({"split": SPLIT.replace("ff00", "17")}, r"split\.csv, line 4: image_id 17 appears a second time"),
-        ({"labels": (6, 9, 6, 4)}, "line 3: image_id 9ad8 has class 7 .* and 6 .* but label 6 is of class 0 above"),
+        (
+            {"labels": (6, 9, 6, 4)},
+            "line 3: image_id 9ad8 has class 7 .* and 6 .* but label 6 belongs to class 0 above",
+        ),
         ({"labels": (6, 8, 9, 4)}, "line 4: image_id ff00 has class 7 .* and 8 .* but class 7 has the label 9 above"),
     ],
 )
@@ -260,7 +263,7 @@ def test_a_table_of_ids_is_for_a_csv(tmp_path):
     with pytest.raises(UserError, match=r"is an \.npz, which lists rows, not ids"):
         read(f"{saved(tmp_path / 'p.npz')}(ids=rows.csv)")
     for text in ("?ids=rows.csv", "split.csv?ids="):
-        with pytest.raises(UserError, match="names no file"):
+        with pytest.raises(UserError, match="has no file name"):
             read(text)
 
 

@@ -166,13 +166,13 @@ def test_image_and_label_files_of_two_lengths_are_refused(tmp_path, write_idx):
 def test_images_of_another_size_are_refused(tmp_path, write_idx):
     write_idx(tmp_path, packed=False)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03\0\0\0\x07\0\0\0\x02\0\0\0\x02" + bytes(28))
-    assert "has images of [1, 2, 2], mnist has [1, 28, 28]" in refused("mnist", tmp_path)
+    assert "has images of [1, 2, 2], but mnist has [1, 28, 28]" in refused("mnist", tmp_path)
 
 
 def test_a_rewritten_file_is_read_with_a_note(tmp_path, write_idx):
     write_idx(tmp_path / "fashion-mnist")
     notes = sources.load("fashion-mnist", tmp_path).notes
-    assert any("train-images-idx3-ubyte.gz is not the published file, nor are 3 next to it" in n for n in notes)
+    assert any("train-images-idx3-ubyte.gz is not the published file, nor are 3 others" in n for n in notes)
 
 
 def test_a_published_file_needs_no_note(tmp_path, write_idx, monkeypatch):
@@ -324,7 +324,7 @@ def test_the_old_spelling_reads_the_same_with_one_note(tmp_path):
     new, old = sources.load(f"table:{table}(size=8)", None), sources.load(f"table:{table}?size=8", None)
     np.testing.assert_array_equal(new.train.images[:], old.train.images[:])
     (note,) = set(old.notes) - set(new.notes)
-    assert note == f"the spelling with ? will not be read by the next release; write table:{table}(size=8)"
+    assert note == f"the next release will not accept the spelling with ?; write table:{table}(size=8)"
 
 
 def load_noise(request, *, examples: int = 10, seed: int = 0):
@@ -342,5 +342,5 @@ def test_a_new_source_is_one_function_and_one_line(monkeypatch):
     assert ("noise", "inside scikit-learn") not in [(source.name, where) for source, where in sources.survey(None)]
     with pytest.raises(UserError, match=r"has no knob 'exmples'; did you mean 'examples'\?"):
         sources.load("noise(exmples=3)", None)
-    with pytest.raises(UserError, match=r"examples must be a whole number, 1\.5 given"):
+    with pytest.raises(UserError, match=r"examples must be a whole number, not 1\.5"):
         sources.load("noise(examples=1.5)", None)

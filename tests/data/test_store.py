@@ -86,7 +86,7 @@ def test_what_is_damaged_and_has_no_file_any_more_stops_the_run(table, cache, tm
     files(cache)[0].unlink()
     (tmp_path / "pictures" / "0.png").unlink()
     text, arrays = images.train.images.described()
-    with pytest.raises(StorageFailure, match=r"0\.png is not there; it was whole when the table was read"):
+    with pytest.raises(StorageFailure, match=r"0\.png does not exist, but was intact when the table was read"):
         open_photographs(text, arrays).take(np.array([0]))
 
 
@@ -279,7 +279,7 @@ def test_large_photographs_are_decoded_a_few_at_a_time(tmp_path, cache, monkeypa
 
 def test_differing_sizes_are_noticed_before_all_are_decoded(tmp_path, cache, decoded):
     path = write_table(tmp_path, 30)
-    with pytest.raises(UserError, match="photographs must have one size"):
+    with pytest.raises(UserError, match="photographs must have the same size"):
         load_table(str(path), cache)
     assert len(decoded) == photographs.FEW
 

@@ -158,7 +158,7 @@ def test_every_fifth_row_is_test_without_a_split_and_a_note_says_so(tmp_path, ca
     images = load_table(f"{write_table(tmp_path, 10, columns=('path', 'label'))}(size=8)", cache)
     assert (len(images.train), len(images.test)) == (8, 2)
     assert images.users is images.places is None
-    assert any("every fifth row is test" in note for note in images.notes)
+    assert any("every fifth row is used for testing" in note for note in images.notes)
 
 
 def test_a_validation_part_is_left_out_with_a_note(tmp_path, cache):
@@ -167,7 +167,7 @@ def test_a_validation_part_is_left_out_with_a_note(tmp_path, cache):
     path.write_text("\n".join([text[0], *(line.replace("train", "val") for line in text[1:4]), *text[4:]]))
     images = load_table(f"{path}(size=8)", cache)
     assert len(images.train) == 13
-    assert any("3 rows of the validation part" in note for note in images.notes)
+    assert any("3 rows with split validation" in note for note in images.notes)
 
 
 def test_whole_numbers_keep_their_order_and_texts_are_sorted(tmp_path):
@@ -205,10 +205,10 @@ LINES = {
     "x.png,ant,u,north,2,train": "line 3: latitude is 'north'",
     "x.png,ant,u,inf,2,train": "line 3: latitude is 'inf'",
     "x.png,ant,u,1,181,train": "line 3: longitude is '181'",
-    "x.png,ant,u,1,,train": "line 3: it has a latitude and no longitude; give both, or leave both empty",
-    "x.png,ant,u,nan,2,train": "line 3: it has a longitude and no latitude",
-    "x.png,ant": "line 3: 2 values under 6 columns",
-    'x.png,"ant': "is not a CSV: a quotation mark is not closed before the file ends",
+    "x.png,ant,u,1,,train": "line 3: it has a latitude but no longitude; give both, or leave both empty",
+    "x.png,ant,u,nan,2,train": "line 3: it has a longitude but no latitude",
+    "x.png,ant": "line 3: 2 values for 6 columns",
+    'x.png,"ant': "is not a CSV file: a quotation mark is never closed",
 }
 
 
@@ -244,10 +244,10 @@ def test_what_is_not_a_table_is_refused(tmp_path, cache):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("(size=0)", r"size=0 is not a size; give 1 to 4096, as in \(size=128\)"),
-        ("(size=big)", "data set table: size must be a whole number, big given"),
-        ("(broken=mend)", "broken=mend: there are: stop, skip"),
-        ("(colour=grey)", "data set table has no knob 'colour'; there are: size, broken"),
+        ("(size=0)", r"size=0 must be from 1 to 4096, as in \(size=128\)"),
+        ("(size=big)", "data set table: size must be a whole number, not big"),
+        ("(broken=mend)", "broken=mend: choose from: stop, skip"),
+        ("(colour=grey)", "data set table has no knob 'colour'; choose from: size, broken"),
         ("(size=8, size=9)", "size is given twice"),
         ("(size=)", "expected a value"),
         ("?size=8&size=9", r"'size=9' is not an option; give table\(option=value\), each once"),
@@ -260,7 +260,7 @@ def test_the_options_are_checked(tmp_path, cache, options, message):
 
 def test_photographs_of_differing_sizes_need_a_size(tmp_path, cache):
     message = refused(write_table(tmp_path, 10), cache)
-    assert "photographs must have one size" in message
+    assert "photographs must have the same size" in message
     assert "the option size=128 scales and crops all to 128×128" in message
     images = load_table(str(write_table(tmp_path, 10, low=24, high=25)), cache)
     assert images.shape == (3, 24, 24)
@@ -279,7 +279,7 @@ def test_columns_that_are_not_used_are_noted(tmp_path, cache):
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0] + ",user_id,camera", *(line + ",u,x" for line in lines[1:])]))
     notes = load_table(f"{path}(size=8)", cache).notes
-    assert any("unused columns: user_id (meant as user?), camera" in note for note in notes)
+    assert any("unused columns: user_id (did you mean user?), camera" in note for note in notes)
 
 
 def test_broken_photographs_are_named_counted_and_refused_or_left_out(tmp_path, cache):
@@ -290,7 +290,7 @@ def test_broken_photographs_are_named_counted_and_refused_or_left_out(tmp_path, 
     message = refused(f"{path}(size=8)", cache)
     assert "3 of 20 photographs cannot be read" in message
     assert "pictures/3.png is not a picture" in message
-    assert "pictures/7.png is not there" in message
+    assert "pictures/7.png does not exist" in message
     assert "pictures/9.png is empty" in message
     assert "photos.csv(size=8, broken=skip) leaves them out" in message
     images = load_table(f"{path}(size=8, broken=skip)", cache)
@@ -304,7 +304,7 @@ def test_a_table_whose_photographs_are_all_broken_is_refused(tmp_path, cache):
     message = refused(path, cache)
     assert "7 of 7 photographs cannot be read" in message
     assert "; and 2 more" in message
-    assert "has no photographs for train" in refused(f"{path}(broken=skip)", cache)
+    assert "has no photographs in the train part" in refused(f"{path}(broken=skip)", cache)
 
 
 def test_rows_from_elsewhere_become_the_same_image_set(tmp_path, cache):
@@ -349,7 +349,7 @@ def test_the_command_check_names_what_is_broken_and_what_to_do(tmp_path, capsys)
     assert "11 training and 3 test images" in said
     assert "note: 1 of 15 photographs cannot be read and are skipped" in said
     code, _, wrong = command(capsys, "data", "check", f"table:{path}", *where)
-    assert (code, "photographs must have one size" in wrong, "broken=skip" in wrong) == (2, True, False)
+    assert (code, "photographs must have the same size" in wrong, "broken=skip" in wrong) == (2, True, False)
 
 
 def test_a_partition_is_made_without_reading_the_photographs(tmp_path, capsys):
@@ -374,7 +374,7 @@ def test_the_budgets_are_read_and_checked(monkeypatch, tmp_path):
     made = cache_of(None, "1.5GB", "2MB")
     assert (made.folder, made.disk, made.memory) == (tmp_path, 1_500_000_000, 2_000_000)
     for name in ("cache_disk", "cache_memory"):
-        with pytest.raises(UserError, match="give a size, such as 8GB"):
+        with pytest.raises(UserError, match="give a size such as 8GB"):
             unskew.run(**{name: "much"})
 
 

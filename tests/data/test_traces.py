@@ -40,12 +40,12 @@ def test_stays_may_overlap_and_one_row_is_enough(tmp_path):
         ("", "is not a trace: its header is ''; give round,client or client,from,to"),
         ("who,when\n1,2\n", "its header is 'who,when'"),
         ("round,client\n", "has no rows"),
-        ("round,client\n0,1\n", "line 2: '0,1'; clients count from 0, rounds from 1"),
+        ("round,client\n0,1\n", "line 2: '0,1'; clients are numbered from 0, rounds from 1"),
         ("round,client\n1,-1\n", "line 2"),
         ("round,client\n1,1\n1\n", "line 3: '1'; give whole numbers"),
         ("round,client\n1,1.5\n", "give whole numbers"),
         ("round,client\n1,nan\n", "give whole numbers"),
-        ("client,from,to\n1,5,4\n", "a stay ends in the round in which it begins or later"),
+        ("client,from,to\n1,5,4\n", "a stay cannot end before it begins"),
         ("round,client\n1,99999999999\n", "line 2"),
         (b"round,client\n1,\xff\n", "it is not UTF-8"),
         ('round,client\n1,"2\n', "is not a CSV file"),
@@ -57,7 +57,7 @@ def test_what_is_no_trace_is_refused_with_its_line(tmp_path, content, message):
 
 
 def test_a_folder_or_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(UserError, match="there is no trace"):
+    with pytest.raises(UserError, match="the trace"):
         hash_trace(tmp_path / "none.csv")
     with pytest.raises(UserError, match=r"folder|plain file"):
         read_trace(tmp_path)

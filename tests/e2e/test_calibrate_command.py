@@ -370,9 +370,7 @@ def test_a_model_is_loaded_with_its_own_classifier_or_a_calibrated_one(capsys, r
     assert accuracy_of(unskew.load(run), run) == result(run)["accuracy"]
     for name in rows(run):
         assert accuracy_of(unskew.load(run, name), run) == rows(run)[name]["accuracy"]
-    with pytest.raises(
-        unskew.UserError, match=r"has no calibration 'ccvr'; there are: ccvr\(per_class=40, epochs=2\), l"
-    ):
+    with pytest.raises(unskew.UserError, match=r"has no calibration 'ccvr'; it has: ccvr\(per_class=40, epochs=2\), l"):
         unskew.load(run, "ccvr")
 
 
@@ -430,27 +428,31 @@ WRONG = {
     "an unknown calibration": ("ccvx", None, "no method is called 'ccvx'; did you mean 'ccvr'?"),
     "an unknown knob": ("ccvr(per_clas=5)", None, "did you mean 'per_class'?"),
     "an impossible knob": ("ccvr(per_class=0)", None, "ccvr(per_class=0): give a number above 0"),
-    "a training method": ("fedprox", None, "'fedprox' changes the training (terms); name only calibrations"),
-    "a training method beside one": ("fedavgm + ccvr", None, "changes the training (server); name only calibrations"),
-    "both stages of fedeccr": ("fedeccr", None, "changes the training (blend); name only calibrations"),
-    "no name": ("", None, "give a calibration as a text such as ccvr"),
-    "a protection alone": ("secure", None, "'secure' names no calibration; give ccvr, uscc, lda, ridge or oracle"),
+    "a training method": ("fedprox", None, "'fedprox' changes the training (terms); give only calibrations"),
+    "a training method beside one": ("fedavgm + ccvr", None, "changes the training (server); give only calibrations"),
+    "both stages of fedeccr": ("fedeccr", None, "changes the training (blend); give only calibrations"),
+    "no name": ("", None, "a calibration must be a text such as 'ccvr'"),
+    "a protection alone": ("secure", None, "'secure' contains no calibration; add ccvr, uscc, lda, ridge or oracle"),
     "an oracle and a protection": ("oracle + secure", None, "which secure does not protect; leave secure out"),
     "too many layers": ("ccvr(layers=3)", None, "layers=3: this network ends in 2 linear layers; give 1 to that many"),
     "too many directions": ("ccvr(covariance='low-rank(65)')", None, "the features have only 64 dimensions"),
     "everything withheld": (f"{QUICK} + withhold(500)", None, "no client has more than"),
-    "a mixture in private": ("ccvr(components=2) + private", None, "the promise is for one Gaussian per class"),
-    "a minimum in private": ("lda + withhold + private", None, "the promise is for one example; leave withhold out"),
+    "a mixture in private": ("ccvr(components=2) + private", None, "the guarantee is for one Gaussian per class"),
+    "a minimum in private": ("lda + withhold + private", None, "the guarantee is for one example; leave withhold out"),
     "low rank in private": ("ccvr(covariance='low-rank(3)') + private", None, "Gaussian per class, not low-rank(3)"),
-    "too much noise": (f"{QUICK} + private(epsilon=0.01)", None, "with this much noise no class is left"),
-    "a rate that blows up": ("ccvr(per_class=40, lr=1e30)", None, "re-training with lr=1e+30 ended in NaN or infinity"),
+    "too much noise": (f"{QUICK} + private(epsilon=0.01)", None, "no class is left after this much noise"),
+    "a rate that blows up": (
+        "ccvr(per_class=40, lr=1e30)",
+        None,
+        "re-training with lr=1e+30 diverged to NaN or infinity",
+    ),
     "more parts than a class can have": ("ccvr(components=5000)", None, "give at most"),
-    "too many features to sum": ("lda(expand=20000)", None, "GB a client, more than 2.1 GB; give a smaller expand"),
+    "too many features to sum": ("lda(expand=20000)", None, "GB per client, more than 2.1 GB; give a smaller expand"),
     "an unfinished run": (QUICK, lambda run: (run / "result.json").unlink(), "finish it with: unskew resume"),
     "no configuration": (QUICK, lambda run: (run / "config.toml").unlink(), "config.toml"),
-    "no partition": (QUICK, lambda run: (run / "partition.npz").unlink(), "it says which client holds what"),
+    "no partition": (QUICK, lambda run: (run / "partition.npz").unlink(), "it records which client has which examples"),
     "another partition": (QUICK, another_partition, "partition.npz is not the partition that"),
-    "no model": (QUICK, lambda run: (run / "model.safetensors").unlink(), "model.safetensors is not there"),
+    "no model": (QUICK, lambda run: (run / "model.safetensors").unlink(), "model.safetensors does not exist"),
     "half a model": (QUICK, lambda run: tampered(run, "model.safetensors", lambda data: data[:-9]), "cannot be read"),
     "a bit of the model": (QUICK, lambda run: tampered(run, "model.safetensors", flipped), "does not have the weights"),
     "another network": (
@@ -484,7 +486,7 @@ def test_options_that_cannot_be_are_refused(capsys, run, words, said):
 
 
 def test_a_folder_that_is_no_run_and_a_method_that_is_missing_are_refused(capsys, run, tmp_path):
-    assert "there is no folder nowhere" in refused(capsys, "calibrate", "nowhere", "lda")
+    assert "nowhere does not exist" in refused(capsys, "calibrate", "nowhere", "lda")
     assert "METHOD" in refused(capsys, "calibrate", run)
 
 
@@ -517,12 +519,12 @@ def test_loading_damaged_weights_is_refused_too(run):
 
 
 REFUSED_RUNS = {
-    "a protection without calibration": ("fedavg + secure", [], "there is nothing to protect, as no"),
-    "noise without calibration": ("fedavg + private", [], "there is nothing to protect, as no"),
-    "a minimum without calibration": ("fedavg + withhold", [], "there is nothing to protect, as no"),
+    "a protection without calibration": ("fedavg + secure", [], "there is nothing to protect, since no"),
+    "noise without calibration": ("fedavg + private", [], "there is nothing to protect, since no"),
+    "a minimum without calibration": ("fedavg + withhold", [], "there is nothing to protect, since no"),
     "an oracle that is protected": ("fedavg + oracle + private", [], "does not protect; leave"),
     "too many layers": ("fedavg + ccvr(layers=3)", [], "this network ends in 2 linear layers; give 1 to that many"),
-    "everything withheld": ("fedavg + ccvr + withhold(500)", [], "so none would send anything; give"),
+    "everything withheld": ("fedavg + ccvr + withhold(500)", [], "so none of them would send anything; give"),
     "two clients in secret": ("fedavg + lda + secure", ["--clients", "2"], "a sum over 2 clients would"),
     "a calibration twice": ("fedavg + lda + lda(0.1)", [], "method lda is given twice; give it once"),
 }
@@ -541,7 +543,7 @@ def test_a_calibration_that_fails_after_the_training_does_not_cost_the_training(
     method = "fedavg + lda + ccvr(per_class=40, lr=1e30) + oracle(per_class=9, epochs=1)"
     said = refused(capsys, "run", *FAST, "--method", method, "--out", run)
     assert (
-        "re-training with lr=1e+30 ended in NaN or infinity; give a smaller lr; the run is finished without it" in said
+        "re-training with lr=1e+30 diverged to NaN or infinity; give a smaller lr; the run finished without it" in said
     )
     assert "resume" not in said
     assert result(run)["weights_sha256"] == result(plain)["weights_sha256"]

@@ -71,7 +71,10 @@ WRONG = {
     "a method that gives nothing": (["run", "--method", "outside_methods:empty"], "is not a method"),
     "a module that raises": (["run", "--method", "outside_broken:m"], "ZeroDivisionError"),
     "a function that is no model": (["run", "--model", "os:getcwd"], "os:getcwd"),
-    "a model that gives nothing": (["run", "--model", "outside_methods:nothing"], "gives None; give a torch.nn.Module"),
+    "a model that gives nothing": (
+        ["run", "--model", "outside_methods:nothing"],
+        "returns None; it must return a torch.nn.Module",
+    ),
     "a calibration that this network cannot have": (["run", "--method", "fedavg + lda(layers=9)"], "layers=9"),
     "a recording that is none": (["run", "--during", "drfit"], "did you mean 'drift'?"),
     "an unknown device": (["run", "--device", "gpu"], "--device gpu: give auto, cpu, cuda, cuda:N or mps"),
@@ -82,10 +85,10 @@ WRONG = {
     "a logger that is not there": (["run", "--log", "nowhere:logger"], "nowhere"),
     "a method that no one knows": (["methods", "fedprx"], "did you mean 'fedprox'?"),
     "a function that is no method, to show": (["methods", "os:getcwd"], "not a method"),
-    "more rounds than can be": (["run", "--rounds", "1" + 300 * "0"], "1,000,000,000 is the most"),
-    "a recipe that is not there": (["run", "none.toml"], "there is no recipe none.toml"),
+    "more rounds than can be": (["run", "--rounds", "1" + 300 * "0"], "the limit is 1,000,000,000"),
+    "a recipe that is not there": (["run", "none.toml"], "the recipe none.toml does not exist"),
     "a run that is not there": (["resume", "none"], "none is not a run directory"),
-    "a comparison with nothing": (["compare", "none"], "there is no folder none"),
+    "a comparison with nothing": (["compare", "none"], "none does not exist"),
     "a format that is none": (["compare", "none", "--format", "tabel"], "did you mean 'table'?"),
     "a partition without a file": (["partition"], "--out"),
     "a partition in a strange format": (["partition", "--out", "p.xlsx"], ".npz or .csv"),
@@ -114,7 +117,7 @@ def test_a_mistake_gets_one_clear_message_and_exit_code_2(capsys, tmp_path, mist
     ("content", "hint"),
     [
         ("rouds = 3\n", "did you mean 'rounds'?"),
-        ('rounds = "3"\n', "rounds must be a whole number, '3' given"),
+        ('rounds = "3"\n', "rounds must be a whole number, not '3'"),
         ("augment = 1\n", "augment must be true or false"),
         ("rounds = \n", "is not TOML"),
         ("rounds = true\n", "rounds must be a whole number"),
@@ -264,7 +267,7 @@ def test_brackets_in_names_are_names_and_commas_in_users_stay(capsys, tmp_path):
 def test_a_server_that_blows_up_is_named(capsys):
     code, _, error = unskew(capsys, "run", *FAST, "--lr", "3", "--method", "fedavg(lr=1e38)", "--out", "a")
     assert code == 2
-    assert "server, round 1: its step gives NaN or infinity" in error
+    assert "server, round 1: its step produced NaN or infinity" in error
 
 
 def test_one_run_and_a_narrow_screen_are_compared_legibly(capsys, monkeypatch, run):

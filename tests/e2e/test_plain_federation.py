@@ -77,7 +77,7 @@ def wrong_shape(values):
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (not_a_number, "second holds NaN or infinity"),
+        (not_a_number, "second contains NaN or infinity"),
         (negative_count, "has a count of -1"),
         (wrong_shape, "second has the shape"),
     ],

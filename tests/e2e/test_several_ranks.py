@@ -222,7 +222,7 @@ def test_a_rank_that_says_nothing_is_lost_after_fifteen_seconds(tmp_path):
         assert time.monotonic() - began < 40
         time.sleep(0.2)
     os.kill(silent, signal.SIGCONT)
-    assert f"(process {silent}) is lost: nothing was heard of it for 15.0 s" in started.message()[0]
+    assert f"(process {silent}) is lost: nothing was received from it for 15.0 s" in started.message()[0]
 
 
 # Two machines
@@ -292,5 +292,5 @@ def test_a_machine_that_is_cut_off_is_lost_and_the_run_goes_on_without_it(tmp_pa
         cut()
         processes[0].wait(timeout=60)
         (message,) = (line for line in said[0].read_text().splitlines() if line.startswith("unskew: "))
-    assert "is lost: nothing was heard of it for 15.0 s" in message
+    assert "is lost: nothing was received from it for 15.0 s" in message
     assert resumed(run, 0, tmp_path) == by_the_loop(*SLOW)

@@ -69,14 +69,14 @@ def test_a_name_that_leads_nowhere(capsys, flag, change, message):
         ("--method", "outside_engines:no_setup", "is not a method"),
         ("--engine", "outside_engines:raises", "engine outside_engines:raises raises ConnectionError: no server"),
         ("--engine", "outside_engines:complains", "mine: start the server first"),
-        ("--engine", "outside_engines:nothing", "gives None without roster, visit, close"),
-        ("--engine", "outside_engines:half", "gives a Half without visit, close"),
+        ("--engine", "outside_engines:nothing", "returns None without roster, visit, close"),
+        ("--engine", "outside_engines:half", "returns a Half without visit, close"),
         ("--engine", "outside_engines:no_setup", "engine outside_engines:no_setup: its arguments do not fit"),
-        ("--engine", "outside_engines:knobs(seed=high)", "seed must be a whole number, high given"),
+        ("--engine", "outside_engines:knobs(seed=high)", "seed must be a whole number, not high"),
         ("--engine", "outside_engines:knobs + loop", "give one engine"),
         ("--log", "outside_loggers:nothing", "it returns None without start, write, close"),
         ("--log", "outside_loggers:broken", "cannot be opened: ConnectionError: no server"),
-        ("--log", "outside_loggers:lines + outside_loggers:lines", "give each logger its own --log"),
+        ("--log", "outside_loggers:lines + outside_loggers:lines", "give one --log per logger"),
     ],
 )
 def test_a_function_that_raises_or_gives_something_else(capsys, flag, name, message):
@@ -89,13 +89,13 @@ def test_a_function_that_raises_or_gives_something_else(capsys, flag, name, mess
         (
             "--method",
             "uscc(9223372036854775808)",
-            "per_class=9223372036854775808 is too large; 1,000,000,000 is the most",
+            "per_class=9223372036854775808 is too large; the limit is 1,000,000,000",
         ),
         ("--method", "uscc(1000000000)", "10,000,000,000 virtual features take"),
         ("--method", "ccvr(per_class=1e30)", "per_class must be a whole number"),
         ("--method", f"fedvc({10**40})", "is too large"),
         ("--method", "fedvc(1000000000)", "of memory before it trains"),
-        ("--method", "fedavg + " * 20_000, "characters; 10,000 is the most"),
+        ("--method", "fedavg + " * 20_000, "characters; the limit is 10,000"),
         ("--epochs", "1000000000", "of memory before it trains"),
         ("--partition", "dirichlet(1e-400)", "alpha must be finite and greater than 0"),
         ("--partition", "shards(99999999999)", "is too large"),
@@ -115,9 +115,11 @@ def test_a_value_beyond_all_bounds_is_refused_before_any_training(capsys, flag, 
 def test_an_engine_from_python_is_a_function_of_a_module():
     import outside_engines
 
-    with pytest.raises(unskew.UserError, match="engine: give a name, or a function that takes an EngineSetup"):
+    with pytest.raises(
+        unskew.UserError, match="engine must be a name, or a function in a module that takes an EngineSetup"
+    ):
         unskew.run(engine=lambda setup: None, rounds=1)
-    with pytest.raises(unskew.UserError, match="this is 3"):
+    with pytest.raises(unskew.UserError, match="not 3"):
         unskew.run(engine=3, rounds=1)
     assert list(Path().iterdir()) == []
     assert unskew.run(engine=outside_engines.knobs, rounds=1, epochs=1).engine == "outside_engines:knobs"

@@ -78,7 +78,7 @@ def test_without_names_all_are_taken_and_what_is_missing_is_said(run, capsys):
         assert re.search(rf"^{name}: (?!not shown)", said, re.M), name
     for name in ("cka", "projection", "confusion", "inversion"):
         assert re.search(rf"^{name}: not shown: .*digits\.npz does not exist", said, re.M), name
-    assert re.search(r"^norms: note: norms of local classifiers are not shown", said, re.M)
+    assert re.search(r"^norms: note: norms of local classifiers are shown only as recorded", said, re.M)
 
 
 def test_a_measure_named_that_cannot_be_taken_is_one_message(run, capsys):
@@ -231,7 +231,7 @@ def spoil(file, length=None):
 
 
 SPOILT = {
-    "no folder": (lambda run: run.rename(run.parent / "gone"), "there is no folder"),
+    "no folder": (lambda run: run.rename(run.parent / "gone"), "does not exist"),
     "no run": (lambda run: [file.unlink() for file in run.iterdir() if file.is_file()], "it is not a run directory"),
     "not finished": (lambda run: (run / "result.json").unlink(), "finish it with: unskew resume"),
     "result": (lambda run: spoil(run / "result.json"), "result.json"),

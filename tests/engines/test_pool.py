@@ -141,7 +141,7 @@ def test_a_pool_with_too_few_open_files_says_so_before_a_worker_starts():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, hard))
     try:
-        with pytest.raises(UserError, match=r"a pool of 4 workers needs 48 .* may open \d+; .* fewer --workers"):
+        with pytest.raises(UserError, match=r"a pool of 4 workers needs to open 48 .* only \d+; .* fewer --workers"):
             federation().run(1, "pool", 4)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

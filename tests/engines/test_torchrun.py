@@ -161,7 +161,7 @@ def test_what_a_rank_cannot_build_is_told_by_its_name(two, monkeypatch):
 
 def test_the_ranks_work_for_one_run_at_a_time(two):
     working = opened(federation())
-    with pytest.raises(UserError, match="still work for another run"):
+    with pytest.raises(UserError, match="still working on another run"):
         opened(federation())
     working.close()
     opened(federation()).close()
@@ -238,7 +238,7 @@ def test_torchrun_understands_every_line_that_we_tell_people_to_type():
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"RANK": "one"}, "RANK=one: torchrun sets it to a whole number"), ({"RANK": "2"}, "ranks count from 0"),
+    [({"RANK": "one"}, "RANK=one: torchrun sets it to a whole number"), ({"RANK": "2"}, "ranks are numbered from 0"),
      ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"), ({"WORLD_SIZE": "-1"}, "WORLD_SIZE=-1")],
 )  # fmt: skip
 def test_odd_variables_are_named(monkeypatch, changed, message):
@@ -261,7 +261,7 @@ def test_a_rank_that_would_give_other_bits_is_refused_by_name(what):
 
 def test_a_rank_that_does_not_come_is_named(monkeypatch):
     monkeypatch.setattr(join, "COME_SECONDS", 0.2)
-    with pytest.raises(UserError, match="ranks 1, 2 have not come within 0 s"):
+    with pytest.raises(UserError, match="ranks 1, 2 have not joined within 0 s"):
         join.gather(join.Launched(0, 3, "127.0.0.1", free_port()), processors=True)
 
 

@@ -221,7 +221,7 @@ def test_where_all_clients_are_of_one_size_fedvc_is_fedavg_in_expectation():
 
 @pytest.mark.parametrize("text", ["fedvc(size=0)", "fedvc(size=-3)", "fedvc(epochs=0)"])
 def test_fedvc_refuses_visits_without_examples(text):
-    with pytest.raises(UserError, match="give at least 1"):
+    with pytest.raises(UserError, match="must be at least 1"):
         methods.parse_method(text)
 
 

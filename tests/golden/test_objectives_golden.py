@@ -623,19 +623,19 @@ def test_a_clients_shares_never_leave_it_unless_the_population_is_asked_once():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("fedir(cap=-1)", "cap is the largest weight"),
-        ("fedir(smooth=1.5)", "smooth is a share of the target, give 0 to 1"),
-        ("fedir(smooth=-0.1)", "smooth is a share of the target, give 0 to 1"),
-        ('fedir("0.5 0 0.3 0.2")', "class 1 has the share 0; every class needs one above 0"),
-        ('fedir("0.5 -0.1 0.3 0.3")', "class 1 has the share -0.1; every class needs one above 0"),
-        ('fedir("0.5 nan 0.3 0.2")', "class 1 has the share nan; every class needs one above 0"),
-        ('fedir("0.5 0.3 0.2 inf")', "class 3 has the share inf; every class needs one above 0"),
+        ("fedir(cap=-1)", "cap must be above 0"),
+        ("fedir(smooth=1.5)", "smooth must be between 0 and 1"),
+        ("fedir(smooth=-0.1)", "smooth must be between 0 and 1"),
+        ('fedir("0.5 0 0.3 0.2")', "class 1 has the share 0; every class needs a share above 0"),
+        ('fedir("0.5 -0.1 0.3 0.3")', "class 1 has the share -0.1; every class needs a share above 0"),
+        ('fedir("0.5 nan 0.3 0.2")', "class 1 has the share nan; every class needs a share above 0"),
+        ('fedir("0.5 0.3 0.2 inf")', "class 3 has the share inf; every class needs a share above 0"),
         ('fedir("half half")', r"fedir\(target=half half\): give population, uniform, or a share for each class"),
         ("fedir(everybody)", "give population, uniform, or a share for each class"),
         ('fedir("")', "give population, uniform, or a share for each class"),
         ('fedir(" , ")', "give population, uniform, or a share for each class"),
-        ('fedir("0.5 0.3 0.2")', "3 shares given, the data has 4 classes"),
-        ('fedir("1 1 1 1 1")', "5 shares given, the data has 4 classes"),
+        ('fedir("0.5 0.3 0.2")', "3 shares given, but the data has 4 classes"),
+        ('fedir("1 1 1 1 1")', "5 shares given, but the data has 4 classes"),
     ],
 )
 def test_fedir_refuses_limits_and_targets_that_are_none(text, said):

@@ -141,7 +141,7 @@ LONG = [
 @pytest.mark.parametrize("text", LONG, ids=range(len(LONG)))
 @pytest.mark.parametrize("table", TABLES)
 def test_a_text_of_100_000_characters_is_refused_for_its_length(table, text):
-    with pytest.raises(UserError, match="characters; 10,000 is the most"):
+    with pytest.raises(UserError, match="characters; the limit is 10,000"):
         TABLES[table][1](text)
 
 

@@ -173,7 +173,7 @@ def test_a_slot_claimed_by_name_belongs_to_its_method_whatever_is_in_it():
 
 @pytest.mark.parametrize("slot", ["samplers", "terms", "claims"])
 def test_only_slots_of_one_method_can_be_claimed(slot):
-    with pytest.raises(UserError, match=f"mine claims '{slot}', .* these are: available, sampler, arrive, blend"):
+    with pytest.raises(UserError, match=f"mine claims '{slot}', .* choose from: available, sampler, arrive, blend"):
         compose([Named("mine", lambda algorithm: replace(algorithm, claims=(slot,)))], Algorithm())
 
 

@@ -144,14 +144,14 @@ def test_plain_rounds_do_not_speak_of_absence():
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("absent(1)", "share is a chance"),
-        ("absent(-0.1)", "share is a chance"),
-        ("available(share=0)", "share is a part of the time"),
-        ("available(share=1.5)", "share is a part of the time"),
-        ("available(period=0)", "period counts rounds"),
+        ("absent(1)", "share, a probability, must be"),
+        ("absent(-0.1)", "share, a probability, must be"),
+        ("available(share=0)", "share, of the time, must be above 0"),
+        ("available(share=1.5)", "share, of the time, must be above 0"),
+        ("available(period=0)", "period must be at least 1 round"),
         ("available(sha256=abcdefabcdef)", "give its file too"),
         ("available(t.csv, sha256=xyz)", "8 to 64 hexadecimal digits"),
-        ("available(missing.csv)", "there is no trace"),
+        ("available(missing.csv)", "the trace"),
         ("centralised + absent", "centralised and absent both claim the arrive slot"),
         ("available + centralised", "available and centralised both claim the available slot"),
         ("absent + absent(0.1)", "absent is given twice"),
@@ -175,7 +175,7 @@ def test_a_runs_text_has_the_whole_path_and_the_hash_and_needs_the_file_only_to_
     assert again.name == named.name
     (tmp_path / "my trace.csv").unlink()
     algorithm = parse_method(named.name)  # a finished run is read without it
-    with pytest.raises(UserError, match="there is no trace"):
+    with pytest.raises(UserError, match="the trace"):
         algorithm.available(Key(0), 1, EVEN)
     (tmp_path / "my trace.csv").write_text("round,client\n1,1\n")
     with pytest.raises(UserError, match="its content has changed"):

@@ -91,7 +91,7 @@ def test_an_update_of_zeros_everywhere_is_no_division_by_zero(method):
 def test_a_round_with_two_answers_changes_nothing_and_says_why(method):
     before, after, metrics = one_round(f"fedavg + {method}", answering={0, 1})
     assert moved(before, after) == 0
-    assert metrics.void == "2 clients answered, and a robust mean needs 3"
+    assert metrics.void == "2 clients answered, but a robust mean needs 3"
 
 
 @pytest.mark.parametrize("other", ["scaffold", "prototypes", "fedir"])

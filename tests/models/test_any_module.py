@@ -190,30 +190,30 @@ def with_dtype(dtype):
     ("model", "complaint"),
     [
         (lambda s, c: Two(lambda m, h: m.first(h) + m.second(h)), "what follows 'first', 'second' changes the output"),
-        (lambda s, c: Two(lambda m, h: (m.first(h), m.second(h))), "gives a tuple; it must give its logits"),
+        (lambda s, c: Two(lambda m, h: (m.first(h), m.second(h))), "returns a tuple; it must return its logits"),
         (lambda s, c: Two(lambda m, h: m.first(h).softmax(1)), "leave the softmax out"),
         (lambda s, c: Two(lambda m, h: m.first(h).log_softmax(1)), "leave the log-softmax out"),
         (lambda s, c: Two(lambda m, h: m.first(h).relu()), "what follows 'first' changes the output"),
         (lambda s, c: Two(lambda m, h: 0.5 * m.first(h)), "what follows 'first' changes the output"),
         (lambda s, c: Two(lambda m, h: m.first(h).clamp(-30, 30)), "what follows 'first' changes the output"),
         (lambda s, c: Two(lambda m, h: m.first(m.first(h)[:, :7])), "runs more than once"),
-        (lambda s, c: Two(lambda m, h: m.first(h)[None]), "gives [1, 2, 10] for 2 images"),
-        (lambda s, c: Two(lambda m, h: m.body(torch.ones(2, 64))), "it must give logits [2, 10]"),
+        (lambda s, c: Two(lambda m, h: m.first(h)[None]), "returns [1, 2, 10] for 2 images"),
+        (lambda s, c: Two(lambda m, h: m.body(torch.ones(2, 64))), "it must return logits [2, 10]"),
         (lambda s, c: Two(raises), "fails on images [2, 1, 8, 8]: RuntimeError: my own trouble (test_any_module.py:"),
         (lambda s, c: nn.Sequential(nn.Conv2d(1, c, 8), nn.Flatten()), "the convolution '0' gives 10 channels"),
         (lambda s, c: nn.Sequential(nn.Flatten(), nn.LazyLinear(c), nn.BatchNorm1d(c)), "what follows '1' changes"),
         (lambda s, c: nn.Sequential(nn.Flatten(), Cosine(64, c)), "not as weight·features + bias"),
-        (lambda s, c: linear(7), "gives [2, 7] for 2 images of [1, 8, 8] and 10 classes"),
+        (lambda s, c: linear(7), "returns [2, 7] for 2 images of [1, 8, 8] and 10 classes"),
         (lambda s, c: in_weight_norm(), "its weight is computed from others"),
         (lambda s, c: with_dtype(torch.complex64), "odd is complex"),
         (lambda s, c: with_dtype(torch.int64), "odd is torch.int64"),
         (lambda s, c: linear(c).to("meta"), "has no values (device meta)"),
         (lambda s, c: linear(c).requires_grad_(False), "nothing could be trained"),
-        (lambda s, c: 3, "gives an int; give a torch.nn.Module"),
-        (lambda s, c: 1 / 0, "cannot be made: ZeroDivisionError"),
+        (lambda s, c: 3, "returns an int; it must return a torch.nn.Module"),
+        (lambda s, c: 1 / 0, "cannot be built: ZeroDivisionError"),
         (lambda a, b, c: linear(10), "a factory takes (shape, classes)"),
         (lambda s, c: nn.Bilinear(2, 2, c), "fails on images"),
-        (lambda s, c: Network(nn.Flatten(), nn.Linear(64, 3)), "gives [2, 3] for 2 images"),
+        (lambda s, c: Network(nn.Flatten(), nn.Linear(64, 3)), "returns [2, 3] for 2 images"),
         (lambda s, c: Network(nn.Flatten(), nn.Linear(9, c)), "fails on images [2, 1, 8, 8]: RuntimeError"),
     ],
 )
@@ -282,7 +282,7 @@ def test_a_sequential_end_can_be_cut_and_activations_in_place_leave_the_features
 
 
 def test_other_ends_cannot_be_cut_and_say_so():
-    with pytest.raises(UserError, match=r"only an nn\.Sequential can be cut"):
+    with pytest.raises(UserError, match=r"only an nn\.Sequential can be split"):
         cut(made("resnet"), 2)
     relu = nn.ReLU()
     shared = made(

@@ -116,7 +116,8 @@ def test_an_encoder_that_is_no_sequence_has_its_classifier_alone():
     made = ready(Opaque(), nn.Linear(6, 3))
     same_function(made, 1, images(4, SHAPE))
     with pytest.raises(
-        UserError, match=r"layers=2: this network ends in 1 linear layer, .*only an nn.Sequential can be cut\); give 1$"
+        UserError,
+        match=r"layers=2: this network ends in 1 linear layer .*only an nn.Sequential can be split\); give 1$",
     ):
         cut(made, 2)
 

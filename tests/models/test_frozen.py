@@ -28,12 +28,12 @@ def test_the_text_says_how_many_layers_are_trained(text, layers):
     assert parse_train(text) == layers
 
 
-NUMBER = "last needs the number of layers"
+NUMBER = "last needs a number of layers"
 WRONG = {
     **dict.fromkeys(["last", "last(0)", "last(-1)", "last(1.5)", "last(true)", "last(x=2)"], NUMBER),
     "clasifier": "--train: ",
     "last(1) + all": "--train: ",
-    "all(1)": "all takes nothing in brackets",
+    "all(1)": "all takes no arguments",
     "": "--train",
 }
 
@@ -137,5 +137,5 @@ def test_a_network_that_cannot_be_cut_is_frozen_without_storing(kind):
 
 
 def test_more_layers_than_there_are_is_refused():
-    with pytest.raises(UserError, match=r"last\(9\): this network has 7 layers with weights"):
+    with pytest.raises(UserError, match=r"last\(9\): this network has only 7 layers with weights"):
         fine_tune(made("simple-cnn"), SHAPE, 9, stored=False)

@@ -202,7 +202,7 @@ def test_images_that_are_too_small_are_refused_with_the_least_size(name, turned)
 
 @pytest.mark.parametrize("name", ["tiny-cnn", "lenet-64"])
 def test_nobody_is_sent_to_a_network_that_needs_as_much(name):
-    with pytest.raises(UserError, match="these are 3x3; take larger images"):
+    with pytest.raises(UserError, match="not 3x3; use larger images"):
         build(name, (1, 3, 3), 2)
 
 

@@ -85,7 +85,7 @@ def changed(state, name):
 
 @pytest.mark.parametrize(
     ("what", "words"),
-    [("shape", "is [2, 2] and must be [8"), ("missing", "is missing"), ("unknown", "extra.weight [3] is not known")],
+    [("shape", "is [2, 2] and must be [8"), ("missing", "is missing"), ("unknown", "extra.weight [3] is unknown")],
 )
 def test_any_other_difference_is_refused_by_name(what, words, tmp_path):
     state = resnet_like().state_dict()
@@ -110,7 +110,7 @@ def test_whole_numbers_are_no_weights(tmp_path):
     state = resnet_like().state_dict()
     name = next(n for n, v in state.items() if v.dim() == 4)
     torch.save({**state, name: torch.zeros_like(state[name], dtype=torch.int8)}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match=f"{name} has whole numbers .int8."):
+    with pytest.raises(UserError, match=f"{name} contains whole numbers .int8."):
         fitted(resnet_like(), tmp_path / "w.pth")
 
 
@@ -118,7 +118,7 @@ def test_what_is_too_large_for_float32_is_refused(tmp_path):
     state = {n: v.double() if v.is_floating_point() else v for n, v in resnet_like().state_dict().items()}
     name = next(iter(state))
     torch.save({**state, name: torch.full_like(state[name], 1e300)}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match=f"{name} has NaN or infinity in float32"):
+    with pytest.raises(UserError, match=f"{name} contains NaN or infinity in float32"):
         read_weights(tmp_path / "w.pth")
 
 
@@ -127,7 +127,7 @@ def test_weights_that_are_no_numbers_are_refused(value, tmp_path):
     state = resnet_like().state_dict()
     name = next(iter(state))
     torch.save({**state, name: torch.full_like(state[name], value)}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match=f"{name} has NaN or infinity"):
+    with pytest.raises(UserError, match=f"{name} contains NaN or infinity"):
         read_weights(tmp_path / "w.pth")
 
 
@@ -160,17 +160,17 @@ def test_what_is_no_weights_is_one_sentence(content, suffix, tmp_path):
 
 def test_a_whole_module_is_refused(tmp_path):
     torch.save(nn.Linear(2, 2), tmp_path / "w.pth")
-    with pytest.raises(UserError, match=r"objects that are not tensors, and their code is not run; .*state_dict"):
+    with pytest.raises(UserError, match=r"objects other than tensors, which are never loaded; .*state_dict"):
         read_weights(tmp_path / "w.pth")
 
 
 def test_a_missing_file_a_folder_and_a_number_are_named(tmp_path):
-    with pytest.raises(UserError, match="there is no file"):
+    with pytest.raises(UserError, match="does not exist"):
         read_weights(tmp_path / "none.pth")
     with pytest.raises(UserError, match="a folder"):
         read_weights(tmp_path)
     torch.save({"weight": 3}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match="'weight' is not the name of a tensor"):
+    with pytest.raises(UserError, match="'weight' is not a tensor's name"):
         read_weights(tmp_path / "w.pth")
 
 
@@ -195,7 +195,7 @@ def test_the_hash_is_of_the_tensors_not_of_the_file(tmp_path):
 
 
 def test_imagenet_is_for_one_network():
-    with pytest.raises(UserError, match="those of efficientnet-lite0, the model is resnet-18"):
+    with pytest.raises(UserError, match="these weights are for efficientnet-lite0, but the model is resnet-18"):
         imagenet_file("resnet-18")
 
 

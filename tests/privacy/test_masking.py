@@ -236,7 +236,7 @@ def test_the_largest_sum_that_fits_is_exact_and_one_step_more_is_refused():
     held = {client: one_class([most, -most, 0.0]) for client in range(3)}
     assert secure_sum(callables(held), layout).sums["sums"].tolist() == [[float(3 * int(most)), -3 * most, 0.0]]
     for value in (most + 512, -most - 512, 1e300):
-        with pytest.raises(UserError, match=r"statistics of client 1 are refused: sums reach .* take fewer bits"):
+        with pytest.raises(UserError, match=r"statistics of client 1 are refused: sums reach .* use fewer bits"):
             secure_sum(callables({**held, 1: one_class([0.0, value, 0.0])}), layout)
 
 
@@ -249,7 +249,7 @@ def test_counts_without_bounds_are_refused():
 def test_statistics_that_cannot_be_true_are_refused_in_their_clients_name():
     good = statistics_of(2)
     broken = {
-        "holds NaN": replace(good, sums={**good.sums, "sums": good.sums["sums"] * float("nan")}),
+        "contains NaN": replace(good, sums={**good.sums, "sums": good.sums["sums"] * float("nan")}),
         "count of -1": replace(good, number=-torch.ones_like(good.number)),
         "the shape": replace(good, sums={**good.sums, "second": good.sums["second"][:1]}),
         "expected full": statistics_of(2, "diagonal"),

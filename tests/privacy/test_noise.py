@@ -123,7 +123,7 @@ def test_the_sensitivity_holds_after_the_worst_rounding_of_a_secure_sum(form, st
 def test_a_radius_too_short_for_the_fixed_point_is_refused_with_one_that_is_not():
     layout = Layout.of(10, 256)
     with pytest.raises(
-        UserError, match=r"clip=0.001 is too short for a secure sum of 256 features in steps of 2\^-24: ro"
+        UserError, match=r"clip=0.001 is too small for a secure sum of 256 features in steps of 2\^-24: ro"
     ):
         layout.shorter(0.001)
     for form in FORMS:
@@ -321,7 +321,7 @@ def test_classes_below_the_minimum_count_stay_at_home(form):
 def test_of_a_pooled_second_moment_no_class_can_stay_at_home():
     labels = torch.tensor([0] * 5 + [1] * 2)
     whole = ClassStatistics.of_features(features_of(0, 7)[0], labels, C, "shared")
-    with pytest.raises(UserError, match="class 1 cannot be taken out"):
+    with pytest.raises(UserError, match="class 1 cannot be removed"):
         drop_small_classes(whole, 3)
     assert drop_small_classes(whole, 2) == (whole, ())
     nothing, home = drop_small_classes(whole, 6)

@@ -175,7 +175,7 @@ def test_a_choice_begins_where_it_says():
 
 
 def test_a_choice_of_what_is_not_there_is_refused():
-    with pytest.raises(ValueError, match=r"Choice\(start='9'\): no such client; the options are \['0'\]"):
+    with pytest.raises(ValueError, match=r"Choice\(start='9'\): no such client; choose from \['0'\]"):
         to_html(one(Choice("client", {"0": chart()}, "9")))
 
 
@@ -274,7 +274,7 @@ def test_numbers_without_end_are_sorted_as_such():
 
 
 def test_a_kind_that_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"Column\(kind='per cent'\): the kinds are text, number, count, percent"):
+    with pytest.raises(ValueError, match=r"Column\(kind='per cent'\): choose from text, number, count, percent"):
         to_html(one(table([[1]], "per cent")))
 
 

@@ -59,7 +59,7 @@ def test_the_sentences_on_top_are_each_measure_s_first(whole):
 def test_a_measure_left_out_says_how_to_take_it(whole):
     for name in DEAR:
         (said,) = section(whole, name).missing
-        assert said.startswith("left out; take it with unskew analyse ")
+        assert said.startswith("left out; to include it, first run: unskew analyse ")
         assert said.endswith(f" {name}")
         assert section(whole, name).elements == ()
 
@@ -122,7 +122,7 @@ def test_a_run_without_its_data_set_shows_what_it_can_and_says_what_it_cannot(ru
         assert not section(made, name).elements
         assert "digits.npz does not exist" in section(made, name).missing[0]
     said = (*section(made, "norms").missing, *section(made, "norms").notes)
-    assert any("norms of local classifiers are not shown" in words for words in said)
+    assert any("norms of local classifiers are shown only as recorded" in words for words in said)
     assert to_html(made)
 
 

@@ -51,7 +51,7 @@ def test_what_the_seeds_do_not_tell_apart_is_not_ranked(tmp_path):
 def test_with_few_seeds_no_winner_is_named(tmp_path):
     run(tmp_path, "fedavg", 0.5, seeds=(0, 1), lda=0.65)
     (one,) = group_scenarios(read_all_records(tmp_path))
-    assert ": highest mean, with 2 seeds too few to name a winner: fedavg + lda," in describe_scenarios([one])[0]
+    assert ": highest mean, but too few seeds (2 seeds) to name a winner: fedavg + lda," in describe_scenarios([one])[0]
 
 
 def test_a_bound_is_no_choice_and_central_training_no_federation(tmp_path):
@@ -233,7 +233,7 @@ def test_methods_that_were_never_calibrated_are_named(tmp_path):
     run(tmp_path, "fedavg", 0.5)
     run(tmp_path, "scaffold", 0.5, lda=0.65)
     (said,) = describe_scenarios(group_scenarios(read_all_records(tmp_path)))
-    assert "Tried without calibration only: fedavg." in said
+    assert "Tried only without calibration: fedavg." in said
     run(tmp_path, "fedavg", 0.5, lda=0.6)
     assert "without calibration only" not in describe_scenarios(group_scenarios(read_all_records(tmp_path)))[0]
 

@@ -130,7 +130,7 @@ def test_data_that_are_partly_there_are_used(tmp_path):
         ((*TABLE, "--columns", "nothing"), "no such columns"),
         ((*TABLE, "--seeds", "x"), "is not a seed"),
         ((*TABLE, "--set", "rate=1"), "give NAME=VALUE"),
-        ((*TABLE, "--set", "lr=1,2"), "give one value"),
+        ((*TABLE, "--set", "lr=1,2"), "give a single value"),
         ((*TABLE, "--set", "lr"), "give NAME=VALUE"),
         (("--claim", "--out", "nowhere"), "no results to compare"),
     ],
@@ -240,7 +240,7 @@ def test_the_list_has_every_table_with_what_it_takes(capsys, monkeypatch):
     for name in recipe_names():
         assert name in out
     assert "days" in out
-    assert "cifar10" in out.partition("Not here:")[2]
+    assert "cifar10" in out.partition("Not on this machine:")[2]
 
 
 @pytest.mark.heavy

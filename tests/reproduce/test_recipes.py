@@ -212,7 +212,7 @@ def test_greek_letters_may_be_spelled_out():
     ("text", "said"),
     [
         ('title = "x"\nsource = "y"\nnonsense = 1', "nonsense"),
-        ('title = "x"\nsource = "y"\n[[rows]]\nname = "a"\n[settings]\nrate = 1', "there is no option 'rate'"),
+        ('title = "x"\nsource = "y"\n[[rows]]\nname = "a"\n[settings]\nrate = 1', "no option is called 'rate'"),
         ('title = "x"\nsource = "y"\n[scale.huge]', "matching regex '^(smoke|small|paper)$'"),
         ('title = "x"\nsource = "y"\n[stand_in.digits.scale.huge]', "matching regex"),
         ('title = "x"\nsource = "y"\n[stand_in.digits]\nseeds = [0]', "`seeds`"),

@@ -519,7 +519,7 @@ def test_a_file_cut_short_is_found(tmp_path, left):
     os.truncate(tmp_path / "m", memories.slot_bytes + left)
     if left >= 0:
         assert memories.recall(Visit(8, 1.0, ticket=places[8]))["own/buffers/count"].item() == 2**62 + 1
-    with pytest.raises(UserError, match="its file is cut short; start a new run"):
+    with pytest.raises(UserError, match="its file is truncated; start a new run"):
         memories.recall(Visit(9, 1.0, ticket=places[9]))
     memories.close()
 
@@ -536,7 +536,7 @@ def test_a_memory_lost_on_disk_stops_the_run_in_one_message_that_names_the_clien
             content.write(b"\xff\x00\xff")
     else:
         os.truncate(file, slot * memory_of(opened_engine).slot_bytes + 77)
-    wanted = "^client 4's saved state is (damaged on disk|missing: its file is cut short); start a new run$"
+    wanted = "^client 4's saved state is (damaged on disk|missing: its file is truncated); start a new run$"
     with pytest.raises(LostMemory, match=wanted) as said:
         on_from(small, opened_engine, state, 1)
     assert "\n" not in str(said.value)

@@ -1,5 +1,6 @@
 """The clients' optimisers: torch.optim is the reference, in the same bits where it has the same fused call."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -101,9 +102,9 @@ def test_clipped_gradients_are_no_longer_than_asked_short_ones_stay_and_argument
     ("text", "message"),
     [
         ("adm", "did you mean 'adam'"),
-        ("adam(beta1=1)", "it weighs the past"),
-        ("adam(beta2=-0.1)", "it weighs the past"),
-        ("adamw(eps=0)", "keeps a division from zero"),
+        ("adam(beta1=1)", "must be at least 0 and below 1"),
+        ("adam(beta2=-0.1)", "must be at least 0 and below 1"),
+        ("adamw(eps=0)", "eps must be above 0"),
         ("adam(amsgrad=true)", "no knob 'amsgrad'"),
         ("sgd(0.9)", "takes no values"),
         ("adam + sgd", "give one optimizer"),
@@ -117,7 +118,7 @@ def test_what_is_no_optimiser_is_refused_in_a_sentence(text, message):
 @pytest.mark.parametrize("method", ["scaffold", "fednova"])
 @pytest.mark.parametrize("text", ["adam", "adamw(beta1=0.5)"])
 def test_methods_that_count_sgds_steps_refuse_adam_by_name(method, text):
-    with pytest.raises(UserError, match=rf"{method} with --optimizer {text.partition('(')[0]}.*so it needs SGD"):
+    with pytest.raises(UserError, match=rf"{method} with --optimizer {re.escape(text)}: it needs SGD: .*"):
         methods.parse_method(method, Local(optimizer=text))
     assert not uses_sgd(Local(optimizer=text))
     methods.parse_method(method, Local(optimizer="sgd"))
@@ -155,5 +156,5 @@ def test_fedprox_on_weights_leaves_biases_out():
     both = [federation(text, lr=0.05, dtype="float32") for text in ("fedprox(5, on=weights)", "fedprox(5)", "fedavg")]
     weights, every, plain = (each.run(2).tensors for each in both)
     assert not any(torch.equal(weights[name], other[name]) for other in (every, plain) for name in plain)
-    with pytest.raises(UserError, match=r"fedprox\(on=bias\): there are: all, weights"):
+    with pytest.raises(UserError, match=r"fedprox\(on=bias\): choose from: all, weights"):
         methods.parse_method("fedprox(on=bias)")

@@ -75,5 +75,5 @@ def test_all_come_when_as_many_are_asked_for_as_there_are():
 
 def test_a_partition_that_holds_nothing_is_refused():
     nobody = Population.from_partition(partition_of([0, 0], examples=3)).roster
-    with pytest.raises(UserError, match="no client of the partition has any examples"):
+    with pytest.raises(UserError, match="no client in the partition has any examples"):
         uniform(Key(0), nobody, 1)

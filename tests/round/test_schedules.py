@@ -66,14 +66,14 @@ def test_a_constant_rate_is_not_sent_and_a_clients_settings_stay():
     ("text", "message"),
     [
         ("cosin", "did you mean 'cosine'"),
-        ("step(every=0)", "every counts rounds"),
-        ("step(factor=0)", "factor multiplies the rate"),
-        ("cosine(least=-1)", "least is a learning rate"),
-        ("cosine(warmup=-1)", "warmup counts rounds"),
+        ("step(every=0)", "every must be at least 1 round"),
+        ("step(factor=0)", "factor must be above 0"),
+        ("cosine(least=-1)", "least, a learning rate, must be 0 or more"),
+        ("cosine(warmup=-1)", "warmup must be 0 or more rounds"),
         ("cosine + step", "give one schedule"),
         ("cosine(T_max=3)", "no knob 'T_max'"),
         ("", "schedule is empty; give a name such as constant"),
-        ("step(factor=1e300)", "beyond what can be computed with"),
+        ("step(factor=1e300)", "is out of range"),
     ],
 )
 def test_what_is_no_schedule_is_refused_in_a_sentence(text, message):
@@ -87,9 +87,9 @@ def test_without_rounds_any_schedule_fits():
 
 
 def test_a_schedule_that_does_not_fit_the_rounds_or_the_rate_is_refused():
-    with pytest.raises(UserError, match="a warm-up of 5 rounds leaves none of --rounds 5"):
+    with pytest.raises(UserError, match="a warm-up of 5 rounds leaves no others of --rounds 5"):
         check_rounds(Local(schedule="cosine(warmup=5)"), 5)
-    with pytest.raises(UserError, match=r"it is above --lr 0\.01"):
+    with pytest.raises(UserError, match=r"least is above --lr 0\.01"):
         check_rounds(Local(schedule="cosine(least=0.02)"), 5)
     check_rounds(Local(schedule="cosine(warmup=4, least=0.01)"), 5)
 

@@ -145,7 +145,7 @@ def test_the_measure_reads_what_is_stored(finished, tmp_path):
         assert values.curves[name] == pytest.approx(sorted(arrays["accuracy"][row].tolist()))
         assert values.own_curves[name] == pytest.approx(sorted(arrays["own_images"][row].tolist()))
     older(run)
-    with pytest.raises(UserError, match="has no accuracies of clients"):
+    with pytest.raises(UserError, match="the accuracy of single clients is not known"):
         unskew.analyse(run, "fairness")
 
 

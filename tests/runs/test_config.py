@@ -99,7 +99,7 @@ def test_any_text_survives_a_recipe(text):
 
 @pytest.mark.parametrize(
     ("key", "hint"),
-    [("round", "did you mean 'rounds'?"), ("batchsize", "did you mean 'batch'?"), ("qqqq", "there are: data")],
+    [("round", "did you mean 'rounds'?"), ("batchsize", "did you mean 'batch'?"), ("qqqq", "choose from: data")],
 )
 def test_an_unknown_key_is_told_the_nearest(key, hint):
     with pytest.raises(UserError, match=rf"^recipe.toml: no option is called '{key}'; {re.escape(hint)}"):
@@ -144,7 +144,7 @@ def test_with_values_changes_what_is_given_and_nothing_else():
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name(key, value, wanted):
-    message = f"recipe.toml: {key} must be {wanted}, {value!r} given"
+    message = f"recipe.toml: {key} must be {wanted}, not {value!r}"
     with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
         with_values(Config(), {key: value}, "recipe.toml")
 
@@ -199,8 +199,8 @@ def test_an_integer_too_large_for_a_float_is_the_users_mistake(tmp_path):
         (b"seed = " + b"1" * 5000, "recipe"),
         (b"method = " + b"[" * 50_000, "is nested too deeply"),
         (b"method = " + b"{a = " * 50_000, "is nested too deeply"),
-        (b"method" + b".a" * 3_000 + b" = 1", "method must be a text, a deeply nested dict given"),
-        (b"#" * 1_000_001, "1,000,000 are the most"),
+        (b"method" + b".a" * 3_000 + b" = 1", "method must be a text, not a deeply nested dict"),
+        (b"#" * 1_000_001, "the limit is 1,000,000"),
         (b'method = "\xff"', "cannot be read"),
         (b'method = "\\ud800"', "is not TOML"),
         (b"a" * 100_000 + b" = 1", "no option is called 'aaa"),
@@ -241,7 +241,7 @@ def test_a_recipe_that_is_a_pipe_does_not_hang(tmp_path):
 
 
 def test_a_recipe_that_is_not_there_or_a_folder_is_refused_by_name(tmp_path):
-    with pytest.raises(UserError, match=r"there is no recipe .*nowhere\.toml"):
+    with pytest.raises(UserError, match=r"the recipe .*nowhere\.toml does not exist"):
         read(tmp_path / "nowhere.toml")
     with pytest.raises(UserError, match="cannot be read"):
         read(tmp_path)

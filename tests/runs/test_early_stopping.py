@@ -205,8 +205,8 @@ def test_an_older_result_has_no_best_round(tmp_path, scripted):
     ("wrong", "message"),
     [
         ({"patience": 0}, "--patience 0: give 1 or more"),
-        ({"monitor": "speed"}, "--monitor speed: there are: accuracy, loss"),
-        ({"monitor": "loss", "patience": None}, "--monitor loss needs --patience; give --patience N too"),
+        ({"monitor": "speed"}, "--monitor speed: choose from: accuracy, loss"),
+        ({"monitor": "loss", "patience": None}, "--monitor loss needs --patience; add --patience N"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, wrong, message):

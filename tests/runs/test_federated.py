@@ -104,9 +104,9 @@ def test_the_run_folder_is_sealed_and_can_be_loaded_and_studied(tmp_path):
     assert "EMD not known" in str(result)
     load(path, "lda")
     assert analyse(path, "confusion")
-    with pytest.raises(Missing, match="known to the nodes"):
+    with pytest.raises(Missing, match="only the nodes of the federation know"):
         analyse(path, "skew")
-    with pytest.raises(UserError, match="name the calibration in the recipe's method"):
+    with pytest.raises(UserError, match="add the calibration to the recipe's method"):
         calibrate_run(path, "ccvr")
     with pytest.raises(UserError, match="is finished: it has a result"):
         unskew.resume(path)
@@ -139,7 +139,7 @@ def test_a_calibration_that_misses_a_client_ends_the_run_and_a_resumed_one_makes
             exchange.pause(5)
 
     options = {"method": "fedavg + lda", "rounds": 2}
-    with pytest.raises(UserError, match="node node-1 is not connected; the run is finished without it; resume the run"):
+    with pytest.raises(UserError, match="node node-1 is not connected; the run finished without it; resume the run"):
         federated(tmp_path, exchange, observe=observe, rules=Rules(wait=30), **options)
     assert read_result(tmp_path / "run").calibrations == {}
     exchange.answers.update(away)
@@ -338,7 +338,7 @@ def test_a_run_that_someone_joined_late_can_be_gone_on_with(tmp_path):
     ("options", "wrong"),
     [
         ({"validation": 0.1}, "--validation holds out training images"),
-        ({"method": "fedavg + oracle"}, "which no federation can do"),
+        ({"method": "fedavg + oracle"}, "which a federation cannot do"),
         ({"method": "no-such"}, "no-such"),
     ],
 )

@@ -223,7 +223,7 @@ def test_grey_images_become_colour_for_a_network_that_takes_it(tmp_path):
         data=grey, clients=2, rounds=1, epochs=1, out=tmp_path / "grey", train="last(2)",
         pretrained=colour.path / "model.safetensors",
     )  # fmt: skip
-    assert any("repeated as three channels" in note for note in result.notes)
+    assert any("repeated in three channels" in note for note in result.notes)
     assert weights(result)["encoder.conv1.weight"].shape[1] == 3
     unskew.calibrate_run(result.path, "lda", data=grey)
 
@@ -241,12 +241,12 @@ def test_the_first_convolution_is_found_wherever_it_is_in_the_file(tmp_path):
     [
         ({"views": 3}, "give --train too"),
         ({"views": 3, "train": "classifier", "augment": False}, "leave --no-augment out"),
-        ({"train": "last(99)"}, "give fewer, or all"),
+        ({"train": "last(99)"}, "give fewer, or --train all"),
         ({"train": "encoder"}, "--train"),
-        ({"pretrained": "none.pth"}, "there is no file"),
-        ({"pretrained": "imagenet"}, "those of efficientnet-lite0"),
+        ({"pretrained": "none.pth"}, "does not exist"),
+        ({"pretrained": "imagenet"}, "these weights are for efficientnet-lite0"),
         ({"resize": 0}, "1 or more"),
-        ({"resize": 10**6}, "4,096 is the most"),
+        ({"resize": 10**6}, "the limit is 4,096"),
         ({"views": 0, "train": "classifier"}, "1 or more"),
         ({"normalise": "imagenet"}, "for colour images"),
         ({"normalise": "image-net"}, "did you mean"),
@@ -265,7 +265,7 @@ def test_a_disk_without_room_is_said(tuned, monkeypatch, tmp_path):
     monkeypatch.setenv("UNSKEW_CACHE", str(tmp_path / "small"))
     usage = features.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(features.shutil, "disk_usage", lambda _: usage._replace(free=10))
-    with pytest.raises(UserError, match="give --cache-dir or UNSKEW_CACHE a folder on another disk"):
+    with pytest.raises(UserError, match="set --cache-dir or UNSKEW_CACHE to a folder on another disk"):
         tuned()
 
 

@@ -347,6 +347,6 @@ def test_the_same_arrays_give_the_same_bytes_at_any_time(tmp_path):
 
 
 def test_object_arrays_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(TypeError, match="pickled: odd"):
+    with pytest.raises(TypeError, match="stored: odd"):
         write_arrays(tmp_path / "a.npz", {"fine": np.zeros(1), "odd": np.array([{}, None], dtype=object)})
     assert os.listdir(tmp_path) == []

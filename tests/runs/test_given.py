@@ -78,7 +78,7 @@ def test_what_cannot_cross_is_refused_for_the_pool_with_advice(option, tmp_path)
         "model": lambda shape, classes: outside_models.linear(shape, classes),
         "method": lambda algorithm: algorithm,
     }
-    with pytest.raises(unskew.UserError, match=r"--engine pool with .*another process; give --engine loop, or put it"):
+    with pytest.raises(unskew.UserError, match=r"--engine pool with .*another process; give --engine loop, or define"):
         unskew.run(**{option: value[option]}, engine="pool", **SMALL)
     assert list(tmp_path.iterdir()) == []
 
@@ -86,7 +86,7 @@ def test_what_cannot_cross_is_refused_for_the_pool_with_advice(option, tmp_path)
 def test_a_run_with_values_is_not_repeated_without_them():
     result = unskew.run(method=lambda algorithm: algorithm, **SMALL)
     with pytest.raises(
-        unskew.UserError, match=r"method is .*given from Python; give it again, from Python, as method=…"
+        unskew.UserError, match=r"method is .*given from Python; pass it again from Python, as method=…"
     ):
         unskew.run(result.path / "config.toml")
 
@@ -103,7 +103,7 @@ def test_a_stopped_run_with_values_is_resumed_with_the_same_values_only():
     ) as stopped:
         unskew.run(data=images, method=fedprox(0.1), out="part", observe=stop, **{**SMALL, "rounds": 3})
     assert (Path(stopped.value.path), stopped.value.round) == (Path("part").absolute(), 1)
-    with pytest.raises(unskew.UserError, match=r"data is .*given from Python; give it again"):
+    with pytest.raises(unskew.UserError, match=r"data is .*given from Python; pass it again"):
         unskew.resume("part")
     with pytest.raises(unskew.UserError, match=r"mu=0.2.*but the run was started with .*mu=0.1"):
         unskew.resume("part", data=images, method=fedprox(0.2))
@@ -155,10 +155,10 @@ def test_a_partition_is_an_array_or_a_partition():
         (np.zeros(3, int), "3 client numbers for 1,438 examples"),
         (np.zeros(1438), "array of float64"),
         (np.zeros((1438, 1), int), "shape"),
-        (np.full(1438, -1), "from 0 on"),
-        (np.full(1438, -2), "from 0 on"),
+        (np.full(1438, -1), "client numbers start at 0"),
+        (np.full(1438, -2), "client numbers start at 0"),
         ([], "array of float64"),
-        (lambda labels: labels, "give the array that it makes"),
+        (lambda labels: labels, "give the array that it returns"),
     ],
 )
 def test_a_partition_that_does_not_fit_is_refused(value, message, tmp_path):
@@ -177,10 +177,10 @@ def test_clients_must_agree_with_the_array():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": nn.Linear(2, 2)}, r"takes \(shape, classes\).*this is a Linear"),
-        ({"model": 3}, "this is an int"),
-        ({"method": []}, "the list is empty"),
-        ({"method": ["fedavg", 3]}, "this is 3"),
+        ({"model": nn.Linear(2, 2)}, r"takes \(shape, classes\).*not a Linear"),
+        ({"model": 3}, "returns an nn.Module, not an int"),
+        ({"method": []}, "method is an empty list"),
+        ({"method": ["fedavg", 3]}, "not 3"),
         ({"method": ["fedavg", "fedprx"]}, "did you mean 'fedprox'"),
         ({"method": lambda algorithm: None}, "must return a function from Algorithm to Algorithm"),
         ({"method": ["fedavgm", lambda a: replace(a, server=Algorithm().server)]}, "both claim the server slot"),

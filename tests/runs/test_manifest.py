@@ -59,7 +59,7 @@ def test_what_is_written_is_read_and_what_is_changed_is_not(tmp_path):
     ):
         folders.read_sealed(tmp_path, "a")
     (tmp_path / "a").unlink()
-    with pytest.raises(folders.SealBroken, match=r"a is missing, but listed in manifest\.json"):
+    with pytest.raises(folders.SealBroken, match=r"a is missing, but it is listed in manifest\.json"):
         folders.require_sealed(tmp_path, "a")
     (tmp_path / "c").write_bytes(b"three")
     with pytest.raises(folders.SealBroken, match="c was added by hand"):
@@ -286,7 +286,7 @@ def test_a_folder_without_a_manifest_works_and_a_note_says_so(run, capsys):
     ):
         code, _, error = command(capsys, *words)
         assert code == 0
-        assert error == f"note: {run} is not sealed, as it has no manifest.json: changed files may go unnoticed\n"
+        assert error == f"note: {run} is not sealed: it has no manifest.json, so changed files may go unnoticed\n"
     assert not (run / folders.MANIFEST).exists()
 
 

@@ -44,12 +44,12 @@ def test_secure_updates_give_the_rounded_result_to_the_last_bit_and_send_words_o
 
 
 def test_prototypes_over_sampled_clients_warn_before_the_first_round(tmp_path):
-    with pytest.warns(UserWarning, match=r"secure\(updates=true\) and prototypes: .* sums over other clients"):
+    with pytest.warns(UserWarning, match=r"secure\(updates=true\) and prototypes: .* sums over different clients"):
         run(tmp_path / "a", method=f"prototypes + {SECURE}", per_round=4, rounds=1)
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"method": SECURE, "per_round": 2}, r"secure\(updates=true\): 2 of 6 clients take part .* needs 3"),
+    ({"method": SECURE, "per_round": 2}, r"secure\(updates=true\): 2 of 6 clients take part .* needs at least 3"),
     ({"method": SECURE, "during": "norms"}, r"secure\(updates=true\) and --during norms: it would record single"),
     ({"method": PRIVATE, "during": "silhouette + drift"}, "private-updates and --during drift: it would record single"),
     ({"method": PRIVATE, "start": "lda"}, "private-updates with --start lda: .* noise does not cover"),
@@ -79,7 +79,7 @@ def test_a_run_says_what_its_updates_promise_by_round_and_in_its_result(tmp_path
     assert (spent.updates.rounds, spent.updates.sampling, spent.updates.replaced) == (2, "everyone", False)
     assert spent.updates.example_epsilon > spent.epsilon
     assert spent.describe() == f"ε {expected[1]:.4g} at δ 1e-05 for every client, over 2 rounds of updates"
-    assert result.notes == ["lda: its statistics have no noise, (ε, δ) does not cover it"]
+    assert result.notes == ["lda: its statistics have no noise, so (ε, δ) does not cover it"]
     with pytest.raises(SystemExit):
         main(["calibrate", str(result.path), "lda + private(epsilon=50, clip=3)"])
     said = " ".join(capsys.readouterr().out.split())

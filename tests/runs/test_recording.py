@@ -47,9 +47,9 @@ def test_a_text_says_what_and_when():
 @pytest.mark.parametrize(
     ("source", "message", "column"),
     [
-        ("norm", "nothing called 'norm' can be recorded; did you mean 'norms'?", 0),
-        ("drift + silouette", "nothing called 'silouette' can be recorded; did you mean 'silhouette'?", 8),
-        ("norms + drift + norms(every=2)", "norms is named twice; name it once", 16),
+        ("norm", "'norm' cannot be recorded; did you mean 'norms'?", 0),
+        ("drift + silouette", "'silouette' cannot be recorded; did you mean 'silhouette'?", 8),
+        ("norms + drift + norms(every=2)", "norms is given twice; give it once", 16),
         ("norms(every=0)", "every=0: give 1 (each round) or more", 0),
         ("drift + norms(first=-1)", "first=-1: give 0 or more rounds", 8),
     ],

@@ -196,7 +196,9 @@ def refused_with_note(capsys, *words):
 def test_a_calibration_copied_over_another_is_noticed_by_its_name(run):
     unsealed(run)
     (run / "calibration-lda.safetensors").write_bytes((run / "calibration-lda-layers-2.safetensors").read_bytes())
-    with pytest.raises(UserError, match=r"calibration-lda\.safetensors has another calibration, 'lda\(layers=2\)'"):
+    with pytest.raises(
+        UserError, match=r"calibration-lda\.safetensors contains another calibration, 'lda\(layers=2\)'"
+    ):
         load(run, "lda")
 
 
@@ -222,5 +224,5 @@ def test_a_sound_model_keeps_its_hash(run):
 
 def test_loading_an_unsealed_run_says_so(run):
     unsealed(run)
-    with pytest.warns(UserWarning, match=r"is not sealed, as it has no manifest\.json"):
+    with pytest.warns(UserWarning, match=r"is not sealed: it has no manifest\.json"):
         load(run)

@@ -41,11 +41,11 @@ def test_seeds_are_listed_or_counted(text, seeds):
         ("a", "is not a seed"),
         ("-1", "is not a seed"),
         ("1.5", "is not a seed"),
-        ("4-0", "is no range"),
-        ("0-99999", "is no range of at most 1,000"),
+        ("4-0", "is not an ascending range"),
+        ("0-99999", "is not an ascending range of at most 1,000"),
         ("1,1", "the seed 1 is given twice"),
         ("9" * 19, "--seed .*less than 2"),
-        ([], "seeds are empty"),
+        ([], "no seeds were given"),
         ([True], "must be a whole number"),
         (["0"], "must be a whole number"),
         ([-1], "--seed -1: give 0 or more"),
@@ -181,7 +181,7 @@ def test_folders_are_looked_into_and_what_is_not_finished_is_left_out(three, tmp
         found, left = seeding.finished_runs([three.results[0].path, three.path])
         assert [each.name for each in found] == ["seed0", "seed1", "seed2"]
         assert left == [begun]
-        assert "1 run in the folder not finished" in unskew_says(capsys, "compare", three.path)[2]
+        assert "1 run left out: not finished" in unskew_says(capsys, "compare", three.path)[2]
     finally:
         (begun / "config.toml").unlink()
         begun.rmdir()

@@ -221,14 +221,14 @@ def test_a_start_is_spelled_plainly_and_changes_the_fingerprint(started):
 
 
 REFUSED = {
-    "lda(layers=2)": "it replaces 2 layers by others (layers)",
-    "ridge(expand=5)": "it sees random features beside the network's own (expand)",
-    "ccvr(relu=true, tukey=0.5)": "features pass a transformation first (relu, tukey)",
-    "oracle": "it pools real features, which no federation could do",
+    "lda(layers=2)": "it replaces 2 layers (layers)",
+    "ridge(expand=5)": "it also uses random features (expand)",
+    "ccvr(relu=true, tukey=0.5)": "features are transformed first (relu, tukey)",
+    "oracle": "it pools real features, which a federation cannot do",
     "lda + private(epsilon=1, clip=1)": "features are clipped first (private); leave private out of it",
-    "lda + ridge": "training starts from one classifier, these are lda and ridge; name one",
-    "fedprox": "changes the training (terms); name only calibrations",
-    "secure": "names no calibration",
+    "lda + ridge": "training starts from one classifier, but lda and ridge are given; give one",
+    "fedprox": "changes the training (terms); give only calibrations",
+    "secure": "contains no calibration",
     "nonsense": "no method is called 'nonsense'",
     "lda(": "lda(",
     "": "--start is empty; leave it out, or give a value",
@@ -247,7 +247,7 @@ def test_what_the_method_does_to_its_classifier_or_its_statistics_counts(tmp_pat
         run(tmp_path / "run", rounds=1, start="lda", method="clsnorm")
     with pytest.raises(UserError, match=r'without secure, which the method has; give --start "lda \+ secure"$'):
         run(tmp_path / "run", rounds=1, start="lda", method="fedavg + ridge + secure")
-    with pytest.raises(UserError, match="the network's has none; give it one"):
+    with pytest.raises(UserError, match="the network's has none; add one to the network"):
         run(tmp_path / "run", rounds=1, start="lda", model=without_bias)
     assert not (tmp_path / "run").exists()
     found = run(tmp_path / "run", rounds=0, start="lda + secure", method="fedavg + ridge + secure")

@@ -110,7 +110,7 @@ def test_what_clients_remember_is_used_after_the_last_round_and_said_to_be_missi
         left, right = one.local_models(), other.local_models()
         assert one.notes == []
         assert other.notes == [
-            "local models were trained as at a first visit: the clients' saved states of that round were not kept"
+            "local models were trained as on a first visit, since the clients' saved states of that round were not kept"
         ]
         assert any(not torch.equal(left[0][name], right[0][name]) for name in left[0])
 
@@ -212,7 +212,7 @@ def test_too_many_local_models_for_the_memory_are_refused_with_how_many_would_fi
 def test_a_client_that_fails_is_named(run):
     changed_text = (unsealed(run) / "config.toml").read_text().replace("lr = 0.05", "lr = 1e30")
     (run / "config.toml").write_text(changed_text)
-    with finished_run(run) as opened, pytest.raises(Missing, match="failed when its local model was trained again"):
+    with finished_run(run) as opened, pytest.raises(Missing, match="failed while its local model was trained again"):
         opened.local_models()
 
 

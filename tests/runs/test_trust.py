@@ -30,7 +30,7 @@ def method(algorithm: Algorithm):
 """
 OPTIONS_OF_RUN = {"clients": 3, "partition": "iid", "rounds": 1, "epochs": 1, "engine": "loop"}
 REFUSED = (
-    r"names code that you have never used on this machine: model evil:net; if you trust whoever wrote it, give --trust "
+    r"uses code that you have never used on this machine: model evil:net; if you trust its author, give --trust "
     r"\(from Python: trust=True\)"
 )
 
@@ -217,5 +217,5 @@ def test_statistics_name_no_code(here):
     statistics.save("statistics")
     content = (here / "statistics").read_bytes()
     (here / "statistics").write_bytes(content.replace(b'\\"full\\"', b'\\"a:bc\\"'))
-    with pytest.raises(UserError, match="does not hold class statistics"):
+    with pytest.raises(UserError, match="does not contain class statistics"):
         unskew.ClassStatistics.load("statistics")

@@ -35,7 +35,7 @@ def test_values_have_the_type_of_their_option_and_commas_in_brackets_are_theirs(
         (["lr"], "write it as NAME=VALUES"),
         (["lr="], "a value is empty"),
         (["lr=0.1,,0.2"], "a value is empty"),
-        (["learning=0.1"], "there is no option 'learning'"),
+        (["learning=0.1"], "no option is called 'learning'"),
         (["lr=fast"], "lr must be a number, not 'fast'"),
         (["epochs=1.5"], "epochs must be an integer, not '1.5'"),
         (["augment=maybe"], "augment must be true or false"),
@@ -47,7 +47,7 @@ def test_values_have_the_type_of_their_option_and_commas_in_brackets_are_theirs(
         (["seed=0,1"], "seed cannot be varied; give --seeds"),
         (["validation=0.1,0.2"], "validation cannot be varied; give --validation"),
         (["workers=1,2"], "workers cannot be varied; it does not change the result"),
-        (["velocity=1"], "there is no option 'velocity'; there are: data, partition, clients"),
+        (["velocity=1"], "no option is called 'velocity'; choose from: data, partition, clients"),
         (["lr=0.3..0.1"], "the range is empty"),
         (["momentum=0..0.9 log"], "a logarithmic range must start above 0"),
         (["momentum=0..1"], "--momentum 1.0: give 0 or more and less than 1"),
@@ -68,7 +68,7 @@ def test_a_grid_of_ranges_or_of_too_many_settings_is_refused():
     with pytest.raises(UserError, match=r"lr=0.1..0.2: a range needs --trials N"):
         grid(parse_over(["lr=0.1..0.2"]))
     many = ",".join(map(str, range(1, 150)))
-    with pytest.raises(UserError, match="22,201 settings are more than 10,000"):
+    with pytest.raises(UserError, match="22,201 settings exceed the limit of 10,000"):
         grid(parse_over([f"epochs={many}", f"batch={many}"]))
 
 

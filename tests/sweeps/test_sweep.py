@@ -147,7 +147,7 @@ def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(made, tmp_
     [
         ({"over": ["method=fedavg,fedavgn"]}, "with method fedavgn: .*no method is called 'fedavgn'"),
         ({"over": ["per_round=1,9"]}, "with per round 9: --per-round 9: there are only 3 clients"),
-        ({"lr": 0.1}, "lr is given and varied"),
+        ({"lr": 0.1}, "lr is both fixed and varied"),
         ({"validation": 0.0}, "a sweep never looks at the test images"),
         ({"by": "ccvr"}, r"--by ccvr: the method fedavg makes no calibration; add ccvr to it"),
         ({"by": "ccvr", "method": "fedavg + lda"}, r"--by ccvr: the method fedavg \+ lda makes lda; add ccvr"),
@@ -157,7 +157,7 @@ def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(made, tmp_
             "with method scaffold, optimizer adam: scaffold with",
         ),
         ({"over": ["rounds=2,9", "schedule=constant,constant(warmup=5)"]}, "with rounds 2, schedule .*warm-up of 5"),
-        ({"over": ["momentum=0,0.9"], "optimizer": "adam"}, "--optimizer adam has none"),
+        ({"over": ["momentum=0,0.9"], "optimizer": "adam"}, "--optimizer adam has no momentum"),
         ({"by": "speed"}, "no method is called 'speed'"),
         ({"jobs": 0}, "jobs"),
         ({"trials": 0}, "--trials 0"),

@@ -52,7 +52,7 @@ def parse_measure(source: MeasureSource) -> MeasureRequest:
     if not isinstance(source, str):
         check_measure(source, getattr(source, "name", None) or repr(source))
         if source.name in MEASURES and MEASURES[source.name] is not source:
-            raise UserError(f"measure {source.name}: this name is taken by a built-in measure; choose another")
+            raise UserError(f"measure {source.name}: a built-in measure already has this name; choose another")
         return MeasureRequest(source.name, source.name, source, source.take, outside=source.name not in MEASURES)
     calls = text.parse_calls(source, "measure")
     if len(calls) > 1:
@@ -68,7 +68,7 @@ def parse_measure(source: MeasureSource) -> MeasureRequest:
         check_measure(measure, str(call))
         return MeasureRequest(call.name, str(call), measure, measure.take, outside=True)
     if call.name not in MEASURES:
-        raise text.complain(source, call.start, f"there is no measure {call.name!r}; {nearest(call.name, MEASURES)}")
+        raise text.complain(source, call.start, f"no measure is called {call.name!r}; {nearest(call.name, MEASURES)}")
     measure = MEASURES[call.name]
     return MeasureRequest(call.name, str(call), measure, text.apply(call, bind_knobs(measure.take), "measure"))
 
@@ -216,7 +216,7 @@ def draw_runs(
     sizes = [None if side is None else length(side, name) for name, side in sides.items()]
     given = [Path(path) for path in paths]
     if not given:
-        raise UserError("no run given; give the directories of finished runs")
+        raise UserError("no run was given; give the directories of finished runs")
     found, _ = finished_runs(given)
     target = Path(out) if out is not None else _find_figures(given, found)
     files = []

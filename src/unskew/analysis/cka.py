@@ -166,9 +166,11 @@ def take_cka(
     pairs = {layer: total.value() for layer, total in sums.items()}
     for layer, value in pairs.items():
         if n := int((value.diagonal() == 0).sum()):
-            run.notes.append(f"{layer} has the same output for all images in {counted(n, 'model')}: CKA counts as 0")
+            run.notes.append(
+                f"{layer} has the same output for all images in {counted(n, 'model')}; its CKA is set to 0"
+            )
     if len(models) < (everyone := len(run.engine.roster.inhabited)):
-        run.notes.append(f"the models of {len(models)} of {everyone:,} clients are compared")
+        run.notes.append(f"only the models of {len(models)} of {everyone:,} clients are compared")
     different = ~torch.eye(len(models), dtype=torch.bool)
     return Similarity(
         round=number,

@@ -45,7 +45,7 @@ def take_drift(run: FinishedRun, *, clients: int = 10, round: int = -1) -> Drift
     except Missing as error:
         if not rows:
             raise
-        run.notes.append(f"drift is shown as recorded during training, not after the last round: {error}")
+        run.notes.append(f"drift is shown only as recorded during training, not after the last round: {error}")
     once = {row["round"]: row for row in rows}.values()  # a recorded round that was also trained again counts once
     return Drift(layers, sorted(once, key=lambda row: int(row["round"])))
 

@@ -49,10 +49,10 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
     """
     seen = _stored(run, pick_calibrations(run, calibrations))
     if "before" not in seen:
-        raise Missing("the run has no accuracies of clients: those of a federation are not known")
+        raise Missing("the accuracy of single clients is not known in a federation")
     spreads = {name: summarise_clients(*accuracies) for name, accuracies in seen.items()}
     if spreads["before"] is None:
-        raise Missing("no client has examples of a class that has test images")
+        raise Missing("no client has examples of any class in the test set")
     count = spreads["before"].clients
     share = np.linspace(0, 1, count if count <= ONE_BY_ONE else 101)
     known = ~np.isnan(seen["before"][0].accuracy)

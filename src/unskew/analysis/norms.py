@@ -98,7 +98,7 @@ def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: b
     try:
         rows += [_train_again(run, clients, round)] if local else []
     except Missing as error:
-        run.notes.append(f"norms of local classifiers are not shown, except recorded ones: {error}")
+        run.notes.append(f"norms of local classifiers are shown only as recorded during training: {error}")
     rows = list({row["round"]: row for row in rows}.values())  # recorded and also trained again: counts once
     known = sorted({client for row in rows for client in row["clients"] if client >= 0})
     if known and known[-1] >= len(held.sizes):

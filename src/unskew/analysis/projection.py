@@ -38,7 +38,9 @@ def take_projection(
         raise UserError(f"{given}: give at least {MIN_IMAGES} images and a perplexity above 0")
     outputs = run.outputs
     if len(run.classes) > PALETTE:
-        run.notes.append(f"{len(run.classes):,} classes share {PALETTE} colours, so one colour may be several classes")
+        run.notes.append(
+            f"{len(run.classes):,} classes share {PALETTE} colours, so several classes may have the same colour"
+        )
     count = len(outputs.labels)
     if count < MIN_IMAGES:
         raise Missing(f"the test set has only {count} images, too few for an embedding")

@@ -62,7 +62,7 @@ def take_separability(run: FinishedRun) -> Separability:
         if not recorded:
             raise
         run.notes.append(
-            f"silhouettes are those recorded during training, distances between classes are missing: {error}"
+            f"silhouettes are shown as recorded during training; distances between classes are missing: {error}"
         )
         return Separability([], [], 0.0, "", None, None, recorded[-1][1], recorded)
     side.load(run.model, training=False)

@@ -29,11 +29,13 @@ def parse_calibration(source: str | Finisher) -> Finisher:
     if isinstance(source, Finisher):
         return source
     if not isinstance(source, str):
-        raise UserError(f"give a calibration as a text such as ccvr(per_class=500) or as a Finisher, not {source!r}")
+        raise UserError(f"a calibration must be a text such as 'ccvr(per_class=500)' or a Finisher, not {source!r}")
     calls = text.parse_calls(source, "calibration")
     if len(calls) > 1:
         raise text.complain(
-            source, calls[1].start, "name one calibration alone; methods and protections beside it are for runs"
+            source,
+            calls[1].start,
+            "give a single calibration; adding methods or protections with + works only in a run's method",
         )
     return _build(calls[0])
 
@@ -59,6 +61,6 @@ def _build(call: text.Call) -> Finisher:
         raise text.complain(call.source, call.start, f"no calibration is called {call.name!r}; {hint}")
     made = text.apply(call, build, "calibration")
     if not isinstance(made, Finisher):
-        message = f"{call.name} gives {a_kind(made)}; a calibration must give a Finisher"
+        message = f"{call.name} returns {a_kind(made)}; a calibration must return a Finisher"
         raise text.complain(call.source, call.start, message)
     return made.named()

@@ -52,9 +52,12 @@ def calibrate(
     finisher = parse_calibration(method)
     needs = finisher.needs
     if isinstance(needs, RealFeatures):
-        raise UserError(f"{finisher.text} needs the clients' real features, which only a simulation has")
+        raise UserError(
+            f"{finisher.text} needs the clients' real features, which only a simulation has; calibrate its "
+            "run with: unskew calibrate RUN"
+        )
     if not isinstance(classifier, nn.Module):
-        raise UserError(f"the classifier must be a torch module, this is {a_kind(classifier)}")
+        raise UserError(f"the classifier must be a torch module, not {a_kind(classifier)}")
     if any(value.is_inference() for value in (*classifier.parameters(), *classifier.buffers())):
         classifier = copy.deepcopy(classifier)  # autograd refuses tensors made in inference mode
     classes = _check_fit(classifier, statistics, needs)
@@ -89,9 +92,9 @@ def calibrate_on_features(
     """
     finisher = parse_calibration(method)
     if not isinstance(finisher.needs, RealFeatures):
-        raise UserError(f"{finisher.text} takes class statistics, not features; give them to unskew.calibrate")
+        raise UserError(f"{finisher.text} works on class statistics, not on features; call unskew.calibrate")
     if not len(labels):
-        raise UserError(f"{finisher.text}: there is no feature to train on")
+        raise UserError(f"{finisher.text}: there are no features to train on")
     absent = tuple(sorted(set(range(last_linear(classifier).out_features)) - set(labels.tolist())))
     began = time.perf_counter()
     made = _make(finisher, classifier, features.shape[1], features, labels, Key(seed).fold("oracle"))
@@ -114,13 +117,18 @@ def _make(finisher: Finisher, head: nn.Module, width: int, *given: object) -> Ma
     if isinstance(new, nn.Linear):
         if (new.in_features, new.out_features) != (width, classes):
             sizes = f"{new.in_features} features to {new.out_features} classes"
-            raise UserError(f"{finisher.text} gives a layer from {sizes}; give one from {width} to {classes}")
+            raise UserError(
+                f"{finisher.text} returns a layer from {sizes}; it must map {width} features to {classes} classes"
+            )
         if new.bias is None:
             made = replace(made, head=copy_head(new))
     elif not isinstance(new, nn.Module) or _shapes(new) != _shapes(head):
-        raise UserError(f"{finisher.text} gives {a_kind(new)}; give an nn.Linear, or a copy of the head")
+        raise UserError(
+            f"{finisher.text} returns {a_kind(new)}; it must return an nn.Linear, or a copy of the head "
+            "with new weights"
+        )
     if not all(bool(value.isfinite().all()) for value in made.head.parameters()):
-        raise UserError(f"{finisher.text} gives weights that are NaN or infinite")
+        raise UserError(f"{finisher.text} returns NaN or infinite weights")
     return made
 
 
@@ -139,9 +147,9 @@ def _wrap(
 def _check_fit(classifier: nn.Module, statistics: ClassStatistics, needs: StatisticsRequest) -> int:
     """The number of classes, if classifier, statistics and calibration belong together."""
     if not isinstance(statistics, ClassStatistics):
-        raise UserError(f"the statistics must be ClassStatistics, this is {a_kind(statistics)}")
+        raise UserError(f"the statistics must be ClassStatistics, not {a_kind(statistics)}")
     if needs.layers == 1 and not isinstance(classifier, nn.Linear):
-        raise UserError(f"the classifier must be an nn.Linear, this is {a_kind(classifier)}; or give layers")
+        raise UserError(f"the classifier must be an nn.Linear, not {a_kind(classifier)}; for a deeper one, give layers")
     classes = last_linear(classifier).out_features
     layers = [part for part in classifier.modules() if isinstance(part, nn.Linear)]
     if len(layers) != needs.layers:
@@ -155,10 +163,10 @@ def _check_fit(classifier: nn.Module, statistics: ClassStatistics, needs: Statis
             hint = "; with components every part of a class has its own label, which unskew calibrate RUN assigns"
         raise UserError(
             f"the classifier takes {layers[0].in_features} features to {classes} classes and needs statistics of "
-            f"{wanted[1]} features and {wanted[0]} classes; these are {statistics.about()}{hint}"
+            f"{wanted[1]} features and {wanted[0]} classes; it was given {statistics.about()}{hint}"
         )
     if not len(statistics.held):
         raise UserError("the statistics are empty: no client holds an example")
     if not all(bool(value.isfinite().all()) for value in classifier.parameters()):
-        raise UserError("the classifier contains NaN or infinity; give one whose training finished")
+        raise UserError("the classifier contains NaN or infinity: its training diverged; give another")
     return classes

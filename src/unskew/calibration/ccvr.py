@@ -31,8 +31,8 @@ def check_virtual_memory(count: int, per_class: int, width: int) -> None:
     needed, available = 4 * count * width, 0.8 * physical_memory()
     if needed > available:
         raise UserError(
-            f"{count:,} virtual features take {needed / 1e9:.1f} GB, this machine has {available / 1e9:.1f} GB "
-            f"for them; give per_class={max(1, int(per_class * available / needed))} or less"
+            f"{count:,} virtual features take {needed / 1e9:.1f} GB, but this machine has only "
+            f"{available / 1e9:.1f} GB for them; give per_class={max(1, int(per_class * available / needed))} or less"
         )
 
 
@@ -102,7 +102,7 @@ def retrain(
                             value[list(frozen)] = old
     after = mean_loss(head, features, labels)
     if not math.isfinite(after):
-        raise UserError(f"re-training with lr={local.lr:g} ended in NaN or infinity; give a smaller lr")
+        raise UserError(f"re-training with lr={local.lr:g} diverged to NaN or infinity; give a smaller lr")
     return head, before, after
 
 
@@ -194,9 +194,9 @@ def ccvr(
     check_positive("ccvr", per_class=per_class, layers=layers, components=components)
     local = training_settings("ccvr", epochs, batch, lr, momentum, weight_decay)
     if not 0 <= tukey <= 1:
-        raise ValueError(f"ccvr(tukey={tukey}): give Tukey's power as 0 (the logarithm) to 1 (no change)")
+        raise ValueError(f"ccvr(tukey={tukey}): tukey must be from 0 (the logarithm) to 1 (no change)")
     if tukey < 1 and not relu:
-        raise ValueError(f"ccvr(tukey={tukey}): Tukey's power needs features of 0 or more; add relu=true")
+        raise ValueError(f"ccvr(tukey={tukey}): Tukey's power needs features that are not negative; add relu=true")
     transformation = Transformation(relu, tukey)
 
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:

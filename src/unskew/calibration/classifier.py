@@ -41,7 +41,7 @@ def last_linear(head: nn.Module) -> nn.Linear:
     """The layer whose rows belong to the classes."""
     layers = [part for part in head.modules() if isinstance(part, nn.Linear)]
     if not layers:
-        raise UserError(f"a classifier must end in an nn.Linear; this is {a_kind(head)} without one")
+        raise UserError(f"a classifier must end in an nn.Linear; this is {a_kind(head)} that does not")
     return layers[-1]
 
 
@@ -110,7 +110,7 @@ class Lift(nn.Module):
         super().__init__()
         if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.is_floating_point():
             given = f"a tensor {list(weight.shape)} of {weight.dtype}" if isinstance(weight, Tensor) else a_kind(weight)
-            raise UserError(f"Lift: weight must be a tensor [d, m] of floats, this is {given}; Lift.of(d, m) draws it")
+            raise UserError(f"Lift: weight must be a tensor [d, m] of floats, not {given}; Lift.of(d, m) draws one")
         self.register_buffer("weight", weight)
 
     @staticmethod
@@ -170,11 +170,11 @@ class Report:
         every = f"{len(self.classes)} {'classes' if kind == 'class' else 'parts of classes'}"
         if shrunk := [row.shrunk for row in self.classes if 0 < row.shrunk < 1]:
             notes.append(
-                f"{len(shrunk)} of {every} with fewer examples than features: the covariance is mixed with the pooled "
-                f"one, its weight up to {max(shrunk):.2f}"
+                f"{len(shrunk)} of {every} with fewer examples than features: the covariance was mixed with the pooled "
+                f"one, with weight up to {max(shrunk):.2f}"
             )
         if alone := sum(row.count == 1 and row.shrunk == 1 for row in self.classes):
-            notes.append(f"{alone} of {every} with one example: the covariance is the pooled one")
+            notes.append(f"{alone} of {every} with one example: the pooled covariance was used")
         if (clipped := max((row.clipped for row in self.classes), default=0.0)) > CLIPPED:
             notes.append(f"negative eigenvalues were set to zero, at most {clipped:.2g} of a covariance")
         if (rest := max((row.left_over for row in self.classes), default=0.0)) > 0:
@@ -215,9 +215,9 @@ class CalibratedClassifier(nn.Module):
         """
         layer = copy_head(self.head)
         if self.lifted:
-            because = "it sees random features beside the network's own (expand)"
+            because = "it also uses random features (expand)"
         elif isinstance(self.before, Transformation) and (self.before.relu or self.before.tukey != 1):
-            because = "features pass a transformation first (relu, tukey)"
+            because = "features are transformed first (relu, tukey)"
         elif self.clip:
             because = f"features are clipped to a length of {self.clip:g} first (private)"
         elif isinstance(layer, nn.Linear):

@@ -152,7 +152,9 @@ def statistics_bytes(form: "Form", held: int, width: int) -> int:
 def require_memory(needed: int, what: str, hint: str) -> None:
     """Refuse, before anything is allocated, what this machine's memory cannot hold."""
     if needed > (free := 0.8 * physical_memory()):
-        raise UserError(f"{what} take {needed / 1e9:.1f} GB, this machine has {free / 1e9:.1f} GB for them; {hint}")
+        raise UserError(
+            f"{what} take {needed / 1e9:.1f} GB, but this machine has only {free / 1e9:.1f} GB for them; {hint}"
+        )
 
 
 # How much of the second moments is kept. All are sums over examples, so clients' statistics are added. ``common`` names
@@ -267,9 +269,9 @@ class LowRank:
 
     def __post_init__(self) -> None:
         if not isinstance(self.rank, Integral) or isinstance(self.rank, bool):
-            raise UserError(f"LowRank: rank must be a whole number, this is {a_kind(self.rank)}")
+            raise UserError(f"LowRank: rank must be a whole number, not {a_kind(self.rank)}")
         if self.rank < 1:
-            raise UserError(f"low-rank({self.rank}): rank counts directions, give at least 1")
+            raise UserError(f"low-rank({self.rank}): the rank must be at least 1")
 
     def __str__(self) -> str:
         return f"low-rank({self.rank})"
@@ -282,7 +284,9 @@ class LowRank:
     def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
         """As in Full."""
         if self.rank > width:
-            raise UserError(f"low-rank({self.rank}): the features have only {width} dimensions; give at most that")
+            raise UserError(
+                f"low-rank({self.rank}): the features have only {width} dimensions; the rank cannot be larger"
+            )
         return {"sums": (held, width), "sketch": (held, width, self.rank), "squares": (held, width)}
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
@@ -336,7 +340,7 @@ def parse_form(source: str | Form) -> Form:
     if isinstance(source, Form):
         return source
     if not isinstance(source, str):
-        raise UserError(f"a covariance form is a text such as full or low-rank(32), not {brief(source)}")
+        raise UserError(f"a covariance form must be a text such as full or low-rank(32), not {brief(source)}")
     calls = text.parse_calls(source, "covariance form")
     if len(calls) > 1 or calls[0].name not in FORMS:
         raise UserError(f"no covariance form is called {brief(source)}; {nearest(calls[0].name, FORMS)}")
@@ -353,7 +357,7 @@ def list_smaller_forms(form: Form, held: int, width: int) -> str:
 def check_memory(form: Form, held: int, width: int) -> None:
     """Refuse statistics of more classes than this machine's memory holds."""
     what = f"{form} statistics of {held:,} classes and {width:,} features"
-    hint = f"take the form {list_smaller_forms(form, held, width)}"
+    hint = f"use covariance={list_smaller_forms(form, held, width)}"
     require_memory(statistics_bytes(form, held, width), what, hint)
 
 

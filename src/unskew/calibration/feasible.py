@@ -27,7 +27,7 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
     encoder, _ = cut(side.network, needs.layers)
     if isinstance(needs, RealFeatures):
         if not len(side.labels):
-            raise UserError(f"{finisher.text} pools real features, which no federation can do; leave it out")
+            raise UserError(f"{finisher.text} pools real features, which a federation cannot do; leave it out")
         others = [each for each in algorithm.finish if isinstance(each.needs, StatisticsRequest)]
         if protections(algorithm) and not others:
             what = " + ".join(protections(algorithm))
@@ -36,10 +36,10 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
     width, classes = width_of(encoder, side.train.shape) + needs.expand, side.network.classifier.out_features
     parts = classes * needs.components
     if (needed := statistics_bytes(needs.form, parts, width)) > MAX_BYTES:
-        hint = f"take covariance = {list_smaller_forms(needs.form, parts, width)}"
+        hint = f"use covariance={list_smaller_forms(needs.form, parts, width)}"
         raise UserError(
             f"{finisher.text}: {needs.form} covariances of {parts:,} classes and {width:,} features take "
-            f"{needed / 1e9:.1f} GB a client, more than {MAX_BYTES / 1e9:.1f} GB; "
+            f"{needed / 1e9:.1f} GB per client, more than {MAX_BYTES / 1e9:.1f} GB; "
             f"{hint if needs.form != Shared() else 'give a smaller expand'}"
         )
     if finisher.virtual:
@@ -52,21 +52,21 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
     ):
         raise UserError(f"{finisher.text}: the largest class has {2 * most} examples; give at most {most} components")
     if here and algorithm.withhold and algorithm.withhold > (most := class_cells(side)[1].max()):
-        why = f"no client has more than {most} examples of a class, so none would send anything"
+        why = f"no client has more than {most} examples of a class, so none of them would send anything"
         raise UserError(f"{finisher.text} with withhold({algorithm.withhold}): {why}; give {most} or less")
     if algorithm.secure:
         require_extra("cryptography")
         if (clients := len(side.population.roster.inhabited)) < MIN_CLIENTS:
-            words = f"a sum over {clients} clients would reveal too much of each; at least {MIN_CLIENTS} are needed"
+            words = f"a sum over {clients} clients would reveal too much about each; at least {MIN_CLIENTS} are needed"
             raise UserError(f"{finisher.text} with secure: {words}")
     if algorithm.private is not None:
         require_extra("dp_accounting")
         if algorithm.withhold:
-            why = "one more example may add a whole class, and the promise is for one example"
+            why = "one more example may add a whole class to the sum, but the guarantee is for one example"
             raise UserError(f"{finisher.text} with withhold and private: {why}; leave withhold out")
         if needs.components > 1 or isinstance(needs.form, LowRank):
             what = "components" if needs.components > 1 else str(needs.form)
-            raise UserError(f"{finisher.text} with private: the promise is for one Gaussian per class, not {what}")
+            raise UserError(f"{finisher.text} with private: the guarantee is for one Gaussian per class, not {what}")
         if algorithm.secure:
             Layout.of(classes, width, needs.form).shorter(algorithm.private.clip)
 

@@ -124,7 +124,7 @@ class Calibrator:
             key = None if budget.release else self.key.fold("private")
             statistics = add_noise(statistics, budget.clip, budget.epsilon, budget.delta, key)
         if budget is not None and not len(statistics.held):
-            raise UserError(f"{name}: with this much noise no class is left; give a larger epsilon")
+            raise UserError(f"{name}: no class is left after this much noise; give a larger epsilon")
         self.known[question] = statistics, sent, time.perf_counter() - began
         if request.components == 1:
             head = (

@@ -186,7 +186,9 @@ class Finisher:
     def named(self) -> "Finisher":
         """This calibration, if it has a name; results are filed under it."""
         if not self.text:
-            raise UserError("this calibration has no name; put @finisher above its function, or give Finisher a text")
+            raise UserError(
+                "this calibration has no name; decorate its function with @finisher, or pass text to Finisher"
+            )
         return self
 
 
@@ -200,7 +202,7 @@ def finisher(build: Callable[Knobs, Finisher]) -> Callable[Knobs, Finisher]:
         out of the text.
     """
     if not inspect.isroutine(build):
-        raise UserError(f"finisher: give the function that makes the Finisher, this is {a_kind(build)}")
+        raise UserError(f"finisher: decorate the function that returns the Finisher, not {a_kind(build)}")
     ours = build.__module__.startswith("unskew.calibration.") or build.__module__ == "__main__"
     name = build.__name__ if ours else f"{build.__module__}:{build.__qualname__}"
 
@@ -208,7 +210,7 @@ def finisher(build: Callable[Knobs, Finisher]) -> Callable[Knobs, Finisher]:
     def spelled(*values: Knobs.args, **knobs: Knobs.kwargs) -> Finisher:
         made = build(*values, **knobs)
         if not isinstance(made, Finisher):
-            raise UserError(f"{name} gives {a_kind(made)}; a calibration must give a Finisher")
+            raise UserError(f"{name} returns {a_kind(made)}; a calibration must return a Finisher")
         signature = inspect.signature(build)
         given = signature.bind(*values, **knobs).arguments
         other = {knob: value for knob, value in given.items() if value != signature.parameters[knob].default}

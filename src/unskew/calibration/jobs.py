@@ -62,13 +62,15 @@ class FixedPointMoments(msgspec.Struct, frozen=True, tag="fixed-point-moments"):
         """The words with this client's share of the noise; refused where it is less than was agreed on."""
         agreed, clip = side.algorithm.private, StatisticsRequest.from_plain(self.request).clip
         if agreed is not None and agreed.release and self.budget != (agreed.epsilon, agreed.delta, agreed.clip):
-            raise UserError(f"the server asks for statistics without the noise that was agreed on: {agreed}")
+            raise UserError(f"the server asks for statistics without the agreed noise: {agreed}")
         if self.budget is None:
             return words
         epsilon, delta, radius = self.budget
         guarantee = Guarantee.of(radius, epsilon, delta, in_masks=True)
         if not 0 < clip <= self._layout.shorter(radius, guarantee.sigma):
-            raise UserError(f"the server asks for features of length {clip:g}, which noise for {radius:g} cannot cover")
+            raise UserError(
+                f"the server asks for features clipped to {clip:g}, but the agreed noise covers only {radius:g}"
+            )
         return {WORDS: self._layout.with_share(words[WORDS], guarantee, needed, members)}
 
     @property

@@ -41,7 +41,9 @@ def lda(ridge: float = RIDGE, layers: int = 1, expand: int = 0) -> Finisher:
     features: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007.
     """
     if not 0 < ridge < float("inf"):
-        raise ValueError(f"lda(ridge={ridge}): give a number above 0; features are often linearly dependent")
+        raise ValueError(
+            f"lda(ridge={ridge}): ridge must be above 0, since a network's features are often linearly dependent"
+        )
     check_shape("lda", layers, expand)
 
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
@@ -64,14 +66,15 @@ def solve_discriminant(
     the same width; where there is no such head they are never predicted.
     """
     if not features_vary(means, within):
-        raise UserError("lda has no solution: within their classes the features do not vary; look at the encoder")
+        raise UserError("lda has no solution: the features do not vary within classes; check the encoder")
     regular = add_ridge(within, ridge)
     if bool(torch.linalg.cholesky_ex(regular).info):  # not positive definite: no features have these moments
         positive, share = drop_negative(within)
         if share:
             warnings.warn(
-                f"lda: negative eigenvalues of the pooled covariance were set to zero, {share:.2g} of it; some "
-                "client's moments are not those of features",
+                f"lda: negative eigenvalues of the pooled covariance were set to zero, {share:.2g} of it; "
+                "some client sent "
+                "moments that no features can have",
                 stacklevel=2,
             )
             regular = add_ridge(positive, ridge)
@@ -86,7 +89,7 @@ def check_shape(name: str, layers: int, expand: int) -> None:
     """Refuse knobs of a closed form that count nothing."""
     check_positive(name, layers=layers)
     if expand < 0:
-        raise ValueError(f"{name}(expand={expand}): it counts random features, give 0 or more")
+        raise ValueError(f"{name}(expand={expand}): expand must be 0 or more random features")
 
 
 def report_pooled(statistics: ClassStatistics) -> tuple[ClassReport, ...]:

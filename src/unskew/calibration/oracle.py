@@ -41,7 +41,7 @@ def minimise(head: nn.Linear, features: Tensor, labels: Tensor, penalty: float, 
     free = torch.tensor([label for label in range(linear.out_features) if label not in set(frozen)])
     values = features.detach().cpu().double()
     if not bool(values.isfinite().all()):
-        raise UserError("features hold NaN or infinity; the encoder or its images are broken")
+        raise UserError("the features contain NaN or infinity; check the encoder and its images")
     bordered = torch.cat([values, values.new_ones(len(values), 1)], 1)  # [n, D], the last column is for the bias
     constant = values.new_full((len(values),), float("-inf"))  # [n], log Σ exp of the frozen classes' logits
     if len(frozen):
@@ -145,7 +145,8 @@ def _conjugate_gradients(
 
 
 SEVERAL = (
-    "several layers are not a convex problem: trained by the paper's SGD, and another rate or more epochs may do better"
+    "with several layers the problem is not convex: they were trained with the paper's SGD, and "
+    "another learning rate or more epochs may do better"
 )
 
 
@@ -184,7 +185,7 @@ def oracle(
     """
     count = 0 if per_class == "all" else per_class
     if type(count) is not int or (count < 1 and per_class != "all"):
-        raise ValueError(f"oracle(per_class={per_class}): give all, or how many features of each class")
+        raise ValueError(f"oracle(per_class={per_class}): give all, or the number of features per class")
     check_positive("oracle", layers=layers)
     stepwise = paper or any(knob is not None for knob in (epochs, lr, batch, momentum))
     local = training_settings(
@@ -196,7 +197,9 @@ def oracle(
         weight_decay,
     )
     if weight_decay == 0 and not stepwise and layers == 1:
-        raise ValueError("oracle(weight_decay=0): there may be no minimum; give a number above 0, or paper=true")
+        raise ValueError(
+            "oracle(weight_decay=0): without a penalty there may be no minimum; give a number above 0, or paper=true"
+        )
 
     def make(head: nn.Module, features: Tensor, labels: Tensor, key: Key) -> Made:
         counts = torch.bincount(labels.cpu(), minlength=last_linear(head).out_features).tolist()
@@ -208,12 +211,12 @@ def oracle(
         found = minimise(head, features, labels, weight_decay, absent)
         before, after = (mean_loss(layer, features, labels) for layer in (head, found.linear))
         if found.gap <= TOLERANCE:
-            least = f"the least training loss with penalty {weight_decay:g}"
+            least = f"the smallest training loss with penalty {weight_decay:g}"
             note = f"at most {found.gap:.1g} above {least}, in {found.steps} steps"
         else:
             note = (
-                f"not converged: up to {found.gap:.1g} above the least training loss after {found.steps} steps, where "
-                f"{TOLERANCE:g} is wanted; a larger weight_decay converges sooner"
+                f"not converged: up to {found.gap:.1g} above the smallest training loss after "
+                f"{found.steps} steps (tolerance {TOLERANCE:g}); a larger weight_decay converges sooner"
             )
         return Made(found.linear, before, after, reports, notes=(note,))
 

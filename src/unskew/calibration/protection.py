@@ -89,9 +89,9 @@ def clip_features(features: Tensor, radius: float) -> Tensor:
     """Scale features [n, d] that are longer than the radius (L2) down to it, a rounding error below."""
     _check_radius(radius)
     if features.dim() != 2 or not features.is_floating_point():
-        raise UserError(f"features must be [n, d] of a floating type, these are {list(features.shape)}")
+        raise UserError(f"features must be a floating-point tensor [n, d], not {features.dtype} {list(features.shape)}")
     if not bool(features.isfinite().all()):
-        raise UserError("features hold NaN or infinity; the encoder or its images are broken")
+        raise UserError("the features contain NaN or infinity; check the encoder and its images")
     return limit_length(features, radius)
 
 
@@ -203,15 +203,15 @@ def drop_small_classes(statistics: ClassStatistics, min_count: int) -> tuple[Cla
     The statistics of the other classes, and the classes that were left out.
     """
     if min_count < 1:
-        raise UserError(f"min_count={min_count}: it counts examples, give at least 1")
+        raise UserError(f"min_count={min_count}: give at least 1 example")
     kept = statistics.number >= min_count
     if not (dropped := tuple(statistics.held[~kept].tolist())):
         return statistics, dropped
     if not bool(kept.any()):
         return ClassStatistics.empty(statistics.classes, statistics.width, statistics.form), dropped
     if statistics.form.common:
-        why = f"class {dropped[0]} cannot be taken out of the second moment that all classes share"
-        raise UserError(f"min_count={min_count}: {why}; measure without its examples, or take another form")
+        why = f"class {dropped[0]} cannot be removed from the second moment, which all classes share"
+        raise UserError(f"min_count={min_count}: {why}; leave its examples out when you measure, or use another form")
     sums = {name: value[kept] for name, value in statistics.sums.items()}
     held, number = statistics.held[kept], statistics.number[kept]
     return ClassStatistics(statistics.classes, statistics.form, held, number, sums), dropped
@@ -234,14 +234,14 @@ def _symmetric_noise(width: int, key: Key | None, *path: str | int) -> Tensor:
 
 def _check_radius(radius: float) -> None:
     if not 0 < radius < float("inf"):
-        raise UserError(f"radius={radius}: give a finite length above 0")
+        raise UserError(f"radius={radius}: give a finite number above 0")
 
 
 def _check_clipped(statistics: ClassStatistics, radius: float) -> None:
     """Refuse what clipped features cannot add up to, and a form whose sensitivity is not known here."""
     sums = statistics.sums
     if isinstance(statistics.form, LowRank):
-        raise UserError(f"noise can be added to full, diagonal and shared statistics; these are {statistics.form}")
+        raise UserError(f"noise can only be added to full, diagonal and shared statistics, not to {statistics.form}")
     lengths = sums["squares"].sum(-1) if "squares" in sums else sums["second"].diagonal(dim1=-2, dim2=-1).sum(-1)
     number = statistics.number.sum() if statistics.form.common else statistics.number
     if bool((sums["sums"].norm(dim=1) > statistics.number * radius * (1 + SLACK)).any()) or bool(
@@ -315,8 +315,8 @@ def notes_on_noise(statistics: ClassStatistics) -> tuple[str, ...]:
         return ()
     below = int((values < limit).sum())
     return (
-        f"noise rules: {below} of {statistics.width} directions of the pooled covariance cannot be told from noise, "
-        f"and noise is {share:.0%} of the variance between class means; more examples or a larger epsilon help",
+        f"mostly noise: {below} of {statistics.width} directions of the pooled covariance are lost in noise, "
+        f"and noise makes up {share:.0%} of the variance between class means; more examples or a larger epsilon help",
     )
 
 
@@ -371,12 +371,13 @@ class Layout:
         second = finest + coarse * radius**2
         if radius < least:
             raise UserError(
-                f"clip={radius:g} is too short for a secure sum of {width} features in steps of 2^-{self.bits}: "
-                f"rounding may move it half as far as an example; give clip={least:.2g} or more, or leave secure out"
+                f"clip={radius:g} is too small for a secure sum of {width} features in steps of 2^-{self.bits}: "
+                f"rounding could change the sum by half as much as an example does; give clip={least:.2g} "
+                "or more, or leave secure out"
             )
         left = min(radius - step * math.sqrt(width), math.sqrt(max(0.0, radius**2 - second * entries))) * (1 - 1e-6)
         if left < radius / 4:
-            raise UserError(f"clip={radius:g} with so much noise and {width} features: too coarse for a secure sum")
+            raise UserError(f"clip={radius:g} with this much noise and {width} features: too coarse for a secure sum")
         return left
 
     def quantise(self, statistics: ClassStatistics, clients: int, who: str) -> Tensor:
@@ -407,7 +408,7 @@ class Layout:
         if int(counts.max()) >= 2 ** (62 - self.bits) // members or any(
             int(part.abs().max()) >= 2**62 // members for part in noised
         ):
-            raise UserError("the statistics are too large for a secure sum with noise; clip features shorter")
+            raise UserError("the statistics are too large for a secure sum with noise; give a smaller clip")
         return torch.cat(noised)
 
     def released(self, vector: Tensor, guarantee: Guarantee, excess: float) -> ClassStatistics:
@@ -430,7 +431,7 @@ class Layout:
         """The statistics of a sum of vectors that carries no mask any more."""
         counts, *parts = self._split(vector)
         if bool(((counts < 0) | (counts > MAX_EXAMPLES)).any()):
-            why = "all must answer and open one session with the same clients and layout"
+            why = "every client must answer and open the same session, with the same clients and layout"
             raise UserError(f"the masks of {who} do not cancel: {why}")
         held = counts.nonzero()[:, 0]
         values = {"held": held, "number": counts[held]}
@@ -444,7 +445,7 @@ class Layout:
         steps = (value * 2.0**self.bits).round()
         if bool((steps.abs() >= 2.0**63).any()) or bool((steps.long().abs() > limit).any()):
             raise UserError(
-                f"the statistics of {who} are refused: {name} reach {float(value.abs().max()):.3g}, in a sum over "
-                f"{clients} clients there is room for {limit * 2.0**-self.bits:.3g}; take fewer bits or clip features"
+                f"the statistics of {who} are refused: {name} reach {float(value.abs().max()):.3g}, but a sum over "
+                f"{clients} clients has room for {limit * 2.0**-self.bits:.3g}; use fewer bits or clip the features"
             )
         return steps.long()

@@ -57,7 +57,7 @@ def ridge(strength: float = 0.0, balanced: bool = True, layers: int = 1, expand:
     Good Ridge Parameter", Technometrics 1979.
     """
     if not 0 <= strength < float("inf"):
-        raise ValueError(f"ridge(strength={strength}): give a number above 0, or 0 to have it chosen")
+        raise ValueError(f"ridge(strength={strength}): give a number above 0, or 0 to choose it automatically")
     check_shape("ridge", layers, expand)
 
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
@@ -85,14 +85,15 @@ class Regression:
         """That of class statistics; with ``known_noise`` eigenvalues that cannot be told from noise are raised."""
         number, means, within = statistics.number.double(), statistics.means(), statistics.within()
         if not features_vary(means, within):
-            raise UserError("ridge has no solution: within their classes the features do not vary; look at the encoder")
+            raise UserError("ridge has no solution: the features do not vary within classes; check the encoder")
         if known_noise and statistics.noise is not None:
             within = raise_eigenvalues(within, pooled_edge(statistics))
         if bool(torch.linalg.cholesky_ex(add_ridge(within, GRID[0])).info):  # no features have these moments
             within, clipped = drop_negative(within)
             warnings.warn(
-                f"ridge: negative eigenvalues of the pooled covariance were set to zero, {clipped:.2g} of it; some "
-                "client's moments are not those of features",
+                f"ridge: negative eigenvalues of the pooled covariance were set to zero, {clipped:.2g} of "
+                "it; some client sent "
+                "moments that no features can have",
                 stacklevel=2,
             )
         shares = torch.full_like(number, 1 / len(number)) if balanced else number / number.sum()

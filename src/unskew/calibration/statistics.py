@@ -93,16 +93,18 @@ def encode(encoder: nn.Module, images: Any, dtype: torch.dtype | None) -> Any:
 def check_batch(features: Any, labels: Tensor, classes: int) -> None:
     """Refuse a batch that statistics cannot be taken of."""
     if not isinstance(features, Tensor):
-        raise UserError(f"features must be a tensor [n, d], this is {a_kind(features)}")
+        raise UserError(f"features must be a tensor [n, d], not {a_kind(features)}")
     if features.dim() != 2 or labels.dim() != 1 or len(features) != len(labels) or not features.shape[1]:
         given = f"{list(features.shape)} and {list(labels.shape)}"
-        raise UserError(f"features must be [n, d] and labels [n], these are {given}")
+        raise UserError(f"features must be [n, d] and labels [n], not {given}")
     if features.is_complex() or labels.is_complex() or labels.is_floating_point():
-        raise UserError(f"features must be real, labels whole numbers; these are {features.dtype} and {labels.dtype}")
+        raise UserError(f"features must be real and labels whole numbers, not {features.dtype} and {labels.dtype}")
     if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
-        raise UserError(f"labels must be in 0..{classes - 1}, these go from {int(labels.min())} to {int(labels.max())}")
+        raise UserError(
+            f"labels must be in 0..{classes - 1}; these range from {int(labels.min())} to {int(labels.max())}"
+        )
     if not bool(features.isfinite().all()):
-        raise UserError("features hold NaN or infinity; the encoder or its images are broken")
+        raise UserError("the features contain NaN or infinity; check the encoder and its images")
 
 
 @contextmanager
@@ -132,7 +134,7 @@ def _to_tensor(values: Any, what: str) -> Tensor:
         return torch.as_tensor(np.asarray(values))
     except (TypeError, ValueError, RuntimeError) as error:
         wanted = "a tensor, a numpy array or a list of numbers"
-        raise UserError(f"{what} must be {wanted}, this is {a_kind(values)} ({error})") from error
+        raise UserError(f"{what} must be {wanted}, not {a_kind(values)} ({error})") from error
 
 
 BLOCK_BYTES = 2**25  # rows are kept in blocks: many small pieces of memory would leave holes between them
@@ -141,7 +143,7 @@ BLOCK_BYTES = 2**25  # rows are kept in blocks: many small pieces of memory woul
 class Merging:
     """A sum that grows. A class has a row in every sum, the next free one when a client first has it."""
 
-    def __init__(self, without: str = "there are no statistics to add up: no client sent any") -> None:
+    def __init__(self, without: str = "no statistics to add up: no client sent any") -> None:
         self._without = without  # the message where nothing was added
         self._kind: tuple[int, Form, int] | None = None  # classes, form and width of all statistics so far
         self._about = ""  # the first statistics, in words
@@ -154,7 +156,7 @@ class Merging:
     def add(self, part: "ClassStatistics") -> None:
         """Add a client's statistics; refused where they do not belong with those before."""
         if not hasattr(part, "held"):
-            raise UserError(f"only ClassStatistics can be added up, this is {a_kind(part)}")
+            raise UserError(f"only ClassStatistics can be added up, not {a_kind(part)}")
         kind = part.classes, part.form, part.width
         if self._kind is None:
             self._kind, self._about = kind, part.about()
@@ -326,13 +328,15 @@ class ClassStatistics:
             Turns features and labels into other labels.
         """
         if not isinstance(encoder, nn.Module):
-            raise UserError(f"the encoder must be a torch module, this is {a_kind(encoder)}")
+            raise UserError(f"the encoder must be a torch module, not {a_kind(encoder)}")
         if not isinstance(batches, Iterable):
-            raise UserError(f"batches must be an iterable of (images, labels), this is {a_kind(batches)}")
+            raise UserError(f"batches must be an iterable of (images, labels), not {a_kind(batches)}")
         form, classes = parse_form(form), whole_number(classes, "classes", 1, MAX_CLASSES)
         device = device_of(encoder)
         dtype = next((value.dtype for value in encoder.parameters()), None)
-        total = Merging("no batch was given: statistics need at least one, even of no images, to know the features")
+        total = Merging(
+            "no batches were given; give at least one, even an empty one, so that the number of features is known"
+        )
         waiting: list[tuple[Tensor, Tensor]] = []
         count = 0
 
@@ -352,7 +356,9 @@ class ClassStatistics:
                     labels = relabel(features, labels)
                 check_batch(features, labels, classes)
                 if waiting and waiting[0][0].shape[1] != features.shape[1]:
-                    raise UserError(f"the encoder gave {waiting[0][0].shape[1]} features, then {features.shape[1]}")
+                    raise UserError(
+                        f"the encoder returned {waiting[0][0].shape[1]} features per image, then {features.shape[1]}"
+                    )
                 waiting.append((features.clone(), labels.clone()))  # their memory may be used again by the caller
                 count += len(labels)
                 if count >= BUFFER:
@@ -416,7 +422,7 @@ class ClassStatistics:
             return self.within()
         self._require_square()
         if self.number[row] < 2:
-            raise UserError(f"class {label} has one example; a covariance needs two")
+            raise UserError(f"class {label} has one example; a covariance needs at least two")
         return self.form.scatter(self, row) / (self.number[row] - 1)
 
     @neutral()
@@ -430,7 +436,7 @@ class ClassStatistics:
     def degrees(self) -> int:
         """N − P, the divisor of the pooled covariance."""
         if (degrees := int(self.number.sum()) - len(self.held)) < 1:
-            raise UserError("no class has two examples; a covariance needs them")
+            raise UserError("no class has two examples; a covariance needs at least two")
         return degrees
 
     def _require_square(self) -> None:
@@ -470,7 +476,7 @@ class ClassStatistics:
     def save(self, path: str | Path) -> None:
         """Write them to a safetensors file."""
         if not (file := usable_path(path)).name:
-            raise UserError(f"{str(path)!r} names no file to write the statistics to; give one")
+            raise UserError(f"{str(path)!r} is not a file name; give a file to write the statistics to")
         write_whole(file, self.to_bytes())
 
     @staticmethod
@@ -481,7 +487,7 @@ class ClassStatistics:
         file = usable_path(path)
         check_plain(file)
         if not file.exists():
-            raise UserError(f"there is no file {file}")
+            raise UserError(f"{file} does not exist")
         check_unpacked(file.stat().st_size, size_on_disk([file]), str(file))  # it may be sparse
         try:
             with safe_open(file, framework="pt") as content:
@@ -489,17 +495,17 @@ class ClassStatistics:
                 # copies: what safe_open gives is the file itself, and changes with it
                 values = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
             if about["statistics"] != 1:
-                raise ValueError(f"they are of version {about['statistics']!r}")
+                raise ValueError(f"they have version {about['statistics']!r}")
             noise = KnownNoise(*map(float, about["noise"])) if "noise" in about else None
             if noise is not None and not (0 <= noise.sums < math.inf and 0 <= noise.second < math.inf):
                 raise ValueError(f"the noise is {about['noise']}")
             classes, form = about["classes"], parse_form(about["form"])
         except Exception as why:  # what a stranger's file breaks is the file's fault, whatever it is
             line = str(why).partition("\n")[0]
-            raise UserError(f"{file} does not hold class statistics of this version: {line}") from why
+            raise UserError(f"{file} does not contain class statistics of this version: {line}") from why
         statistics = replace(check_statistics(classes, form, values, str(path)), noise=noise)
         if not statistics.possible():
-            raise UserError(f"the statistics of {path} are refused: sums are larger than their squares allow")
+            raise UserError(f"the statistics of {path} are refused: its sums are larger than its sums of squares allow")
         return statistics
 
     def possible(self) -> bool:
@@ -511,7 +517,9 @@ class ClassStatistics:
     def _row(self, label: int) -> int:
         rows = (self.held == int(label)).nonzero() if 0 <= label < self.classes else self.held[:0, None]
         if not len(rows):
-            raise UserError(f"no client has class {label}; {len(self.held)} of {self.classes} classes are held")
+            raise UserError(
+                f"no client has class {label}; only {len(self.held)} of {self.classes} classes have examples"
+            )
         return int(rows[0, 0])
 
 
@@ -534,7 +542,7 @@ def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> Cla
         raise refuse(f"{brief(classes)} is not a number of classes from 1 to {MAX_CLASSES:,}")
     wanted = {"held", "number", *form.shapes(0, form.least_width)}
     if set(values) != wanted:
-        raise refuse(f"they hold {', '.join(sorted(values))}, wanted are {', '.join(sorted(wanted))}")
+        raise refuse(f"they contain {', '.join(sorted(values))} instead of {', '.join(sorted(wanted))}")
     held, number = values["held"], values["number"]
     sums = {name: value for name, value in values.items() if name not in ("held", "number")}
     if held.dtype != torch.int64 or number.dtype != torch.int64 or held.dim() != 1 or number.shape != held.shape:
@@ -548,12 +556,12 @@ def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> Cla
         raise refuse("sums must be float64")
     given, least = tuple(sums["sums"].shape), form.least_width
     if len(given) != 2 or not least <= given[1] <= MAX_FEATURES:
-        raise refuse(f"sums has the shape {given}, wanted is ({len(held)}, d) with d from {least} to {MAX_FEATURES}")
+        raise refuse(f"sums has the shape {given}, expected ({len(held)}, d) with d from {least} to {MAX_FEATURES}")
     for name, shape in form.shapes(len(held), given[1]).items():
         if tuple(sums[name].shape) != shape:
-            raise refuse(f"{name} has the shape {tuple(sums[name].shape)}, wanted is {shape}")
+            raise refuse(f"{name} has the shape {tuple(sums[name].shape)}, expected {shape}")
         if not bool(sums[name].isfinite().all()):
-            raise refuse(f"{name} holds NaN or infinity")
+            raise refuse(f"{name} contains NaN or infinity")
     if "second" in sums and (second := sums["second"]).numel():
         scale = second.abs().amax((-2, -1), keepdim=True)  # of each class: a large one excuses no small one
         if bool(((second - second.mT).abs() > 1e-9 * scale).any()):

@@ -163,7 +163,9 @@ def colour_name(colours: Colour | Sequence[Colour], index: int = 0) -> str:
     if not isinstance(colours, str):
         return str(int(colours) % PALETTE)
     if colours not in ROLES:
-        raise UserError(f"a colour {colours!r}: give a number from 0 to {PALETTE - 1}, or one of {', '.join(ROLES)}")
+        raise UserError(
+            f"unknown colour {colours!r}: give a number from 0 to {PALETTE - 1}, or one of {', '.join(ROLES)}"
+        )
     return colours
 
 

@@ -308,7 +308,7 @@ def for_paper(chart: Chart, width: int | None = None, height: int | None = None)
         _, short = lay_out_head(replace(chart, marks=()))
         return replace(chart, height=round(max(SHAPE * wide, PLOT) + head - short))
     if height < head + PLOT:
-        problem = f"the title and the legend take {head / UNITS_PER_INCH * 2.54:.1f} cm of the height"
+        problem = f"the title and the legend alone take {head / UNITS_PER_INCH * 2.54:.1f} cm"
         least = (head + PLOT) / UNITS_PER_INCH * 2.54
         raise UserError(f"{problem}; give --height {least + 0.05:.1f}cm or more, a larger --width, or fewer runs")
     return replace(chart, height=height)

@@ -77,9 +77,11 @@ def ends(values: Iterable[float | None], axis: Axis, *, room: float = 0.0, zero:
 
 def _check(axis: Axis) -> None:
     if axis.kind not in KINDS:
-        raise UserError(f"an axis of kind {axis.kind!r}: {nearest(axis.kind, KINDS)}")
+        raise UserError(f"unknown kind of axis {axis.kind!r}; {nearest(axis.kind, KINDS)}")
     if axis.low is not None and axis.high is not None and axis.low > axis.high:
-        raise UserError(f"an axis from {axis.low} to {axis.high}: low is the smaller end; reverse=True turns it around")
+        raise UserError(
+            f"an axis from {axis.low} to {axis.high}: low must be below high; use reverse=True to flip the axis"
+        )
 
 
 def _ends(

@@ -14,17 +14,17 @@ from unskew.methods import METHODS
 QUICK = {"fedvc": "fedvc(16)"}  # methods whose defaults are too much work for a federation this small
 
 LAWS: dict[str, Callable[[Candidate], str | None]] = {
-    "three rounds run and the result is finite, also with a client of one example": laws.finite,
-    "it leaves its arguments alone": laws.leaves_arguments,
-    "it leaves the global random generators alone": laws.leaves_generators,
-    "the same seed gives the same weights, another seed gives others": laws.seeded,
+    "three rounds run and the result is finite, even with a client that has one example": laws.finite,
+    "it does not modify its arguments": laws.leaves_arguments,
+    "it does not use the global random generators": laws.leaves_generators,
+    "the same seed gives the same weights, another seed different ones": laws.seeded,
     "margins, blend and terms keep to their slots": laws.keeps_to_its_slots,
-    "a run stopped and resumed equals one that never stopped": laws.resumes,
-    "what the server and the clients keep does not grow with the rounds": laws.bounded,
+    "a run that was stopped and resumed equals one that never stopped": laws.resumes,
+    "the state of the server and the clients does not grow with the rounds": laws.bounded,
     "loop and pool agree bit for bit": laws.engines_agree,
 }
-COMMUTES = "beside every other method either order gives the same result, or both are refused by name"
-NEUTRAL = "with its knob at zero it is FedAvg"
+COMMUTES = "with every other method, both orders give the same result, or an error names both"
+NEUTRAL = "with its knob at its neutral value it is FedAvg"
 
 
 class LawBroken(Exception):

@@ -160,7 +160,8 @@ def _shaped_margin(margin: types.Margin, report: Report) -> types.Margin:
         added, shape = margin(step), step.logits.shape
         if added.shape not in (shape, shape[1:]):
             report(
-                f"a margin of shape {list(added.shape)} does not fit logits of shape {list(shape)}; give [B, C] or [C]"
+                f"a margin of shape {list(added.shape)} does not fit logits of shape {list(shape)}; return "
+                "[B, C] or [C]"
             )
         return added
 
@@ -171,7 +172,10 @@ def _shaped_blend(blend: types.Blend, report: Report) -> types.Blend:
     def call(entropy: Tensor, step: types.Step) -> Tensor:
         blended = blend(entropy, step)
         if blended.shape != entropy.shape:
-            report(f"the blend gives shape {list(blended.shape)} for {len(entropy)} examples; give one loss for each")
+            report(
+                f"the blend returns shape {list(blended.shape)} for {len(entropy)} examples; return one "
+                "loss per example"
+            )
         return blended
 
     return call
@@ -188,9 +192,9 @@ def _checked_term(term: types.Term, report: Report) -> types.Term:
         if not (torch.equal(after.example, loss.example) and torch.equal(alone.example, loss.example)):
             report("a term changes the loss of each example; claim the blend slot for that")
         if not _close(after.weight, weight if alone.weight is None else weight * alone.weight):
-            report("a term drops or replaces the weights that were there; multiply them by its own")
+            report("a term drops or replaces the existing weights; multiply them by its own")
         if not _close(after.penalty, penalty if alone.penalty is None else penalty + alone.penalty):
-            report("a term drops or replaces the penalty that was there; add its own with loss.plus(…)")
+            report("a term drops or replaces the existing penalty; add its own with loss.plus(…)")
         return term(loss, step)
 
     return call
@@ -377,7 +381,7 @@ def seeded(method: Candidate) -> str | None:
     first, again, other = (list(small(method, seed=seed).states(ROUNDS, rounds_planned=PLANNED)) for seed in (0, 0, 1))
     for left, right in zip(first, again, strict=True):
         if not same(left, right):
-            return f"two runs with one seed differ from round {left.round} on"
+            return f"two runs with the same seed differ from round {left.round} on"
     return "two seeds give the same result" if same(first[-1], other[-1]) else None
 
 
@@ -390,7 +394,7 @@ def engines_agree(method: Candidate) -> str | None:
     for loop, pool in pairs:
         if not same(loop, pool):
             apart = largest_difference(loop.tensors, pool.tensors)
-            what = f"the models differ by {apart:g}" if apart else "what is sent or remembered differs"
+            what = f"the models differ by {apart:g}" if apart else "the messages or saved states differ"
             return f"{what} after round {loop.round}"
     return None
 
@@ -404,9 +408,9 @@ def resumes(method: Candidate) -> str | None:
         save_checkpoint(folder, half, RunProgress(0, 0.0, "", "", ""))
         kept = load_checkpoint(folder)
         if kept is None or not same(half, kept[0]):
-            return "a checkpoint after round 2 does not give back the state"
+            return "a checkpoint after round 2 does not restore the state"
         if not same(fed.run(4), fed.run(4, state=kept[0], folder=folder)):
-            return "four rounds differ from two and, after a checkpoint, two more"
+            return "four rounds differ from two rounds, a checkpoint and two more"
     return None
 
 
@@ -419,7 +423,7 @@ def bounded(method: Candidate) -> str | None:
         for rounds in (2, 4, 6, 8):  # each engine starts from a checkpoint of the one before
             state = fed.run(rounds, folder=folder, per_round=3, state=state, rounds_planned=8)
             sizes[rounds] = tensors.count_bytes(state.memory), tensors.count_bytes(state.sent)
-        for part, what in enumerate(("the server's memory", "what is sent beside the model")):
+        for part, what in enumerate(("the server's memory", "the tensors sent with the model")):
             if sizes[8][part] > sizes[2][part]:
                 return f"{what} grew from {sizes[2][part]:,} bytes in round 2 to {sizes[8][part]:,} in round 8"
         if not fed.algorithm.remember:
@@ -427,9 +431,7 @@ def bounded(method: Candidate) -> str | None:
         size = (folder / MEMORIES).stat().st_size
     slot = ClientMemory(fed.algorithm.remember, fed.state().tensors, -1).slot_bytes
     most = (2 * 5 + 3) * slot  # a checkpoint's and the latest of each client, and the visits under way
-    return (
-        None if size <= most else f"after 8 rounds of 3 visits 5 clients keep {size:,} bytes; at most {most:,} are due"
-    )
+    return None if size <= most else f"after 8 rounds of 3 visits 5 clients keep {size:,} bytes; the limit is {most:,}"
 
 
 def leaves_arguments(method: Candidate) -> str | None:
@@ -439,10 +441,10 @@ def leaves_arguments(method: Candidate) -> str | None:
     before = copy.deepcopy(state)
 
     def changed_data() -> str | None:
-        return "the clients' data are changed in place" if largest_difference(fed.data, data) else None
+        return "the clients' data is modified in place" if largest_difference(fed.data, data) else None
 
     complaint = _watch(fed, watching_arguments, changed_data, state)
-    return complaint or (None if same(state, before) else "the server's first state is changed in place")
+    return complaint or (None if same(state, before) else "the server's first state is modified in place")
 
 
 def leaves_generators(method: Candidate) -> str | None:
@@ -475,7 +477,11 @@ def commutes(one: Candidate, other: Candidate) -> str | None:
     refusals = [refusal(one + other), refusal(other + one)]
     if any(refusals):
         named = all(any(name in message for name in method.words) for message in refusals for method in (one, other))
-        return None if named else f"it is refused in one order only, or not by both names: {' / '.join(refusals)}"
+        return (
+            None
+            if named
+            else f"only one order is refused, or the error does not name both methods: {' / '.join(refusals)}"
+        )
     if not (one.trains() and other.trains()):
         return None
     forwards, backwards = (

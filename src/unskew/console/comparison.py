@@ -264,13 +264,14 @@ def _with_baseline(baseline: Result | None, result: Result) -> Result:
     if baseline is not None:
         if baseline.data_sha256 != result.data_sha256:
             raise UserError(
-                f"{result.path} ({result.data}) and its baseline {baseline.path} ({baseline.data}) have different "
-                "data; give with --baseline a run on the same data"
+                f"{result.path} ({result.data}) and its baseline {baseline.path} ({baseline.data}) use "
+                "different data; give a run on the same data as --baseline"
             )
         if baseline.settings.get("validation") != result.settings.get("validation"):
             raise UserError(
                 f"{result.path} was evaluated on {result.measured_on}, its baseline {baseline.path} on "
-                f"{baseline.measured_on}, with another --validation; give with --baseline a run with the same"
+                f"{baseline.measured_on}, with another --validation; give a run with the same --validation "
+                "as --baseline"
             )
         result = replace(result, baseline=str(baseline.path.absolute()), baseline_accuracy=baseline.accuracy)
     whole = result.baseline_accuracy
@@ -278,8 +279,8 @@ def _with_baseline(baseline: Result | None, result: Result) -> Result:
         return result
     if not isfinite(whole) or whole <= 0:
         raise UserError(
-            f"the baseline {result.baseline} of {result.path} has the accuracy {whole:g}, which gives no "
-            "relative accuracy; give with --baseline a run with an accuracy above 0"
+            f"the baseline {result.baseline} of {result.path} has the accuracy {whole:g}, so there is no "
+            "relative accuracy; give a run with an accuracy above 0 as --baseline"
         )
     return replace(result, relative_accuracy=result.accuracy / whole)
 
@@ -392,7 +393,7 @@ def _cells(key: str, several: Sequence[Figure], form: str) -> dict[str, str]:
 
 
 out = PlainConsole()
-Trust = Annotated[bool, typer.Option("--trust", help="Run plug-ins that a run directory from somebody else names.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Trust plug-ins named in run directories by other authors.")]
 
 
 def note_unsealed(paths: Iterable[Path]) -> None:
@@ -406,7 +407,7 @@ def runs_named(paths: Sequence[Path]) -> list[Path]:
     """The runs that these folders are or have; a note on standard error says which are not finished."""
     found, begun = finished_runs(paths)
     if begun:
-        words = f"{counted(len(begun), 'run')} in the folder not finished, left out"
+        words = f"{counted(len(begun), 'run')} left out: not finished"
         print(f"note: {words}: {', '.join(map(str, begun[:5]))}{' …' if begun[5:] else ''}", file=sys.stderr)  # noqa: T201
     return found
 
@@ -416,7 +417,7 @@ def compare(
         list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that contain some.")
     ],
     baseline: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="A run of --method centralised, for relative accuracy.")
+        Path | None, typer.Option(metavar="RUN", help="A run with --method centralised, for relative accuracy.")
     ] = None,
     at_round: Annotated[
         int | None, typer.Option(help="Accuracy at this round (default: the last that all runs reached).")
@@ -434,7 +435,7 @@ def compare(
         raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
     for name, place in (("round", at_round), ("batch", at_batch)):
         if place is not None and place < 1:
-            raise UserError(f"--at-{name} {place}: give a whole number from 1 on")
+            raise UserError(f"--at-{name} {place}: give a whole number of at least 1")
     paths = runs_named(paths)
     note_unsealed([*paths, *([baseline] if baseline else [])])
     compared = side_by_side(

@@ -91,9 +91,7 @@ def data_check(
 @data_app.command("table")
 def data_table(
     name: str,
-    file: Annotated[
-        Path, typer.Option("--out", help="Where to write it: FILE.csv, which --data table:FILE.csv reads.")
-    ],
+    file: Annotated[Path, typer.Option("--out", help="Where to write it: FILE.csv, for --data table:FILE.csv.")],
     data_dir: DataDir = None,
 ) -> None:
     """Write inaturalist, landmarks, cinic10, tiny-imagenet or omniglot as a table of pictures."""
@@ -113,7 +111,7 @@ def data_generate(
     file: Annotated[
         Path,
         typer.Option(
-            "--out", help="FILE.csv, with pictures in a folder next to it, or FILE.parquet, which contains them."
+            "--out", help="FILE.csv, with the pictures in a folder next to it, or FILE.parquet, which contains them."
         ),
     ],
     users: Annotated[int, typer.Option(help="How many users.")] = Shape.users,
@@ -123,12 +121,13 @@ def data_generate(
     balanced: Annotated[
         bool,
         typer.Option(
-            "--balanced/--long-tailed", help="Equally many examples of each class, or most of them in few classes."
+            "--balanced/--long-tailed",
+            help="The same number of examples in every class, or most of them in a few classes.",
         ),
     ] = True,
     size: Annotated[int, typer.Option(help="The side of each picture in pixels.")] = 32,
     images: Annotated[bool, typer.Option("--images/--no-images", help="Draw the pictures, or only list them.")] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, another population.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed; each seed draws a different population.")] = 0,
 ) -> None:
     """Generate photographers like those of iNaturalist-User-120k, for tests and benchmarks."""
     shape = Shape(users, classes, examples, test, balanced)

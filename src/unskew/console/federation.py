@@ -48,7 +48,7 @@ NODES = ("north", "south", "west")
 CONNECT_SECONDS = 600.0  # a machine under load takes minutes to start four times PyTorch or Flower
 STOP_SECONDS = 120.0
 
-RECIPE = """# Three nodes that each hold a few of the ten digits; the calibration's statistics are added under masks.
+RECIPE = """# Three nodes that each hold a few of the ten digits; secure masks the calibration's statistics.
 data = "nodes"
 clients = 3
 method = "fedavg + ccvr + secure"
@@ -101,7 +101,7 @@ def _prepared(folder: Path, say: Say) -> FederationFolder:
     drawn = make_partition(config, images.examples)
     labels, classes = images.train.labels, len(images.classes)
     write_arrays(federation.path / "partition.npz", partition_files.to_arrays(drawn, labels, classes))
-    say(f"digits are partitioned with {drawn.scheme}: EMD {emd(drawn.client, labels, classes):.2f}")
+    say(f"the digits are partitioned with {drawn.scheme}: EMD {emd(drawn.client, labels, classes):.2f}")
     for number, name in enumerate(NODES):
         node = read_node(federation.node(name))
         settings = {
@@ -154,11 +154,11 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's fo
 def init(
     folder: Folder,
     node: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A node whose key is made here; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="A node whose key is created here; repeatable.")
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=FILE.pub", help="A node that made its own key, with its public part; repeatable."),
+        typer.Option(metavar="NAME=FILE.pub", help="NAME=FILE.pub, for a node that created its own key; repeatable."),
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Name or address at which nodes reach the server (default: 127.0.0.1).")
@@ -167,7 +167,9 @@ def init(
     renew: Annotated[bool, typer.Option("--renew", help="Make a new certificate for the server.")] = False,
     renew_authority: Annotated[
         bool,
-        typer.Option("--renew-authority", help="Make a new authority; --renew later ends the trust in the old one."),
+        typer.Option(
+            "--renew-authority", help="Make a new authority; run --renew afterwards to stop trusting the old one."
+        ),
     ] = False,
 ) -> None:
     """Create a federation's folder with certificates and node keys, or add nodes to one."""
@@ -179,7 +181,7 @@ def init(
     if made.new:
         out.print(f"{path}: a federation at {settings.host}:{settings.port}", soft_wrap=True)
     if made.renewed:
-        out.print("the server has a new certificate; a server that runs takes it within a second", soft_wrap=True)
+        out.print("the server has a new certificate; a running server uses it within a second", soft_wrap=True)
     if made.authority:
         out.print(
             f"copy {made.federation.authority} to every node as ca.crt, then: init {path} --renew", soft_wrap=True
@@ -191,7 +193,7 @@ def init(
             f"node {name}: copy {made.federation.node(name)} to its machine, next to its node.key", soft_wrap=True
         )
     if made.new and not made.nodes and not made.keys:
-        out.print(f"no nodes yet: unskew federation init {path} --node NAME", soft_wrap=True)
+        out.print(f"no nodes yet; add one with: unskew federation init {path} --node NAME", soft_wrap=True)
     out.print(f"start the server with: unskew federation server {path}", soft_wrap=True)
 
 
@@ -215,16 +217,19 @@ def node(
         typer.Option(metavar="package.module:function", help="Code on this node that runs may use; repeatable."),
     ] = None,
     part: Annotated[
-        str, typer.Option(help="both | service, which has the data | supernode, which has the connection.")
+        str, typer.Option(help="both | service (the part with the data) | supernode (the part with the connection).")
     ] = PARTS[0],
     socket: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the two parts meet, if they are two users' (kept).")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The socket between the two parts, if they run as two users; it is remembered."
+        ),
     ] = None,
     write_policy: Annotated[
-        bool, typer.Option("--write-policy", help="Write policy.toml with the defaults, explained, and end.")
+        bool, typer.Option("--write-policy", help="Write a commented policy.toml with the defaults, and exit.")
     ] = False,
     check_policy: Annotated[
-        bool, typer.Option("--check-policy", help="Check policy.toml, print what differs from the defaults, and end.")
+        bool, typer.Option("--check-policy", help="Check policy.toml, print what differs from the defaults, and exit.")
     ] = False,
 ) -> None:
     """Run a node until Ctrl-C: it trains on its own data, which never leave it."""
@@ -238,7 +243,9 @@ def node(
     given = {**options, "client": client, "plugins": plugin}
     if any(value is not None for value in given.values()):
         if "data" not in options:
-            raise UserError("--data is missing: a folder, table or arrays of this node, or the name of a data set")
+            raise UserError(
+                "--data is missing; give a folder, a table or arrays of this node, or the name of a data set"
+            )
         write_whole(target.service_settings, _service_settings(target, options, client, plugin).encode())
     watch(["node", str(target.path), part])
 
@@ -261,16 +268,16 @@ def run_(
         ),
     ] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds that a round waits for its nodes.")] = None,
-    min_replies: Annotated[int | None, typer.Option(help="The fewest replies for a round to count.")] = None,
+    min_replies: Annotated[int | None, typer.Option(help="The fewest replies that a round needs to count.")] = None,
     wait: Annotated[float | None, typer.Option(help="Seconds to wait for more nodes if there are too few.")] = None,
     page: Annotated[bool, typer.Option("--report", help="Write the report too, as unskew report does.")] = False,
 ) -> None:
     """Train, evaluate and calibrate across the nodes; run this on the server's machine."""
     federation = read_federation(folder)
     if resume is None and back_to is not None:
-        raise UserError("--back-to is for --resume: name the run whose earlier round to return to")
+        raise UserError("--back-to needs --resume RUN, the run to return to an earlier round of")
     if resume is not None and (recipe is not None or (place is not None and back_to is None)):
-        raise UserError("--resume continues a run as it is; leave out the recipe and --out")
+        raise UserError("--resume continues a run with its own settings; leave out the recipe and --out")
     if resume is not None and back_to is not None:
         place = place or unused_path(resume.parent, f"{resume.name}-from-{back_to}")
         roll_back(resume, back_to, place)
@@ -369,7 +376,7 @@ def audit(
 
     if place.is_dir():
         if key is not None:
-            raise UserError("--key is for a receipt; a node's folder has its own key")
+            raise UserError("--key is for receipts; a node's folder contains its key")
         target = read_node(place)
         made = audits.make_receipt(target.state / audits.AUDIT, target.settings.name, target.key)
         if receipt is not None:
@@ -379,7 +386,7 @@ def audit(
             raise UserError(f"give the node's registered key: unskew federation audit {place} --key NAME.pub")
         made = read_json(place)
         audits.verify_receipt(made, read_content(key, 2**16) or b"")
-        out.print(f"signed with {key}, and not changed since", soft_wrap=True)
+        out.print(f"signed with {key} and not changed since", soft_wrap=True)
     for line in audits.receipt_lines(made):
         out.print(line, soft_wrap=True)
 
@@ -390,15 +397,15 @@ def _policy(folder: Path, *, write: bool) -> None:
     file = folder / POLICY
     if write:
         if file.exists():
-            raise UserError(f"{file} exists; remove it first, or check it with --check-policy")
+            raise UserError(f"{file} already exists; remove it first, or check it with --check-policy")
         write_whole(file, commented().encode())
-        out.print(f"written to {file}; change it, then check it with --check-policy", soft_wrap=True)
+        out.print(f"written to {file}; edit it, then check it with --check-policy", soft_wrap=True)
         return
     found, default = read_policy(file), Policy()
     for each in fields(Policy):
         if (value := getattr(found, each.name)) != getattr(default, each.name):
             out.print(f"{each.name}: {value}", soft_wrap=True)
-    out.print(f"{file} is a policy; a node that runs takes it when it is started again", soft_wrap=True)
+    out.print(f"{file} is valid; restart the node to use it", soft_wrap=True)
 
 
 @federation_app.command()

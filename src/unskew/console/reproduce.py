@@ -57,7 +57,10 @@ def list_recipes(out: PlainConsole, data: str, data_dir: str | None) -> None:
         "example: unskew reproduce ccvr/table2 --scale small"
     )
     if lacking:
-        out.say(f"Not here: {', '.join(lacking)}; docs/data.md says how to get them, --data digits needs none.")
+        out.say(
+            f"Not on this machine: {', '.join(lacking)}; see docs/data.md for how to get them. --data "
+            "digits needs no download."
+        )
 
 
 def _estimated(jobs: Sequence[plans.PlannedRun], speeds: plans.Speeds) -> str:
@@ -151,11 +154,11 @@ OUT = Path("runs/reproduce")
 def reproduce(
     tables: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TABLE]...", help='"ccvr/table2" | hsu | "fedeccr/figure*"; none: list them all.'),
+        typer.Argument(metavar="[TABLE]...", help='"ccvr/table2" | hsu | "fedeccr/figure*" (default: list them all).'),
     ] = None,
     scale: Annotated[str, typer.Option(help="smoke: a minute | small: up to an hour | paper: as published.")] = "smoke",
     data: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Other data instead of the paper's, such as digits.")
+        str | None, typer.Option(metavar="NAME", help="Use other data than the paper's, such as digits.")
     ] = None,
     data_dir: Annotated[
         str | None, typer.Option(metavar="DIR", help="The folder of the published data sets (or UNSKEW_DATA).")
@@ -183,7 +186,7 @@ def reproduce(
     folder: Annotated[Path, typer.Option("--out", help="Where runs, records and tables go.")] = OUT,
     claim: Annotated[
         bool,
-        typer.Option("--claim", help="Train nothing: report which method to choose when, from all results in --out."),
+        typer.Option("--claim", help="Train nothing: report when to choose which method, from all results in --out."),
     ] = False,
     show: Annotated[bool, typer.Option("--show", help="Train nothing: make the tables from existing results.")] = False,
 ) -> None:
@@ -278,7 +281,7 @@ def _changes(given: Sequence[str]) -> dict[str, Value]:
             raise UserError(f"--set {brief(text)}: give NAME=VALUE, an option of unskew run; {nearest(name, OPTIONS)}")
         (option,) = parse_over([text])
         if len(option.values) != 1:
-            raise UserError(f"--set {brief(text)}: give one value; several are for unskew sweep")
+            raise UserError(f"--set {brief(text)}: give a single value; use unskew sweep for several")
         changes[name] = option.values[0]
     return changes
 

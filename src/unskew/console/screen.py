@@ -260,7 +260,7 @@ class View:
         if visits[0].client == EVERYONE or len(visits) > MAX_CLIENTS_SHOWN:
             return "all examples in one place" if visits[0].client == EVERYONE else counted(len(visits), "visit")
         if self._algorithm.released:
-            return "who takes part is not shown"
+            return "participation is not shown"
         roster, per_round = self._seen.population.roster, config.per_round or len(visits)
         coming = draw(self._algorithm, Key(config.seed), number, roster, per_round).visits
         return ", ".join(str(visit.client) for visit in coming) or "nobody"
@@ -300,7 +300,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     shape = f"{width}x{height} {'grey' if channels == 1 else 'colour'}"
     here, test = len(images.train), len(images.test)
     train = f"{here:,} train" if here else f"{seen.population.roster.examples:,} train at the nodes"
-    evaluated = f"{test:,} of them for validation, no test" if config.validation else f"{test:,} test"
+    evaluated = f"{test:,} held out for validation, no test" if config.validation else f"{test:,} test"
     evaluated = evaluated if test else "test images at the nodes"
     mean, std = (", ".join(f"{value:.4f}" for value in values) for values in (images.mean, images.std))
     crops = "resized crops" if config.augmentation == RESIZED_CROP else "crops"

@@ -23,7 +23,7 @@ out = PlainConsole()
 def check(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
     seal: Annotated[
-        bool, typer.Option("--seal", help="Accept the files as they are: write a new manifest.json.")
+        bool, typer.Option("--seal", help="Accept the files as they are, and write a new manifest.json.")
     ] = False,
 ) -> None:
     """Report which files of a run directory are intact, damaged or not sealed."""

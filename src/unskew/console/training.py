@@ -91,9 +91,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run directory (default: runs/<name>).")] = None,
     log: Annotated[list[str] | None, LOG] = None,
     page: Annotated[bool, typer.Option("--report", help="Write the report too, as unskew report does.")] = False,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="N,N…", help='Several runs, one per seed: "0,1,2" or "0-4".')
-    ] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="N,N…", help='Train one run per seed: "0,1,2" or "0-4".')] = None,
     trust: Trust = False,
 ) -> None:
     """Train, evaluate and calibrate; write the run directory."""
@@ -177,7 +175,9 @@ def show_seeds(results: Sequence[Result]) -> None:
         for result, row in zip(results, single, strict=True)
     ]
     mean = seed_sheet(compared).rows[0]
-    lines.append({"seed": f"mean ± deviation, n = {len(results)}"} | {key: mean[key] for key in (*keys, "emd")})
+    lines.append(
+        {"seed": f"mean ± standard deviation, n = {len(results)}"} | {key: mean[key] for key in (*keys, "emd")}
+    )
     for table in flat(lines, list(lines[0]), out.width):
         out.print(table)
     if results[0].evaluated_on == VALIDATION:
@@ -308,6 +308,6 @@ def _show_method(row: MethodDescription) -> None:
     out.print(Padding(Text(row.changes), (0, 0, 0, 2)))
     for paragraph in row.body.split("\n\n") if row.body else ():
         out.print(Padding(Text(" ".join(paragraph.split())), (1, 0, 0, 2)))
-    slots = row.slots or "none: with its defaults it changes nothing"
+    slots = row.slots or "none: it changes nothing with its defaults"
     rows = [("knobs", "\n".join(row.knobs) or "none"), ("slots", slots), ("group", row.group.title)]
     out.print(Padding(show_facts([*rows, *([("reference", row.reference)] if row.reference else [])]), (1, 0, 0, 2)))

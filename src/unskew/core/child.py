@@ -177,7 +177,7 @@ class Child:
     @property
     def messages(self) -> JsonLines:
         """The connection to a worker."""
-        assert self._messages is not None, "only workers exchange messages"
+        assert self._messages is not None, "only worker processes exchange messages"
         return self._messages
 
     def fileno(self) -> int:

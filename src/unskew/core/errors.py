@@ -61,7 +61,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest known one, or all of them."""
     known = list(names)
     close = get_close_matches(name.lower(), known, n=1, cutoff=0.5) if len(name) <= LONGEST_NAME else []
-    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"choose from: {', '.join(known)}"
 
 
 def whole_number(value: Any, name: str, least: int, most: int) -> int:
@@ -132,7 +132,7 @@ def accepts(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
             for value in given.get(name, ()) if several else [given[name]] if name in given else []:
                 if not kind.fits(value) and not (optional and value is None):
                     words = f"{kind.words}, or None" if optional else kind.words
-                    raise UserError(f"{function.__name__}: {name} must be {words}, this is {_shown(value)}")
+                    raise UserError(f"{function.__name__}: {name} must be {words}, not {_shown(value)}")
         return function(*args, **kwargs)
 
     return checked

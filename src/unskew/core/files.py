@@ -183,7 +183,7 @@ def read_content(path: Path, most: int = MAX_BYTES) -> bytes | None:
             if not stat.S_ISREG(about.st_mode):
                 raise UserError(f"{path} cannot be read: it is not a plain file")
             if about.st_size > most:
-                raise UserError(f"{path} cannot be read: it has {about.st_size:,} bytes, {most:,} are the most")
+                raise UserError(f"{path} cannot be read: it has {about.st_size:,} bytes; the limit is {most:,}")
             return file.read()
     except FileNotFoundError:
         return None
@@ -206,7 +206,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file."""
     content = read_content(path)
     if content is None:
-        raise UserError(f"{path} cannot be read: it is not there")
+        raise UserError(f"{path} cannot be read: it does not exist")
     return json_object(content, path)
 
 

@@ -31,9 +31,9 @@ class Key:
 
     def __post_init__(self) -> None:
         if not isinstance(self.seed, WHOLE):
-            raise UserError(f"a seed must be a whole number, this is {self.seed!r}")
+            raise UserError(f"a seed must be a whole number, not {self.seed!r}")
         if not isinstance(self.path, tuple) or not all(isinstance(part, PARTS) for part in self.path):
-            raise UserError(f"a key's path must be texts and whole numbers, this is {self.path!r}")
+            raise UserError(f"a key's path must consist of texts and whole numbers, not {self.path!r}")
 
     def fold(self, *parts: str | int) -> "Key":
         """The key one step (or several) further down the path."""

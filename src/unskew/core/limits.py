@@ -41,7 +41,7 @@ def parse_size(text: str, where: str) -> int:
     """The bytes that ``8GB`` or ``1.5 MB`` means; ``where`` begins the message for another text."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,6})?)\s*([kmgt]?b)?", text.strip().lower(), re.ASCII)
     if match is None:
-        raise UserError(f"{where}: give a size, such as 8GB or 500MB")
+        raise UserError(f"{where}: give a size such as 8GB or 500MB")
     return int(Decimal(match[1]) * _UNITS[match[2] or ""])
 
 
@@ -56,7 +56,8 @@ def check_memory(needed: int, name: str, instead: str) -> None:
     """Refuse what needs more memory than a data set may have here; ``instead`` says what to do."""
     if needed > (most := limit_set() or int(physical_memory() / 2)):
         raise UserError(
-            f"{name} takes {format_bytes(needed)} of memory, and {format_bytes(most)} is the limit; {instead}, or set "
+            f"{name} takes {format_bytes(needed)} of memory, more than the limit of {format_bytes(most)}; "
+            f"{instead}, or set "
             f"{UNPACK_VARIABLE}={_rounded_up(needed)}"
         )
 
@@ -65,8 +66,9 @@ def check_unpacked(claimed: int, on_disk: int, name: str, *, at_once: bool = Tru
     """Refuse what claims to unpack to more than is allowed."""
     if claimed > (most := allowed(on_disk, at_once=at_once)):
         raise UserError(
-            f"{name} unpacks to {format_bytes(claimed)} from {format_bytes(on_disk)} on disk, and {format_bytes(most)} "
-            f"is the limit; if you trust it and have the memory, set {UNPACK_VARIABLE}={_rounded_up(claimed)}"
+            f"{name} unpacks to {format_bytes(claimed)} from {format_bytes(on_disk)} on disk, above the "
+            f"limit of {format_bytes(most)}; "
+            f"if you trust it and have the memory, set {UNPACK_VARIABLE}={_rounded_up(claimed)}"
         )
 
 
@@ -91,13 +93,13 @@ def user_path(text: str) -> Path:
 def usable_path(given: str | os.PathLike[str]) -> Path:
     """A path for a file or a folder, there or not; one that cannot be: with a null byte, too long, not UTF-8."""
     if not isinstance(given, str | os.PathLike):
-        raise UserError(f"a path must be a text or a Path, this is {a_kind(given)}")
+        raise UserError(f"a path must be a text or a Path, not {a_kind(given)}")
     path = Path(given)
     try:
         str(path).encode()
         os.lstat(path)
     except ValueError as error:  # a null byte, or a surrogate
-        why = "has a null byte" if "\0" in str(path) else "is not UTF-8, in which runs are written"
+        why = "contains a null byte" if "\0" in str(path) else "is not valid UTF-8, which run directories need"
         raise UserError(f"the path {brief(str(path))} {why}; give another") from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
@@ -122,7 +124,7 @@ def check_plain(path: Path) -> None:
         mode = usable_path(path).stat().st_mode
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise UserError(f"{path} cannot be read: it is a loop of links; give a file") from error
+            raise UserError(f"{path} cannot be read: it is a circular link; give a file") from error
         return
     if not stat.S_ISREG(mode):
         kind = next((words for test, words in _KINDS if test(mode)), "not a file")

@@ -57,7 +57,7 @@ def files_left() -> int:
 def too_many_files(wanted: str) -> str:
     """What to do where there are too few: a sentence."""
     limit = max_files()
-    return f"{wanted}, and this process may open {limit:,}; raise the limit with: ulimit -n {max(1024, 4 * limit)}"
+    return f"{wanted}, but this process may open only {limit:,}; raise the limit with: ulimit -n {max(1024, 4 * limit)}"
 
 
 def check_device_name(text: str) -> None:
@@ -134,8 +134,7 @@ def _deterministic(device: torch.device) -> Iterator[None]:
             raise
         operation = str(error).partition(" ")[0]
         raise RuntimeError(
-            f"{operation} gives other bits every time on {device}; leave it out of the network or method, or give "
-            "--device cpu"
+            f"{operation} is not deterministic on {device}; leave it out of the network or method, or give --device cpu"
         ) from error
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -42,7 +42,7 @@ def parse_plugin(name: str, what: str = "plug-in") -> Plugin:
     """The only reading of ``package.module:function``: whoever loads, lists or allows plug-ins uses it."""
     found = _PLUGIN.fullmatch(name)
     if found is None:
-        raise UserError(f"{what} {brief(name)} cannot be imported: it is not of the form package.module:function")
+        raise UserError(f"{what} {brief(name)} cannot be imported: it does not have the form package.module:function")
     return Plugin(found[1], found[2])
 
 
@@ -71,7 +71,7 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
     if (check := _check.get()) is not None:
         check(plugin)
     if _RUNS_THINGS.match(f"{plugin.module}."):
-        raise UserError(f"{what} {name!r}: Unskew's own functions do not serve as plug-ins")
+        raise UserError(f"{what} {name!r}: Unskew's own functions cannot be used as plug-ins")
     see_own_folder()
     try:
         with _same_dtype():
@@ -92,11 +92,11 @@ def plugin_sha256(plugin: Plugin) -> str:
     for end in range(1, plugin.module.count(".") + 2):
         spec = PathFinder.find_spec(".".join(plugin.module.split(".")[:end]), places)
         if spec is None:
-            raise UserError(f"plug-in {plugin}: there is no module {plugin.module}")
+            raise UserError(f"plug-in {plugin}: the module {plugin.module} does not exist")
         places = spec.submodule_search_locations
     content = read_content(Path(spec.origin)) if spec is not None and spec.has_location and spec.origin else None
     if content is None:
-        raise UserError(f"plug-in {plugin}: the module {plugin.module} is not in a file, so it has no hash")
+        raise UserError(f"plug-in {plugin}: the module {plugin.module} has no source file to compute its hash from")
     return hashlib.sha256(content).hexdigest()
 
 

@@ -85,7 +85,7 @@ def complain(source: str, start: int, message: str) -> UserError:
 def parse_calls(source: str, what: str) -> list[Call]:
     """``"a(1) + b(x=2)"`` as a list of calls; ``what`` names the text in errors."""
     if len(source) > MAX_TEXT:
-        raise UserError(f"{what}: the text has {len(source):,} characters; {MAX_TEXT:,} is the most")
+        raise UserError(f"{what}: the text has {len(source):,} characters; the limit is {MAX_TEXT:,}")
     tokens = _tokens(source)
     if tokens[0].kind == "end":
         raise UserError(f"{what} is empty; give a name such as {EXAMPLES[what]}")
@@ -124,7 +124,7 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
             raise complain(call.source, call.start, f"{what} {call.name} has no knob {brief(knob)}; {hint}")
     if len(call.values) > len(knobs):
         wanted = f"at most {len(knobs)} ({', '.join(knobs)})" if knobs else "no values"
-        raise complain(call.source, call.start, f"{what} {call.name} takes {wanted}, {len(call.values)} given")
+        raise complain(call.source, call.start, f"{what} {call.name} takes {wanted}, but {len(call.values)} given")
     given = dict(zip(knobs, call.values, strict=False))
     for knob, value in call.knobs.items():
         if knob in given:
@@ -152,16 +152,14 @@ def _fit(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Val
         value = float(value)
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     if wanted in words and type(value) is not wanted:
-        message = f"{what} {call.name}: {knob} must be {words[wanted]}, {cut(spell(value))} given"
+        message = f"{what} {call.name}: {knob} must be {words[wanted]}, not {cut(spell(value))}"
         raise complain(call.source, call.start, message)
     most = 2**63 - 1 if ":" in call.name else MAX_COUNT
     if type(value) is int and abs(value) > most:
-        message = f"{what} {call.name}: {knob}={cut(str(value))} is too large; {most:,} is the most"
+        message = f"{what} {call.name}: {knob}={cut(str(value))} is too large; the limit is {most:,}"
         raise complain(call.source, call.start, message)
     if type(value) is float and what in TRAINING and ":" not in call.name and value and not LEAST <= abs(value) <= MOST:
-        message = (
-            f"{what} {call.name}: {knob}={value:g} is beyond what can be computed with; give 0, or {LEAST} to {MOST}"
-        )
+        message = f"{what} {call.name}: {knob}={value:g} is out of range; give 0, or {LEAST} to {MOST}"
         raise complain(call.source, call.start, message)
     return value
 
@@ -172,11 +170,11 @@ def _tokens(source: str) -> list[_Token]:
         match = _TOKEN.match(source, at)
         if match is None:
             start = at + len(source[at:]) - len(source[at:].lstrip())
-            hint = "; put a file's name in quotes" if source[start] in "/\\~" else ""
+            hint = "; put file names in quotes" if source[start] in "/\\~" else ""
             raise complain(source, start, f"cannot read {source[start]!r} here{hint}")
         kind = str(match.lastgroup)
         if kind == "name" and len(match.group(kind)) > MAX_NAME:
-            message = f"a name of {len(match.group(kind)):,} characters; {MAX_NAME} is the most"
+            message = f"a name of {len(match.group(kind)):,} characters; the limit is {MAX_NAME}"
             raise complain(source, match.start(kind), message)
         tokens.append(_Token(kind, match.group(kind), match.start(kind)))
         at = match.end()

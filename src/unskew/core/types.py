@@ -458,7 +458,7 @@ class Roster:
         if client == EVERYONE:
             return self.examples
         if not 0 <= client < self.clients:
-            raise IndexError(f"client {client}: there are {self.clients}, counted from 0")
+            raise IndexError(f"client {client} does not exist: there are {self.clients}, counted from 0")
         return int(self.sizes[client])
 
 

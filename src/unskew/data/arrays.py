@@ -58,12 +58,12 @@ def read_npz(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[st
         entries = 0
         for name, info in chosen.items():
             if info.compress_type not in _METHODS:
-                raise ValueError(f"{name} is packed in a way that np.savez does not use")
+                raise ValueError(f"{name} is compressed in a way that np.savez does not use")
             with archive.open(info) as stream:
                 shape, dtype = _header(stream)
                 entries += math.prod(shape) * max(1, dtype.itemsize)
                 if math.prod(shape) * dtype.itemsize != info.file_size - stream.tell():
-                    raise ValueError(f"{name} is not as long as its header says")
+                    raise ValueError(f"{name} is shorter than its header says")
         check_unpacked(entries, on_disk, str(path))  # also entries of no bytes: 2^40 empty texts
         arrays = {}
         for name, info in chosen.items():
@@ -78,10 +78,10 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     version = np.lib.format.read_magic(stream)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:
-        raise ValueError(f"the array format {version} is not known")
+        raise ValueError(f"the array format {version} is unknown")
     shape, _, dtype = read(stream)
     if dtype.hasobject:
-        raise ValueError("it contains Python objects, which are not read")
+        raise ValueError("it contains Python objects, which are never loaded")
     return shape, dtype
 
 
@@ -128,7 +128,7 @@ def load_arrays(request: Request) -> ImageSet:
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; give the path of an .npz file") from error
     except DAMAGED as error:
-        raise UserError(f"{path} is not an .npz of plain arrays ({error}); save it with np.savez") from error
+        raise UserError(f"{path} is not an .npz file of plain arrays ({error}); save it with np.savez") from error
     return from_arrays(arrays, name=request.name, where=str(path), names=names)
 
 
@@ -150,7 +150,7 @@ def from_arrays(given: Mapping[str, Array], *, name: str, where: str, names: Seq
     if missing:
         wanted_names = " or ".join(", ".join(keys) for keys in KEYS)
         have = _listed(names or held)
-        raise UserError(f"{where} has no {missing[0]!r}, it has {have}; name the arrays {wanted_names}")
+        raise UserError(f"{where} has no {missing[0]!r}; it has {have}; name the arrays {wanted_names}")
     classes = tuple(map(str, texts(held["classes"], f"{where}: classes"))) if "classes" in held else None
     numbers, classes = number_labels([held[y] for y in wanted[1::2]], classes, where, wanted[1::2])
     notes: list[str] = []
@@ -158,7 +158,9 @@ def from_arrays(given: Mapping[str, Array], *, name: str, where: str, names: Seq
     for x, y, labels in zip(wanted[::2], wanted[1::2], numbers, strict=True):
         images, exact = to_bytes(held.pop(x), f"{where}: {x}")  # popped: floats are freed once they are bytes
         if len(images) != len(labels):
-            raise UserError(f"{where}: {len(images):,} images in {x}, {len(labels):,} labels in {y}; give one for each")
+            raise UserError(
+                f"{where}: {len(images):,} images in {x}, {len(labels):,} labels in {y}; give one label per image"
+            )
         notes += [] if exact else [f"{x}: pixels were rounded to 256 levels"]
         splits.append(Split(images, labels))
     users = None if "users" not in held else texts(held["users"], f"{where}: users", len(splits[0]))
@@ -178,7 +180,7 @@ def assemble(
         tests = [Split(train.images[out], train.labels[out])]
         train = Split(train.images[~out], train.labels[~out])
         users = None if users is None else users[~out]
-        notes = [*notes, "every fifth example is test: the data has no test part"]
+        notes = [*notes, "every fifth example is used for testing, since the data has no test part"]
     mean, std = measure(train.images)
     notes = [*notes, *_empty_classes(np.concatenate([train.labels, tests[0].labels]), classes)]
     images = ImageSet(name, classes, train, tests[0], mean, std, users=users, notes=tuple(notes))
@@ -203,9 +205,9 @@ def number_labels(
     for name, column in zip(names, flat, strict=True):
         if column.ndim != 1 or column.dtype.kind not in "iuUS":
             given = f"{name} is {column.dtype} {list(column.shape)}"
-            raise UserError(f"{where}: {given}; give whole numbers or texts, one for each image")
+            raise UserError(f"{where}: {given}; give whole numbers or texts, one per image")
         if not len(column):
-            raise UserError(f"{where}: {name} is empty; give one label for each image, N > 0")
+            raise UserError(f"{where}: {name} is empty; give at least one image, and one label per image")
     if any(column.dtype.kind in "US" for column in flat):
         columns = [texts(column, f"{where}: {name}") for name, column in zip(names, flat, strict=True)]
         classes = tuple(np.unique(np.concatenate(columns)).tolist()) if classes is None else classes
@@ -215,7 +217,7 @@ def number_labels(
         return [np.array([number_of[word] for word in column.tolist()], np.int64) for column in columns], classes
     for name, column in zip(names, flat, strict=True):
         if column.min() < 0 or column.max() >= MAX_CLASSES:
-            raise UserError(f"{where}: {name} goes from {column.min()} to {column.max()}; number the classes from 0")
+            raise UserError(f"{where}: {name} ranges from {column.min()} to {column.max()}; number the classes from 0")
     largest = int(max(column.max() for column in flat))
     if classes is not None and len(classes) <= largest:
         raise UserError(f"{where}: classes has {len(classes)} names, but a label is {largest}; name every class")
@@ -257,7 +259,7 @@ def _levels(part: Array, where: str) -> tuple[Array, bool]:
 def texts(given: Array, where: str, count: int | None = None) -> npt.NDArray[np.str_]:
     """Texts or numbers as texts; ``count`` is how many there must be."""
     if given.ndim != 1 or given.dtype.kind not in "iuUS" or count not in (None, len(given)):
-        wanted = "one text or number each" if count is None else f"{count:,} texts or numbers, one for each example"
+        wanted = "one text or number per example" if count is None else f"{count:,} texts or numbers, one per example"
         raise UserError(f"{where} is {given.dtype} of shape {list(given.shape)}; give {wanted}")
     return np.char.decode(given, "utf-8") if given.dtype.kind == "S" else given.astype(np.str_)
 
@@ -320,7 +322,7 @@ def check_image_set(images: ImageSet, name: str, fewest: int = 2) -> ImageSet:
             raise UserError(f"{name}: {part}.labels must be an int64 array [{len(pixels)}]; {_is(labels)}")
         if labels.min() < 0 or labels.max() >= len(images.classes):
             span = f"{labels.min()} to {labels.max()}"
-            raise UserError(f"{name}: labels of {part} go from {span}, but there are {len(images.classes)} classes")
+            raise UserError(f"{name}: labels of {part} range from {span}, but there are {len(images.classes)} classes")
     if images.train.images.shape[1:] != images.test.images.shape[1:]:
         shapes = [list(s.images.shape[1:]) for s in (images.train, images.test)]
         raise UserError(f"{name}: images are {shapes[0]} in train, {shapes[1]} in test; give one shape")
@@ -359,7 +361,7 @@ def _many(value: Any) -> bool:
 def _arrays_of(value: Mapping[Any, Any], name: str) -> dict[str, Array]:
     known = {*KEYS[0], *KEYS[1], *OPTIONAL}
     if strange := [key for key in value if key not in known]:
-        raise UserError(f"{name} has an entry {strange[0]!r}; give {', '.join((*KEYS[0], *OPTIONAL))}")
+        raise UserError(f"{name} has an unknown entry {strange[0]!r}; give {', '.join((*KEYS[0], *OPTIONAL))}")
     return {key: _array(entry, f"{name}: {key}") for key, entry in value.items() if entry is not None}
 
 
@@ -372,7 +374,7 @@ def _array(value: Any, where: str) -> Array:
     try:
         array = np.asarray(value)
     except ValueError as error:  # rows of different lengths
-        raise UserError(f"{where} is not one array ({error}); give images of one shape") from error
+        raise UserError(f"{where} cannot be made into one array ({error}); give images of one shape") from error
     if array.dtype.hasobject:
         raise UserError(f"{where} has entries of different kinds or shapes; give one array of numbers or texts")
     return array
@@ -413,7 +415,7 @@ def _attribute(dataset: Any, name: str) -> Any:
 def _read(dataset: Any, where: str, key: Key) -> tuple[npt.NDArray[np.uint8], Array, bool]:
     """Images, labels, and whether the images were bytes already; each example is read once, in order."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise UserError(f"{where} can only be iterated over; give a Dataset with __len__ and __getitem__")
+        raise UserError(f"{where} is iterable but cannot be indexed; give a Dataset with __len__ and __getitem__")
     try:
         count = len(dataset)
     except (TypeError, NotImplementedError) as error:

@@ -165,8 +165,8 @@ def check_visit(examples: int, local: Local, shape: tuple[int, int, int]) -> Non
     needed, most = planned + batch, physical_memory() / 2
     if needed > most:
         given = f"a visit of {examples:,} examples with epochs {local.epochs:,} and batch {local.batch:,}"
-        takes = f"{format_bytes(needed)} of memory before it trains, and {format_bytes(most)} is the limit"
-        raise UserError(f"{given} takes {takes}; give less")
+        takes = f"{format_bytes(needed)} of memory before it trains, more than the limit of {format_bytes(most)}"
+        raise UserError(f"{given} takes {takes}; give fewer epochs or a smaller batch")
 
 
 def plan(examples: npt.NDArray[np.int32], take: int | None, local: Local, key: Key) -> Plan:

@@ -26,7 +26,7 @@ Labels = npt.NDArray[np.int64]
 
 CIFAR_SHAPE = (3, 32, 32)
 CIFAR_PIXELS = 3 * 32 * 32
-REPLACE = "replace it with a whole copy"
+REPLACE = "replace it with a complete copy"
 _IDX = {1: ("labels", 0x00000801), 3: ("images", 0x00000803)}  # unsigned bytes in 1 or 3 dimensions
 _DEFLATE_LIMIT = 1032  # deflate never packs more than this many bytes into one
 
@@ -39,7 +39,7 @@ def read_file(path: Path) -> bytes:
         why = f"cannot be read: {error.strerror or error}; check the path and its permissions"
         raise UserError(f"{path} {why}") from error
     if not raw:
-        raise UserError(f"{path} is empty, data was expected; {REPLACE}")
+        raise UserError(f"{path} is empty; {REPLACE}")
     return raw
 
 
@@ -50,7 +50,7 @@ def cifar(raw: bytes, path: Path, *, label_bytes: int, classes: int) -> tuple[Im
     """
     record = label_bytes + CIFAR_PIXELS
     if not raw or len(raw) % record:
-        given = f"{len(raw):,} bytes are not a whole number of records of {record:,}"
+        given = f"{len(raw):,} bytes are not a whole number of records of {record:,} bytes"
         raise UserError(f"{path} is truncated: {given}; {REPLACE}")
     records = np.frombuffer(raw, np.uint8).reshape(-1, record)
     labels = records[:, label_bytes - 1].astype(np.int64)
@@ -63,7 +63,7 @@ def check_cifar_python(batch: dict[str, Any], path: Path, *, key: str, classes: 
     for wanted in ("data", key):
         if wanted not in batch:
             have = ", ".join(map(repr, sorted(batch)[:9])) or "nothing"
-            raise UserError(f"{path} has no {wanted!r}, it has {have}; give a batch of CIFAR's Python layout")
+            raise UserError(f"{path} has no {wanted!r}; it has {have}; give a batch in CIFAR's Python layout")
     data, listed = batch["data"], batch[key]
     pixels = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (CIFAR_PIXELS,)
     if not pixels or not len(data):
@@ -84,7 +84,10 @@ def in_range(labels: Labels, path: Path, *, classes: int, first: int = 0) -> Non
     """Refuse a label outside ``first`` .. ``first + classes - 1``, naming the record that holds it."""
     wrong = np.flatnonzero((labels < first) | (labels >= first + classes))
     if len(wrong):
-        given = f"the label of record {wrong[0]} is {labels[wrong[0]]}, labels go from {first} to {first + classes - 1}"
+        given = (
+            f"the label of record {wrong[0]} is {labels[wrong[0]]}, but labels range from {first} to "
+            f"{first + classes - 1}"
+        )
         raise UserError(f"{path}: {given}; the file is damaged or belongs to another data set: {REPLACE}")
 
 
@@ -97,14 +100,16 @@ def idx(raw: bytes, path: Path, *, dimensions: int) -> Images:
     try:
         header = stream.read(header_size)
         if len(header) < 4 or int.from_bytes(header[:4], "big") != magic:
-            given = f"{path} starts with {header[:4].hex() or 'nothing'}, an idx file of {what} with {magic:08x}"
-            raise UserError(f"{given}; give the file of that name as published")
+            given = (
+                f"{path} starts with {header[:4].hex() or 'nothing'}, but an idx file of {what} starts with {magic:08x}"
+            )
+            raise UserError(f"{given}; use the published file of that name")
         if len(header) < header_size:
             raise UserError(f"{path} is truncated inside its header of {header_size} bytes; {REPLACE}")
         shape = struct.unpack(f">{dimensions}I", header[4:])
         wanted = int(np.prod(shape, dtype=object))
         if wanted == 0:
-            raise UserError(f"{path} declares the shape {_times(shape)}: it contains no {what}; {REPLACE}")
+            raise UserError(f"{path} declares the shape {_times(shape)}, so it contains no {what}; {REPLACE}")
         # Bounds the reading buffer, too: a damaged count must not ask for terabytes.
         most = len(raw) * (_DEFLATE_LIMIT if packed else 1)
         if packed and wanted <= most:
@@ -127,8 +132,8 @@ def join(
     ``first`` is the files' smallest label.
     """
     if len(images) != len(labels):
-        given = f"{paths[0]} has {len(images):,} images, {paths[1]} {len(labels):,} labels"
-        raise UserError(f"{given}; they must be a pair of one data set")
+        given = f"{paths[0]} has {len(images):,} images, but {paths[1]} has {len(labels):,} labels"
+        raise UserError(f"{given}; both files must come from the same data set")
     numbers = labels.astype(np.int64)
     in_range(numbers, paths[1], classes=classes, first=first)
     return images[:, None], numbers - first
@@ -184,7 +189,7 @@ def read_pickle(raw: bytes, path: Path) -> dict[str, Any]:
     except (ValueError, OverflowError, LookupError, TypeError) as error:  # also UnicodeError
         raise UserError(f"{path} is damaged at byte {machine.at:,}: {error}; {REPLACE}") from error
     if not isinstance(top, dict):
-        machine.refuse(f"contains {a_kind(top).replace(' _', ' ')}, a dict was expected")
+        machine.refuse(f"contains {a_kind(top).replace(' _', ' ')}instead of a dict")
     return {machine.key(k): machine.plain(v) for k, v in top.items()}
 
 
@@ -217,13 +222,13 @@ class _Machine:
                 self.step(opcode.name, opcode.arg.reader(stream) if opcode.arg else None)
         ((top,),) = self.stacks
         if stream.read(1):
-            self.refuse("goes on after its end")
+            self.refuse("continues after its end")
         return top
 
     def unquote(self, line: bytes) -> bytes:
         """A string as Python 2's repr wrote it."""
         if (match := _QUOTED.fullmatch(line, 0, len(line) - 1)) is None or not line.endswith(match[1] + b"\n"):
-            self.refuse("has a string without its quotes, or with an unknown escape")
+            self.refuse("has a string without quotes, or with an unknown escape")
         unescaped: bytes = codecs.escape_decode(match[2][:-1])[0]
         return unescaped
 
@@ -233,7 +238,7 @@ class _Machine:
     def take(self, count: int | None = None) -> list[Any]:
         """The last values of the stack; without ``count`` all since the last mark, which goes with them."""
         if count is None:
-            return self.stacks.pop() if len(self.stacks) > 1 else self.refuse("lacks the mark where a list begins")
+            return self.stacks.pop() if len(self.stacks) > 1 else self.refuse("has a list without a beginning")
         return [self.stacks[-1].pop() for _ in range(count)][::-1]
 
     def step(self, name: str, argument: Any) -> None:
@@ -279,7 +284,7 @@ class _Machine:
             case "BUILD":
                 self.build(*self.take(1))
             case _:
-                self.refuse(f"is unsafe: the opcode {name} is not one that a batch of images needs")
+                self.refuse(f"is unsafe: the opcode {name} does not belong in a batch of images")
 
     def pairs(self, values: list[Any]) -> dict[str, Any]:
         return {self.key(k): v for k, v in zip(values[::2], values[1::2], strict=True)}
@@ -303,19 +308,19 @@ class _Machine:
     def function(self, name: str) -> _Function:
         if name not in _GLOBALS:
             asked = name.replace(" ", ".")[:200]
-            self.refuse(f"is unsafe: it asks for {asked!r}, which no batch of images needs")
+            self.refuse(f"is unsafe: it imports {asked!r}, which no batch of images needs")
         return _Function(_GLOBALS[name])
 
     def call(self, function: Any, arguments: Any) -> Any:
         if not isinstance(function, _Function) or type(arguments) is not tuple:
-            self.refuse("is unsafe: it calls something that is no function of ours")
+            self.refuse("is unsafe: it calls something other than the allowed functions")
         match function.kind, arguments:
             case "bytes", ():
                 return b""
             case "encode", (str() as text, "latin1" | "latin-1"):
                 self.encoded += len(text)
                 if self.encoded > len(self.raw):
-                    self.refuse("builds more bytes than it has")
+                    self.refuse("would unpack to more bytes than it contains")
                 return text.encode("latin-1")
             case "dtype", (str() | bytes() as code, int(), int()) if self.key(code) in _DTYPES:
                 return _Dtype(self.key(code))
@@ -323,7 +328,7 @@ class _Machine:
                 return _Array()
             case "frombuffer", (bytes() as data, _Dtype() as dtype, tuple() as shape, "C" | "F" as order):
                 return _Array(self.array(data, dtype, shape, order))
-        return self.refuse(f"calls {function.kind!r} with arguments that no batch of images has")
+        return self.refuse(f"calls {function.kind!r} with arguments that do not belong in a batch of images")
 
     def build(self, state: Any) -> None:
         match self.stacks[-1][-1], state:
@@ -332,7 +337,7 @@ class _Machine:
             case _Array() as array, (int(), tuple() as shape, _Dtype() as dtype, int() as fortran, bytes() as data):
                 array.value = self.array(data, dtype, shape, "F" if fortran else "C")
             case _:
-                self.refuse("is unsafe: it sets the state of something that is no array of bytes")
+                self.refuse("is unsafe: it sets the state of something other than a byte array")
 
     def array(self, data: bytes, dtype: _Dtype, shape: tuple[Any, ...], order: str) -> npt.NDArray[Any]:
         """A view of ``data``, whose length must be exactly that of the declared shape."""
@@ -341,6 +346,6 @@ class _Machine:
         kind = np.dtype(dtype.order + dtype.code)
         size = int(np.prod(shape, dtype=object)) * kind.itemsize
         if size != len(data):
-            self.refuse(f"declares an array of {size:,} bytes and has {len(data):,}")
+            self.refuse(f"declares an array of {size:,} bytes but contains {len(data):,}")
         flat = np.frombuffer(data, kind)
         return flat.reshape(shape, order="F") if order == "F" else flat.reshape(shape)

@@ -61,7 +61,7 @@ def decode(given: Picture | None, size: int | None) -> Pixels:
     try:
         with Image.open(where, formats=tuple(name for name in FORMATS if name in Image.OPEN)) as picture:
             if picture.mode.startswith(DEEP):
-                raise Broken(f"has more than 8 bits a pixel ({picture.mode}); save it with 8")
+                raise Broken(f"has more than 8 bits per channel ({picture.mode}); save it with 8")
             taken = len(given) if isinstance(given, bytes) else size_on_disk([Path(str(given))])
             check_unpacked(picture.size[0] * picture.size[1] * len(picture.getbands()), taken, "the picture")
             if size is not None:
@@ -73,7 +73,7 @@ def decode(given: Picture | None, size: int | None) -> Pixels:
     except UserError as error:
         raise Broken(str(error).removeprefix("the picture ")) from error
     except Image.DecompressionBombError as error:
-        raise Broken(f"claims more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; scale it down") from error
+        raise Broken(f"claims to have more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; scale it down") from error
     except UnidentifiedImageError as error:
         raise Broken(_unknown(where)) from error
     except UNREADABLE as error:
@@ -118,7 +118,7 @@ def _plain(given: Picture | None) -> Path | io.BytesIO:
     if given is None:
         raise Broken("has no bytes")
     if isinstance(given, NoBytes):
-        raise Broken(f"has no bytes, only the path {brief(given.path)}; put paths into a column path")
+        raise Broken(f"has no bytes, only the path {brief(given.path)}; put paths into a column called path")
     if isinstance(given, bytes):
         if not given:
             raise Broken("is empty")
@@ -130,7 +130,7 @@ def _plain(given: Picture | None) -> Path | io.BytesIO:
     except UserError as error:
         raise Broken(str(error).removeprefix(f"{given} ")) from error
     except FileNotFoundError as error:
-        raise Broken("is not there") from error
+        raise Broken("does not exist") from error
     except OSError as error:
         raise Broken(f"cannot be read: {error.strerror or error}") from error
     return given
@@ -143,7 +143,7 @@ def _unknown(where: Path | io.BytesIO) -> str:
         file.seek(0)
         start = file.read(12)
     if start[4:8] == b"ftyp" and start[8:12] in HEIC:
-        return "is in the format HEIC, which is not read; convert it to JPEG"
+        return "is in the HEIC format, which is not supported; convert it to JPEG"
     return "is not a picture"
 
 

@@ -66,7 +66,7 @@ def download(urls: Sequence[str], path: Path, md5: str, *, report: Report, say: 
             part.replace(path)
         return
     kept = _size(part)
-    more = f"; {format_bytes(kept)} are kept, the same command continues there" if kept else ""
+    more = f"; {format_bytes(kept)} were kept, and the same command continues from there" if kept else ""
     raise UserError("; ".join(reasons) + (more or "; nothing was kept; try again later, or give another --mirror"))
 
 
@@ -79,7 +79,7 @@ def check_space(folder: Path, needed: int, what: str) -> None:
     """Refuse what the disk has no room for."""
     free = shutil.disk_usage(folder).free
     if needed > free:
-        room = f"{what} needs {format_bytes(needed)}, and {folder} has {format_bytes(free)} free"
+        room = f"{what} needs {format_bytes(needed)}, but {folder} has only {format_bytes(free)} free"
         raise DiskError(f"{room}; make room, or give another --data-dir")
 
 
@@ -109,8 +109,8 @@ def _fetch(url: str, part: Path, md5: str, report: Report, say: Say) -> None:
             return
         part.unlink(missing_ok=True)
         if not continued:
-            raise _Refused(f"{url} is not the published file: its MD5 is {found}, {md5} was expected")
-        say(f"{url}: what was kept does not belong to it; starting again")
+            raise _Refused(f"{url} is not the published file: its MD5 is {found}, expected {md5}")
+        say(f"{url}: the partial download does not match it; starting again")
     raise _BrokeOff(f"{url}: the connection was lost {TRIES} times")
 
 
@@ -128,7 +128,7 @@ def _continue(url: str, part: Path, report: Report) -> None:
         length = answer.headers.get("Content-Length", "")
         total = start + int(length) if length.isascii() and length.isdigit() else None
         if total is not None and total > MAX_BYTES:
-            raise _Refused(f"{url} has {format_bytes(total)}: it is not the published file")
+            raise _Refused(f"{url} has {format_bytes(total)}, so it is not the published file")
         check_space(part.parent, (total or start) - start, url)
         with on_disk(part), part.open("ab" if start else "wb") as out:
             done = start
@@ -139,7 +139,7 @@ def _continue(url: str, part: Path, report: Report) -> None:
                 report(done, total)
                 if done > MAX_BYTES:
                     part.unlink()
-                    raise _Refused(f"{url} is larger than {format_bytes(MAX_BYTES)}: it is not the published file")
+                    raise _Refused(f"{url} is larger than {format_bytes(MAX_BYTES)}, so it is not the published file")
         if total is not None and done < total:
             raise _BrokeOff(f"{url}: the connection was lost after {done:,} of {total:,} bytes")
 
@@ -233,13 +233,13 @@ def _check_member(member: ArchiveMember, folders: set[str], files: set[str], nam
     if outside:
         wrong = "points outside its folder"
     elif any(len(part.encode("utf-8", "surrogateescape")) > MAX_PART for part in path.parts):
-        wrong = "has too long a name"
+        wrong = "has a name that is too long"
     elif kind not in ("file", "folder"):
         wrong = f"is {kind}; only files and folders are unpacked"
     elif kind == "file" and own in files:
-        wrong = "is there twice, perhaps in another case"
+        wrong = "appears twice, perhaps in different case"
     elif kind == "file" and (own in folders or above & files):
-        wrong = "is there both as a file and as a folder"
+        wrong = "appears both as a file and as a folder"
     if wrong:
         raise UserError(f"{name}: the member {brief(member.name)} {wrong}; it is not the published archive")
     if kind == "file":
@@ -314,7 +314,7 @@ def _damage(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, *_BROKEN) as error:
-        raise UserError(f"{name} is damaged inside ({error or type(error).__name__}); fetch it again") from error
+        raise UserError(f"{name} is damaged ({error or type(error).__name__}); fetch it again") from error
 
 
 def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say: Say = lambda line: None) -> Path:
@@ -325,11 +325,11 @@ def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say:
     """
     source = sources.parse(name)[0]
     if source.locate is None:
-        where = "it is inside scikit-learn" if name == "digits" else "it is read from where it is"
-        raise UserError(f"{name}: there is nothing to download: {where}; use it as --data {name}")
+        where = "it comes with scikit-learn" if name == "digits" else "it is your own file"
+        raise UserError(f"{name}: nothing to download, {where}; use it as --data {name}")
     if source.download is None:
         where = source.origin.split()[-1]
-        raise UserError(f"{name}: Unskew cannot download it; get it from {where}; then pass --data-dir DIR")
+        raise UserError(f"{name}: Unskew cannot download this data set; get it from {where}; then pass --data-dir DIR")
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise UserError(f"mirror {mirror!r} is not a web address; give one that starts with http:// or https://")
     with _alone(data_dir, source.download.folder):
@@ -382,7 +382,7 @@ def _alone(data_dir: Path, folder: str) -> Iterator[None]:
             lock.acquire(timeout=0)
         except Timeout as error:
             busy = f"another process is fetching {folder} into {data_dir}"
-            raise UserError(f"{busy}; wait until it has finished") from error
+            raise UserError(f"{busy}; wait until it is done") from error
     try:
         yield
     finally:
@@ -402,5 +402,5 @@ def _find_whole(source: Source, download: Download, data_dir: Path) -> Path | No
     try:
         sources.load_rows(f"{source.name}{download.whole}", data_dir)
     except UserError as error:
-        raise UserError(f"{folder} exists and is not the whole set ({error}); move it away and fetch again") from error
+        raise UserError(f"{folder} exists but is incomplete ({error}); move it away and fetch again") from error
     return folder

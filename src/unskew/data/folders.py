@@ -42,7 +42,7 @@ def load_folder(request: Request, *, size: int | None = None) -> ImageSet:
     directory = user_path(request.path)
     if not request.path or not is_folder(directory):
         given = f"{cut(request.name)}: {brief(request.path)} is not a folder"
-        raise UserError(f"{given}; give one that has a folder for each class")
+        raise UserError(f"{given}; give a folder that contains one folder per class")
     train, test, notes = _list_files(directory)
     if size is not None:
         notes = [*notes, f"pictures are scaled and cropped to {size}×{size}"]
@@ -54,7 +54,7 @@ def load_folder(request: Request, *, size: int | None = None) -> ImageSet:
     return ImageSet(request.name, classes, splits[0], splits[1], mean, std, notes=tuple(notes))
 
 
-FOLDER = Source("folder", "your own pictures, one folder for each class", "yours", load_folder, path="DIR")
+FOLDER = Source("folder", "your own pictures, one folder per class", "yours", load_folder, path="DIR")
 
 
 def _visible(directory: Path) -> list[Path]:
@@ -74,29 +74,29 @@ def _list_files(directory: Path) -> tuple[Classes, Classes, list[str]]:
         held = next((t for t in TESTS if t in entries and entries[t].is_dir()), None)
         train, test = _list_classes(entries["train"]), _list_classes(entries[held]) if held else {}
         unread = [name for name in entries if name not in ("train", held)]
-        notes = [f"not read, beside train: {', '.join(unread[:9])}"] if unread else []
+        notes = [f"ignored, next to train: {', '.join(unread[:9])}"] if unread else []
         notes += [note for part in ("train", held) if part for note in _beside(entries[part])]
         strange = sorted(set(test) - set(train))
         if held and strange:
-            raise UserError(f"{entries[held] / strange[0]}: train has no such class; add it there or remove it here")
+            raise UserError(f"{entries[held] / strange[0]}: this class is not in train; add it there or remove it here")
     if test:
         return train, test, notes
     if all(len(files) < 5 for files in train.values()):
-        raise UserError(f"{directory}: no class has five pictures, so none is left for testing; add test/")
+        raise UserError(f"{directory}: no class has five pictures, so there are none for testing; add a folder test/")
     kept = {c: [p for i, p in enumerate(files) if i % 5 != 4] for c, files in train.items()}
-    notes += ["every fifth picture of each class, by name, is test: the folder has no test part"]
+    notes += ["every fifth picture of each class, by name, is used for testing, since there is no folder test"]
     return kept, {c: files[4::5] for c, files in train.items()}, notes
 
 
 def _beside(directory: Path) -> list[str]:
     loose = [p.name for p in _visible(directory) if not p.is_dir()]
-    return [f"not read, beside the classes of {directory.name}: {', '.join(loose[:9])}"] if loose else []
+    return [f"ignored, next to the classes of {directory.name}: {', '.join(loose[:9])}"] if loose else []
 
 
 def _list_classes(directory: Path) -> Classes:
     classes = {p.name: _visible(p) for p in _visible(directory) if p.is_dir()}
     if not classes:
-        raise UserError(f"{directory} has no folders; put each class's pictures in a folder of its name")
+        raise UserError(f"{directory} contains no folders; put the pictures of each class in a folder named after it")
     for name, files in classes.items():
         if not files:
             raise UserError(f"{directory / name} is empty; put pictures there or remove the folder")
@@ -115,7 +115,7 @@ def _open(path: Path) -> Image.Image:
             return Image.open(path)
     except Image.DecompressionBombError as error:
         most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        raise UserError(f"{path} claims more than {most:,} pixels; scale it down, or remove it") from error
+        raise UserError(f"{path} claims to have more than {most:,} pixels; scale it down, or remove it") from error
     except _UNREADABLE as error:
         raise UserError(f"{path} is not a picture ({type(error).__name__}); remove or replace it") from error
 
@@ -131,7 +131,7 @@ def _survey_files(files: list[Path], request: Request, size: int | None) -> tupl
         with _open(path) as picture:
             pixels += picture.size[0] * picture.size[1]
             if picture.mode.startswith(DEEP):
-                raise UserError(f"{path} has more than 8 bits a pixel ({picture.mode}); save it with 8")
+                raise UserError(f"{path} has more than 8 bits per channel ({picture.mode}); save it with 8")
             grey = grey and picture.mode in GREY
             first.setdefault(picture.size, path)
     channels = 1 if grey else 3
@@ -142,7 +142,7 @@ def _survey_files(files: list[Path], request: Request, size: int | None) -> tupl
     if len(first) > 1:
         one, other = (f"{path} is {width}×{height}" for (width, height), path in list(first.items())[:2])
         instead = f"{request.spell(size=64)} scales and crops all to 64×64"
-        raise UserError(f"pictures must have one size: {one}, {other}; {instead}")
+        raise UserError(f"all pictures must have the same size: {one}, {other}; {instead}")
     check_unpacked(pixels * channels, size_on_disk(files), request.name)
     ((width, height),) = first
     return grey, (height, width)
@@ -171,7 +171,9 @@ def cinic10_rows(folder: Path, *, valid: str = "out") -> Rows:
     90,000 images each, in folders of CIFAR-10's class names (Darlow et al. 2018).
     """
     if valid not in ("out", "train"):
-        raise UserError(f"cinic10(valid={valid}): give out (they are left out) or train (they are training images too)")
+        raise UserError(
+            f"cinic10(valid={valid}): give out to leave the validation images out, or train to use them for training"
+        )
     classes = _folders(folder / "train")
     parts = ["train", *["valid"] * (valid == "train"), "test"]
     listed = [
@@ -180,7 +182,7 @@ def cinic10_rows(folder: Path, *, valid: str = "out") -> Rows:
         for label, name in enumerate(classes)
         for path in _pictures(folder, f"{part}/{name}")
     ]
-    notes = ("the validation images are training images too",) if valid == "train" else ()
+    notes = ("the validation images are used for training too",) if valid == "train" else ()
     return _rows(folder, listed, classes, notes=notes)
 
 
@@ -199,9 +201,9 @@ def tiny_imagenet_rows(folder: Path) -> Rows:
     for number, line in enumerate(_lines(annotations), 1):
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in label or "/" in fields[0] or not fields[0].lower().endswith(PICTURES):
-            raise UserError(f"{annotations}, line {number}: {brief(line)} is not a picture and a known class")
+            raise UserError(f"{annotations}, line {number}: {brief(line)} does not name a picture and a known class")
         listed.append((f"val/images/{fields[0]}", label[fields[1]], True))
-    notes = ("test: the validation images, whose labels were published",)
+    notes = ("the validation images, whose labels are published, are used for testing",)
     return _rows(folder, listed, names, notes=notes)
 
 
@@ -222,11 +224,13 @@ def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
                 for path in _pictures(folder, f"images_{held}/{alphabet}/{character}"):
                     drawer = Path(path).stem.rpartition("_")[2]
                     if not is_number(drawer):
-                        raise UserError(f"{folder / path}: its name must end with its drawer's number, as 0001_07.png")
+                        raise UserError(
+                            f"{folder / path}: its name must end with its drawer's number, as in 0001_07.png"
+                        )
                     listed.append((path, len(classes), int(drawer) % 5 == 0))
                     users.append(f"{alphabet} {int(drawer)}")
                 classes.append(f"{alphabet}/{character}")
-    notes = ("every fifth drawer of each alphabet is test: Omniglot has no split of its examples",)
+    notes = ("every fifth drawer of each alphabet is used for testing, since Omniglot has no test part",)
     return _rows(folder, listed, classes, users, notes)
 
 
@@ -252,9 +256,11 @@ def _entries(directory: Path, what: str, wanted: Callable[[os.DirEntry[str]], bo
         with os.scandir(directory) as entries:
             names = sorted(entry.name for entry in entries if wanted(entry) and not entry.name.startswith("."))
     except OSError as error:
-        raise UserError(f"{directory} cannot be read: {error.strerror or error}; unpack the whole set there") from error
+        raise UserError(
+            f"{directory} cannot be read: {error.strerror or error}; unpack the complete data set there"
+        ) from error
     if not names:
-        raise UserError(f"{directory} has no {what}; unpack the whole set there")
+        raise UserError(f"{directory} has no {what}; unpack the complete data set there")
     return names
 
 
@@ -262,14 +268,16 @@ def _lines(path: Path) -> list[str]:
     try:
         return read_plain(path).decode("utf-8").splitlines()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}; unpack the whole set there") from error
+        raise UserError(
+            f"{path} cannot be read: {error.strerror or error}; unpack the complete data set there"
+        ) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text; unpack the set again") from error
 
 
 CINIC10 = row_source(
     "cinic10",
-    "CIFAR-10's classes, with pictures of ImageNet too",
+    "CIFAR-10's classes, with pictures from ImageNet too",
     "Darlow et al. 2018, github.com/BayesWatch/cinic-10",
     cinic10_rows,
     folders=("cinic10", "CINIC-10", "cinic-10", "CINIC10"),
@@ -288,7 +296,7 @@ CINIC10 = row_source(
 )
 TINY_IMAGENET = row_source(
     "tiny-imagenet",
-    "small pictures of ImageNet",
+    "small pictures from ImageNet",
     "Le & Yang 2015, cs231n.stanford.edu/tiny-imagenet-200.zip",
     tiny_imagenet_rows,
     folders=("tiny-imagenet-200", "tiny-imagenet"),

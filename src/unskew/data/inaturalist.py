@@ -69,7 +69,7 @@ def inaturalist_rows(folder: Path, *, balance: int = 100, seed: int = 0, split: 
         row_of = {str(image.id): row for row, image in enumerate(images)}
         if absent := next((image for image in given.images if image not in row_of), None):
             unknown = f"image_id {brief(absent)} is in no annotation file"
-            raise UserError(f"{split}: {unknown}; is it the split of other data?")
+            raise UserError(f"{split}: {unknown}; does it belong to other data?")
         kept = np.array([row_of[image] for image in given.images], np.int64)
         labels, test, users = given.labels, given.test, np.array(given.users, np.str_)
         classes = _names_by_label(labels, category[kept], names, split)
@@ -88,14 +88,16 @@ def _part(folder: Path, name: str) -> tuple[list[_Image], Ints, dict[int, str]]:
     category_of = {annotation.image_id: annotation.category_id for annotation in read.annotations}
     names = {category.id: category.name for category in read.categories}
     if not read.images:
-        raise UserError(f"{path} lists no images; give the annotations as published")
+        raise UserError(f"{path} lists no images; use the published annotations")
     for image in read.images:
         if image.file_name.startswith("/") or ".." in Path(image.file_name).parts:
-            raise UserError(f"{path}: image {image.id} has the file {brief(image.file_name)}, which is not below it")
+            raise UserError(
+                f"{path}: image {image.id} has the file {brief(image.file_name)}, which is outside its folder"
+            )
         if category_of.get(image.id) not in names:
             raise UserError(f"{path}: image {image.id} has no annotation with a category; fetch it again")
     if len({image.id for image in read.images}) != len(read.images):
-        raise UserError(f"{path} lists an image id twice; give the annotations as published")
+        raise UserError(f"{path} lists an image id twice; use the published annotations")
     return read.images, np.array([category_of[image.id] for image in read.images], np.int64), names
 
 
@@ -141,7 +143,9 @@ def _names_by_label(labels: Ints, category: Ints, names: dict[int, str], split: 
     """The name of each class of a published split; its classes must be the categories, numbered in another way."""
     pairs = np.unique(np.stack([labels, category], axis=1), axis=0)
     if len(pairs) != len(np.unique(labels)) or len(pairs) != len(np.unique(category)):
-        raise UserError(f"{split}: its classes are not the categories of the annotations; is it for other data?")
+        raise UserError(
+            f"{split}: its classes are not the categories of the annotations; does it belong to other data?"
+        )
     return tuple(names[int(category_id)] for category_id in pairs[:, 1])
 
 
@@ -154,16 +158,16 @@ def _read(folder: Path, name: str, archive: str, kind: type[Content]) -> Content
             with zipfile.ZipFile(packed) as zipped:
                 inside = next((info for info in zipped.infolist() if Path(info.filename).name == name), None)
                 if inside is None:
-                    raise UserError(f"{packed} has no {name}; give the archive as published")
+                    raise UserError(f"{packed} has no {name}; use the published archive")
                 check_unpacked(inside.file_size, size_on_disk([packed]), f"{packed}/{name}")
                 content = zipped.read(inside)
         return msgspec.json.decode(content, type=kind)
     except FileNotFoundError as error:
-        raise UserError(f"inaturalist: {path} does not exist, nor is {archive}; get them from {WHERE}") from error
+        raise UserError(f"inaturalist: {path} does not exist, nor does {archive}; get them from {WHERE}") from error
     except (OSError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
         raise UserError(f"inaturalist: {path} cannot be read: {error}; fetch it again from {WHERE}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged, or not as published: {error}; fetch it again") from error
+        raise UserError(f"{path} is damaged, or not the published file: {error}; fetch it again") from error
 
 
 INATURALIST = row_source(

@@ -23,9 +23,9 @@ from unskew.data.rows import Rows
 from unskew.data.store import Cache
 
 AS_PUBLISHED = "as published"
-OTHER = "reads whole, but is not the published file"
+OTHER = "complete, but not the published file"
 NO_CHECKSUM = "no published checksum"
-DAMAGED = "does not read whole"
+DAMAGED = "cannot be read completely"
 BROKEN = "is a broken photograph"
 
 _GROUP = re.compile(r"""(.+?)\s*\((\s*[A-Za-z_]\w*\s*=(?:[^()"']|"[^"]*"|'[^']*')*)\)\s*""", re.DOTALL)

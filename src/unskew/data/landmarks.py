@@ -29,7 +29,7 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
     landmarks. Test: images of these landmarks whose authors have no training image, at most ``test`` of each, drawn.
     """
     if test < 1:
-        raise UserError(f"landmarks: test counts the test images of a landmark, give at least 1, not {test}")
+        raise UserError(f"landmarks: test, the test images per landmark, must be at least 1, not {test}")
     below = "train/" if (folder / "train").is_dir() else ""
     if split is not None:
         return _published(folder, split, below)
@@ -42,7 +42,9 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
         raise UserError(f"landmarks: {folder} has no {rule}; give the files as published")
     held = _left_over(landmark, user, train, known, test, seed)
     if not held.any():
-        raise UserError(f"landmarks: {folder} leaves no image for test, whose authors are others; give all files")
+        raise UserError(
+            f"landmarks: {folder} leaves no images for testing, which must be by other authors; give all files"
+        )
     kept = np.flatnonzero(train | held)
     classes, labels = np.unique(ids[landmark[kept]], return_inverse=True)
     people = list(authors)

@@ -45,14 +45,14 @@ class Shards:
 
     def __post_init__(self) -> None:
         if self.per_client < 1:
-            raise ValueError(f"shards: per_client counts shards, give at least 1, not {self.per_client}")
+            raise ValueError(f"shards: per_client must be at least 1, not {self.per_client}")
 
     def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
         """[N] clients, and no redraws. Shards differ by at most one example."""
         shards = clients * self.per_client
         if shards > len(labels):
             need = f"{clients} clients with {self.per_client} shards each need {shards} examples"
-            raise UserError(f"shards: {need}, there are {len(labels)}; give fewer clients or a smaller per_client")
+            raise UserError(f"shards: {need}, but there are {len(labels)}; give fewer clients or a smaller per_client")
         owner = key.fold("shards").numpy().permutation(shards) // self.per_client
         client = np.empty(len(labels), np.int64)
         client[_by_class(labels, key)] = owner[np.arange(len(labels)) * shards // len(labels)]
@@ -79,14 +79,17 @@ class Dirichlet:
         if not (isfinite(self.alpha) and self.alpha > 0):
             raise ValueError(f"dirichlet: alpha must be finite and greater than 0, not {self.alpha}")
         if self.min_size < 0:
-            raise ValueError(f"dirichlet: min_size counts examples, give 0 or more, not {self.min_size}")
+            raise ValueError(f"dirichlet: min_size must be 0 or more, not {self.min_size}")
 
     def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
         """[N] clients, and how many draws left a client too small."""
         if clients * self.min_size > len(labels):
-            need = f"{clients} clients with at least {self.min_size} examples each need {clients * self.min_size}"
+            need = (
+                f"{clients} clients with at least {self.min_size} examples each (min_size) need "
+                f"{clients * self.min_size}"
+            )
             instead = "give fewer clients or a smaller min_size, or use dirichlet-client"
-            raise UserError(f"dirichlet: {need}, there are {len(labels)}; {instead}")
+            raise UserError(f"dirichlet: {need}, but there are {len(labels)}; {instead}")
         frequency = np.bincount(labels)
         frequency = frequency[frequency > 0]
         rng = key.fold("shares").numpy()
@@ -102,7 +105,10 @@ class Dirichlet:
                 client[_by_class(labels, key)] = np.repeat(owner, counts.ravel())
                 return client, redraws
             best = max(best, smallest)
-        failed = f"none of {draws} draws gave all {clients} clients {self.min_size} examples (at best {best})"
+        failed = (
+            f"none of {draws} draws gave all {clients} clients {self.min_size} examples; in the best "
+            f"one, the smallest client had {best}"
+        )
         instead = "give fewer clients, a larger alpha, a smaller min_size, or use dirichlet-client"
         raise UserError(f"dirichlet: {failed}; {instead}, whose clients are of equal size")
 
@@ -226,9 +232,11 @@ class Geo:
 
     def __post_init__(self) -> None:
         if self.max < 1:
-            raise ValueError(f"geo: max counts examples of a cell, give at least 1, not {self.max}")
+            raise ValueError(f"geo: max, the most examples in a cell, must be at least 1, not {self.max}")
         if self.min is not None and not 0 <= self.min <= self.max:
-            raise ValueError(f"geo: min counts examples of a cell, give 0 to max ({self.max}), not {self.min}")
+            raise ValueError(
+                f"geo: min, the fewest examples in a cell, must be from 0 to max ({self.max}), not {self.min}"
+            )
 
     @property
     def least(self) -> float:
@@ -249,7 +257,7 @@ def deal_by_cell(geo: Geo, places: Places, *, scheme: str, seed: int) -> Partiti
     kept = (tokens > 0) & (sizes >= geo.least)
     if not kept.any():
         best = int(sizes[tokens > 0].max(initial=0))
-        found = f"no cell has {geo.least:g} examples, the largest has {best}"
+        found = f"no cell has {geo.least:g} examples; the largest has {best}"
         raise UserError(f"partition {scheme}: {found}; give a smaller min")
     number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
     client: Clients = number[inverse]
@@ -306,11 +314,11 @@ def _known_places(places: Places) -> npt.NDArray[np.bool_]:
     known = ~np.isnan(places)
     if len(half := np.flatnonzero(known[:, 0] != known[:, 1])):
         has, lacks = ("latitude", "longitude") if known[half[0], 0] else ("longitude", "latitude")
-        raise UserError(f"partition geo: training example {half[0]} has a {has} and no {lacks}; give both or neither")
+        raise UserError(f"partition geo: training example {half[0]} has a {has} but no {lacks}; give both or neither")
     for column, (what, most) in enumerate(LIMITS):
         if len(wrong := np.flatnonzero(np.abs(places[:, column]) > most)):
-            given = f"training example {wrong[0]} has the {what} {places[wrong[0], column]:g}"
-            raise UserError(f"partition geo: {given}; it goes from −{most:g} to {most:g} degrees")
+            given = f"training example {wrong[0]} has {what} {places[wrong[0], column]:g}"
+            raise UserError(f"partition geo: {given}; it must be from −{most:g} to {most:g} degrees")
     if not known.any():
         raise UserError("partition geo: no training example has a place; use users, dirichlet or file:FILE")
     both: npt.NDArray[np.bool_] = known[:, 0]
@@ -327,7 +335,7 @@ def _cell_notes(geo: Geo, sizes: npt.NDArray[np.int64], unknown: int) -> tuple[s
     if unknown:
         notes.append(f"not assigned to any client: {counted(unknown, 'training example')} without a place")
     if len(large := sizes[sizes > geo.max]):
-        where = f"{counted(len(large), 'place')} of a square centimetre with more than max={geo.max:,} examples"
+        where = f"{counted(len(large), 'place')} of one square centimetre with more than max={geo.max:,} examples"
         notes.append(f"{where}, up to {int(large.max()):,}: not divided further")
     return tuple(notes)
 
@@ -342,7 +350,9 @@ def partition_from(
     if isinstance(value, Partition):
         client, clients = np.asarray(value.client), value.clients if clients is None else clients
         if clients != value.clients:
-            raise UserError(f"{scheme} has {value.clients} clients, {clients} were asked for; leave --clients out")
+            raise UserError(
+                f"{scheme} has {value.clients} clients, but --clients asks for {clients}; leave --clients out"
+            )
     else:
         try:
             client = np.asarray(value.cpu() if hasattr(value, "cpu") else value)
@@ -356,12 +366,14 @@ def partition_from(
     low, high = int(client.min()), int(client.max())
     if low < -1:
         rule = "clients are numbered from 0, and −1 means that no client has the example"
-        raise UserError(f"{scheme} gives the client {low}; {rule}")
+        raise UserError(f"{scheme} assigns an example to client {low}; {rule}")
     if high < 0:
         raise UserError(f"{scheme} assigns no example to any client (all are −1); assign at least one")
     check_clients(high + 1 if clients is None else clients, len(labels), scheme)
     if clients is not None and high >= clients:
-        raise UserError(f"{scheme} gives the client {high}, but there are {clients}, counted from 0; raise --clients")
+        raise UserError(
+            f"{scheme} assigns an example to client {high}, but there are {clients}, counted from 0; raise --clients"
+        )
     if isinstance(value, Partition):
         return value
     numbers = client.astype(np.int32)
@@ -445,7 +457,7 @@ def _by_user(users: npt.NDArray[np.str_], seed: int) -> Partition:
 def _enough(name: str, clients: int | None, labels: Ints) -> int:
     """How many clients there are, if there are examples for all of them."""
     if clients is None:
-        raise UserError(f"partition {name}: give the number of clients (--clients 10)")
+        raise UserError(f"partition {name} needs the number of clients: --clients 10")
     if not 1 <= clients <= len(labels):
         raise UserError(f"{clients} clients for {len(labels)} training examples: give 1 to {len(labels)}")
     return clients
@@ -463,6 +475,6 @@ def _canonical(name: str, scheme: Any) -> str:
 
 def _agree(made: Partition, clients: int | None) -> Partition:
     if clients is not None and clients != made.clients:
-        given = f"{clients} were asked for; leave --clients out"
+        given = f"but --clients asks for {clients}; leave --clients out"
         raise UserError(f"partition {made.scheme} has {made.clients} clients, {given}")
     return made

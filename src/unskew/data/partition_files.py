@@ -25,7 +25,7 @@ COLUMNS = ("user_id", "image_id", "class")
 MAX_USER_ID = 200  # characters: the longest one decides how much memory all of them take
 OLD_IDS = "?ids="  # between the CSV's path and that of the table of ids, in the old spelling
 IDS_HELP = (
-    "ids of the original data set, as those of iNaturalist and Landmarks, need a table that gives their rows: "
+    "ids of the original data set, such as those of iNaturalist and Landmarks, need a table that gives their rows: "
     "file:SPLIT.csv(ids=TABLE.csv), with the columns image_id,row"
 )
 
@@ -60,7 +60,7 @@ def from_csv(content: bytes, labels: Ints, *, name: str, seed: int, ids: tuple[b
     client[rows] = owner
     client.flags.writeable = False
     left = examples - len(images)
-    unheld = f"{left} of {examples} training examples are in no row of the file and belong to no client"
+    unheld = f"{left} of {examples} training examples are not in the file and belong to no client"
     return Partition(client, len(names), f"file:{name}", seed, names, notes=(unheld,) if left else ())
 
 
@@ -81,7 +81,7 @@ def _read_ids(content: bytes, name: str, examples: int) -> dict[str, int]:
         row = _row(text, "row", name, line, examples)
         if image in table or row in seen:
             what = f"image_id {cut(image, 40)}" if image in table else f"row {row}"
-            raise UserError(f"{name}, line {line}: {what} appears a second time; give each once")
+            raise UserError(f"{name}, line {line}: {what} appears twice; give it once")
         table[image] = row
         seen.add(row)
     return table
@@ -98,12 +98,14 @@ def _check_classes(
         where = f"{name}, line {line}: image_id {cut(image, 40)}"
         both = f"{where} has class {given} in the file and {label} in the training set"
         if exactly and given != label:
-            raise UserError(f"{both}; is it the split of another data set, or of another order? {IDS_HELP}")
+            raise UserError(
+                f"{both}; is the split for another data set, or for another order of the images? {IDS_HELP}"
+            )
         if label_of.setdefault(given, label) != label or class_of.setdefault(label, given) != given:
             before = f"class {given} has the label {label_of[given]}"
             if label_of[given] == label:
-                before = f"label {label} is of class {class_of[label]}"
-            raise UserError(f"{both}, but {before} above; is the table of ids that of another data set?")
+                before = f"label {label} belongs to class {class_of[label]}"
+            raise UserError(f"{both}, but {before} above; does the table of ids belong to another data set?")
 
 
 def _columns(content: bytes, name: str, wanted: tuple[str, ...]) -> tuple[list[int], list[list[str]]]:
@@ -126,7 +128,7 @@ def _whole(text: str, column: str, name: str, line: int, hint: str = "") -> int:
     try:
         return int(text)
     except ValueError:
-        given = f"{cut(text, 40)!r} given"
+        given = f"not {cut(text, 40)!r}"
         raise UserError(f"{name}, line {line}: {column} must be a whole number, {given}{hint}") from None
 
 
@@ -162,10 +164,10 @@ def from_arrays(
     wanted = ("client", "clients", "scheme", "seed", "hash", "counts")
     missing = [field for field in wanted if field not in arrays]
     if missing:
-        raise UserError(f"{name} is not an Unskew partition: it is missing {', '.join(missing)}")
+        raise UserError(f"{name} is not an Unskew partition: it lacks {', '.join(missing)}")
     client, names = arrays["client"], arrays.get("names")
     if client.ndim != 1 or client.dtype.kind != "i":
-        raise UserError(f"{name} is not an Unskew partition: client must be a row of whole numbers")
+        raise UserError(f"{name} is not an Unskew partition: client must be a flat array of whole numbers")
     try:
         partition = Partition(
             client=client.astype(np.int32),
@@ -183,17 +185,17 @@ def from_arrays(
     if partition.clients < 1 or not -1 <= client.min(initial=-1) <= client.max(initial=-1) < partition.clients:
         raise UserError(f"{name} is not an Unskew partition: clients must be between 0 and {partition.clients - 1}")
     if partition.hash != str(arrays["hash"]):
-        hashes = f"its hash is {partition.hash[:12]}…, it says {str(arrays['hash'])[:12]}…"
+        hashes = f"its hash is {partition.hash[:12]}…, not {str(arrays['hash'])[:12]}…"
         again = f"make a new one (scheme {partition.scheme}, seed {partition.seed})"
         raise UserError(f"{name} was modified after it was written: {hashes}; {again}")
     if names is not None and len(names) != partition.clients:
         raise UserError(f"{name} was modified after it was written: {len(names)} names for {partition.clients} clients")
     if len(client) != len(labels):
-        given = f"{name} assigns {len(client)} examples, the training set has {len(labels)}"
+        given = f"{name} assigns {len(client)} examples, but the training set has {len(labels)}"
         raise UserError(f"{given}; was it made for other data?")
     if not np.array_equal(arrays["counts"], np.stack(cells(partition.client, labels, classes), axis=1)):
         given = f"{name} was made for {len(client)} examples with other labels than the training set's"
-        raise UserError(f"{given}; take the data set it was made for, or make a new one")
+        raise UserError(f"{given}; use the data set it was made for, or make a new partition")
     return partition
 
 
@@ -229,7 +231,7 @@ def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -
     """
     text, table, old = split_ids(str(file))
     if not text.strip() or table == "":
-        raise UserError(f"partition file:{file} names no file; give file:FILE or file:SPLIT.csv(ids=TABLE.csv)")
+        raise UserError(f"partition file:{file} has no file name; give file:FILE or file:SPLIT.csv(ids=TABLE.csv)")
     path = user_path(text)
     content = _content(path)
     if table and content.startswith(b"PK"):
@@ -238,7 +240,7 @@ def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -
         ids = (_content(user_path(table)), table) if table else None
         found = from_csv(content, labels, name=str(path), seed=seed, ids=ids)
         spelled = Call(f"file:{text}", (), {"ids": table or ""}, 0, "")
-        note = f"the spelling with ? will not be read by the next release; write {spelled}"
+        note = f"the next release will not accept the spelling with ?; write {spelled}"
         return replace(found, notes=(*found.notes, note)) if old else found
     try:
         arrays, _ = read_npz(path)
@@ -285,7 +287,7 @@ def read_holdings(file: Path) -> Holdings:
         users = None if names is None else tuple(map(str, names.tolist()))
         return Holdings(partition.scheme, users, sizes, counts, float(arrays["emd"].item()), partition.hash)
     except FileNotFoundError:
-        raise UserError(f"{file} does not exist; it says which client has which examples") from None
+        raise UserError(f"{file} does not exist; it records which client has which examples") from None
     except DAMAGED as error:
         raise UserError(f"{file} is damaged, or not an Unskew partition: {error}") from error
 

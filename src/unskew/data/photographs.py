@@ -184,7 +184,7 @@ class _Reader:
             try:
                 self._batch = next(self._batches).column(0).to_pylist()
             except (arrow.ArrowException, OSError, StopIteration) as error:
-                raise StorageFailure(f"{self._file} is damaged inside ({reason(error)}); write it again") from error
+                raise StorageFailure(f"{self._file} is damaged ({reason(error)}); write it again") from error
             self._next += len(self._batch)
         value = self._batch[row - self._next]  # counted from the batch's end
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
@@ -349,7 +349,7 @@ class Photographs:
         try:
             record = decode(content, self._size)
         except Broken as error:
-            raise StorageFailure(f"{name} {error}; it was whole when the table was read: restore it") from error
+            raise StorageFailure(f"{name} {error}, but was intact when the table was read; restore it") from error
         if zlib.crc32(record.data) != self._crc[row]:
             raise StorageFailure(f"{name} has changed since the table was read; start again")
         if self._file is not None and self._offset[row] >= 0:
@@ -530,7 +530,7 @@ def _check_sizes(source: Pictures, entries: Entries, good: Bools) -> None:
     if len(rows) and len(other := np.flatnonzero((height != height[0]) | (width != width[0]))):
         one, two = (f"{source.name(int(rows[at]))} is {width[at]}×{height[at]}" for at in (0, other[0]))
         instead = "the option size=128 scales and crops all to 128×128"
-        raise UserError(f"photographs must have one size: {one}, {two}; {instead}")
+        raise UserError(f"all photographs must have the same size: {one}, {two}; {instead}")
 
 
 def _all_counts(store: Store, seen: _Pass, photographs: Callable[[Numbers], Photographs], say: Say) -> Counts:

@@ -89,7 +89,7 @@ class Population:
         if client == EVERYONE:
             return self.order
         if not 0 <= client < self.clients:
-            raise IndexError(f"client {client}: there are {self.clients}, counted from 0")
+            raise IndexError(f"client {client} does not exist: there are {self.clients}, counted from 0")
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
 
@@ -133,7 +133,7 @@ def describe_sizes(sizes: Ints) -> str:
 def check_clients(clients: int, examples: int, name: str) -> None:
     """Refuse more clients than there are examples for, beyond a million: an empty one takes memory too."""
     if clients > (most := max(EMPTY_CLIENTS, examples)):
-        given = f"{name} has {clients:,} clients for {examples:,} examples, the limit is {most:,}"
+        given = f"{name} has {clients:,} clients for {examples:,} examples; the limit is {most:,}"
         raise UserError(f"{given}; number them without gaps")
 
 

@@ -110,7 +110,7 @@ def _idx_layouts(*folder: str, files: tuple[str, ...] = _IDX_FILES) -> tuple[Fil
 def _emnist(split: str) -> PublishedSet:
     classes, train, test = _EMNIST[split]
     files = tuple(f"emnist-{split}-{name.replace('t10k', 'test')}" for name in _IDX_FILES)
-    same = "normalised by the constants of EMNIST balanced"
+    same = "normalised with the constants of EMNIST balanced"
     return PublishedSet(
         "emnist" if split == "balanced" else f"emnist-{split}",
         f"handwritten letters and digits, split {split}",
@@ -124,9 +124,9 @@ def _emnist(split: str) -> PublishedSet:
 
 _TABLE = (
     PublishedSet(
-        "digits", "handwritten digits, inside scikit-learn", "Alpaydin & Kaynak 1998, sklearn.datasets.load_digits",
+        "digits", "handwritten digits, part of scikit-learn", "Alpaydin & Kaynak 1998, sklearn.datasets.load_digits",
         _DIGITS, (1, 8, 8), (1438, 359), (0.3058552097821048,), (0.3762791251918089,),
-        notes=("every fifth example is test: scikit-learn has no split of this set",),
+        notes=("every fifth example is used for testing, since scikit-learn's digits have no test part",),
     ),
     PublishedSet(
         "cifar10", "photographs of 10 animals and vehicles", "Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html",
@@ -208,10 +208,10 @@ def load_published(name: str, request: Request) -> ImageSet:
     test, also_changed = _read_part(facts, layout, test_files)
     notes = list(facts.notes)
     if changed := [*changed, *also_changed]:
-        more = f", nor are {len(changed) - 1} next to it" if len(changed) > 1 else ""
-        notes.append(f"{changed[0]} is not the published file{more} (by checksum); read as it is")
+        more = f", nor are {len(changed) - 1} others" if len(changed) > 1 else ""
+        notes.append(f"{changed[0]} is not the published file{more} (by its checksum); it is used as it is")
     if not _is_named_for(facts, folder) and (names := ", ".join(twin.name for twin in _twins(facts))):
-        notes.append(f"{folder} is assumed to be {name}: files of {names} have the same names")
+        notes.append(f"{folder} is assumed to be {name}: the files of {names} have the same names")
     if (len(train), len(test)) != facts.sizes:
         published = f"the published set has {facts.sizes[0]:,} and {facts.sizes[1]:,}"
         notes.append(f"{folder} has {len(train):,} training and {len(test):,} test images; {published}")
@@ -238,7 +238,7 @@ def find_files(
     fetch = f"unskew data fetch {facts.name} --data-dir DIR"
     if data_dir is None:
         which = f"the folder that contains {facts.layouts[0].folders[0]}/"
-        given = f"{facts.name}: no data folder is known"
+        given = f"{facts.name}: no data folder was given"
         raise UserError(f"{given}; pass --data-dir DIR or set UNSKEW_DATA to {which}, or download it: {fetch}")
     if not is_folder(data_dir):
         raise UserError(f"{facts.name}: the data folder {data_dir} does not exist; give another, or {fetch}")
@@ -255,7 +255,7 @@ def find_files(
         if len(missing) < len(files):
             partly = partly or f"{folder} is missing {', '.join(missing)}"
     if partly:
-        raise UserError(f"{facts.name}: {partly}; put the whole set there, or {fetch}")
+        raise UserError(f"{facts.name}: {partly}; put the complete set there, or {fetch}")
     folders = ", ".join(dict.fromkeys(str(folder) for _, folder in looked))
     instead = f"pass the folder that contains it as --data-dir, or {fetch}"
     raise UserError(f"{facts.name} was not found; looked in {folders}; {instead}")
@@ -311,7 +311,7 @@ def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...])
         images, labels = np.concatenate([i for i, _ in parts]), np.concatenate([n for _, n in parts])
     if images.shape[1:] != facts.shape:
         given, wanted = list(images.shape[1:]), list(facts.shape)
-        raise UserError(f"{paths[0]} has images of {given}, {facts.name} has {wanted}; give it as arrays:FILE.npz")
+        raise UserError(f"{paths[0]} has images of {given}, but {facts.name} has {wanted}; use it as arrays:FILE.npz")
     return Split(images, labels), strange
 
 
@@ -344,5 +344,5 @@ def _checksum(facts: PublishedSet, path: Path, raw: bytes) -> str:
     md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
     if _OWNER.get(md5, facts.name) != facts.name:
         owner = _OWNER[md5]
-        raise UserError(f"{path} is the published file of {owner}, not of {facts.name}; give --data {owner}")
+        raise UserError(f"{path} is the published file of {owner}, not of {facts.name}; use --data {owner}")
     return AS_PUBLISHED if md5 == facts.md5[path.name] else OTHER

@@ -90,7 +90,7 @@ def read_split(text: str, folder: Path) -> PublishedSplit:
     if not os.path.lexists(path):
         given, path = path, folder / path.name
         if not os.path.lexists(path):
-            raise UserError(f"the split {given} does not exist, nor is it in {folder}; give the published CSV")
+            raise UserError(f"the split {given} does not exist, not even in {folder}; give the published CSV")
     users, images, classes = read_columns(path, ("user_id", "image_id", "class"))
     test_images, test_classes = read_columns(path.with_name(TEST), ("image_id", "class"))
     names = [*images, *test_images]
@@ -134,10 +134,10 @@ def csv_rows(file: Iterable[str], name: str, wanted: Sequence[str]) -> Iterator[
         places = [header.index(column) for column in wanted]
         for row in filter(None, rows):
             if len(row) != len(header):
-                raise UserError(f"{name}, line {rows.line_num}: {len(row)} fields, the header has {len(header)}")
+                raise UserError(f"{name}, line {rows.line_num}: {len(row)} fields, but the header has {len(header)}")
             yield rows.line_num, [row[column].strip() for column in places]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{name} is not a CSV in UTF-8: {error}") from error
+        raise UserError(f"{name} is not a CSV file in UTF-8: {error}") from error
 
 
 def is_number(text: str) -> bool:

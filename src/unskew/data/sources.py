@@ -49,7 +49,7 @@ def parse(
         call = parse_call(f"{kind}({options})", "data set")
     elif base not in SOURCES or SOURCES[base].path:
         known = [*(source.spelling for source in SOURCES.values()), "package.module:function"]
-        raise UserError(f"there is no data set {brief(text)}; {nearest(text.lower(), known)}")
+        raise UserError(f"no data set is called {brief(text)}; {nearest(text.lower(), known)}")
     elif "?" in text.partition("(")[0]:
         query = text.partition("?")[2]
     else:
@@ -75,7 +75,7 @@ def load(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say 
     images = source.load(request, **_options(request))
     if not request.old:
         return images
-    note = f"the spelling with ? will not be read by the next release; write {request.spell()}"
+    note = f"the next release will not accept the spelling with ?; write {request.spell()}"
     return replace(images, notes=(*images.notes, note))
 
 
@@ -93,7 +93,7 @@ def load_rows(text: str, data_dir: Path | None) -> Rows:
     source, request = parse(text, data_dir)
     if source.rows is None:
         tables = ", ".join(other.name for other in SOURCES.values() if other.rows)
-        raise UserError(f"{text} is not made of pictures in files; give one of {tables}")
+        raise UserError(f"{text} does not consist of image files; give one of {tables}")
     options = {option: value for option, value in _options(request).items() if option not in ("size", "broken")}
     return source.rows(request, **options)
 

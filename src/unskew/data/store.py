@@ -138,7 +138,7 @@ class Store:
 def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[Store]:
     """Open the store of that key, made where it is missing or damaged; no other process writes to it meanwhile."""
     if not hasattr(os, "preadv"):
-        raise UserError("decoded photographs are kept with preadv, which this system does not have; use Linux or macOS")
+        raise UserError("the photograph cache needs preadv, which this system lacks; use Linux or macOS")
     folder, lock = cache.folder / "images" / key, _lock_of(cache.folder / "images" / key)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

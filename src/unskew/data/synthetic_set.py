@@ -51,7 +51,7 @@ class Shape:
             if getattr(self, name) < least:
                 raise UserError(f"--{name} {getattr(self, name)}: give at least {least}")
         if self.examples < (least := max(self.users, self.classes)):
-            raise UserError(f"--examples {self.examples}: each user and each class has one, give at least {least}")
+            raise UserError(f"--examples {self.examples}: every user and every class needs one; give at least {least}")
         if self.examples + self.test > MOST:
             raise UserError(f"--examples {self.examples} and --test {self.test}: give at most {MOST:,} together")
 
@@ -64,7 +64,7 @@ def draw_rows(shape: Shape, root: Path, *, seed: int = 0) -> Rows:
     paths = [f"{n // BATCH:04d}/{n:07d}.jpg" for n in range(len(labels))]
     classes = tuple(f"class {c:0{len(str(shape.classes - 1))}d}" for c in range(shape.classes))
     names = np.array([f"user {u}" for u in range(shape.users)], np.str_)[users]
-    notes = ("a drawn population, not iNaturalist: accuracy on it says nothing about iNaturalist",)
+    notes = ("a synthetic population, not iNaturalist: accuracy on it says nothing about iNaturalist",)
     return Rows(root, paths, labels, classes, np.arange(len(labels)) >= shape.examples, names, places, notes)
 
 

@@ -86,8 +86,8 @@ def read_csv(path: Path) -> Columns:
             numbers: list[int] = []
             for row in rows:
                 if len(row) != len(header):
-                    given = f"{len(row)} values under {len(header)} columns"
-                    raise UserError(f"{path} line {lines.line_num}: {given}; give one for each")
+                    given = f"{len(row)} values for {len(header)} columns"
+                    raise UserError(f"{path} line {lines.line_num}: {given}; give one value per column")
                 numbers.append(lines.line_num)
                 for texts, column in wanted:
                     texts.append(row[column])
@@ -99,8 +99,8 @@ def read_csv(path: Path) -> Columns:
         raise UserError(f"{path} is not UTF-8 (byte {error.start:,}); save it as UTF-8") from error
     except csv.Error as error:
         unclosed = str(error) == "unexpected end of data"
-        why = "a quotation mark is not closed before the file ends" if unclosed else error
-        raise UserError(f"{path} is not a CSV: {why}; write it again") from error
+        why = "a quotation mark is never closed" if unclosed else error
+        raise UserError(f"{path} is not a CSV file: {why}; write it again") from error
     return Columns(path, lambda row: f"line {numbers[row]}", notes=notes, **columns)
 
 
@@ -126,7 +126,7 @@ def choose_columns(
         name: next((c for c in free if name in OTHER_NAMES.get(c, ())), None) or _near(name, free, 0.75)
         for name in others
     }
-    shown = _shown([f"{name} (meant as {like}?)" if like else name for name, like in meant.items()])
+    shown = _shown([f"{name} (did you mean {like}?)" if like else name for name, like in meant.items()])
     return places, (f"unused columns: {shown}",) if others else ()
 
 
@@ -136,7 +136,7 @@ def _instead(name: str, header: Sequence[str]) -> str:
         return f"rename {image} to path if it has the files' names, or to image if it has their bytes (parquet only)"
     if close := other or _near(name, header, 0.6):
         return f"rename {close} to {name}"
-    return f"its columns are {_shown(header)}: add it, or rename the one that is meant"
+    return f"its columns are {_shown(header)}: add it, or rename the column you mean"
 
 
 def _near(name: str, names: Sequence[str], cutoff: float) -> str | None:
@@ -177,15 +177,15 @@ def _split(columns: Columns) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int6
     if columns.split is None:
         test = every_fifth(len(columns.label))
         if not test.any():
-            few = "has no column split, and too few rows to take every fifth as test"
+            few = "has no column split, and too few rows to use every fifth for testing"
             raise UserError(f"{columns.file} {few}; add the column, or rows")
-        return test, np.arange(len(test)), ["every fifth row is test: the table has no column split"]
+        return test, np.arange(len(test)), ["every fifth row is used for testing, since the table has no column split"]
     splits = [word.strip().lower() for word in columns.split]
     known = {"train", "test", *LEFT_OUT}
     if (wrong := next((row for row, word in enumerate(splits) if word not in known), None)) is not None:
         columns.refuse(wrong, f"split is {brief(columns.split[wrong])}; give train, test or validation")
     out = np.isin(splits, LEFT_OUT)
-    notes = [f"{int(out.sum()):,} rows of the validation part are left out"] if out.any() else []
+    notes = [f"{int(out.sum()):,} rows with split validation are left out"] if out.any() else []
     return np.equal(splits, "test"), np.flatnonzero(~out), notes
 
 
@@ -197,7 +197,7 @@ def _numbered(columns: Columns) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]
     if (names := columns.names) is not None:
         wrong = (row for row, text in enumerate(texts) if not text.isdigit() or int(text) >= len(names))
         if (first := next(wrong, None)) is not None:
-            columns.refuse(first, f"the label is {texts[first]}, but {len(names)} classes are named; correct it")
+            columns.refuse(first, f"the label is {texts[first]}, but {len(names)} classes are named; correct the label")
         return np.array(texts, np.int64), names
     distinct = set(texts)
     if len(distinct) > MAX_CLASSES:
@@ -216,7 +216,7 @@ def _places(columns: Columns) -> npt.NDArray[np.float64] | None:
     known = ~np.isnan(places)
     if len(half := np.flatnonzero(known[:, 0] != known[:, 1])):
         has, lacks = ("latitude", "longitude") if known[half[0], 0] else ("longitude", "latitude")
-        columns.refuse(int(half[0]), f"it has a {has} and no {lacks}; give both, or leave both empty")
+        columns.refuse(int(half[0]), f"it has a {has} but no {lacks}; give both, or leave both empty")
     return places
 
 
@@ -228,7 +228,7 @@ def _degrees(columns: Columns, name: str, texts: Iterable[str], most: int) -> np
         except ValueError:
             value = float("inf")
         if abs(value) > most:
-            degrees = f"degrees from -{most} to {most}, or nothing where it is not known"
+            degrees = f"degrees from -{most} to {most}, or leave it empty if unknown"
             columns.refuse(row, f"{name} is {brief(text)}; give {degrees}")
         values.append(value)
     return np.array(values, np.float64)
@@ -396,7 +396,7 @@ def row_source(
     def locate(data_dir: Path | None) -> Path:
         files = " or ".join(known_by)
         if data_dir is None or not is_folder(data_dir):
-            given = "no data folder is known" if data_dir is None else f"the data folder {data_dir} does not exist"
+            given = "no data folder was given" if data_dir is None else f"the data folder {data_dir} does not exist"
             raise UserError(f"{name}: {given}; pass the folder that has {folders[0]}/{files} as --data-dir DIR")
         looked = [*(data_dir / folder for folder in folders), data_dir]
         for folder in looked:
@@ -422,7 +422,7 @@ def row_source(
         train, looked = int(np.count_nonzero(~made.test)), made.paths[::LOOKED_FOR]
         present = sum((made.root / str(path)).is_file() for path in looked)
         numbers = f"{train:,} training and {len(made) - train:,} test images of {len(made.classes):,} classes"
-        detail = f"{numbers}; of {counted(len(looked), 'picture')} looked for, {present:,} are there"
+        detail = f"{numbers}; of {counted(len(looked), 'picture')} looked for, {present:,} exist"
         return [Finding(str(locate(request.data_dir)), 0, NO_CHECKSUM, detail, made.notes)]
 
     load, examples = make_loaders(read, side)
@@ -438,7 +438,7 @@ def _check_reading(request: Request, size: int | None, broken: str) -> None:
 def check_side(request: Request, size: int | None) -> None:
     """Refuse a side that a square of pixels cannot have."""
     if size is not None and not 1 <= size <= 4096:
-        raise UserError(f"{cut(request.name)}: size={cut(str(size))} is not a size; give 1 to 4096, as in (size=128)")
+        raise UserError(f"{cut(request.name)}: size={cut(str(size))} must be from 1 to 4096, as in (size=128)")
 
 
 def _scan(request: Request, pictures: Pictures, rows: Rows, store: str, size: int | None) -> Scanned:
@@ -455,7 +455,7 @@ def _image_set(
     parts = [np.flatnonzero(scanned.good & part) for part in (~rows.test, rows.test)]
     for part, numbers in zip(("train", "test"), parts, strict=True):
         if not len(numbers):
-            raise UserError(f"{name} has no photographs for {part}; add some, with split {part}")
+            raise UserError(f"{name} has no photographs in the {part} part; add rows with split = {part}")
     if len(np.unique(rows.labels[parts[0]])) < 2:
         raise UserError(f"{name}: all training photographs have the same label; a classifier needs two or more")
     train, test = (rows.part(numbers) for numbers in parts)
@@ -464,7 +464,7 @@ def _image_set(
     disk = f"{format_bytes(scanned.on_disk)} on disk (at most {format_bytes(cache.disk)})"
     notes.append(f"images: {disk}, at most {format_bytes(cache.memory)} in memory")
     if scanned.beyond:
-        limit = f"--cache-disk {format_bytes(cache.disk)} (or half of what is free there)"
+        limit = f"--cache-disk {format_bytes(cache.disk)} (or half of the free space there)"
         notes.append(f"{counted(scanned.beyond, 'photograph')} beyond {limit}: each is decoded again when it is needed")
     images = ImageSet(name, rows.classes, first, second, mean, std, notes=tuple(notes), places=train.places)
     return replace(images, users=train.users, test_users=test.users)

@@ -106,7 +106,7 @@ PARTS = ("roster", "visit", "close")  # what an engine must have
 def check_name(name: str) -> None:
     """Refuse an engine that does not exist."""
     if name in LATER:
-        raise UserError(f"engine {name!r} comes with a later version; there are: {', '.join(NAMES)}")
+        raise UserError(f"engine {name!r} is planned for a later version; choose from: {', '.join(NAMES)}")
     if ":" in name:
         load_function(_call(name).name, "engine")
     elif name not in NAMES:
@@ -139,8 +139,8 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
     missing = [part for part in PARTS if not hasattr(engine, part)]
     if missing:
         raise UserError(
-            f"engine {call} gives {a_kind(engine)} without {', '.join(missing)}; "
-            "give an object with all that unskew.extend.Engine names"
+            f"engine {call} returns {a_kind(engine)} without {', '.join(missing)}; "
+            "return an object with every member of unskew.extend.Engine"
         )
     if not hasattr(engine, "memory"):
         engine.memory = None

@@ -31,8 +31,8 @@ from unskew.round.client_memory import ClientMemory
 WITH_JOBS = (evaluation, jobs, secure_sum)  # importing these registers their jobs
 STORED = "stored"  # in the names of tensors that describe images which are read when asked for
 CANNOT_CROSS = (
-    "a lambda, a closure or a function of __main__ cannot go to another process; "
-    "give --engine loop, or put it into a module as a plain function"
+    "a lambda, a closure or a function defined in __main__ cannot be sent to another process; "
+    "give --engine loop, or define a plain function in a module"
 )
 CPU = torch.device("cpu")
 FROZEN = "frozen/"  # begins the names of the weights that every process has and nobody trains

@@ -97,7 +97,7 @@ def encode(fields: Mapping[str, Any], tensors: Body | Iterable[tuple[str, Tensor
 def decode_header(envelope: Envelope) -> dict[str, Any]:
     """The fields alone."""
     if len(envelope.header) > MAX_HEADER:
-        raise BadMessage(f"oversized: its header takes {len(envelope.header):,} bytes, {MAX_HEADER:,} are the most")
+        raise BadMessage(f"oversized: its header takes {len(envelope.header):,} bytes; the limit is {MAX_HEADER:,}")
     try:
         header = parse_json(envelope.header)
     except ValueError as error:
@@ -111,19 +111,19 @@ def decode(envelope: Envelope, most: int = MAX_BODY) -> tuple[dict[str, Any], li
     """The fields and tensors of a message; one that is not whole, or larger than ``most`` bytes, is refused."""
     header = decode_header(envelope)
     if len(envelope.body) > most:
-        raise BadMessage(f"oversized: its tensors take {len(envelope.body):,} bytes, {most:,} are the most")
+        raise BadMessage(f"oversized: its tensors take {len(envelope.body):,} bytes; the limit is {most:,}")
     try:
         entries = msgspec.convert(header.pop("tensors", None), list[Entry])
     except msgspec.ValidationError as error:
         raise BadMessage(f"its tensors are not described by name, type and shape: {error}") from error
     if len(entries) > MAX_TENSORS:
-        raise BadMessage(f"it has {len(entries):,} tensors, {MAX_TENSORS:,} are the most")
+        raise BadMessage(f"it has {len(entries):,} tensors; the limit is {MAX_TENSORS:,}")
     for name, dtype, shape in entries:
         if dtype not in DTYPES or len(name) > MAX_NAME or len(shape) > 16 or not all(0 <= n <= MAX_BODY for n in shape):
             raise BadMessage("a tensor is not described by its name, type and shape")
     sizes = [math.prod(shape) * DTYPES[dtype].itemsize for _, dtype, shape in entries]
     if sum(sizes) != len(envelope.body):
-        raise BadMessage(f"its tensors should take {sum(sizes):,} bytes, {len(envelope.body):,} arrived")
+        raise BadMessage(f"its tensors should take {sum(sizes):,} bytes, but {len(envelope.body):,} arrived")
     tensors, start, content = list[tuple[str, Tensor]](), 0, memoryview(envelope.body)
     for (name, dtype, shape), size in zip(entries, sizes, strict=True):
         if size and not content.readonly and start % ALIGN == 0:
@@ -142,7 +142,7 @@ def by_name(tensors: Iterable[tuple[str, Tensor]]) -> Tensors:
     named: Tensors = {}
     for name, value in tensors:
         if name in named:
-            raise BadMessage("a tensor comes twice")
+            raise BadMessage("a tensor appears twice")
         named[name] = value
     return named
 

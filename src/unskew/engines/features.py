@@ -198,8 +198,8 @@ def _check_room(folder: Path, size: int) -> None:
     """Refuse what the disk has no room for, unless some of it is there already."""
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not folder.exists() and size > (free := shutil.disk_usage(there).free):
-        sizes = f"{format_bytes(size)} in {folder}, and {format_bytes(free)} is free"
-        hint = f"make room, or give --cache-dir or {CACHE_VARIABLE} a folder on another disk"
+        sizes = f"{format_bytes(size)} in {folder}, but only {format_bytes(free)} is free"
+        hint = f"free some space, or set --cache-dir or {CACHE_VARIABLE} to a folder on another disk"
         raise UserError(f"the features of the frozen part take {sizes}; {hint}")
 
 

@@ -94,7 +94,7 @@ class Pool:
         self, blueprint: Blueprint, data: "SharedFile", layout: Layout, workers: int, side: ClientSide
     ) -> None:
         if (needed := FILES + workers * FILES_OF_WORKER) > files_left():
-            wanted = f"a pool of {workers} workers needs {needed} more open files"
+            wanted = f"a pool of {workers} workers needs to open {needed} more files"
             raise UserError(f"{too_many_files(wanted)}, or give fewer --workers, or --engine loop")
         self._side, self._epochs = side, blueprint.local.epochs
         self.roster, self.memory = side.population.roster, side.memory_file  # the workers share the file
@@ -210,7 +210,7 @@ class Pool:
         if not worker.ready:
             self._failed_starts += 1
         if self._failed_starts >= DEATHS:
-            raise UserError(f"worker processes cannot start ({reason}); --engine loop does without them")
+            raise UserError(f"worker processes cannot start ({reason}); use --engine loop, which needs none")
         schedule.again([index for index in indices if running is not None and index != running])
         for index in indices if running is None else [running]:
             schedule.worker_died(index, reason)

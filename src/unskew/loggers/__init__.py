@@ -162,7 +162,7 @@ def open_logger(name: str, note: Callable[[str], None] | None = None) -> Logger:
 def _outside(name: str) -> Callable[[], Backend]:
     calls = text.parse_calls(name, "--log")
     if len(calls) > 1:
-        raise text.complain(name, calls[1].start, "give each logger its own --log")
+        raise text.complain(name, calls[1].start, "give one --log per logger")
     return partial(text.apply, calls[0], load_function(calls[0].name, "--log"), "--log")
 
 

@@ -90,7 +90,7 @@ def refuse_on_frozen_features(source: str) -> None:
     """Refuse methods that act on the features, for a run that trains the classifier alone."""
     for call in text.parse_calls(source, "method"):
         if call.name in ON_FEATURES:
-            given = f"{call.name} with --train classifier: it acts on the features, and these are frozen"
+            given = f"{call.name} with --train classifier: it acts on the features, which are frozen"
             raise UserError(f'{given}; train more layers, such as --train "last(2)", or leave {call.name} out')
 
 
@@ -100,9 +100,11 @@ def parse_calibrations(source: str) -> Algorithm:
     algorithm = parse_method(source, base=base)
     for slot in claimed_slots(base, algorithm):
         if slot not in AFTER_TRAINING:
-            raise UserError(f"{source!r} changes the training ({slot}); name only calibrations")
+            raise UserError(f"{source!r} changes the training ({slot}); give only calibrations")
     if not algorithm.finish:
-        raise UserError(f"{source!r} names no calibration; give ccvr, uscc, lda, ridge or oracle (unskew methods)")
+        raise UserError(
+            f"{source!r} contains no calibration; add ccvr, uscc, lda, ridge or oracle (unskew methods describes them)"
+        )
     return algorithm
 
 
@@ -156,10 +158,10 @@ class MethodGroup:
 
 
 GROUPS = (
-    MethodGroup("training", "Training: what the clients do"),
-    MethodGroup("server", "Server: how it moves"),
+    MethodGroup("training", "Training: how clients train"),
+    MethodGroup("server", "Server: how the model is updated"),
     MethodGroup("calibration", "Calibration: a new classifier after the last round"),
-    MethodGroup("privacy", "Privacy: protection of what clients send"),
+    MethodGroup("privacy", "Privacy: how what clients send is protected"),
 )
 
 
@@ -188,7 +190,7 @@ def describe_method(name: str, function: Callable[..., Any]) -> MethodDescriptio
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{name} is not a method: it does not say which knobs it takes") from error
+        raise UserError(f"{name} is not a method: its parameters cannot be inspected") from error
     parameters = [] if itself else list(signature.parameters.values())
     doc, _, reference = (inspect.getdoc(function) or "").replace("``", "").partition("Reference:")
     doc, _, section = doc.partition("Parameters\n----------\n")

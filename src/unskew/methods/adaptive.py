@@ -84,7 +84,7 @@ def _method(
 ) -> Method:
     for knob, value in {"beta1": beta1, "beta2": beta2}.items():
         if not 0 <= value < 1:
-            raise ValueError(f"{name}({knob}={value}): {knob} is a momentum, give 0 or more and less than 1")
+            raise ValueError(f"{name}({knob}={value}): {knob} must be at least 0 and below 1")
     for knob, value in {"lr": lr, "tau": tau}.items():
         if not 0 < value < float("inf"):
             raise ValueError(f"{name}({knob}={value}): give a number above 0")

@@ -70,7 +70,7 @@ def read_trace(path: Path) -> Trace:
     except csv.Error as error:
         raise UserError(f"{path} is not a CSV file: {error}") from error
     if not len(table):
-        raise UserError(f"{path} has no rows: no client would ever be available; give a row for each stay")
+        raise UserError(f"{path} has no rows, so no client would ever be available; give one row per stay")
     return Trace(path, *table.T)
 
 
@@ -81,7 +81,7 @@ def _parse_row(path: Path, line: int, row: list[str], columns: list[int]) -> lis
     except (ValueError, IndexError):
         raise UserError(f"{path}, line {line}: {','.join(row)[:80]!r}; give whole numbers in every column") from None
     if client < 0 or min(rounds) < 1 or max(client, *rounds) >= 2**31 or rounds != sorted(rounds):
-        rule = "clients count from 0, rounds from 1, and a stay ends in the round in which it begins or later"
+        rule = "clients are numbered from 0, rounds from 1, and a stay cannot end before it begins"
         raise UserError(f"{path}, line {line}: {','.join(row)[:80]!r}; {rule}")
     return [client, rounds[0], rounds[-1]]
 
@@ -90,7 +90,7 @@ def _read_content(path: Path) -> bytes:
     check_plain(path)
     content = read_content(path, MAX_BYTES)
     if content is None:
-        raise UserError(f"there is no trace {path}")
+        raise UserError(f"the trace {path} does not exist")
     return content
 
 
@@ -111,7 +111,7 @@ def absent(share: float = 0.3) -> Method:
         The probability with which a sampled client stays away.
     """
     if not 0 <= share < 1:
-        raise ValueError(f"absent(share={share}): share is a chance, give 0 or more and less than 1")
+        raise ValueError(f"absent(share={share}): share, a probability, must be at least 0 and below 1")
 
     def arrive(key: Key, visits: list[Visit]) -> list[Visit]:
         clients, index = np.unique([visit.client for visit in visits], return_inverse=True)
@@ -150,11 +150,11 @@ def available(file: str = "", share: float = 0.5, period: int = 24, sha256: str 
             raise ValueError(f"available(sha256={text.cut(sha256)}): give 8 to 64 hexadecimal digits, or leave it out")
         return _FromTrace(file, sha256)
     if sha256:
-        raise ValueError("available(sha256=…): it is the trace's, give its file too")
+        raise ValueError("available(sha256=…): this is the hash of a trace; give its file too")
     if not 0 < share <= 1:
-        raise ValueError(f"available(share={share}): share is a part of the time, give a number above 0, at most 1")
+        raise ValueError(f"available(share={share}): share, of the time, must be above 0 and at most 1")
     if period < 1:
-        raise ValueError(f"available(period={period}): period counts rounds, give at least 1")
+        raise ValueError(f"available(period={period}): period must be at least 1 round")
     stay = max(1, round(share * period))
 
     def by_day(key: Key, number: int, roster: Roster) -> Mask:
@@ -179,7 +179,7 @@ class _FromTrace:
     def spelling(self) -> str:
         """The method's text with the whole path and the content's hash: the same trace from anywhere, or none."""
         if {"'", '"'} <= set(str(self.path)):
-            quotes = "has both kinds of quotes in its name, which a method's text cannot"
+            quotes = "has both kinds of quotes in its name, so a method's text cannot contain it"
             raise UserError(f"{self.path} {quotes}; rename it")
         known = self.sha256 or hash_trace(self.path)[:DIGITS]
         return f"available({text.spell(str(self.path))}, sha256={text.spell(known)})"

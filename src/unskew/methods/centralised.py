@@ -27,6 +27,6 @@ def centralised() -> Method:
 def _everyone(key: Key, roster: Roster, per_round: int) -> list[Visit]:
     examples = roster.examples
     if examples == 0:
-        raise UserError("no client of the partition has any examples; make a new partition")
+        raise UserError("no client in the partition has any examples; make a new partition")
     share = per_round / len(roster.inhabited)
     return [Visit(EVERYONE, float(examples), take=None if share >= 1 else max(1, round(examples * share)))]

@@ -24,7 +24,7 @@ def clsprox(mu: float = 0.001) -> Method:
     NeurIPS 2021, section 3.3.
     """
     if not 0 <= mu < float("inf"):
-        raise ValueError(f"clsprox(mu={mu}): mu weighs a penalty, give 0 or more")
+        raise ValueError(f"clsprox(mu={mu}): mu must be 0 or more")
 
     def proximal(loss: Loss, step: Step) -> Loss:
         names = [name for name in step.classifier if name in step.params]

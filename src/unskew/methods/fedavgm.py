@@ -42,10 +42,10 @@ def fedavgm(beta: float = 0.9, lr: float = 1.0, damped: bool = False) -> Method:
     """
     _rate("fedavgm", lr)
     if not 0 <= beta < 1:
-        raise ValueError(f"fedavgm(beta={beta}): beta is a momentum, give 0 or more and less than 1")
+        raise ValueError(f"fedavgm(beta={beta}): beta must be at least 0 and below 1")
     return lambda algorithm: replace(algorithm, server=momentum(beta, lr, damped=damped))
 
 
 def _rate(name: str, lr: float) -> None:
     if not 0 < lr < float("inf"):
-        raise ValueError(f"{name}(lr={lr}): lr is the server's rate, give a number above 0")
+        raise ValueError(f"{name}(lr={lr}): the server's learning rate must be above 0")

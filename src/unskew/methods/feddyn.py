@@ -31,7 +31,7 @@ def feddyn(alpha: float = 0.01) -> Method:
     Reference: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1.
     """
     if not 0 < alpha < float("inf"):
-        raise ValueError(f"feddyn(alpha={alpha}): alpha weighs a penalty and divides, give a number above 0")
+        raise ValueError(f"feddyn(alpha={alpha}): alpha must be above 0")
 
     def proximal(loss: Loss, step: Step) -> Loss:
         reference = [step.shared[name] for name in step.params]

@@ -34,15 +34,15 @@ def fedir(target: str = "population", cap: float = 0.0, smooth: float = 0.0) -> 
     Density-Ratio Estimation for Robust Distribution Comparison", 2013.
     """
     if not 0 <= cap < math.inf:
-        raise ValueError(f"fedir(cap={cap:g}): cap is the largest weight, give a number above 0, or 0 for no limit")
+        raise ValueError(f"fedir(cap={cap:g}): cap must be above 0, or 0 for no limit")
     if not 0 <= smooth <= 1:
-        raise ValueError(f"fedir(smooth={smooth:g}): smooth is a share of the target, give 0 to 1")
+        raise ValueError(f"fedir(smooth={smooth:g}): smooth must be between 0 and 1")
     given = None if target in ("population", "uniform") else _parse_shares(target)
 
     def init(model: Tensors) -> Tensors:
         classes = len(model["classifier/weight"])
         if given is not None and len(given) != classes:
-            raise UserError(f"fedir(target=…): {len(given)} shares given, the data has {classes} classes")
+            raise UserError(f"fedir(target=…): {len(given)} shares given, but the data has {classes} classes")
         shares = torch.full((classes,), 1 / classes, dtype=torch.float64) if given is None else given
         return {} if target == "population" else {"target": shares}
 
@@ -78,7 +78,9 @@ def _parse_shares(target: str) -> Tensor:
         raise ValueError(f'fedir(target={target}): give population, uniform, or a share for each class: "0.5 0.3 0.2"')
     for label, value in enumerate(values):
         if not 0 < value < math.inf:
-            raise ValueError(f"fedir(target=…): class {label} has the share {value:g}; every class needs one above 0")
+            raise ValueError(
+                f"fedir(target=…): class {label} has the share {value:g}; every class needs a share above 0"
+            )
     shares = torch.tensor(values, dtype=torch.float64)
     shares = shares / shares.sum()
     if not bool((shares.float() > 0).all()):  # clients see them in the model's type

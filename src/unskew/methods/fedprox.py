@@ -25,7 +25,7 @@ def fedprox(mu: float = 0.01, on: str = "all") -> Method:
     Reference: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. (2).
     """
     if not 0 <= mu < float("inf"):
-        raise ValueError(f"fedprox(mu={mu}): mu weighs a penalty, give 0 or more")
+        raise ValueError(f"fedprox(mu={mu}): mu must be 0 or more")
     if on not in DECAYS:
         raise ValueError(f"fedprox(on={on}): {nearest(on, DECAYS)}")
 

@@ -33,13 +33,13 @@ def fedvc(size: int = 256, epochs: int = 1) -> Method:
     section 5.3 and Algorithm 1.
     """
     if size < 1:
-        raise ValueError(f"fedvc(size={size}): size counts examples, give at least 1")
+        raise ValueError(f"fedvc(size={size}): size must be at least 1 example")
     if epochs < 1:
-        raise ValueError(f"fedvc(epochs={epochs}): epochs counts passes over the drawn examples, give at least 1")
+        raise ValueError(f"fedvc(epochs={epochs}): epochs must be at least 1")
 
     def by_size(key: Key, roster: Roster, per_round: int) -> list[Visit]:
         if roster.examples == 0:
-            raise UserError("no client of the partition has any examples; make a new partition")
+            raise UserError("no client in the partition has any examples; make a new partition")
         drawn = key.numpy().integers(0, roster.examples, per_round)  # an example each: its owner comes
         clients = np.sort(np.searchsorted(roster.ends, drawn, side="right")).tolist()
         seen: Counter[int] = Counter()

@@ -31,7 +31,7 @@ def fedlc(tau: float = 0.5) -> Method:
     eq. (7).
     """
     if not 0 <= tau < float("inf"):
-        raise ValueError(f"fedlc(tau={tau}): tau scales the margin, give 0 or more")
+        raise ValueError(f"fedlc(tau={tau}): tau must be 0 or more")
 
     def margin(step: Step) -> Tensor:
         return -tau * _counts(step) ** -0.25 if tau else torch.zeros_like(step.logits)
@@ -54,7 +54,7 @@ def fedrs(alpha: float = 0.5) -> Method:
     KDD 2021.
     """
     if not 0 <= alpha <= 1:
-        raise ValueError(f"fedrs(alpha={alpha}): alpha scales logits down, give a number from 0 to 1")
+        raise ValueError(f"fedrs(alpha={alpha}): alpha must be between 0 and 1")
 
     def margin(step: Step) -> Tensor:
         return (alpha - 1) * step.logits * (step.counts == 0)

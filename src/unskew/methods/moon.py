@@ -30,9 +30,9 @@ def moon(mu: float = 1.0, tau: float = 0.5) -> Method:
     Reference: Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021, eq. (3).
     """
     if not 0 <= mu < float("inf"):
-        raise ValueError(f"moon(mu={mu}): mu weighs a penalty, give 0 or more")
+        raise ValueError(f"moon(mu={mu}): mu must be 0 or more")
     if not 0 < tau < float("inf"):
-        raise ValueError(f"moon(tau={tau}): tau is a temperature, give a number above 0")
+        raise ValueError(f"moon(tau={tau}): tau, a temperature, must be above 0")
 
     def contrast(loss: Loss, step: Step) -> Loss:
         if not step.memory:

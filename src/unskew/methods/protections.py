@@ -24,7 +24,7 @@ def withhold(min_count: int = 5) -> Method:
     Reference: Luo et al., "No Fear of Heterogeneity", NeurIPS 2021, appendix C.
     """
     if min_count < 1:
-        raise ValueError(f"withhold(min_count={min_count}): it counts examples, give at least 1")
+        raise ValueError(f"withhold(min_count={min_count}): min_count must be at least 1 example")
     return lambda algorithm: replace(algorithm, withhold=min_count)
 
 
@@ -47,7 +47,9 @@ def secure(updates: bool = False, threshold: float = THRESHOLD) -> Method:
     Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017.
     """
     if not 0.5 < threshold <= 1:
-        raise ValueError(f"secure(threshold={threshold:g}): give the share that must stay, above 0.5 and at most 1")
+        raise ValueError(
+            f"secure(threshold={threshold:g}): the share of clients that must stay is above 0.5 and at most 1"
+        )
     masked = SecureAggregation(threshold)
     if not updates:
         return lambda algorithm: replace(algorithm, secure=masked)
@@ -116,11 +118,13 @@ def private_updates(
     Reference: McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018, Algorithm 1.
     """
     if not 0 < clip < float("inf"):
-        raise ValueError(f"private-updates(clip={clip:g}): give the longest update, a number above 0")
+        raise ValueError(f"private-updates(clip={clip:g}): clip, the longest update, must be above 0")
     if not 0 <= noise < float("inf"):
-        raise ValueError(f"private-updates(noise={noise:g}): give a number above 0, or 0 for none")
+        raise ValueError(f"private-updates(noise={noise:g}): noise must be above 0, or 0 for none")
     if not 0 < delta < 1:
-        raise ValueError(f"private-updates(delta={delta:g}): give a number between 0 and 1, below 1 / the clients")
+        raise ValueError(
+            f"private-updates(delta={delta:g}): delta must be between 0 and 1, well below 1 / the number of clients"
+        )
     if sampling not in SAMPLERS:
         raise ValueError(f"private-updates(sampling={sampling}): give {' or '.join(SAMPLERS)}")
     mechanism = PrivateUpdates(clip, noise, delta, sampling == "poisson", release)

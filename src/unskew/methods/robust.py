@@ -37,7 +37,7 @@ def trimmed(share: float = 0.2) -> Method:
     Reference: Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, Algorithm 1.
     """
     if not 0 < share < 0.5:
-        raise ValueError(f"trimmed(share={share:g}): give the share to leave out at each end, above 0 and below 0.5")
+        raise ValueError(f"trimmed(share={share:g}): the share left out at each end must be above 0 and below 0.5")
 
     def rule(updates: Tensor, weights: Tensor) -> Tensor:
         drop = int(share * len(updates))
@@ -123,7 +123,7 @@ class RobustMean:
         if not replies:
             return outcome
         if len(replies) < FEWEST:
-            reason = f"{len(replies)} clients answered, and a robust mean needs {FEWEST}"
+            reason = f"{len(replies)} clients answered, but a robust mean needs {FEWEST}"
             return replace(outcome, sums={}, tickets={}, void=reason)
         names = [name for name in outcome.sums if name.startswith("delta/")]
         weights = torch.stack([sums["weight"] for sums in replies])
@@ -138,6 +138,6 @@ def _check_memory(sums: PackedSums, clients: int) -> None:
     needed, most = 3 * clients * sums.vector.numel() * DOUBLE, physical_memory() / 2
     if needed > most:
         raise UserError(
-            f"a robust mean of {clients:,} updates takes {format_bytes(needed)} of memory, and {format_bytes(most)} is "
-            "the limit; sample fewer clients a round"
+            f"a robust mean of {clients:,} updates takes {format_bytes(needed)} of memory, above the limit of "
+            f"{format_bytes(most)}; sample fewer clients per round"
         )

@@ -75,9 +75,9 @@ def _parse_public(text: str, shape: Shape, classes: int) -> Callable[[], nn.Modu
     call = parse_call(text, "model")
     if text != text.strip() or call.name not in {**NETWORKS, **PUBLIC}:
         hint = nearest(call.name, [*NETWORKS, *PUBLIC])
-        raise UserError(f"no model is called {brief(text)}; {hint}; your own is package.module:function")
+        raise UserError(f"no model is called {brief(text)}; {hint}; give your own as package.module:function")
     if call.name in NETWORKS:
-        raise UserError(f"model {call.name} takes no knobs; say {call.name} alone")
+        raise UserError(f"model {call.name} takes no knobs; give {call.name} alone")
     function = bind_factory(PUBLIC[call.name], shape, classes)
     return lambda: apply(call, function, "model")
 
@@ -98,7 +98,9 @@ def initialise(network: nn.Module, key: Key) -> None:
     if origin is not None:
         made, own = tensors.of_module(origin.make(key)), tensors.of_module(network)
         if {name: value.shape for name, value in made.items()} != {name: value.shape for name, value in own.items()}:
-            raise UserError("the model's factory gives other layers when it is called again; give the same ones")
+            raise UserError(
+                "the model's factory returns different layers on a second call; it must return the same ones"
+            )
         tensors.overwrite(network, made)
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):

@@ -74,9 +74,9 @@ def _bind(function: Callable[..., Any], shape: Shape, classes: int) -> Callable[
 def make_module(call: Callable[[], Any], name: str, shape: Shape, key: Key) -> nn.Module:
     """The network in float32 on the CPU, its weights those that its factory gives under this key."""
     with seeded(key.fold("make")):
-        module = run_guarded(call, f"model {name!r} cannot be made", TRIED)
+        module = run_guarded(call, f"model {name!r} cannot be built", TRIED)
         if not isinstance(module, nn.Module):
-            raise UserError(f"model {name!r} gives {a_kind(module)}; give a torch.nn.Module")
+            raise UserError(f"model {name!r} returns {a_kind(module)}; it must return a torch.nn.Module")
         try:
             module = copy.deepcopy(module)  # the factory may keep its own, and training overwrites this one
         except Exception as error:
@@ -107,13 +107,13 @@ def run_guarded(work: Callable[[], Any], what: str, hint: str = "") -> Any:
 def _check_tensors(module: nn.Module, name: str) -> None:
     for key, value in (*module.named_parameters(), *module.named_buffers()):
         if value.is_complex():
-            raise UserError(f"model {name!r}: {key} is complex; give real weights")
+            raise UserError(f"model {name!r}: {key} is complex; the weights must be real")
         if value.is_meta:
-            raise UserError(f"model {name!r}: {key} has no values (device meta); give it weights")
+            raise UserError(f"model {name!r}: {key} has no values (device meta); initialise it")
         if value.is_quantized or (isinstance(value, nn.Parameter) and not value.is_floating_point()):
-            raise UserError(f"model {name!r}: {key} is {value.dtype}; give weights in floating point")
+            raise UserError(f"model {name!r}: {key} is {value.dtype}; weights must be floating-point")
     if not any(value.requires_grad for value in module.parameters()):
-        raise UserError(f"model {name!r} has no parameter with requires_grad; nothing could be trained")
+        raise UserError(f"model {name!r} has no parameter with requires_grad, so nothing could be trained")
 
 
 def find_default_weights(call: Callable[[], Any], key: Key) -> frozenset[str]:
@@ -123,7 +123,7 @@ def find_default_weights(call: Callable[[], Any], key: Key) -> frozenset[str]:
     memory is seen.
     """
     with seeded(key), _Writes() as log:
-        module = run_guarded(call, "the model cannot be made a second time")
+        module = run_guarded(call, "the model cannot be built a second time")
     names = []
     for path, layer in module.named_modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -164,7 +164,7 @@ def _memory(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
 
 
-LOOKED_FOR = "wanted: one nn.Linear that runs once, takes features [B, d] and gives the logits [B, C] as they are"
+LOOKED_FOR = "a model must end in one nn.Linear that runs once, takes features [B, d] and returns the logits [B, C]"
 MAX_NAMED = 6  # layers named in a message
 
 Call = tuple[str, nn.Module, Any, Any]  # a layer that ran: its name, the layer, its input, its output
@@ -241,10 +241,10 @@ def check_forward(module: nn.Module, name: str, shape: Shape, classes: int) -> l
         for handle in handles:
             handle.remove()
     if not isinstance(logits, Tensor):
-        raise UserError(f"model {name!r} gives {a_kind(logits)}; it must give its logits [B, C] as one tensor")
+        raise UserError(f"model {name!r} returns {a_kind(logits)}; it must return its logits [B, C] as one tensor")
     if tuple(logits.shape) != (2, classes):
         given = f"{list(logits.shape)} for 2 images of {list(shape)} and {classes} classes"
-        raise UserError(f"model {name!r} gives {given}; it must give logits [2, {classes}]")
+        raise UserError(f"model {name!r} returns {given}; it must return logits [2, {classes}]")
     return [*calls, ("", module, torch.zeros(0), logits)]
 
 
@@ -259,13 +259,13 @@ def find_classifier(module: nn.Module, name: str, shape: Shape, classes: int) ->
         if layer.out_features != classes or not _comes_out(module, layer, out, name, shape):
             continue
         if sum(other is layer for _, other, _, _ in linear) > 1:
-            raise _refuse(name, f"{path!r} gives the logits, but runs more than once")
+            raise _refuse(name, f"{path!r} returns the logits, but runs more than once")
         if given.numel() != 2 * layer.in_features:
-            raise _refuse(name, f"{path!r} gives the logits, but takes features {list(given.shape)}")
+            raise _refuse(name, f"{path!r} returns the logits, but takes features {list(given.shape)}")
         if not torch.allclose(F.linear(given, layer.weight, layer.bias), out, rtol=1e-3, atol=1e-5):
-            raise _refuse(name, f"{path!r} gives the logits, but not as weight·features + bias")
+            raise _refuse(name, f"{path!r} returns the logits, but not as weight·features + bias")
         if id(layer.weight) not in {id(value) for value in module.parameters()}:
-            raise _refuse(name, f"{path!r} gives the logits, but its weight is computed from others")
+            raise _refuse(name, f"{path!r} returns the logits, but its weight is computed from others")
         return layer
     raise _refuse(name, _explain(calls, linear, logits, classes))
 
@@ -310,14 +310,16 @@ def _comes_out(module: nn.Module, layer: nn.Module, out: Tensor, name: str, shap
 
 def _explain(calls: list[Call], linear: list[tuple[str, nn.Linear, Any, Any]], logits: Tensor, classes: int) -> str:
     if bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones(2), atol=1e-4):
-        return "its rows are probabilities that add up to 1: leave the softmax out"
+        return "it returns probabilities that add up to 1; leave the softmax out"
     if torch.allclose(logits.exp().sum(1), torch.ones(2), atol=1e-4):
-        return "its rows are log-probabilities: leave the log-softmax out"
+        return "it returns log-probabilities; leave the log-softmax out"
     for path, layer, _, out in calls:
         if isinstance(layer, nn.Conv2d) and isinstance(out, Tensor) and out.shape[1] == classes:
-            return f"the convolution {path!r} gives {classes} channels: end in nn.Flatten and nn.Linear instead"
+            return f"the convolution {path!r} gives {classes} channels; end in nn.Flatten and nn.Linear instead"
     if wide := [path for path, layer, _, _ in linear if layer.out_features == classes]:
-        return f"what follows {', '.join(map(repr, wide[-MAX_NAMED:]))} changes the output: give the logits as they are"
+        return (
+            f"what follows {', '.join(map(repr, wide[-MAX_NAMED:]))} changes the output; return the logits as they are"
+        )
     ran = [f"{path!r} ({layer.in_features} to {layer.out_features})" for path, layer, _, _ in linear[-MAX_NAMED:]]
     return f"the linear layers that ran are {', '.join(ran)}" if ran else "no nn.Linear ran"
 

@@ -25,7 +25,7 @@ def cut(network: Network, layers: int = 1) -> tuple[nn.Module, nn.Module]:
     before = _before_classifier(network)
     starts = _starts([part for _, part in before])
     if not 1 < layers <= len(starts) + 1:
-        where = "" if before else ", as far as can be seen (only an nn.Sequential can be cut)"
+        where = "" if before else " that can be found (only an nn.Sequential can be split)"
         ends = counted(len(starts) + 1, "linear layer")
         most = "1 to that many" if starts else "1"
         raise UserError(f"layers={layers}: this network ends in {ends}{where}; give {most}")
@@ -41,7 +41,7 @@ def cut(network: Network, layers: int = 1) -> tuple[nn.Module, nn.Module]:
     for made in (rest, encoder, head):
         made.training = network.training  # or restoring their mode later would change the network's
     if isinstance(network, AnyNetwork) and not same_output(network.module, encoder, head, network.shape):
-        raise UserError(f"layers={layers}: this network's last parts do not run one after another; give layers=1")
+        raise UserError(f"layers={layers}: this network's last layers do not run one after another; give layers=1")
     return encoder, head
 
 

@@ -33,10 +33,10 @@ def parse_train(source: str) -> int | None:
     given = [*call.values, *call.knobs.values()]
     if call.name != LAST:
         if given:
-            raise complain(source, call.start, f"{call.name} takes nothing in brackets")
+            raise complain(source, call.start, f"{call.name} takes no arguments")
         return None if call.name == ALL else 1
     if len(given) != 1 or type(given[0]) is not int or given[0] < 1 or set(call.knobs) - {"layers"}:
-        raise complain(source, call.start, "last needs the number of layers, 1 or more: last(2)")
+        raise complain(source, call.start, "last needs a number of layers of at least 1, as in last(2)")
     return given[0]
 
 
@@ -119,7 +119,7 @@ def last_layers(network: Network, shape: Shape, count: int) -> tuple[list[nn.Mod
     starts = [index for index, part in enumerate(weighty) if not index or not isinstance(part, NORMS)]
     if count > len(starts) + 1:
         most = counted(len(starts) + 1, "layer")
-        raise UserError(f"--train last({count}): this network has {most} with weights; give fewer, or all")
+        raise UserError(f"--train last({count}): this network has only {most} with weights; give fewer, or --train all")
     trained = weighty[starts[len(starts) + 1 - count] :] if count > 1 else []
     first = order.index(trained[0]) if trained else len(order)
     trained.append(network.classifier)

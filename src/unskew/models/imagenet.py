@@ -179,7 +179,7 @@ class MobileNetV2(nn.Module):
 def mobilenet_v2(shape: Shape, classes: int, *, norm: str = "batch", bottleneck: int = 0) -> MobileNetV2:
     """MobileNetV2: 1,280 features, 2 million weights. norm=batch|group; bottleneck=64 gives that many features."""
     if not 0 <= bottleneck <= 2**16:
-        raise UserError(f"bottleneck={bottleneck}: give the number of features, such as 64, or 0 for none")
+        raise UserError(f"bottleneck={bottleneck}: give a number of features such as 64, or 0 for no bottleneck")
     return MobileNetV2(shape, classes, norm_layer(norm), bottleneck)
 
 

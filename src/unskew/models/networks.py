@@ -114,12 +114,12 @@ def _at_least(side: int, name: str, shape: Shape) -> None:
     if min(shape[1:]) < side:
         instead = "tiny-cnn" if side > SMALLEST else "larger images"
         given = f"{shape[2]}x{shape[1]}"
-        raise UserError(f"{name} needs images of {side}x{side} pixels or more, these are {given}; take {instead}")
+        raise UserError(f"{name} needs images of {side}x{side} pixels or more, not {given}; use {instead}")
 
 
 def _fits(name: str, shape: Shape, weights: int) -> None:
     """Refuse images whose first linear layer, with that many weights, cannot be trained in this memory."""
     if COPIES * 4 * weights > physical_memory():
         given = f"{name} for images of {shape[2]}x{shape[1]} pixels has a layer of {format_bytes(4 * weights)}"
-        instead = "give smaller images (--resize), or resnet-18, whose layers do not grow with the images"
-        raise UserError(f"{given}, too large to be trained in this machine's memory; {instead}")
+        instead = "use smaller images (--resize) or resnet-18, whose layers do not grow with the images"
+        raise UserError(f"{given}, too large to train in this machine's memory; {instead}")

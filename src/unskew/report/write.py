@@ -49,7 +49,10 @@ def take_all(
     for request in order_requests(only):
         result: Measured | str
         if request.name in left_out:
-            result = load_measure(run, request) or f"left out; take it with unskew analyse {run.path} {request.name}"
+            result = (
+                load_measure(run, request)
+                or f"left out; to include it, first run: unskew analyse {run.path} {request.name}"
+            )
         else:
             try:
                 result = load_or_take(run, request, again=again)
@@ -109,7 +112,7 @@ def _list_events(run: FinishedRun) -> list[Section]:
     columns = [Column("round", "count"), Column("who"), Column("what")]
     left = f"The first {MAX_EVENTS:,} of {len(rows):,}; see metrics.jsonl for all." if len(rows) > MAX_EVENTS else ""
     table = Table("Round by round", columns, rows[:MAX_EVENTS], left)
-    text = "Failed visits, which their round continued without, and other notes from metrics.jsonl."
+    text = "Failed visits that were skipped, and other notes from metrics.jsonl."
     return [Section("happened", "Events during training", text, [table])]
 
 
@@ -147,9 +150,9 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     result = run.result
     facts = [("accuracy", f"{result.accuracy:.2%}")]
     if result.evaluated_on == VALIDATION:
-        facts.append(("measured on", "validation images, wherever this page says test images"))
+        facts.append(("measured on", "validation images, wherever this page mentions test images"))
     if result.evaluated_on == AT_NODES:
-        facts.append(("measured on", "the nodes' own test images, wherever this page says test images"))
+        facts.append(("measured on", "the nodes' own test images, wherever this page mentions test images"))
     if result.calibrations:
         best = max(_usable(result) or result.calibrations.values(), key=lambda item: item.accuracy)
         facts.append((f"after {best.name}", f"{best.accuracy:.2%}"))
@@ -187,8 +190,8 @@ def _who(run: FinishedRun) -> str:
 def _made(run: FinishedRun) -> str:
     if run.result.released:
         return (
-            "A release: its noise came from the operating system, so the run cannot be repeated. What (ε, δ) does not "
-            f"cover was left out. Weights: sha256 {run.result.weights_sha256}."
+            "A release: its noise came from the operating system, so the run cannot be repeated. "
+            f"Anything that (ε, δ) does not cover was left out. Weights: sha256 {run.result.weights_sha256}."
         )
     if run.result.partition == NODES:
         return (
@@ -279,7 +282,7 @@ def _measured(run: FinishedRun, request: MeasureRequest, chosen: bool, again: bo
         return stored
     if quick:
         return load_or_take(run, parse_measure(quick), again=again)
-    raise Missing(f"not taken yet; add --only {request.name}, or run unskew analyse RUN {request.name}")
+    raise Missing(f"not measured yet; add --only {request.name}, or run: unskew analyse RUN {request.name}")
 
 
 def _results(runs: Mapping[str, FinishedRun]) -> Table:
@@ -329,7 +332,7 @@ def _over_seeds(results: Sequence[Result]) -> list[Table]:
         rows.append([label, len(group), spreads[0], best.classifier if best else None, spreads[1]])
     columns = [Column("settings"), Column("seeds", "count"), Column("accuracy, %", "number")]
     columns += [Column("best calibration"), Column("after it, %", "number")]
-    return [Table("Over seeds", columns, rows, "Mean ± sample deviation.")]
+    return [Table("Over seeds", columns, rows, "Mean ± sample standard deviation.")]
 
 
 def _usable(result: Result) -> list[Calibration]:
@@ -353,8 +356,9 @@ def _findings(results: Sequence[Result]) -> list[str]:
 
 
 _RANKED = (
-    "Runs that differ only in the seed form one setting. A winner is named only if its difference to every other "
-    "setting, paired over common seeds, has a t-interval above 0; the intervals hold jointly with 95%. Calibrated "
+    "Runs that differ only in the seed form one setting. A winner is named only if its difference from "
+    "every other setting, paired over common seeds, has a t-interval above 0; the intervals hold jointly "
+    "with 95%. Calibrated "
     "classifiers count too."
 )
 
@@ -395,13 +399,15 @@ def write_report(
     The page as a value.
     """
     if not paths:
-        raise UserError("no run given; give the directory of a finished run")
+        raise UserError("no run was given; give the directory of a finished run")
     order_requests(only)
     order_requests(without)
     if out is not None and Path(out).suffix not in (".html", ".htm"):
         raise UserError(f"--out {out}: the file must end in .html")
     if without and len(paths) > 1:
-        raise UserError("--without is for the report of one run; a comparison shows what is stored")
+        raise UserError(
+            "--without is for the report of one run; a comparison shows every stored measure, and --only adds more"
+        )
     if out is None and len(paths) > 1:
         raise UserError("a comparison of several runs needs --out FILE.html")
     values = {"data": data, "model": model, "method": method}

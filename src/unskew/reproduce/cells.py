@@ -138,7 +138,7 @@ def parse_reading(source: str) -> Reading:
     """The reading of a text such as ``accuracy`` or ``at-round(1000)``."""
     call = text.parse_calls(source, "reading")[0]
     if call.name not in READINGS:
-        raise text.complain(source, call.start, f"there is no reading {call.name!r}; {nearest(call.name, READINGS)}")
+        raise text.complain(source, call.start, f"no reading is called {call.name!r}; {nearest(call.name, READINGS)}")
     function, unit, decimals = READINGS[call.name]
     read: Callable[[RunView], float | None] = text.apply(call, bind_knobs(function), "reading")
     return Reading(str(call), read, unit, decimals, call.name in ("rounds-to", "relative"))
@@ -256,7 +256,7 @@ def _make_config(settings: Mapping[str, Value], variables: Mapping[str, Value], 
     values: dict[str, Value | None] = {}
     for name, value in settings.items():
         if name not in OPTIONS:
-            raise UserError(f"{where}: there is no option {name!r}; {nearest(name, OPTIONS)}")
+            raise UserError(f"{where}: no option is called {name!r}; {nearest(name, OPTIONS)}")
         option, values[name] = OPTIONS[name], value
         if not isinstance(value, str):
             continue

@@ -325,9 +325,9 @@ _TABLE = (
     "where this one does not."
 )
 _BEYOND = (
-    "The best combination that the papers do not have against the best that they have, both run here on the same "
-    "partitions and seeds, with the bytes that each sends; and next to them the best value that a paper prints for the "
-    "same settings. CCVR counts as the paper's with and without ReLU and Tukey's transformation."
+    "The best combination that is not in the papers against the best that is, both run here on the "
+    "same partitions and seeds, with the bytes that each sends, and the best value that a paper reports "
+    "for the same settings. CCVR counts as the paper's method with or without ReLU and Tukey's transformation."
 )
 
 
@@ -337,7 +337,7 @@ def describe_scenarios(scenarios: Sequence[Scenario]) -> list[str]:
     for scenario in scenarios:
         best, seeds = scenario.best, counted(len(scenario.best.scores), "seed")
         few = len(best.scores) < MIN_SEEDS
-        what = f"highest mean, with {seeds} too few to name a winner: " if few else ""
+        what = f"highest mean, but too few seeds ({seeds}) to name a winner: " if few else ""
         text = f"{scenario.label}: {what}{best.name}, {best.accuracy.words()} % over {seeds}, {best.cost}"
         if scenario.result.rounds and scenario.plain is not None and scenario.plain is not best:
             text += f"; {scenario.describe_gap(best, scenario.plain)} over FedAvg without calibration"
@@ -346,7 +346,7 @@ def describe_scenarios(scenarios: Sequence[Scenario]) -> list[str]:
             more = f" and {len(rivals) - MOST_RIVALS} more" if len(rivals) > MOST_RIVALS else ""
             text += f". Statistically tied with: {', '.join(rivals[:MOST_RIVALS])}{more}"
         if scenario.never_calibrated:
-            text += f". Tried without calibration only: {', '.join(scenario.never_calibrated)}"
+            text += f". Tried only without calibration: {', '.join(scenario.never_calibrated)}"
         cheap = scenario.cheapest
         if cheap is not best:
             instead = f"{format_bytes(cheap.bytes_up)} instead of {format_bytes(best.bytes_up)}"

@@ -112,7 +112,7 @@ def explain_missing_data(missing: Sequence[str], command: str, stand_ins: Sequen
     found = {source.name: source for source, _ in map(sources.parse, missing)}
     fetched = [f"unskew data fetch {name} --data-dir DIR" for name, source in found.items() if source.download]
     others = [name for name, source in found.items() if not source.download]
-    text = f"these data are not on this machine: {', '.join(found)}"
+    text = f"these data sets are not on this machine: {', '.join(found)}"
     if fetched:
         text += f"; download them with: {'; '.join(fetched)}; then give --data-dir DIR or set UNSKEW_DATA"
     if others:

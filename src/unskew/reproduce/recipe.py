@@ -178,7 +178,7 @@ def find_recipes(asked: Sequence[str]) -> list[str]:
         names = [name for name in recipe_names() if matches(name, (text, f"{text}/*", f"{text}[a-z]"))]
         if not names:
             hint = nearest(text, recipe_names())
-            raise UserError(f"there is no table or figure {brief(text)}; {hint}; unskew reproduce lists all")
+            raise UserError(f"no table or figure is called {brief(text)}; {hint}; unskew reproduce lists all")
         found |= dict.fromkeys(names)
     return list(found)
 

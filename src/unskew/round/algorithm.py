@@ -133,8 +133,8 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
             raise UserError(f"{named.name} is not a method: it must return a function from Algorithm to Algorithm")
         if unknown := [slot for slot in changed.claims if slot not in SLOTS or slot in SHARED_SLOTS]:
             one_only = ", ".join(slot for slot in SLOTS if slot not in SHARED_SLOTS)
-            wrong = f"{named.name} claims {unknown[0]!r}, which is not a slot of one method"
-            raise UserError(f"{wrong}; these are: {one_only}")
+            wrong = f"{named.name} claims {unknown[0]!r}, which is not a slot that a method can claim"
+            raise UserError(f"{wrong}; choose from: {one_only}")
         for slot in claimed_slots(given, changed):
             before, after = getattr(given, slot), getattr(changed, slot)
             if slot not in SHARED_SLOTS:
@@ -144,7 +144,7 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
                 continue
             if after[: len(before)] != before:
                 others = ", ".join(other.name for other in methods[: methods.index(named)])
-                raise UserError(f"{named.name} drops {slot} of {others}; append to them, do not replace them")
+                raise UserError(f"{named.name} drops the {slot} of {others}; append to them instead of replacing them")
             for added in after[len(before) :]:  # statistics and memories are stored by name
                 name = getattr(added, "name", None)
                 if name is not None and (other := owner.setdefault(f"{slot}/{name}", named.name)) != named.name:

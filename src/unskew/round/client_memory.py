@@ -133,7 +133,7 @@ class ClientMemory:
         """Refuse at once a file that is too short for these tickets."""
         size = os.fstat(self.descriptor).st_size
         if any(size < (_read_ticket(ticket)[0] + 1) * self.slot_bytes for ticket in tickets):
-            raise LostMemory(f"the clients' saved state is incomplete: its file is cut short; {START_A_NEW_RUN}")
+            raise LostMemory(f"the clients' saved state is incomplete: its file is truncated; {START_A_NEW_RUN}")
 
     def close(self) -> None:
         """Close the file."""
@@ -144,7 +144,7 @@ class ClientMemory:
         while len(content) < self.slot_bytes:
             more = os.pread(self.descriptor, self.slot_bytes - len(content), slot * self.slot_bytes + len(content))
             if not more:
-                raise LostMemory(f"client {client}'s saved state is missing: its file is cut short; {START_A_NEW_RUN}")
+                raise LostMemory(f"client {client}'s saved state is missing: its file is truncated; {START_A_NEW_RUN}")
             content += more
         return content
 
@@ -217,7 +217,7 @@ def _require_same_kinds(blank: Layout, kept: Layout) -> None:
     for name in declared | given:
         if declared.get(name) != given.get(name):
             before, after = declared.get(name, "nothing"), given.get(name, "nothing")
-            raise ValueError(f"memory {name}: blank says {before}, keep gives {after}")
+            raise ValueError(f"memory {name}: blank declares {before}, but keep returns {after}")
 
 
 @contextmanager

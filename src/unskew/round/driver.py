@@ -90,12 +90,14 @@ def run_round(
     drawn = draw(algorithm, key, number, engine.roster, per_round)
     visits = drawn.visits
     if len({(visit.client, visit.repeat) for visit in visits}) < len(visits):
-        raise UserError("the sampler gives a client two visits with the same repeat: they would see the same batches")
+        raise UserError(
+            "the sampler gives a client two visits with the same repeat, so they would see the same batches"
+        )
     memory = engine.memory if algorithm.remember else None
     if memory is not None:
         visits = list(memory.assign(with_tickets(visits, state.clients)))
     elif algorithm.remember:
-        raise UserError("a method keeps something between visits, and this engine has no memory for it")
+        raise UserError("a method keeps client state between visits, which this engine does not support")
     if not visits and algorithm.mechanism is None:
         return replace(state, round=number), _nobody_came(number, drawn, asked, perf_counter() - began)
     rate = rate_of_round(algorithm.local, number, max(rounds, number))
@@ -117,7 +119,9 @@ def run_round(
     buffers = apply_step(buffers, gradient, 1.0)
     sent = statistics.fold_statistics(algorithm.statistics, state.sent, sums, info)
     if not tensors.finite(params | kept | sent):
-        raise ClientFailure(f"server, round {number}: its step gives NaN or infinity; a smaller server rate may help")
+        raise ClientFailure(
+            f"server, round {number}: its step produced NaN or infinity; a smaller server learning rate may help"
+        )
 
     sizes = [engine.roster.size(visit.client) if visit.take is None else visit.take for visit in visits]
     examples, reported = int(sums["metric/examples"]), int(sums["metric/visits"])

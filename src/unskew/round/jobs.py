@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from unskew.round.client import ClientSide
 
 
-NOT_FINITE = "its result contains NaN or infinity; a smaller --lr or smaller knobs of the method may help"
+NOT_FINITE = "its result contains NaN or infinity; try a smaller --lr, or smaller values in the method"
 SUM_TYPES = (torch.float64, torch.int64)
 JOBS: dict[str, type[Any]] = {}  # by tag
 
@@ -107,7 +107,7 @@ def _pack(sums: Mapping[str, Tensor]) -> PackedSums:
     for name, value in sums.items():
         if not isinstance(value, Tensor) or value.dtype not in SUM_TYPES:
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"{name}: a sum must be a float64 tensor, this is {kind}")
+            raise TypeError(f"{name}: a sum must be a float64 tensor, not {kind}")
     return PackedSums.of(sums)
 
 

@@ -113,16 +113,16 @@ def uses_sgd(local: Local) -> bool:
 def require_sgd(local: Local, method: str, why: str) -> None:
     """Reject a method whose formula needs SGD's steps, because of ``why``, if the settings have another optimizer."""
     if not uses_sgd(local):
-        given = f"{method} with --optimizer {local.optimizer}: {why}, and so it needs SGD"
+        given = f"{method} with --optimizer {local.optimizer}: it needs SGD: {why}"
         raise UserError(f"{given}; give --optimizer sgd, or leave {method} out")
 
 
 def _adaptive(name: str, fused: Callable[..., Any], beta1: float, beta2: float, eps: float) -> Optimizer:
     for knob, beta in (("beta1", beta1), ("beta2", beta2)):
         if not 0 <= beta < 1:
-            raise ValueError(f"{name}({knob}={beta}): it weighs the past, give 0 or more and less than 1")
+            raise ValueError(f"{name}({knob}={beta}): {knob} must be at least 0 and below 1")
     if not 0 < eps < float("inf"):
-        raise ValueError(f"{name}(eps={eps}): it keeps a division from zero, give a number above 0")
+        raise ValueError(f"{name}(eps={eps}): eps must be above 0")
 
     def make(values: list[Tensor], local: Local) -> Update:
         means, squares = ([torch.zeros_like(value) for value in values] for _ in range(2))
@@ -169,9 +169,9 @@ def constant(warmup: int = 0) -> Schedule:
 def step(every: int = 30, factor: float = 0.1, warmup: int = 0) -> Schedule:
     """The rate times ``factor`` after each ``every`` rounds, as torch's StepLR: η·factor^⌊(r − 1)/every⌋."""
     if every < 1:
-        raise ValueError(f"step(every={every}): every counts rounds, give at least 1")
+        raise ValueError(f"step(every={every}): every must be at least 1 round")
     if not 0 < factor < float("inf"):
-        raise ValueError(f"step(factor={factor}): factor multiplies the rate, give a number above 0")
+        raise ValueError(f"step(factor={factor}): factor must be above 0")
     return Schedule(_warmup("step", warmup), lambda done, left, lr: lr * factor ** (done // every))
 
 
@@ -181,11 +181,11 @@ def cosine(least: float = 0.0, warmup: int = 0) -> Schedule:
     The round after the last would have the rate ``least``, so that no round is trained with a rate of 0.
     """
     if not 0 <= least < float("inf"):
-        raise ValueError(f"cosine(least={least}): least is a learning rate, give 0 or more")
+        raise ValueError(f"cosine(least={least}): least, a learning rate, must be 0 or more")
 
     def after(done: int, left: int, lr: float) -> float:
         if least > lr:
-            raise UserError(f"--schedule cosine(least={least:g}): it is above --lr {lr:g}; give a smaller one")
+            raise UserError(f"--schedule cosine(least={least:g}): least is above --lr {lr:g}; give a smaller one")
         return least + (lr - least) * (1 + math.cos(math.pi * done / left)) / 2
 
     return Schedule(_warmup("cosine", warmup), after)
@@ -206,7 +206,7 @@ def check_rounds(local: Local, rounds: int) -> None:
         return
     schedule = parse_schedule(local.schedule)
     if schedule.warmup >= rounds:
-        given = f"a warm-up of {schedule.warmup} rounds leaves none of --rounds {rounds}"
+        given = f"a warm-up of {schedule.warmup} rounds leaves no others of --rounds {rounds}"
         raise UserError(f"--schedule {local.schedule}: {given}; give fewer")
     schedule.rate(local.lr, rounds, rounds)
 
@@ -230,5 +230,5 @@ def with_round_rate(local: Local, shared: Tensors) -> Local:
 
 def _warmup(name: str, rounds: int) -> int:
     if rounds < 0:
-        raise ValueError(f"{name}(warmup={rounds}): warmup counts rounds, give 0 or more")
+        raise ValueError(f"{name}(warmup={rounds}): warmup must be 0 or more rounds")
     return rounds

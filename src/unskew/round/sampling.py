@@ -45,7 +45,7 @@ def uniform(key: Key, roster: Roster, per_round: int) -> list[Visit]:
         chosen = roster.inhabited
     else:
         if not len(roster.inhabited):
-            raise UserError("no client of the partition has any examples; make a new partition")
+            raise UserError("no client in the partition has any examples; make a new partition")
         count = min(per_round, len(roster.inhabited))
         chosen = roster.inhabited[np.sort(key.numpy().choice(len(roster.inhabited), count, replace=False))]
     return [Visit(client, float(roster.size(client))) for client in chosen.tolist()]

@@ -94,7 +94,7 @@ def by_labels(partition: Partition, labels: Ints, score: Evaluation) -> ByClient
 def on_own_images(owners: Clients, clients: int, score: Evaluation) -> ByClient:
     """Each client's accuracy on the test images that are its own; ``owners`` [n] is −1 where no client owns one."""
     if score.marks is None:
-        raise ValueError("the evaluation does not say which images are right")
+        raise ValueError("the evaluation does not report which images are classified correctly")
     mine = owners >= 0
     counted = np.bincount(owners[mine], minlength=clients).astype(np.int64)
     sums = np.bincount(owners[mine], score.marks[mine], clients)
@@ -174,7 +174,7 @@ def read_clients(path: Path) -> dict[str, npt.NDArray[Any]]:
         count, clients = len(arrays["classifiers"]), len(arrays["counted"])
         tables = [arrays[name] for name in ("accuracy", "own_images") if name in arrays]
         if any(each.shape != (count, clients) for each in tables) or "accuracy" not in arrays:
-            raise ValueError("its arrays do not fit each other")
+            raise ValueError("its arrays do not match")
         return arrays
     except DAMAGED as error:
         raise UserError(f"{path / CLIENTS} is damaged: {error}; restore it from a copy") from error

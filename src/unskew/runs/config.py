@@ -127,7 +127,7 @@ class Config:
         "Which client holds which example: dirichlet(alpha=0.1) | iid | users | geo(max=1000) | file:FILE | … | "
         "package.module:function",
     )
-    clients: int | None = _count(None, "Number of clients.", "10, or what the partition says")
+    clients: int | None = _count(None, "Number of clients.", "10, or as many as the partition has")
     per_round: int | None = _count(None, "Clients per round.", "all")
     method: str = _option(
         "fedavg",
@@ -158,7 +158,7 @@ class Config:
         None,
         "NAME",
         "How pixels are normalised: data | half | imagenet | lite. half is (x − 127.5) / 127.5, lite (x − 127) / 128.",
-        "as the pretrained network expects, or as the data set says",
+        "as the pretrained network expects, or by the data set's constants",
         choices=NORMALISATIONS,
     )
     views: int | None = _count(
@@ -297,12 +297,12 @@ def read_recipe(path: Path, *, trust: bool = False) -> tuple[Config, tuple[Any, 
     check_plain(path)
     content = read_content(path, MAX_RECIPE)
     if content is None:
-        raise UserError(f"there is no recipe {path}")
+        raise UserError(f"the recipe {path} does not exist")
     table = _table(content, path)
     table.pop(TABLE, None)
     seeds = table.pop(SEEDS, [])
     if not isinstance(seeds, list):
-        raise UserError(f"{path}: {SEEDS} must be a list of whole numbers such as [0, 1, 2], {brief(seeds)} given")
+        raise UserError(f"{path}: {SEEDS} must be a list of whole numbers such as [0, 1, 2], not {brief(seeds)}")
     if seeds and "seed" in table:
         raise UserError(f"{path}: seed and {SEEDS} are both given; give seed for one run, or {SEEDS} for several")
     config = with_values(Config(), table, str(path))
@@ -315,7 +315,7 @@ def federation_table(path: Path) -> dict[str, Any]:
     """A recipe's table for federations; empty if it has none."""
     table = _table(read_content(path, MAX_RECIPE) or b"", path).get(TABLE, {})
     if not isinstance(table, dict):
-        raise UserError(f"{path}: {TABLE} must be a table such as [federation], {brief(table)} given")
+        raise UserError(f"{path}: {TABLE} must be a table such as [federation], not {brief(table)}")
     return table
 
 
@@ -354,8 +354,8 @@ def _check_plugins(config: Config, path: Path) -> None:
     found = [f"{name} {call}" for name, text in plugin_texts(config).items() for call in strangers(text)]
     if found:
         raise UserError(
-            f"{path} names code that you have never used on this machine: {', '.join(found)}; if you trust whoever "
-            "wrote it, give --trust (from Python: trust=True)"
+            f"{path} uses code that you have never used on this machine: {', '.join(found)}; if you trust its "
+            "author, give --trust (from Python: trust=True)"
         )
 
 
@@ -367,7 +367,7 @@ def _table(content: bytes, path: Path) -> dict[str, Any]:
     except ValueError as error:  # also an integer of more digits than Python reads
         raise UserError(f"the recipe {path} is not TOML: {error}") from error
     except RecursionError as error:
-        raise UserError(f"the recipe {path} is nested too deeply; options are not nested") from error
+        raise UserError(f"the recipe {path} is nested too deeply; options must be at the top level") from error
 
 
 def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config:
@@ -378,7 +378,7 @@ def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config
         if key not in OPTIONS:
             raise UserError(f"{where}: no option is called {brief(name)}; {nearest(key, OPTIONS)}")
         if key in changes:
-            raise UserError(f"{where}: {key} is given twice, with a dash and without")
+            raise UserError(f"{where}: {key} is given twice, with a dash and with an underscore")
         changes[key] = _typed(OPTIONS[key], value, where)
     return replace(config, **changes)
 
@@ -462,7 +462,7 @@ def _typed(option: Option, value: Any, where: str) -> Any:
         except OverflowError:
             raise UserError(f"{where}: {option.name} is too large for a number") from None
     if type(value) is not option.kind:
-        raise UserError(f"{where}: {option.name} must be {_KINDS[option.kind]}, {brief(value)} given")
+        raise UserError(f"{where}: {option.name} must be {_KINDS[option.kind]}, not {brief(value)}")
     return value
 
 
@@ -476,13 +476,14 @@ def _check(option: Option, value: Any) -> None:
         raise UserError(f"{flag} is empty; leave it out, or give a value")
     if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise UserError(
-            f"{flag}: {value!a} has bytes that are not text in this locale, so no file can name it; rename it, or "
+            f"{flag}: {value!a} contains bytes that are not text in this locale, so it cannot be written "
+            "to config.toml; rename it, or "
             "set a UTF-8 locale such as LC_ALL=C.UTF-8"
         )
     if option.check is not None:
         option.check(value)
     if option.most is not None and value > option.most:
-        raise UserError(f"{flag}: {option.most:,} is the most that is allowed")
+        raise UserError(f"{flag}: the limit is {option.most:,}")
     if option.limits and not (
         (option.least is None or value >= option.least)
         and (option.above is None or value > option.above)
@@ -494,13 +495,15 @@ def _check(option: Option, value: Any) -> None:
 def check_text(name: str, value: str) -> None:
     """Refuse a text that no file could have: too long, with a null byte, or not Unicode."""
     if len(value) > text.MAX_TEXT:
-        raise UserError(f"{name}: the text has {len(value):,} characters; {text.MAX_TEXT:,} is the most")
+        raise UserError(f"{name}: the text has {len(value):,} characters; the limit is {text.MAX_TEXT:,}")
     if "\0" in value:
-        raise UserError(f"{name} {brief(value)}: it has a null byte; remove it")
+        raise UserError(f"{name} {brief(value)}: it contains a null byte; remove it")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{name} {brief(value)}: it is not UTF-8, in which runs are written; rename it") from None
+        raise UserError(
+            f"{name} {brief(value)}: it is not valid UTF-8, which run directories need; rename it"
+        ) from None
 
 
 def _absolute_weights(text: str | None) -> str | None:

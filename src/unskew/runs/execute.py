@@ -263,7 +263,7 @@ class Execution:
             later = f"add another with: unskew calibrate {self.path} METHOD"
             if self.prepared.nodes is not None:  # most likely a node was away
                 later = "resume the run when all nodes are connected to add it"
-            raise UserError(f"{error}; the run is finished without it; {later}") from error
+            raise UserError(f"{error}; the run finished without it; {later}") from error
         return self._conclude(model, calibrated, seconds)
 
     def _evaluate(self, state: ServerState, *, by_image: bool = False) -> Evaluation:
@@ -414,8 +414,8 @@ def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, checkpoi
         raise UserError(f"{path / 'partition.npz'} is not the partition that the checkpoint was made with")
     if progress.config_sha256 != fingerprint:
         raise UserError(
-            f"{path / checkpoints.CHECKPOINT} and {path / CONFIG} are not of one run: one of them was changed or "
-            "replaced; restore it, or start another run"
+            f"{path / checkpoints.CHECKPOINT} and {path / CONFIG} belong to different runs: one of them "
+            "was changed or replaced; restore it, or start another run"
         )
     return state, progress
 
@@ -638,7 +638,7 @@ def notes_on_protections(prepared: Prepared) -> list[str]:
         return notes
     if algorithm.private is None:
         open_ones = [each.text for each in algorithm.finish if not isinstance(each.needs, RealFeatures)]
-        notes += [f"{text}: its statistics have no noise, (ε, δ) does not cover it" for text in open_ones]
+        notes += [f"{text}: its statistics have no noise, so (ε, δ) does not cover it" for text in open_ones]
     if validation:
         notes.append("accuracy is measured on clients' own examples, which (ε, δ) does not cover")
     return notes

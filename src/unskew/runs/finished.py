@@ -92,7 +92,7 @@ def calibrate_run(
     """
     engines.work_beside(engine)
     if not sources:
-        raise UserError(f"no calibration was named; give one or more, such as ccvr or lda (for {path})")
+        raise UserError(f"no calibration was given for {path}; give one or more, such as ccvr or lda")
     algorithms = [_parse_calibration(source) for source in sources]
     notify = observe or (lambda event: None)
     values = {"data": data, "model": model, "method": method}
@@ -104,16 +104,16 @@ def calibrate_run(
     remember(source if isinstance(source, str) else source.text for source in sources)
     if run.prepared.nodes is not None:
         raise UserError(
-            f"{run.path} is the run of a federation, whose images are at its nodes; name the calibration in the "
-            "recipe's method"
+            f"{run.path} is the run of a federation, whose images stay at its nodes; add the calibration "
+            "to the recipe's method"
         )
     for algorithm in algorithms:
         for finisher in algorithm.finish:
             check(finisher, algorithm, side)
             if result.released and (isinstance(finisher.needs, RealFeatures) or not algorithm.released):
                 raise UserError(
-                    f"{run.path} is a release, and (ε, δ) covers all that is in it; give {finisher.text} + "
-                    "private(release=true)"
+                    f"{run.path} is a release, and everything in it must be covered by (ε, δ); give "
+                    f"{finisher.text} + private(release=true)"
                 )
 
     def keep(event: Event) -> None:
@@ -169,7 +169,7 @@ def load(
             calibration = plain_name(calibration)  # ccvr(per_class=2000) is ccvr
         if calibration not in run.result.calibrations:
             names = ", ".join(run.result.calibrations) or "none"
-            raise UserError(f"{run.path} has no calibration {calibration!r}; there are: {names}")
+            raise UserError(f"{run.path} has no calibration {calibration!r}; it has: {names}")
     network = run.prepared.blueprint.whole()
     tensors.overwrite(network, run.weights_for(network))
     network.eval()
@@ -197,7 +197,9 @@ def _parse_calibration(source: str | Finisher) -> Algorithm:
         algorithm: Algorithm = source(Algorithm())
         return algorithm
     if not isinstance(source, str) or not source.strip():
-        raise UserError(f"give a calibration as a text such as ccvr or lda(layers=2), or as a Finisher, not {source!r}")
+        raise UserError(
+            f"a calibration must be a text such as 'ccvr' or 'lda(layers=2)', or a Finisher, not {source!r}"
+        )
     return methods.parse_calibrations(source)
 
 
@@ -231,7 +233,7 @@ def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Resul
 # States and local models of any round
 
 
-UNCOVERED = "the run is a release (release=true): this would show what (ε, δ) does not cover"
+UNCOVERED = "the run is a release (release=true), and this would show what (ε, δ) does not cover"
 MAX_BYTES = 2**30  # of local models in memory at one time
 T = TypeVar("T")
 
@@ -270,7 +272,7 @@ def _checkpoint_state(run: "FinishedRun") -> ServerState | None:
             file = run.path / checkpoints.CHECKPOINT
             raise UserError(
                 f"{file} is damaged, and the clients' saved states cannot be read without it; restore it from a copy, "
-                "or delete it to train local models as at a first visit"
+                "or delete it to train local models as on a first visit"
             ) from error
         return None
     if checkpoint is None:
@@ -324,7 +326,7 @@ def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most:
     config, number = run.prepared.config, state.round + 1
     coming = draw(run.algorithm, run.key, number, engine.roster, config.per_round or 0).visits
     if not coming:
-        raise Missing(f"no client comes to round {number}, so that there are no local models; give another round")
+        raise Missing(f"no client takes part in round {number}, so there are no local models; give another round")
     visits = _spread({visit.client: visit for visit in reversed(coming)}, most)  # of two to one client, the first
     size = tensors.count_bytes({name: value.double() for name, value in state.tensors.items()})
     if size * len(visits) > MAX_BYTES:
@@ -338,7 +340,7 @@ def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most:
     outcome = add(replies, visits, partial(run.say, "training local models again"))
     if outcome.failures:
         failure = outcome.failures[0]
-        raise Missing(f"client {failure.client} failed when its local model was trained again: {failure.reason}")
+        raise Missing(f"client {failure.client} failed while its local model was trained again: {failure.reason}")
     by_client: dict[int, Tensors] = {}
     for index, seen in outcome.extra.items():  # in the network's own order, which files do not keep
         model = tensors.under(dict(seen), "model/")
@@ -427,7 +429,7 @@ class FinishedRun:
         if self.result.released:
             raise Missing(UNCOVERED)
         if (self.path / FEDERATION).exists():
-            raise Missing("which client has what is known to the nodes of the federation alone")
+            raise Missing("only the nodes of the federation know which client has what")
         folders.require_sealed(self.path, "partition.npz")
         return read_holdings(self.path / "partition.npz")
 
@@ -468,13 +470,15 @@ class FinishedRun:
         else:
             file = (path / "partition.npz").absolute()
             if not file.is_file():
-                raise UserError(f"{file} is not there; it says which client holds what")
+                raise UserError(f"{file} is missing; it records which client has which examples")
             folders.require_sealed(path, file.name)
             kept = f"file:{file}"
         weights = self.weights if config.pretrained is not None or config.train != "all" else None
         prepared = prepare(config, kept, given, weights, self.say)
         if self.result.data_sha256 not in (prepared.data_sha256, None):
-            raise UserError(f"the data set {config.data} is not the one that {path} was made with; restore it")
+            raise UserError(
+                f"the data set {config.data} is not the one that {path} was made with; restore the original"
+            )
         if kept is not None and prepared.partition.hash != self.result.partition_hash:
             raise UserError(f"{path / 'partition.npz'} is not the partition that {path} was trained with")
         return prepared
@@ -635,7 +639,7 @@ class FinishedRun:
         rounds, last = self.result.rounds, self.result.final_round
         number = last if number is None else number
         if not 0 <= number <= rounds:
-            raise UserError(f"round {number}: the run has rounds 1 to {rounds}; 0 is before the first, -1 the last")
+            raise UserError(f"round {number}: the run has rounds 1 to {rounds}; 0 means before the first, -1 the last")
         if number not in self._states:
             state = (_checkpoint_state(self) if number == last else None) or _kept_state(self, number)
             if state is None and number == last and not self.algorithm.statistics and self.algorithm.head is None:
@@ -647,7 +651,7 @@ class FinishedRun:
         """By client, its local model of the round after that one; at most ``most`` clients."""
         number = self.result.final_round if number is None else number
         if most < 1:
-            raise UserError(f"clients={most}: give at least one")
+            raise UserError(f"clients={most}: give at least 1")
         if (number, most) not in self._local:
             self._local[number, most] = self._train_local_models(number, most)
         return self._local[number, most]
@@ -658,7 +662,8 @@ class FinishedRun:
         state = self.state(number)
         if self.algorithm.remember and number and not (self.remembered and state.clients):
             self.notes.append(
-                "local models were trained as at a first visit: the clients' saved states of that round were not kept"
+                "local models were trained as on a first visit, since the clients' saved states of that "
+                "round were not kept"
             )
             state = replace(state, clients={})
         return _train_locally(self, self.engine, state, most)

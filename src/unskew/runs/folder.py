@@ -167,11 +167,11 @@ def _fits(path: Path, name: str, manifest: Manifest, sha256: str | None) -> bool
 
 def _broken(path: Path, name: str, manifest: Manifest, *, missing: bool) -> SealBroken:
     if missing:
-        what = f"{path / name} is missing, but listed in {MANIFEST}"
+        what = f"{path / name} is missing, but it is listed in {MANIFEST}"
     elif name in manifest.files or name in manifest.coming:
         what = f"{path / name} was changed after it was written: it does not match its hash in {MANIFEST}"
     else:
-        what = f"{path / name} was added by hand: it is not in {MANIFEST}"
+        what = f"{path / name} was added by hand: it is not listed in {MANIFEST}"
     again = " or delete it to have it made again," if name.startswith(REPLACEABLE) else ""
     return SealBroken(
         f"{what}; restore it from a copy,{again} or delete {path / MANIFEST} to use the run directory unsealed"
@@ -261,7 +261,7 @@ def seal(entries: Tensors, about: Mapping[str, str]) -> str:
 def read_tensors(file: Path) -> tuple[Tensors, dict[str, str]]:
     """The tensors of a safetensors file and the words beside them. Raises one of ``UNREADABLE``."""
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is not there")
+        raise FileNotFoundError(f"{file} does not exist")
     with safe_open(file, framework="pt") as content:
         about = dict(content.metadata() or {})
         return {name: content.get_tensor(name) for name in content.keys()}, about  # noqa: SIM118
@@ -317,7 +317,7 @@ def arrays_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """
     content = io.BytesIO()
     if pickled := [name for name, value in arrays.items() if value.dtype.hasobject]:
-        raise TypeError(f"object arrays would have to be pickled: {', '.join(pickled)}")
+        raise TypeError(f"arrays of Python objects cannot be stored: {', '.join(pickled)}")
     if sum(value.nbytes for value in arrays.values()) <= LARGE_BYTES:
         np.savez_compressed(content, **dict[str, Any](arrays))
         return content.getvalue()
@@ -379,7 +379,7 @@ def read_calibration(path: Path, name: str) -> Tensors:
     except UNREADABLE as error:
         raise _unreadable(file, error) from error
     if found != name:
-        raise UserError(f"{file} has another calibration, {found!r}; restore it from a copy, or calibrate again")
+        raise UserError(f"{file} contains another calibration, {found!r}; restore it from a copy, or calibrate again")
     return values
 
 
@@ -405,5 +405,5 @@ def classifier_names(path: Path, about: Mapping[str, str]) -> list[str]:
 
 def _unreadable(file: Path, error: Exception) -> UserError:
     if isinstance(error, FileNotFoundError):
-        return UserError(f"{file} is not there")
+        return UserError(f"{file} does not exist")
     return UserError(f"{file} cannot be read: it is damaged: {error}; restore it from a copy")

@@ -74,7 +74,9 @@ def take_same(values: Mapping[str, Any], config: Config) -> Given:
     texts, given = take_values(values)
     for name, text in texts.items():
         if text is not None and text != (before := getattr(config, name)):
-            raise UserError(f"{name} is {text!r}, but the run was started with {before!r}; give that, or start another")
+            raise UserError(
+                f"{name} is {text!r}, but the run was started with {before!r}; give that, or start another run"
+            )
     return given
 
 
@@ -132,8 +134,8 @@ def _data(value: Any) -> tuple[str, ImageSet | None]:
 def _model(value: Any) -> tuple[str, Factory | None]:
     if isinstance(value, nn.Module) or not callable(value):
         raise UserError(
-            f"model: give a name, or a function that takes (shape, classes) and gives an nn.Module; this is "
-            f"{a_kind(value)}"
+            "model must be a name, or a function that takes (shape, classes) and returns an nn.Module, "
+            f"not {a_kind(value)}"
         )
     if name := importable(value):
         return name, None
@@ -145,10 +147,12 @@ def _method(value: Any) -> tuple[str, Any]:
         return f"{FROM_PYTHON}{_slots(value)}", value
     parts = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not parts:
-        raise UserError("method: the list is empty; give a text such as fedavg, or a function")
+        raise UserError("method is an empty list; give a text such as fedavg, or a function")
     for part in parts:
         if not isinstance(part, str) and not callable(part):
-            raise UserError(f"method: give texts and functions of an Algorithm, or one Algorithm; this is {part!r}")
+            raise UserError(
+                f"method must consist of texts and functions of an Algorithm, or be an Algorithm, not {part!r}"
+            )
     names = [part if isinstance(part, str) else _method_name(part) for part in parts]
     if None not in names:
         return " + ".join(name for name in names if name), None
@@ -163,11 +167,11 @@ def _partition(value: Any) -> tuple[str, Any]:
     if callable(value):
         if name := importable(value):
             return name, None
-        raise UserError("partition: this function cannot be imported by its name; give the array that it makes")
+        raise UserError("partition: this function cannot be imported by name; give the array that it returns")
     array = np.asarray(value)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UserError(
-            f"partition: give the client's number for each training example, -1 for none; this is an array of "
+            "partition must be one client number per training example, -1 for none, not an array of "
             f"{array.dtype} with shape {array.shape}"
         )
     check_clients(int(array.max(initial=0)) + 1, len(array), "partition")
@@ -177,7 +181,7 @@ def _partition(value: Any) -> tuple[str, Any]:
 def _engine(value: Any) -> tuple[str, None]:
     if callable(value) and (name := importable(value)):
         return name, None
-    raise UserError(f"engine: give a name, or a function that takes an EngineSetup, in a module; this is {value!r}")
+    raise UserError(f"engine must be a name, or a function in a module that takes an EngineSetup, not {value!r}")
 
 
 def _named(parts: Sequence[str | Callable[..., Any]]) -> list[Named]:

@@ -101,8 +101,8 @@ class Prepared:
         names = [name for name in tensors.of_module(self.blueprint.whole()) if name not in trained]
         if missing := [name for name in names if name.partition("/")[2] not in self.finished]:
             raise UserError(
-                f"the run's weights do not fit its network {self.config.model}: {missing[0]} is missing; was the "
-                "network changed since?"
+                f"the run's weights do not fit its network {self.config.model}: {missing[0]} is missing; "
+                "has the network changed since?"
             )
         return {name: self.finished[name.partition("/")[2]] for name in names}
 
@@ -176,7 +176,7 @@ def prepare(
     given = given or Given()
     _check_given(config, given, kept)
     if config.patience is None and config.monitor != OPTIONS["monitor"].default:
-        raise UserError(f"--monitor {config.monitor} needs --patience; give --patience N too, or leave it out")
+        raise UserError(f"--monitor {config.monitor} needs --patience; add --patience N, or leave --monitor out")
     resolve_device(config.device)
     method, algorithm_for = parse_given(given, config.method)
     recordings = parse_recording(config.during) if config.during else ()
@@ -207,7 +207,9 @@ def prepare(
     check_rounds(algorithm.local, config.rounds)
     masked = algorithm.secure is not None and algorithm.exchange is None
     if not algorithm.finish and (algorithm.withhold or masked or algorithm.private):
-        raise UserError(f"{method}: there is nothing to protect, as no calibration sends statistics; add ccvr or lda")
+        raise UserError(
+            f"{method}: there is nothing to protect, since no calibration sends statistics; add ccvr or lda"
+        )
     start = parse_start(config.start, algorithm) if config.start else None
     if start is not None:
         config = replace(config, start=named(start.finish[0], start))
@@ -243,8 +245,8 @@ def _check_given(config: Config, given: Given, kept: str | None) -> None:
     for name in ("data", "model", "method", *(() if kept else ("partition",))):
         if from_python(getattr(config, name)) and getattr(given, name) is None:
             raise UserError(
-                f"{name} is {getattr(config, name).removeprefix(FROM_PYTHON)!r}, a value that was given from Python; "
-                f"give it again, from Python, as {name}=…"
+                f"{name} is {getattr(config, name).removeprefix(FROM_PYTHON)!r}, which was given from "
+                f"Python; pass it again from Python, as {name}=…"
             )
     if not given.crosses and config.engine not in ("auto", "loop"):
         name = "model" if given.model is not None else "method"
@@ -268,7 +270,9 @@ def _read_baseline(config: Config, sha256: str) -> Result:
             f"a baseline with --validation {config.validation:g}"
         )
     if not result.accuracy > 0:
-        raise UserError(f"--baseline {path} has an accuracy of {result.accuracy}; nothing can be relative to that")
+        raise UserError(
+            f"--baseline {path} has an accuracy of {result.accuracy}, so no relative accuracy can be computed"
+        )
     return result
 
 
@@ -317,9 +321,9 @@ def _given_partition(value: Partition | Ints, config: Config, examples: int) -> 
     """The partition that was given as a value, if it fits the training examples and ``--clients``."""
     client = value.client if isinstance(value, Partition) else value
     if len(client) != examples:
-        raise UserError(f"partition: {len(client):,} client numbers for {examples:,} examples; give one for each")
+        raise UserError(f"partition: {len(client):,} client numbers for {examples:,} examples; give one per example")
     if client.min(initial=0) < -1 or client.max(initial=-1) < 0:
-        raise UserError("partition: give client numbers from 0 on, -1 where no client holds the example")
+        raise UserError("partition: client numbers start at 0; -1 means that no client has the example")
     clients = value.clients if isinstance(value, Partition) else config.clients or int(client.max()) + 1
     found = int(client.max()) + 1
     if found > clients or (config.clients or clients) != clients:
@@ -351,7 +355,7 @@ def _plan_model(
             config, file = _read_pretrained(config)
         if channels == 1 and _takes_colour(models.build(model, shape, classes), file):
             shape = (3, *shape[1:])
-            notes.append("grey images are repeated as three channels, which the pretrained network takes")
+            notes.append("grey images are repeated in three channels, as the pretrained network expects")
     config = replace(config, normalise=config.normalise or _expected_normalisation(config))
     images = set_normalisation(images, config.normalise or DATA, shape[0])
     config = _with_augment(config, images, layers)
@@ -449,9 +453,9 @@ def _with_augment(config: Config, images: ImageSet, layers: int | None) -> Confi
     """Augmentation as suits the data; a frozen part's output is stored once, so there only on request."""
     if config.views is not None:
         if layers is None:
-            raise UserError(f"--views {config.views}: only a frozen part's output is stored; give --train too")
+            raise UserError(f"--views {config.views}: views are stored only behind a frozen part; give --train too")
         if config.augment is False:
-            raise UserError(f"--views {config.views}: views are of augmented images; leave --no-augment out")
+            raise UserError(f"--views {config.views}: views are augmented images; leave --no-augment out")
         return replace(config, augment=True)
     if config.augment is None:
         return replace(config, augment=images.augment and layers is None)
@@ -466,11 +470,12 @@ def _why_unstored(
         return f"every step augments its images, so {again}; --views 4 stores four views of each image instead"
     cut = find_cut(network, shape, layers)
     if cut is None:
-        return f"no place was found where this network can be cut in two, so {again}"
+        return f"this network cannot be split into a frozen and a trained part, so {again}"
     size = stored_bytes(images, cut.shape, config.views or 0)
     if size > (most := physical_memory() / MEMORY_SHARE):
         return (
-            f"its output for all images would take {format_bytes(size)}, and {format_bytes(most)} is the limit, so "
+            f"its output for all images would take {format_bytes(size)}, more than the limit of "
+            f"{format_bytes(most)}, so "
             f"{again}"
         )
     return None
@@ -491,17 +496,17 @@ def parse_start(source: str, algorithm: Algorithm) -> Algorithm:
     start = methods.parse_calibrations(source)
     if len(start.finish) > 1:
         names = " and ".join(each.text for each in start.finish)
-        raise UserError(f"--start {source}: training starts from one classifier, these are {names}; name one")
+        raise UserError(f"--start {source}: training starts from one classifier, but {names} are given; give one")
     finisher, needs = start.finish[0], start.finish[0].needs
     because, instead = "", "give lda, ridge or ccvr"
     if isinstance(needs, RealFeatures):
-        because = "it pools real features, which no federation could do"
+        because = "it pools real features, which a federation cannot do"
     elif needs.layers > 1:
-        because = f"it replaces {needs.layers} layers by others (layers)"
+        because = f"it replaces {needs.layers} layers (layers)"
     elif needs.expand:
-        because = "it sees random features beside the network's own (expand)"
+        because = "it also uses random features (expand)"
     elif finisher.bends:
-        because = "features pass a transformation first (relu, tukey)"
+        because = "features are transformed first (relu, tukey)"
     elif start.private is not None:
         because, instead = "features are clipped first (private)", "leave private out of it"
     elif algorithm.head is not None:
@@ -533,7 +538,10 @@ def rehearse(prepared: Prepared) -> None:
     if prepared.start is not None:
         finisher = prepared.start.finish[0]
         if side.network.classifier.bias is None:
-            raise UserError(f"--start {finisher.text}: its classifier has a bias, the network's has none; give it one")
+            raise UserError(
+                f"--start {finisher.text}: its classifier has a bias, but the network's has none; add one "
+                "to the network"
+            )
         check(finisher, prepared.start, side)
     for finisher in side.algorithm.finish:
         check(finisher, side.algorithm, side)
@@ -549,15 +557,18 @@ def check_protections(prepared: Prepared) -> None:
         _refuse_recordings("secure(updates=true)", prepared.recordings)
         if drawn < MIN_CLIENTS:
             raise UserError(
-                f"secure(updates=true): {drawn} of {clients} clients take part in a round, and a secure sum needs "
-                f"{MIN_CLIENTS}; give --per-round"
+                f"secure(updates=true): {drawn} of {clients} clients take part in a round, but a secure "
+                f"sum needs at least {MIN_CLIENTS}; raise --per-round"
             )
         if drawn > MOST_MEMBERS:
-            raise UserError(f"secure(updates=true): {drawn:,} clients come to a round; give --per-round {MOST_MEMBERS}")
+            raise UserError(
+                f"secure(updates=true): {drawn:,} clients take part in a round, too many for a secure sum; "
+                f"give --per-round {MOST_MEMBERS} or less"
+            )
         sampled = drawn < clients or algorithm.available is not None or algorithm.arrive is not None
         if sampled and (steady := [each.name for each in algorithm.statistics if each.steady]):
-            found = f"secure(updates=true) and {steady[0]}: what a client sends of it hardly changes"
-            words = f"{found}, so that sums over other clients in every round reveal it (docs/privacy.md)"
+            found = f"secure(updates=true) and {steady[0]}: what a client sends for it hardly changes"
+            words = f"{found}, so sums over different clients in different rounds would reveal it (docs/privacy.md)"
             if prepared.nodes:
                 raise UserError(f"{words}; let every client take part in every round, or leave one of them out")
             warnings.warn(words, stacklevel=2)
@@ -568,14 +579,14 @@ def check_protections(prepared: Prepared) -> None:
         _refuse_recordings("private-updates", prepared.recordings)
         if prepared.start is not None:
             raise UserError(
-                f"private-updates with --start {config.start}: the model would begin with statistics of the clients "
-                "that the updates' noise does not cover; leave one of them out"
+                f"private-updates with --start {config.start}: the model would start from client "
+                "statistics that the updates' noise does not cover; leave one of them out"
             )
         network = prepared.blueprint.network()
         if buffers := [name for name, _ in network.named_buffers()]:
             raise UserError(
-                f"private-updates: the network {config.model} has running statistics ({buffers[0]}), which clients "
-                "would send without noise; take one with GroupNorm"
+                f"private-updates: the network {config.model} has running statistics ({buffers[0]}), which "
+                "clients would send without noise; use a network with GroupNorm"
             )
         poisson = isinstance(algorithm.mechanism, PrivateUpdates) and algorithm.mechanism.poisson
         if poisson and drawn < clients and isinstance(algorithm.exchange, SecureUpdates):
@@ -607,8 +618,8 @@ def _refuse_recordings(method: str, recordings: Sequence[Recorded]) -> None:
     for each in recordings:
         if each.name in OF_SINGLE_CLIENTS:
             raise UserError(
-                f"{method} and --during {each.name}: it would record single clients, which the method keeps from the "
-                "server; leave it out (silhouette and model look at the server's model alone)"
+                f"{method} and --during {each.name}: it would record single clients, which the method "
+                "hides from the server; leave it out (silhouette and model use only the server's model)"
             )
 
 

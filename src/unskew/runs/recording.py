@@ -57,11 +57,9 @@ def parse_recording(source: str) -> tuple[Recorded, ...]:
     for call in text.parse_calls(source, "recording"):
         build = RECORDED.get(call.name)
         if build is None:
-            raise text.complain(
-                source, call.start, f"nothing called {call.name!r} can be recorded; {nearest(call.name, RECORDED)}"
-            )
+            raise text.complain(source, call.start, f"{call.name!r} cannot be recorded; {nearest(call.name, RECORDED)}")
         if any(each.name == call.name for each in recordings):
-            raise text.complain(source, call.start, f"{call.name} is named twice; name it once")
+            raise text.complain(source, call.start, f"{call.name} is given twice; give it once")
         recordings.append(text.apply(call, build, "recording"))
     return tuple(recordings)
 

@@ -202,7 +202,7 @@ def read_result(path: Path) -> Result:
     content = read_sealed(path, RESULT)
     if content is None:
         if not path.exists():
-            raise UserError(f"there is no folder {path}")
+            raise UserError(f"{path} does not exist")
         hint = (
             f"finish it with: unskew resume {path}" if (path / "config.toml").is_file() else "it is not a run directory"
         )

@@ -80,7 +80,7 @@ def unsealed_note(path: Path) -> str | None:
     """A note on a run directory that is not sealed; None if it is sealed, or not a run directory at all."""
     if not (path / CONFIG).exists() or (path / MANIFEST).exists():
         return None
-    return f"{path} is not sealed, as it has no {MANIFEST}: changed files may go unnoticed"
+    return f"{path} is not sealed: it has no {MANIFEST}, so changed files may go unnoticed"
 
 
 def _require_run_folder(path: Path) -> None:

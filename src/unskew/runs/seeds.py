@@ -200,14 +200,14 @@ def parse_seeds(given: str | Iterable[int]) -> tuple[int, ...]:
     """``"0,1,2"``, ``"0-4"``, ``"0-2,7"`` or whole numbers, each once."""
     numbers = list(_spelled(given)) if isinstance(given, str) else list(given)
     if not numbers:
-        raise UserError("seeds are empty; give whole numbers such as 0,1,2 or 0-4")
+        raise UserError("no seeds were given; give whole numbers such as 0,1,2 or 0-4")
     if len(numbers) > MAX_SEEDS:
-        raise UserError(f"{len(numbers):,} seeds: {MAX_SEEDS:,} are the most")
+        raise UserError(f"{len(numbers):,} seeds are too many; the limit is {MAX_SEEDS:,}")
     typed = [configs.with_values(Config(), {"seed": number}, "seeds").seed for number in numbers]
     for number in typed:
         configs.checked(Config(seed=number))
         if typed.count(number) > 1:
-            raise UserError(f"the seed {number} is given twice; give each once")
+            raise UserError(f"the seed {number} is given twice; give each seed once")
     return tuple(typed)
 
 
@@ -218,7 +218,9 @@ def _spelled(text: str) -> Iterable[int]:
             raise UserError(f"--seeds {cut(text)}: {cut(part.strip())!r} is not a seed; give 0,1,2 or 0-4")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first >= MAX_SEEDS:
-            raise UserError(f"--seeds {cut(text)}: {part.strip()} is no range of at most {MAX_SEEDS:,} seeds, upwards")
+            raise UserError(
+                f"--seeds {cut(text)}: {part.strip()} is not an ascending range of at most {MAX_SEEDS:,} seeds"
+            )
         yield from range(first, last + 1)
 
 

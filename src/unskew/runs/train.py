@@ -101,7 +101,9 @@ def resume(path: str | Path, *, observe: Observer | None = None, trust: bool = F
     engines.work_beside(changes.get("engine"))
     path = usable_path(path)
     if path.is_dir() and not (path / CONFIG).exists() and folders.is_blank(path):
-        raise UserError(f"{path} has nothing to resume; start a run with: unskew run --out {path}")
+        raise UserError(
+            f"{path} has nothing to resume: no run was started there; start one with: unskew run --out {path}"
+        )
     if not (path / CONFIG).is_file():
         folders.require_sealed(path, CONFIG)
         raise UserError(f"{path} is not a run directory: it has no {CONFIG}")

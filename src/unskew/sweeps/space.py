@@ -70,7 +70,9 @@ def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Value]]:
         raise UserError(f"--over {ranges[0]}: a range needs --trials N; give it, or list values")
     count = prod(len(one.values) for one in dimensions)
     if count > MAX_SETTINGS:
-        raise UserError(f"{count:,} settings are more than {MAX_SETTINGS:,}; list fewer values, or give --trials N")
+        raise UserError(
+            f"{count:,} settings exceed the limit of {MAX_SETTINGS:,}; list fewer values, or give --trials N"
+        )
     names = [one.option for one in dimensions]
     return [dict(zip(names, values, strict=True)) for values in product(*(one.values for one in dimensions))]
 
@@ -101,7 +103,7 @@ def _parsed(text: str) -> Dimension:
         raise UserError(f'--over {language.cut(text)}: write it as NAME=VALUES, such as "lr=0.01,0.1"')
     if option is None:
         able = [one.name for one in OPTIONS.values() if one.decides and one.name not in _OTHERWISE]
-        raise UserError(f"--over {language.cut(text)}: there is no option {name.strip()!r}; {nearest(name, able)}")
+        raise UserError(f"--over {language.cut(text)}: no option is called {name.strip()!r}; {nearest(name, able)}")
     if not option.decides or option.name in _OTHERWISE:
         why = _OTHERWISE.get(option.name, "it does not change the result")
         raise UserError(f"--over {language.cut(text)}: {option.name} cannot be varied; {why}")

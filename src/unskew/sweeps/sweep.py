@@ -439,7 +439,9 @@ def check_run(path: Path, task: Task, asked: SweepRequest) -> None:
     for name in ("seed", "validation", *(one.option for one in asked.over)):
         there, here = getattr(found, name), getattr(task.config, name)
         if OPTIONS[name].kind is not str and here is not None and there != here:
-            raise UserError(f"{path} contains a run with {name} {there}, not {here}; choose another --out")
+            raise UserError(
+                f"{path} contains a run with {name} {there}, not {here}; move it away, or choose another --out"
+            )
 
 
 def _describe_request(asked: SweepRequest) -> dict[str, Any]:
@@ -616,7 +618,7 @@ def _asked(
     base, listed = configs.read_recipe(Path(recipe), trust=trust) if recipe else (Config(), ())
     for one in dimensions:
         if options.get(one.option) is not None:
-            raise UserError(f"{one.option} is given and varied (--over {one.text}); leave one of them out")
+            raise UserError(f"{one.option} is both fixed and varied (--over {one.text}); leave one of them out")
     if seeds is not None and options.get("seed") is not None:
         raise UserError("seed and seeds were both given; give one of them")
     config = configs.with_values(base, options, "sweep")
@@ -638,7 +640,9 @@ def _check_settings(asked: SweepRequest, settings: Sequence[dict[str, Value]] | 
     tried = [first, *({**first, one.option: value} for one in asked.over for value in one.ends[1:])]
     use_sgd = [_check_texts(asked, values) for values in settings or tried]
     if "momentum" in first and not any(use_sgd):
-        raise UserError(f"--over momentum: --optimizer {asked.base.optimizer} has none; use sgd, or leave it out")
+        raise UserError(
+            f"--over momentum: --optimizer {asked.base.optimizer} has no momentum; use sgd, or leave it out"
+        )
     costly = {one.option for one in asked.over if OPTIONS[one.option].kind in (str, bool)} | {"clients", "per_round"}
     for index, values in enumerate(tried):
         changed = {name for name in values if values[name] != first[name]}

@@ -61,7 +61,7 @@ def test_the_bytes_are_those_of_the_tensors_and_a_short_header():
         ({"tensors": [["x", "float32", [4], 0]]}, "not described"),
         ({"tensors": [{"x": "float32"}]}, "not described"),
         ({"tensors": [[3, "float32", [4]]]}, "not described"),
-        ({"tensors": [["x", "float32", [2]]]}, "should take 8 bytes, 16 arrived"),
+        ({"tensors": [["x", "float32", [2]]]}, "should take 8 bytes, but 16 arrived"),
         ({"tensors": [["x", "float32", [-4]]]}, "not described"),
         ({"tensors": [["x", "float32", [2.0, 2]]]}, "not described"),
         ({"tensors": [["x", "float32", [True, 4]]]}, "not described"),
@@ -84,7 +84,7 @@ def test_what_is_no_header_is_refused(header):
 
 
 def test_an_oversized_message_is_refused_before_it_is_read():
-    with pytest.raises(BadMessage, match="oversized: its tensors take 16 bytes, 15"):
+    with pytest.raises(BadMessage, match="oversized: its tensors take 16 bytes; the limit is 15"):
         unseal(seal({}, [("x", torch.zeros(4))]), most=15)
     with pytest.raises(BadMessage, match="oversized: its header"):
         unseal(Envelope(b" " * (MAX_HEADER + 1)))

@@ -214,6 +214,6 @@ def test_tensors_that_are_announced_are_not_allocated():
         if 0 in shape:
             assert decode(Envelope(header))[1][0][1].numel() == 0
             continue
-        with pytest.raises(BadMessage, match=r"should take .* bytes, 0 arrived"):
+        with pytest.raises(BadMessage, match=r"should take .* bytes, but 0 arrived"):
             decode(Envelope(header))
     assert resident() - before < 2**24

@@ -114,7 +114,7 @@ def test_a_message_that_is_none_is_refused(asking, fields, wrong):
         ({"job": {"type": "rounded", "inner": {"type": "erase"}, "members": 4}}, "there is no job 'erase'"),
         ({"job": nested(400)}, "too deep"),
         ({"job": CODE}, "os:system is code that this node has not allowed"),
-        ({"job": {**CODE, "function": "unittest.__main__:-"}}, "cannot be imported: it is not of the form"),
+        ({"job": {**CODE, "function": "unittest.__main__:-"}}, "cannot be imported: it does not have the form"),
         ({"job": {"type": "rounded", "inner": CODE, "members": 4}}, "os:system is code that this node has not allowed"),
         ({"seed": "0"}, "'seed' should be int"),
     ],
@@ -175,10 +175,10 @@ def test_bytes_that_are_no_message_are_refused(asking):
     [
         ({"method": "os.path:join"}, "os.path:join is code that this node has not allowed"),
         ({"model": "torch.hub:load(1)"}, "torch.hub:load is code"),
-        ({"model": "this:-"}, "'this:-' cannot be imported: it is not of the form"),
-        ({"model": "wave:"}, "'wave:' cannot be imported: it is not of the form"),
-        ({"method": "fedavg + mailbox::x"}, "'mailbox::x' cannot be imported: it is not of the form"),
-        ({"model": "unittest.__main__:-"}, "cannot be imported: it is not of the form"),
+        ({"model": "this:-"}, "'this:-' cannot be imported: it does not have the form"),
+        ({"model": "wave:"}, "'wave:' cannot be imported: it does not have the form"),
+        ({"method": "fedavg + mailbox::x"}, "'mailbox::x' cannot be imported: it does not have the form"),
+        ({"model": "unittest.__main__:-"}, "cannot be imported: it does not have the form"),
         ({"method": "no-such-method"}, "no-such-method"),
         ({"model": "no-such-net"}, "no-such-net"),
     ],
@@ -409,7 +409,7 @@ def test_the_slices_of_a_set_are_a_partition_of_its_images_and_of_its_test_image
         (NodeSource("digits", partition="iid", of=3), "say which clients"),
         (NodeSource("digits", partition="iid", of=3, clients=(3,)), "counted from 0"),
         (NodeSource("digits", partition="iid", of=3, clients=(1, 1)), "each is named once"),
-        (NodeSource("nothing"), "there is no data set"),
+        (NodeSource("nothing"), "no data set is called"),
     ],
 )
 def test_a_source_that_cannot_be_is_refused(source, wrong):

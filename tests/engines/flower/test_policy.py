@@ -63,7 +63,7 @@ def test_the_commented_defaults_are_the_defaults(tmp_path):
         ("min_clients = 2", "min_clients: expected int >= 3"),
         ("max_epsilon = 0", "max_epsilon"),
         ("max_message = 'much'", "max_message: expected int, got str"),
-        ("[plugins]\n'os' = ''", "it is not of the form"),
+        ("[plugins]\n'os' = ''", "it does not have the form"),
         ("[plugins]\n'a:b' = 'abc'", "plugins: a:b needs the SHA-256"),
         ("methods = [", "is not TOML"),
     ],

@@ -82,7 +82,7 @@ AHEAD = 2  # groups of visits that a rank has at once: one under way, one waitin
 SILENT_SECONDS = 15.0  # after which a rank that says nothing counts as lost
 CLOSE_SECONDS = 5.0  # that the others have to say goodbye
 SIGNAL_SECONDS = 2.0  # within which torchrun ends the ranks of a machine where one has died
-GO_ON = "the run can go on with any number of ranks, or without torchrun"
+GO_ON = "the run can be resumed with any number of ranks, or without torchrun"
 
 
 @dataclass
@@ -278,7 +278,7 @@ class Others:
             if schedule is None:
                 return
             if (indices := [result["index"] for result in results]) not in other.tasks:
-                raise UserError(f"{other.known.name} answered for visits that it was not given")
+                raise UserError(f"{other.known.name} answered visits that it was not assigned")
         replies = [self._reply(other, schedule.visits[result["index"]], result, tensors) for result in results]
         with self._changed:
             other.tasks.remove(indices)
@@ -349,7 +349,7 @@ class Ranks:
         opening: Message = {"open": blueprint.to_json() if others else {}, "secret": side.secret.hex()}
         opening["remembers"] = side.memory is not None
         if not _AT_WORK.acquire(blocking=False):
-            raise UserError("--engine torchrun: the other ranks still work for another run of this process")
+            raise UserError("--engine torchrun: the other ranks are still working on another run of this process")
         self._others = Others(others, self.memory, side.sessions)
         try:
             self._others.open(opening, data)

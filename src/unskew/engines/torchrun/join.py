@@ -49,7 +49,9 @@ def launched() -> Launched:
     local = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
     place = Launched(rank, ranks, host, port, *local, by_torchrun="TORCHELASTIC_RUN_ID" in os.environ)
     if not place.rank < place.ranks:
-        raise UserError(f"RANK={place.rank}, WORLD_SIZE={place.ranks}: ranks count from 0; start it with: {LINE} …")
+        raise UserError(
+            f"RANK={place.rank}, WORLD_SIZE={place.ranks}: ranks are numbered from 0; start it with: {LINE} …"
+        )
     return place
 
 
@@ -196,8 +198,8 @@ def _wait_for(store: Store, others: Iterable[int]) -> None:
         if time.monotonic() > end:
             words = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
             raise UserError(
-                f"{words} not come within {COME_SECONDS:.0f} s; was the same command with --engine torchrun started on "
-                "every machine, and did it fail there?"
+                f"{words} not joined within {COME_SECONDS:.0f} s; check that the same command with "
+                "--engine torchrun was started on every machine and did not fail there"
             )
         time.sleep(POLL_SECONDS)
 
@@ -208,15 +210,17 @@ def _require_same(own: Facts, others: dict[int, Facts], processors: bool) -> Non
             if known[what] != own[what]:
                 do = SAME_PROCESSOR if what == "processor" else f"install the same {what} on both"
                 raise UserError(
-                    f"{name_of(rank, known)} has {what} {known[what]}, {name_of(0, own)} has {own[what]}: the same "
-                    f"bits need the same; {do}"
+                    f"{name_of(rank, known)} has {what} {known[what]}, {name_of(0, own)} has {own[what]}; "
+                    f"identical results need the same; {do}"
                 )
 
 
 def _connect(store: Store, place: Launched) -> None:
     if dist.is_initialized():
         if "gloo" not in (kinds := dist.get_backend_config()):
-            raise UserError(f"torch.distributed was begun with {kinds}; give it cpu:gloo, or leave it to unskew")
+            raise UserError(
+                f"torch.distributed was initialised with {kinds}; use cpu:gloo, or let unskew initialise it"
+            )
         return
     name = None if INTERFACE in os.environ else _interface(place)
     try:
@@ -227,8 +231,8 @@ def _connect(store: Store, place: Launched) -> None:
     except RuntimeError as error:
         said = str(error).partition("\n")[0][:300]
         raise UserError(
-            f"rank {place.rank} on {socket.gethostname()} cannot connect to the others ({said}); name the network "
-            f"interface that they share on each machine, as in {INTERFACE}=eth0, and open its ports between them"
+            f"rank {place.rank} on {socket.gethostname()} cannot connect to the others ({said}); on each "
+            f"machine, set the network interface that they share, as in {INTERFACE}=eth0, and open its ports"
         ) from error
     finally:
         if name is not None:

@@ -77,7 +77,7 @@ def receive(rank: int, seconds: float = FOREVER) -> tuple[Message, Tensors]:
     _take(frame, rank, seconds)
     header, body = (int.from_bytes(frame[at : at + LENGTH], "little") for at in (0, LENGTH))
     if not (0 < header <= MAX_HEADER and 0 <= body <= MAX_BODY):
-        raise ConnectionError(f"it sent no message, but lengths of {header} and {body} bytes")
+        raise ConnectionError(f"it sent impossible message lengths, {header} and {body} bytes")
     text = frame[2 * LENGTH : 2 * LENGTH + header]
     rest, content = bytearray(header - len(text)), torch.empty(body, dtype=torch.uint8).numpy().data
     for part in (memoryview(rest), content):
@@ -122,7 +122,7 @@ def _loss(error: RuntimeError, seconds: float = FOREVER) -> ConnectionError:
     if "imeout caused pair closure" in complaint:
         return ConnectionAbortedError(complaint)
     if "imed out" in complaint:
-        return ConnectionError(f"nothing was heard from it for {format_duration(seconds)}")
+        return ConnectionError(f"nothing was received from it for {format_duration(seconds)}")
     if "losed by peer" in complaint or "reset by peer" in complaint or "roken pipe" in complaint:
         return ConnectionError("its connection closed")
     return ConnectionError(complaint.partition("\n")[0][:200])
