@@ -130,7 +130,7 @@ def read_head(head: bytes, most: int = Limits.head_bytes) -> Request:
             raise Refused(400, "a header is not written as HTTP asks", "head")
         name = parts[1].decode().lower()
         if name in headers:
-            raise Refused(400, "a header is there twice", "head")
+            raise Refused(400, "a header is repeated", "head")
         headers[name] = parts[2].decode().strip()
     if "transfer-encoding" in headers or not _SIZE.fullmatch(headers.get("content-length", "")):
         raise Refused(400, "the request needs a content-length, and nothing else about its length", "head")
