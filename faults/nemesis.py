@@ -53,7 +53,7 @@ class Network:
     _away: dict[int, float] = field(default_factory=dict)  # until when a node is cut off
     _stopped: dict[int, float] = field(default_factory=dict)
     _waiting: dict[str, tuple[float, Any]] = field(default_factory=dict)  # replies, and when they come
-    _old: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # by node, a question and a reply of before
+    _old: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # by node, an earlier question and its reply
     _begun: bool = False
     _count: int = 0
     _clock: float = 0.0

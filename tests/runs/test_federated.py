@@ -296,7 +296,8 @@ def test_a_federation_of_which_too_few_come_does_not_begin(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_those_that_come_are_enough_where_the_rules_say_so_and_the_others_join_later(tmp_path):
+@pytest.mark.parametrize("clients", [3, None])
+def test_those_that_come_are_enough_where_the_rules_say_so_and_the_others_join_later(tmp_path, clients):
     nodes, said = make_nodes(tmp_path), []
     late = nodes.pop(102)
     exchange = exchange_of(nodes)
@@ -306,8 +307,9 @@ def test_those_that_come_are_enough_where_the_rules_say_so_and_the_others_join_l
             exchange.answers[102] = late.answer
         exchange.pause(5)
 
-    result = federated(tmp_path, exchange, rules=Rules(min_replies=2, wait=30), rounds=4, said=said, observe=observe)
-    assert "2 of 3 clients joined within 30 seconds; others may join later" in said
+    rules = Rules(min_replies=2, wait=30)
+    result = federated(tmp_path, exchange, clients=clients, rules=rules, rounds=4, said=said, observe=observe)
+    assert ("2 of 3 clients joined within 30 seconds; others may join later" in said) == (clients == 3)
     assert [row["clients"] for row in result.history] == [2, 2, 3, 3]
     terms = json.loads((tmp_path / "run" / "federation.json").read_text())
     assert {each["name"]: each["late"] for each in terms["clients"]} == {
@@ -414,20 +416,6 @@ def test_classes_that_differ_in_case_alone_are_refused_with_the_nodes_names(tmp_
         federated(tmp_path, exchange_of(nodes), data="nodes", clients=2)
     both = ("Normal", "ill", "normal")
     assert federated(tmp_path, exchange_of(nodes), data="nodes", clients=2, classes=both, rounds=1).clients == 2
-
-
-def test_a_node_that_joins_late_takes_part_where_all_do(tmp_path):
-    nodes = make_nodes(tmp_path)
-    late = nodes.pop(102)
-    exchange = exchange_of(nodes)
-
-    def observe(event):
-        if getattr(event, "round", None) == 1:
-            exchange.answers[102] = late.answer
-        exchange.pause(5)
-
-    result = federated(tmp_path, exchange, clients=None, rounds=4, observe=observe)
-    assert [row["clients"] for row in result.history] == [2, 2, 3, 3]
 
 
 def test_a_resumed_run_keeps_the_rules_that_it_began_with(tmp_path):

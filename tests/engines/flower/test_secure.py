@@ -392,7 +392,7 @@ def changed(job, change):
 
 
 def extra_as(change):
-    """Another tensor in the place of the first extra."""
+    """Another tensor instead of the first extra."""
 
     def changed(fields, came):
         name, value = came[0]
@@ -421,7 +421,7 @@ def renamed_extra(fields, came):
 
 
 def check_as(change):
-    """Another tensor in the place of the word that shows whether the masks cancel."""
+    """Another tensor instead of the word that shows whether the masks cancel."""
 
     def changed(fields, came):
         place = [name for name, _ in came].index("check")
