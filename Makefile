@@ -9,7 +9,7 @@ MINUTES ?= 10
 export CHROMIUM
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser run test check format faults bench peers pictures methods-table calibration-table epsilon-table updates-table transfer-table one-exchange-table gallery test-all lock clean
+.PHONY: help setup browser run test check format faults bench peers docs pictures methods-table calibration-table epsilon-table updates-table transfer-table one-exchange-table gallery test-all lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,7 +48,7 @@ test: check browser ## Every check, then every test that takes less than ten sec
 test-all: check browser ## Also the heavy tests; UNSKEW_TEST_DATA names a folder with the real image sets
 	$(BIN)/python -m pytest -n 2
 
-faults: $(READY) ## Break things on purpose, for MINUTES (10): is a wrong result ever silent? docs/reliability.md
+faults: $(READY) ## Break things on purpose, for MINUTES (10): is a wrong result ever silent? docs/explanation/reliability.md
 	$(BIN)/python -m faults --minutes $(MINUTES)
 
 bench: $(READY) ## Speed, side by side in one run; UNSKEW_DATA names a folder with CIFAR-10
@@ -63,29 +63,32 @@ bench: $(READY) ## Speed, side by side in one run; UNSKEW_DATA names a folder wi
 peers: $(READY) .venv-peers/ready ## Rounds of pfl-research and Flower's simulator beside ours, in turn; builds an environment for them
 	$(BIN)/python benchmarks/peers.py
 
+docs: $(READY) ## Build the documentation site into site/, strictly and without the network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 pictures: $(READY) ## Make the pictures of README and docs from real runs
-	$(BIN)/python docs/make_pictures.py
+	$(BIN)/python docs/generate/pictures.py
 
-methods-table: $(READY) ## Measure every method on CIFAR-10 (UNSKEW_DATA) and write docs/methods/measured.md: hours
-	$(BIN)/python docs/make_methods_table.py
+methods-table: $(READY) ## Measure every method on CIFAR-10 (UNSKEW_DATA) and write docs/reference/methods/measured.md: hours
+	$(BIN)/python docs/generate/methods_table.py
 
-calibration-table: $(READY) ## Measure every calibration on CIFAR-10 (UNSKEW_DATA) and write docs/calibration.md: hours
-	$(BIN)/python docs/make_calibration_table.py
+calibration-table: $(READY) ## Measure every calibration on CIFAR-10 (UNSKEW_DATA) and write docs/how-to/calibration.md: hours
+	$(BIN)/python docs/generate/calibration_table.py
 
-transfer-table: $(READY) ## Fine-tune an ImageNet network on CIFAR-100 (UNSKEW_DATA) and write docs/transfer.md: hours
-	$(BIN)/python docs/make_transfer_table.py
+transfer-table: $(READY) ## Fine-tune an ImageNet network on CIFAR-100 (UNSKEW_DATA) and write docs/how-to/transfer.md: hours
+	$(BIN)/python docs/generate/transfer_table.py
 
-one-exchange-table: $(READY) ## Measure one exchange of statistics against rounds and write docs/one-exchange.md: minutes
-	$(BIN)/python docs/make_one_exchange_table.py
+one-exchange-table: $(READY) ## Measure one exchange of statistics against rounds and write docs/how-to/one-exchange.md: minutes
+	$(BIN)/python docs/generate/one_exchange_table.py
 
-epsilon-table: $(READY) ## Measure calibrations under differential privacy over ten draws and write docs/privacy.md: minutes
-	$(BIN)/python docs/make_epsilon_table.py
+epsilon-table: $(READY) ## Measure calibrations under differential privacy over ten draws and write docs/explanation/privacy.md: minutes
+	$(BIN)/python docs/generate/epsilon_table.py
 
-updates-table: $(READY) ## Measure training under private updates by the noise and write docs/privacy.md: minutes
-	$(BIN)/python docs/make_updates_table.py
+updates-table: $(READY) ## Measure training under private updates by the noise and write docs/explanation/privacy.md: minutes
+	$(BIN)/python docs/generate/updates_table.py
 
-gallery: $(READY) ## Make docs/gallery.md from real runs: CIFAR-10 (UNSKEW_DATA, an hour) or digits (minutes)
-	$(BIN)/python docs/make_gallery.py
+gallery: $(READY) ## Make docs/explanation/gallery.md from real runs: CIFAR-10 (UNSKEW_DATA, an hour) or digits (minutes)
+	$(BIN)/python docs/generate/gallery.py
 
 format: $(READY) ## Put the code into its format
 	$(BIN)/ruff format .

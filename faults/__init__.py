@@ -1,1 +1,1 @@
-"""The fault campaign: see `python -m faults --help` and docs/reliability.md."""
+"""The fault campaign: see `python -m faults --help` and docs/explanation/reliability.md."""

@@ -3,7 +3,7 @@
     make faults                 ten minutes
     make faults MINUTES=120     as many trials as fit into two hours
     python -m faults --only texts --minutes 1
-    python -m faults --minutes 60 --out docs/reliability.md      also put the table into the page
+    python -m faults --minutes 60 --out docs/explanation/reliability.md      also put the table into the page
 
 The trials and their order follow from the seed. The exit code is 1 when anything was a surprise.
 """

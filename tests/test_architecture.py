@@ -1,4 +1,4 @@
-"""Imports go one way and never in a circle, docs/architecture.md lists every one of them."""
+"""Imports go one way and never in a circle, docs/explanation/architecture.md lists every one of them."""
 
 import ast
 import importlib.util
@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "unskew"
 MODULES = sorted(ROOT.rglob("*.py"))
-PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
+PROJECT = Path(__file__).parent.parent
+PAGE = PROJECT / "docs" / "explanation" / "architecture.md"
 
 # a module may import from its own layer and from those before it
 LAYERS = [
@@ -199,7 +200,6 @@ def test_the_search_for_writers_sees_every_way_to_write(tmp_path):
         assert not writes_files(tmp_path / "module.py"), text
 
 
-PROJECT = PAGE.parent.parent
 SCRIPTS = [path for folder in ("benchmarks", "docs", "recipes") for path in sorted((PROJECT / folder).rglob("*.py"))]
 
 

@@ -1,7 +1,10 @@
-"""Every snippet of README and docs runs as it stands; every link inside the project leads somewhere."""
+"""Every snippet of README and docs runs as it stands; every link leads somewhere; the site builds."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +48,19 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path):
+    """Strict: every page is in the navigation, every link and anchor exists."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    for page in (tmp_path / "site").rglob("*.html"):
+        loaded = re.findall(r'<(?:script|img|iframe)[^>]*\ssrc="([^"]*)"', page.read_text())
+        loaded += re.findall(r'<link[^>]*\shref="([^"]*)"[^>]*rel="(?:stylesheet|preconnect)"', page.read_text())
+        loaded += re.findall(r'<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*\shref="([^"]*)"', page.read_text())
+        assert not [address for address in loaded if "//" in address], page
+
+
 PACKAGE = ROOT / "src" / "unskew"
 EXAMPLE_FILES = {"mine.py", "mine_data.py"}  # what a page tells its reader to write
 
@@ -77,7 +93,11 @@ def test_a_path_that_does_not_exist_is_noticed():
 def test_the_method_of_the_tour_keeps_the_laws(tmp_path, monkeypatch):
     from unskew.checks import check_method
 
-    code = next(text for kind, text in BLOCK.findall((ROOT / "docs" / "tour.md").read_text()) if kind == "python")
+    code = next(
+        text
+        for kind, text in BLOCK.findall((ROOT / "docs" / "explanation" / "tour.md").read_text())
+        if kind == "python"
+    )
     (tmp_path / "mine_from_the_tour.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     assert check_method("mine_from_the_tour:label_smoothing")

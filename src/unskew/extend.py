@@ -1,6 +1,6 @@
 """What authors import: a method, calibration, measure, network, data set, partition, engine or logger of your own.
 
-docs/extending.md has a complete example of each. These names are promises; what is elsewhere in the package may move.
+docs/how-to/extending.md has a complete example of each. These names are promises; the rest of the package may move.
 They are imported when first used, like those of ``unskew``.
 
 A method

@@ -10,7 +10,7 @@ without its classifier, and the node's batches of (images, labels). On the serve
     model.classifier = unskew.flower.calibrate(grid, model.classifier, result.arrays, method="ccvr")
 
 The nodes measure class statistics of their features; the server sums them and rebuilds the classifier. No image and
-no feature is ever sent; docs/privacy.md describes what the statistics reveal. Nothing else in the app changes.
+no feature is ever sent; the privacy page describes what the statistics reveal. Nothing else in the app changes.
 """
 
 import tempfile

@@ -16,7 +16,7 @@ from unskew.analysis.measure import Choice, Column, Table
 from unskew.charts import Bars, Chart
 from unskew.core.errors import UserError
 
-DOCS = Path(__file__).parents[2] / "docs" / "analysis.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "analysis.md"
 EXAMPLE = next(
     block for block in re.findall(r"^```python\n(.*?)^```", DOCS.read_text(), re.M | re.S) if "def entropy" in block
 )

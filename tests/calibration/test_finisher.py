@@ -169,7 +169,7 @@ def test_the_decorator_keeps_the_signature_and_docstring_for_the_list_of_methods
 
 
 def test_the_example_of_the_guide_works_by_its_text(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "calibration.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "calibration.md").read_text()
     code = page.partition("## Your own calibration")[2].partition("```python\n")[2].partition("```")[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
     (tmp_path / "mine_of_the_guide.py").write_text(code)

@@ -1,4 +1,4 @@
-"""docs/extending.md as a stranger would use it: its code is one file, its commands run in order, its claims hold."""
+"""docs/how-to/extending.md as a stranger uses it: its code is one file, its commands run in order, its claims hold."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import pytest
 import unskew
 from unskew.console.main import main
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "extending.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 MINE = "\n".join(code for kind, code in BLOCKS if kind == "python")
 COMMANDS = [line[2:] for kind, code in BLOCKS if kind == "console" for line in code.splitlines()]

@@ -226,7 +226,7 @@ def test_a_command_that_torchrun_started_twice_wants_the_engine(monkeypatch, cap
 
 
 def test_torchrun_understands_every_line_that_we_tell_people_to_type():
-    page = (Path(__file__).parents[2] / "docs" / "torchrun.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "torchrun.md").read_text()
     lines = [line for line in page.splitlines() if line.startswith("torchrun --")]
     flags = [word for option in OPTIONS.values() for word in (option.flag, "x")]
     assert len(lines) >= 4

@@ -1,4 +1,4 @@
-"""The walk-through of docs/federation.md as it stands there, and the demo: commands that people type."""
+"""The walk-through of docs/how-to/federation.md as it stands there, and the demo: commands that people type."""
 
 import configparser
 import json
@@ -20,7 +20,7 @@ from unskew.federation.network import free_ports
 from unskew.federation.processes import marked
 from unskew.federation.server import last_seen, server_mark
 
-PAGE = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "federation.md").read_text()
 WALK = PAGE.partition("## Walk-through")[2].partition("\n## ")[0]
 RECIPES = Path(__file__).parents[2] / "recipes" / "federation"
 

@@ -1,4 +1,4 @@
-"""The worked methods of docs/methods/writing.md run, do what the page says, and keep the laws."""
+"""The worked methods of docs/how-to/writing.md run, do what the page says, and keep the laws."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from unskew.core.types import Step
 from unskew.methods import parse_method
 from unskew.round.client import objective
 
-PAGE = Path(__file__).parents[2] / "docs" / "methods" / "writing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "writing.md"
 CODE = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
 
 

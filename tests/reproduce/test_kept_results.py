@@ -69,9 +69,9 @@ def test_no_record_is_of_a_recipe_that_has_changed_since():
 
 
 def test_the_page_on_trust_has_the_kept_figures():
-    made = runpy.run_path(str(PROJECT / "docs" / "make_trust_table.py"))
-    page = (PROJECT / "docs" / "trust.md").read_text(encoding="utf-8")
-    assert made["page_with_tables"](page) == page, "run docs/make_trust_table.py"
+    made = runpy.run_path(str(PROJECT / "docs" / "generate" / "trust_table.py"))
+    page = (PROJECT / "docs" / "explanation" / "trust.md").read_text(encoding="utf-8")
+    assert made["page_with_tables"](page) == page, "run docs/generate/trust_table.py"
 
 
 @pytest.mark.heavy

@@ -55,9 +55,9 @@ def test_the_command_line_has_a_flag_for_each_option():
 
 
 def test_the_options_in_the_documentation_are_those_of_the_table():
-    made = runpy.run_path(str(ROOT / "docs" / "make_options_table.py"))
-    page = (ROOT / "docs" / "runs.md").read_text()
-    assert made["options_table"]() in page, "run docs/make_options_table.py"
+    made = runpy.run_path(str(ROOT / "docs" / "generate" / "options_table.py"))
+    page = (ROOT / "docs" / "reference" / "options.md").read_text()
+    assert made["options_table"]() in page, "run docs/generate/options_table.py"
     assert made["page_with"](made["options_table"](), page) == page
 
 

@@ -58,7 +58,7 @@ def list_recipes(out: PlainConsole, data: str, data_dir: str | None) -> None:
     )
     if lacking:
         out.say(
-            f"Not on this machine: {', '.join(lacking)}; see docs/data.md for how to get them. --data "
+            f"Not on this machine: {', '.join(lacking)}; see docs/how-to/data.md for how to get them. --data "
             "digits needs no download."
         )
 

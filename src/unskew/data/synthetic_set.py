@@ -23,7 +23,7 @@ from unskew.data.rows import Rows, table_csv
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# Chosen so that EMD and the numbers of geo clients are near those of the paper: docs/data.md has both.
+# Chosen so that EMD and the numbers of geo clients are near those of the paper: docs/how-to/data.md has both.
 SIZES = 1.75  # deviation of the logarithm of users' sizes
 REGIONS, RANK = 40, 1.2  # where people live: region r has r^−RANK of them
 REGION, TRAVEL = (4.0, 0.7), (0.1, 1.2)  # degrees from a region's centre, and from home; deviation of their logarithm

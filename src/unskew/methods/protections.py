@@ -1,4 +1,4 @@
-"""Methods that keep what clients send private: a calibration's statistics, a round's updates. See docs/privacy.md."""
+"""Methods that keep what clients send private: a calibration's statistics, a round's updates."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -116,7 +116,7 @@ def explain_missing_data(missing: Sequence[str], command: str, stand_ins: Sequen
     if fetched:
         text += f"; download them with: {'; '.join(fetched)}; then give --data-dir DIR or set UNSKEW_DATA"
     if others:
-        text += f"; {', '.join(others)} must be downloaded by hand, see docs/data.md"
+        text += f"; {', '.join(others)} must be downloaded by hand, see docs/how-to/data.md"
     if stand_ins:
         text += f"; or try it on other data: {' or '.join(f'{command} --data {name}' for name in stand_ins)}"
     return text

@@ -1,7 +1,7 @@
 """Accuracy for each client: under its own label distribution, and on its own test images where it has some.
 
 The experimenter's view of a simulation, taken after the run from the partition and the test set. Nothing of it crosses
-the border: the server of a federation has no label counts, and does not need any for this (docs/analysis.md).
+the border: the server of a federation has no label counts, and does not need any for this (docs/how-to/analysis.md).
 
 Shapes: K clients, C classes, N training examples, n test images, m classifiers.
 """

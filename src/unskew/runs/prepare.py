@@ -568,7 +568,7 @@ def check_protections(prepared: Prepared) -> None:
         sampled = drawn < clients or algorithm.available is not None or algorithm.arrive is not None
         if sampled and (steady := [each.name for each in algorithm.statistics if each.steady]):
             found = f"secure(updates=true) and {steady[0]}: what a client sends for it hardly changes"
-            words = f"{found}, so sums over different clients in different rounds would reveal it (docs/privacy.md)"
+            words = f"{found}, so sums over different clients in different rounds would reveal it"
             if prepared.nodes:
                 raise UserError(f"{words}; let every client take part in every round, or leave one of them out")
             warnings.warn(words, stacklevel=2)

@@ -1,0 +1,92 @@
+"""MkDocs hooks: pages from outside docs/ join the site, and every link works both in the repository and on the site."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+DOCS = Path(__file__).parents[1]
+ROOT = DOCS.parent
+RESULTS = ROOT / "recipes" / "results"
+OUTSIDE = {
+    ROOT / "CHANGELOG.md": "project/changelog.md",
+    ROOT / "CONTRIBUTING.md": "project/contributing.md",
+    ROOT / "SECURITY.md": "project/security.md",
+    ROOT / "benchmarks" / "results.md": "results/speed.md",
+    RESULTS / "README.md": "results/index.md",
+    **{path: f"results/{path.relative_to(RESULTS)}" for path in RESULTS.rglob("*.md") if path.name != "README.md"},
+    **{path: f"results/{path.relative_to(RESULTS)}" for path in RESULTS.rglob("*.svg")},
+}
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+SHIM = re.compile(r'<script src="https://unpkg.com/iframe-worker/shim"></script>')
+
+log = logging.getLogger("mkdocs.plugins")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are kept outside docs/."""
+    for path, place in OUTSIDE.items():
+        files.append(File.generated(config, place, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Rewrite links that leave docs/ or come from outside; separate lists and tables from the paragraph above."""
+    source = Path(page.file.abs_src_path)
+    if not source.is_relative_to(ROOT):
+        return markdown
+    parts, end = [], 0
+    for block in FENCE.finditer(markdown):
+        parts += [_prose(markdown[end : block.start()], source, page.file.src_uri), block.group()]
+        end = block.end()
+    return "".join([*parts, _prose(markdown[end:], source, page.file.src_uri)])
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Drop the one script that the offline plugin would load from the network."""
+    return SHIM.sub("", output)
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """The same for the page of a missing address."""
+    return SHIM.sub("", output_content)
+
+
+def _prose(text: str, source: Path, uri: str) -> str:
+    lines: list[str] = []
+    for line in text.split("\n"):
+        starts = re.match(r"(- |\d+\. |\|)", line)
+        if starts and lines and lines[-1].strip() and not re.match(r"(\s|- |\d+\. |\||<!--)", lines[-1]):
+            inside_item = any(re.match(r"(- |\d+\. )", above) for above in _paragraph(lines))
+            if not inside_item:  # GitHub starts a list here, Python-Markdown only after an empty line
+                lines.append("")
+        lines.append(line)
+    return LINK.sub(lambda match: _link(match, source, uri), "\n".join(lines))
+
+
+def _paragraph(lines: list[str]) -> list[str]:
+    start = max((number for number, line in enumerate(lines) if not line.strip()), default=-1)
+    return lines[start + 1 :]
+
+
+def _link(match: re.Match[str], source: Path, uri: str) -> str:
+    image, text, target = match.groups()
+    path, _, anchor = target.partition("#")
+    if not path or "://" in path or path.startswith("mailto:"):
+        return match.group()
+    full = (source.parent / path).resolve()
+    if full.is_relative_to(DOCS) and not full.is_relative_to(DOCS / "generate"):
+        place = full.relative_to(DOCS).as_posix()
+    elif full in OUTSIDE:
+        place = OUTSIDE[full]
+    elif full.exists():  # code: named, not part of the site
+        name = full.relative_to(ROOT).as_posix()
+        return text if name in text else f"{text} (`{name}`)"
+    else:
+        log.warning("%s links to %s, which does not exist", source.relative_to(ROOT), target)
+        return match.group()
+    up = "../" * uri.count("/")
+    return f"{image}[{text}]({up}{place}{'#' + anchor if anchor else ''})"
