@@ -32,6 +32,41 @@ def shrink(weight: float = 0.5) -> Finisher:
     return Finisher(make, StatisticsRequest(Diagonal()))
 
 
+class Cosine(nn.Module):
+    """A class that only this file has: cosines with the class means, sharpened."""
+
+    def __init__(self, means):
+        super().__init__()
+        self.means = nn.Parameter(means)
+        self.sharpness = 8.0
+
+    def forward(self, features):
+        return self.sharpness * nn.functional.normalize(features) @ nn.functional.normalize(self.means).t()
+
+
+class Branching(nn.Module):
+    """Its forward depends on values, which no graph can show."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.head = head
+
+    def forward(self, features):
+        return self.head(features) if features.sum() > 0 else -self.head(features)
+
+
+@finisher
+def cosine() -> Finisher:
+    """Answers with the class whose mean has the smallest angle to the feature."""
+
+    def make(head, statistics, key):
+        means = torch.zeros_like(head.weight)
+        means[statistics.held] = statistics.means().to(means)
+        return nn.Sequential(nn.LayerNorm(head.in_features), nn.GELU(), Cosine(means))
+
+    return Finisher(make, StatisticsRequest(Diagonal()))
+
+
 @finisher
 def peek() -> Finisher:
     """Sees real features: a bound for study, which answers with the class whose real mean is nearest."""
@@ -58,7 +93,8 @@ def wrong(kind: str = "raises") -> Finisher:
     heads = {
         "bare": lambda head: nn.Linear(head.in_features, head.out_features, bias=False),
         "narrow": lambda head: nn.Linear(3, head.out_features),
-        "deep": lambda head: nn.Sequential(nn.ReLU(), head),
+        "flat": lambda head: nn.Sequential(head, nn.Flatten(0)),
+        "branching": lambda head: Branching(head),
         "number": lambda head: 7,
         "nan": lambda head: nn.Linear(head.in_features, head.out_features).apply(
             lambda part: nn.init.constant_(part.weight, float("nan"))

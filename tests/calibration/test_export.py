@@ -151,7 +151,7 @@ def test_one_layer_in_the_place_of_two_is_a_plain_layer_too():
         ("transformation", "features are transformed first (relu, tukey)"),
         ("clip", "features are clipped to a length of 1.5 first (private)"),
         ("lift", "it also uses random features (expand)"),
-        ("layers", "it has several layers (Sequential)"),
+        ("layers", "its head is a Sequential"),
     ],
 )
 def test_linear_is_refused_where_it_is_more_than_one_layer(variant, words):

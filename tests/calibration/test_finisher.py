@@ -121,13 +121,13 @@ def test_a_layer_without_a_bias_gets_one_and_everything_else_is_refused_in_words
     [
         (
             "outside_calibrations:wrong(narrow)",
-            "returns a layer from 3 features to 4 classes; it must map 6 features to 4 classes",
+            "returns a Linear that refuses 6 features of torch.float32",
         ),
         (
-            "outside_calibrations:wrong(deep)",
-            "returns a Sequential; it must return an nn.Linear, or a copy of the head",
+            "outside_calibrations:wrong(flat)",
+            "returns a Sequential that maps 2 examples to [8]; it must map 6 features to 4 classes",
         ),
-        ("outside_calibrations:wrong(number)", "returns an int; it must return an nn.Linear"),
+        ("outside_calibrations:wrong(number)", "returns an int; it must return a module"),
         ("outside_calibrations:wrong(nan)", "returns NaN or infinite weights"),
         ("outside_calibrations:wrong", "wrong failed: AttributeError: 'Linear' object has no attribute"),
         ("outside_calibrations:number", "returns an int; a calibration must return a Finisher"),

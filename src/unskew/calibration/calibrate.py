@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from unskew.calibration import parse_calibration
-from unskew.calibration.classifier import CalibratedClassifier, Lift, Report, copy_head, device_of, last_linear
+from unskew.calibration.classifier import (
+    NEVER,
+    CalibratedClassifier,
+    Lift,
+    Report,
+    copy_head,
+    device_of,
+    last_linear,
+)
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, StatisticsRequest
 from unskew.calibration.protection import notes_on_noise
 from unskew.calibration.statistics import ClassStatistics
@@ -58,6 +66,12 @@ def calibrate(
         )
     if not isinstance(classifier, nn.Module):
         raise UserError(f"the classifier must be a torch module, not {a_kind(classifier)}")
+    if (
+        needs.layers == 1 and isinstance(classifier, nn.Sequential) and len(classifier) > 1
+    ):  # torchvision: Dropout, Linear
+        *first, last = classifier
+        if isinstance(last, nn.Linear) and all(isinstance(part, nn.Dropout | nn.Identity) for part in first):
+            classifier = last  # dropout does nothing in eval mode
     if any(value.is_inference() for value in (*classifier.parameters(), *classifier.buffers())):
         classifier = copy.deepcopy(classifier)  # autograd refuses tensors made in inference mode
     classes = _check_fit(classifier, statistics, needs)
@@ -72,7 +86,7 @@ def calibrate(
         warnings.warn(f"no client has class {labels}: it {fate}", stacklevel=4)
     made = replace(made, notes=(*made.notes, *notes_on_noise(statistics)))
     before = Lift.of(statistics.width - needs.expand, needs.expand) if needs.expand else made.before
-    return _wrap(finisher, made, before, absent, began)
+    return _wrap(finisher, made, before, absent, began, width=0 if _own(made, classifier) else statistics.width)
 
 
 @neutral()
@@ -98,14 +112,19 @@ def calibrate_on_features(
     absent = tuple(sorted(set(range(last_linear(classifier).out_features)) - set(labels.tolist())))
     began = time.perf_counter()
     made = _make(finisher, classifier, features.shape[1], features, labels, Key(seed).fold("oracle"))
-    return _wrap(finisher, made, made.before, absent, began)
+    return _wrap(finisher, made, made.before, absent, began, width=0 if _own(made, classifier) else features.shape[1])
 
 
 def _make(finisher: Finisher, head: nn.Module, width: int, *given: object) -> Made:
-    """What the calibration makes, if it can replace the head and be saved."""
+    """What the calibration makes, if it can replace the head.
+
+    A head of half precision is made in float32 and rounded in the end: SGD in half precision does not move it.
+    """
+    dtype = last_linear(head).weight.dtype
+    half = dtype in (torch.float16, torch.bfloat16)
     try:
         with torch.random.fork_rng(devices=[]):  # a new layer draws weights, which must not disturb other draws
-            made = finisher.make(head, *given)
+            made = finisher.make(copy.deepcopy(head).float() if half else head, *given)
     except UserError:
         raise
     except Exception as error:
@@ -114,34 +133,53 @@ def _make(finisher: Finisher, head: nn.Module, width: int, *given: object) -> Ma
         raise UserError(f"{finisher.text} failed: {type(error).__name__}: {error}") from error
     made = made if isinstance(made, Made) else Made(made)
     new, classes = made.head, last_linear(head).out_features
-    if isinstance(new, nn.Linear):
-        if (new.in_features, new.out_features) != (width, classes):
-            sizes = f"{new.in_features} features to {new.out_features} classes"
-            raise UserError(
-                f"{finisher.text} returns a layer from {sizes}; it must map {width} features to {classes} classes"
-            )
-        if new.bias is None:
-            made = replace(made, head=copy_head(new))
-    elif not isinstance(new, nn.Module) or _shapes(new) != _shapes(head):
-        raise UserError(
-            f"{finisher.text} returns {a_kind(new)}; it must return an nn.Linear, or a copy of the head "
-            "with new weights"
-        )
-    if not all(bool(value.isfinite().all()) for value in made.head.parameters()):
+    if not isinstance(new, nn.Module):
+        raise UserError(f"{finisher.text} returns {a_kind(new)}; it must return a module")
+    if isinstance(new, nn.Linear) and new.bias is None:
+        made = replace(made, head=copy_head(new))
+    values = [*made.head.parameters(), *made.head.buffers()]
+    if not all(bool(value.isfinite().all()) for value in values):
         raise UserError(f"{finisher.text} returns NaN or infinite weights")
+    if half:
+        never = torch.finfo(dtype).min
+        with torch.no_grad():
+            for value in values:
+                value.masked_fill_(value <= NEVER, never)
+                if value.is_floating_point() and not bool(value.to(dtype).isfinite().all()):
+                    raise UserError(f"{finisher.text} needs weights beyond the range of {dtype}; use a float32 head")
+        made.head.to(dtype)
+    weight = last_linear(head).weight
+    made.head.eval()
+    try:
+        with torch.no_grad():
+            answer = made.head(torch.zeros(2, width, dtype=weight.dtype, device=weight.device))
+    except Exception as error:
+        raise UserError(
+            f"{finisher.text} returns {a_kind(new)} that refuses {width} features of {weight.dtype}: {error}"
+        ) from error
+    if not isinstance(answer, Tensor) or tuple(answer.shape) != (2, classes):
+        shape = list(answer.shape) if isinstance(answer, Tensor) else a_kind(answer)
+        raise UserError(
+            f"{finisher.text} returns {a_kind(new)} that maps 2 examples to {shape}; "
+            f"it must map {width} features to {classes} classes"
+        )
     return made
 
 
-def _shapes(module: nn.Module) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in module.state_dict().items()}
+def _own(made: Made, head: nn.Module) -> bool:
+    """Whether its values alone say what was made: a linear layer, or a copy of the head with other values."""
+    shapes = [{name: value.shape for name, value in module.state_dict().items()} for module in (made.head, head)]
+    kinds = [[type(part) for part in module.modules()] for module in (made.head, head)]
+    return isinstance(made.head, nn.Linear) or (shapes[0] == shapes[1] and kinds[0] == kinds[1])
 
 
 def _wrap(
-    finisher: Finisher, made: Made, before: nn.Module, absent: tuple[int, ...], began: float
+    finisher: Finisher, made: Made, before: nn.Module, absent: tuple[int, ...], began: float, width: int
 ) -> CalibratedClassifier:
     seconds = time.perf_counter() - began
     report = Report(finisher.text, made.classes, absent, made.loss_before, made.loss_after, seconds, made.notes)
-    return CalibratedClassifier(before.to(device_of(made.head)), made.head, report, finisher.needs.layers)
+    before = before.to(device_of(made.head))
+    return CalibratedClassifier(before, made.head, report, finisher.needs.layers, width=width)
 
 
 def _check_fit(classifier: nn.Module, statistics: ClassStatistics, needs: StatisticsRequest) -> int:

@@ -1,4 +1,4 @@
-"""The classifier after calibration: what features pass first, then the new linear layers; and what was done.
+"""The classifier after calibration: what features pass first, then the new head; and what was done.
 
 Shapes: n features of d dimensions, C classes.
 """
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew.calibration.covariances import CLIPPED, MAX_FEATURES, ClassReport
+from unskew.calibration.graph import GRAPH, read_graph, write_graph
 from unskew.core import tensors
 from unskew.core.errors import UserError, a_kind, whole_number
 from unskew.core.key import Key
@@ -183,28 +184,48 @@ class Report:
 
 
 class CalibratedClassifier(nn.Module):
-    """Replaces the classifier: what features pass first, then the new linear layers.
+    """Replaces the classifier: what features pass first, then the new head.
 
-    It can be scripted, traced and exported, alone or inside a model.
+    It can be traced and exported, alone or inside a model, and scripted where its head can be.
+
+    Parameters
+    ----------
+    before
+        A ``Transformation`` or a ``Lift``.
+    head
+        A linear layer, the layers of the network's own head with other values, or any other module.
+    report
+        What the calibration did.
+    layers
+        The number of the network's linear layers that it replaces.
+    clip
+        The longest feature when statistics were taken. 0: no limit.
+    width
+        The number of features that a head of any other module takes, which is saved as the graph of what it computes.
+        0: a linear layer or the network's own layers, of which values are saved.
     """
 
-    def __init__(self, before: nn.Module, head: nn.Module, report: Report, layers: int = 1, clip: float = 0.0) -> None:
+    def __init__(
+        self, before: nn.Module, head: nn.Module, report: Report, layers: int = 1, clip: float = 0.0, width: int = 0
+    ) -> None:
         super().__init__()
         self.before = before
         self.head = head
         self.report = report
         self.layers = layers
-        self.clip = float(clip)  # the longest feature when statistics were taken; 0: no limit
+        self.clip = float(clip)
+        self.width = width
         self.lifted = isinstance(before, Lift)
 
     @neutral()
     def tensors(self) -> Tensors:
         """All its values by name, on the CPU: what ``load_calibrated`` takes."""
-        steps = [float(self.layers), 0.0, 1.0, self.clip]
+        steps = [float(self.layers), 0.0, 1.0, self.clip, float(self.width)]
         if isinstance(self.before, Transformation):
             steps[1:3] = [float(self.before.relu), self.before.tukey]
         lift = {"lift": self.before.weight.cpu()} if isinstance(self.before, Lift) else {}
-        head = {f"head.{name}": value.detach().cpu() for name, value in self.head.state_dict().items()}
+        values = write_graph(copy.deepcopy(self.head), self.width) if self.width else self.head.state_dict()
+        head = {f"head.{name}": value.detach().cpu() for name, value in values.items()}
         return {"steps": torch.tensor(steps, dtype=torch.float64), **lift, **head}
 
     @neutral()
@@ -213,17 +234,18 @@ class CalibratedClassifier(nn.Module):
 
         Refused where features pass something else first, or more than one layer: keep this module in place then.
         """
-        layer = copy_head(self.head)
         if self.lifted:
             because = "it also uses random features (expand)"
         elif isinstance(self.before, Transformation) and (self.before.relu or self.before.tukey != 1):
             because = "features are transformed first (relu, tukey)"
         elif self.clip:
             because = f"features are clipped to a length of {self.clip:g} first (private)"
-        elif isinstance(layer, nn.Linear):
+        elif isinstance(self.head, nn.Linear):
+            layer = copy_head(self.head)
+            assert isinstance(layer, nn.Linear)
             return layer
         else:
-            because = f"it has several layers ({type(self.head).__name__})"
+            because = f"its head is {a_kind(self.head)}"
         raise UserError(f"{self.report.method} is not one linear layer: {because}; use the calibrated module itself")
 
     def forward(self, features: Tensor) -> Tensor:
@@ -238,15 +260,18 @@ class CalibratedClassifier(nn.Module):
 
 def load_calibrated(values: Tensors, cut: Callable[[int], tuple[nn.Module, nn.Module]]) -> tuple[nn.Module, nn.Module]:
     """Encoder and calibrated classifier, from ``CalibratedClassifier.tensors`` and the network that may be cut."""
-    layers, relu, tukey, clip = values["steps"].tolist()
+    layers, relu, tukey, clip, width = (*values["steps"].tolist(), 0.0)[:5]  # four in files of older versions
     encoder, plain = cut(int(layers))
     before = Lift(values["lift"]) if "lift" in values else Transformation(bool(relu), tukey)
     state = tensors.under(values, "head.")
-    if set(state) == {"weight", "bias"}:
-        head: nn.Module = empty_linear(state["weight"].shape[1], state["weight"].shape[0], state["weight"].dtype)
+    if GRAPH in state:
+        head: nn.Module = read_graph(state)
+    elif set(state) == {"weight", "bias"}:
+        head = empty_linear(state["weight"].shape[1], state["weight"].shape[0], state["weight"].dtype)
     else:
         head = copy.deepcopy(plain)
-    head.load_state_dict(state)
+    if GRAPH not in state:
+        head.load_state_dict(state)
     report = Report("this calibration", (), (), float("nan"), float("nan"), 0.0)
-    classifier = CalibratedClassifier(before, head, report, int(layers), clip)
+    classifier = CalibratedClassifier(before, head, report, int(layers), clip, int(width))
     return encoder, classifier.to(device_of(plain)).eval()

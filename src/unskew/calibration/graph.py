@@ -1,0 +1,141 @@
+"""Any module as data: the graph of tensor operations of its ``forward``, as JSON and tensors, and back.
+
+A calibration may return a module of a class that only its author has. What is saved is what the module computes, as
+``torch.export`` finds it: operations of PyTorch on named tensors. Loading one runs no code but these operations.
+"""
+
+import json
+import operator
+import warnings
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from unskew.core.errors import UserError, a_kind
+from unskew.core.types import Tensors
+
+ON_SIZES = {name: getattr(operator, name) for name in ("getitem", "add", "sub", "mul", "floordiv")}
+KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+GRAPH = "graph"  # the name of the JSON text, as bytes, among the tensors
+
+
+def write_graph(module: nn.Module, width: int) -> Tensors:
+    """Its tensors by number and its operations as JSON under ``graph``.
+
+    Parameters
+    ----------
+    module
+        From features [n, ``width``] of its own type to logits, for any n. It is moved to the CPU.
+    """
+    values = (value for value in (*module.parameters(), *module.buffers()) if value.is_floating_point())
+    dtype = next((value.dtype for value in values), torch.float32)
+    try:
+        with warnings.catch_warnings():  # what torch.export has to say about itself
+            warnings.simplefilter("ignore")
+            example = torch.zeros(2, width, dtype=dtype)
+            shapes = ({0: torch.export.Dim.DYNAMIC},)
+            program = torch.export.export(module.cpu().eval(), (example,), dynamic_shapes=shapes).run_decompositions()
+    except Exception as error:  # torch.export has many kinds
+        line = next((text for text in str(error).splitlines() if text.strip()), type(error).__name__)
+        raise UserError(
+            f"{a_kind(module)} cannot be saved: torch.export does not find what its forward computes: {line.strip()}; "
+            "write forward as operations on tensors, for any number of rows"
+        ) from error
+    inputs = program.graph_signature
+    names = {**inputs.inputs_to_parameters, **inputs.inputs_to_buffers, **inputs.inputs_to_lifted_tensor_constants}
+    known = {**program.state_dict, **program.constants}
+    tensors: Tensors = {}
+    steps: list[Any] = []
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            steps.append([node.name, "tensor", len(tensors)])
+            tensors[str(len(tensors))] = known[names[node.name]].detach().clone().contiguous()
+        elif node.op == "placeholder":
+            steps.append([node.name, "features"])
+        elif node.op == "call_function":
+            steps.append([node.name, _name(node.target), _plain(node.args), _plain(node.kwargs)])
+        else:
+            steps.append(["", "output", _plain(node.args[0][0])])
+    text = json.dumps(steps).encode()
+    return {GRAPH: torch.frombuffer(bytearray(text), dtype=torch.uint8), **tensors}
+
+
+def read_graph(values: Tensors) -> nn.Module:
+    """The module that ``write_graph`` was given, as operations on tensors."""
+    root, graph = nn.Module(), fx.Graph()
+    nodes: dict[str, fx.Node] = {}
+    for name, operation, *rest in json.loads(values[GRAPH].numpy().tobytes()):
+        if operation == "features":
+            nodes[name] = graph.placeholder("features")
+        elif operation == "tensor":
+            root.register_buffer(f"tensor_{int(rest[0])}", values[str(int(rest[0]))])
+            nodes[name] = graph.get_attr(f"tensor_{int(rest[0])}")
+        elif operation == "output":
+            graph.output(_value(rest[0], nodes))
+        else:
+            nodes[name] = graph.call_function(_operation(operation), *(_value(part, nodes) for part in rest))
+    graph.lint()
+    return fx.GraphModule(root, graph).eval()
+
+
+def _name(target: Any) -> str:
+    if target in ON_SIZES.values():
+        return str(target.__name__)
+    name = str(target)
+    _operation(name)  # what cannot be read must not be written
+    return name
+
+
+def _operation(name: str) -> Any:
+    """A function of tensors by its name: of PyTorch's core set, or one that takes a tensor first and changes nothing.
+
+    Those of other kinds read files or change their arguments.
+    """
+    if name in ON_SIZES:
+        return ON_SIZES[name]
+    family, _, rest = name.partition(".")
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(torch.ops.aten, packet, None), overload, None) if family == "aten" else None
+    if isinstance(found, torch._ops.OpOverload) and not found._schema.is_mutable:
+        arguments = found._schema.arguments
+        if torch.Tag.core in found.tags or (arguments and str(arguments[0].type) == "Tensor"):
+            return found
+    raise UserError(f"the operation {name[:80]!r} cannot be part of a saved classifier")
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: a node by its name, a type or device by its kind."""
+    if isinstance(value, fx.Node):
+        return {"node": value.name}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    for kind, of in KINDS.items():
+        if isinstance(value, of):
+            return {kind: str(value).removeprefix("torch.")}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, dict):
+        return {"given": {name: _plain(part) for name, part in value.items()}}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise UserError(f"a constant of this kind cannot be part of a saved classifier: {a_kind(value)}")
+
+
+def _value(plain: Any, nodes: dict[str, fx.Node]) -> Any:
+    """What ``_plain`` was given."""
+    if isinstance(plain, list):
+        return tuple(_value(part, nodes) for part in plain)
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, value),) = plain.items()
+    if kind == "node":
+        return nodes[value]
+    if kind == "given":
+        return {name: _value(part, nodes) for name, part in value.items()}
+    if kind == "device":
+        return torch.device(value)
+    found = getattr(torch, value, None)
+    if not isinstance(found, KINDS[kind]):
+        raise ValueError(f"{value!r} is not a {kind}")
+    return found
