@@ -89,7 +89,7 @@ def engine_over(exchange, method="fedavg", rules=None, said=None, members=None):
     images, blueprint = load("digits", None), blueprint_of(method)
     session.agree_on(RunAgreement(session.post.run, blueprint, images.classes, images.mean, images.std, {}), {})
     session.take_notes()
-    return FederatedEngine(session, None, Template(blueprint, images.mean, images.std, {}), epochs=1)
+    return FederatedEngine(session, None, Template(blueprint, images.mean, images.std, {}), Local(epochs=1))
 
 
 def loop_over(clients=3, method="fedavg"):

@@ -87,6 +87,7 @@ def run(
     rounds: int | None = None,
     start: str | None = None,
     epochs: int | None = None,
+    steps: int | None = None,
     batch: int | None = None,
     lr: float | None = None,
     momentum: float | None = None,
@@ -102,6 +103,7 @@ def run(
     engine: str | Callable[..., Engine] | None = None,
     workers: int | None = None,
     seed: int | None = None,
+    partition_seed: int | None = None,
     validation: float | None = None,
     evaluate_every: int | None = None,
     on_failure: str | None = None,
@@ -162,8 +164,8 @@ def run_seeds(
     recipe
         A TOML recipe; options given here override it.
     seeds
-        Whole numbers, or a text such as ``"0-4"`` (default: the ``seeds`` of the recipe). The seed also decides the
-        partition.
+        Whole numbers, or a text such as ``"0-4"`` (default: the ``seeds`` of the recipe). Without
+        ``partition_seed`` the seed also decides the partition.
     out
         The folder of the run directories (default: runs/<name>).
     observe, progress, trust, options

@@ -13,7 +13,7 @@ from unskew.core.key import Key
 from unskew.core.types import Local
 from unskew.data import batches
 from unskew.data.augment import crop_and_flip
-from unskew.data.batches import Pixels, plan, steps_for
+from unskew.data.batches import Pixels, examples_for, plan, steps_for
 
 held = st.lists(st.integers(0, 1000), max_size=40, unique=True).map(lambda ids: np.array(sorted(ids), dtype=np.int32))
 
@@ -163,3 +163,27 @@ def test_a_visit_whose_plan_or_batch_does_not_fit_in_memory_is_refused(monkeypat
     batches.check_visit(60_000, Local(20, 64), (3, 32, 32))
     with pytest.raises(UserError, match=r"of memory before it trains, more than the limit of 8\.0 GB"):
         batches.check_visit(examples, local, (3, 32, 32))
+
+
+@settings(deadline=None)
+@given(held, st.integers(1, 30), st.integers(1, 12), st.booleans())
+def test_with_steps_a_visit_has_that_many_batches_and_begins_as_with_epochs(examples, steps, batch, augment):
+    local = Local(steps=steps, batch=batch, augment=augment)
+    found = plan(examples, None, local, Key(3))
+    assert len(found.counts) == len(found.index) == steps_for(len(examples), local) == (steps if len(examples) else 0)
+    assert sum(found.counts) == examples_for(len(examples), local)
+    longer = plan(examples, None, Local(epochs=30, batch=batch), Key(3))
+    assert torch.equal(found.index, longer.index[: len(found.index)])
+    assert found.counts == longer.counts[: len(found.counts)]
+
+
+def test_steps_that_are_whole_epochs_are_the_plan_of_these_epochs():
+    examples = np.arange(23, dtype=np.int32)
+    by_steps, by_epochs = (plan(examples, None, Local(batch=5, augment=True, **n), Key(1)) for n in LENGTHS)
+    assert by_steps.counts == by_epochs.counts
+    assert torch.equal(by_steps.index, by_epochs.index)
+    assert torch.equal(by_steps.shift, by_epochs.shift)
+    assert torch.equal(by_steps.flip, by_epochs.flip)
+
+
+LENGTHS = ({"steps": 15}, {"epochs": 3})

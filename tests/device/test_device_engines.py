@@ -9,7 +9,7 @@ from placed import on, side_of, small
 from federation import total
 from unskew import engines
 from unskew.core.key import Key
-from unskew.core.types import Reply, Visit
+from unskew.core.types import Local, Reply, Visit
 from unskew.engines import pool as pool_engine
 from unskew.engines.scheduler import Scheduler
 from unskew.round.client import Train
@@ -69,7 +69,7 @@ def test_a_pool_spreads_its_workers_and_a_new_one_takes_the_old_ones_device(monk
     federated = on(device, small("scaffold"))
     pool = engines.open_engine("pool", engines.EngineSetup(federated.blueprint, federated.data, 3))
     assert started == list(enumerate(wanted))
-    pool._replace(pool._workers[1], Scheduler(Train(), [], pool.roster, 1, {}), None)
+    pool._replace(pool._workers[1], Scheduler(Train(), [], pool.roster, Local(), {}), None)
     assert started[3:] == [(1, wanted[1])]
     pool.close()
 

@@ -56,6 +56,8 @@ def test_small_images_keep_their_size_in_the_first_layers():
     assert large.conv1.kernel_size == (7, 7)
     network = PUBLIC["mobilenet-v2"]((3, 32, 32), 10)
     assert network.features(torch.zeros(1, 3, 32, 32)).shape == (1, 1280, 4, 4)  # CCVR's Table 7 pools 4×4
+    assert not any(isinstance(layer, nn.Dropout) for layer in network.modules())  # nor does it have dropout
+    assert isinstance(PUBLIC["mobilenet-v2"]((3, 64, 64), 10).classifier[0], nn.Dropout)
 
 
 @pytest.mark.parametrize("name", PUBLIC)

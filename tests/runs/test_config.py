@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from unskew.core.errors import UserError
 from unskew.core.types import Local
-from unskew.runs.config import OPTIONS, Config, checked, read, to_toml, with_values
+from unskew.runs.config import OPTIONS, Config, checked, deciding, fingerprint, read, to_toml, with_values
 from unskew.runs.prepare import prepare
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -301,3 +301,24 @@ def test_the_clients_are_told_the_local_settings():
 def test_an_empty_name_is_not_taken_for_none(key):
     with pytest.raises(UserError, match=f"--{key.replace('_', '-')} is empty; leave it out"):
         checked(replace(Config(), **{key: ""}))
+
+
+def test_steps_replace_epochs_and_the_later_of_the_two_counts():
+    config = with_values(Config(epochs=9), {"steps": 12}, "here")
+    assert config.local().steps == 12
+    assert "epochs" not in to_toml(config)
+    again = with_values(Config(), tomllib.loads(to_toml(config)), "there")
+    assert fingerprint(again) == fingerprint(config)
+    assert deciding(config)["steps"] == 12
+    assert "epochs" not in deciding(config)
+    assert with_values(config, {"epochs": 2}, "here").local().steps is None
+
+
+def test_epochs_and_steps_together_are_refused():
+    with pytest.raises(UserError, match="here: epochs and steps are both given; give one"):
+        with_values(Config(), {"epochs": 2, "steps": 3}, "here")
+
+
+def test_the_new_options_leave_old_fingerprints_alone():
+    assert fingerprint(Config()) == fingerprint(Config(steps=None, partition_seed=None))
+    assert fingerprint(Config()) != fingerprint(Config(partition_seed=0))

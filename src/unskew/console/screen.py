@@ -307,7 +307,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     median = "" if sizes.min() == sizes.max() else f" (median {int(np.median(sizes)):,})"
     clients = f"{counted(partition.clients, 'client')} of {describe_sizes(sizes)}{median}"
     if config.rounds:
-        trained = f"{_participation(seen)}, epochs {seen.local.epochs}, batch {seen.local.batch}, {_steps(seen.local)}"
+        trained = f"{_participation(seen)}, {_length(seen.local)}, batch {seen.local.batch}, {_steps(seen.local)}"
     else:
         then = "calibrated" if seen.algorithm.finish else "evaluated as it is"
         trained = f"rounds 0: nothing is trained, the initial model is {then}"
@@ -351,8 +351,12 @@ def _overruled(seen: Overview) -> list[str]:
         f"the method sets {key.replace('_', ' ')} to {text.spell(used[key])}; --{key.replace('_', '-')} "
         f"{text.spell(asked[key])} has no effect"
         for key in asked
-        if asked[key] != used[key]
+        if asked[key] != used[key] and not (key == "epochs" and seen.local.steps)
     ]
+
+
+def _length(local: Local) -> str:
+    return f"epochs {local.epochs}" if local.steps is None else f"steps {local.steps}"
 
 
 def _steps(local: Local) -> str:

@@ -170,6 +170,7 @@ class Local:
     clip: float = field(default=0.0, metadata=ADDED_LATER)  # the longest gradient that is used as it is; 0: any is
     decay: str = field(default="all", metadata=ADDED_LATER)  # what weight_decay shrinks: all, or weights
     augmentation: str = field(default="shift", metadata=ADDED_LATER)  # drawn where ``augment`` is on; or resized-crop
+    steps: int | None = field(default=None, metadata=ADDED_LATER)  # of a visit, instead of epochs
 
 
 @dataclass(frozen=True)

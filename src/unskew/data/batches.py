@@ -155,22 +155,35 @@ def choose_augmentation(augmentation: str, images: ImageSet) -> str:
 
 def steps_for(examples: int, local: Local) -> int:
     """How many steps a visit with that number of examples takes."""
+    if local.steps is not None:
+        return local.steps if examples else 0
     return local.epochs * -(-examples // local.batch)
+
+
+def examples_for(examples: int, local: Local) -> int:
+    """How many examples a visit with that number of examples trains on, repeated ones counted again."""
+    if local.steps is None:
+        return local.epochs * examples
+    passes, rest = divmod(steps_for(examples, local), max(1, -(-examples // local.batch)))
+    return passes * examples + min(rest * local.batch, examples)
 
 
 def check_visit(examples: int, local: Local, shape: tuple[int, int, int]) -> None:
     """Refuse a visit whose plan or whose largest batch cannot be in memory, before any is made."""
-    planned = 11 * local.epochs * examples + 8 * steps_for(examples, local) + 12 * examples
+    planned = 11 * examples_for(examples, local) + 8 * steps_for(examples, local) + 12 * examples
     batch = 5 * math.prod(shape) * min(local.batch, examples)  # as bytes, and as float32
     needed, most = planned + batch, physical_memory() / 2
     if needed > most:
-        given = f"a visit of {examples:,} examples with epochs {local.epochs:,} and batch {local.batch:,}"
+        length = f"epochs {local.epochs:,}" if local.steps is None else f"steps {local.steps:,}"
+        given = f"a visit of {examples:,} examples with {length} and batch {local.batch:,}"
         takes = f"{format_bytes(needed)} of memory before it trains, more than the limit of {format_bytes(most)}"
-        raise UserError(f"{given} takes {takes}; give fewer epochs or a smaller batch")
+        raise UserError(f"{given} takes {takes}; give fewer {length.split()[0]} or a smaller batch")
 
 
 def plan(examples: npt.NDArray[np.int32], take: int | None, local: Local, key: Key) -> Plan:
     """Each epoch a new permutation cut into batches, the last one short; ``take`` first draws that many examples.
+
+    With ``local.steps`` the epochs go on until there are that many batches.
 
     A client that holds fewer than ``take`` draws with replacement, any other without.
     """
@@ -180,12 +193,14 @@ def plan(examples: npt.NDArray[np.int32], take: int | None, local: Local, key: K
     held = len(examples)
     size = max(1, min(local.batch, held))  # a batch larger than the client is the client
     per_epoch = -(-held // size)
-    index = np.full((local.epochs, per_epoch * size), -1, np.int64)
-    for epoch in range(local.epochs):
+    steps = steps_for(held, local)
+    epochs = -(-steps // max(1, per_epoch))
+    index = np.full((epochs, per_epoch * size), -1, np.int64)
+    for epoch in range(epochs):
         index[epoch, :held] = generator.permutation(examples)
     last = held - (per_epoch - 1) * size
-    counts = ((size,) * (per_epoch - 1) + (last,)) * local.epochs if held else ()
-    table = torch.from_numpy(index.reshape(-1, size))
+    counts = (((size,) * (per_epoch - 1) + (last,)) * epochs)[:steps]
+    table = torch.from_numpy(index.reshape(-1, size)[:steps])
     if not local.augment or not held:
         return Plan(table, counts)
     shift, flip = draw_augmentation(local.augmentation, key.fold("augment").numpy(), table.numel())

@@ -96,7 +96,7 @@ class Pool:
         if (needed := FILES + workers * FILES_OF_WORKER) > files_left():
             wanted = f"a pool of {workers} workers needs to open {needed} more files"
             raise UserError(f"{too_many_files(wanted)}, or give fewer --workers, or --engine loop")
-        self._side, self._epochs = side, blueprint.local.epochs
+        self._side, self._local = side, blueprint.local
         self.roster, self.memory = side.population.roster, side.memory_file  # the workers share the file
         self._data, self._weights = data, SharedFile()
         self._blueprint, self._layout = blueprint.to_json(), layout
@@ -117,7 +117,7 @@ class Pool:
         begin = Begin(self._job, encode_job(job), self._weights.write(shared), str(key.seed), list(key.path))
         for worker in self._workers:
             worker.child.send(begin)
-        schedule = Scheduler(job, visits, self.roster, self._epochs, self._numbers)
+        schedule = Scheduler(job, visits, self.roster, self._local, self._numbers)
         while True:
             while (result := schedule.take()) is not None:
                 yield result

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from unskew.core.tensors import DOUBLE, PackedSums
-from unskew.core.types import Failure, Job, Reply, Roster, TestPart, Visit
+from unskew.core.types import Failure, Job, Local, Reply, Roster, TestPart, Visit
+from unskew.data.batches import examples_for
 from unskew.round.client import Train
 
 DEATHS = 3  # how often a visit may take its worker with it before it counts as failed
@@ -25,7 +26,7 @@ class Scheduler:
     ----------
     job, visits : what is done, and for whom.
     roster : who has how many examples.
-    epochs : how often a training visit looks at each of its examples.
+    local : how long a training visit is.
     numbers : by type of job, how many numbers a reply of it has; filled in for the next time.
     """
 
@@ -34,13 +35,13 @@ class Scheduler:
         job: Job,
         visits: Sequence[Visit] | Sequence[TestPart],
         roster: Roster,
-        epochs: int,
+        local: Local,
         numbers: dict[type, int],
     ) -> None:
         trains = isinstance(getattr(job, "inner", job), Train)
         sizes = [_examples_of(roster, visit) for visit in visits]
         self.visits = visits
-        self._examples = [epochs * size if trains else size for size in sizes]
+        self._examples = [examples_for(size, local) if trains else size for size in sizes]
         self._numbers, self._kind = numbers, type(job)
         self._open = sorted(range(len(visits)), key=lambda index: (sizes[index] if trains else 1, -index))  # last first
         self._results: dict[int, Reply | Failure] = {}  # early ones

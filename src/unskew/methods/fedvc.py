@@ -27,7 +27,7 @@ def fedvc(size: int = 256, epochs: int = 1) -> Method:
     size
         The number of examples of a visit, N_VC.
     epochs
-        Passes over these examples, whatever --epochs says. The paper has one.
+        Passes over these examples, whatever --epochs says; --steps replaces both. The paper has one.
 
     Reference: Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution", ECCV 2020,
     section 5.3 and Algorithm 1.

@@ -146,7 +146,10 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """Convolutions, the mean over the picture, an optional bottleneck, one linear layer."""
+    """Convolutions, the mean over the picture, an optional bottleneck, one linear layer.
+
+    Below 64 pixels it is the network of CCVR's Table 7: stride 1 in the first convolution and in block 2, no dropout.
+    """
 
     def __init__(self, shape: Shape, classes: int, norm: Norm, bottleneck: int) -> None:
         super().__init__()
@@ -161,7 +164,8 @@ class MobileNetV2(nn.Module):
         layers.append(_convolution(inputs, LAST, 1, 1, norm))
         self.features = nn.Sequential(*layers)
         self.bottleneck = nn.Linear(LAST, bottleneck) if bottleneck else nn.Identity()
-        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(bottleneck or LAST, classes))
+        last = nn.Linear(bottleneck or LAST, classes)
+        self.classifier = nn.Sequential(nn.Identity() if small else nn.Dropout(0.2), last)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out")

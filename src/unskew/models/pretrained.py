@@ -24,6 +24,7 @@ IMAGENET = "imagenet"  # the weights that an extra's package has
 IMAGENET_FOR = "efficientnet-lite0"
 WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")  # what trainers put the weights under
 COUNTER = "num_batches_tracked"  # BatchNorm's; older files do not have it, and nothing depends on it
+RUNNING = ("running_mean", "running_var", COUNTER)  # what BatchNorm has and other norms have not
 MAX_NAMED = 3  # tensors named in a message
 MAX_DEPTH = 4  # wrappers in wrappers
 COMMON = (torch.float16, torch.float32, torch.float64)  # others become float32, which has all their values
@@ -38,6 +39,7 @@ class FittedWeights:
     values: Tensors
     left_out: tuple[str, ...] = ()  # layers that start as they are drawn
     classes: int | None = None  # of the file's classifier; None where it has none
+    norms: int = 0  # BatchNorm layers of the file whose running statistics the network has no use for
 
 
 def imagenet_file(model: str) -> Path:
@@ -90,7 +92,10 @@ def hash_weights(values: Tensors) -> str:
 
 
 def fit(network: Network, values: Tensors, where: str, model: str) -> FittedWeights:
-    """The file's tensors by the network's names; a classifier of another width is left out, all else must fit."""
+    """The file's tensors by the network's names; a classifier of another width is left out, all else must fit.
+
+    BatchNorm's running statistics are left out where the network normalizes in another way.
+    """
     own = {name.partition("/")[2]: (name, value) for name, value in tensors.of_module(network).items()}
     module = network.module if isinstance(network, AnyNetwork) else network
     saved = _names_by_tensor(module)
@@ -113,6 +118,9 @@ def fit(network: Network, values: Tensors, where: str, model: str) -> FittedWeig
             wrong.append(f"{name} contains whole numbers ({kind}), as quantised weights do")
     known = {alias for aliases in saved.values() for alias in aliases}
     known |= {f"{layer}.{part}" for layer in left_out for part in ("weight", "bias")}
+    layers = {name.rpartition(".")[0] for name in saved}
+    running = {n for n in values.keys() - known if n.endswith(RUNNING) and n.rpartition(".")[0] in layers}
+    known |= running
     wrong += [f"{name} {list(value.shape)} is unknown" for name, value in values.items() if name not in known]
     if wrong:
         more = f", and {len(wrong) - MAX_NAMED:,} more" if len(wrong) > MAX_NAMED else ""
@@ -127,7 +135,8 @@ def fit(network: Network, values: Tensors, where: str, model: str) -> FittedWeig
         if plain not in skipped and found[plain] is not None
     }
     rows = found[classifier[0]]
-    return FittedWeights(taken, tuple(left_out), None if rows is None or not rows.dim() else len(rows))
+    norms = len({name.rpartition(".")[0] for name in running})
+    return FittedWeights(taken, tuple(left_out), None if rows is None or not rows.dim() else len(rows), norms)
 
 
 def _left_out(

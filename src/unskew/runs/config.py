@@ -16,6 +16,7 @@ from typing import Any, get_args, get_type_hints
 from unskew.core import text
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.files import read_content
+from unskew.core.key import Key
 from unskew.core.limits import check_plain, usable_path, user_path
 from unskew.core.machine import check_device_name
 from unskew.core.text import MAX_COUNT
@@ -177,6 +178,7 @@ class Config:
         "the model's own classifier",
     )
     epochs: int = _count(5, "Local epochs: passes over a client's examples per round.")
+    steps: int | None = _count(None, "Local steps per round, instead of --epochs.", "as many as --epochs takes")
     batch: int = _count(64, "Examples per step.")
     lr: float = _option(0.01, "X", "The clients' learning rate.", above=0)
     momentum: float = _option(0.9, "X", "The clients' momentum.", least=0, below=1)
@@ -217,6 +219,9 @@ class Config:
     engine: str = _work("auto", "NAME", "auto | loop | pool | torchrun | package.module:function", check=check_name)
     workers: int | None = _count(None, "Worker processes of the pool.", "one for each core, or each GPU", decides=False)
     seed: int = _option(0, "N", "The same seed gives the same weights.", least=0, below=2**63)
+    partition_seed: int | None = _option(
+        None, "N", "The seed of the partition: one partition for all seeds.", "the seed", least=0, below=2**63
+    )
     validation: float = _option(
         0.0,
         "SHARE",
@@ -241,6 +246,11 @@ class Config:
     device: str = _work(
         "auto", "NAME", "Where the clients compute: auto | cpu | cuda | cuda:N | mps", check=check_device_name
     )
+
+    @property
+    def data_key(self) -> Key:
+        """What the partition and the validation part are drawn from."""
+        return Key(self.seed if self.partition_seed is None else self.partition_seed)
 
     def local(self) -> Local:
         """The clients' training settings."""
@@ -380,6 +390,12 @@ def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config
         if key in changes:
             raise UserError(f"{where}: {key} is given twice, with a dash and with an underscore")
         changes[key] = _typed(OPTIONS[key], value, where)
+    if "steps" in changes and "epochs" in changes and None not in (changes["steps"], changes["epochs"]):
+        raise UserError(f"{where}: epochs and steps are both given; give one of them")
+    if changes.get("steps") is not None:
+        changes["epochs"] = OPTIONS["epochs"].default  # unused, and left out of config.toml
+    elif "epochs" in changes:
+        changes["steps"] = None
     return replace(config, **changes)
 
 
@@ -405,7 +421,7 @@ def to_toml(config: Config) -> str:
     """The configuration as a recipe; an option that is None is left out."""
     described = ", ".join(values_described(config))
     header = f"# What this run was asked for, resolved. Values given from Python are only described: {described}."
-    values = ((name, getattr(config, name)) for name in OPTIONS)
+    values = ((name, getattr(config, name)) for name in OPTIONS if name not in _unused(config))
     return "\n".join([header if described else HEADER, *_lines(values)]) + "\n"
 
 
@@ -430,8 +446,14 @@ def deciding(config: Config) -> dict[str, Value]:
     return {
         option.name: value
         for option, value in values.items()
-        if value is not None and (option.name in ALWAYS_LISTED or value != option.default)
+        if value is not None
+        and option.name not in _unused(config)
+        and (option.name in ALWAYS_LISTED or value != option.default)
     }
+
+
+def _unused(config: Config) -> tuple[str, ...]:
+    return () if config.steps is None else ("epochs",)
 
 
 def from_python(value: Any) -> bool:

@@ -443,7 +443,7 @@ def choose_engine(prepared: Prepared, workers: int, rounds: int) -> str:
     sizes = prepared.first_sizes
     steps = rounds * sum(steps_for(size, local) for size in sizes)
     if not config.rounds:  # statistics and evaluation: one pass over all images, without gradients
-        steps = steps_for(prepared.population.roster.examples, replace(local, epochs=1)) // 3
+        steps = prepared.population.roster.examples // local.batch // 3
     work = steps * engines.seconds_per_step(prepared.side, min(config.batch, max(1, sum(sizes) // len(sizes))))
     return engines.choose("auto", workers, work, len(sizes))
 

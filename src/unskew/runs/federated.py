@@ -385,7 +385,7 @@ def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: flowe
         agreement = RunAgreement(terms.run, blueprint, terms.classes, images.mean, images.std, {}, views)
         session.agree_on(agreement, frozen)
         template = flower.Template(blueprint, images.mean, images.std, frozen)
-        return flower.FederatedEngine(session, Loop(setup.client_side()), template, prepared.algorithm.local.epochs)
+        return flower.FederatedEngine(session, Loop(setup.client_side()), template, prepared.algorithm.local)
 
     nodes = replace(nodes_of(terms, config), open_engine=open_engine)
     prepared = prepare(config, given=Given(data=images_of(terms, config, own), nodes=nodes))

@@ -27,7 +27,6 @@ from unskew.core.limits import usable_path
 from unskew.core.machine import default_workers, neutral
 from unskew.core.trust import remember
 from unskew.core.types import Engine, ImageSet, ServerState, Tensors, Visit
-from unskew.data.batches import steps_for
 from unskew.data.partition_files import Holdings, read_holdings
 from unskew.data.photographs import Say, silent
 from unskew.models.any_module import AnyNetwork
@@ -599,8 +598,9 @@ class FinishedRun:
         count, chosen = min(config.workers or default_workers(config.device), len(sizes)), "loop"
         if prepared.blueprint.crosses:
             step = engines.seconds_per_step(prepared.side, config.batch) if config.engine == "auto" else 0.0
-            steps = steps_for(int(sizes.sum()), replace(config.local(), epochs=1))
-            work = step * (passes or config.epochs) * steps
+            once = int(sizes.sum()) / config.batch  # steps in a pass over all images
+            visited = config.epochs * once if config.steps is None else config.steps * len(sizes)
+            work = step * (passes * once if passes else visited)
             chosen = engines.choose(config.engine, count, work, len(sizes))
         return engines.open_engine(
             chosen, engines.EngineSetup(prepared.blueprint, prepared.data, count, memories, prepared.side)

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from unskew.core.trust import strangers
 from unskew.core.types import Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.core.units import counted, format_bytes
 from unskew.data.augment import DATA, HALF, set_normalisation
-from unskew.data.batches import RESIZED_CROP, SHIFT, check_visit, choose_augmentation
+from unskew.data.batches import RESIZED_CROP, SHIFT, check_visit, choose_augmentation, examples_for
 from unskew.data.partition import partition_examples
 from unskew.data.photographs import Say, silent
 from unskew.data.population import Clients, Ints, Partition, Population, emd, split_validation
@@ -220,7 +220,7 @@ def prepare(
     baseline = _read_baseline(config, sha256) if config.baseline else None
     held = parts
     if config.validation:
-        images, held = split_validation(images, parts, config.validation, Key(config.seed).fold("validation"))
+        images, held = split_validation(images, parts, config.validation, config.data_key.fold("validation"))
     return Prepared(
         config=config,
         images=images,
@@ -310,7 +310,7 @@ def make_partition(
         kept or config.partition,
         examples.labels,
         clients=config.clients or (None if decides_clients else DEFAULT_CLIENTS),
-        key=Key(config.seed),
+        key=config.data_key,
         users=examples.users,
         places=examples.places,
         classes=len(examples.classes),
@@ -330,7 +330,7 @@ def _given_partition(value: Partition | Ints, config: Config, examples: int) -> 
         raise UserError(f"--clients {config.clients}: the partition has {found:,} clients; leave it out")
     if isinstance(value, Partition):
         return replace(value, scheme=config.partition)
-    return Partition(client.astype(np.int32), clients, config.partition, config.seed)
+    return Partition(client.astype(np.int32), clients, config.partition, config.data_key.seed)
 
 
 # The network and its first weights
@@ -427,6 +427,8 @@ def _fit_pretrained(network: Network, file: Tensors, config: Config) -> tuple[Te
             reasons[fit.left_out[-1]] = counts if fit.classes != here else "of another shape in the file"
         layers = " and ".join(f"{layer} ({reason})" for layer, reason in reasons.items())
         note += f"; {layers} {'starts' if len(reasons) == 1 else 'start'} as drawn from the seed"
+    if fit.norms:
+        note += f"; running statistics of {counted(fit.norms, 'BatchNorm layer')} are left out: the network has none"
     return fit.values, note
 
 
@@ -662,7 +664,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, engine: str, pr
         if not isinstance(split.images, np.ndarray)
     )
     data = tensors.count_bytes(prepared.data) + min(read_lazily, cache_settings(config).memory)
-    plans = 11 * algorithm.local.epochs * max(prepared.first_sizes, default=0)
+    plans = 11 * examples_for(max(prepared.first_sizes, default=0), algorithm.local)
     memories = sum(tensors.count_bytes(each.blank(state.tensors)) for each in algorithm.remember)
     visited = min(len(prepared.population.roster.inhabited), config.rounds * len(visits))
     memory = PROCESS_BYTES * processes.count + data * processes.copies + (model * 8 + plans) * processes.working
@@ -700,6 +702,6 @@ def _differences(prepared: Prepared) -> tuple[str, ...]:
     others = [(key, getattr(there, key), getattr(here, key)) for key in ("model", "augment", "rounds", "seed")]
     if not from_python(there.method) and not strangers(there.method):
         local = methods.parse_method(there.method, there.local()).local  # as the methods use it: fedvc sets the epochs
-        for key in ("epochs", "batch", "lr", "momentum", "weight_decay", "schedule", "optimizer", "clip", "decay"):
-            others.append((key, getattr(local, key), getattr(prepared.algorithm.local, key)))
+        keys = [key for key in asdict(local) if key not in ("augment", "augmentation")]
+        others += [(key, getattr(local, key), getattr(prepared.algorithm.local, key)) for key in keys]
     return tuple(f"{key.replace('_', ' ')} {theirs} there" for key, theirs, ours in others if theirs != ours)

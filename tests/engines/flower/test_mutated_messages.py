@@ -20,7 +20,7 @@ from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.jobs import Moments
 from unskew.core import tensors
 from unskew.core.key import Key
-from unskew.core.types import Visit
+from unskew.core.types import Local, Visit
 from unskew.data.sources import load
 from unskew.engines.codec import BadMessage, Envelope, decode
 from unskew.engines.flower.engine import FederatedEngine, Members, Post, Rules, Session, Template
@@ -176,7 +176,7 @@ def test_a_server_leaves_out_every_mutated_reply(tmp_path, count):
         for _ in range(2):
             list(session.answers())
         session.agree_on(RunAgreement(session.post.run, blueprint, images.classes, images.mean, images.std, {}), {})
-        return session, FederatedEngine(session, None, template, epochs=1)
+        return session, FederatedEngine(session, None, template, Local(epochs=1))
 
     expected = tensors.sha256(outcome_of(begin(False)[1], Evaluate(), model, visits[:1], Key(0)).sums)
     left, before, done = 0, 0, 0

@@ -22,6 +22,7 @@ from unskew.core.types import (
     Failure,
     ImageSet,
     Job,
+    Local,
     MemoryStore,
     Note,
     Reply,
@@ -32,6 +33,7 @@ from unskew.core.types import (
     TestPart,
     Visit,
 )
+from unskew.data.batches import examples_for
 from unskew.data.population import Population
 from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset
 from unskew.engines.codec import NO_TENSORS, BadMessage, Body, by_name
@@ -327,7 +329,7 @@ def _lasting_name(job: Job) -> str:
 class ClientLimits:
     """What the server knows of a visit's client beforehand."""
 
-    epochs: int
+    local: Local
     examples: int
     test: int
 
@@ -427,7 +429,7 @@ def check_numbers(sums: Sums, visit: Visit, facts: ClientLimits) -> None:
         raise BadMessage(f"it weighs {float(sums['weight']):g}, {visit.weight:g} was asked for")
     if "metric/visits" in sums and float(sums["metric/visits"]) != 1:
         raise BadMessage("it counts as more than one visit")
-    most = facts.epochs * (facts.examples if visit.take is None else visit.take)
+    most = examples_for(facts.examples if visit.take is None else visit.take, facts.local)
     if "metric/examples" in sums and not 0 <= float(sums["metric/examples"]) <= most:
         raise BadMessage(f"it saw {float(sums['metric/examples']):,.0f} examples, {most:,} are the most")
     if "metric/total" in sums and "metric/right" in sums:
@@ -699,8 +701,8 @@ class RemoteMemory:
 class FederatedEngine:
     """Clients on other machines. What the server itself can do, evaluation of its own test images, it does here."""
 
-    def __init__(self, session: Session, own: Engine, template: Template, epochs: int) -> None:
-        self._session, self._own, self._template, self._epochs = session, own, template, epochs
+    def __init__(self, session: Session, own: Engine, template: Template, local: Local) -> None:
+        self._session, self._own, self._template, self._local = session, own, template, local
         self._memory = RemoteMemory()
 
     @property
@@ -910,7 +912,7 @@ class FederatedEngine:
         return self._template.expect(work.job, work.shared, work.visits[place])
 
     def _facts(self, member: FederatedClient) -> ClientLimits:
-        return ClientLimits(self._epochs, member.examples, member.test)
+        return ClientLimits(self._local, member.examples, member.test)
 
     def _named(self, client: int, reason: str) -> str:
         member = self._session.members.by_number.get(client)

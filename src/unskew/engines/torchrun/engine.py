@@ -342,7 +342,7 @@ class Ranks:
 
     def __init__(self, blueprint: Blueprint, data: Tensors, side: ClientSide, others: Sequence[Rank]) -> None:
         keep_freed_memory()
-        self._side, self._epochs = side, blueprint.local.epochs
+        self._side, self._local = side, blueprint.local
         self.roster, self.memory = side.population.roster, side.memory_file
         self._numbers: dict[type, int] = {}
         self._closed = False
@@ -361,7 +361,7 @@ class Ranks:
         self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key
     ) -> Iterator[Reply | Failure | Note]:
         """Spread the visits over the ranks, the long ones first."""
-        schedule = Scheduler(job, visits, self.roster, self._epochs, self._numbers)
+        schedule = Scheduler(job, visits, self.roster, self._local, self._numbers)
         begin = {"begin": encode_job(job), "seed": str(key.seed), "key": list(key.path)}
         try:
             self._others.begin(schedule, begin, Body.of(shared.items()))
