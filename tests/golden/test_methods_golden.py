@@ -37,12 +37,16 @@ def gradient(theta, x, y):
     return (p - np.eye(2)[y]).T @ z / len(x)
 
 
-def client(theta, who, mu=0.0):
-    """Two steps of SGD with momentum and weight decay, near the server's model if mu > 0."""
+def client(theta, who, mu=0.0, uphill=lambda w, g: 0.0):
+    """Two steps of SGD with momentum and weight decay, near the server's model if mu > 0.
+
+    The gradient is taken at w + ``uphill(w, g)``, g the gradient at w.
+    """
     x, y = (BYTES[HOLDS[who]] / 255 - MEAN) / STD, LABELS[HOLDS[who]]
     w, v = theta.copy(), None
     for _ in range(EPOCHS):
-        g = gradient(w, x, y) + mu * (w - theta) + DECAY * w
+        near = w + uphill(w, gradient(w, x, y))
+        g = gradient(near, x, y) + mu * (near - theta) + DECAY * w
         v = g if v is None else MOMENTUM * v + g
         w = w - LR * v
     return w
@@ -55,6 +59,23 @@ def two_rounds(server, mu=0.0):
         mean = sum(len(HOLDS[k]) * (theta - client(theta, k, mu)) for k in (0, 1)) / 3
         theta, memory = server(theta, mean, memory)
     return theta
+
+
+def sharpness_aware(rho):
+    """FedSAM: ρ along the client's own gradient."""
+    theta = np.c_[W0, B0]
+    for _ in range(2):
+        new = [client(theta, k, uphill=lambda w, g: rho * g / np.linalg.norm(g)) for k in (0, 1)]
+        theta = sum(len(HOLDS[k]) * new[k] for k in (0, 1)) / 3
+    return theta
+
+
+def behind_the_server(rho):
+    """FedLESAM: the first round is FedAvg's, the second one looks back along it."""
+    start = np.c_[W0, B0]
+    first = sum(len(HOLDS[k]) * client(start, k) for k in (0, 1)) / 3
+    back = rho * (start - first) / np.linalg.norm(start - first)
+    return sum(len(HOLDS[k]) * client(first, k, uphill=lambda w, g: back) for k in (0, 1)) / 3
 
 
 def plain(theta, g, memory):
@@ -126,6 +147,14 @@ GOLDEN = {
         [-0.6454313348958274, 1.3780836245033035, 0.4779894430716507],
         [0.8961213348958272, -1.2527386245033034, -0.5093256930716507],
     ],
+    "fedsam(rho=0.5)": [
+        [-0.44694398549109965, 0.9705214446161475, 0.33679653525003195],
+        [0.7410664854910998, -0.8234601946161476, -0.3735618477500318],
+    ],
+    "fedlesam(rho=0.5)": [
+        [-0.3752157140536856, 0.9063754940792353, 0.3418514158503665],
+        [0.6693382140536855, -0.7593142440792353, -0.37861672835036647],
+    ],
 }
 DERIVED = {
     "fedavg": lambda: two_rounds(plain),
@@ -138,6 +167,8 @@ DERIVED = {
     "fedadagrad(lr=0.1)": lambda: two_rounds(adagrad),
     "fedadagrad": lambda: two_rounds(slow_adagrad),
     "fedprox(mu=0.3) + fedavgm(beta=0.9)": lambda: two_rounds(momentum, mu=0.3),
+    "fedsam(rho=0.5)": lambda: sharpness_aware(0.5),
+    "fedlesam(rho=0.5)": lambda: behind_the_server(0.5),
 }
 
 

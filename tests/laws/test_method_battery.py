@@ -19,6 +19,10 @@ AT_ZERO = {
     "fedprox": "fedprox(mu=0)",
     "fedavgm": "fedavgm(beta=0)",
     "moon": "moon(mu=0)",
+    "fedntd": "fedntd(beta=0)",
+    "feddecorr": "feddecorr(beta=0)",
+    "fedsam": "fedsam(rho=0)",
+    "fedlesam": "fedlesam(rho=0)",
     "clsprox": "clsprox(mu=0)",
     "fedlc": "fedlc(tau=0)",
     "fedrs": "fedrs(alpha=1)",
@@ -29,14 +33,23 @@ TEXTS = [QUICK.get(name, name) for name in METHODS]
 PAIRS = list(combinations(TEXTS, 2))
 REFUSED = [pair for pair in PAIRS if laws.refusal(candidate(" + ".join(pair)))]
 COMPOSED = [pair for pair in PAIRS if pair not in REFUSED]
-STATEFUL = {"moon", "prototypes", "fedir", "fedvc(16)", "scaffold", "feddyn", "fedavgm"}  # that resuming could forget
+STATEFUL = {
+    "moon",
+    "fedlesam",
+    "prototypes",
+    "fedir",
+    "fedvc(16)",
+    "scaffold",
+    "feddyn",
+    "fedavgm",
+}  # that resuming could forget
 TRAINING = [text for text in TEXTS if candidate(text).trains()]
 
 # A pool takes seconds to start, so that methods share one
 POOLED = [
     "moon + prototypes + fedir + scaffold + fedlc + fedrs + clsnorm + clsprox + fedprox + fedavgm",
-    "feddyn + balanced + moon + rounded",
-    "fednova + fedadam + fedvc(16) + fedeccr + available + absent",
+    "feddyn + balanced + moon + rounded + fedsam + fedntd",
+    "fednova + fedadam + fedvc(16) + fedeccr + available + absent + fedlesam + fedetf + feddecorr",
     "centralised + prototypes",
     "trimmed + fedprox",
     "private-updates(sampling=fixed) + secure(updates=true)",

@@ -107,6 +107,7 @@ def watching_arguments(algorithm: Algorithm, report: Report) -> Algorithm:
         blend=watch(algorithm.blend, "blend"),
         terms=tuple(watch(term, "term") for term in algorithm.terms),
         head=watch(algorithm.head, "head"),
+        perturbation=watch(algorithm.perturbation, "perturbation"),
         correction=watch(algorithm.correction, "correction"),
         aggregate=watch(algorithm.aggregate, "aggregate"),
         server=types.ServerOptimizer(algorithm.server.init, watch(algorithm.server.update, "server update")),

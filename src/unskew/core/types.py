@@ -257,6 +257,9 @@ Blend = Callable[[Tensor, Step], Tensor]  # [B] cross-entropy of each example ->
 Term = Callable[[Loss, Step], Loss]  # multiplies weights, adds penalties
 Head = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]  # the classifier's weight and bias, as used
 Correction = Callable[[Tensors, Tensors], Tensors]  # shared, memory -> "params/…", added to every gradient; {}: none
+Gradient = Callable[[], Tensors]  # the mini-batch's, at the client's model: "params/…"
+Displacement = Callable[[Gradient], Tensors]  # in each step: "params/…", added to the model for its gradient; {}: none
+Perturbation = Callable[[Tensors, Tensors], Displacement]  # shared, memory -> what a visit's steps use
 Mask = npt.NDArray[np.bool_]
 Available = Callable[
     ["Key", int, "Roster"], Mask | None

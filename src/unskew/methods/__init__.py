@@ -16,9 +16,12 @@ from unskew.methods.attendance import absent, available
 from unskew.methods.centralised import centralised
 from unskew.methods.classifier import clsnorm, clsprox
 from unskew.methods.fedavgm import fedavg, fedavgm
+from unskew.methods.feddecorr import feddecorr
 from unskew.methods.feddyn import feddyn
+from unskew.methods.fedetf import fedetf
 from unskew.methods.fedir import fedir
 from unskew.methods.fednova import fednova
+from unskew.methods.fedntd import fedntd
 from unskew.methods.fedprox import fedprox
 from unskew.methods.fedvc import fedvc
 from unskew.methods.margins import balanced, fedlc, fedrs
@@ -27,14 +30,18 @@ from unskew.methods.protections import private, private_updates, rounded, secure
 from unskew.methods.prototypes import fedeccr, prototypes
 from unskew.methods.robust import bounded, median, trimmed
 from unskew.methods.scaffold import scaffold
+from unskew.methods.sharpness import fedlesam, fedsam
 from unskew.round.algorithm import AFTER_TRAINING, Algorithm, Method, Named, claimed_slots, compose
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
     "moon": moon,
+    "fedntd": fedntd,
+    "feddecorr": feddecorr,
     "clsprox": clsprox,
     "clsnorm": clsnorm,
+    "fedetf": fedetf,
     "prototypes": prototypes,
     "fedlc": fedlc,
     "fedrs": fedrs,
@@ -43,6 +50,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedvc": fedvc,
     "available": available,
     "absent": absent,
+    "fedsam": fedsam,
+    "fedlesam": fedlesam,
     "scaffold": scaffold,
     "fednova": fednova,
     "feddyn": feddyn,
@@ -64,7 +73,13 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 RELEASING = {"private": 3, "private-updates": 4}  # how many knobs come before ``release``
-ON_FEATURES = ("moon", "prototypes", "fedeccr")  # whose terms act on the features and on nothing behind them
+ON_FEATURES = (
+    "moon",
+    "feddecorr",
+    "fedetf",
+    "prototypes",
+    "fedeccr",
+)  # whose terms act on the features and on nothing behind them
 
 
 def parse_method(source: str, local: Local | None = None, base: Algorithm | None = None) -> Algorithm:

@@ -43,6 +43,8 @@ class Algorithm:
         Example weights, which multiply, and penalties, which add up. Shared.
     head
         How the classifier's weights are used. None: as they are.
+    perturbation
+        Where each gradient is taken, relative to the client's model. None: at the model itself.
     correction
         What is added to every gradient. None: nothing.
     local
@@ -81,6 +83,7 @@ class Algorithm:
     blend: types.Blend | None = None
     terms: tuple[types.Term, ...] = ()
     head: types.Head | None = None
+    perturbation: types.Perturbation | None = None
     correction: types.Correction | None = None
     local: types.Local = field(default_factory=types.Local)
     scale: types.Scale | None = None

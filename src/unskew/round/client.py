@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from unskew.core import tensors
 from unskew.core.key import Key, seeded
 from unskew.core.tensors import ALIGN, DOUBLE, Layout, Packed, PackedSums
-from unskew.core.types import Job, Local, Loss, Reply, Step, Sums, Tensors, TestPart, Visit, Visited
+from unskew.core.types import Displacement, Job, Local, Loss, Reply, Step, Sums, Tensors, TestPart, Visit, Visited
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
 from unskew.models import from_outside
@@ -89,6 +89,8 @@ def descend(side: "ClientSide", shared: Tensors, memory: Tensors, client: int, b
     update = make_optimizer(side.trained, local, len(batches.counts))
     by_hand = side.passes if side.plain else None
     gradients_of = _by_autograd(side, shared, memory, client) if by_hand is None else by_hand.gradients
+    if side.algorithm.perturbation is not None:
+        gradients_of = _perturbed(side, side.algorithm.perturbation(shared, memory), gradients_of)
     correction = _correction(side, shared, memory)
     for step, count in enumerate(batches.counts):
         loss, gradients = gradients_of(*side.train.batch(*_row(batches, step, count)))
@@ -99,9 +101,10 @@ def descend(side: "ClientSide", shared: Tensors, memory: Tensors, client: int, b
     return _total(losses, batches.counts)
 
 
-def _by_autograd(
-    side: "ClientSide", shared: Tensors, memory: Tensors, client: int
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Sequence[Tensor]]]:
+Gradients = Callable[[Tensor, Tensor], tuple[Tensor, Sequence[Tensor]]]  # images, labels -> loss, its gradients
+
+
+def _by_autograd(side: "ClientSide", shared: Tensors, memory: Tensors, client: int) -> Gradients:
     """From images and labels to the loss that the methods make and its gradients."""
     algorithm, counts = side.algorithm, side.counts(client).to(side.device)
     encoder = side.network.encoder if side.passes is None else side.passes.encode
@@ -117,6 +120,32 @@ def _by_autograd(
         return value.detach(), gradients
 
     return gradients_of
+
+
+def _perturbed(side: "ClientSide", displacement: Displacement, gradients_of: Gradients) -> Gradients:
+    """The same, taken at the model plus a displacement; the model itself does not move."""
+    buffers = [value for name, value in side.weights.items() if name.startswith("buffers/")]
+
+    def perturbed(images: Tensor, labels: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        def gradient() -> Tensors:
+            before = [value.clone() for value in buffers]
+            _, gradients = gradients_of(images, labels)
+            if buffers:  # this pass is not a step: BatchNorm's running statistics must not see it
+                torch._foreach_copy_(buffers, before)
+            return dict(zip(side.params, gradients, strict=True))
+
+        added = displacement(gradient)
+        if not added:
+            return gradients_of(images, labels)
+        with torch.no_grad():
+            before = [value.clone() for value in side.trained]
+            torch._foreach_add_(side.trained, [added[name] for name in side.params])
+        result = gradients_of(images, labels)
+        with torch.no_grad():
+            torch._foreach_copy_(side.trained, before)
+        return result
+
+    return perturbed
 
 
 def _total(losses: list[Tensor], counts: Sequence[int]) -> float:
