@@ -20,7 +20,7 @@ ASKED = (
     + [f"hsu/table{n}" for n in (1, 2, 3, 4, 5)]
     + [f"hsu/figure{n}" for n in ("4a", "4b", 5, 6, 7, "8a", "8b")]
     + [f"fedeccr/table{n}" for n in (1, 2, 3, 4)]
-    + ["fedeccr/figure2", "fedeccr/figure3", "fedeccr/costs"]
+    + ["fedeccr/figure2", "fedeccr/figure3", "fedeccr/costs", "others/flsim", "others/nvflare"]
 )
 
 
@@ -165,6 +165,8 @@ def test_the_ccvr_papers_hyperparameters_are_its_table_8():
         ("fedeccr/table3", "MOON", "100 clients", "62.99 ± 0.1"),
         ("fedeccr/table4", "FedProx + USCC", "CIFAR-10", "69.70"),
         ("fedeccr/figure3", "FedECCR", "CIFAR-10", "0.0809"),
+        ("others/flsim", "SCAFFOLD", "Dirichlet 0.1", "79.92"),
+        ("others/nvflare", "central", "α = 0.1", "88.76"),
     ],
 )  # fmt: skip
 def test_values_are_the_papers(name, row, column, value):

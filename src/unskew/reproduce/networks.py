@@ -26,3 +26,18 @@ def kaiming(shape: Shape, classes: int) -> nn.Module:
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
     return network
+
+
+def moderate_cnn(shape: Shape, classes: int) -> nn.Module:
+    """The network of NVFlare's CIFAR-10 example: three pairs of 3×3 convolutions of up to 256 channels, then 1024-512."""
+    layers: list[nn.Module] = []
+    inputs = shape[0]
+    for number, outputs in enumerate((64, 128, 256)):
+        first = 32 if number == 0 else outputs
+        layers += [nn.Conv2d(inputs, first, 3, padding=1), nn.BatchNorm2d(first), nn.ReLU()]
+        layers += [nn.Conv2d(first, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Dropout2d(0.05)] if number == 1 else []
+        inputs = outputs
+    flat = inputs * (shape[1] // 8) * (shape[2] // 8)
+    layers += [nn.Flatten(), nn.Dropout(0.1), nn.Linear(flat, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Dropout(0.1), nn.Linear(512, classes))
