@@ -9,6 +9,7 @@ A method
     Step, Loss              what a margin, a blend and a term see of a training step; the loss in its parts
     Margin, Blend, Term     what is added to the logits; replaces each example's loss; weighs examples, adds penalties
     Head, Correction        how the classifier's weights are used; what is added to every gradient
+    Perturbation            where each gradient is taken; it returns a Displacement of the model
     Local, Scale            the clients' training settings; the factor on a client's update
     require_sgd             refuses Adam by the method's name, where its formula counts SGD's steps
     Available, Arrive       who can be drawn in a round; who of those drawn comes
@@ -63,8 +64,9 @@ if TYPE_CHECKING:  # isort would give every type a line of its own
     from unskew.checks import LawBroken, check_method
     from unskew.core.errors import Missing, UserError
     from unskew.core.key import Key
-    from unskew.core.types import Aggregate, Arrive, Available, Blend, Correction, Engine, Failure, Head, ImageSet, Job
-    from unskew.core.types import Local, Loss, Margin, Memory, Note, Outcome, Progress, Reply, Roster, RoundInfo
+    from unskew.core.types import Aggregate, Arrive, Available, Blend, Correction, Displacement, Engine, Failure, Head
+    from unskew.core.types import ImageSet, Job, Local, Loss, Margin, Memory, Note, Outcome, Perturbation, Progress
+    from unskew.core.types import Reply, Roster, RoundInfo
     from unskew.core.types import Sampler, Scale, ServerOptimizer, Split, Statistic, Step, Sums, Tensors, Term
     from unskew.core.types import TestPart, Visit, Visited
     from unskew.data.population import Partition
@@ -82,10 +84,10 @@ if TYPE_CHECKING:  # isort would give every type a line of its own
 
 __all__ = [
     "Aggregate", "Algorithm", "Arrive", "Available", "Axis", "Backend", "Band", "Bars", "Blend", "Cells", "Chart",
-    "Choice", "ClassStatistics", "ClientSide", "Column", "Comparison", "Correction", "Diagonal", "Dots", "Engine",
-    "EngineSetup", "Facts", "Failure", "Figures", "FinishedRun", "Finisher", "Full", "Head", "ImageSet", "Job", "Key",
+    "Choice", "ClassStatistics", "ClientSide", "Column", "Comparison", "Correction", "Diagonal", "Displacement", "Dots",
+    "Engine", "EngineSetup", "Facts", "Failure", "Figures", "FinishedRun", "Finisher", "Full", "Head", "ImageSet", "Job", "Key",
     "LawBroken", "Line", "Local", "Loss", "LowRank", "Made", "Margin", "Measure", "Memory", "Method", "Missing",
-    "Network", "Note", "Outcome", "Overview", "Partition", "Picture", "PluginJob", "Progress", "RealFeatures", "Reply",
+    "Network", "Note", "Outcome", "Overview", "Partition", "Perturbation", "Picture", "PluginJob", "Progress", "RealFeatures", "Reply",
     "Roster", "RoundInfo", "Rule", "Sampler", "Scale", "ServerOptimizer", "Shape", "Shared", "Split", "Statistic",
     "StatisticsRequest", "Step", "Sums", "Table", "Tensors", "Term", "TestPart", "UserError", "Visit", "Visited",
     "Words", "add", "answer", "check_method", "finisher", "open_loop", "require_sgd", "whole_model",
@@ -100,8 +102,8 @@ _NAMES = {
     "checks": "LawBroken check_method",
     "core.errors": "Missing UserError",
     "core.key": "Key",
-    "core.types": "Aggregate Arrive Available Blend Correction Engine Failure Head ImageSet Job Local Loss Margin "
-    "Memory Note Outcome Progress Reply Roster RoundInfo Sampler Scale ServerOptimizer Split Statistic Step Sums "
+    "core.types": "Aggregate Arrive Available Blend Correction Displacement Engine Failure Head ImageSet Job Local Loss Margin "
+    "Memory Note Outcome Perturbation Progress Reply Roster RoundInfo Sampler Scale ServerOptimizer Split Statistic Step Sums "
     "Tensors Term TestPart Visit Visited",
     "data.population": "Partition",
     "engines": "EngineSetup open_loop",

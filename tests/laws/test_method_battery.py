@@ -1,6 +1,7 @@
 """Every method in the table keeps every law, every pair commutes or is refused, and the laws catch what breaks them."""
 
 import re
+import sys
 from dataclasses import fields, replace
 from itertools import combinations
 
@@ -9,6 +10,7 @@ import pytest
 
 from unskew.checks import COMMUTES, LAWS, NEUTRAL, QUICK, LawBroken, check_method, laws
 from unskew.checks.laws import candidate
+from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.methods import METHODS, describe, parse_method
 from unskew.methods.fedprox import fedprox
@@ -125,6 +127,26 @@ def test_check_method_names_the_laws_that_it_tried():
     assert tried == [*LAWS, COMMUTES, NEUTRAL]
 
 
+def test_what_needs_a_package_that_is_not_installed_is_skipped(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    *tried, skipped = check_method("fedrs", beside=["fedlc", "private-updates"])
+    assert tried == [*LAWS, COMMUTES]
+    assert skipped.startswith("skipped: with private-updates; dp_accounting is not installed; pip install")
+
+
+def test_the_command_prints_the_laws_and_fails_at_the_first_that_is_broken(capsys, monkeypatch):
+    monkeypatch.setattr("unskew.checks.METHODS", {"fedlc": METHODS["fedlc"]})
+    for words, code, text in [
+        (("fedrs", "--neutral", "fedrs(alpha=1)"), 0, f"kept: {COMMUTES}\nkept: {NEUTRAL}\n"),
+        (("fedrs", "--neutral", "fedrs"), 2, "fedrs breaks a law (with its knob at its neutral value it is FedAvg)"),
+        (("fedros",), 2, "no method is called 'fedros'; did you mean 'fedrs'?"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main(["check-method", *words])
+        assert ended.value.code == code
+        assert text in "".join(capsys.readouterr())
+
+
 def test_check_method_takes_a_function_with_knobs_a_method_and_an_algorithm():
     in_this_process = [name for name, law in LAWS.items() if law is not laws.engines_agree]
     for value in (fedprox(0.3), parse_method("moon + fedavgm"), lambda: fedprox(0.3)):
@@ -163,7 +185,7 @@ CAUGHT = [
     (breaking.mean_blend, r"the blend returns shape \[1\] for 8 examples"),
     (breaking.careless, r"global random generators.*torch was used; draw through a Key \(round 2\)"),
     (breaking.lasting, "same seed.*two runs with the same seed differ from round 2 on"),
-    (breaking.seeding, r"global random generators.*torch was used; draw through a Key \(round 2\)"),
+    (breaking.seeding, r"client 0, round 1, job train: the method draws from the global random generator of torch"),
     (breaking.forgetful, "resumed.*four rounds differ from two rounds, a checkpoint and two more"),
     (breaking.growing_memory, r"client 0, round 2.*memory growing/all: .*\[1\].*\[2\]"),
     (breaking.growing_statistic, "does not grow.*the tensors sent with the model grew from 16 bytes in round 2 to 64"),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from unskew.checks import laws
 from unskew.checks.laws import Candidate, Source, candidate
 from unskew.core import machine
-from unskew.core.errors import ClientFailure
+from unskew.core.errors import ClientFailure, MissingExtra
 from unskew.methods import METHODS
 
 QUICK = {"fedvc": "fedvc(16)"}  # methods whose defaults are too much work for a federation this small
@@ -43,12 +43,13 @@ def check_method(method: Source, *, neutral: Source | None = None, beside: Itera
     neutral
         The method with its knob at zero, if it has one: it must be FedAvg to the last bit.
     beside
-        The methods that it is composed with. None: all of them.
+        The methods that it is composed with. None: all of them, without those that need a package that is not
+        installed.
 
     Returns
     -------
     list of str
-        The laws that were tested.
+        The laws that were tested, and the methods that were skipped.
 
     Raises
     ------
@@ -63,10 +64,13 @@ def check_method(method: Source, *, neutral: Source | None = None, beside: Itera
         _test(tried, name, law, tried)
         names.append(name)
     others = [QUICK.get(name, name) for name in METHODS] if beside is None else list(beside)
+    names += [COMMUTES] if others else []
     for other in map(candidate, others):
         if not set(other.words) & set(tried.words):
-            _test(tried, f"{COMMUTES}: {other.name}", laws.commutes, tried, other)
-    names += [COMMUTES] if others else []
+            try:
+                _test(tried, f"{COMMUTES}: {other.name}", laws.commutes, tried, other)
+            except MissingExtra as error:
+                names.append(f"skipped: with {other.name}; {error}")
     if neutral is not None:
         _test(tried, NEUTRAL, laws.is_fedavg, candidate(neutral))
         names.append(NEUTRAL)

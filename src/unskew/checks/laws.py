@@ -2,7 +2,6 @@
 
 import copy
 import os
-import random  # noqa: TID251  only its state is compared
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -15,8 +14,8 @@ from torch import Tensor
 
 from unskew import engines, methods, models
 from unskew.core import tensors, types
-from unskew.core.errors import UserError, a_kind
-from unskew.core.key import Key
+from unskew.core.errors import MissingExtra, UserError, a_kind
+from unskew.core.key import Key, global_generators
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import Blueprint, build, dataset
 from unskew.engines.loop import Loop
@@ -455,13 +454,13 @@ def leaves_generators(method: Candidate) -> str | None:
     def noting(algorithm: Algorithm, report: Report) -> Algorithm:
         def sampler(key: Key, roster: types.Roster, per_round: int) -> list[types.Visit]:
             torch.empty(1).uniform_()  # a method that seeds the generator cannot have left it in this state already
-            before.update(_generators())
+            before.update(global_generators())
             return algorithm.sampler(key, roster, per_round)
 
         return replace(algorithm, sampler=sampler)
 
     def used() -> str | None:
-        now = _generators()
+        now = global_generators()
         names = [name for name, state in before.items() if state != now[name]]
         return f"the global generator of {' and '.join(names)} was used; draw through a Key" if names else None
 
@@ -520,19 +519,12 @@ def _watch(
     return None
 
 
-def _generators() -> dict[str, bytes]:
-    numpy_state = np.random.get_state()  # noqa: NPY002  only its state is compared
-    return {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": str([np.asarray(part).tobytes() for part in numpy_state]).encode(),
-        "random": str(random.getstate()).encode(),
-    }
-
-
 def refusal(method: Candidate) -> str:
     """Why its methods cannot be composed; empty where they can."""
     try:
         method.algorithm()
+    except MissingExtra:
+        raise
     except UserError as error:
         return str(error)
     return ""

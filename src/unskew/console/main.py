@@ -29,6 +29,7 @@ COMMANDS = {  # command: its function or group of commands, and its line in unsk
     "compare": ("comparison:compare", "Compare finished runs in a table."),
     "partition": ("data:partition", "Draw a partition, report its skew, write it to a file."),
     "methods": ("training:show_methods", "List the methods, or describe one."),
+    "check-method": ("study:check_method", "Test a method, ours or yours, against the laws."),
     "data": ("data:data_app", "List, download and check data sets; write tables."),
     "federation": ("federation:federation_app", "Train across real machines, over TLS, on Flower."),
 }

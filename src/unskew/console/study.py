@@ -1,4 +1,4 @@
-"""The commands about finished runs: analyse, report, check."""
+"""The commands about finished runs: analyse, report, check; and check-method."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -37,6 +37,21 @@ def check(
         damaged += [each for each in files if each.state == DAMAGED]
     if damaged:
         raise UserError(f"{len(damaged)} damaged: {'; '.join(each.problem for each in damaged)}")
+
+
+def check_method(
+    name: Annotated[str, typer.Argument(metavar="METHOD", help='"fedprox(0.1)" | package.module:function(knobs).')],
+    neutral: Annotated[str | None, typer.Option(help="The method with its knob at zero: it must be FedAvg.")] = None,
+) -> None:
+    """Test a method, ours or yours, against the laws that every method obeys; about half a minute."""
+    from unskew.checks import LawBroken
+    from unskew.checks import check_method as test_laws
+
+    try:
+        for law in test_laws(name, neutral=neutral):
+            out.say(law if law.startswith("skipped") else f"kept: {law}")
+    except LawBroken as error:
+        raise UserError(str(error)) from error
 
 
 def _show(path: Path, files: list[Examined]) -> None:

@@ -19,7 +19,7 @@ from unskew.console.main import fail
 from unskew.console.options import with_options
 from unskew.console.progress import PlainConsole, StageProgress
 from unskew.console.screen import Screen, show_facts, summary
-from unskew.core.errors import ClientFailure, LostMemory, UserError, nearest
+from unskew.core.errors import IN_PLUGIN, ClientFailure, LostMemory, UserError, nearest
 from unskew.core.units import counted, emd_words, format_duration
 from unskew.loggers import LOGGERS, open_logger
 from unskew.methods import GROUPS, MethodDescription, describe, describe_method
@@ -67,8 +67,10 @@ def watch_run(log: Sequence[str] | None, work: Callable[[Observer], Result], aga
             hint = f"resume it with: unskew resume {shlex.quote(str(place[0]))}"
             if interrupted and again:
                 hint = again
-            if isinstance(error, ClientFailure) and what.startswith("client"):
+            if isinstance(error, ClientFailure) and error.skippable:
                 hint = hint.replace("resume it with", "skip such clients with") + " --on-failure skip"
+            elif isinstance(error, ClientFailure) and IN_PLUGIN in what:
+                hint = hint.replace("resume it with", "correct this code, then resume with")
             fail(f"{what}; {hint}", 130 if interrupted else 2)
         raise
     finally:

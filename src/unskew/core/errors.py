@@ -2,6 +2,10 @@
 
 import functools
 import inspect
+import linecache
+import os
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -22,6 +26,10 @@ class Missing(UserError):
     """Something that a measure needs is missing; the message says what and why."""
 
 
+class MissingExtra(UserError):
+    """A package is not installed that only one of our extras needs."""
+
+
 class StorageFailure(UserError):
     """The clients' saved states cannot be written: the machine failed, so no client is skipped for it."""
 
@@ -39,7 +47,36 @@ class Ended(BaseException):
 
 
 class ClientFailure(Exception):
-    """A client's work raised, or gave NaN or infinity; the message names client, round, job and seed."""
+    """A client's work raised, or gave NaN or infinity; the message names client, round, job and seed.
+
+    ``skippable``: other clients succeeded, so the run could go on without this one.
+    """
+
+    def __init__(self, message: str, *, skippable: bool = False) -> None:
+        super().__init__(message)
+        self.skippable = skippable
+
+
+LIBRARIES = frozenset(
+    ("unskew", "torch", "torchvision", "numpy", "scipy", "sklearn", "PIL", "msgspec", "pyarrow", "flwr")
+)
+IN_PLUGIN = "\n  File "  # how the place in a plug-in begins
+
+
+def describe_error(error: BaseException) -> str:
+    """An error as a message shows it, with file, line and code if a plug-in raised it or called what did."""
+    text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in LIBRARIES and package not in sys.stdlib_module_names:
+            place = frame.f_code.co_filename, line, frame.f_code.co_name
+    if place is None or isinstance(error, UserError):
+        return text
+    file, line, function = place
+    inside = file.startswith(os.getcwd() + os.sep)
+    code = linecache.getline(file, line).strip()
+    return f'{text}{IN_PLUGIN}"{os.path.relpath(file) if inside else file}", line {line}, in {function}\n    {code}'
 
 
 def brief(value: object, most: int = 80) -> str:

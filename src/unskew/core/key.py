@@ -6,6 +6,8 @@ draw disturbs another, since nothing is consumed from a shared generator.
 
 import hashlib
 import os
+import random  # noqa: TID251  only its state is compared
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,3 +87,28 @@ def seeded(key: Key) -> Iterator[None]:
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(key.number() % 2**63)
         yield
+
+
+def global_generators() -> dict[str, bytes]:
+    """The states of the random generators that a whole process shares."""
+    numpy_state = np.random.get_state()  # noqa: NPY002  only its state is compared
+    states = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": repr([np.asarray(part).tobytes() for part in numpy_state]).encode(),
+    }
+    if "flwr" not in sys.modules:  # its threads draw their pauses from it
+        states["random"] = repr(random.getstate()).encode()
+    return states
+
+
+@contextmanager
+def no_global_draws() -> Iterator[None]:
+    """Raise a UserError if the code inside used one of these generators."""
+    before = global_generators()
+    yield
+    after = global_generators()
+    if used := [name for name, state in before.items() if state != after[name]]:
+        raise UserError(
+            f"the method draws from the global random generator of {' and '.join(used)}, so two runs with one seed "
+            "would differ; draw from a Key, or from a generator of its own with a fixed seed"
+        )

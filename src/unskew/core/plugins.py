@@ -13,7 +13,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from unskew.core.errors import Ended, UserError, brief
+from unskew.core.errors import Ended, MissingExtra, UserError, brief, describe_error
 from unskew.core.files import read_content
 
 _PLUGIN = re.compile(r"([^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*):([^\W\d]\w*)")
@@ -79,7 +79,7 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
     except (KeyboardInterrupt, Ended):
         raise
     except BaseException as error:  # a module may raise anything when it is imported, or end the process
-        raise UserError(f"{what} {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UserError(f"{what} {name!r} cannot be imported: {describe_error(error)}") from error
     if not callable(function):
         raise UserError(f"{what} {name!r} is not a function")
     return function
@@ -122,4 +122,4 @@ def require_extra(module: str, name: str = "privacy") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UserError(f'{module.split(".")[0]} is not installed; pip install "unskew[{name}]"') from error
+        raise MissingExtra(f'{module.split(".")[0]} is not installed; pip install "unskew[{name}]"') from error

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any
 
-from unskew.core.errors import UserError, brief, nearest
+from unskew.core.errors import UserError, brief, describe_error, nearest
 
 Value = int | float | bool | str
 
@@ -139,8 +139,12 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
         return function(**given)
     except (ValueError, OverflowError) as error:
         raise complain(call.source, call.start, str(error)) from error
-    except (SystemExit, GeneratorExit) as error:  # code from outside does not end this process
-        raise complain(call.source, call.start, f"{what} {call.name} raises {type(error).__name__}") from error
+    except UserError:
+        raise
+    except (Exception, SystemExit, GeneratorExit) as error:  # code from outside does not end this process
+        if ":" not in call.name:
+            raise
+        raise complain(call.source, call.start, f"{what} {call.name} raises {describe_error(error)}") from error
 
 
 def _fit(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Value:

@@ -29,7 +29,7 @@ def kaiming(shape: Shape, classes: int) -> nn.Module:
 
 
 def moderate_cnn(shape: Shape, classes: int) -> nn.Module:
-    """The network of NVFlare's CIFAR-10 example: three pairs of 3×3 convolutions of up to 256 channels, then 1024-512."""
+    """The network of NVFlare's CIFAR-10 example: three pairs of 3×3 convolutions, up to 256 channels, then 1024-512."""
     layers: list[nn.Module] = []
     inputs = shape[0]
     for number, outputs in enumerate((64, 128, 256)):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from unskew.core import types
-from unskew.core.errors import UserError
+from unskew.core.errors import IN_PLUGIN, UserError, describe_error
 from unskew.round.sampling import uniform
 from unskew.round.server import sgd, weighted_mean
 
@@ -131,7 +131,12 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
     algorithm, owner = base, dict[str, str]()
     for named in methods:
         given = replace(algorithm, claims=())
-        changed = named.method(given) if callable(named.method) else None
+        try:
+            changed = named.method(given) if callable(named.method) else None
+        except Exception as error:
+            if IN_PLUGIN not in (described := describe_error(error)):
+                raise
+            raise UserError(f"method {named.name} raises {described}") from error
         if not isinstance(changed, Algorithm):
             raise UserError(f"{named.name} is not a method: it must return a function from Algorithm to Algorithm")
         if unknown := [slot for slot in changed.claims if slot not in SLOTS or slot in SHARED_SLOTS]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unskew.core import tensors
-from unskew.core.key import Key, seeded
+from unskew.core.key import Key, no_global_draws, seeded
 from unskew.core.tensors import ALIGN, DOUBLE, Layout, Packed, PackedSums
 from unskew.core.types import Displacement, Job, Local, Loss, Reply, Step, Sums, Tensors, TestPart, Visit, Visited
 from unskew.data.batches import Pixels, Plan, plan
@@ -376,6 +376,11 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
     watch: tuple[str, ...] = ()
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
+        """Train; in the first round, refuse methods that draw from global random generators."""
+        with no_global_draws() if self.round == 1 else nullcontext():
+            return self._train(side, shared, visit, key)
+
+    def _train(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
         """Train on the side's device.
 
         What follows training (the update, statistics, memories) is on the CPU, so that a method's own functions need

@@ -1,6 +1,7 @@
 """A whole round on one screen, and rounds one after another."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -8,8 +9,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from unskew.core import tensors
-from unskew.core.errors import ClientFailure, UserError
-from unskew.core.key import Key
+from unskew.core.errors import IN_PLUGIN, ClientFailure, UserError, describe_error
+from unskew.core.key import Key, no_global_draws
 from unskew.core.types import CLASSIFIER, Engine, Failure, Job, Outcome, RoundInfo, ServerState, Sums, Tensors, Visit
 from unskew.data.batches import steps_for
 from unskew.round import statistics
@@ -190,11 +191,33 @@ def run(
 ) -> Iterator[tuple[ServerState, Metrics]]:  # fmt: skip
     """The rounds after the state's own, up to ``rounds``; each is yielded as it ends."""
     while state.round < rounds:
-        state, metrics = run_round(
-            algorithm, engine, state, key, per_round=per_round, rounds=rounds, skip_failures=skip_failures,
-            watch=watch(state.round + 1), record=record,
-        )  # fmt: skip
+        number = state.round + 1
+        with plugin_errors(f"server, round {number}"), no_global_draws() if number == 1 else nullcontext():
+            state, metrics = run_round(
+                algorithm,
+                engine,
+                state,
+                key,
+                per_round=per_round,
+                rounds=rounds,
+                skip_failures=skip_failures,
+                watch=watch(number),
+                record=record,
+            )
         yield state, metrics
+
+
+@contextmanager
+def plugin_errors(where: str) -> Iterator[None]:
+    """Report what a plug-in's own code raises on the server, such as a sampler or an aggregate, with its place."""
+    try:
+        yield
+    except (UserError, ClientFailure):
+        raise
+    except Exception as error:
+        if IN_PLUGIN not in (described := describe_error(error)):
+            raise
+        raise ClientFailure(f"{where}: {described}") from error
 
 
 def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key) -> tuple[ServerState, int]:
@@ -214,7 +237,10 @@ def _check_failures(outcome: Outcome, number: int | None, job: str, key: Key, sk
     for failure in outcome.failures:
         if not skip or not (outcome.sums or outcome.void):
             where = f"client {failure.client}{'' if number is None else f', round {number}'}, job {job}"
-            raise ClientFailure(f"{where}: {failure.reason} (seed {key.seed} replays it)")
+            in_plugin = IN_PLUGIN in failure.reason
+            again = f"{chr(10) if in_plugin else ' '}(seed {key.seed} replays it)"
+            skippable = bool(outcome.replied) and not in_plugin
+            raise ClientFailure(f"{where}: {failure.reason}{again}", skippable=skippable)
 
 
 def exchange(

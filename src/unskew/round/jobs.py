@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from unskew.core.errors import StorageFailure, nearest
+from unskew.core.errors import StorageFailure, describe_error, nearest
 from unskew.core.key import Key
 from unskew.core.machine import deterministic, neutral
 from unskew.core.plugins import load_function
@@ -94,7 +94,7 @@ def answer(side: "ClientSide", job: Job, shared: Tensors, visit: Visit | TestPar
     except StorageFailure:
         raise
     except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001  whatever it raises, the round decides
-        return Failure(client, f"{type(error).__name__}: {error}", repeat)
+        return Failure(client, describe_error(error), repeat)
     if not sums.finite():
         return Failure(client, NOT_FINITE, repeat)
     ticket = None

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from unskew.core import tensors
-from unskew.core.errors import ClientFailure
+from unskew.core.errors import ClientFailure, describe_error
 from unskew.core.types import CLASSIFIER, EVERYONE, RoundInfo, ServerState, Statistic, Sums, Tensors, Visit
 
 
@@ -67,7 +67,7 @@ def _named(statistic: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ClientFailure(f"server, statistic {statistic}: {type(error).__name__}: {error}") from error
+        raise ClientFailure(f"server, statistic {statistic}: {describe_error(error)}") from error
 
 
 def _dtype(model: Tensors) -> torch.dtype:
