@@ -85,12 +85,13 @@ if TYPE_CHECKING:  # isort would give every type a line of its own
 __all__ = [
     "Aggregate", "Algorithm", "Arrive", "Available", "Axis", "Backend", "Band", "Bars", "Blend", "Cells", "Chart",
     "Choice", "ClassStatistics", "ClientSide", "Column", "Comparison", "Correction", "Diagonal", "Displacement", "Dots",
-    "Engine", "EngineSetup", "Facts", "Failure", "Figures", "FinishedRun", "Finisher", "Full", "Head", "ImageSet", "Job", "Key",
-    "LawBroken", "Line", "Local", "Loss", "LowRank", "Made", "Margin", "Measure", "Memory", "Method", "Missing",
-    "Network", "Note", "Outcome", "Overview", "Partition", "Perturbation", "Picture", "PluginJob", "Progress", "RealFeatures", "Reply",
-    "Roster", "RoundInfo", "Rule", "Sampler", "Scale", "ServerOptimizer", "Shape", "Shared", "Split", "Statistic",
-    "StatisticsRequest", "Step", "Sums", "Table", "Tensors", "Term", "TestPart", "UserError", "Visit", "Visited",
-    "Words", "add", "answer", "check_method", "finisher", "open_loop", "require_sgd", "whole_model",
+    "Engine", "EngineSetup", "Facts", "Failure", "Figures", "FinishedRun", "Finisher", "Full", "Head", "ImageSet",
+    "Job", "Key", "LawBroken", "Line", "Local", "Loss", "LowRank", "Made", "Margin", "Measure", "Memory", "Method",
+    "Missing", "Network", "Note", "Outcome", "Overview", "Partition", "Perturbation", "Picture", "PluginJob",
+    "Progress", "RealFeatures", "Reply", "Roster", "RoundInfo", "Rule", "Sampler", "Scale", "ServerOptimizer", "Shape",
+    "Shared", "Split", "Statistic", "StatisticsRequest", "Step", "Sums", "Table", "Tensors", "Term", "TestPart",
+    "UserError", "Visit", "Visited", "Words", "add", "answer", "check_method", "finisher", "open_loop", "require_sgd",
+    "whole_model",
 ]  # fmt: skip
 
 _NAMES = {
@@ -102,9 +103,9 @@ _NAMES = {
     "checks": "LawBroken check_method",
     "core.errors": "Missing UserError",
     "core.key": "Key",
-    "core.types": "Aggregate Arrive Available Blend Correction Displacement Engine Failure Head ImageSet Job Local Loss Margin "
-    "Memory Note Outcome Perturbation Progress Reply Roster RoundInfo Sampler Scale ServerOptimizer Split Statistic Step Sums "
-    "Tensors Term TestPart Visit Visited",
+    "core.types": "Aggregate Arrive Available Blend Correction Displacement Engine Failure Head ImageSet Job Local "
+    "Loss Margin Memory Note Outcome Perturbation Progress Reply Roster RoundInfo Sampler Scale ServerOptimizer "
+    "Split Statistic Step Sums Tensors Term TestPart Visit Visited",
     "data.population": "Partition",
     "engines": "EngineSetup open_loop",
     "loggers.backends": "Backend Facts Figures",
