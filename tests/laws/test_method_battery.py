@@ -185,7 +185,7 @@ CAUGHT = [
     (breaking.mean_blend, r"the blend returns shape \[1\] for 8 examples"),
     (breaking.careless, r"global random generators.*torch was used; draw through a Key \(round 2\)"),
     (breaking.lasting, "same seed.*two runs with the same seed differ from round 2 on"),
-    (breaking.seeding, r"client 0, round 1, job train: the method draws from the global random generator of torch"),
+    (breaking.seeding, r"global random generators.*torch was used; draw through a Key \(round 2\)"),
     (breaking.forgetful, "resumed.*four rounds differ from two rounds, a checkpoint and two more"),
     (breaking.growing_memory, r"client 0, round 2.*memory growing/all: .*\[1\].*\[2\]"),
     (breaking.growing_statistic, "does not grow.*the tensors sent with the model grew from 16 bytes in round 2 to 64"),
