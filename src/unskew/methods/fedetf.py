@@ -43,7 +43,7 @@ def fedetf(scale: float = 10.0, gamma: float = 1.0) -> Method:
 
     def margin(step: Step) -> Tensor:
         length = step.features.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        cosines = (scale / length - 1) * step.logits  # added to the logits: β·v_cᵀz/‖z‖
+        cosines: Tensor = (scale / length - 1) * step.logits  # added to the logits: β·v_cᵀz/‖z‖
         return cosines + gamma * step.counts.to(step.logits.dtype).log() if gamma else cosines
 
     return lambda algorithm: replace(algorithm, head=head, margin=(*algorithm.margin, margin))
