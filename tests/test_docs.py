@@ -14,9 +14,12 @@ from unskew.console.main import main
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+STEP = re.compile(r'^```(\w+)(?: title="([\w.]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
 SNIPPETS = [
     pytest.param(kind, text, id=f"{page.name}-{place}-{kind}")
     for page in PAGES
+    if page not in TUTORIALS
     for place, (kind, text) in enumerate(BLOCK.findall(page.read_text()))
     if kind in ("python", "sh")
 ]
@@ -26,15 +29,54 @@ SNIPPETS = [
 def test_a_snippet_runs(kind, text, tmp_path, monkeypatch):
     """Python as it stands; of a shell block the lines that call unskew and need nothing from elsewhere."""
     monkeypatch.chdir(tmp_path)
+    run_snippet(kind, text)
+
+
+def run_snippet(kind, text):
     if kind == "python":
         exec(compile(text, "snippet", "exec"), {"__name__": "snippet"})
-        return
-    for line in text.splitlines():
-        words = shlex.split(line, comments=True)
-        if words[:1] == ["unskew"] and "--data-dir" not in words:
-            with pytest.raises(SystemExit) as ended:
-                main(words[1:])
-            assert ended.value.code == 0, line
+    elif kind == "sh":
+        for line in text.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["unskew"] and "--data-dir" not in words:
+                with pytest.raises(SystemExit) as ended:
+                    main(words[1:])
+                assert ended.value.code == 0, line
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    """In one folder; a block with a title is a file that the reader saves."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for kind, title, text in STEP.findall(page.read_text()):
+        if title:
+            Path(title).write_text(text)
+        else:
+            run_snippet(kind, text)
+
+
+def test_the_commands_of_the_federation_tutorial_exist_with_their_options(capsys):
+    page = (ROOT / "docs" / "tutorials" / "federation.md").read_text()
+    commands = [shlex.split(line)[1:] for line in re.findall(r"^\$ (unskew .*)", page, re.MULTILINE)]
+    assert {words[1] for words in commands} >= {"init", "server", "node", "run", "status", "stop", "check", "demo"}
+    for words in commands:
+        with pytest.raises(SystemExit):
+            main([*words[:2], "--help"])
+        known = capsys.readouterr().out
+        assert all(word in known for word in words if word.startswith("--")), words
+
+
+def test_the_numbers_in_the_table_of_the_readme_are_in_the_records():
+    table = (ROOT / "README.md").read_text().partition("## Measured")[2].partition("\n\nOne seed")[0]
+    paper = (ROOT / "recipes" / "results" / "tables" / "paper" / "ccvr" / "table2.md").read_text()
+    speed = (ROOT / "benchmarks" / "results.md").read_text()
+    accuracies = re.findall(r"(\d+\.\d\d(?: ± \d\.\d\d)?) %", table)
+    rates = re.findall(r"\d?\d,?\d{3}(?= )", table)
+    assert len(accuracies) == 12
+    assert len(rates) == 8
+    assert all(number in paper for number in accuracies)
+    assert all(f"| {number} examples/s" in speed for number in rates)
 
 
 def test_there_are_snippets_to_run():

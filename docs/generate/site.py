@@ -21,7 +21,6 @@ OUTSIDE = {
 }
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
-SHIM = re.compile(r'<script src="https://unpkg.com/iframe-worker/shim"></script>')
 
 log = logging.getLogger("mkdocs.plugins")
 
@@ -43,16 +42,6 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         parts += [_prose(markdown[end : block.start()], source, page.file.src_uri), block.group()]
         end = block.end()
     return "".join([*parts, _prose(markdown[end:], source, page.file.src_uri)])
-
-
-def on_post_page(output: str, **_: Any) -> str:
-    """Drop the one script that the offline plugin would load from the network."""
-    return SHIM.sub("", output)
-
-
-def on_post_template(output_content: str, **_: Any) -> str:
-    """The same for the page of a missing address."""
-    return SHIM.sub("", output_content)
 
 
 def _prose(text: str, source: Path, uri: str) -> str:
