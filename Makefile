@@ -9,7 +9,7 @@ MINUTES ?= 10
 export CHROMIUM
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser run test check format faults bench peers docs pictures methods-table calibration-table epsilon-table updates-table transfer-table one-exchange-table gallery test-all lock clean
+.PHONY: help setup package browser run test check format faults bench peers docs pictures methods-table calibration-table epsilon-table updates-table transfer-table one-exchange-table gallery test-all lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,11 @@ updates-table: $(READY) ## Measure training under private updates by the noise a
 
 gallery: $(READY) ## Make docs/explanation/gallery.md from real runs: CIFAR-10 (UNSKEW_DATA, an hour) or digits (minutes)
 	$(BIN)/python docs/generate/gallery.py
+
+package: $(READY) ## Build wheel and sdist into dist/; install each into a clean environment, use it outside the checkout
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	for made in dist/*.whl dist/*.tar.gz; do .ci/package $(PYTHON) $$made || exit 1; done
 
 format: $(READY) ## Put the code into its format
 	$(BIN)/ruff format .

@@ -72,7 +72,7 @@ def test_the_numbers_in_the_table_of_the_readme_are_in_the_records():
     paper = (ROOT / "recipes" / "results" / "tables" / "paper" / "ccvr" / "table2.md").read_text()
     speed = (ROOT / "benchmarks" / "results.md").read_text()
     accuracies = re.findall(r"(\d+\.\d\d(?: ± \d\.\d\d)?) %", table)
-    rates = re.findall(r"\d?\d,?\d{3}(?= )", table)
+    rates = re.findall(r"\b(?:\d{1,2},)?\d{3}(?= [|(])", table)
     assert len(accuracies) == 12
     assert len(rates) == 8
     assert all(number in paper for number in accuracies)

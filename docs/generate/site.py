@@ -12,6 +12,7 @@ ROOT = DOCS.parent
 RESULTS = ROOT / "recipes" / "results"
 OUTSIDE = {
     ROOT / "CHANGELOG.md": "project/changelog.md",
+    ROOT / "CODE_OF_CONDUCT.md": "project/conduct.md",
     ROOT / "CONTRIBUTING.md": "project/contributing.md",
     ROOT / "SECURITY.md": "project/security.md",
     ROOT / "benchmarks" / "results.md": "results/speed.md",
