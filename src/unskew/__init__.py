@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from unskew.core.errors import ClientFailure, UserError
     from unskew.core.key import Key
     from unskew.loggers import open_logger
+    from unskew.report.table import compare
     from unskew.report.write import write_report
     from unskew.round.algorithm import Algorithm
     from unskew.runs.finished import calibrate_run, load
@@ -25,8 +26,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "STOP", "Algorithm", "CalibratedClassifier", "Calibration", "ClassStatistics", "ClientFailure", "Key", "Lift",
-    "Result", "StopRun", "UserError", "analyse", "calibrate", "calibrate_run", "draw_runs", "load", "open_logger",
-    "resume", "run", "run_seeds", "sweep", "write_report",
+    "Result", "StopRun", "UserError", "analyse", "calibrate", "calibrate_run", "compare", "draw_runs", "load",
+    "open_logger", "resume", "run", "run_seeds", "sweep", "write_report",
 ]  # fmt: skip
 
 _NAMES = {
@@ -38,6 +39,7 @@ _NAMES = {
     "core.errors": "ClientFailure UserError",
     "core.key": "Key",
     "loggers": "open_logger",
+    "report.table": "compare",
     "report.write": "write_report",
     "round.algorithm": "Algorithm",
     "runs.finished": "calibrate_run load",
@@ -53,3 +55,7 @@ def __getattr__(name: str) -> "Any":
     if name not in _HOME:
         raise AttributeError(f"module 'unskew' has no attribute {name!r}")
     return getattr(importlib.import_module(f"unskew.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__all__", "__doc__", "__version__"]

@@ -8,7 +8,7 @@ from analysis.finished import finished_run, measured
 from unskew.analysis import MEASURES, analyse, cka
 from unskew.console.main import _interrupted
 from unskew.core.errors import Missing, UserError
-from unskew.report.write import run_page, take_all, write_report
+from unskew.report.write import make_report, run_page, take_all, write_report
 
 
 def test_a_measure_that_is_no_number_is_missing_and_the_page_is_made_without_it(run, monkeypatch):
@@ -30,7 +30,7 @@ def test_a_folder_that_may_only_be_read_can_still_be_looked_at(run, tmp_path, mo
         raise UserError(f"{path} cannot be written: Read-only file system")
 
     monkeypatch.setattr("unskew.analysis.measure.write_sealed", refused)
-    made = write_report(run, out=tmp_path / "page.html", only=["skew", "curves"])
+    _, made = make_report(run, out=tmp_path / "page.html", only=["skew", "curves"])
     assert (tmp_path / "page.html").stat().st_size > 1000
     notes = [note for section in made.sections for note in section.notes]
     assert len(notes) == 2

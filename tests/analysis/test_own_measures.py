@@ -15,6 +15,7 @@ from unskew.analysis import Comparison, Measure
 from unskew.analysis.measure import Choice, Column, Table
 from unskew.charts import Bars, Chart
 from unskew.core.errors import UserError
+from unskew.report.write import make_report
 
 DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "analysis.md"
 EXAMPLE = next(
@@ -103,7 +104,7 @@ def test_from_python_it_is_a_text_or_a_value(run, mine):
     assert by_name.values.counts == by_value.values.counts
     assert by_name.findings == by_value.findings
     assert [chart.name for chart in by_value.charts] == ["entropy-histogram"]
-    made = unskew.write_report(run, only=[measure], out=run / "mine.html")
+    _, made = make_report(run, only=[measure], out=run / "mine.html")
     assert [section.name for section in made.sections] == ["entropy", "cost", "made"]
 
 
@@ -136,7 +137,7 @@ def test_choices_and_tables_are_on_its_page_and_charts_have_its_name(run):
     chart = Chart("bar", "A bar", "One bar.", [Bars([0], [1])])
     table = Table("Facts", [Column("fact")], [["true"]])
     measure = a_measure(show=lambda run, values: [chart, Choice("kind", {"a": chart}), table])
-    made = unskew.write_report(run, only=[measure], out=run / "page.html")
+    _, made = make_report(run, only=[measure], out=run / "page.html")
     bar, choice, shown = made.sections[0].elements
     assert bar.name == choice.options["a"].name == "fact-bar"
     assert shown is table
@@ -151,7 +152,7 @@ def test_it_compares_runs_if_it_says_how(run, finished, tmp_path):
         title="Facts", text="", draw=lambda runs: [Chart("facts", "Facts", ", ".join(runs), [Bars([0], [1])])],
         findings=lambda runs: [f"{len(runs)} facts."],
     )  # fmt: skip
-    made = unskew.write_report(run, other, only=[replace(alone, compare=together)], out=tmp_path / "both.html")
+    _, made = make_report(run, other, only=[replace(alone, compare=together)], out=tmp_path / "both.html")
     assert made.sections[-1].title == "Facts"
     assert made.sections[-1].elements[0].alt == "run, other"
     assert made.findings[-1] == "2 facts."

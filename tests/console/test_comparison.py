@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from unskew.console.comparison import as_table, as_text, run_sheet, side_by_side
 from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
+from unskew.report.table import compare, make_table, side_by_side
 from unskew.runs.client_accuracy import ClientSpread
 from unskew.runs.folder import json_bytes
 from unskew.runs.result import Calibration, Result, read_result, to_json
@@ -63,13 +63,17 @@ def compared(*results, metrics=None, **knobs):
     return side_by_side(results, [[]] * len(results) if metrics is None else metrics, **knobs)
 
 
-def rows(found, never="-"):
-    return run_sheet(found, never).rows
+def rows(found):
+    return make_table(found, each=True).rows()
+
+
+def as_text(found, form):
+    return make_table(found, each=True).text(form)
 
 
 def shown(*results, width=400, **knobs):
     out = io.StringIO()
-    Console(file=out, width=width).print(as_table(compared(*results, **knobs), width))
+    Console(file=out, width=width).print(make_table(compared(*results, **knobs), each=True).render(width))
     return out.getvalue()
 
 
@@ -98,22 +102,23 @@ def test_a_row_holds_what_the_run_was_and_what_came_out():
 
 def test_every_calibration_that_any_run_has_is_a_column_and_those_without_are_blank():
     found = rows(compared(PLAIN, CALIBRATED, OTHER))
-    after = ["after ccvr", "after oracle", "after uscc"]
-    sent = ["MB up, ccvr", "MB up, oracle", "MB up, uscc"]
-    differ, came = ["run", "method", "seed"], [*COLUMNS[COLUMNS.index("accuracy") :]]
-    later = came.index("MB up") + 1
-    same = [key for key in COLUMNS if key not in (*differ, *came)]
-    assert all(
-        list(row) == [*differ, came[0], *after, *came[1:later], *sent, *came[later:], *same] for row in found
-    )  # fmt: skip
-    assert all(bool(row[f"after {name}"]) == bool(row[f"MB up, {name}"]) for row in found for name in ("ccvr", "uscc"))
+    after, sent = (
+        [f"after {name}" for name in ("ccvr", "oracle", "uscc")],
+        [f"MB up ({name})" for name in ("ccvr", "oracle", "uscc")],
+    )
+    outcome = ["accuracy", *after, "loss", "MB up", *sent, "MB down", "seconds"]
+    same = ["data", "partition", "clients", "per_round", "rounds", "model", "emd"]
+    assert all(list(row) == ["method", "seed", *outcome, "run", *same] for row in found)
+    assert all(bool(row[f"after {name}"]) == bool(row[f"MB up ({name})"]) for row in found for name in ("ccvr", "uscc"))
     assert [[row[key] for key in after] for row in found] == [["", "", ""], ["95.50", "100.00", ""], ["", "", "0.00"]]
 
 
 @pytest.mark.parametrize("results", [[PLAIN], [CALIBRATED], [PLAIN, CALIBRATED, OTHER]])
 def test_csv_parses_back_to_the_rows(results):
     found = compared(*results, metrics=[rounds(None, 0.4)] * len(results), baseline=CENTRAL)
-    assert list(csv.DictReader(io.StringIO(as_text(found, "csv")))) == rows(found, never="")
+    assert list(csv.DictReader(io.StringIO(as_text(found, "csv")))) == [
+        {key: "" if text == "-" else text for key, text in row.items()} for row in rows(found)
+    ]
 
 
 @pytest.mark.parametrize("results", [[PLAIN], [PLAIN, CALIBRATED, OTHER]])
@@ -124,7 +129,8 @@ def test_markdown_has_a_head_a_rule_and_as_many_cells_in_every_line(results):
     same = [] if len(results) == 1 else ["data", "partition", "clients", "per_round", "rounds", "model", "emd"]
     assert head == [key for key in rows(found)[0] if key not in same]
     assert rule == ["---" if key in ("run", "method", "data", "partition", "model") else "---:" for key in head]
-    assert body[: len(results)] == [[row[key] for key in head] for row in rows(found)]
+    plain = [[cell.replace("**", "") for cell in line] for line in body[: len(results)]]
+    assert plain == [[row[key] for key in head] for row in rows(found)]
     below = " ".join(" ".join(line) for line in body[len(results) :])
     assert all(f"{key} {rows(found)[0][key]}" in below for key in same)
     assert bool(below.strip()) == bool(same)
@@ -143,11 +149,12 @@ def test_every_option_that_differs_is_a_column_and_what_is_the_same_is_not_among
     marks = {"csv": ",", "markdown": "|", "latex": "&"}
     head = next(line for line in text.split("\n") if "accuracy" in line)
     names = [word.strip(" \\") for word in head.strip("|").split(marks[form])]
-    assert names[:4] == ["run", "lr", "augment", "accuracy"]
-    assert "epochs" in (names[-8:] if form == "csv" else text.split("\n")[-1])
+    assert names[:3] == ["lr", "augment", "accuracy"]
+    if form != "latex":  # its caption has the most important ones alone
+        assert "epochs" in (names[-8:] if form == "csv" else text.split("\n")[-1])
+        assert text.count("epochs") == 1
     assert "0.1" in text
     assert "True" in text
-    assert text.count("epochs") == 1
 
 
 def test_the_table_has_the_options_that_differ_and_says_below_which_do_not():
@@ -164,14 +171,48 @@ def test_a_run_that_lacks_an_option_leaves_its_cell_empty():
     assert [row["lr"] for row in found] == ["0.01", ""]
 
 
-def test_latex_is_a_table_of_booktabs_with_its_signs_escaped():
-    one = replace(PLAIN, path=Path("runs/a_b"), method="50 % & more")
-    text = as_text(compared(one, OTHER, baseline=CENTRAL), "latex")
-    assert text.startswith("\\begin{tabular}{ll")
-    assert r"runs/a\_b & 50 \% \& more & 0" in text
+def test_latex_is_a_table_of_booktabs_with_a_caption_the_best_in_bold_and_its_signs_escaped():
+    one = replace(PLAIN, method="50 % & more", accuracy=0.95)
+    text = as_text(compared(one, replace(OTHER, seed=0)), "latex")
+    assert "\\begin{tabular}{lrr}\n\\toprule\nmethod & accuracy & after uscc \\\\\n\\midrule\n" in text
+    assert r"50 \% \& more & \textbf{95.00} &  \\" in text
+    assert r"\caption{Accuracy in \% on the test set. Best in bold. In all rows: data digits, partition" in text
     lines = [line for line in text.split("\n") if line.endswith("\\\\")]
-    assert {line.replace("\\&", "").count("&") for line in lines} == {lines[0].count("&")}
+    assert {line.replace("\\&", "").count("&") for line in lines} == {2}
     assert len(lines) == 3
+
+
+def test_the_best_of_a_column_is_bold_only_where_there_is_one():
+    table = make_table(compared(PLAIN, CALIBRATED, replace(OTHER, loss=0.1)), each=True)
+    assert (table.best("accuracy"), table.best("loss"), table.best("seconds")) == (set(), {2}, set())
+    assert "**0.1000**" in table.text("markdown")
+
+
+def test_columns_are_chosen_by_their_names_or_how_these_begin():
+    found = compared(PLAIN, CALIBRATED)
+    table = make_table(found, columns=["method", "after"])
+    assert list(table.rows(table.shown)[0]) == ["method", "after ccvr", "after oracle"]
+    assert table.text("csv").splitlines()[0] == "method,after ccvr,after oracle"
+    with pytest.raises(UserError, match="--columns acuracy: there is no such column; did you mean 'accuracy'"):
+        make_table(found, columns=["acuracy"])
+
+
+def test_a_table_displays_itself_and_is_a_frame(tmp_path):
+    paths = [folder(tmp_path / "a", PLAIN, rounds(0.1)), folder(tmp_path / "b", CALIBRATED, rounds(0.2))]
+    table = compare(*paths)
+    assert "95.50" in repr(table)
+    assert "<b>20.00</b>" in table._repr_html_()  # at the first round
+    assert "<td>95.50</td>" in table._repr_html_()
+    frame = pytest.importorskip("pandas") and table.frame()
+    assert list(frame["accuracy"]) == pytest.approx([91.234, 91.234])
+    assert frame["after ccvr"].isna().tolist() == [True, False]
+    assert [one.result for one in compare(read_result(tmp_path / "a"), paths[1:]).runs] == [
+        one.result for one in table.runs
+    ]
+    with pytest.raises(UserError, match="a int cannot be compared"):
+        compare(3)
+    with pytest.raises(UserError, match="no runs to compare"):
+        compare()
 
 
 def seeded(accuracies, method, start=0):
@@ -253,13 +294,16 @@ def test_a_table_drops_nothing_of_a_cell_whatever_the_width(width):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_figures_and_their_heads_stay_in_one_piece_and_every_table_names_the_runs(width):
+def test_one_table_fits_and_names_the_columns_that_did_not(width):
     metrics = [rounds(0.01, 0.2), rounds(0.5, None, 0.9, steps=2000)]
     text = shown(PLAIN, CALIBRATED, width=width, metrics=metrics, baseline=CENTRAL)
-    for head in ("accuracy", "after oracle", "acc@round 2", "acc@batch 20", *REACHED, "MB down", "seconds"):
-        assert f" {head} " in text
-    tables = text.count("┏")
-    assert tables == text.count(" runs/a ") == text.count(" runs/b ") > 1
+    assert text.count("───") > 0
+    lines = text.splitlines()
+    head = next(line for line in lines if "accuracy" in line)
+    assert head.split()[:3] == ["method", "seed", "accuracy"]
+    hidden = " ".join(lines).partition("Not shown: ")[2].partition(";")[0]
+    for name in ("after oracle", "acc@round 2", "acc@batch 20", *REACHED, "MB down", "seconds"):
+        assert (f" {name} " in f"{head} ") != (name in hidden)
 
 
 def test_runs_of_different_length_are_compared_at_the_last_round_and_batch_that_all_reached():
@@ -297,7 +341,6 @@ def test_without_a_baseline_nothing_is_relative():
 def test_a_baseline_gives_relative_accuracy_and_the_rounds_to_shares_of_it():
     found = compared(PLAIN, metrics=[rounds(0.05, 0.1, None, 0.5)], baseline=CENTRAL)
     assert [rows(found)[0][key] for key in REACHED] == ["96.04", "2", "4", "-"]  # 0.91234 / 0.95; 0.095, 0.475, 0.855
-    assert [rows(found, never="")[0][key] for key in REACHED][-1] == ""
     assert "| 96.04 | 2 | 4 | - |" in as_text(found, "markdown")
     assert ",96.04,2,4,,0.3041," in as_text(found, "csv")
     (whole,) = json.loads(as_text(found, "json"))
@@ -394,7 +437,12 @@ def test_accuracy_over_clients_has_the_worst_the_tenth_fairness_and_own_images_w
     told = replace(own, worst=0.3, p10=0.35, jain=0.9, own_images=own)
     made = replace(CALIBRATED.calibrations["ccvr"], clients_accuracy=replace(told, jain=0.98765, own_images=None))
     one, other = rows(compared(replace(CALIBRATED, clients_accuracy=told, calibrations={"ccvr": made}), PLAIN))
-    assert (one["worst"], one["p10"], one["fairness"], one["worst, own images"]) == ("30.00", "35.00", "0.900", "10.00")
-    assert (one["fairness, ccvr"], one["worst, ccvr, own images"]) == ("0.988", "")
-    assert (other["worst"], other["fairness"], other["worst, own images"]) == ("", "", "")
-    assert "worst, own images" not in rows(compared(replace(PLAIN, clients_accuracy=own)))[0]
+    assert (one["worst"], one["p10"], one["fairness"], one["worst on own images"]) == (
+        "30.00",
+        "35.00",
+        "0.900",
+        "10.00",
+    )
+    assert (one["fairness (ccvr)"], one["worst on own images (ccvr)"]) == ("0.988", "")
+    assert (other["worst"], other["fairness"], other["worst on own images"]) == ("", "", "")
+    assert "worst on own images" not in rows(compared(replace(PLAIN, clients_accuracy=own)))[0]

@@ -10,7 +10,7 @@ from statistics import stdev
 import pytest
 
 from console.test_comparison import CENTRAL, PLAIN, compared, rounds
-from unskew.console.comparison import as_table, as_text, grouped, seed_sheet
+from unskew.report.table import grouped, make_table
 from unskew.runs.result import Calibration
 
 
@@ -26,7 +26,7 @@ BOTH = compared(*ONE, *TWO)
 
 
 def test_runs_of_one_setting_are_one_row_with_mean_deviation_and_how_many():
-    one, two = seed_sheet(BOTH).rows
+    one, two = make_table(BOTH).rows()
     assert (one["run"], one["n"], one["accuracy"]) == ("runs/one", "3", f"52.00 ± {stdev([50, 51, 55]):.2f}")
     assert (two["run"], two["n"], two["accuracy"]) == ("runs/two/seed0", "1", "40.00")
     assert "seed" not in one
@@ -34,10 +34,10 @@ def test_runs_of_one_setting_are_one_row_with_mean_deviation_and_how_many():
 
 
 def test_what_is_the_same_in_all_rows_is_behind_them():
-    sheet = seed_sheet(BOTH)
+    sheet = make_table(BOTH)
     assert "data" in sheet.same
     assert "method" not in sheet.same
-    assert list(sheet.rows[0])[-len(sheet.same) :] == sheet.same
+    assert sheet.columns[-len(sheet.same) :] == sheet.same
 
 
 def test_the_same_seed_twice_is_not_two_seeds():
@@ -53,20 +53,20 @@ def test_a_calibration_that_some_runs_lack_says_of_how_many_it_is():
     runs = seeded("one", [0.5, 0.6, 0.7])
     after = {"ccvr": Calibration("ccvr", 0.8, 0.1, 10, 1.0)}
     runs[0], runs[2] = (replace(each, calibrations=after) for each in (runs[0], runs[2]))
-    assert seed_sheet(compared(*runs)).rows[0]["after ccvr"] == "80.00 ± 0.00 (2 of 3)"
+    assert make_table(compared(*runs)).rows()[0]["after ccvr"] == "80.00 ± 0.00 (2 of 3)"
 
 
 def test_rounds_to_a_share_are_averaged_over_the_runs_that_reached_it():
     metrics = [rounds(0.05, 0.5), rounds(0.5, 0.5), rounds(0.5, 0.95)]
-    (row,) = seed_sheet(compared(*ONE, metrics=metrics, baseline=CENTRAL)).rows
+    (row,) = make_table(compared(*ONE, metrics=metrics, baseline=CENTRAL)).rows()
     assert row["to 50 %"] == "1.3 ± 0.6"
     assert row["to 90 %"] == "2.0 (1 of 3)"
-    (never,) = seed_sheet(compared(*ONE, metrics=[rounds(0.1)] * 3, baseline=CENTRAL)).rows
+    (never,) = make_table(compared(*ONE, metrics=[rounds(0.1)] * 3, baseline=CENTRAL)).rows()
     assert never["to 90 %"] == "-"
 
 
 def test_csv_has_the_deviation_in_a_column_behind_the_mean():
-    lines = list(csv.DictReader(io.StringIO(as_text(BOTH, "csv", seed_sheet(BOTH, "csv")))))
+    lines = list(csv.DictReader(io.StringIO(make_table(BOTH).text("csv"))))
     assert [line["accuracy"] for line in lines] == ["52.00", "40.00"]
     assert [line["accuracy ±"] for line in lines] == [f"{stdev([50, 51, 55]):.2f}", ""]
     head = list(lines[0])
@@ -76,13 +76,13 @@ def test_csv_has_the_deviation_in_a_column_behind_the_mean():
 
 @pytest.mark.parametrize(("form", "sign"), [("markdown", "52.00 ± 2.65"), ("latex", r"52.00 $\pm$ 2.65")])
 def test_other_formats_write_the_sign(form, sign):
-    text = as_text(BOTH, form, seed_sheet(BOTH, form))
+    text = make_table(BOTH).text(form)
     assert sign in text
     assert len({line.count("&") for line in text.splitlines() if line.endswith("\\\\")}) <= 1
 
 
 def test_json_keeps_a_record_for_each_run_and_adds_what_its_setting_comes_to():
-    found = json.loads(as_text(BOTH, "json"))
+    found = json.loads(make_table(BOTH).text("json"))
     assert [each["run"] for each in found] == [str(one.path) for one in (*ONE, *TWO)]
     told = found[0]["over_seeds"]
     assert told == found[2]["over_seeds"]
@@ -98,6 +98,6 @@ def test_the_table_fits_the_terminal():
     from rich.console import Console
 
     out = io.StringIO()
-    Console(file=out, width=80).print(as_table(BOTH, 80, seed_sheet(BOTH)))
+    Console(file=out, width=80).print(make_table(BOTH).render(80))
     assert "52.00 ± 2.65" in out.getvalue()
     assert "…" not in out.getvalue()

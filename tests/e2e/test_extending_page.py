@@ -10,6 +10,7 @@ import pytest
 
 import unskew
 from unskew.console.main import main
+from unskew.report.write import make_report
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "extending.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -117,7 +118,7 @@ def test_a_run_of_values_goes_the_whole_way_with_the_same_values(page):
         unskew.load("runs/python", data=mine.bars(60))
     assert unskew.load("runs/python", "mine:adjusted(0.2)", data=images) is not None
     assert unskew.analyse("runs/python", "confusion", data=images)["confusion"].findings
-    made = unskew.write_report("runs/python", only=["norms", mine.brightness()], data=images)
+    _, made = make_report("runs/python", only=["norms", mine.brightness()], data=images)
     assert not [words for section in made.sections for words in section.missing]
 
 

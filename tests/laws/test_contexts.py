@@ -13,6 +13,7 @@ from torch import nn
 
 import unskew
 from unskew.extend import Key
+from unskew.report.write import make_report
 
 CLASSES = 3
 
@@ -83,7 +84,7 @@ def everything(modules, folder):
         seen["load", name] = digest(*module.state_dict().values()), any(p.is_inference() for p in module.parameters())
     measured = unskew.analyse(folder / "run", "norms", "cka", "drift", "projection", data=data())
     seen["analyse"] = {name: repr(each.values) for name, each in measured.items()}
-    seen["report"] = unskew.write_report(folder / "run", only=["norms"], data=data()).findings
+    seen["report"] = make_report(folder / "run", only=["norms"], data=data())[1].findings
 
     pixels = torch.from_numpy(images.copy()).to(torch.float32, copy=True).to("cpu") / 255
     batches = [(pixels[:20], labels[:20].tolist()), (pixels[20:], labels[20:].astype(np.uint8))]

@@ -11,7 +11,7 @@ from unskew.analysis.measure import Choice, Table
 from unskew.analysis.norms import sample_rows
 from unskew.charts import Bars, Cells, Chart, Dots, Line
 from unskew.core.types import ImageSet, Split
-from unskew.report.write import write_report
+from unskew.report.write import make_report
 
 CLIENTS, CLASSES = 2000, 300
 ONLY = ("skew", "curves", "norms", "drift", "separability", "confusion", "fairness")
@@ -41,7 +41,7 @@ def page(tmp_path_factory):
         engine="loop", out=path,
     )  # fmt: skip
     began = time.process_time()
-    made = write_report(path, only=ONLY, data=crowd())
+    _, made = make_report(path, only=ONLY, data=crowd())
     return made, path, time.process_time() - began
 
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unskew
-from unskew.console.comparison import as_text, side_by_side
 from unskew.core.errors import UserError
 from unskew.core.files import record_from
 from unskew.core.types import ImageSet, Split
 from unskew.data.population import Partition
+from unskew.report.table import make_table, side_by_side
 from unskew.round.evaluation import Evaluation
 from unskew.runs import client_accuracy
 from unskew.runs.client_accuracy import (
@@ -165,8 +165,8 @@ def test_an_older_run_is_read_compared_and_calibrated(finished, tmp_path):
     older(run)
     result = read_result(run)
     assert result.clients_accuracy is None
-    assert "worst" not in as_text(side_by_side([result], [read_metrics(run)]), "csv")
-    both = as_text(side_by_side([result, read_result(finished)], [read_metrics(run)] * 2), "csv").splitlines()
+    assert "worst" not in make_table(side_by_side([result], [read_metrics(run)])).text("csv")
+    both = make_table(side_by_side([result, read_result(finished)], [read_metrics(run)] * 2)).text("csv").splitlines()
     assert {"worst", "p10"} <= set(both[0].split(","))
     unskew.calibrate_run(run, "lda(layers=1)", data=users())
     assert read_clients(run)["classifiers"].tolist() == ["lda"]

@@ -12,6 +12,7 @@ from unskew.core.errors import Missing, UserError
 from unskew.engines.flower.engine import Rules
 from unskew.engines.flower.messages import read_header
 from unskew.engines.flower.node import Node, NodeSource, read_node_data
+from unskew.report.write import make_report
 from unskew.runs import execute
 from unskew.runs.checkpoint import CHECKPOINT, earlier_checkpoints, keep_checkpoint, roll_back
 from unskew.runs.federated import FederatedRequest, check_nodes, settings_of
@@ -218,7 +219,7 @@ def test_failures_and_notes_are_in_the_metrics_and_the_report(tmp_path):
     assert rows[1]["failures"][0]["reason"] == "node-1: node node-1 is not connected"
     assert "node node-1 is back: client 1 (435 examples)" in rows[2]["notes"]
     assert result.failures == 1
-    page = unskew.write_report(tmp_path / "run", out=tmp_path / "report.html", only=["curves"])
+    _, page = make_report(tmp_path / "run", out=tmp_path / "report.html", only=["curves"])
     section = next(each for each in page.sections if each.name == "happened")
     assert [2, "client 1", "node-1: node node-1 is not connected"] in section.elements[0].rows
 

@@ -23,6 +23,7 @@ from unskew.runs.result import Result
 LEFT_OUT = {"seed", "evaluate_every"} | {option.name for option in OPTIONS.values() if not option.decides}
 LEVEL = 0.95
 MIN_SEEDS = 3  # that two settings must share before one can be called better
+MAX_SEEDS = 100  # that a sentence on more seeds considers
 MAX_NAMED = 6  # settings in a sentence
 
 
@@ -164,14 +165,17 @@ def rank_settings(results: Sequence[Result]) -> list[str]:
     tied = [(one, gap) for one, gap in ranked if gap.low <= 0]
     rival, gap = max(tied, key=lambda pair: pair[0].mean) if tied else min(ranked, key=lambda pair: pair[1].mean)
     seeds = f"over {counted(len(leader.scores), 'seed')}"
+    pairs = len(contenders) - 1
+    corrected = f", Bonferroni-corrected for {pairs} comparisons" if pairs > 1 else ""
     points = (
-        f"{100 * gap.mean:+.2f} points, 95% interval {100 * gap.low:+.2f} to {100 * gap.high:+.2f}, "
-        f"paired over {counted(gap.seeds, 'seed')}"
+        f"{100 * gap.mean:+.2f} points, 95% interval {100 * gap.low:+.2f} to {100 * gap.high:+.2f} "
+        f"(t-interval paired over {counted(gap.seeds, 'seed')}{corrected})"
     )
     if tied:
         return [
             f"No clear winner: {leader} has the highest mean of {counted(len(contenders), 'classifier')} "
-            f"({leader.describe()} {seeds}), but is statistically tied with {rival} ({rival.describe()}): {points}.",
+            f"({leader.describe()} {seeds}), but is statistically tied with {rival} ({rival.describe()}): {points}. "
+            f"{_describe_need(gap, level)}",
             *notes,
         ]
     tried, settings = len(contenders) - len(unranked), len({one.setting for one, _ in ranked}) + 1
@@ -180,6 +184,21 @@ def rank_settings(results: Sequence[Result]) -> list[str]:
         f"settings. The runner-up is {rival} with {rival.describe()}: {points}.",
         *notes,
     ]
+
+
+def seeds_needed(gap: Difference, level: float) -> int | None:
+    """The number of seeds whose interval would exclude 0 if mean and deviation stayed; None beyond ``MAX_SEEDS``."""
+    spread = (gap.high - gap.mean) * sqrt(gap.seeds) / t_quantile(level, gap.seeds - 1)  # standard deviation
+    enough = (n for n in range(gap.seeds + 1, MAX_SEEDS + 1) if t_quantile(level, n - 1) * spread < gap.mean * sqrt(n))
+    return next(enough, None) if gap.mean > 0 else None
+
+
+def _describe_need(gap: Difference, level: float) -> str:
+    needed = seeds_needed(gap, level)
+    if needed is None:
+        return f"More than {MAX_SEEDS} seeds would be needed to separate them."
+    more = counted(needed - gap.seeds, "more seed")
+    return f"About {more} would decide it, if the difference and its spread stayed the same."
 
 
 def _list_some(names: Sequence[str]) -> str:

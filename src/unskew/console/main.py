@@ -15,6 +15,7 @@ import typer
 import typer.core
 
 import unskew
+from unskew.console.help import HelpfulCommand, suggest_option
 from unskew.core.errors import ClientFailure, UserError
 
 COMMANDS = {  # command: its function or group of commands, and its line in unskew --help
@@ -30,9 +31,13 @@ COMMANDS = {  # command: its function or group of commands, and its line in unsk
     "partition": ("data:partition", "Draw a partition, report its skew, write it to a file."),
     "methods": ("training:show_methods", "List the methods, or describe one."),
     "check-method": ("study:check_method", "Test a method, ours or yours, against the laws."),
+    "schema": ("schema:schema", "Print the JSON schema of a recipe or a result."),
     "data": ("data:data_app", "List, download and check data sets; write tables."),
     "federation": ("federation:federation_app", "Train across real machines, over TLS, on Flower."),
 }
+
+
+MAX_WIDTH = 110  # columns of help
 
 
 class LazyGroup(typer.core.TyperGroup):
@@ -51,11 +56,15 @@ def load_command(name: str) -> click.Command:
     module, _, attribute = COMMANDS[name][0].partition(":")
     found = getattr(importlib.import_module(f"unskew.console.{module}"), attribute)
     if isinstance(found, typer.Typer):
+        for each in found.registered_commands:
+            each.cls = HelpfulCommand
         group = typer.main.get_group(found)
+        for command in group.commands.values():
+            command.short_help = (command.help or "").partition("\n\n")[0]  # whole; click would cut it
         group.name, group.help = name, COMMANDS[name][1]
         return group
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name)(found)
+    alone.command(name, cls=HelpfulCommand)(found)
     return typer.main.get_command(alone)
 
 
@@ -71,7 +80,7 @@ def _make_app() -> click.Group:
 
     group = typer.main.get_group(app)
     for name, (_, words) in COMMANDS.items():
-        group.add_command(click.Command(name, help=words))
+        group.add_command(click.Command(name, short_help=words))
     return group
 
 
@@ -135,7 +144,7 @@ def _interrupted(error: BaseException | None) -> bool:
 def _command(arguments: Sequence[str] | None) -> None:
     typer.core.HAS_RICH = False  # help is plain text; typer 0.20 would escape "[required]" as rich wants it
     try:
-        code = app.main(arguments, standalone_mode=False, prog_name="unskew")
+        code = app.main(arguments, standalone_mode=False, prog_name="unskew", max_content_width=MAX_WIDTH)
     except (UserError, ClientFailure) as error:
         fail(str(error), 2)
     except KeyboardInterrupt:
@@ -153,6 +162,8 @@ def _command(arguments: Sequence[str] | None) -> None:
             fail("interrupted", 130)
         if not isinstance(error, click.ClickException):  # a mistake in the command's arguments
             raise
+        if isinstance(error, click.NoSuchOption):
+            fail(suggest_option(error, sys.argv[1:] if arguments is None else arguments), 2)
         message = error.format_message()
         if message.startswith("Usage:"):  # no command was given
             print(message)  # noqa: T201

@@ -12,12 +12,12 @@ from unskew.runs.config import OPTIONS, Option
 
 
 def with_options(
-    names: Sequence[str], default: str | None = None
+    names: Sequence[str], default: str | None = None, several: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The command with a flag for each of these options instead of its parameter ``options``.
 
     The command is called with ``options``, a dict of those that were given. ``default`` describes the
-    defaults, if they are not the options' own.
+    defaults, if they are not the options' own. Those in ``several`` may be given more than once, and are lists.
     """
 
     def spread(command: Callable[..., None]) -> Callable[..., None]:
@@ -27,12 +27,12 @@ def with_options(
             if "engine" in given:
                 engines.check_command(given["engine"])
                 engines.work_beside(given["engine"])
-            command(options={name: value for name, value in given.items() if value is not None}, **values)
+            command(options={name: value for name, value in given.items() if value not in (None, [])}, **values)
 
         parameters = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             spelled = (
-                [_make_parameter(OPTIONS[name], default) for name in names]
+                [_make_parameter(OPTIONS[name], default, name in several) for name in names]
                 if parameter.name == "options"
                 else [parameter]
             )
@@ -45,10 +45,11 @@ def with_options(
     return spread
 
 
-def _make_parameter(option: Option, default: str | None) -> inspect.Parameter:
+def _make_parameter(option: Option, default: str | None, several: bool) -> inspect.Parameter:
     flags = [option.flag, f"--no-{option.flag[2:]}"] if option.kind is bool else [option.flag]
-    words = f"{option.help.removesuffix('.')} (default: {default or option.default_text})."
+    usual = f"default: {default or option.default_text}{'; repeatable' if several else ''}"
+    words = f"{option.help.removesuffix('.')} ({usual})."
     info = typer.Option("/".join(flags), help=words, metavar=option.metavar, show_default=False)
-    wanted: Any = option.kind
+    wanted: Any = list[str] if several else option.kind
     kind = Annotated[wanted | None, info]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)

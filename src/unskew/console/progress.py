@@ -1,11 +1,13 @@
 """The console that commands print to, and progress bars; plain lines where output is piped."""
 
+import json
 import os
 import sys
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Annotated, Any, Self
 
+import typer
 from rich import progress as bars
 from rich.console import Console
 from rich.text import Text
@@ -28,6 +30,25 @@ class PlainConsole(Console):
         """Rich would end the process here."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+out = PlainConsole()  # of the commands that take --json
+
+
+def _leave_stdout(as_json: bool) -> bool:
+    out.stderr = as_json
+    return as_json
+
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", callback=_leave_stdout, help="Print the result as JSON; all else goes to standard error."),
+]
+
+
+def print_json(value: Any) -> None:
+    """Print a result for programs."""
+    print(json.dumps(value, indent=2, default=str))  # noqa: T201
 
 
 class Bar:

@@ -12,12 +12,10 @@ from unskew.analysis import draw_runs
 from unskew.analysis.measure import Measured
 from unskew.console.comparison import Trust, note_unsealed, runs_named
 from unskew.console.options import with_options
-from unskew.console.progress import PlainConsole, StageProgress
+from unskew.console.progress import Json, StageProgress, out, print_json
 from unskew.core.errors import Missing, UserError
-from unskew.report.write import write_report
+from unskew.report.write import make_report
 from unskew.runs.seals import DAMAGED, UNSEALED, WHOLE, Examined, examine, seal_folder, unsealed_note
-
-out = PlainConsole()
 
 
 def check(
@@ -25,16 +23,20 @@ def check(
     seal: Annotated[
         bool, typer.Option("--seal", help="Accept the files as they are, and write a new manifest.json.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Report which files of a run directory are intact, damaged or not sealed."""
-    damaged = []
+    damaged, found = [], list[dict[str, Any]]()
     for path in paths:
         if seal:
             out.say(f"{path}: {len(seal_folder(path))} files are sealed as they are")
-            continue
         files = examine(path)
-        _show(path, files)
+        if not seal:
+            _show(path, files)
         damaged += [each for each in files if each.state == DAMAGED]
+        found.append({"run": path, "files": {each.name: each.state for each in files}})
+    if as_json:
+        print_json(found)
     if damaged:
         raise UserError(f"{len(damaged)} damaged: {'; '.join(each.problem for each in damaged)}")
 
@@ -97,8 +99,23 @@ def analyse(
         str | None, typer.Option(help="Draw curves only against round | batches | bytes | seconds.")
     ] = None,
     trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Measure a finished run, or draw several runs in one figure."""
+    found: list[dict[str, Any]] = []
+
+    def show(source: str, result: Measured | Missing | Sequence[str], files: list[Path]) -> None:
+        missing, notes, findings = None, list[str](), list[str]()
+        if isinstance(result, Missing):
+            missing = str(result)
+        elif isinstance(result, Measured):
+            findings, notes = list(result.findings), list(result.notes)
+        else:
+            findings = list(result)
+        found.append({"measure": source, "findings": findings, "notes": notes, "missing": missing, "files": files})
+        out.say(*(f"{source}: {sentence}" for sentence in (*findings, *(f"note: {note}" for note in notes))))
+        out.say(*([f"{source}: not shown: {missing}"] if missing else []), *(f"  {file}" for file in files))
+
     paths, measures = _split_words(words)
     runs = runs_named(paths)
     note_unsealed(runs)
@@ -107,10 +124,12 @@ def analyse(
         if len(runs) > 1 or chosen:
             draw_runs(
                 paths, *measures, out=folder, form=form, width=width, height=height, title=title, against=against,
-                data_dir=options.get("data_dir"), trust=trust, say=progress, observe=_show_findings,
+                data_dir=options.get("data_dir"), trust=trust, say=progress, observe=show,
             )  # fmt: skip
-            return
-        analysis.analyse(runs[0], *measures, form=form, trust=trust, say=progress, observe=_show_measure, **options)
+        else:
+            analysis.analyse(runs[0], *measures, form=form, trust=trust, say=progress, observe=show, **options)
+    if as_json:
+        print_json(found)
 
 
 def _split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -122,18 +141,6 @@ def _split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 def _is_path(word: str) -> bool:
     return Path(word).is_dir() or ("/" in word.partition("(")[0] and ":" not in word)
-
-
-def _show_measure(source: str, result: Measured | Missing, files: list[Path]) -> None:
-    if isinstance(result, Missing):
-        out.say(f"{source}: not shown: {result}")
-        return
-    _show_findings(source, [*result.findings, *(f"note: {note}" for note in result.notes)], files)
-
-
-def _show_findings(source: str, findings: Sequence[str], files: list[Path]) -> None:
-    out.say(*(f"{source}: {sentence}" for sentence in findings))
-    out.say(*(f"  {file}" for file in files))
 
 
 @with_options(WHERE, default="the run's")
@@ -157,6 +164,7 @@ def report(
     ] = None,
     again: Annotated[bool, typer.Option(help="Repeat measures that are already stored.")] = False,
     trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Write one HTML page that explains a run or compares several; it works offline."""
     given, paths = paths, runs_named(paths)
@@ -164,11 +172,12 @@ def report(
         file = given[0] / "report.html"
     note_unsealed(paths)
     with StageProgress(out) as progress:
-        page = write_report(
+        path, page = make_report(
             *paths, out=file, only=only or (), without=without or (), again=again, trust=trust, say=progress, **options
         )
-    out.say(*page.findings)
-    for section in page.sections:
-        out.say(*(f"not shown: {section.title}: {words}" for words in section.missing))
-        out.say(*(f"note: {section.title}: {words}" for words in section.notes))
-    out.say(f"written to {file or paths[0] / 'report.html'}")
+    missing = [f"{section.title}: {words}" for section in page.sections for words in section.missing]
+    notes = [f"{section.title}: {words}" for section in page.sections for words in section.notes]
+    out.say(*page.findings, *(f"not shown: {words}" for words in missing), *(f"note: {words}" for words in notes))
+    out.say(f"written to {path}")
+    if as_json:
+        print_json({"report": path, "findings": page.findings, "missing": missing, "notes": notes})

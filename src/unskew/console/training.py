@@ -1,40 +1,41 @@
 """The commands that train, and their options: one run, several seeds, a sweep; the list of methods."""
 
+import json
+import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from unskew import methods
-from unskew.console import comparison as comparing
-from unskew.console.comparison import Trust, flat, note_unsealed, seed_sheet
+from unskew.console.comparison import Trust, note_unsealed
 from unskew.console.main import fail
 from unskew.console.options import with_options
-from unskew.console.progress import PlainConsole, StageProgress
+from unskew.console.progress import Json, StageProgress, out, print_json
 from unskew.console.screen import Screen, show_facts, summary
 from unskew.core.errors import IN_PLUGIN, ClientFailure, LostMemory, UserError, nearest
 from unskew.core.units import counted, emd_words, format_duration
 from unskew.loggers import LOGGERS, open_logger
 from unskew.methods import GROUPS, MethodDescription, describe, describe_method
+from unskew.report.table import compare
 from unskew.runs import config as configs
 from unskew.runs import finished, train
 from unskew.runs.config import OPTIONS
 from unskew.runs.execute import Observer
-from unskew.runs.journal import read_metrics
-from unskew.runs.result import VALIDATION, Result
-from unskew.runs.seeds import FINISHED, describe_steps, plan_seeds
+from unskew.runs.result import VALIDATION, Result, to_json
+from unskew.runs.seeds import FINISHED, describe_steps, plan_runs
 from unskew.sweeps.space import describe_values
 from unskew.sweeps.sweep import Sweep, TriedSetting, check_format, tabulate, write_summary
 from unskew.sweeps.sweep import sweep as do_sweep
-
-out = PlainConsole()
 
 
 def watch_run(log: Sequence[str] | None, work: Callable[[Observer], Result], again: str = "") -> Result:
@@ -86,24 +87,41 @@ LOG = typer.Option(
 RECIPE = typer.Argument(help="A TOML recipe; options on the command line override it.")
 
 
-@with_options(list(OPTIONS))
+@with_options(list(OPTIONS), several=("method",))
 def run(
     options: dict[str, Any],
     recipe: Annotated[Path | None, RECIPE] = None,
-    out: Annotated[Path | None, typer.Option(help="The run directory (default: runs/<name>).")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="The run directory (default: runs/<name>).")] = None,
     log: Annotated[list[str] | None, LOG] = None,
     page: Annotated[bool, typer.Option("--report", help="Write the report too, as unskew report does.")] = False,
     seeds: Annotated[str | None, typer.Option(metavar="N,N…", help='Train one run per seed: "0,1,2" or "0-4".')] = None,
     trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
-    """Train, evaluate and calibrate; write the run directory."""
-    listed = recipe is not None and configs.read_recipe(recipe, trust=trust)[1]
-    if seeds is not None or ("seed" not in options and listed):
-        _run_seeds(recipe, seeds, out, log, page, options, trust)
-        return
-    result = watch_run(log, lambda observe: train.run(recipe, out=out, observe=observe, trust=trust, **options))
+    """Train, evaluate and calibrate; write the run directory.
+
+    Several --method or --seeds train a run for each combination, in one folder, and compare them. The same command
+    continues where it stopped.
+    """
+    methods = options.pop("method", [])
+    listed: Sequence[Any] = () if recipe is None else configs.read_recipe(recipe, trust=trust)[1]
+    if seeds is None and len(methods) < 2 and ("seed" in options or not listed):
+        options |= {"method": methods[0]} if methods else {}
+        result = watch_run(log, lambda observe: train.run(recipe, out=folder, observe=observe, trust=trust, **options))
+        results = [result]
+    else:
+        if seeds is None and (not listed or "seed" in options):
+            options = dict(options)
+            seeds = str(options.pop("seed", 0 if recipe is None else configs.read(recipe).seed))
+        results = _run_several(recipe, methods, seeds, folder, log, options, trust)
     if page:
-        _report([result.path])
+        _report([result.path for result in results], _common_folder(results) / "report.html")
+    if as_json:
+        print_json(_as_json(results[0]) if len(results) == 1 else json.loads(compare(*results).text("json")))
+
+
+def _as_json(result: Result) -> dict[str, Any]:
+    return {"run": str(result.path), **to_json(result)}
 
 
 @with_options(train.WORK, default="the run's")
@@ -112,10 +130,13 @@ def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     log: Annotated[list[str] | None, LOG] = None,
     trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Continue a run that was stopped; the result is that of an unbroken run."""
     note_unsealed([path])
-    watch_run(log, lambda observe: train.resume(path, observe=observe, trust=trust, **options))
+    result = watch_run(log, lambda observe: train.resume(path, observe=observe, trust=trust, **options))
+    if as_json:
+        print_json(_as_json(result))
 
 
 @with_options(["engine", "workers", "data_dir", "device"], default="the run's")
@@ -129,59 +150,73 @@ def calibrate(
         ),
     ],
     trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Build new classifiers for a finished run, one per METHOD; the run's own weights do not change."""
     note_unsealed([path])
-    out.print(summary(finished.calibrate_run(path, *methods_, observe=Screen(out), trust=trust, **options)))
+    result = finished.calibrate_run(path, *methods_, observe=Screen(out), trust=trust, **options)
+    out.print(summary(result))
+    if as_json:
+        print_json(_as_json(result))
 
 
-def _report(paths: Sequence[Path], file: Path | None = None) -> None:
+def _report(paths: Sequence[Path], file: Path) -> None:
     from unskew.console.study import report  # here: most runs need neither measures nor pages
 
     report(paths=list(paths), file=file)
 
 
-def _run_seeds(
+def _common_folder(results: Sequence[Result]) -> Path:
+    return results[0].path if len(results) == 1 else Path(os.path.commonpath([result.path for result in results]))
+
+
+def _run_several(
     recipe: Path | None,
+    methods: Sequence[str],
     seeds: str | None,
     folder: Path | None,
     log: Sequence[str] | None,
-    page: bool,
     options: dict[str, Any],
     trust: bool,
-) -> None:
+) -> list[Result]:
+    """Train each method with each seed, or read what is finished already; show the comparison."""
     with StageProgress(out) as say:
-        plan = plan_seeds(recipe, seeds=seeds, out=folder, say=say, trust=trust, **options)
-    out.say(f"{plan.path}: {describe_steps(plan.steps)}")
+        plans = plan_runs(recipe, methods=methods, seeds=seeds, out=folder, say=say, trust=trust, **options)
+    place = plans[0].path if len(plans) == 1 else plans[0].path.parent
+    steps = [step for plan in plans for step in plan.steps]
+    named = f"{len(plans)} methods, {describe_steps(steps, 'runs')}" if len(plans) > 1 else describe_steps(steps)
+    out.say(f"{place}: {named}")
+    again = f"to continue, repeat the command with --out {shlex.quote(str(place))}"
     results: list[Result] = []
-    for step in plan.steps:
-        if step.state == FINISHED:
-            results.append(plan.complete(step))
-            out.say(f"seed {step.seed}: already finished, accuracy {results[-1].accuracy:.2%}")
-            continue
-        out.print(f"seed {step.seed}", style="bold")
-        again = f"to continue, repeat the command with --out {shlex.quote(str(plan.path))}"
-        results.append(watch_run(log, partial(plan.complete, step), again))
-    show_seeds(results)
-    if page:
-        _report([result.path for result in results], plan.path / "report.html" if len(results) > 1 else None)
+    for plan in plans:
+        for step in plan.steps:
+            name = f"seed {step.seed}" if len(plans) == 1 else f"{plan.options['method']}, seed {step.seed}"
+            if step.state == FINISHED:
+                results.append(plan.complete(step))
+                out.say(f"{name}: already finished, accuracy {results[-1].accuracy:.2%}")
+                continue
+            out.print(name, style="bold")
+            results.append(watch_run(log, partial(plan.complete, step), again))
+    if len(plans) == 1:
+        show_seeds(results)
+    else:
+        out.print(compare(*results).render(out.width))
+    return results
 
 
 def show_seeds(results: Sequence[Result]) -> None:
     """The table with mean and deviation over seeds."""
-    compared = comparing.side_by_side(results, [read_metrics(each.path) for each in results])
-    single = comparing.figures(compared)
-    keys = [key for key in single[0] if key in ("accuracy", "relative", "loss") or key.startswith("after ")]
-    lines = [
-        {"seed": str(result.seed)} | {key: row[key].words("-") for key in keys} | {"emd": emd_words(result.emd)}
-        for result, row in zip(results, single, strict=True)
-    ]
-    mean = seed_sheet(compared).rows[0]
-    lines.append(
-        {"seed": f"mean ± standard deviation, n = {len(results)}"} | {key: mean[key] for key in (*keys, "emd")}
-    )
-    for table in flat(lines, list(lines[0]), out.width):
-        out.print(table)
+    each, mean = compare(*results, each=True), compare(*results)
+    keys = [key for key in each.figures[0] if key in ("accuracy", "relative", "loss") or key.startswith("after ")]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for key in ("seed", *keys, "EMD"):
+        table.add_column(key, justify="left" if key == "seed" else "right")
+    for row, result in enumerate(results):
+        table.add_row(str(result.seed), *(each.cell(row, key) for key in keys), emd_words(result.emd))
+    if len(results) > 1:
+        words = f"mean ± standard deviation, n = {len(results)}"
+        table.add_row(words, *(mean.cell(0, key) for key in (*keys, "emd")), style="bold")
+    out.print(table)
     if results[0].evaluated_on == VALIDATION:
         out.say("accuracy is on the validation images")
 
@@ -222,6 +257,7 @@ def sweep(
     ] = None,
     form: Annotated[str, typer.Option("--format", help="Format of the charts: svg | png | pdf")] = "svg",
     trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Try many settings on held-out training images; the test images are never used."""
     check_format(form)
@@ -247,6 +283,8 @@ def sweep(
     files = write_summary(made, form)
     _show_sweep(made)
     out.say(*(f"  {file}" for file in files))
+    if as_json:
+        print_json({"path": made.path, "best": made.best and dict(made.best.values), "settings": tabulate(made)})
 
 
 def _describe_trial(outcome: TriedSetting) -> str:
@@ -260,8 +298,12 @@ def _describe_trial(outcome: TriedSetting) -> str:
 def _show_sweep(made: Sweep) -> None:
     rows = tabulate(made)
     shown = [key for key in rows[0] if key != "failed" or any(row["failed"] for row in rows)]
-    for each in flat(rows[:MOST_ROWS], shown, out.width):
-        out.print(each)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for key in shown:
+        table.add_column(key, justify="left" if key == "method" else "right", overflow="fold")
+    for row in rows[:MOST_ROWS]:
+        table.add_row(*(Text(row[key]) for key in shown))
+    out.print(table)
     if len(rows) > MOST_ROWS:
         out.say(f"and {len(rows) - MOST_ROWS} more, in table.csv")
     if made.best is None:
@@ -277,19 +319,22 @@ def show_methods(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="The method to describe; also package.module:function.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """List every method, or describe one: what it changes, its knobs and defaults, its slots, its reference."""
-    if name is None:
-        _list_methods()
-        return
-    build = methods.find_method(name)
-    if build is None:
+    build = methods.find_method(name) if name else None
+    if name and build is None:
         raise UserError(f"no method is called {name!r}; {nearest(name, methods.METHODS)}")
-    _show_method(describe_method(name, build))
+    rows = describe() if build is None or name is None else [describe_method(name, build)]
+    if as_json:
+        print_json([asdict(row) | {"group": row.group.title} for row in rows])
+    elif name:
+        _show_method(rows[0])
+    else:
+        _list_methods(rows)
 
 
-def _list_methods() -> None:
-    rows = describe()
+def _list_methods(rows: Sequence[MethodDescription]) -> None:
     width = max(len(row.name) for row in rows)
     for group in GROUPS:
         out.print(group.title)

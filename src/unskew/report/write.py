@@ -370,7 +370,7 @@ def write_report(
     without: Sequence[MeasureSource] = (), again: bool = False, data_dir: str | Path | None = None,
     engine: str | None = None, workers: int | None = None, device: str | None = None, trust: bool = False,
     say: Say | None = None, data: Any = None, model: Any = None, method: Any = None,
-) -> Page:  # fmt: skip
+) -> Path:  # fmt: skip
     """Write the page of one run, or the comparison of several, as one self-contained HTML file.
 
     Parameters
@@ -396,8 +396,19 @@ def write_report(
 
     Returns
     -------
-    The page as a value.
+    Path
+        The file.
     """
+    options = locals()
+    return make_report(*options.pop("paths"), **options)[0]
+
+
+def make_report(
+    *paths: str | Path, out: str | Path | None = None, only: Sequence[MeasureSource] = (),
+    without: Sequence[MeasureSource] = (), again: bool = False, data: Any = None, model: Any = None,
+    method: Any = None, **where: Any,
+) -> tuple[Path, Page]:  # fmt: skip
+    """Write the page as ``write_report`` does; the file, and the page as a value."""
     if not paths:
         raise UserError("no run was given; give the directory of a finished run")
     order_requests(only)
@@ -413,12 +424,10 @@ def write_report(
     values = {"data": data, "model": model, "method": method}
     target = Path(out) if out is not None else Path(paths[0]) / "report.html"
     with ExitStack() as stack:
-        where = {"data_dir": data_dir, "engine": engine, "workers": workers, "device": device}
-        opened = (FinishedRun(path, **where, say=say, values=values, trust=trust) for path in paths)  # type: ignore[arg-type]
-        runs = [stack.enter_context(run) for run in opened]
+        runs = [stack.enter_context(FinishedRun(path, **where, values=values)) for path in paths]
         if len(runs) == 1:
             page = run_page(runs[0], take_all(runs[0], only, without, again))
         else:
             page = comparison_page(runs, only, again)
     write_whole(target, to_html(page).encode())
-    return page
+    return target, page

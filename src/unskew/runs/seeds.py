@@ -4,7 +4,7 @@ The seed decides everything that is drawn: the partition, the initial weights, w
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from os import PathLike
@@ -161,39 +161,63 @@ def run_seeds(
 ) -> SeedRuns:
     """Run one setting with several seeds: ``out/seed0``, ``out/seed1``, … Called again, it goes on where it stopped.
 
-    The options are those of ``plan_seeds``.
+    The options are those of ``plan_runs``.
     """
     plan = plan_seeds(recipe, **options)
     return SeedRuns(plan.path, tuple(plan.complete(step, observe) for step in plan.steps))
 
 
-def plan_seeds(
+def plan_seeds(recipe: str | PathLike[str] | None = None, **options: Any) -> SeedPlan:
+    """The runs of one setting; the options are those of ``plan_runs``."""
+    return plan_runs(recipe, **options)[0]
+
+
+def plan_runs(
     recipe: str | PathLike[str] | None = None,
     *,
+    methods: Sequence[str] = (),
     seeds: str | Iterable[int] | None = None,
     out: str | PathLike[str] | None = None,
     home: Path = Path(),
     say: Say = silent,
     trust: bool = False,
     **options: Any,
-) -> SeedPlan:
+) -> list[SeedPlan]:
     """The runs that are asked for, and how far each is; a folder that has something else is refused now.
 
-    ``say`` is told how far the images are read for that; ``trust`` is as in ``run``.
+    Several ``methods`` have a folder each inside ``out``. ``say`` is told how far the images are read for that;
+    ``trust`` is as in ``run``.
     """
     engines.work_beside(options.get("engine"))
     base, listed = configs.read_recipe(Path(recipe), trust=trust) if recipe else (Config(), ())
     numbers = parse_seeds(listed if seeds is None else seeds)
     if options.get("seed") is not None:
         raise UserError("seed and seeds were both given; give seed for one run, or seeds for several")
-    texts, given = take_values(options)
-    config = configs.checked(configs.with_values(base, texts, "run"))
-    filled = prepare(replace(config, seed=numbers[0]), given=given, say=say).config
-    path = home / usable_path(out) if out else _own_folder(home / "runs", filled)
-    steps = [
-        SeedStep(seed, each := path / f"seed{seed}", progress_of(each, replace(filled, seed=seed))) for seed in numbers
+    settings: dict[str, tuple[dict[str, Any], Config]] = {}  # by folder: the options, and all that they come to
+    for method in methods or (None,):
+        chosen = options if method is None else {**options, "method": method}
+        texts, given = take_values(chosen)
+        config = configs.checked(configs.with_values(base, texts, "run"))
+        filled = prepare(replace(config, seed=numbers[0]), given=given, say=say).config
+        if any(config.method == other.method for _, other in settings.values()):
+            raise UserError(f"--method {method} is given twice; give each method once")
+        folder = "" if len(methods) < 2 else train.slug_of(filled.method)
+        while folder in settings:
+            folder += "-2"
+        settings[folder] = (chosen, filled)
+    configured = {folder: config for folder, (_, config) in settings.items()}
+    path = home / usable_path(out) if out else _own_folder(home / "runs", configured)
+    return [
+        SeedPlan(path / folder, base, dict(chosen), _list_steps(path / folder, config, numbers), trust)
+        for folder, (chosen, config) in settings.items()
     ]
-    return SeedPlan(path, base, dict(options), tuple(steps), trust)
+
+
+def _list_steps(path: Path, config: Config, seeds: Sequence[int]) -> tuple[SeedStep, ...]:
+    folders = {seed: path / f"seed{seed}" for seed in seeds}
+    return tuple(
+        SeedStep(seed, folder, progress_of(folder, replace(config, seed=seed))) for seed, folder in folders.items()
+    )
 
 
 def parse_seeds(given: str | Iterable[int]) -> tuple[int, ...]:
@@ -242,29 +266,35 @@ def _differences(there: Config, here: Config) -> str:
     return ", ".join(f"{name} {before.get(name, 'left out')} there, {now.get(name, 'left out')} here" for name in names)
 
 
-def _own_folder(parent: Path, config: Config) -> Path:
-    """The first of ``name``, ``name-2``, … that is unused, or has runs of this setting."""
-    name, number = train.slug(config, seed=False), 1
+def _own_folder(parent: Path, settings: Mapping[str, Config]) -> Path:
+    """The first of ``name``, ``name-2``, … that is unused, or has only runs of these settings, by their folders."""
+    first = next(iter(settings.values()))
+    name, number = (
+        train.slug(replace(first, method=" vs ".join(each.method for each in settings.values())), seed=False),
+        1,
+    )
     while True:
         path = parent / (name if number == 1 else f"{name}-{number}")
-        if not path.exists() or _fits(path, config):
+        if not path.exists() or _fits(path, settings):
             return path
         number += 1
 
 
-def _fits(path: Path, config: Config) -> bool:
-    """Whether a folder has nothing but runs of this setting, whatever their seeds."""
-    runs = sorted(path.glob("seed*"))
+def _fits(path: Path, settings: Mapping[str, Config]) -> bool:
+    """Whether a folder has nothing but runs of these settings, whatever their seeds."""
+    folders = [path] if "" in settings else sorted(each for each in path.iterdir() if each.is_dir())
+    runs = [run for folder in folders for run in sorted(folder.glob("seed*"))]
     try:
-        return bool(runs) and all(
-            progress_of(each, replace(config, seed=int(each.name.removeprefix("seed")))) for each in runs
-        )
-    except (UserError, ValueError):
+        for run in runs:
+            config = settings["" if run.parent == path else run.parent.name]
+            progress_of(run, replace(config, seed=int(run.name.removeprefix("seed"))))
+    except (UserError, ValueError, KeyError):
         return False
+    return bool(runs)
 
 
-def describe_steps(steps: Sequence[SeedStep]) -> str:
+def describe_steps(steps: Sequence[SeedStep], what: str = "seeds") -> str:
     """How many runs there are, and how far they are."""
     counts = {state: sum(step.state == state for step in steps) for state in (FINISHED, BEGUN)}
     parts = [f"{count} {state}" for state, count in counts.items() if count]
-    return f"{len(steps)} seeds" + (f", {' and '.join(parts)} already" if parts else "")
+    return f"{len(steps)} {what}" + (f", {' and '.join(parts)} already" if parts else "")

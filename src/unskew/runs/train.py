@@ -156,9 +156,14 @@ def _partition_bytes(prepared: Prepared) -> bytes:
     return folders.arrays_bytes(partition_files.to_arrays(prepared.partition, labels, classes))
 
 
+def slug_of(text: str) -> str:
+    """A text as part of a folder's name."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")[:80]
+
+
 def slug(config: Config, *, seed: bool = True) -> str:
     """A name for a run's folder."""
     data = config.data.removeprefix(configs.FROM_PYTHON).partition(",")[0]
     method = "method-from-python" if configs.from_python(config.method) else config.method
-    words = re.sub(r"[^a-z0-9.]+", "-", f"{Path(data).stem}-{method}".lower()).strip("-")
+    words = slug_of(f"{Path(data).stem}-{method}")
     return f"{words}-seed{config.seed}"[:80] if seed else words[:80]

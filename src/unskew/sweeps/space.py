@@ -1,12 +1,18 @@
-"""What a sweep tries: ``lr=0.01,0.1`` lists values of an option, ``lr=0.001..0.3 log`` is a range to search."""
+"""What a sweep tries: ``lr=0.01,0.1`` lists values of an option, ``lr=0.001..0.3 log`` is a range to search.
+
+``fedprox.mu=0.01,0.1`` lists values of a method's knob.
+"""
 
 import hashlib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
+from typing import get_args
 
+from unskew import methods
 from unskew.core import text as language
 from unskew.core.errors import UserError, brief, nearest
 from unskew.runs import config as configs
@@ -22,10 +28,11 @@ _OTHERWISE = {"seed": "give --seeds 0,1,2 for several seeds", "validation": "giv
 
 @dataclass(frozen=True)
 class Dimension:
-    """One option that a sweep varies: the values to try, or the ends of a range."""
+    """One option that a sweep varies, or a knob such as ``fedprox.mu``: the values to try, or the ends of a range."""
 
     option: str
     text: str  # as it was given
+    kind: type
     values: tuple[Value, ...] = ()
     low: float = 0.0
     high: float = 0.0
@@ -39,7 +46,7 @@ class Dimension:
     @property
     def whole(self) -> bool:
         """Whether its values are whole numbers."""
-        return OPTIONS[self.option].kind is int
+        return self.kind is int
 
     @property
     def ends(self) -> tuple[Value, ...]:
@@ -77,6 +84,44 @@ def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Value]]:
     return [dict(zip(names, values, strict=True)) for values in product(*(one.values for one in dimensions))]
 
 
+def with_setting(base: Config, values: Mapping[str, Value]) -> Config:
+    """The configuration with these values; those of knobs are written into the method's brackets."""
+    config = configs.with_values(base, {name: value for name, value in values.items() if "." not in name}, "--over")
+    knobs = {name: value for name, value in values.items() if "." in name}
+    calls = language.parse_calls(config.method, "method") if knobs else []
+    for name, value in knobs.items():
+        method, _, knob = name.rpartition(".")
+        place = next((at for at, call in enumerate(calls) if call.name == method), None)
+        if place is None:
+            raise UserError(
+                f"--over {name}: the method {config.method!r} does not contain {method}; add it to --method"
+            )
+        call = calls[place]
+        if knob in (*call.knobs, *list(_knobs(method))[: len(call.values)]):
+            raise UserError(f"--over {name}: --method already sets {knob}, in {call}; leave it out there")
+        calls[place] = replace(call, knobs={**call.knobs, knob: value})
+    return replace(config, method=" + ".join(map(str, calls))) if knobs else config
+
+
+def _knobs(method: str) -> Mapping[str, inspect.Parameter]:
+    build = methods.find_method(method)
+    if build is None:
+        raise UserError(f"no method is called {method!r}; {nearest(method, methods.METHODS)}")
+    return inspect.signature(build, eval_str=True).parameters
+
+
+def _knob_option(name: str, text: str) -> Option:
+    """A knob of a method as an option."""
+    method, _, knob = name.rpartition(".")
+    knobs = _knobs(method)
+    if knob not in knobs:
+        hint = nearest(knob, knobs) if knobs else "it has none"
+        raise UserError(f"--over {language.cut(text)}: {method} has no knob {knob!r}; {hint}")
+    declared = knobs[knob].annotation
+    kinds = [kind for kind in (get_args(declared) or (declared,)) if kind in (int, float, bool, str)]
+    return Option(name, float if float in kinds else kinds[0] if kinds else str, None, "")
+
+
 def describe_values(values: Mapping[str, Value]) -> str:
     """A setting in words: ``lr 0.01, momentum 0.9``."""
     return ", ".join(f"{name.replace('_', ' ')} {spell_value(value)}" for name, value in values.items())
@@ -98,9 +143,12 @@ def folder_name(values: Mapping[str, Value]) -> str:
 
 def _parsed(text: str) -> Dimension:
     name, equals, rest = text.partition("=")
-    option = OPTIONS.get(name.strip().removeprefix("--").replace("-", "_"))
     if not equals:
         raise UserError(f'--over {language.cut(text)}: write it as NAME=VALUES, such as "lr=0.01,0.1"')
+    knob = "." in name
+    option = (
+        _knob_option(name.strip(), text) if knob else OPTIONS.get(name.strip().removeprefix("--").replace("-", "_"))
+    )
     if option is None:
         able = [one.name for one in OPTIONS.values() if one.decides and one.name not in _OTHERWISE]
         raise UserError(f"--over {language.cut(text)}: no option is called {name.strip()!r}; {nearest(name, able)}")
@@ -114,7 +162,7 @@ def _parsed(text: str) -> Dimension:
         if values.count(value) > 1:
             raise UserError(f"--over {language.cut(text)}: {spell_value(value)} is given twice; give each value once")
         _check(option, value, text)
-    return Dimension(option.name, text, values)
+    return Dimension(option.name, text, option.kind, values)
 
 
 def _ranged(option: Option, text: str, ends: re.Match[str]) -> Dimension:
@@ -127,7 +175,7 @@ def _ranged(option: Option, text: str, ends: re.Match[str]) -> Dimension:
         raise UserError(f"--over {language.cut(text)}: a logarithmic range must start above 0")
     for end in (low, high):
         _check(option, end, text)
-    return Dimension(option.name, text, (), float(low), float(high), bool(ends[3]))
+    return Dimension(option.name, text, option.kind, (), float(low), float(high), bool(ends[3]))
 
 
 def _split(text: str) -> list[str]:
@@ -168,6 +216,8 @@ def _typed(option: Option, text: str, whole: str) -> Value:
 
 
 def _check(option: Option, value: Value, text: str) -> None:
+    if option.name not in OPTIONS:  # the method checks its knobs when it is built
+        return
     try:
         configs.checked(configs.with_values(Config(), {option.name: value}, "--over"))
     except UserError as error:

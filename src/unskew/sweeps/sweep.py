@@ -27,14 +27,23 @@ from unskew.data.photographs import Say, silent
 from unskew.methods.fedavgm import fedavg, fedavgm
 from unskew.round.local_optimizers import check_rounds, uses_sgd
 from unskew.runs import config as configs
-from unskew.runs.config import CONFIG, OPTIONS, Config, Value, with_values
+from unskew.runs.config import CONFIG, OPTIONS, Config, Value
 from unskew.runs.finished import plain_name
 from unskew.runs.folder import json_bytes, locked_folder, unused_path
 from unskew.runs.prepare import parse_start, prepare
 from unskew.runs.result import RESULT, Result, read_result
 from unskew.runs.seeds import SeedSpread, parse_seeds, spread_over_seeds
 from unskew.runs.train import slug
-from unskew.sweeps.space import MAX_SETTINGS, Dimension, describe_values, folder_name, grid, parse_over, spell_value
+from unskew.sweeps.space import (
+    MAX_SETTINGS,
+    Dimension,
+    describe_values,
+    folder_name,
+    grid,
+    parse_over,
+    spell_value,
+    with_setting,
+)
 from unskew.sweeps.tasks import RunFailure, Task, do_tasks
 
 OTHER_SERVERS = {"fedadam", "fedyogi", "fedadagrad", "feddyn"}  # whose rate is not one number
@@ -437,8 +446,8 @@ def check_run(path: Path, task: Task, asked: SweepRequest) -> None:
         return
     found = configs.read_run(path)
     for name in ("seed", "validation", *(one.option for one in asked.over)):
-        there, here = getattr(found, name), getattr(task.config, name)
-        if OPTIONS[name].kind is not str and here is not None and there != here:
+        there, here = getattr(found, name, None), getattr(task.config, name, None)
+        if name in OPTIONS and OPTIONS[name].kind is not str and here is not None and there != here:
             raise UserError(
                 f"{path} contains a run with {name} {there}, not {here}; move it away, or choose another --out"
             )
@@ -559,14 +568,14 @@ class Trials:
         return [self.known[folder_name(values)] for values in settings]
 
     def _tasks(self, name: str, values: Mapping[str, Value]) -> dict[str, Task]:
-        config = with_values(self.asked.base, values, "--over")
+        config = with_setting(self.asked.base, values)
         run_names = {seed: f"{name}/seed{seed}" for seed in self.asked.seeds}
         return {run: Task(replace(config, seed=seed), self.path / RUNS / run) for seed, run in run_names.items()}
 
     def _conclude(self, name: str, values: Mapping[str, Value]) -> None:
         tasks = self._tasks(name, values)
         runs = tuple(self.failures.get(run) or read_result(task.path) for run, task in tasks.items())
-        config = with_values(self.asked.base, values, "--over")
+        config = with_setting(self.asked.base, values)
         self.known[name] = TriedSetting(name, values, config, runs, self.asked.by)
         if self.finished is not None:
             self.finished(self.known[name], len(self.known), self.total)
@@ -643,19 +652,19 @@ def _check_settings(asked: SweepRequest, settings: Sequence[dict[str, Value]] | 
         raise UserError(
             f"--over momentum: --optimizer {asked.base.optimizer} has no momentum; use sgd, or leave it out"
         )
-    costly = {one.option for one in asked.over if OPTIONS[one.option].kind in (str, bool)} | {"clients", "per_round"}
+    costly = {one.option for one in asked.over if one.kind in (str, bool)} | {"clients", "per_round"}
     for index, values in enumerate(tried):
         changed = {name for name in values if values[name] != first[name]}
         if index and not changed & costly:
             continue
         with _name_setting(values):
-            prepare(replace(configs.with_values(asked.base, values, "--over"), seed=asked.seeds[0]), say=say)
+            prepare(replace(with_setting(asked.base, values), seed=asked.seeds[0]), say=say)
 
 
 def _check_texts(asked: SweepRequest, values: dict[str, Value]) -> bool:
     """Refuse a setting whose options do not go together, as far as their texts tell; whether it steps with SGD."""
     with _name_setting(values):
-        config = configs.checked(configs.with_values(asked.base, values, "--over"))
+        config = configs.checked(with_setting(asked.base, values))
         algorithm = methods.parse_method(config.method, config.local())
         check_rounds(algorithm.local, config.rounds)
         if config.start:

@@ -1,0 +1,564 @@
+"""Finished runs compared in a table: for a terminal, a notebook, a paper or a program."""
+
+import csv
+import importlib
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from unskew.analysis.ranking import list_result_settings, rank_settings
+from unskew.core.errors import UserError, accepts, nearest
+from unskew.core.units import emd_words
+from unskew.runs.config import OPTIONS
+from unskew.runs.journal import Rows, accuracy_at_batch, accuracy_at_round, batches, read_metrics, rounds_to
+from unskew.runs.result import Result, read_result, to_json
+from unskew.runs.seeds import SeedRuns, SeedSpread, finished_runs, spread_over_seeds
+
+FORMATS = ("table", "markdown", "csv", "latex", "json")
+WORDS = ("run", "method", "data", "partition", "model")  # columns of text, not of numbers
+MIN_WIDTH = 70  # columns of a terminal below which one row for each run cannot be read
+SHARES = (10, 50, 90)  # per cent of the baseline's accuracy: Hsu et al. 2020, Table 5
+HIGHER = ("accuracy", "after ", "acc@", "relative", "worst", "p10", "fairness")  # columns whose highest value is best
+
+_PLAIN = ("method", "data", "partition", "clients", "per_round", "rounds", "seed")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A run: its result, compared with its baseline where one is known, and what it had reached by when."""
+
+    result: Result
+    round: int | None  # None: no run has metrics
+    accuracy_at_round: float | None
+    batch: int | None
+    accuracy_at_batch: float | None
+    rounds_to: Mapping[int, int | None]  # share in per cent → round, None for never; empty without baseline or metrics
+
+
+def side_by_side(
+    results: Sequence[Result], metrics: Sequence[Rows], *, baseline: Result | None = None, at_round: int | None = None,
+    at_batch: int | None = None,
+) -> list[Compared]:  # fmt: skip
+    """Runs, each with its rounds, at one round and one batch count: by default the last that all of them reached."""
+    results = [_with_baseline(baseline, result) for result in results]
+    runs = list(zip(results, metrics, strict=True))
+    if at_round is None:
+        at_round = min((rows[-1]["round"] for _, rows in runs if rows), default=None)
+    if at_batch is None:
+        at_batch = min((batches(rows) for _, rows in runs if rows), default=None)
+    return [_compared(result, rows, at_round, at_batch) for result, rows in runs]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of the table over the runs of a row; ``blank`` is the text where there is none."""
+
+    value: SeedSpread | None
+    decimals: int
+    blank: str = ""
+    runs: int = 1
+
+    def words(self, *, deviation: bool = True) -> str:
+        """The number as the table has it; where some runs of the row lack it, of how many it is."""
+        if self.value is None:
+            return self.blank
+        if not deviation or self.value.deviation is None:
+            text = f"{self.value.mean:.{self.decimals}f}"
+        else:
+            text = self.value.words(decimals=self.decimals)
+        return text + (f" ({self.value.count} of {self.runs})" if deviation and self.value.count < self.runs else "")
+
+
+@dataclass(frozen=True, repr=False)
+class ComparisonTable:
+    """Finished runs in a table: a row for each setting, mean and deviation over its seeds.
+
+    It displays itself in a terminal and in a notebook. ``text("latex")`` and ``frame()`` are for papers and programs.
+    """
+
+    runs: Sequence[Compared]
+    groups: Sequence[Sequence[int]]  # the runs of each row
+    chosen: Sequence[str] = ()  # columns; none: those that fit
+
+    @cached_property
+    def settings(self) -> list[dict[str, str]]:
+        """What the runs of each row were: the same keys in every row."""
+        several = any(len(group) > 1 for group in self.groups)
+        rows = []
+        for group in self.groups:
+            every = [_settings_shown(self.runs[place].result) for place in group]
+            keys = dict.fromkeys(key for each in every for key in each if not several or key not in ("seed", "emd"))
+            row = {key: " / ".join(dict.fromkeys(each.get(key, "") for each in every)) for key in keys}
+            rows.append(
+                row | ({"seeds": " ".join(str(self.runs[place].result.seed) for place in group)} if several else {})
+            )
+        keys = dict.fromkeys(key for row in rows for key in row)
+        return [{key: row.get(key, _usual(key, row)) for key in keys} for row in rows]
+
+    @cached_property
+    def figures(self) -> list[dict[str, Figure]]:
+        """What came out of the runs of each row: the same keys in every row."""
+        every = _figures(self.runs)
+        if several := any(len(group) > 1 for group in self.groups):
+            every = [row | {"emd": (one.result.emd, 2)} for row, one in zip(every, self.runs, strict=True)]
+        rows = []
+        for group in self.groups:
+            row = {"n": Figure(spread_over_seeds([len(group)]), 0)} if several else {}
+            for key, (_, decimals) in every[group[0]].items():
+                values = [every[place][key][0] for place in group]
+                spread = spread_over_seeds(values)
+                if spread and key.startswith("MB") and spread.deviation == 0:  # the same for every seed
+                    spread = replace(spread, deviation=None)
+                fine = decimals or int(len(group) > 1)  # the mean of whole numbers is none
+                known = [value for value in values if value is not None]
+                blank = "-" if NEVER in known else str(known[0]) if known else ""  # infinite, or not a number
+                row[key] = Figure(spread, fine, blank, len(group))
+            rows.append(row)
+        return rows
+
+    @property
+    def same(self) -> list[str]:
+        """The settings that all rows share; none where there is one row."""
+        rows = self.settings
+        return [key for key in (rows[0] if len(rows) > 1 else ()) if len({row[key] for row in rows}) == 1]
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column: the settings that differ, what came out, the run directory, the settings in common."""
+        if not self.groups:
+            return []
+        differing, figures = [key for key in self.settings[0] if key not in self.same], list(self.figures[0])
+        if len(self.groups) == 1 or not differing:
+            return ["run", *differing, *figures, *self.same]
+        return [*differing, *figures, "run", *self.same]
+
+    @property
+    def shown(self) -> list[str]:
+        """The chosen columns, or all in which rows can differ."""
+        found: list[str] = []
+        for name in self.chosen:
+            fitting = [key for key in self.columns if key == name] or [
+                key for key in self.columns if key.startswith(name)
+            ]
+            if not fitting:
+                raise UserError(f"--columns {name}: there is no such column; {nearest(name, self.columns)}")
+            found += [key for key in fitting if key not in found]
+        equal = len(self.groups) > 1 and len({len(group) for group in self.groups}) == 1
+        return found or [key for key in self.columns if key not in self.same and not (key == "n" and equal)]
+
+    @property
+    def verdict(self) -> list[str]:
+        """Sentences on which setting is best, and whether the seeds support it."""
+        return rank_settings([one.result for one in self.runs])
+
+    def cell(self, row: int, key: str, *, deviation: bool = True) -> str:
+        """One cell as text."""
+        if key == "run":
+            return _name_runs([self.runs[place].result.path for place in self.groups[row]])
+        figure = self.figures[row].get(key)
+        return self.settings[row][key] if figure is None else figure.words(deviation=deviation)
+
+    def rows(self, columns: Sequence[str] | None = None) -> list[dict[str, str]]:
+        """Every row as texts by column."""
+        keys = self.columns if columns is None else columns
+        return [{key: self.cell(row, key) for key in keys} for row in range(len(self.groups))]
+
+    def best(self, key: str) -> set[int]:
+        """The rows with the best value of a column; none where it has no best, or is the same everywhere."""
+        figures = {row: each[key] for row, each in enumerate(self.figures) if key in each}
+        known = {row: round(each.value.mean, each.decimals) for row, each in figures.items() if each.value}
+        if len(known) < 2 or len(set(known.values())) < 2 or not (key == "loss" or key.startswith(HIGHER)):
+            return set()
+        top = min(known.values()) if key == "loss" else max(known.values())
+        return {row for row, value in known.items() if value == top}
+
+    def text(self, form: str = "table") -> str:
+        """The table as text: table, markdown, csv, latex or json. JSON has the whole results."""
+        if form not in FORMATS:
+            raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
+        if form == "json":
+            return _json(self.runs)
+        if form == "table":
+            return repr(self)
+        return {"markdown": self._markdown, "csv": self._csv, "latex": self._latex}[form]()
+
+    def frame(self) -> Any:
+        """A pandas DataFrame: numbers as numbers, deviations in columns of their own, empty where unknown."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise UserError("pandas is not installed; pip install pandas") from error
+        rows = []
+        for row in range(len(self.groups)):
+            values: dict[str, Any] = {}
+            for key in self.shown if self.chosen else self.columns:
+                figure = self.figures[row].get(key)
+                values[key] = self.cell(row, key) if figure is None else figure.value and figure.value.mean
+                if figure is not None and figure.runs > 1 and key != "n":
+                    values[f"{key} ±"] = figure.value and figure.value.deviation
+            rows.append(values)
+        return pandas.DataFrame(rows)
+
+    def render(self, width: int = 100) -> Group:
+        """One table no wider than this; what is the same in every row is below it, and then the verdict.
+
+        One row alone, or a narrow terminal, has a line for each column.
+        """
+        again = [] if self.chosen else self._repeats()
+        keys = [key for key in self.shown if key not in again]
+        hidden: list[str] = []
+        if len(self.groups) == 1 or width < MIN_WIDTH:
+            table = Table(show_header=False)
+            for key in keys:
+                table.add_row(Text(key), *(self._styled(row, key) for row in range(len(self.groups))))
+        else:
+            fitting = keys if self.chosen else self._fitting(keys, width)
+            hidden = [key for key in keys if key not in fitting]
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+            for key in fitting:
+                words = key in WORDS
+                table.add_column(key, justify="left" if words else "right", max_width=width // 3 if words else None)
+            for row in range(len(self.groups)):
+                table.add_row(*(self._styled(row, key) for key in fitting))
+        lines = self._notes(again)
+        if hidden:
+            lines.append(f"Not shown: {', '.join(hidden)}; choose with --columns, or write all with --format csv.")
+        return Group(table, *map(Text, (*lines, *self.verdict)))
+
+    def _styled(self, row: int, key: str) -> Text:
+        return Text(self.cell(row, key), "bold" if row in self.best(key) else "", overflow="fold")
+
+    def _repeats(self) -> list[str]:
+        """Columns that repeat the accuracy."""
+        rows = range(len(self.groups))
+        at = [key for key in self.columns if key.startswith("acc@")]
+        return [key for key in at if all(self.cell(row, key) == self.cell(row, "accuracy") for row in rows)]
+
+    def _fitting(self, keys: Sequence[str], width: int) -> list[str]:
+        """The columns that fit next to each other, in their order; the first always does."""
+        left, found = width - 1, list[str]()
+        for key in keys:
+            need = 3 + max(cell_len(text) for text in (key, *(self.cell(row, key) for row in range(len(self.groups)))))
+            need = min(need, 3 + width // 3) if key in WORDS else need
+            if found and need > left:
+                continue
+            left -= need
+            found.append(key)
+        return found
+
+    def __repr__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=100, color_system=None).print(self.render(100))
+        return text.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        keys = self.shown
+        head = "".join(f"<th>{escape(key)}</th>" for key in keys)
+        body = ""
+        for row in range(len(self.groups)):
+            cells = [(escape(self.cell(row, key)), row in self.best(key)) for key in keys]
+            body += (
+                f"<tr>{''.join(f'<td><b>{cell}</b></td>' if best else f'<td>{cell}</td>' for cell, best in cells)}</tr>"
+            )
+        notes = "".join(f"<p>{escape(line)}</p>" for line in (*self._notes(), *self.verdict))
+        return f"<div><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}</div>"
+
+    def _notes(self, again: Sequence[str] = ()) -> list[str]:
+        """The settings that all rows share and do not show, and the columns that repeat the accuracy."""
+        shared = [f"{key} {self.cell(0, key)}" for key in self.same if key not in self.shown]
+        shared += [" = ".join((*again, "accuracy"))] if again else []
+        return [f"The same in all rows: {'; '.join(shared)}."] if shared else []
+
+    def _csv(self) -> str:
+        keys = self.shown if self.chosen else self.columns
+        apart = {key for key in keys for row in self.figures if key in row and row[key].runs > 1 and key != "n"}
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(name for key in keys for name in ([key, f"{key} ±"] if key in apart else [key]))
+        for row in range(len(self.groups)):
+            cells = []
+            for key in keys:
+                text = self.cell(row, key, deviation=False)
+                cells.append("" if text == "-" else text)
+                if key in apart:
+                    figure = self.figures[row][key]
+                    known = figure.value and figure.value.deviation is not None
+                    cells.append(f"{figure.value.deviation:.{figure.decimals}f}" if figure.value and known else "")
+            writer.writerow(cells)
+        return out.getvalue().rstrip("\n")
+
+    def _markdown(self) -> str:
+        keys = self.shown
+        lines = [keys, ["---" if key in WORDS else "---:" for key in keys]]
+        for row in range(len(self.groups)):
+            cells = [(self.cell(row, key).replace("|", "\\|"), row in self.best(key)) for key in keys]
+            lines.append([f"**{cell}**" if best else cell for cell, best in cells])
+        return "\n\n".join(["\n".join("| " + " | ".join(line) + " |" for line in lines), *self._notes()])
+
+    def _latex(self) -> str:
+        """A table with the rules of the package booktabs and a caption, the best of each column in bold."""
+        keys = self.shown
+        if not self.chosen:  # a paper names methods, not folders, and has no room for costs
+            settings = [key for key in keys if key in self.settings[0] and key != "seeds"]
+            keys = [*(settings or ["run"]), *(key for key in keys if key == "accuracy" or key.startswith("after "))]
+        lines = [" & ".join(map(_escape, keys)) + r" \\", r"\midrule"]
+        for row in range(len(self.groups)):
+            cells = [(_escape(self.cell(row, key)), row in self.best(key)) for key in keys]
+            lines.append(" & ".join(rf"\textbf{{{cell}}}" if best else cell for cell, best in cells) + r" \\")
+        columns = "".join("l" if key in WORDS else "r" for key in keys)
+        head = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering"]
+        head += [rf"\caption{{{_escape(self._caption(keys))}}}", r"\label{tab:comparison}"]
+        rules = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
+        return "\n".join([*head, *rules, r"\end{table}"])
+
+    def _caption(self, keys: Sequence[str]) -> str:
+        results, seeds = [one.result for one in self.runs], sorted({len(group) for group in self.groups})
+        over = f", mean ± standard deviation over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds"
+        on = dict.fromkeys(result.measured_on for result in results)
+        settings = [f"{key.replace('_', ' ')} {self.cell(0, key)}" for key in self.same if key in _PLAIN]
+        best = " Best in bold." if any(self.best(key) for key in keys) else ""
+        shared = f" In all rows: {', '.join(settings)}." if settings else ""
+        return f"Accuracy in % on {' or '.join(on)}{over if seeds[-1] > 1 else ''}.{best}{shared}"
+
+
+@accepts
+def compare(
+    *runs: Any,
+    baseline: Any = None,
+    at_round: int | None = None,
+    at_batch: int | None = None,
+    columns: str | Sequence[str] = (),
+    each: bool = False,
+) -> ComparisonTable:
+    """Compare finished runs; runs that differ only in the seed share a row with mean and deviation.
+
+    Parameters
+    ----------
+    runs
+        Results, what ``unskew.run_seeds`` returned, run directories, or folders that contain some; also lists of them.
+    baseline
+        A run that relative accuracy refers to, such as one of ``method="centralised"``.
+    at_round
+        Also show the accuracy at this round (default: the last that all runs reached).
+    at_batch
+        Also show the accuracy at this batch count (default: the largest that all runs reached).
+    columns
+        Columns to show, such as ``"method,accuracy"``; the beginning of a name is enough (default: all that differ).
+    each
+        Whether every run has its own row, even if runs differ only in the seed.
+
+    Returns
+    -------
+    ComparisonTable
+        The table. It displays itself; ``.text("latex")`` and ``.frame()`` (pandas) are for papers and programs.
+    """
+    for name, place in (("round", at_round), ("batch", at_batch)):
+        if place is not None and place < 1:
+            raise UserError(f"--at-{name} {place}: give a whole number of at least 1")
+    results = _results(runs)
+    if not results:
+        raise UserError("there are no runs to compare; give results, or run directories")
+    metrics = [read_metrics(result.path) for result in results]
+    reference = None if baseline is None else _results([baseline])[0]
+    compared = side_by_side(results, metrics, baseline=reference, at_round=at_round, at_batch=at_batch)
+    names = columns.split(",") if isinstance(columns, str) else columns
+    return make_table(compared, each=each, columns=[name.strip() for name in names if name.strip()])
+
+
+def make_table(compared: Sequence[Compared], *, each: bool = False, columns: Sequence[str] = ()) -> ComparisonTable:
+    """The table of these runs, its columns checked."""
+    groups = [[place] for place in range(len(compared))] if each else grouped(compared)
+    table = ComparisonTable(compared, groups, columns)
+    if columns:
+        _ = table.shown
+    return table
+
+
+def _results(runs: Iterable[Any]) -> list[Result]:
+    found: list[Result] = []
+    for run in runs:
+        if isinstance(run, Result):
+            found.append(run)
+        elif isinstance(run, SeedRuns):
+            found += run.results
+        elif isinstance(run, str | Path):
+            found += [read_result(path) for path in finished_runs([Path(run)])[0]]
+        elif isinstance(run, Iterable):
+            found += _results(run)
+        else:
+            raise UserError(f"a {type(run).__name__} cannot be compared; give a result, or the path of a run directory")
+    return found
+
+
+def _escape(text: str) -> str:
+    signs = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(signs.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)
+
+
+def _usual(key: str, settings: Mapping[str, str]) -> str:
+    """What a run that does not have the setting had: its default; empty where the data decided, or where the run wrote
+    down no settings at all and may have had any."""
+    recorded = any(each in OPTIONS and each not in (*_PLAIN, "model") for each in settings)
+    return OPTIONS[key].default_text if recorded and key in OPTIONS and OPTIONS[key].default is not None else ""
+
+
+def _settings_shown(result: Result) -> dict[str, str]:
+    """What the run was: the fields of its result, then the options that these do not have."""
+    plain = {key: getattr(result, key) for key in _PLAIN}
+    others = {"model": result.model} | {key: value for key, value in result.settings.items() if key not in _PLAIN}
+    return {key: str(value) for key, value in (plain | others).items()} | {"emd": emd_words(result.emd)}
+
+
+NEVER = -inf  # rounds to a mark that was not reached
+Value = tuple[float | None, int]  # a number, and its decimals
+
+
+def _figures(compared: Sequence[Compared]) -> list[dict[str, Value]]:
+    """What came out of each run, with a figure for whatever any run has."""
+    names = list(dict.fromkeys(name for one in compared for name in one.result.calibrations))
+    relative = any(one.result.relative_accuracy is not None for one in compared)
+    spreads = [one.result.clients_accuracy for one in compared]
+    told, own = (any(map(bool, each)) for each in (spreads, [each and each.own_images for each in spreads]))
+    table = []
+    for one in compared:
+        result = one.result
+        made = {name: result.calibrations.get(name) for name in names}
+        row = {"accuracy": _percent(result.accuracy)}
+        row |= {f"after {name}": _percent(each.accuracy if each else None) for name, each in made.items()}
+        if relative:
+            row["relative"] = _percent(result.relative_accuracy)
+            for share in SHARES:
+                reached = one.rounds_to.get(share)
+                row[f"to {share} %"] = (NEVER if one.rounds_to and reached is None else reached, 0)
+        row |= _clients(result, names, told, own)
+        row["loss"] = (result.loss, 4)
+        if one.round is not None:
+            row[f"acc@round {one.round:,}"] = _percent(one.accuracy_at_round)
+        if one.batch is not None:
+            row[f"acc@batch {one.batch:,}"] = _percent(one.accuracy_at_batch)
+        row["MB up"] = (None if result.bytes_up is None else result.bytes_up / 1e6, 1)
+        row |= {f"MB up ({name})": (each.bytes_up / 1e6 if each else None, 1) for name, each in made.items()}
+        row["MB down"] = (None if result.bytes_down is None else result.bytes_down / 1e6, 1)
+        row["seconds"] = (result.seconds, 1)
+        table.append(row)
+    return table
+
+
+def _clients(result: Result, names: Sequence[str], told: bool, own: bool) -> dict[str, Value]:
+    """The accuracy of the worst client and of the tenth from below and Jain's index, before and after calibration."""
+    spreads = {"": result.clients_accuracy}
+    for name in names:
+        made = result.calibrations.get(name)
+        spreads[f" ({name})"] = made.clients_accuracy if made else None
+    figures = dict[str, Value]()
+    for name, each in spreads.items() if told else ():
+        figures |= {f"{word}{name}": _percent(getattr(each, word, None)) for word in ("worst", "p10")}
+        figures[f"fairness{name}"] = (getattr(each, "jain", None), 3)
+        if own:
+            figures[f"worst on own images{name}"] = _percent(getattr(each and each.own_images, "worst", None))
+    return figures
+
+
+def _with_baseline(baseline: Result | None, result: Result) -> Result:
+    """The result with the baseline given, or else with its own, and its accuracy relative to it."""
+    if baseline is not None:
+        if baseline.data_sha256 != result.data_sha256:
+            raise UserError(
+                f"{result.path} ({result.data}) and its baseline {baseline.path} ({baseline.data}) use "
+                "different data; give a run on the same data as --baseline"
+            )
+        if baseline.settings.get("validation") != result.settings.get("validation"):
+            raise UserError(
+                f"{result.path} was evaluated on {result.measured_on}, its baseline {baseline.path} on "
+                f"{baseline.measured_on}, with another --validation; give a run with the same --validation "
+                "as --baseline"
+            )
+        result = replace(result, baseline=str(baseline.path.absolute()), baseline_accuracy=baseline.accuracy)
+    whole = result.baseline_accuracy
+    if whole is None:
+        return result
+    if not isfinite(whole) or whole <= 0:
+        raise UserError(
+            f"the baseline {result.baseline} of {result.path} has the accuracy {whole:g}, so there is no "
+            "relative accuracy; give a run with an accuracy above 0 as --baseline"
+        )
+    return replace(result, relative_accuracy=result.accuracy / whole)
+
+
+def _compared(result: Result, rows: Rows, at_round: int | None, at_batch: int | None) -> Compared:
+    whole = result.baseline_accuracy
+    return Compared(
+        result=result,
+        round=at_round,
+        accuracy_at_round=None if at_round is None else accuracy_at_round(rows, at_round),
+        batch=at_batch,
+        accuracy_at_batch=None if at_batch is None else accuracy_at_batch(rows, at_batch),
+        rounds_to={share: rounds_to(rows, share / 100 * whole) for share in SHARES} if rows and whole else {},
+    )
+
+
+def _percent(accuracy: float | None) -> Value:
+    return (None if accuracy is None else 100 * accuracy, 2)
+
+
+def _json(compared: Sequence[Compared]) -> str:
+    """Every run's whole result, and with it what the runs of its setting come to: ``over_seeds``."""
+    values: list[dict[str, Any]] = []
+    for one in compared:
+        at_round = {"round": one.round, "accuracy": one.accuracy_at_round}
+        at_batch = {"batch": one.batch, "accuracy": one.accuracy_at_batch}
+        own = {"run": str(one.result.path), **to_json(one.result)}
+        values.append(own | {"accuracy_at_round": at_round, "accuracy_at_batch": at_batch})
+        if one.rounds_to:
+            values[-1]["rounds_to"] = {str(key): value for key, value in one.rounds_to.items()}
+    for group in grouped(compared):
+        results = [compared[place].result for place in group]
+        names = dict.fromkeys(name for each in results for name in each.calibrations)
+        made = {name: [each.calibrations[name] for each in results if name in each.calibrations] for name in names}
+        told = {
+            "seeds": [each.seed for each in results],
+            "accuracy": _record(each.accuracy for each in results),
+            "loss": _record(each.loss for each in results),
+            "calibrations": {name: _record(each.accuracy for each in several) for name, several in made.items()},
+        }
+        for place in group:
+            values[place]["over_seeds"] = told
+    return json.dumps(values, indent=2)
+
+
+def grouped(compared: Sequence[Compared]) -> list[list[int]]:
+    """The runs of each setting by their places; a seed that comes twice begins a group of its own."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    seen: dict[tuple[Any, ...], int] = {}
+    for place, one in enumerate(compared):
+        setting = (*sorted(list_result_settings(one.result).items()), one.result.data_sha256)
+        copy = seen[(*setting, one.result.seed)] = seen.get((*setting, one.result.seed), -1) + 1
+        groups.setdefault((*setting, copy), []).append(place)
+    return list(groups.values())
+
+
+def _record(values: Any) -> dict[str, Any] | None:
+    found = spread_over_seeds(values)
+    return None if found is None else {"mean": found.mean, "deviation": found.deviation, "n": found.count}
+
+
+def _name_runs(paths: Sequence[Path]) -> str:
+    """The folder of the runs where it is theirs alone, or the first of them and how many more."""
+    if len(paths) == 1:
+        return str(paths[0])
+    if len({path.parent for path in paths}) == 1 and all(path.name.startswith("seed") for path in paths):
+        return str(paths[0].parent)
+    return f"{paths[0]} +{len(paths) - 1}"
