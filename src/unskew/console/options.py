@@ -47,8 +47,8 @@ def with_options(
 
 def _make_parameter(option: Option, default: str | None, several: bool) -> inspect.Parameter:
     flags = [option.flag, f"--no-{option.flag[2:]}"] if option.kind is bool else [option.flag]
-    usual = f"default: {default or option.default_text}{'; repeatable' if several else ''}"
-    words = f"{option.help.removesuffix('.')} ({usual})."
+    more = "; repeatable" if several else ""
+    words = f"{option.help.removesuffix('.')}{more} (default: {default or option.default_text})."
     info = typer.Option("/".join(flags), help=words, metavar=option.metavar, show_default=False)
     wanted: Any = list[str] if several else option.kind
     kind = Annotated[wanted | None, info]
