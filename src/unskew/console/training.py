@@ -210,11 +210,11 @@ def show_seeds(results: Sequence[Result]) -> None:
     keys = [key for key in each.figures[0] if key in ("accuracy", "relative", "loss") or key.startswith("after ")]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for key in ("seed", *keys, "EMD"):
-        table.add_column(key, justify="left" if key == "seed" else "right")
+        table.add_column(key, justify="left" if key == "seed" else "right", no_wrap=key == "seed")
     for row, result in enumerate(results):
         table.add_row(str(result.seed), *(each.cell(row, key) for key in keys), emd_words(result.emd))
     if len(results) > 1:
-        words = f"mean ± standard deviation, n = {len(results)}"
+        words = f"mean ± s.d., n = {len(results)}"
         table.add_row(words, *(mean.cell(0, key) for key in (*keys, "emd")), style="bold")
     out.print(table)
     if results[0].evaluated_on == VALIDATION:
