@@ -19,6 +19,7 @@ from faults.damage import finished_trials, interrupted_trials
 from faults.evil import evil_trials
 from faults.kills import kill_trials, resource_trials, worker_trials
 from faults.nemesis import nemesis_trials
+from faults.processes import process_trials
 from faults.storage import storage_trials
 from faults.texts import text_trials
 from faults.trials import Section, Tally, conduct
@@ -36,6 +37,12 @@ SECTIONS = (
     Section("resources", "full disks, files that may not grow, few file descriptors", resource_trials, 1),
     Section("storage", "short writes; power failures that lose what was not synced, in any order", storage_trials, 1),
     Section("federation", "messages, nodes, clocks and the server of a federation", nemesis_trials, 1),
+    Section(
+        "processes",
+        "a federation of real processes: network cut, clocks moved, disks full, every program stopped and killed",
+        process_trials,
+        2,
+    ),
     Section("texts", "methods, calibrations, partitions, options and recipes as texts, by hypothesis", text_trials, 1),
     Section("evil files", "small files that claim to be large, endless, or of another kind", evil_trials, 1),
     Section("contexts", "every function of the package in odd calling contexts", context_trials, 1),

@@ -3,11 +3,10 @@ whoever answered, by the run's own log.
 
 Messages, questions and replies alike, are delayed, doubled, dropped, reordered, replayed, cut short and changed in a
 bit; nodes are killed, stopped for a while, cut off from the network; clocks jump; the server is killed and resumed.
-Server and nodes are in this process and exchange real messages; tests/federation does the same between processes.
+Server and nodes are in this process and exchange real messages; ``processes`` does the same between processes.
 """
 
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from faults.processes import from_tests
 from faults.trials import SAME, Trial
 
 METHODS = ("fedavg", "scaffold", "fedavgm(0.9)", "moon")
@@ -140,18 +140,14 @@ class Network:
 
 def tried(folder: Path, method: str, faults: tuple[str, ...], draw: np.random.Generator) -> str:
     """One federated run under these faults, and the simulation of whoever answered."""
-    tests = str(Path(__file__).parent.parent / "tests")
-    if tests not in sys.path:
-        sys.path.append(tests)
-    from nodes import OPTIONS, federated, loop_over, make_node, make_nodes
-    from replay import failed_by_round, replayed
+    tests, replay = from_tests("nodes"), from_tests("replay")
     from unskew.core.types import Local
     from unskew.engines.flower.engine import Rules
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    nodes = {number: node.answer for number, node in make_nodes(folder).items()}
-    network = Network(nodes, lambda node: make_node(folder, node - 100).answer, faults, draw)
+    nodes = {number: node.answer for number, node in tests.make_nodes(folder).items()}
+    network = Network(nodes, lambda node: tests.make_node(folder, node - 100).answer, faults, draw)
 
     def observe(event: Any) -> None:
         network.pause(5)
@@ -163,12 +159,12 @@ def tried(folder: Path, method: str, faults: tuple[str, ...], draw: np.random.Ge
     for attempt in range(MAX_RESUMES):
         try:
             resume = attempt > 0 and (folder / "run" / "config.toml").exists()
-            result = federated(folder, network, resume=resume, rules=rules, observe=observe, **options)
+            result = tests.federated(folder, network, resume=resume, rules=rules, observe=observe, **options)
             break
         except Killed:
             continue
     if result is None:
         return f"it did not end in {MAX_RESUMES} attempts"
-    failed, local = failed_by_round(folder / "run"), Local(epochs=1, batch=64, lr=0.05)
-    again = replayed(loop_over(method=method), method, local, OPTIONS["seed"], failed)
+    failed, local = replay.failed_by_round(folder / "run"), Local(epochs=1, batch=64, lr=0.05)
+    again = replay.replayed(tests.loop_over(method=method), method, local, tests.OPTIONS["seed"], failed)
     return SAME if again == result.weights_sha256 else f"other weights than those who answered make: {failed}"

@@ -27,6 +27,7 @@ class Trial:
 
     name: str
     work: Callable[[], str]
+    limit: float = LIMIT  # seconds
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,11 @@ def _verdict(trial: Trial) -> str:
         raise Slow
 
     before = signal.signal(signal.SIGALRM, too_slow)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    signal.setitimer(signal.ITIMER_REAL, trial.limit)
     try:
         return trial.work()
     except Slow:
-        return f"no answer in {LIMIT} s"
+        return f"no answer in {trial.limit:.0f} s"
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise

@@ -1,15 +1,13 @@
 """Nodes and server that are killed, and a network that is cut, while a run is on: between real processes."""
 
 import json
-import socket
-import threading
 import time
 
 import pytest
-from live import LOCAL, Command, Live, Run, recipe, rounds_done, until
-from wires import Wire
 
 import unskew
+from faults.live import LOCAL, Command, Live, Run, recipe, rounds_done, until
+from faults.wires import HELD, OPEN, Wire
 from unskew.federation.folder import read_node, toml
 
 pytestmark = pytest.mark.heavy
@@ -61,26 +59,9 @@ def test_a_killed_server_is_resumed_to_the_bits_of_a_run_that_never_stopped(live
     assert result["weights_sha256"] == alone.weights_sha256
 
 
-class Relay(Wire):
-    """A wire that can be cut: nothing passes, and nothing is said."""
-
-    def __init__(self, target: int) -> None:
-        self.whole = threading.Event()
-        self.whole.set()
-        super().__init__(target)
-
-    def pass_on(self, part: bytes, other: socket.socket) -> None:
-        self.whole.wait()
-        super().pass_on(part, other)
-
-    def close(self) -> None:
-        self.whole.set()
-        super().close()
-
-
 def test_a_network_that_is_cut_for_ten_seconds_costs_time_and_no_round(tmp_path):
     live = Live(tmp_path / "f", ["a", "b"])
-    relay = Relay(live.federation.settings.port)
+    relay = Wire(live.federation.settings.port)
     node = read_node(live.federation.node("b"))
     (node.path / "node.toml").write_text(toml({"name": "b", "server": f"127.0.0.1:{relay.port}"}, "for a test"))
     out = tmp_path / "run"
@@ -88,9 +69,9 @@ def test_a_network_that_is_cut_for_ten_seconds_costs_time_and_no_round(tmp_path)
         live.start("server", "a", "b")
         run = Run(live, out, recipe(2, 4), deadline=120.0)
         run.reaches(1)
-        relay.whole.clear()
+        relay.mode = HELD
         time.sleep(10)
-        relay.whole.set()
+        relay.mode = OPEN
         run.wait()
         assert run.trouble is None, run.said
         assert [row["clients"] for row in rounds_done(out)] == [2, 2, 2, 2]

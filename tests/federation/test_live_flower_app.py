@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from live import until
 
+from faults.live import until
 from unskew.federation import flower
 from unskew.federation.flower import environment
 from unskew.federation.network import free_port, free_ports

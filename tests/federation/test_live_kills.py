@@ -2,30 +2,16 @@
 
 import numpy as np
 import pytest
-from live import LOCAL, Live, Run, recipe
 
+from faults.live import LOCAL, Live, Run, recipe
+from faults.processes import one_process
 from replay import failed_by_round, replayed
-from unskew import engines
 from unskew.core.types import Local
-from unskew.data.population import Population
-from unskew.data.sources import load
-from unskew.engines.blueprint import Blueprint, dataset
-from unskew.runs import config as configs
-from unskew.runs.config import Config
-from unskew.runs.prepare import make_partition
 from unskew.runs.result import read_result
 
 ROUNDS, SEED = 20, 0
 NODES = ("a", "b", "c")
 KILLS = ("server", *NODES, "server", "a")  # each at least once; when, and in which order, is drawn
-
-
-def one_process(live, method):
-    """All clients of the federation in this process."""
-    images, local = load("digits", None), Local(**LOCAL)
-    config = configs.checked(Config(data="digits", partition=f"file:{live.partition}", clients=len(NODES), seed=SEED))
-    data = dataset(images, Population.from_partition(make_partition(config, images.examples)))
-    return engines.open_engine("loop", engines.EngineSetup(Blueprint(method, "tiny-cnn", (1, 8, 8), 10, local), data))
 
 
 @pytest.mark.heavy
@@ -58,4 +44,7 @@ def test_the_log_of_who_answered_explains_the_result_between_processes(tmp_path,
     assert len(failed) == ROUNDS
     assert any(failed.values())
     result = read_result(out)
-    assert replayed(one_process(live, method), method, Local(**LOCAL), SEED, failed) == result.weights_sha256
+    assert (
+        replayed(one_process(live.partition, method, SEED), method, Local(**LOCAL), SEED, failed)
+        == result.weights_sha256
+    )

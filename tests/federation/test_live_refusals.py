@@ -14,8 +14,8 @@ import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from live import Command, Live
 
+from faults.live import Command, Live
 from unskew.federation import flower
 from unskew.federation.flower import environment
 from unskew.federation.folder import CONNECTION, initialise, read_node, toml

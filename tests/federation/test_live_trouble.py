@@ -8,8 +8,8 @@ import signal
 from contextlib import contextmanager
 
 import pytest
-from live import Live, Run, recipe, rounds_done, until
 
+from faults.live import Live, Run, recipe, rounds_done, until
 from unskew.federation.folder import read_node
 
 SERVICE = "node_service"
@@ -80,7 +80,7 @@ def why(failure, client, words):
 @pytest.mark.heavy
 def test_nodes_that_are_late_slow_full_or_forgetful_are_named_and_take_part_again(live, tmp_path):
     """One run through all of it, about three minutes; the server is stopped once everything was seen."""
-    run = Run(live, tmp_path / "run", recipe(3, 500, "scaffold"), deadline=30.0, wait=20.0)
+    run = Run(live, tmp_path / "run", recipe(3, 500, "scaffold"), deadline=60.0, wait=60.0)
     seen = Seen(run)
     first = seen.until(lambda row: True, "the first round")
     assert first["clients"] == 2  # the third did not come within the wait

@@ -3,9 +3,9 @@
 import subprocess
 
 import pytest
-from live import LOCAL, Live, recipe
 
 import unskew
+from faults.live import LOCAL, Live, recipe
 from unskew.federation import flower
 from unskew.federation.flower import environment
 from unskew.runs.result import read_result

@@ -1,15 +1,12 @@
 """What real nodes send and get, read in front of TLS: under ``secure`` nothing of a single client is in it."""
 
 import json
-import socket
 import ssl
-import threading
-from contextlib import contextmanager
 
 import pytest
-from live import Live
-from wires import Wire
 
+from faults.live import Live
+from faults.wires import Wire
 from leaks import Leaks
 from nodes import exchange_of, federated, registered
 from unskew.engines.flower.node import Node, NodeSource, read_node_data
@@ -26,22 +23,14 @@ class Tap(Wire):
     """A wire with the server's own certificate, so that what passes can be read."""
 
     def __init__(self, federation) -> None:
-        self._heard: dict[int, bytearray] = {}  # by the thread that carries it: one direction of one connection
-        self._near = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._near.load_cert_chain(federation.certificate, federation.key)
-        self._far = ssl.create_default_context(cafile=str(federation.authority))
-        super().__init__(federation.settings.port)
+        self._heard: dict[object, bytearray] = {}  # by one direction of one connection
+        near = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        near.load_cert_chain(federation.certificate, federation.key)
+        far = ssl.create_default_context(cafile=str(federation.authority))
+        super().__init__(federation.settings.port, near=near, far=far)
 
-    @contextmanager
-    def ends(self, near):
-        with self._near.wrap_socket(near, server_side=True) as own:
-            line = socket.create_connection(("127.0.0.1", self._target))
-            with self._far.wrap_socket(line, server_hostname="127.0.0.1") as far:
-                yield own, far
-
-    def pass_on(self, part: bytes, other: socket.socket) -> None:
-        self._heard.setdefault(threading.get_ident(), bytearray()).extend(part)
-        super().pass_on(part, other)
+    def heard(self, part: bytes, connection: object) -> None:
+        self._heard.setdefault(connection, bytearray()).extend(part)
 
     def taken(self) -> bytes:
         """All that has passed since the last time."""

@@ -46,7 +46,7 @@ def test_a_policy_is_written_with_its_defaults_checked_and_enforced(federation):
 
 def test_a_data_officer_verifies_a_receipt(federation, tmp_path):
     node = read_node(federation.node("ward"))
-    with pytest.raises(UserError, match="nothing has left this node yet"):
+    with pytest.raises(UserError, match="nothing was recorded yet"):
         command("audit", node.path)
     AuditLog(node.state / AUDIT).append({"run": "ab" * 16, "job": "train", "round": 3, "bytes": 1000, "members": None})
     said = command("audit", node.path, "--receipt", tmp_path / "receipt.json")

@@ -1,9 +1,9 @@
 """One short federation between real processes, over TLS with node keys: the whole way, in every test run."""
 
 import pytest
-from live import LOCAL, Command, Live, recipe
 
 import unskew
+from faults.live import LOCAL, Command, Live, recipe
 from unskew.core.errors import UserError
 from unskew.federation.processes import marked
 from unskew.runs.result import read_result

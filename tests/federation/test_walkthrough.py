@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from live import until
 
+from faults.live import until
 from unskew.federation.folder import read_federation
 from unskew.federation.network import free_ports
 from unskew.federation.processes import marked

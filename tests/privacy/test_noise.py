@@ -15,7 +15,7 @@ from unskew.calibration.protection import SENSITIVITY, Guarantee, Layout, add_no
 from unskew.calibration.statistics import ClassStatistics, check_statistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.privacy.noise import normal
+from unskew.privacy.noise import GRID_BITS, add_gaussian, normal, raise_deviation
 
 accounting = pytest.importorskip("dp_accounting")
 
@@ -360,3 +360,28 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(UserError, match=r'dp_accounting is not installed; pip install "unskew\[privacy\]"'):
         Guarantee.of(1.0, 1.0, 1e-5)
+
+
+def test_the_noise_of_a_release_is_whole_steps_of_a_grid_whatever_the_value():
+    """Two sums that differ in their lowest bits must not be told apart by the bits of what is released."""
+    for value in (0.1, 0.1 + 2.0**-50, 1 / 3):
+        steps = add_gaussian(torch.full((1000,), value, dtype=torch.float64), 0.75, None) / 2.0 ** -(1 + GRID_BITS)
+        assert torch.equal(steps, steps.round())
+    kept = add_gaussian(torch.zeros(8, dtype=torch.float64), 0.75, Key(0), "x")
+    assert torch.equal(kept, 0.75 * normal((8,), Key(0), "x"))  # a study's noise has not changed
+
+
+@pytest.mark.parametrize("deviation", [1e-6, 0.999999, 1.0, 12345.6])
+def test_the_noise_of_a_release_has_the_deviation_that_was_asked_for(deviation):
+    noise = add_gaussian(torch.zeros(20_000, dtype=torch.float64), deviation, None)
+    assert float(noise.std()) == pytest.approx(deviation, rel=0.03)  # 6 standard errors
+    assert abs(float(noise.mean())) < 6 * deviation / 20_000**0.5
+
+
+def test_rounding_to_the_grid_is_paid_for_with_more_noise():
+    """Worst case: every one of d numbers moves by a step more than the contribution itself does."""
+    deviation, sensitivity, count = 8.0, 2.0, 10**6
+    raised = raise_deviation(deviation, sensitivity, count)
+    step = 2.0 ** (3 - GRID_BITS)
+    assert deviation / sensitivity <= raised / (sensitivity + 2 * step * count**0.5)
+    assert raised < 1.002 * deviation

@@ -5,8 +5,8 @@ by one example, and any set S of releases, P(S) ≤ e^ε·P′(S) + δ. Central:
 Under secure aggregation a release's noise is added by the clients, in whole numbers, before they mask theirs. One
 example with ‖z‖ ≤ R changes, in one class only, the count by 1, Σz by at most R and the second moment by at most R²
 (‖zzᵀ‖_F = ‖z‖², ‖z²‖ ≤ ‖z‖²). In units of 1, R and R² that is at most √3 together (L2), so one Gaussian mechanism
-releases all three. The noise is drawn in float64, whose lowest bits are not quite Gaussian: the guarantee is that of
-the real numbers.
+releases all three. The noise of a release is discrete, on a grid, from random bits alone; that of a study, which
+follows from a key, is drawn in float64.
 
 **Noise of a known size.** Everybody knows the size of the noise that `private` adds. On a second moment it is a
 symmetric matrix whose entries off the diagonal have the deviation s. The eigenvalues of such a matrix fill the
@@ -45,7 +45,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra
 from unskew.privacy.ledger import concentration
-from unskew.privacy.noise import SHARE_BITS, add_share, normal
+from unskew.privacy.noise import SHARE_BITS, add_gaussian, add_share, normal, raise_deviation
 
 SENSITIVITY = 3**0.5  # of (N, Σz/R, second/R²) to one example
 SLACK = 1e-3  # what rounding may add to a sum of clipped features; a check against features that were not clipped
@@ -133,20 +133,22 @@ def add_noise(
     if key is not None:
         promise = repr((float(radius), float(epsilon), float(delta), float(threshold)))
         key = key.fold("release", promise, statistics.about(), tensors.sha256(statistics.tensors()))
-    counts = statistics.counts + sigma * normal((classes,), key, "count")  # [C]
+    else:  # one example moves each of the three sums by 1 in its own unit
+        sigma = raise_deviation(sigma, 1.0, classes + sum(map(math.prod, form.shapes(classes, width).values())))
+    counts = add_gaussian(statistics.counts, sigma, key, "count")  # [C]
     second = sigma * radius**2
 
     def noisy(name: str, labels: Tensor) -> Tensor:
         if name == "second" and form.common:
-            return statistics.sums[name] + second * _symmetric_noise(width, key, name)
-        rows = _select_rows(statistics, name, labels)
+            return _add_symmetric(statistics.sums[name], second, key, name)
         if name == "second":
+            rows = _select_rows(statistics, name, labels)
             for row, label in enumerate(labels.tolist()):  # a class that is dropped needs no draw
-                rows[row] += second * _symmetric_noise(width, key, name, label)
+                rows[row] = _add_symmetric(rows[row], second, key, name, label)
             return rows
-        if name == "sums":
-            return rows + (sigma * radius * normal((classes, width), key, "sums"))[labels]
-        return rows + (second * normal((classes, width), key, "second"))[labels]
+        whole = _select_rows(statistics, name, torch.arange(classes))
+        deviation, drawn = (sigma * radius, "sums") if name == "sums" else (second, "second")
+        return add_gaussian(whole, deviation, key, drawn)[labels]
 
     return _clean_up(classes, form, counts, noisy, KnownNoise(sigma * radius, second), threshold)
 
@@ -226,8 +228,15 @@ def _select_rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tens
     return rows
 
 
-def _symmetric_noise(width: int, key: Key | None, *path: str | int) -> Tensor:
-    """[d, d], noise on every entry, made symmetric: standard deviation 1 on the diagonal, 1/√2 off it."""
+def _add_symmetric(matrix: Tensor, deviation: float, key: Key | None, *path: str | int) -> Tensor:
+    """[d, d], with noise on every entry, made symmetric: off the diagonal its deviation is 1/√2 of that on it."""
+    if key is None:
+        noisy = add_gaussian(matrix, deviation, None)
+        return (noisy + noisy.t()) / 2
+    return matrix + deviation * _symmetric_noise(len(matrix), key, *path)
+
+
+def _symmetric_noise(width: int, key: Key, *path: str | int) -> Tensor:
     noise = normal((width, width), key, *path)
     return (noise + noise.t()) / 2
 

@@ -40,7 +40,7 @@ from unskew.federation.server import server_mark, submit
 from unskew.runs import config as configs
 from unskew.runs.checkpoint import roll_back
 from unskew.runs.config import Config
-from unskew.runs.federated import check_request, settings_of
+from unskew.runs.federated import FEDERATION, audit_file, check_request, settings_of
 from unskew.runs.folder import unused_path, write_arrays
 from unskew.runs.prepare import make_partition, read_data
 
@@ -367,13 +367,22 @@ def _status_record(federation: FederationFolder, now: federations.Status) -> dic
 
 @federation_app.command()
 def audit(
-    place: Annotated[Path, typer.Argument(metavar="DIR|RECEIPT", help="A node's folder, or a receipt to verify.")],
+    place: Annotated[
+        Path, typer.Argument(metavar="DIR|RUN|RECEIPT", help="A node's folder, a run directory, or a receipt.")
+    ],
     key: Annotated[Path | None, typer.Option(metavar="NAME.pub", help="The node's registered key.")] = None,
     receipt: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a signed receipt.")] = None,
 ) -> None:
-    """Report what left a node, sign a receipt for it, or verify one."""
+    """Report what left a node, sign a receipt for it or verify one; or report what a run asked of which node."""
     from unskew.engines.flower import audit as audits
 
+    if (place / FEDERATION).exists():
+        if key is not None or receipt is not None:
+            raise UserError("--key and --receipt are for nodes; a run directory has the server's own record")
+        logs = [audit_file(place.absolute(), released=released) for released in (False, True)]
+        for line in audits.record_lines(audits.read_audit(logs[logs[1].exists()])):
+            out.print(line, soft_wrap=True)
+        return
     if place.is_dir():
         if key is not None:
             raise UserError("--key is for receipts; a node's folder contains its key")

@@ -535,6 +535,7 @@ RUN_CONFIG: dict[str, str | bool | float | int] = {
     "deadline": -1.0,
     "min-replies": -1,
     "wait": -1.0,
+    "submitter": "",
 }
 
 _LICENSE = b"Licensed under the Apache License, Version 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"

@@ -1,6 +1,9 @@
 """The server of a federation: run it, submit runs to it, ask for its status, stop it."""
 
+import getpass
+import os
 import re
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,7 +34,7 @@ from unskew.federation.node import PARTS, node_mark
 from unskew.federation.processes import ProcessGroup, claim, end_all, marked
 
 START_SECONDS = 300.0  # that a program may take until it listens
-MAX_RESTARTS = 5
+MAX_RESTARTS = 5  # of programs that ran for less than a minute
 
 Say = Callable[[str], None]
 
@@ -125,7 +128,7 @@ class _Server:
                 return
 
     def _count_restart(self, child: Child) -> None:
-        self._restarts += 1
+        self._restarts = 1 if time.monotonic() - child.began > 60 else self._restarts + 1
         if self._restarts > MAX_RESTARTS:
             raise UserError(f"{child.name} keeps ending; {child.log.path} ends with:\n{child.log_end()}")
         self._say(f"{child.name} ended with {child.exit_reason()}; restarting it; if a run was in progress, resume it")
@@ -198,9 +201,19 @@ def submit(
         "out": str(out.absolute()),
         "resume": resume,
         "check": check,
+        "submitter": _user(),
     }
     write_whole(federation.run_config, toml(config, "What the last run was submitted with.").encode())
     _check_end(federation, _follow(federation, federation.run_config, say), None if check else out)
+
+
+def _user() -> str:
+    """Who submits a run, as this machine knows them."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
 
 
 def check_running(federation: FederationFolder) -> None:

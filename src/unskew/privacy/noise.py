@@ -117,6 +117,32 @@ def _uniform_below(bound: int, count: int) -> Words:
     return (drawn % np.uint64(bound)).astype(np.int64)
 
 
+GRID_BITS = 23  # of a deviation in steps of the grid that a release's noise is on
+
+
+def add_gaussian(value: Tensor, deviation: float, key: Key | None, *path: str | int) -> Tensor:
+    """The value with noise. With a key it can be repeated, in float64; without one it is a release.
+
+    The noise of a release is exact: the value is rounded to a grid of 2^-23 deviations or finer, and discrete Gaussian
+    noise is added in whole steps, so the lowest bits reveal nothing. Rounding moves a sum by up to a step more than
+    one example or client does: ``raise_deviation`` makes up for that.
+    """
+    if key is not None:
+        return value + deviation * normal(tuple(value.shape), key, *path)
+    step = 2.0 ** (math.frexp(deviation)[1] - 1 - GRID_BITS)
+    noise = torch.from_numpy(discrete_gaussian(value.numel(), math.ceil(deviation / step))).reshape(value.shape)
+    noisy: Tensor = ((value / step).round() + noise) * step
+    return noisy
+
+
+def raise_deviation(deviation: float, sensitivity: float, count: int) -> float:
+    """The deviation that a release of so many numbers needs, where rounding adds to what one contribution moves.
+
+    Each number moves by one step more at most where it is rounded, and less than one where it was summed up in float64.
+    """
+    return deviation * (1 + 2.0 ** (1 - GRID_BITS) * math.sqrt(count) * deviation / sensitivity)
+
+
 SHARE_BITS = 20  # of a share's deviation in steps: fine enough for updates of 10^8 parameters
 LEAST_SHARE = 2**10  # steps
 TAIL = 40  # deviations that noise never reaches
@@ -261,7 +287,9 @@ class PrivateUpdates:
             promise = repr((self.clip, self.noise, self.delta))
             drawn = None if self.release else key.fold("private-updates", promise, tensors.sha256(update))
             deviation = self.noise * self.clip
-            update = {n: value + deviation * normal(tuple(value.shape), drawn, n) for n, value in update.items()}
+            if self.release:
+                deviation = raise_deviation(deviation, self.clip, sum(value.numel() for value in update.values()))
+            update = {name: add_gaussian(value, deviation, drawn, name) for name, value in update.items()}
         counted = {name: sums.get(name, zero) for name in COUNTED}
         return {"weight": zero + expected, "scaled": zero + expected, **update, **counted}
 

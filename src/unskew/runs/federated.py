@@ -18,8 +18,10 @@ from unskew.core.units import counted
 from unskew.data.population import Partition
 from unskew.engines import EngineSetup
 from unskew.engines.flower import engine as flower
+from unskew.engines.flower.audit import AUDIT, AuditLog
 from unskew.engines.flower.exchange import Transport
 from unskew.engines.flower.messages import Description, RunAgreement
+from unskew.engines.flower.node import own_version
 from unskew.engines.loop import Loop
 from unskew.methods import parse_method, with_release
 from unskew.runs import config as configs
@@ -226,6 +228,7 @@ class FederatedRequest:
     rules: flower.Rules = field(default_factory=flower.Rules)
     classes: tuple[str, ...] = ()
     check: bool = False  # whether the nodes are only asked what they have
+    submitter: str = ""  # who asked for it
 
 
 def check_nodes(exchange: Transport, asked: FederatedRequest, say: Callable[[str], None]) -> None:
@@ -300,6 +303,9 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
             write_sealed(path, {FEDERATION: terms_bytes(replace(terms, clients=dict(members.remembered)))})
 
         session.joined = joined
+        log, start = AuditLog(audit_file(path, released=prepared.algorithm.released)), terms.starts - 1
+        about = {"run": terms.run, "start": start, "submitter": asked.submitter or None, "version": own_version()}
+        session.record = lambda entry: log.append({**about, **entry})
         result = execute(prepared, path, observe)
         if result.released:
             write_sealed(path, {FEDERATION: terms_bytes(_without_counts(terms, session.members))})
@@ -308,6 +314,11 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
         reason = next((row["void"] for row in reversed(result.history) if row.get("void")), "no client took part")
         raise UserError(f"no round counted, the model is as it was before training: {reason}")
     return result
+
+
+def audit_file(path: Path, *, released: bool = False) -> Path:
+    """The server's audit log of a run. That of a release is beside the run directory, which others may read."""
+    return path.with_name(f"{path.name}.{AUDIT}") if released else path / AUDIT
 
 
 def _without_counts(terms: Terms, members: flower.Members) -> Terms:
@@ -414,7 +425,8 @@ def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
     if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
         raise UserError(f'classes must be a list of texts such as ["cat", "dog"], {brief(classes)} given')
     resumes, checks = bool(given.get("resume", False)), bool(given.get("check", False))
-    return FederatedRequest(recipe, out, resumes, rules, tuple(classes), checks)
+    submitter = str(given.get("submitter", ""))
+    return FederatedRequest(recipe, out, resumes, rules, tuple(classes), checks, submitter)
 
 
 def _number(values: Mapping[str, Any], name: str, default: float, *, whole: bool = False) -> float:

@@ -1,7 +1,8 @@
-"""What left a node: announced before the first round, logged line by line, summed up in a signed receipt.
+"""Audit logs: what left a node, with a signed receipt, and on the server what each round asked of whom.
 
-The log is JSON lines. Every line has the hash of the line before it, so a receipt, which signs the last hash, shows
-whether a line was changed or removed since. An entry is on disk before what it describes leaves.
+A log is JSON lines. Every line has the hash of the line before it, so a receipt, which signs the last hash, shows
+whether a line was changed or removed since. A node's entry is on disk before what it describes leaves; a server's
+before what it describes is used.
 """
 
 import hashlib
@@ -39,6 +40,7 @@ class AuditLog:
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path = file
         self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         weakref.finalize(self, os.close, self._file)
         size = os.fstat(self._file).st_size
@@ -59,15 +61,22 @@ class AuditLog:
             os.fsync(self._file)
         except OSError as error:
             os.ftruncate(self._file, before)
-            raise UserError(f"{AUDIT} cannot be written, so nothing leaves: {error.strerror or error}") from error
+            reason = error.strerror or error
+            raise UserError(f"{self._path.name} cannot be written, so nothing goes on: {reason}") from error
         self._last = _hash(line)
 
 
 def describe_reply(reply: Envelope, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Any]:
     """What leaves in a reply: names, types and shapes, bytes, SHA-256 over header and body."""
     sums = [[name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in tensors]
-    digest = hashlib.sha256(reply.header + reply.body).hexdigest()
-    return {"sums": sums, "bytes": len(reply), "sha256": digest}
+    return {"sums": sums, "bytes": len(reply), "sha256": reply_sha256(reply)}
+
+
+def reply_sha256(reply: Envelope) -> str:
+    """By which a reply in the server's log is found in the node's."""
+    digest = hashlib.sha256(reply.header)
+    digest.update(reply.body)
+    return digest.hexdigest()
 
 
 class EpsilonBook:
@@ -169,7 +178,7 @@ def read_audit(file: Path) -> list[dict[str, Any]]:
     """The lines of a log; refused where one was changed or taken out."""
     content = read_content(file)
     if content is None:
-        raise UserError(f"{file}: nothing has left this node yet")
+        raise UserError(f"{file} does not exist: nothing was recorded yet")
     last, rows = FIRST, json_lines(content, file)
     for number, (line, row) in enumerate(zip(content.split(b"\n"), rows, strict=False), 1):
         if row.get("previous") != last:
@@ -230,6 +239,33 @@ def receipt_lines(receipt: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"run {str(run['run'])[:8]}, {run['from'][:16]} to {run['to'][:16]} UTC: {jobs}; "
             f"{format_bytes(run['bytes'])}, {masked}, {noise}"
+        )
+    return lines
+
+
+def record_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A server's log in plain English: who submitted the run, and for each node what it was and what it sent."""
+    first, last = rows[0], rows[-1]
+    jobs = Counter(str(row["job"]) for row in rows)
+    people = ", ".join(dict.fromkeys(str(row["submitter"] or "unknown") for row in rows))
+    lines = [
+        f"run {str(first['run'])[:8]}, submitted by {people}, {first['time'][:16]} to {last['time'][:16]} UTC: "
+        f"{', '.join(f'{count} × {job}' for job, count in jobs.items())}"
+    ]
+    asked: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        for each in row["nodes"]:
+            asked.setdefault(str(each["node"]), []).append(each)
+    for node, mine in sorted(asked.items()):
+        key, version, data = (
+            ", then ".join(dict.fromkeys(str(each[name]) for each in mine if each[name])) or "unknown"
+            for name in ("key", "version", "data")
+        )
+        up, down = (format_bytes(sum(int(each[f"bytes_{way}"]) for each in mine)) for way in ("up", "down"))
+        failed = sum(each["left_out"] is not None for each in mine)
+        lines.append(
+            f"node {node}: key {key}, unskew {version}, data {data}; answered {len(mine) - failed} of {len(mine)}, "
+            f"{up} up, {down} down"
         )
     return lines
 

@@ -1,7 +1,7 @@
 """The federation as an engine: visits go to the nodes as messages, what comes back is checked and added up in order."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,6 +37,7 @@ from unskew.data.batches import examples_for
 from unskew.data.population import Population
 from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset
 from unskew.engines.codec import NO_TENSORS, BadMessage, Body, by_name
+from unskew.engines.flower.audit import reply_sha256
 from unskew.engines.flower.exchange import Presence, Transport
 from unskew.engines.flower.messages import (
     FORMS,
@@ -183,6 +184,7 @@ class Delivery:
     bad: bool = False  # whether the reply itself is at fault
     silent: bool = False  # whether none came in time
     late: bool = False  # whether one came after its time: it does not count
+    sha256: str = ""  # of the whole reply
 
 
 class Post:
@@ -194,6 +196,8 @@ class Post:
         self._waiting: dict[str, Letter] = {}
         self._late: dict[str, Letter] = {}  # whose time is over; an answer shows that the node works again
         self._given_up: list[Delivery] = []
+        self.down: Counter[int] = Counter()  # bytes to each node, since an audit record was last written
+        self.up: Counter[int] = Counter()
 
     def send(
         self, kind: str, messages: Mapping[int, Mapping[str, Any]], *, until: float | None = None,
@@ -207,6 +211,7 @@ class Post:
             number, self._next = self._next, self._next + 1
             envelopes[node] = seal({"kind": kind, "run": self.run, "number": number, **fields}, body)
             letters[node] = Letter(node, number, kind, until, most)
+            self.down[node] += len(envelopes[node])
         ids = self.exchange.send(envelopes, group)
         self._waiting |= {ids[node]: letters[node] for node in ids}
         return [letters[node] for node in ids]
@@ -224,10 +229,12 @@ class Post:
     def answers(self) -> Iterator[Delivery]:
         """What has come since the last time, and letters whose time is over; what comes after that is only ``late``."""
         for name, reply in self.exchange.receive([*self._waiting, *self._late]).items():
-            if name in self._late:
-                yield Delivery(self._late.pop(name), {}, late=True)
+            late = name in self._late
+            letter = (self._late if late else self._waiting).pop(name)
+            self.up[letter.node] += 0 if isinstance(reply, str) else len(reply)
+            if late:
+                yield Delivery(letter, {}, late=True)
                 continue
-            letter = self._waiting.pop(name)
             if isinstance(reply, str):
                 yield Delivery(letter, {}, problem=reply)
                 continue
@@ -235,7 +242,7 @@ class Post:
                 header, tensors = unseal(reply, letter.most)
                 if read_field(header, "run", str) != self.run or read_field(header, "number", int) != letter.number:
                     raise BadMessage("it answers another message")
-                yield Delivery(letter, header, tensors)
+                yield Delivery(letter, header, tensors, sha256=reply_sha256(reply))
             except BadMessage as error:
                 yield Delivery(letter, {}, problem=f"its reply is refused: {error.logged}", bad=True)
             except Exception as error:  # noqa: BLE001  whatever a reply brings about costs its sender alone
@@ -460,10 +467,12 @@ class Session:
     def __init__(self, post: Post, members: Members, rules: Rules, say: Say = lambda line: None) -> None:
         self.post, self.members, self.rules, self.say = post, members, rules, say
         self.described: dict[int, Description] = {}  # by node
+        self.known: dict[int, Description] = {}  # the last of each node, also of those that have gone
         self.notes: list[str] = []  # what happened since the last round
         self.refused = 0  # replies
         self.fits: Callable[[Description], str | None] = lambda said: None
         self.joined: Callable[[Members], None] = lambda members: None  # told where the clients change
+        self.record: Callable[[Mapping[str, Any]], None] = lambda entry: None  # gets an entry for every exchange
         self._agreement: RunAgreement | None = None
         self._frozen = NO_TENSORS
         self._agreed: dict[int, str] = {}  # by node, the agreement that it has confirmed
@@ -515,6 +524,10 @@ class Session:
         if node in self._refused:
             return f"is left out: {self._refused[node]}"
         return None if node in self.described else "has not said what it brings since it came back"
+
+    def present(self, node: int) -> Presence | None:
+        """How the node is connected; None where it is not."""
+        return self._there.get(node)
 
     def describing(self, node: int) -> bool:
         """Whether the node has come back and is about to say what it brings."""
@@ -609,7 +622,7 @@ class Session:
             self.post.exchange.pause(POLL)
 
     def _describe(self, node: int, said: Description) -> None:
-        self.described[node] = said
+        self.described[node] = self.known[node] = said
         registered = self._there[node].name if node in self._there else None
         if registered is not None and registered != said.node:
             raise ValueError(f"its key is registered for node {registered!r}, it calls itself {said.node!r}")
@@ -664,6 +677,7 @@ class _Work:
     open: set[int]  # indices of visits that have not been asked for, or are asked again
     asked: dict[int, list[int]] = field(default_factory=dict)  # by message number, the visits it is for
     results: dict[int, Reply | LeftOut] = field(default_factory=dict)  # by index
+    received: dict[int, str] = field(default_factory=dict)  # by node, the SHA-256 of its reply
 
     @property
     def counted(self) -> int:
@@ -730,6 +744,7 @@ class FederatedEngine:
         self._leave_out_odd_layouts(work)
         self._until_enough(work)
         self._leave_out_odd_layouts(work)
+        self._record(work)
         for index, visit in enumerate(asked):
             result = work.results.pop(index)
             if isinstance(result, LeftOut):
@@ -738,6 +753,27 @@ class FederatedEngine:
                 yield result
         for text in self._session.take_notes():
             yield Note(text)
+
+    def _record(self, work: _Work) -> None:
+        """Write down who was asked, and what went to each node and came from it, before any of it is used."""
+        session, post = self._session, self._session.post
+        places = defaultdict[str, list[int]](list)
+        for place, visit in enumerate(work.visits):
+            member = session.members.by_number.get(visit.client)
+            places["" if member is None else member.node_name].append(place)
+        nodes = []
+        for name, mine in sorted(places.items()):
+            member = session.members.by_number.get(work.visits[mine[0]].client)
+            node = -1 if member is None else member.node
+            said, presence = session.known.get(node), session.present(node)
+            failed = [result.reason for place in mine if isinstance(result := work.results[place], LeftOut)]
+            nodes.append({
+                "node": name, "key": presence.key if presence else None, "version": said.version if said else None,
+                "data": (said.data or None) if said else None, "clients": [work.visits[place].client for place in mine],
+                "bytes_down": post.down.pop(node, 0), "bytes_up": post.up.pop(node, 0),
+                "reply": work.received.get(node), "left_out": failed[0] if failed else None,
+            })  # fmt: skip
+        session.record({"job": name_of(work.job), "round": Purpose.of(work.job).round, "nodes": nodes})
 
     def leave_out(self, client: int, reason: str) -> None:
         """Do not ask the client's node again, until it comes back: it broke a sum over all clients."""
@@ -874,6 +910,7 @@ class FederatedEngine:
         elif answer.header.get("kind") != "done":
             self._fail(work, places, LeftOut(f"the node refuses: {shown(answer.header.get('reason'))}"))
         else:
+            work.received[answer.letter.node] = answer.sha256
             self._read(work, places, answer)
 
     def _read(self, work: _Work, places: Sequence[int], answer: Delivery) -> None:

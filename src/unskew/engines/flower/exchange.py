@@ -11,10 +11,11 @@ Response = Envelope | str  # a text: why there is none
 
 @dataclass(frozen=True)
 class Presence:
-    """A node that is connected: the name that its key was registered under, and since when it is there, in any unit."""
+    """A node that is connected: the name and fingerprint of its registered key, and since when it is there."""
 
     name: str | None = None  # None: the network knows no names
-    since: str = ""
+    since: str = ""  # in any unit
+    key: str | None = None
 
 
 class Transport(Protocol):

@@ -4,13 +4,16 @@
 a body are two arrays, since Flower stores what is the same once: a model goes to the SuperLink once for all nodes.
 """
 
+import hashlib
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from unskew.core.plugins import require_extra
 from unskew.engines.codec import Envelope
 from unskew.engines.flower.exchange import Presence, Response
 from unskew.engines.flower.messages import shown
@@ -30,7 +33,7 @@ class GridExchange:
     def nodes(self) -> Mapping[int, Presence]:
         """The nodes that are connected now, by id."""
         return {
-            node.node_id: Presence(node.name or None, node.last_activated_at)
+            node.node_id: Presence(node.name or None, node.last_activated_at, fingerprint(node.public_key))
             for node in self._grid.get_nodes()
             if node.status in ("", ONLINE)
         }
@@ -61,6 +64,16 @@ class GridExchange:
     def pause(self, seconds: float) -> None:
         """Sleep."""
         time.sleep(seconds)
+
+
+def fingerprint(pem: bytes) -> str | None:
+    """A public key's fingerprint, as ``ssh-keygen -l`` prints it; None for what is not a key."""
+    keys = require_extra("cryptography.hazmat.primitives.serialization", "flower")
+    try:
+        line = keys.load_pem_public_key(pem).public_bytes(keys.Encoding.OpenSSH, keys.PublicFormat.OpenSSH)
+    except ValueError:
+        return None
+    return "SHA256:" + b64encode(hashlib.sha256(b64decode(line.split()[1])).digest()).decode().rstrip("=")
 
 
 def wrapped(envelope: Envelope) -> RecordDict:

@@ -23,7 +23,7 @@ from unskew.core.types import Local, Tensors
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.codec import DTYPES, MAX_BODY, NO_TENSORS, BadMessage, Body, Envelope, decode, decode_header, encode
 
-PROTOCOL = 3  # both sides must speak the same
+PROTOCOL = 4  # both sides must speak the same
 
 
 def seal(fields: Mapping[str, Any], tensors: Body | Iterable[tuple[str, Tensor]] = NO_TENSORS) -> Envelope:
@@ -91,6 +91,7 @@ Side = Annotated[int, Meta(gt=0, le=2**16)]  # of an image
 Mean = Annotated[float, Meta(ge=-100, le=100)]  # of pixels, which are from 0 to 1
 Deviation = Annotated[float, Meta(ge=1e-9, le=100)]
 Run = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Commitment = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ class Description:
     std: tuple[Deviation, ...]
     augment: bool  # whether crops and flips leave a picture's class alone
     augmentation: Text  # which crops suit its images
+    data: Commitment = ""  # to its data, by a key that stays on the node
 
     def to_json(self) -> dict[str, Any]:
         """Plain texts and numbers."""

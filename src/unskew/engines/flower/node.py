@@ -107,8 +107,8 @@ class NodeData:
 
     @cached_property
     def sha256(self) -> str:
-        """Over all images and labels, and which client has which. It stays on the node: a server that has it could
-        test guesses about the data."""
+        """Over all images and labels, and which client has which. It stays on the node: with it a server could test
+        guesses about the data."""
         digest = hashlib.sha256(images_sha256(self.images).encode())
         for each in self.clients:
             digest.update(repr((each.name, each.train.tolist(), each.test.tolist())).encode())
@@ -119,7 +119,7 @@ class NodeData:
         images = self.images
         return Description(
             node=self.name,
-            version=_version(),
+            version=own_version(),
             clients=tuple(each.facts for each in self.clients),
             classes=images.classes,
             shape=images.shape,
@@ -225,7 +225,8 @@ def read_node_data(name: str, source: NodeSource) -> NodeData:
     return NodeData(name, images, tuple(clients))
 
 
-def _version() -> str:
+def own_version() -> str:
+    """The installed version of unskew."""
     with suppress(PackageNotFoundError):
         return version("unskew")
     return "unknown"
@@ -329,6 +330,7 @@ class NodeMemory:
 
 
 SECRET, RECORD = "secret", "sessions"
+COMMITMENT = "commitment.key"
 DATA = "data.sha256"
 SECRET_LENGTH = 32  # bytes
 
@@ -353,6 +355,18 @@ def open_secret(folder: Path) -> NodeSecret:
         known = os.urandom(SECRET_LENGTH)
         write_whole(folder / SECRET, known, secret=True)
     return NodeSecret(known, Sessions.in_file(folder / RECORD))
+
+
+def commit(file: Path, sha256: str) -> str:
+    """A name for the node's data that a server can compare and store, and from which it can learn nothing else.
+
+    The owner, who has the key in ``file``, can show later which data it was.
+    """
+    key = read_content(file, 2 * SECRET_LENGTH)
+    if key is None or len(key) != SECRET_LENGTH:
+        key = os.urandom(SECRET_LENGTH)
+        write_whole(file, key, secret=True)
+    return hashlib.blake2s(sha256.encode(), key=key).hexdigest()
 
 
 def forget_secret(folder: Path) -> None:
@@ -573,6 +587,7 @@ class Node:
         self._lock = threading.Lock()
         self._audit = AuditLog(folder / AUDIT)
         self._spent = EpsilonBook(folder / SPENT, self.policy.max_epsilon)
+        self._commitment = commit(folder / COMMITMENT, data.sha256)
         self._described = False  # whether the log has what the node says of itself
         _forget_abandoned(folder / "runs")
 
@@ -602,7 +617,8 @@ class Node:
             return seal(about | {"reason": reason})
 
     def _describe(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
-        reply = seal(about | {"kind": "described", "description": self.data.described().to_json()})
+        description = replace(self.data.described(), data=self._commitment)
+        reply = seal(about | {"kind": "described", "description": description.to_json()})
         if not self._described:  # it says the same every time
             self._audit.append({"run": about["run"], "job": "describe", **describe_reply(reply, ())})
             self._described = True

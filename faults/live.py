@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
@@ -27,7 +29,7 @@ PATIENCE = 240.0  # seconds: machines that run tests are busy
 LOCAL = {"epochs": 1, "batch": 32, "lr": 0.02}
 
 
-def recipe(clients: int, rounds: int, method: str = "fedavgm(0.9)", **more) -> str:
+def recipe(clients: int, rounds: int, method: str = "fedavgm(0.9)", **more: object) -> str:
     """A recipe whose images are at the nodes, evaluated at its end."""
     options = {"data": "nodes", "clients": clients, "method": method, "rounds": rounds, "evaluate_every": rounds}
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in {**options, **LOCAL, **more}.items())
@@ -44,13 +46,14 @@ def rounds_done(out: Path) -> list[dict]:
 class Command:
     """A command that runs until it is stopped, and the lines that it has printed."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, **environment: str) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             [sys.executable, "-m", "unskew.federation", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env={**os.environ, **environment},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -83,6 +86,7 @@ class Live:
     def __init__(self, path: Path, nodes: list[str], *, parts: int | None = None) -> None:
         self.federation = initialise(path, nodes=nodes, port=free_ports()).federation
         self.path, self.commands = path, dict[str, Command]()
+        self.environments: dict[str, dict[str, str]] = {}  # what each command gets in addition, by name
         self.partition = path / "partition.npz"
         config = configs.checked(
             Config(data="digits", partition="dirichlet(alpha=0.3)", clients=parts or len(nodes), seed=0)
@@ -111,7 +115,7 @@ class Live:
         """Start these, and wait until all are there."""
         for name in names:
             where = ["server", str(self.path)] if name == "server" else ["node", str(self.federation.node(name))]
-            self.commands[name] = Command(*where)
+            self.commands[name] = Command(*where, **self.environments.get(name, {}))
         for name in names:
             self.commands[name].wait_for("ready: nodes connect" if name == "server" else "connected to")
 
@@ -142,7 +146,7 @@ class Live:
         for number in self.programs(name, word):
             os.kill(number, signal.SIGKILL)
 
-    def run(self, out: Path, recipe: str, say=lambda line: None, **more) -> None:
+    def run(self, out: Path, recipe: str, say: Callable[[str], None] = lambda line: None, **more: Any) -> None:
         file = self.path / f"{out.name}.toml"
         file.write_text(recipe)
         submit(self.federation, file, out, say, **more)
@@ -161,7 +165,7 @@ class Live:
 class Run(threading.Thread):
     """A run in the background: how it ended is in ``trouble``, what it printed in ``said``."""
 
-    def __init__(self, live: Live, out: Path, text: str, **more) -> None:
+    def __init__(self, live: Live, out: Path, text: str, **more: Any) -> None:
         super().__init__(daemon=True)
         self.said: list[str] = []
         self.trouble: UserError | None = None
@@ -186,7 +190,7 @@ class Run(threading.Thread):
         return self
 
 
-def until(condition, seconds: float = PATIENCE, what: str = "it") -> None:
+def until(condition: Callable[[], object], seconds: float = PATIENCE, what: str = "it") -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"{what} did not happen within {seconds:.0f} s"
