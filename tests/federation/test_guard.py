@@ -1,6 +1,7 @@
 """Flower's own port and Flower's apps: what the server opens to whom, and which code a node runs."""
 
 import asyncio
+import importlib
 import io
 import os
 import re
@@ -15,7 +16,7 @@ from fastapi.routing import iter_route_contexts
 from flwr.cli.build import build_fab_from_disk
 from flwr.superlink.main import create_app
 
-from unskew.federation.flower import Guard, WrongApp, check_app
+from unskew.federation.flower import APP_SECONDS, Guard, WrongApp, check_app, give_apps_time
 from unskew.federation.folder import GATEWAY_HEADER, initialise, renew_secrets, token
 
 SECRET = b"s" * 32
@@ -179,3 +180,20 @@ def test_every_attack_in_the_threat_model_has_its_test():
         assert named, row
         for file, name in named:
             assert f"def {name}(" in (root / "tests" / file).read_text(), name
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        ("flwr.supercore.corestate.sql_corestate", "SqlCoreState"),
+        ("flwr.supercore.corestate.in_memory_corestate", "InMemoryCoreState"),
+    ],
+)
+def test_an_app_that_starts_slowly_keeps_its_task(module, kind):
+    """On a machine under load an app takes longer than Flower's 30 seconds; handing its task on would never end."""
+    state = type("State", (getattr(importlib.import_module(module), kind),), {})
+    assert "HEARTBEAT_DEFAULT_INTERVAL" in state.claim_task.__code__.co_names  # or Flower has another rule now
+    before = state.claim_task.__globals__["HEARTBEAT_DEFAULT_INTERVAL"]
+    give_apps_time(state)
+    assert state.claim_task.__globals__["HEARTBEAT_DEFAULT_INTERVAL"] == APP_SECONDS > before
+    assert before == importlib.import_module(module).HEARTBEAT_DEFAULT_INTERVAL  # heartbeats are as frequent as ever

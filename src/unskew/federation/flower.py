@@ -23,6 +23,7 @@ import traceback
 import zipfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from unskew.core.errors import UserError
@@ -46,6 +47,7 @@ OFFLINE = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
+APP_SECONDS = 180.0  # that an app may take to start; Flower gives up after 30, which a machine under load needs
 NODE_POLL = 0.2  # seconds between two looks for a message on the node itself; Flower's default is 1
 
 
@@ -134,6 +136,16 @@ def _module(name: str) -> Any:
     return importlib.import_module(name)
 
 
+def give_apps_time(state: Any) -> None:
+    """Give apps ``APP_SECONDS`` to start before Flower takes their task from them.
+
+    After 30 seconds Flower hands the task to another process, which on a machine under load is as late, without end.
+    """
+    claim = state.claim_task
+    known = {**claim.__globals__, "HEARTBEAT_DEFAULT_INTERVAL": APP_SECONDS}
+    state.claim_task = FunctionType(claim.__code__, known, claim.__name__, claim.__defaults__, claim.__closure__)
+
+
 def _run_superlink() -> None:
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
@@ -147,6 +159,7 @@ def _run_superlink() -> None:
         return app
 
     main.create_app = create_guarded
+    give_apps_time(_module("flwr.supercore.corestate.sql_corestate").SqlCoreState)
     database.SQLITE_PRAGMAS = (*database.SQLITE_PRAGMAS, ("secure_delete", "ON"))
     flower_superlink()
 
@@ -179,6 +192,7 @@ def _run_supernode() -> None:
         return number
 
     client.get_fused_config_from_fab, client._pull_and_store_message = fuse_checked, pull_checked
+    give_apps_time(_module("flwr.supercore.corestate.in_memory_corestate").InMemoryCoreState)
     flower_supernode()
 
 

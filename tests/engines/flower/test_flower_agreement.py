@@ -41,6 +41,7 @@ def test_a_description_has_sizes_and_names_but_no_label_count():
         "std",
         "augment",
         "augmentation",
+        "data",
     }
     assert set(sent(said)["clients"][0]) == {"name", "number", "examples", "test"}
 
