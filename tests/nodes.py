@@ -20,6 +20,7 @@ from unskew.engines.flower.engine import FederatedEngine, Members, Post, Rules, 
 from unskew.engines.flower.exchange import InProcess
 from unskew.engines.flower.messages import RunAgreement, seal, unseal
 from unskew.engines.flower.node import Node, NodeSource, read_node_data
+from unskew.engines.flower.policy import Policy
 from unskew.federation.folder import ROSTER, write_roster
 from unskew.federation.network import make_node_key
 from unskew.methods import parse_method
@@ -55,6 +56,7 @@ def registered(folder, name, names):
 
 def make_node(folder, number, clients=3, **settings):
     """Node ``number`` of so many; its roster has them all."""
+    settings.setdefault("policy", Policy(min_class=1))  # as in a simulation, where nobody is protected
     own = registered(folder, f"node-{number}", [f"node-{each}" for each in range(clients)])
     return Node(slice_of_digits(number, clients), Path(folder) / f"node-{number}", registered=own, **settings)
 

@@ -12,7 +12,7 @@ from unskew.runs.result import read_result
 
 pytestmark = pytest.mark.heavy
 
-METHODS = ("fedavgm(0.9) + fedvc(64) + fedir + ccvr", "moon", "scaffold", "fedeccr")
+METHODS = ("fedavgm(0.9) + fedvc(64) + fedir + ccvr + withhold(5)", "moon", "scaffold", "fedeccr")
 
 
 @pytest.fixture(scope="module")

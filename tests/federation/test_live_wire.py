@@ -15,7 +15,7 @@ from unskew.federation.folder import read_node, toml
 pytestmark = pytest.mark.heavy
 
 NAMES = ["a", "b", "c"]
-METHOD = "scaffold + ccvr(per_class=20)"
+METHOD = "scaffold + ccvr(per_class=20) + withhold(5)"
 OPTIONS = {"data": "nodes", "clients": 3, "rounds": 1, "epochs": 1, "batch": 32, "lr": 0.02, "seed": 0}
 
 

@@ -35,7 +35,7 @@ def test_a_policy_is_written_with_its_defaults_checked_and_enforced(federation):
         command("node", folder, "--write-policy")
     assert command("node", folder, "--check-policy").count("\n") == 1
     file = folder / "policy.toml"
-    file.write_text(file.read_text().replace("min_class = 1", "min_class = 7"))
+    file.write_text(file.read_text().replace("# min_class = 5", "min_class = 7"))
     assert "min_class: 7" in command("node", folder, "--check-policy")
     assert own_policy(read_settings(settings)) == Policy(min_class=7)
     file.write_text("min_clas = 7")

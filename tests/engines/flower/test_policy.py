@@ -29,7 +29,7 @@ def moments(**changes):
 
 def asking_of(tmp_path, method="fedavg", **policy):
     said = []
-    asking = Asking(make_node(tmp_path, 1, policy=Policy(**policy), say=said.append), method)
+    asking = Asking(make_node(tmp_path, 1, policy=Policy(**{"min_class": 1, **policy}), say=said.append), method)
     asking.said = said
     return asking
 
@@ -94,6 +94,17 @@ def test_a_mistake_in_a_policy_is_one_message(tmp_path, text, wrong):
         ({"private": ("updates",)}, {"method": "private-updates"}, "add private-updates(release=true)"),
         ({"private": ("statistics",)}, {"method": "lda + private"}, "add private(release=true)"),
         ({"min_class": 5}, {"method": "lda + withhold(4)"}, "add withhold(5) to the method"),
+        ({"min_class": 5}, {"method": "lda + secure"}, "add withhold(5) to the method"),
+        (
+            {"min_class": None},
+            {"method": "fedavg + lda"},
+            "5 or more examples of a class; add withhold(5) or secure to the method",
+        ),
+        (
+            {"min_class": None},
+            {"method": "lda + private(epsilon=1, release=true)"},
+            "5 or more examples of a class; add secure to",
+        ),
         ({}, {"method": "ccvr(components=2)"}, "5 or more examples of a part of a class; add withhold(5)"),
         ({}, {"method": "ccvr(components=20) + withhold(5)"}, "20 parts of a class; 8 are the most"),
         ({}, {"method": "lda(layers=9)"}, "9 layers behind the features; 3 are the most"),
@@ -255,7 +266,7 @@ def test_a_budget_is_kept_across_runs_and_restarts(tmp_path):
     assert asking.job(job)[0]["kind"] == "done"
     wrong = "this node's budget is spent: all runs would come to ε = 6 of 5"
     assert wrong in refused(asking.job(job)[0])
-    asking.node = make_node(tmp_path, 1, policy=Policy(**policy))
+    asking.node = make_node(tmp_path, 1, policy=Policy(min_class=1, **policy))
     assert wrong in refused(asking.job(job)[0])
     assert "an update without noise; this node has a budget of ε = 5" in refused(asking.job()[0])
 
@@ -270,6 +281,13 @@ def test_rounds_spend_what_the_accountant_says(tmp_path):
         assert len(spent) < 20
     assert "budget is spent" in header["reason"]
     assert len(spent) == 1 or len(spent) == 2
+
+
+def test_statistics_that_are_masked_need_no_least_count_and_masked_noise_is_enough_by_itself(tmp_path):
+    assert agree(asking_of(tmp_path, min_class=None), method="fedavg + lda + secure")["kind"] == "agreed"
+    both = "fedavg + lda + secure + private(epsilon=1, release=true)"
+    assert agree(asking_of(tmp_path / "b", min_class=5), method=both)["kind"] == "agreed"
+    assert agree(asking_of(tmp_path / "c", min_class=None), method="fedavg + lda + withhold(5)")["kind"] == "agreed"
 
 
 # What leaves, told beforehand

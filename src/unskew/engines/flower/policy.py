@@ -42,6 +42,9 @@ JOBS = ("train", "survey", "evaluate", "moments", "evaluate-calibrated")
 MEGABYTE = 10**6
 MAX_SIDE = 2048  # pixels of an image that a network takes
 
+UNPROTECTED = 5  # examples of a class that statistics without masks need
+EXAMPLES = {"max_epsilon": "8.0", "min_class": "5"}  # of keys that are not set
+
 COMMENTS = {
     "methods": "Methods of training. Protections (secure, private, private-updates, withhold) are always allowed.",
     "calibrations": "Calibrations after the last round.",
@@ -52,8 +55,9 @@ COMMENTS = {
     "private": 'What must get noise for differential privacy, with release=true: "statistics", "updates".',
     "max_epsilon": "The ε that all runs together may spend. What gets no noise is then refused. Not set: no limit.",
     "min_clients": "The fewest clients in a masked sum.",
-    "min_class": "The fewest examples of a class in statistics. Above 1, runs need withhold(N) with this N or more.\n"
-    "The mean of one example is its features, from which a picture can be reconstructed: 5 is a good choice.",
+    "min_class": "The fewest examples of a class in statistics: runs need withhold(N) with this N or more. The mean\n"
+    f"of one example is its features, from which a picture can be reconstructed. Not set: {UNPROTECTED} where statistics\n"
+    "leave unmasked, 1 where secure masks them. Masked noise (secure + private(release=true)) is enough by itself.",
     "min_part": "The same where a class is divided into parts, as by ccvr(components=2).",
     "min_update": "The fewest examples that an update is made of, where the server asks for a few of a client's.",
     "max_components": "Parts of a class in statistics.",
@@ -85,7 +89,7 @@ class Policy:
     private: tuple[Covered, ...] = ()
     max_epsilon: Annotated[float, Meta(gt=0)] | None = None
     min_clients: Annotated[int, Meta(ge=MIN_CLIENTS)] = MIN_CLIENTS
-    min_class: Least = 1
+    min_class: Least | None = None
     min_part: Least = 5
     min_update: Least = 16
     max_components: Least = 8
@@ -242,12 +246,19 @@ class Policy:
         ):
             if value > most:
                 raise BadMessage(f"its statistics have {value:,} {name}; {most:,} are the most here")
-        least = self.min_part if request.components > 1 else self.min_class
-        if least > 1 and withhold < least:
-            of = "part of a class" if request.components > 1 else "class"
-            raise BadMessage(
-                f"this node sends statistics of {least} or more examples of a {of}; add withhold({least}) to the method"
-            )
+        masked = algorithm.secure is not None
+        if masked and algorithm.private is not None and algorithm.private.release:
+            return  # clients add noise before they mask, which hides every example
+        least, of = self.min_class or (1 if masked else UNPROTECTED), "class"
+        if request.components > 1:
+            least, of = self.min_part, "part of a class"
+        if withhold >= least or least == 1:
+            return
+        remedy = f"withhold({least})" if algorithm.private is None else "secure"
+        remedy += "" if self.min_class or request.components > 1 or algorithm.private else " or secure"
+        raise BadMessage(
+            f"this node sends statistics of {least} or more examples of a {of}; add {remedy} to the method"
+        )
 
     def _check_sum(self, job: SecureJob) -> None:
         flags = getattr(job, "answered", None) or getattr(job, "sharing", None) or [True] * len(job.members)
@@ -314,7 +325,7 @@ def commented(policy: Policy | None = None) -> str:
         if each.name == "plugins":
             lines += ["[plugins]", *(f"{_toml(name)} = {_toml(digest)}" for name, digest in value.items())]
         elif value is None:
-            lines.append(f"# {each.name} = 8.0")
+            lines.append(f"# {each.name} = {EXAMPLES[each.name]}")
         else:
             lines.append(f"{each.name} = {_toml(value)}")
     return "\n".join(lines) + "\n"
