@@ -12,11 +12,14 @@ from urllib.parse import unquote
 
 import httpx
 import pytest
+from fastapi import HTTPException
 from fastapi.routing import iter_route_contexts
 from flwr.cli.build import build_fab_from_disk
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.node_pb2 import Node
 from flwr.superlink.main import create_app
 
-from unskew.federation.flower import APP_SECONDS, Guard, WrongApp, check_app, give_apps_time
+from unskew.federation.flower import APP_SECONDS, Guard, WrongApp, answer_for_oneself, check_app, give_apps_time
 from unskew.federation.folder import GATEWAY_HEADER, initialise, renew_secrets, token
 
 SECRET = b"s" * 32
@@ -197,3 +200,22 @@ def test_an_app_that_starts_slowly_keeps_its_task(module, kind):
     give_apps_time(state)
     assert state.claim_task.__globals__["HEARTBEAT_DEFAULT_INTERVAL"] == APP_SECONDS > before
     assert before == importlib.import_module(module).HEARTBEAT_DEFAULT_INTERVAL  # heartbeats are as frequent as ever
+
+
+def test_a_node_cannot_reply_in_another_node_s_name(monkeypatch):
+    """Its request is its own, and well signed; the reply inside claims to come from somebody else."""
+    handlers = importlib.import_module("flwr.superlink.servicer.fleet.fleet_handlers")
+    router = importlib.import_module("flwr.superlink.routers.fleet.router")
+    assert router.fleet_handlers is handlers  # it looks the function up at every call
+    passed = []
+    monkeypatch.setattr(handlers, "push_messages", lambda request, state: passed.append(request))
+    answer_for_oneself(handlers)
+    request = PushMessagesRequest(node=Node(node_id=7))
+    request.messages_list.add().metadata.src_node_id = 7
+    handlers.push_messages(request=request, state=None)
+    assert passed == [request]
+    request.messages_list.add().metadata.src_node_id = 8
+    with pytest.raises(HTTPException) as refused:
+        handlers.push_messages(request=request, state=None)
+    assert refused.value.status_code == 403
+    assert passed == [request]

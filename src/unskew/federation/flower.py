@@ -3,7 +3,7 @@
 Three of them start through ``python -m unskew.federation.flower NAME``, which closes what Flower leaves open:
 
 - the SuperLink's port asks for a token of ours on every route for nodes and operators, and Flower's own secret on the
-  one by which tasks are handed out;
+  one by which tasks are handed out; a node answers in its own name alone;
 - the SuperNode runs no app but ours;
 - the SuperExec starts tasks of one kind, and keeps their tokens off the command line, where every user can read them.
 """
@@ -146,6 +146,20 @@ def give_apps_time(state: Any) -> None:
     state.claim_task = FunctionType(claim.__code__, known, claim.__name__, claim.__defaults__, claim.__closure__)
 
 
+def answer_for_oneself(handlers: Any) -> None:
+    """Refuse a reply in another node's name: Flower checks whose request it is, not whose message is in it."""
+    from fastapi import HTTPException
+
+    push = handlers.push_messages
+
+    def push_own(request: Any, state: Any) -> Any:
+        if any(message.metadata.src_node_id != request.node.node_id for message in request.messages_list):
+            raise HTTPException(status_code=403, detail="the message in this request is another node's")
+        return push(request=request, state=state)
+
+    handlers.push_messages = push_own
+
+
 def _run_superlink() -> None:
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
@@ -160,6 +174,7 @@ def _run_superlink() -> None:
 
     main.create_app = create_guarded
     give_apps_time(_module("flwr.supercore.corestate.sql_corestate").SqlCoreState)
+    answer_for_oneself(_module("flwr.superlink.servicer.fleet.fleet_handlers"))
     database.SQLITE_PRAGMAS = (*database.SQLITE_PRAGMAS, ("secure_delete", "ON"))
     flower_superlink()
 

@@ -26,7 +26,7 @@ class FakeGrid:
     def get_nodes(self):
         rows = [(7, "online", "hospital", "then"), (8, "offline", "gone", ""), (9, "online", "", "")]
         return [
-            SimpleNamespace(node_id=number, status=status, name=name, last_activated_at=since)
+            SimpleNamespace(node_id=number, status=status, name=name, last_activated_at=since, public_key=b"")
             for number, status, name, since in rows
         ]
 

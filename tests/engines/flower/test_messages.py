@@ -54,7 +54,7 @@ def test_the_bytes_are_those_of_the_tensors_and_a_short_header():
 @pytest.mark.parametrize(
     ("fields", "wrong"),
     [
-        ({"protocol": 1}, "speaks protocol 1, this side 3"),
+        ({"protocol": 1}, "speaks protocol 1, this side 4"),
         ({"protocol": None}, "speaks protocol None"),
         ({"tensors": None}, "not described"),
         ({"tensors": [["x", "float32"]]}, "not described"),

@@ -55,9 +55,10 @@ COMMENTS = {
     "private": 'What must get noise for differential privacy, with release=true: "statistics", "updates".',
     "max_epsilon": "The ε that all runs together may spend. What gets no noise is then refused. Not set: no limit.",
     "min_clients": "The fewest clients in a masked sum.",
-    "min_class": "The fewest examples of a class in statistics: runs need withhold(N) with this N or more. The mean\n"
-    f"of one example is its features, from which a picture can be reconstructed. Not set: {UNPROTECTED} where statistics\n"
-    "leave unmasked, 1 where secure masks them. Masked noise (secure + private(release=true)) is enough by itself.",
+    "min_class": "The fewest examples of a class in statistics: runs need withhold(N) with this N or more.\n"
+    "The mean of one example is its features, from which a picture can be reconstructed. Not set:\n"
+    f"{UNPROTECTED} where statistics leave unmasked, 1 where secure masks them. Masked noise\n"
+    "(secure + private(release=true)) is enough by itself.",
     "min_part": "The same where a class is divided into parts, as by ccvr(components=2).",
     "min_update": "The fewest examples that an update is made of, where the server asks for a few of a client's.",
     "max_components": "Parts of a class in statistics.",
