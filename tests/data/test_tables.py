@@ -14,7 +14,8 @@ from unskew.core.text import Call
 from unskew.data import sources
 from unskew.data.interface import BROKEN, DAMAGED, Request
 from unskew.data.store import Cache, cache_of
-from unskew.data.tables import check_columns, read_csv, row_source
+from unskew.data.photo_sources import published_source
+from unskew.data.tables import check_columns, read_csv
 
 
 @pytest.fixture
@@ -310,7 +311,7 @@ def test_a_table_whose_photographs_are_all_broken_is_refused(tmp_path, cache):
 def test_rows_from_elsewhere_become_the_same_image_set(tmp_path, cache):
     told = load_table(f"{write_table(tmp_path, 20)}(size=8)", cache)
     rows = check_columns(read_csv(tmp_path / "photos.csv"))
-    source = row_source("mine", "", "", lambda folder: rows, folders=("mine",), known_by=("photos.csv",))
+    source = published_source("mine", "", "", lambda folder: rows, folders=("mine",), known_by=("photos.csv",))
     made = source.load(Request("mine", Call("mine", (), {}, 0, "mine"), data_dir=tmp_path, cache=cache), size=8)
     assert made.name == "mine"
     assert made.train.images.sha256 == told.train.images.sha256

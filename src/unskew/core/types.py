@@ -49,6 +49,9 @@ class StoredImages(Protocol):
     def take(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """[B, ch, H, W], the images of these numbers."""
 
+    def whole(self, index: npt.NDArray[np.int64]) -> list[npt.NDArray[np.uint8]]:
+        """The same without cropping: [ch, h, w] each, where random crops are cut from."""
+
     def described(self) -> tuple[str, Arrays]:
         """How another process opens them."""
 

@@ -59,41 +59,45 @@ def _reflected(position: Tensor, size: int) -> Tensor:
 
 
 SCALE = (0.08, 1.0)  # the part's share of the image's area
-RATIO = (3 / 4, 4 / 3)  # its width by its height, beside the image's own
+RATIO = (3 / 4, 4 / 3)  # its width by its height
 
 
 def draw_crops(generator: np.random.Generator, count: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """``count`` boxes [count, 4] in shares of the image, and flips [count].
+    """``count`` boxes [count, 4], and flips [count] (Szegedy et al. 2015).
 
-    A box is (top, left, height, width): height and width are shares of the image's own, top and left of what is left
-    over. The area is uniform, the ratio uniform in its logarithm; a side that would be longer than the image is the
-    image's.
+    A box is (top, left, height, width): height and width in units of √(H·W), the side of a square as large as the
+    image; top and left as shares of what the part leaves free. The area is uniform, the ratio uniform in its logarithm.
     """
     area = generator.uniform(*SCALE, count)
     half = generator.uniform(math.log(RATIO[0]) / 2, math.log(RATIO[1]) / 2, count)  # of the ratio's logarithm
     sides = np.sqrt(area)[:, None] * np.exp(np.stack([-half, half], axis=1))
-    corner = generator.random((count, 2))
-    box = np.concatenate([corner, np.minimum(sides, 1)], axis=1)
+    box = np.concatenate([generator.random((count, 2)), sides], axis=1)
     return box.astype(np.float32), generator.random(count) < 0.5
 
 
 def boxes(box: Tensor, height: int, width: int) -> Tensor:
-    """int64 [B, 4], the boxes in whole pixels: top, left, height, width."""
+    """int64 [B, 4], the boxes in whole pixels of an image of that size: top, left, height, width.
+
+    A side that would be longer than the image's is the image's; the other is then cut to the widest ratio.
+    """
     size = torch.tensor([height, width], device=box.device)
-    sides = (box[:, 2:] * size).round().long().clamp(min=1).minimum(size)
+    sides = (box[:, 2:] * math.sqrt(height * width)).round().long().clamp(min=1).minimum(size)
+    if height != width:
+        sides = sides.minimum((sides.flip(1) * RATIO[1]).round().long().clamp(min=1))
     corner = (box[:, :2] * (size - sides + 1)).long().minimum(size - sides)
     return torch.cat([corner, sides], dim=1)
 
 
-def resized_crop(images: Tensor, box: Tensor, flip: Tensor) -> Tensor:
-    """float32 [B, ch, H, W], values 0 to 255: each image's part at its own size, mirrored where ``flip``."""
+def resized_crop(images: Tensor, box: Tensor, flip: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+    """float32 [B, ch, *size], values 0 to 255: each image's part, mirrored where ``flip``; by default at its size."""
     height, width = images.shape[2:]
+    tall_out, wide_out = size or (height, width)
     top, left, tall, wide = boxes(box, height, width).float().unbind(1)
-    rows = _places(top, tall, height)  # [B, H]
-    columns = _places(left, wide, width)  # [B, W]
+    rows = _places(top, tall, tall_out)  # [B, tall_out]
+    columns = _places(left, wide, wide_out)
     columns = torch.where(flip[:, None], columns.flip(1), columns)
-    across = ((2 * columns + 1) / width - 1)[:, None, :].expand(-1, height, -1)
-    down = ((2 * rows + 1) / height - 1)[:, :, None].expand(-1, -1, width)
+    across = ((2 * columns + 1) / width - 1)[:, None, :].expand(-1, tall_out, -1)
+    down = ((2 * rows + 1) / height - 1)[:, :, None].expand(-1, -1, wide_out)
     grid = torch.stack([across, down], dim=3)
     return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
 

@@ -114,10 +114,14 @@ class Pixels:
         index = index if self.rows is None else self.rows.index_select(0, index)
         if self.stored:
             return self._views(index, shift, flip).to(self.scale.dtype), labels
-        images = self.take(index)
-        if shift is not None and flip is not None:
-            crop = augment.resized_crop if shift.shape[-1] == BOX else augment.crop_and_flip
-            images = crop(images, shift.to(images.device), flip.to(images.device))
+        if shift is None or flip is None:
+            images = self.take(index)
+        elif shift.shape[-1] != BOX:
+            images = augment.crop_and_flip(self.take(index), shift.to(self.device), flip.to(self.device))
+        elif isinstance(self.images, Tensor):
+            images = augment.resized_crop(self.take(index), shift.to(self.device), flip.to(self.device))
+        else:
+            images = _crop_photographs(self.images, index.cpu(), shift.cpu(), flip.cpu()).to(self.device)
         images = images.to(self.scale.dtype)
         if self.size is not None:
             return resize_images(images, self.size).mul(self.scale).add_(self.offset), labels
@@ -133,6 +137,16 @@ class Pixels:
                 chosen = (2 * ((2 * augment.PAD + 1) * shift[:, 0].long() + shift[:, 1].long()) + flip.long()) % views
             rows = rows + 1 + chosen.to(rows.device)
         return self.take(rows)
+
+
+def _crop_photographs(images: StoredImages, index: Tensor, box: Tensor, flip: Tensor) -> Tensor:
+    """float32 [B, ch, H, W], each part cut out of its whole photograph, one after the other: their sizes differ."""
+    _, channels, height, width = images.shape
+    crops = torch.empty(len(index), channels, height, width)
+    for place, pixels in enumerate(images.whole(index.numpy())):
+        one = slice(place, place + 1)
+        crops[one] = augment.resized_crop(torch.from_numpy(pixels)[None], box[one], flip[one], (height, width))
+    return crops
 
 
 def _floating(images: Images) -> bool:

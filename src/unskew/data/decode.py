@@ -1,15 +1,18 @@
-"""One photograph as pixels: what can be read, what is refused and why, scaling to a square.
+"""One photograph as pixels: which formats are read, what is refused and why, scaling of the shorter side.
 
-Shapes: [ch, H, W] one image, bytes; ch is 1 where the photograph is grey, otherwise 3.
+Shapes: [ch, H, W] one image, bytes; ch is 1 where the photograph is gray, otherwise 3.
 """
 
 import io
 import os
+import re
 import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +24,9 @@ from unskew.core.limits import check_plain, check_unpacked, size_on_disk
 
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, OverflowError, struct.error)
 UNREADABLE = (*DAMAGE, MemoryError, KeyError, AttributeError, ZeroDivisionError, Image.DecompressionBombError)
-GREY = {"1", "L", "LA", "La"}
-DEEP = ("I", "F")  # more than 8 bits a pixel, also "I;16"
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "JPEG2000", "PPM", "AVIF")  # none that runs a program
+GRAY = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N"}
+DEEPER = ("I", "F")  # more than 16 bits a pixel, whose white nobody knows
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "JPEG2000", "PPM", "AVIF", "HEIF")  # none runs a program
 HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")  # how such files begin
 ORIENTATION = 0x0112  # EXIF: how the camera was held
 TURNS = {
@@ -31,9 +34,9 @@ TURNS = {
     5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }  # fmt: skip
-DECODER = 1  # changes when the same file would give other pixels
+DECODER = 2  # changes when the same file would give other pixels
 SPARE = 2  # a JPEG is read at half, a quarter or an eighth of its size, if that is this many times what is wanted
-LONGEST = 4  # sides: what is longer than that beside the shorter one is cut off before scaling
+LONGEST = 4  # sides: of a longer strip the middle is kept
 
 
 @dataclass(frozen=True)
@@ -52,24 +55,23 @@ class Broken(Exception):
 
 
 def decode(given: Picture | None, size: int | None) -> Pixels:
-    """[ch, H, W]: turned as its EXIF data say; with ``size`` scaled and cropped to a square of that side.
+    """[ch, H, W]: upright, as EXIF records it; with ``size`` scaled (bilinear) so that the shorter side has it.
 
-    Transparency is dropped; of several frames the first is taken.
+    Nothing is cut off but the ends of a strip that is more than ``LONGEST`` times as long as it is wide. Transparency
+    is dropped; of several frames the first is taken; 16 bits become 8.
     """
     where = _plain(given)
-    Image.init()  # finds the formats that this Pillow has, once
     try:
-        with Image.open(where, formats=tuple(name for name in FORMATS if name in Image.OPEN)) as picture:
-            if picture.mode.startswith(DEEP):
-                raise Broken(f"has more than 8 bits per channel ({picture.mode}); save it with 8")
+        with Image.open(where, formats=_formats()) as picture:
+            if picture.mode in DEEPER:
+                raise Broken(f"has more than 16 bits per channel ({picture.mode}); save it with 8 or 16")
             taken = len(given) if isinstance(given, bytes) else size_on_disk([Path(str(given))])
             check_unpacked(picture.size[0] * picture.size[1] * len(picture.getbands()), taken, "the picture")
             if size is not None:
                 picture.draft(None, (SPARE * size, SPARE * size))
             picture.load()  # turns a TIFF by itself
             turn = TURNS.get(_orientation(picture))
-            upright = picture if turn is None else picture.transpose(turn)
-            plain = flatten_mode(upright, "L" if upright.mode in GREY else "RGB")
+            plain = _flatten(picture) if turn is None else _flatten(picture).transpose(turn)
     except UserError as error:
         raise Broken(str(error).removeprefix("the picture ")) from error
     except Image.DecompressionBombError as error:
@@ -78,23 +80,39 @@ def decode(given: Picture | None, size: int | None) -> Pixels:
         raise Broken(_unknown(where)) from error
     except UNREADABLE as error:
         raise Broken(f"is damaged ({str(error)[:100] or type(error).__name__})") from error
-    pixels = np.asarray(plain if size is None else crop_square(_shorten(plain), size))
+    if size is not None:
+        plain = _shorten(plain)
+        width, height = (max(size, round(side * size / min(plain.size))) for side in plain.size)
+        plain = plain.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(plain)
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def flatten_mode(picture: Image.Image, mode: str) -> Image.Image:
+def center(pixels: Pixels, size: int | None) -> Pixels:
+    """[ch, size, size], the middle of a photograph whose shorter side has that size; without a size all of it."""
+    if size is None:
+        return pixels
+    top, left = (pixels.shape[1] - size) // 2, (pixels.shape[2] - size) // 2
+    return pixels[:, top : top + size, left : left + size]
+
+
+@lru_cache(maxsize=1)
+def _formats() -> tuple[str, ...]:
+    """What this Pillow reads, with HEIC where its plug-in is installed."""
+    Image.init()
+    with suppress(ImportError):
+        import_module("pillow_heif").register_heif_opener()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _flatten(picture: Image.Image) -> Image.Image:
     """The picture in mode L or RGB."""
+    if picture.mode.startswith("I;16"):
+        levels = np.asarray(picture).astype(np.uint32)
+        return Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
+    mode = "L" if picture.mode in GRAY else "RGB"
     # By way of RGBA: a palette with transparency has no direct way to RGB.
     return picture.convert("RGBA").convert(mode) if picture.mode in ("P", "PA") else picture.convert(mode)
-
-
-def crop_square(picture: Image.Image, size: int) -> Image.Image:
-    """The shorter side becomes ``size``, then the centre is cropped."""
-    scale = size / min(picture.size)
-    width, height = (max(size, round(side * scale)) for side in picture.size)
-    left, top = (width - size) // 2, (height - size) // 2
-    scaled = picture.resize((width, height), Image.Resampling.BILINEAR)
-    return scaled.crop((left, top, left + size, top + size))
 
 
 def _shorten(picture: Image.Image) -> Image.Image:
@@ -130,20 +148,29 @@ def _plain(given: Picture | None) -> Path | io.BytesIO:
     except UserError as error:
         raise Broken(str(error).removeprefix(f"{given} ")) from error
     except FileNotFoundError as error:
-        raise Broken("does not exist") from error
+        raise Broken(f"does not exist{_hint(given)}") from error
     except OSError as error:
         raise Broken(f"cannot be read: {error.strerror or error}") from error
     return given
 
 
+def _hint(path: Path) -> str:
+    """What people write in a column of paths that are none here."""
+    if re.search(r"(^|/)(https?|s3|gs):/", str(path)):
+        return ": it is a web address; download the file, and give its path"
+    if "\\" in str(path):
+        return ": it is a Windows path; give it relative to the table, with / between folders"
+    return ""
+
+
 def _unknown(where: Path | io.BytesIO) -> str:
-    """Why it is not read: telephones write HEIC, which few programs read."""
+    """Why it is not read: telephones write HEIC, which needs a plug-in."""
     start = b""
     with suppress(OSError), where if isinstance(where, io.BytesIO) else where.open("rb") as file:
         file.seek(0)
         start = file.read(12)
     if start[4:8] == b"ftyp" and start[8:12] in HEIC:
-        return "is in the HEIC format, which is not supported; convert it to JPEG"
+        return "is in the HEIC format; install its plug-in (pip install pillow-heif), or convert it to JPEG"
     return "is not a picture"
 
 

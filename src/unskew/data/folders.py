@@ -1,164 +1,140 @@
 """Image sets that are folders of pictures: ``folder:DIR``, and CINIC-10, Tiny-ImageNet and Omniglot as distributed.
 
-Without a test folder, every fifth picture of each class becomes test, and a note reports it.
+``folder:FILE.zip`` is the same inside an archive. Without a test folder, every fifth picture of each class is test.
 """
 
 import os
-import warnings
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from unskew.core.errors import UserError, brief
-from unskew.core.limits import check_memory, check_plain, check_unpacked, is_folder, read_plain, size_on_disk, user_path
+from unskew.core.limits import check_plain, check_unpacked, is_folder, read_plain, size_on_disk, user_path
 from unskew.core.text import cut
-from unskew.core.types import ImageSet, Split
-from unskew.data.arrays import measure
-from unskew.data.decode import DAMAGE, DEEP, GREY, crop_square, flatten_mode
-from unskew.data.interface import Download, Request, Source
+from unskew.data.interface import Download, Request
+from unskew.data.photo_sources import photograph_source, published_source
+from unskew.data.photographs import Files, Pictures
 from unskew.data.rows import Rows, is_number
-from unskew.data.tables import check_side, row_source
 
 TESTS = ("test", "val", "valid", "validation")  # the first that is there
-_IGNORED = {"thumbs.db", "desktop.ini"}
-_UNREADABLE = (*DAMAGE, MemoryError)
+LAYOUT = "DIR/CLASS/picture, or DIR/train/CLASS/picture and DIR/test/CLASS/picture"
+KINDS = {
+    ".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm", ".pgm",
+    ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp", "",
+}  # fmt: skip
+MAX_DEPTH = 20  # folders inside folders: more is a loop of links
+_IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
 
-Classes = dict[str, list[Path]]  # the files of each class
+Parts = tuple[str, ...]  # of a path below the folder
 
 
-def load_folder(request: Request, *, size: int | None = None) -> ImageSet:
-    """Load ``folder:DIR``: a folder for each class, perhaps inside train/ and test/.
+def read_folder(request: Request) -> tuple[Pictures, Rows, str]:
+    """Read ``folder:DIR``, where DIR may be a zip archive: a folder for each class, perhaps inside train/ and test/.
 
-    Grey if all pictures are grey, RGB otherwise; transparency is dropped; EXIF rotation is not applied.
-
-    Parameters
-    ----------
-    size
-        Scale the shorter side to it (bilinear) and crop the centre; without it pictures must have one size.
+    Pictures may be deeper inside a class's folder, as torchvision's ImageFolder has it.
     """
-    check_side(request, size)
-    directory = user_path(request.path)
-    if not request.path or not is_folder(directory):
+    root = user_path(request.path)
+    if not request.path or not (is_folder(root) or root.suffix.lower() == ".zip"):
         given = f"{cut(request.name)}: {brief(request.path)} is not a folder"
-        raise UserError(f"{given}; give a folder that contains one folder per class")
-    train, test, notes = _list_files(directory)
-    if size is not None:
-        notes = [*notes, f"pictures are scaled and cropped to {size}×{size}"]
-    classes = tuple(train)
-    files = [[(path, k) for k, c in enumerate(classes) for path in part.get(c, [])] for part in (train, test)]
-    grey, shape = _survey_files([path for part in files for path, _ in part], request, size)
-    splits = [_decode(part, shape, size, "L" if grey else "RGB") for part in files]
-    mean, std = measure(splits[0].images)
-    return ImageSet(request.name, classes, splits[0], splits[1], mean, std, notes=tuple(notes))
+        raise UserError(f"{given}; give a folder that contains one folder per class, or such a .zip")
+    request.say(f"listing the pictures in {root}", 0, 0)
+    inside = sorted(_members(root) if root.suffix.lower() == ".zip" else _walk(root))
+    inside = [parts for parts in inside if not any(p.startswith(".") or p.lower() in _IGNORED for p in parts)]
+    train, test, notes = _find_parts(root, inside)
+    paths: list[Parts] = []
+    labels, held = list[str](), list[bool]()
+    for top in (train, test):
+        if top is None:
+            continue
+        for name, pictures in _by_class(root, top, inside, notes).items():
+            paths += pictures
+            labels += [name] * len(pictures)
+            held += [number % 5 == 4 if test is None else top is test for number in range(len(pictures))]
+    if not any(held):
+        raise UserError(f"{root}: no class has five pictures, so there are none for testing; add a folder test/")
+    if test is None:
+        notes.append("every fifth picture of each class, by name, is used for testing, since there is no folder test")
+    classes, numbers = np.unique(labels, return_inverse=True)
+    names = ["/".join(parts) for parts in paths]
+    rows = Rows(root.absolute(), names, numbers.astype(np.int64), tuple(classes.tolist()), np.array(held))
+    return Files.of(rows.root, names), replace(rows, notes=tuple(notes)), f"folder:{rows.root}"
 
 
-FOLDER = Source("folder", "your own pictures, one folder per class", "yours", load_folder, path="DIR")
+FOLDER = photograph_source("folder", "your own pictures, one folder per class (or a .zip of them)", read_folder, "DIR")
 
 
-def _visible(directory: Path) -> list[Path]:
+def _walk(root: Path) -> Iterator[Parts]:
+    """All files below a folder, and its folders, which end with an empty part."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}; check its permissions") from error
+
+    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+        above = Path(folder).relative_to(root).parts
+        if len(above) > MAX_DEPTH:
+            raise UserError(f"{folder} is more than {MAX_DEPTH} folders deep; expected {LAYOUT}")
+        yield from ((*above, name, "") for name in folders)
+        yield from ((*above, name) for name in files)
+
+
+def _members(archive: Path) -> Iterator[Parts]:
+    """The same of an archive."""
+    check_plain(archive)
     try:
-        entries = sorted(directory.iterdir())
-    except OSError as error:
-        raise UserError(f"{directory} cannot be read: {error.strerror or error}; check its permissions") from error
-    return [p for p in entries if not p.name.startswith(".") and p.name.lower() not in _IGNORED]
+        with zipfile.ZipFile(archive) as zipped:
+            infos = zipped.infolist()
+    except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise UserError(f"{archive} cannot be read as a zip archive ({error}); write it again") from error
+    check_unpacked(sum(info.file_size for info in infos), size_on_disk([archive]), str(archive), at_once=False)
+    yield from (tuple(info.filename.split("/")) for info in infos)
 
 
-def _list_files(directory: Path) -> tuple[Classes, Classes, list[str]]:
-    """The files of each class for train and for test, and notes on how that was decided."""
-    entries = {p.name: p for p in _visible(directory)}
-    if "train" not in entries or not entries["train"].is_dir():
-        train, test, notes = _list_classes(directory), {}, _beside(directory)
-    else:
-        held = next((t for t in TESTS if t in entries and entries[t].is_dir()), None)
-        train, test = _list_classes(entries["train"]), _list_classes(entries[held]) if held else {}
-        unread = [name for name in entries if name not in ("train", held)]
-        notes = [f"ignored, next to train: {', '.join(unread[:9])}"] if unread else []
-        notes += [note for part in ("train", held) if part for note in _beside(entries[part])]
-        strange = sorted(set(test) - set(train))
-        if held and strange:
-            raise UserError(f"{entries[held] / strange[0]}: this class is not in train; add it there or remove it here")
-    if test:
-        return train, test, notes
-    if all(len(files) < 5 for files in train.values()):
-        raise UserError(f"{directory}: no class has five pictures, so there are none for testing; add a folder test/")
-    kept = {c: [p for i, p in enumerate(files) if i % 5 != 4] for c, files in train.items()}
-    notes += ["every fifth picture of each class, by name, is used for testing, since there is no folder test"]
-    return kept, {c: files[4::5] for c, files in train.items()}, notes
+def _find_parts(root: Path, inside: list[Parts]) -> tuple[Parts, Parts | None, list[str]]:
+    """The folders with the classes of train and of test; one folder around everything is left out."""
+    top: Parts = ()
+    while True:
+        depth = len(top)
+        names = {parts[depth] for parts in inside if parts[:depth] == top and len(parts) > depth + 1}
+        direct = [parts[depth] for parts in inside if parts[:depth] == top and len(parts) == depth + 1 and parts[-1]]
+        below = {parts[depth + 1] for parts in inside if parts[:depth] == top and len(parts) > depth + 2}
+        if len(names) == 1 and below and not direct and names != {"train"}:
+            top = (*top, *names)
+            continue
+        break
+    if "train" not in names:
+        return top, None, []
+    test = next((name for name in TESTS if name in names), None)
+    unread = [*sorted(names - {"train", test}), *direct]
+    notes = [f"ignored, next to train: {', '.join(unread[:9])}"] if unread else []
+    return (*top, "train"), (*top, test) if test else None, notes
 
 
-def _beside(directory: Path) -> list[str]:
-    loose = [p.name for p in _visible(directory) if not p.is_dir()]
-    return [f"ignored, next to the classes of {directory.name}: {', '.join(loose[:9])}"] if loose else []
-
-
-def _list_classes(directory: Path) -> Classes:
-    classes = {p.name: _visible(p) for p in _visible(directory) if p.is_dir()}
+def _by_class(root: Path, top: Parts, inside: list[Parts], notes: list[str]) -> dict[str, list[Parts]]:
+    """The pictures of each class in a folder; what is ignored goes into the notes."""
+    depth = len(top)
+    below = [parts for parts in inside if parts[:depth] == top and len(parts) > depth]
+    loose = [parts[-1] for parts in below if len(parts) == depth + 1 and parts[-1]]
+    classes: dict[str, list[Parts]] = {}
+    for name, members in groupby((parts for parts in below if len(parts) > depth + 1), lambda parts: parts[depth]):
+        classes[name] = []
+        for parts in members:
+            if Path(parts[-1]).suffix.lower() in KINDS:
+                classes[name] += [parts] if parts[-1] else []
+            else:
+                loose.append("/".join(parts[depth:]))
+        if not classes[name]:
+            raise UserError(f"{root.joinpath(*top, name)} has no pictures; put some there or remove the folder")
     if not classes:
-        raise UserError(f"{directory} contains no folders; put the pictures of each class in a folder named after it")
-    for name, files in classes.items():
-        if not files:
-            raise UserError(f"{directory / name} is empty; put pictures there or remove the folder")
-        inner = next((p for p in files if p.is_dir()), None)
-        if inner is not None:
-            wanted = "DIR/CLASS/picture, or DIR/train/CLASS/picture and DIR/test/CLASS/picture"
-            raise UserError(f"{inner} is a folder inside a class folder; expected {wanted}")
+        where = root.joinpath(*top)
+        raise UserError(f"{where} contains no folders; put the pictures of each class in a folder named after it")
+    if loose:
+        more = f" and {len(loose) - 9:,} more" if len(loose) > 9 else ""
+        notes.append(f"ignored in {'/'.join(top) or root.name}, not pictures of a class: {', '.join(loose[:9])}{more}")
     return classes
-
-
-def _open(path: Path) -> Image.Image:
-    check_plain(path)
-    try:
-        with warnings.catch_warnings():  # how large pictures may be is decided for all of them together
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return Image.open(path)
-    except Image.DecompressionBombError as error:
-        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        raise UserError(f"{path} claims to have more than {most:,} pixels; scale it down, or remove it") from error
-    except _UNREADABLE as error:
-        raise UserError(f"{path} is not a picture ({type(error).__name__}); remove or replace it") from error
-
-
-def _survey_files(files: list[Path], request: Request, size: int | None) -> tuple[bool, tuple[int, int]]:
-    """Whether all pictures are grey, and their [H, W]; only the files' headers are read.
-
-    What all of them unpack to is bounded by what they take on disk, before the first is decoded.
-    """
-    grey, pixels = True, 0
-    first: dict[tuple[int, int], Path] = {}  # of each size
-    for path in files:
-        with _open(path) as picture:
-            pixels += picture.size[0] * picture.size[1]
-            if picture.mode.startswith(DEEP):
-                raise UserError(f"{path} has more than 8 bits per channel ({picture.mode}); save it with 8")
-            grey = grey and picture.mode in GREY
-            first.setdefault(picture.size, path)
-    channels = 1 if grey else 3
-    if size is not None:
-        check_unpacked(pixels * channels, size_on_disk(files), request.name, at_once=False)
-        check_memory(len(files) * channels * size**2, request.name, "give a smaller size, or fewer pictures")
-        return grey, (size, size)
-    if len(first) > 1:
-        one, other = (f"{path} is {width}×{height}" for (width, height), path in list(first.items())[:2])
-        instead = f"{request.spell(size=64)} scales and crops all to 64×64"
-        raise UserError(f"all pictures must have the same size: {one}, {other}; {instead}")
-    check_unpacked(pixels * channels, size_on_disk(files), request.name)
-    ((width, height),) = first
-    return grey, (height, width)
-
-
-def _decode(files: list[tuple[Path, int]], shape: tuple[int, int], size: int | None, mode: str) -> Split:
-    images = np.empty((len(files), len(mode), *shape), np.uint8)
-    for image, (path, _) in zip(images, files, strict=True):
-        with _open(path) as picture:
-            try:
-                plain = flatten_mode(picture, mode)
-            except _UNREADABLE as error:
-                raise UserError(f"{path} is damaged ({error}); replace or remove it") from error
-        pixels = np.asarray(plain if size is None else crop_square(plain, size))
-        image[:] = pixels if mode == "L" else pixels.transpose(2, 0, 1)
-    return Split(images, np.array([label for _, label in files], np.int64))
 
 
 PICTURES = (".png", ".jpg", ".jpeg")
@@ -275,7 +251,7 @@ def _lines(path: Path) -> list[str]:
         raise UserError(f"{path} is not UTF-8 text; unpack the set again") from error
 
 
-CINIC10 = row_source(
+CINIC10 = published_source(
     "cinic10",
     "CIFAR-10's classes, with pictures from ImageNet too",
     "Darlow et al. 2018, github.com/BayesWatch/cinic-10",
@@ -294,7 +270,7 @@ CINIC10 = row_source(
         whole="(valid=train)",
     ),
 )
-TINY_IMAGENET = row_source(
+TINY_IMAGENET = published_source(
     "tiny-imagenet",
     "small pictures from ImageNet",
     "Le & Yang 2015, cs231n.stanford.edu/tiny-imagenet-200.zip",
@@ -311,7 +287,7 @@ TINY_IMAGENET = row_source(
         tree="tiny-imagenet-200/",
     ),
 )
-OMNIGLOT = row_source(
+OMNIGLOT = published_source(
     "omniglot",
     "handwritten characters, with their drawers as users",
     "Lake et al. 2015, github.com/brendenlake/omniglot",

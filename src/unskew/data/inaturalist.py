@@ -15,8 +15,8 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, brief
 from unskew.core.key import Key
 from unskew.core.limits import check_unpacked, read_plain, size_on_disk
+from unskew.data.photo_sources import published_source
 from unskew.data.rows import Rows, read_split
-from unskew.data.tables import row_source
 
 WHERE = "github.com/visipedia/inat_comp/tree/master/2017"
 
@@ -170,12 +170,11 @@ def _read(folder: Path, name: str, archive: str, kind: type[Content]) -> Content
         raise UserError(f"{path} is damaged, or not the published file: {error}; fetch it again") from error
 
 
-INATURALIST = row_source(
+INATURALIST = published_source(
     "inaturalist",
     "photographs of species with users and places (iNaturalist-2017)",
     f"Van Horn et al. 2018, {WHERE}",
     inaturalist_rows,
     folders=("inaturalist", "inaturalist-2017", "inat2017", "2017"),
     known_by=("train2017.json", "train_val2017.zip"),
-    side=224,
 )

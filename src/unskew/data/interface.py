@@ -14,11 +14,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from unskew.core.limits import usable_path, user_path
 from unskew.core.text import Call, Value
 from unskew.core.types import Examples, ImageSet
 from unskew.data.photographs import Say, silent
+from unskew.data.review import Summary
 from unskew.data.rows import Rows
 from unskew.data.store import Cache
 
@@ -27,6 +29,8 @@ OTHER = "complete, but not the published file"
 NO_CHECKSUM = "no published checksum"
 DAMAGED = "cannot be read completely"
 BROKEN = "is a broken photograph"
+
+SIDE = 224  # pixels: the size of photographs where no network is known
 
 _GROUP = re.compile(r"""(.+?)\s*\((\s*[A-Za-z_]\w*\s*=(?:[^()"']|"[^"]*"|'[^']*')*)\)\s*""", re.DOTALL)
 
@@ -51,6 +55,8 @@ class Request:
         Where decoded photographs are kept; None for the default.
     say
         Is told how far reading is.
+    side
+        The network's input size: photographs of different sizes become squares of this side.
     """
 
     name: str
@@ -60,6 +66,7 @@ class Request:
     data_dir: Path | None = None
     cache: Cache | None = None
     say: Say = silent
+    side: int = SIDE
 
     def spell(self, **changed: Value) -> str:
         """The text with these options changed or added."""
@@ -76,6 +83,7 @@ class Finding:
     status: str  # AS_PUBLISHED | OTHER | NO_CHECKSUM | DAMAGED | BROKEN
     detail: str
     notes: tuple[str, ...] = ()
+    summary: Summary | None = None  # of data that were read completely
 
     @property
     def whole(self) -> bool:
@@ -93,7 +101,7 @@ class Download:
 
     base: str
     folder: str
-    files: dict[str, str]  # name -> MD5
+    files: dict[str, str]  # name -> MD5; empty where none was published
     members: tuple[str, ...] = ()
     mirrors: tuple[str, ...] = ()  # tried in turn where the base does not have it
     tree: str | None = None
@@ -118,8 +126,7 @@ class Source:
     locate
         The folder of the set in a data folder; a UserError where it is not there. None: there is nothing to find.
     rows
-        ``rows(request, *, options)``, for a set of photographs: the same as a table. Its options are options of
-        ``load`` too.
+        ``rows(request, **options)``, for a published set of photographs: the same as a table.
     examples
         The same as ``load``, without the images. None: ``load`` is quick enough.
     check
@@ -129,6 +136,10 @@ class Source:
         or the user's files decide.
     download
         Where it can be fetched.
+    reads
+        A function that ``load`` calls with its own keyword-only parameters, which are options too.
+    remote
+        Whether what follows the colon may be a name instead of a file.
     """
 
     name: str
@@ -144,6 +155,8 @@ class Source:
     shape: tuple[int, int, int] | None = None
     sizes: tuple[int, int] | None = None
     download: Download | None = None
+    reads: Callable[..., Any] | None = None
+    remote: bool = False
 
     @property
     def spelling(self) -> str:
@@ -152,8 +165,8 @@ class Source:
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
-        """The keyword-only parameters of ``rows`` and ``load``."""
-        signatures = [inspect.signature(function) for function in (self.rows, self.load) if function is not None]
+        """The keyword-only parameters of ``reads`` and ``load``."""
+        signatures = [inspect.signature(function) for function in (self.reads, self.load) if function is not None]
         parameters = [parameter for signature in signatures for parameter in signature.parameters.values()]
         return {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
 

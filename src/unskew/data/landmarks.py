@@ -12,8 +12,8 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, brief
 from unskew.core.key import Key
 from unskew.core.units import counted
+from unskew.data.photo_sources import published_source
 from unskew.data.rows import Rows, is_number, read_columns, read_split
-from unskew.data.tables import row_source
 
 WHERE = "github.com/cvdfoundation/google-landmark"
 MIN_IMAGES, MIN_USERS, MIN_LANDMARKS = 30, 10, 5  # of a landmark or user, of a landmark, of a user
@@ -133,12 +133,11 @@ def _paths(images: list[str], below: str) -> list[str]:
     return [f"{below}{i[0]}/{i[1]}/{i[2]}/{i}.jpg" for i in images]
 
 
-LANDMARKS = row_source(
+LANDMARKS = published_source(
     "landmarks",
     "photographs of landmarks with users (Google Landmarks v2, cleaned)",
     f"Weyand et al. 2020, {WHERE}",
     landmarks_rows,
     folders=("landmarks", "google-landmark", "gldv2"),
     known_by=("train_clean.csv",),
-    side=224,
 )

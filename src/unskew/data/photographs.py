@@ -3,7 +3,11 @@
 A first pass decodes every photograph, so that broken ones are known before training; an interrupted pass continues
 where it stopped. Every image that is read is compared with the checksum of that first pass.
 
-Shapes: N photographs, B of them in a batch, [ch, H, W] one image; counts [3, 256], pixels per channel and value.
+A stored photograph is whole: its shorter side has the set's size, and its longer side at most ``decode.LONGEST`` times
+that. Random crops are cut from it; where no crop is drawn, as in evaluation, the middle square is taken.
+
+Shapes: N photographs, B of them in a batch, [ch, h, w] a stored photograph, [ch, H, W] one image; counts [3, 256],
+pixels per channel and value.
 """
 
 import hashlib
@@ -11,12 +15,14 @@ import json
 import os
 import threading
 import weakref
+import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +36,25 @@ from unskew.core.limits import check_memory
 from unskew.core.machine import cores
 from unskew.core.plugins import require_extra
 from unskew.core.types import Arrays
-from unskew.data.decode import DECODER, Broken, NoBytes, Picture, Pixels, decode, quiet
+from unskew.data.decode import DAMAGE, DECODER, Broken, NoBytes, Picture, Pixels, center, decode, quiet
 from unskew.data.store import ENTRY, NOT_STORED, Cache, Entries, Store, StoreReader, make_room, open_store
 
 BATCH, BATCH_BYTES = 64, 32 * 10**6  # photographs of a parquet file that are read at a time, and their bytes
 PAGE = 1024  # rows of a parquet file that are unpacked together: as many as its usual writers put on a page
 BUFFER = 1 << 20
+MEMBER_BYTES = 256 * 10**6  # of a picture in an archive
+AS_THEY_ARE = 512  # pixels: photographs of one size with longer sides are scaled down too
 
 Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """Photographs in files below ``root``; their names are one text in UTF-8, ``ends`` says where each ends."""
+    """Photographs in files below ``root``, a folder or a zip archive."""
 
     root: Path
-    names: npt.NDArray[np.uint8]
-    ends: Numbers  # [N]
+    names: npt.NDArray[np.uint8]  # of all files, one text in UTF-8
+    ends: Numbers  # [N], where each name ends in it
 
     @staticmethod
     def of(root: Path, paths: Iterable[str]) -> "Files":
@@ -57,23 +65,23 @@ class Files:
     def __len__(self) -> int:
         return len(self.ends)
 
-    def path(self, row: int) -> Path:
-        """Where that photograph is."""
+    def _name(self, row: int) -> str:
         start = self.ends[row - 1] if row else 0
-        return self.root / os.fsdecode(self.names[start : self.ends[row]].tobytes())
+        return os.fsdecode(self.names[start : self.ends[row]].tobytes())
 
     def name(self, row: int) -> str:
         """What a message calls it: its path."""
-        return str(self.path(row))
+        return str(self.root / self._name(row))
 
     def stamps(self) -> list[bytes | None]:
         """For each 16 bytes that change when its file does, by size or time; None where there is no file."""
         text, root, start, stamps = self.names.tobytes(), os.fsencode(self.root), 0, list[bytes | None]()
+        zipped = os.stat(root) if _is_zip(self.root) else None
         for end in self.ends.tolist():
             path = os.path.join(root, text[start:end])
             start = end
             try:
-                about = os.stat(path)
+                about = zipped or os.stat(path)
             except (OSError, ValueError):
                 stamps.append(None)
                 continue
@@ -82,12 +90,15 @@ class Files:
         return stamps
 
     def contents(self, rows: Sequence[int]) -> list[Picture | None]:
-        """These photographs as ``decode`` takes them: paths."""
-        return [self.path(row) for row in rows]
+        """These photographs as ``decode`` takes them: paths, or the bytes in an archive."""
+        if not _is_zip(self.root):
+            return [self.root / self._name(row) for row in rows]
+        archive = _open_zip(self.root, self.root.stat().st_mtime_ns)
+        return [_read_member(archive, self._name(row)) for row in rows]
 
     def together(self) -> int:
-        """How many ``contents`` may give at once: all, a path takes next to nothing."""
-        return max(1, len(self))
+        """How many ``contents`` may give at once: of paths all, they take next to nothing."""
+        return BATCH if _is_zip(self.root) else max(1, len(self))
 
     def part(self, rows: Numbers) -> "Files":
         """These rows alone."""
@@ -99,6 +110,25 @@ class Files:
     def described(self) -> tuple[dict[str, Any], Arrays]:
         """How another process opens them: the root as a word, the rest as arrays."""
         return {"kind": "files", "root": str(self.root)}, {"names": self.names, "ends": self.ends}
+
+
+def _is_zip(root: Path) -> bool:
+    return root.suffix.lower() == ".zip" and root.is_file()
+
+
+@lru_cache(maxsize=2)
+def _open_zip(path: Path, changed: int) -> zipfile.ZipFile:
+    """The archive, opened once: reading its list of members takes a second where there are many."""
+    return zipfile.ZipFile(path)
+
+
+def _read_member(archive: zipfile.ZipFile, name: str) -> bytes | None:
+    try:
+        if archive.getinfo(name).file_size <= MEMBER_BYTES:
+            return archive.read(name)
+    except (KeyError, zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error, *DAMAGE):
+        pass
+    return None  # decode refuses it
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +305,6 @@ class Photographs:
         memory: int, sha256: str
     ) -> None:  # fmt: skip
         self._source, self._where, self._size, self._store = source, where, size, store
-        self._offset, self._crc, self._channels = where["offset"], where["crc"], where["channels"]
         self.shape = (len(source), *shape)
         self.dtype: np.dtype[np.uint8] = np.dtype(np.uint8)
         self.sha256 = sha256
@@ -301,18 +330,23 @@ class Photographs:
         return self.take(rows) if rows.ndim else self.take(rows[None])[0]
 
     def take(self, index: npt.NDArray[np.int64]) -> Pixels:
-        """[B, ch, H, W], the images of these numbers."""
+        """[B, ch, H, W], the middle of the photographs of these numbers."""
         images = np.empty((len(index), *self.shape[1:]), np.uint8)
-        missing: dict[int, list[int]] = {}  # the places of each image that is not in the store
-        for position, row in enumerate(index.tolist()):
-            if not self._stored(row, images[position]):
-                missing.setdefault(row, []).append(position)
-        known = {row: record for row in missing if (record := self.recent.get((self.sha256, row))) is not None}
-        known |= self._decoded(sorted(set(missing) - set(known)))
-        for row, record in known.items():
-            images[missing[row]] = record  # a grey one becomes all channels
-            self.recent.keep((self.sha256, row), record)
+        for image, pixels in zip(images, self.whole(index), strict=True):
+            image[:] = center(pixels, self._size)  # a gray one becomes all channels
         return images
+
+    def whole(self, index: npt.NDArray[np.int64]) -> list[Pixels]:
+        """[ch, h, w] each, the photographs of these numbers as they are stored."""
+        found: dict[int, Pixels] = {}
+        for row in dict.fromkeys(index.tolist()):
+            if (record := self._stored(row)) is None and (record := self.recent.get((self.sha256, row))) is None:
+                continue
+            found[row] = record
+        for row, record in self._decoded(sorted(set(index.tolist()) - set(found))).items():
+            found[row] = record
+            self.recent.keep((self.sha256, row), record)
+        return [found[row] for row in index.tolist()]
 
     def described(self) -> tuple[str, Arrays]:
         """How another process opens them."""
@@ -322,17 +356,15 @@ class Photographs:
         about |= {"memory": self.memory, "sha256": self.sha256}
         return json.dumps(about), arrays | {f"{KEPT}{name}": values for name, values in self._where.items()}
 
-    def _stored(self, row: int, image: Pixels) -> bool:
-        """Read it from the store into its place; False where it is not there, or damaged."""
-        offset = int(self._offset[row])
+    def _stored(self, row: int) -> Pixels | None:
+        """Read it from the store; None where it is not there, or damaged."""
+        offset = int(self._where["offset"][row])
         if self._file is None or offset < 0:
-            return False
-        record = image if self._channels[row] == len(image) else np.empty((1, *image.shape[1:]), np.uint8)
-        if os.preadv(self._file, [record.data], offset) != record.nbytes or zlib.crc32(record.data) != self._crc[row]:
-            return False
-        if record is not image:
-            image[:] = record
-        return True
+            return None
+        record = np.empty([int(self._where[side][row]) for side in ("channels", "height", "width")], np.uint8)
+        if os.preadv(self._file, [record.data], offset) != record.nbytes:
+            return None
+        return record if zlib.crc32(record.data) == self._where["crc"][row] else None
 
     def _decoded(self, rows: list[int]) -> dict[int, Pixels]:
         if not rows:
@@ -350,10 +382,10 @@ class Photographs:
             record = decode(content, self._size)
         except Broken as error:
             raise StorageFailure(f"{name} {error}, but was intact when the table was read; restore it") from error
-        if zlib.crc32(record.data) != self._crc[row]:
+        if zlib.crc32(record.data) != self._where["crc"][row]:
             raise StorageFailure(f"{name} has changed since the table was read; start again")
-        if self._file is not None and self._offset[row] >= 0:
-            self._store.repair(int(self._offset[row]), record.tobytes())
+        if self._file is not None and self._where["offset"][row] >= 0:
+            self._store.repair(int(self._where["offset"][row]), record.tobytes())
         return record
 
 
@@ -385,6 +417,10 @@ def silent(stage: str, done: int, total: int) -> None:
     """Say nothing."""
 
 
+class DifferentSizes(Exception):
+    """Photographs that cannot be used as they are; the message says which and why."""
+
+
 @dataclass(frozen=True)
 class Scanned:
     """What a pass found: the entry of each photograph, why some have none, the training pixels' values."""
@@ -393,14 +429,29 @@ class Scanned:
     broken: dict[int, str]  # why, by row
     photographs: Callable[[Numbers], Photographs]  # of these rows, all good
     counts: Counts
-    grey: bool
+    gray: bool
     on_disk: int  # bytes of these photographs in the store
     beyond: int  # how many are not in the store
+    sha256: npt.NDArray[np.void]  # [N], of each photograph's pixels
+    size: int | None  # what the shorter side was scaled to
+    scaled: str = ""  # why, where nobody asked for it
 
 
-def scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cache, say: Say) -> Scanned:
-    """Decode whatever the store does not have; ``name`` is the table's own, and decides which store it is."""
+def scan(source: Pictures, name: str, size: int | None, side: int, train: Bools, cache: Cache, say: Say) -> Scanned:
+    """Decode whatever the store does not have; ``name`` is the table's own, and decides which store it is.
 
+    Without a ``size``, photographs that all have one are used as they are, unless they are large. Others are scaled to
+    ``side``.
+    """
+    if size is not None:
+        return _scan(source, name, size, train, cache, say)
+    try:
+        return _scan(source, name, None, train, cache, say)
+    except DifferentSizes as reason:
+        return replace(_scan(source, name, side, train, cache, say), scaled=str(reason))
+
+
+def _scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cache, say: Say) -> Scanned:
     def waiting() -> None:
         say("waiting for another process that reads this table", 0, 0)
 
@@ -415,28 +466,30 @@ def scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cac
             room = make_room(cache, store, seen.bytes_to_store(size))
         todo = seen.todo(room)
         done = len(source) - len(todo)
+        if size is None:
+            _check_sizes(source, seen.entries, seen.good)
         for rows, found in _decode_chunks(source, todo, size):
             room -= seen.add(store, rows, found, room)
             done += len(rows)
             say(READING, done, len(source))
             if size is None:
                 _check_sizes(source, seen.entries, seen.good)
-        if size is None:
-            _check_sizes(source, seen.entries, seen.good)
         good, entries = seen.good, seen.entries
-        grey = bool((entries["channels"][good] == 1).all())
-        channels, reader = 1 if grey else 3, StoreReader(store.folder, store.number)
+        gray = bool((entries["channels"][good] == 1).all())
+        channels, reader = 1 if gray else 3, StoreReader(store.folder, store.number)
 
         def photographs(rows: Numbers) -> Photographs:
             mine = entries[rows]
-            where = {name: mine[name].astype(np.int64) for name in ("offset", "crc", "channels")}
-            shape = channels, int(mine["height"][0]), int(mine["width"][0])
+            where = {name: mine[name].astype(np.int64) for name in ("offset", "crc", "channels", "height", "width")}
+            height, width = (size, size) if size else (int(mine["height"][0]), int(mine["width"][0]))
             digest = hashlib.sha256(f"{channels}\n".encode() + mine["sha256"].tobytes()).hexdigest()
+            shape = channels, height, width
             return Photographs(source.part(rows), where, shape, size, reader, cache.memory, digest)
 
-        counts = _all_counts(store, seen, photographs, say)
+        counts = _all_counts(store, seen, photographs, size, say)
     beyond = int((good & (entries["offset"] == NOT_STORED)).sum())
-    return Scanned(good, seen.broken, photographs, counts, grey, seen.stored_bytes(), beyond)
+    on_disk = seen.stored_bytes()
+    return Scanned(good, seen.broken, photographs, counts, gray, on_disk, beyond, entries["sha256"], size)
 
 
 class _Pass:
@@ -455,7 +508,7 @@ class _Pass:
 
     def bytes_to_store(self, size: int | None) -> int:
         """What the photographs that are not in the store will take there, as far as that is known."""
-        size_of_one = 3 * size**2 if size is not None else int(_bytes(self.entries).max(initial=0))
+        size_of_one = 4 * size**2 if size is not None else int(_bytes(self.entries).max(initial=0))  # sides of 4 : 3
         return int((~self.good | (self.entries["offset"] == NOT_STORED)).sum()) * size_of_one
 
     def stored_bytes(self) -> int:
@@ -496,7 +549,7 @@ def _decode_chunks(source: Pictures, todo: Numbers, size: int | None) -> Iterato
 
     Where no size is given, how large photographs are is known from those before.
     """
-    most, largest, start = source.together() if len(todo) else 1, 3 * (size or 0) ** 2, 0
+    most, largest, start = source.together() if len(todo) else 1, 4 * (size or 0) ** 2, 0
     with quiet(), ThreadPoolExecutor(cores()) as pool:
         while start < len(todo):
             rows = todo[start : start + (min(most, _together(largest)) if largest else FEW)]
@@ -518,48 +571,54 @@ def _examine(content: Picture | None, size: int | None) -> _Decoded | str:
         return str(error)
     if max(pixels.shape) >= 2**16:
         return f"has sides of {pixels.shape[2]:,} and {pixels.shape[1]:,} pixels; scale it down"
-    counts = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in pixels])
     digest = hashlib.sha256(json.dumps(pixels.shape).encode() + b"\n")
     digest.update(pixels.data)
-    return _Decoded(pixels, digest.digest(), zlib.crc32(pixels.data), np.broadcast_to(counts, (3, 256)))
+    return _Decoded(pixels, digest.digest(), zlib.crc32(pixels.data), count_values(center(pixels, size)[None]))
+
+
+def count_values(images: Pixels) -> Counts:
+    """[3, 256], how many pixels of each channel have each value; a gray image's count for all three."""
+    channels = [np.bincount(images[:, channel].ravel(), minlength=256) for channel in range(images.shape[1])]
+    return np.broadcast_to(np.stack(channels), (3, 256)).astype(np.int64)
 
 
 def _check_sizes(source: Pictures, entries: Entries, good: Bools) -> None:
     rows = np.flatnonzero(good)
     height, width = entries["height"][rows], entries["width"][rows]
-    if len(rows) and len(other := np.flatnonzero((height != height[0]) | (width != width[0]))):
+    if len(other := np.flatnonzero((height != height[:1]) | (width != width[:1]))):
         one, two = (f"{source.name(int(rows[at]))} is {width[at]}×{height[at]}" for at in (0, other[0]))
-        instead = "the option size=128 scales and crops all to 128×128"
-        raise UserError(f"all photographs must have the same size: {one}, {two}; {instead}")
+        raise DifferentSizes(f"photographs have different sizes ({one}, {two})")
+    if len(rows) and max(height[0], width[0]) > AS_THEY_ARE:
+        raise DifferentSizes(f"photographs are large ({width[0]}×{height[0]})")
 
 
-def _all_counts(store: Store, seen: _Pass, photographs: Callable[[Numbers], Photographs], say: Say) -> Counts:
+def _all_counts(
+    store: Store, seen: _Pass, photographs: Callable[[Numbers], Photographs], size: int | None, say: Say
+) -> Counts:
     """The values of all training pixels; photographs not decoded in this pass are read, unless the counts are kept."""
     train, counts = seen.train & seen.good, seen.counts.copy()
     rest = np.flatnonzero(train & ~seen.counted)
     digest = hashlib.sha256(seen.entries["sha256"][train].tobytes()).hexdigest()
     path = store.folder / f"counts-{digest[:32]}.json"
-    known = _read_counts(path, seen.entries[train])
+    areas = seen.entries["height"][train].astype(np.int64) * seen.entries["width"][train]
+    known = _read_counts(path, int(areas.sum()) if size is None else int(train.sum()) * size**2)
     if known is not None or not train.any():
         return counts if known is None else known
     step = _together(int(_bytes(seen.entries[rest]).max(initial=0)))
     for start in range(0, len(rest), step):
-        part = photographs(rest[start : start + step])[:]
-        for channel in range(3):
-            counts[channel] += np.bincount(part[:, min(channel, part.shape[1] - 1)].ravel(), minlength=256)
+        counts += count_values(photographs(rest[start : start + step])[:])
         say("measuring the photographs", min(start + step, len(rest)), len(rest))
     with suppress(UserError):  # the disk is full: they are counted again another time
         write_whole(path, json.dumps({"counts": counts.tolist()}).encode())
     return counts
 
 
-def _read_counts(path: Path, entries: Entries) -> Counts | None:
+def _read_counts(path: Path, pixels: int) -> Counts | None:
     """The counts that were kept for these images, if they can be theirs."""
     try:
         values = np.array(parse_json(read_content(path) or b"")["counts"])
     except (UserError, ValueError, TypeError, KeyError):
         return None
-    pixels = int((entries["height"].astype(np.int64) * entries["width"]).sum())
     fits = values.shape == (3, 256) and values.dtype.kind == "i" and (values >= 0).all()
     return values.astype(np.int64) if fits and (values.sum(axis=1) == pixels).all() else None
 

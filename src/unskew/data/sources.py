@@ -19,13 +19,15 @@ from unskew.core.types import Examples, ImageSet
 from unskew.data.arrays import ARRAYS, load_from_function
 from unskew.data.folders import CINIC10, FOLDER, OMNIGLOT, TINY_IMAGENET
 from unskew.data.inaturalist import INATURALIST
-from unskew.data.interface import Finding, Request, Source, split_options
+from unskew.data.interface import SIDE, Finding, Request, Source, split_options
 from unskew.data.landmarks import LANDMARKS
+from unskew.data.photo_sources import describe_images
 from unskew.data.photographs import Say, silent
 from unskew.data.published import PUBLISHED
+from unskew.data.review import review, summarize
 from unskew.data.rows import Rows, is_number
 from unskew.data.store import Cache
-from unskew.data.tables import TABLE, describe_images
+from unskew.data.tables import TABLE
 
 SOURCES: dict[str, Source] = {
     source.name: source
@@ -34,7 +36,7 @@ SOURCES: dict[str, Source] = {
 
 
 def parse(
-    text: str, data_dir: Path | None = None, cache: Cache | None = None, say: Say = silent
+    text: str, data_dir: Path | None = None, cache: Cache | None = None, say: Say = silent, side: int = SIDE
 ) -> tuple[Source, Request]:
     """Find the source that a text names, and what it is asked for; the options are checked against the source's.
 
@@ -49,14 +51,15 @@ def parse(
         call = parse_call(f"{kind}({options})", "data set")
     elif base not in SOURCES or SOURCES[base].path:
         known = [*(source.spelling for source in SOURCES.values()), "package.module:function"]
-        raise UserError(f"no data set is called {brief(text)}; {nearest(text.lower(), known)}")
+        hint = _hint(text) or nearest(text.lower(), known)
+        raise UserError(f"no data set is called {brief(text)}; {hint}")
     elif "?" in text.partition("(")[0]:
         query = text.partition("?")[2]
     else:
         call = parse_call(text, "data set")
     if query:
         call = _parse_query(base, query, text)
-    request = Request(text, call, path, bool(query), data_dir, cache, say)
+    request = Request(text, call, path, bool(query), data_dir, cache, say, side)
     _options(request)
     return SOURCES[base], request
 
@@ -67,16 +70,15 @@ def is_function(text: str) -> bool:
     return match is not None and match[1] not in SOURCES
 
 
-def load(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> ImageSet:
+def load(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent, side: int = SIDE) -> ImageSet:
     """Load the image set of that text; the parameters are described in ``Request``."""
     if is_function(text):
-        return load_from_function(text, data_dir)
-    source, request = parse(text, data_dir, cache, say)
-    images = source.load(request, **_options(request))
-    if not request.old:
-        return images
-    note = f"the next release will not accept the spelling with ?; write {request.spell()}"
-    return replace(images, notes=(*images.notes, note))
+        images, old = load_from_function(text, data_dir), list[str]()
+    else:
+        source, request = parse(text, data_dir, cache, say, side)
+        images = source.load(request, **_options(request))
+        old = [f"the next release will not accept the spelling with ?; write {request.spell()}"] * request.old
+    return replace(images, notes=(*images.notes, *review(summarize(images)), *old))
 
 
 def load_examples(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> Examples:
@@ -107,7 +109,10 @@ def check(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say
     if not is_function(text):
         source, request = parse(text, data_dir, cache, say)
         if source.check is not None:
-            return source.check(request, **_options(request))
+            found = source.check(request, **_options(request))
+            return [
+                replace(each, notes=(*each.notes, *review(each.summary))) if each.summary else each for each in found
+            ]
         where = user_path(request.path) if request.path else where
     return [describe_images(where, load(text, data_dir, cache, say))]
 
@@ -150,6 +155,16 @@ def find_moved(text: str, data_dir: Path | None) -> str:
     if data_dir is not None and os.path.lexists(found := data_dir / Path(path).name):
         return _spell(replace(request, path=str(found)))
     raise UserError(f"{path} does not exist; if it has moved, give its new folder as --data-dir DIR")
+
+
+def _hint(text: str) -> str:
+    """The text that was meant, where it is a file or folder without its kind."""
+    path = re.split(r"\(|\?", text)[0]
+    kind = {".csv": "table", ".tsv": "table", ".parquet": "table", ".npz": "arrays", ".zip": "folder"}
+    kind |= {".json": "coco", "": "folder"}
+    suffix = Path(path).suffix.lower()
+    is_path = suffix in kind and (suffix or os.path.isdir(user_path(path)))
+    return f"did you mean {kind[suffix]}:{text}?" if is_path else ""
 
 
 def _spell(request: Request, **changed: Value) -> str:

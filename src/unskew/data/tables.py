@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,18 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core import limits
-from unskew.core.errors import UserError, brief, nearest
-from unskew.core.limits import MAX_CLASSES, check_memory, check_plain, check_unpacked, is_folder, user_path
+from unskew.core.errors import UserError, brief
+from unskew.core.limits import MAX_CLASSES, check_memory, check_plain, check_unpacked, user_path
 from unskew.core.plugins import require_extra
 from unskew.core.text import cut
-from unskew.core.types import Examples, ImageSet, Split
-from unskew.core.units import counted, format_bytes
 from unskew.data import photographs
-from unskew.data.arrays import every_fifth, moments
-from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, Finding, Request, Source
-from unskew.data.photographs import Files, Parquet, Pictures, Scanned, scan
+from unskew.data.arrays import every_fifth
+from unskew.data.interface import Request
+from unskew.data.photo_sources import photograph_source
+from unskew.data.photographs import Files, Parquet, Pictures
 from unskew.data.rows import Rows
-from unskew.data.store import cache_of
 
 OPTIONAL = ("user", "latitude", "longitude", "split")
 COLUMNS = ("path", "image", "label", *OPTIONAL)
@@ -158,19 +155,7 @@ def check_columns(columns: Columns) -> Rows:
         users = np.array([user.strip() for user in columns.user], np.str_)  # empty: the example belongs to no client
     root, paths = columns.file.absolute().parent, list(columns.path or ())
     rows = Rows(root, paths, labels, classes, test, users, _places(columns), kept=every).part(kept)
-    return replace(rows, notes=(*columns.notes, *notes, *_repeated(rows)))
-
-
-def _repeated(rows: Rows) -> list[str]:
-    """A note on photographs that are listed twice: in train and in test, they make accuracy look better than it is."""
-    listed = list(zip(rows.paths, rows.test.tolist(), strict=False))  # no paths where the table has the bytes
-    parts = [{path for path, test in listed if test is part} for part in (False, True)]
-    both = len(parts[0] & parts[1])
-    twice = len(listed) - len(parts[0]) - len(parts[1]) + both
-    if not twice:
-        return []
-    more = f", {both:,} of them in train and in test" if both else ""
-    return [f"{counted(twice, 'row')} {'repeats' if twice == 1 else 'repeat'} a photograph of another row{more}"]
+    return replace(rows, notes=(*columns.notes, *notes))
 
 
 def _split(columns: Columns) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], list[str]]:
@@ -297,36 +282,6 @@ def _class_names(schema: Any, label: str) -> tuple[str, ...] | None:
     return None
 
 
-NAMED = 5  # broken photographs in a message
-LOOKED_FOR = 50  # of the pictures that annotations name, check looks for every 50th
-
-
-def make_loaders(
-    read: Callable[..., tuple[Pictures, Rows, str]], side: int | None = None
-) -> tuple[Callable[..., ImageSet], Callable[..., Examples]]:
-    """Make ``load`` and ``examples`` of a source of photographs; ``side`` is the default of the option ``size``.
-
-    ``read(request, *, options)`` returns where the photographs are, what is said of them, and their store's name.
-    """
-
-    def load(request: Request, *, size: int | None = side, broken: str = "stop", **options: Any) -> ImageSet:
-        """``size``: the side in pixels that photographs are scaled and cropped to; ``broken``: stop or skip."""
-        _check_reading(request, size, broken)
-        pictures, rows, store = read(request, **options)
-        return _image_set(request, pictures, rows, _scan(request, pictures, rows, store, size), size, broken)
-
-    def examples(request: Request, *, size: int | None = side, broken: str = "stop", **options: Any) -> Examples:
-        """Photographs are read only where broken ones are to be skipped."""
-        _check_reading(request, size, broken)
-        if broken == "skip":
-            return load(request, size=size, broken=broken, **options).examples
-        rows = read(request, **options)[1]
-        train = rows.part(np.flatnonzero(~rows.test))
-        return Examples(train.labels, train.classes, train.users, train.places)
-
-    return load, examples
-
-
 def read_table(request: Request) -> tuple[Pictures, Rows, str]:
     """Read where a table's photographs are, what it says of them, and the name of its store."""
     path = user_path(request.path)
@@ -340,143 +295,6 @@ def read_table(request: Request) -> tuple[Pictures, Rows, str]:
     return Files.of(rows.root, rows.paths), rows, store
 
 
-def check_table(request: Request, *, size: int | None = None, broken: str = "stop") -> list[Finding]:
-    """Return a finding for each broken photograph, then one for the table."""
-    _check_reading(request, size, broken)
-    pictures, rows, store = read_table(request)
-    scanned = _scan(request, pictures, rows, store, size)
-    findings = [Finding(pictures.name(row), 0, BROKEN, why) for row, why in sorted(scanned.broken.items())]
-    if findings and broken == "stop":
-        share = f"{len(findings):,} of {counted(len(pictures), 'photograph')} cannot be read"
-        detail = f"{share}; replace them, or leave them out: {request.spell(broken='skip')}"
-        return [*findings, Finding(request.name, 0, DAMAGED, detail)]
-    images = _image_set(request, pictures, rows, scanned, size, broken)
-    return [*findings, describe_images(user_path(request.path), images, images.notes)]
-
-
-def describe_images(where: Path, images: ImageSet, notes: tuple[str, ...] = ()) -> Finding:
-    """Return the finding for data that were read whole."""
-    detail = f"{len(images.train):,} training and {len(images.test):,} test images"
-    size = where.stat().st_size if where.is_file() else images.train.images.nbytes + images.test.images.nbytes
-    return Finding(str(where), size, NO_CHECKSUM, detail, notes)
-
-
-_WHAT = "your own photographs: path or image, label, user, latitude, longitude, split (.parquet too)"
-_LOAD, _EXAMPLES = make_loaders(read_table)
-TABLE = Source("table", _WHAT, "yours", _LOAD, path="FILE.csv", examples=_EXAMPLES, check=check_table)
-
-
-def row_source(
-    name: str,
-    what: str,
-    origin: str,
-    rows: Callable[..., Rows],
-    *,
-    folders: tuple[str, ...],
-    known_by: tuple[str, ...],
-    side: int | None = None,
-    **facts: Any,
-) -> Source:
-    """Make the source of a published set of photographs, which is read like a table.
-
-    Parameters
-    ----------
-    rows
-        ``rows(folder, *, options)`` lists the photographs in the set's folder.
-    folders
-        Where the set is looked for below the data folder, which is looked in last.
-    known_by
-        Files or folders of the set, any one of which shows that it is there.
-    side
-        The default of the option ``size``.
-    name, what, origin, facts
-        As in ``Source``: classes, shape, sizes, download.
-    """
-
-    def locate(data_dir: Path | None) -> Path:
-        files = " or ".join(known_by)
-        if data_dir is None or not is_folder(data_dir):
-            given = "no data folder was given" if data_dir is None else f"the data folder {data_dir} does not exist"
-            raise UserError(f"{name}: {given}; pass the folder that has {folders[0]}/{files} as --data-dir DIR")
-        looked = [*(data_dir / folder for folder in folders), data_dir]
-        for folder in looked:
-            if any((folder / file).exists() for file in known_by):
-                return folder
-        places = ", ".join(map(str, looked))
-        raise UserError(f"{name} was not found: {files} is in none of {places}; get it from {origin.split()[-1]}")
-
-    @wraps(rows)
-    def read_rows(request: Request, **options: Any) -> Rows:
-        folder = locate(request.data_dir)
-        request.say(f"reading the files of {name} in {folder}", 0, 0)
-        return rows(folder, **options)
-
-    def read(request: Request, **options: Any) -> tuple[Pictures, Rows, str]:
-        made = read_rows(request, **options)
-        root = made.root.absolute()
-        return Files.of(root, made.paths), made, f"{request.call.name} in {root}"
-
-    def check(request: Request, *, size: int | None = side, broken: str = "stop", **options: Any) -> list[Finding]:
-        """Count the rows, and those of the pictures that are there, of the ones looked for."""
-        made = read_rows(request, **options)
-        train, looked = int(np.count_nonzero(~made.test)), made.paths[::LOOKED_FOR]
-        present = sum((made.root / str(path)).is_file() for path in looked)
-        numbers = f"{train:,} training and {len(made) - train:,} test images of {len(made.classes):,} classes"
-        detail = f"{numbers}; of {counted(len(looked), 'picture')} looked for, {present:,} exist"
-        return [Finding(str(locate(request.data_dir)), 0, NO_CHECKSUM, detail, made.notes)]
-
-    load, examples = make_loaders(read, side)
-    return Source(name, what, origin, load, "", locate, read_rows, examples, check, **facts)
-
-
-def _check_reading(request: Request, size: int | None, broken: str) -> None:
-    check_side(request, size)
-    if broken not in ("stop", "skip"):
-        raise UserError(f"{cut(request.name)}: broken={cut(broken)}: {nearest(broken, ('stop', 'skip'))}")
-
-
-def check_side(request: Request, size: int | None) -> None:
-    """Refuse a side that a square of pixels cannot have."""
-    if size is not None and not 1 <= size <= 4096:
-        raise UserError(f"{cut(request.name)}: size={cut(str(size))} must be from 1 to 4096, as in (size=128)")
-
-
-def _scan(request: Request, pictures: Pictures, rows: Rows, store: str, size: int | None) -> Scanned:
-    return scan(pictures, store, size, ~rows.test, request.cache or cache_of(), request.say)
-
-
-def _image_set(
-    request: Request, pictures: Pictures, rows: Rows, scanned: Scanned, size: int | None, broken: str
-) -> ImageSet:
-    name, cache = request.name, request.cache or cache_of()
-    notes = [*rows.notes, *_note_broken(request, pictures, scanned, broken)]
-    if size is not None:
-        notes.append(f"photographs are scaled and cropped to {size}×{size}")
-    parts = [np.flatnonzero(scanned.good & part) for part in (~rows.test, rows.test)]
-    for part, numbers in zip(("train", "test"), parts, strict=True):
-        if not len(numbers):
-            raise UserError(f"{name} has no photographs in the {part} part; add rows with split = {part}")
-    if len(np.unique(rows.labels[parts[0]])) < 2:
-        raise UserError(f"{name}: all training photographs have the same label; a classifier needs two or more")
-    train, test = (rows.part(numbers) for numbers in parts)
-    first, second = (Split(scanned.photographs(numbers), rows.labels[numbers]) for numbers in parts)
-    mean, std = moments(scanned.counts[: 1 if scanned.grey else 3])
-    disk = f"{format_bytes(scanned.on_disk)} on disk (at most {format_bytes(cache.disk)})"
-    notes.append(f"images: {disk}, at most {format_bytes(cache.memory)} in memory")
-    if scanned.beyond:
-        limit = f"--cache-disk {format_bytes(cache.disk)} (or half of the free space there)"
-        notes.append(f"{counted(scanned.beyond, 'photograph')} beyond {limit}: each is decoded again when it is needed")
-    images = ImageSet(name, rows.classes, first, second, mean, std, notes=tuple(notes), places=train.places)
-    return replace(images, users=train.users, test_users=test.users)
-
-
-def _note_broken(request: Request, pictures: Pictures, scanned: Scanned, broken: str) -> list[str]:
-    if not scanned.broken:
-        return []
-    first = [f"{pictures.name(row)} {why}" for row, why in sorted(scanned.broken.items())[:NAMED]]
-    more = f"; and {len(scanned.broken) - NAMED:,} more" if len(scanned.broken) > NAMED else ""
-    share = f"{len(scanned.broken):,} of {counted(len(pictures), 'photograph')}"
-    if broken == "skip":
-        return [f"{share} cannot be read and are skipped: {'; '.join(first)}{more}"]
-    instead = f"{request.spell(broken='skip')} leaves them out"
-    raise UserError(f"{share} cannot be read: {'; '.join(first)}{more}; replace them, or {instead}")
+TABLE = photograph_source(
+    "table", "your own photographs: path or image, label, user, latitude, longitude, split", read_table, "FILE.csv"
+)

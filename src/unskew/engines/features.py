@@ -66,7 +66,7 @@ class Frozen:
         """Of all that decides the output."""
         facts = [FORMAT, self.data_sha256, str(self.blueprint.shape), str(cut.shape), str(self.views)]
         if self.views and (kind := self.blueprint.local.augmentation) != SHIFT:
-            facts.append(kind)
+            facts.append(f"{kind} 2")  # counted up when the same draws would give other views
         own = {id(value) for value in self.network.classifier.parameters()}  # which ``encoder`` may have with it
         front = {**dict(cut.front.named_parameters()), **dict(cut.front.named_buffers())}
         facts.append(tensors.sha256({name: value for name, value in front.items() if id(value) not in own}))

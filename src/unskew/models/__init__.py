@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from unskew.core import tensors
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.key import Key
+from unskew.core.plugins import load_function
 from unskew.core.text import apply, parse_call
 from unskew.core.units import counted
 from unskew.models.any_module import (
@@ -80,6 +81,31 @@ def _parse_public(text: str, shape: Shape, classes: int) -> Callable[[], nn.Modu
         raise UserError(f"model {call.name} takes no knobs; give {call.name} alone")
     function = bind_factory(PUBLIC[call.name], shape, classes)
     return lambda: apply(call, function, "model")
+
+
+SIDE = 224  # pixels, of the networks that are known for ImageNet
+
+
+def input_size(model: Any) -> int:
+    """Return the side of the images that a network is made for; photographs of different sizes are scaled to it.
+
+    Parameters
+    ----------
+    model
+        As for ``build``, or None for the default network. A function or module may have an attribute ``input_size``, a
+        number or a shape that ends with it; timm's modules have it in ``default_cfg``. Without one it is 224.
+    """
+    if model is None or model in NETWORKS:
+        return 32
+    if isinstance(model, str):
+        if ":" not in model:
+            return SIDE
+        try:
+            model = load_function(parse_call(model, "model").name, "model")
+        except UserError:  # building it says what is wrong
+            return SIDE
+    size = getattr(model, "input_size", None) or getattr(model, "default_cfg", {}).get("input_size", SIDE)
+    return int(size if isinstance(size, int) else size[-1])
 
 
 def choose_model(shape: Shape) -> str:

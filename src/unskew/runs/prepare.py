@@ -180,7 +180,7 @@ def prepare(
     resolve_device(config.device)
     method, algorithm_for = parse_given(given, config.method)
     recordings = parse_recording(config.during) if config.during else ()
-    images = given.data or read_data(config, say)
+    images = given.data or read_data(config, say, given.model)
     released = algorithm_for(config.local()).released
     config, images, blueprint, weights, notes = _plan_model(
         _with_normalisation(config, released), images, given, finished
@@ -279,10 +279,14 @@ def _read_baseline(config: Config, sha256: str) -> Result:
 # Data and partition
 
 
-def read_data(config: Config, say: Say = silent) -> ImageSet:
-    """The data set that a configuration names; a user's own is also found in --data-dir, if it was moved there."""
+def read_data(config: Config, say: Say = silent, model: Any = None) -> ImageSet:
+    """The data set that a configuration names; a user's own is also found in --data-dir, if it was moved there.
+
+    ``model`` is the network where it was given from Python: photographs of different sizes get its input size.
+    """
     folder = Path(config.data_dir) if config.data_dir else None
-    images = load(found := find_moved(config.data, folder), folder, cache_settings(config), say)
+    side = config.resize or models.input_size(model or config.model)
+    images = load(found := find_moved(config.data, folder), folder, cache_settings(config), say, side)
     if found == config.data:
         return images
     note = f"{config.data.partition(':')[2]} no longer exists; it is read from {folder}"
