@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 import unskew
 from photo_tables import as_arrays, write_table
@@ -19,8 +20,11 @@ from unskew.runs.config import Config
 def twin(image, box, flip):
     """One image: cut out, scaled, mirrored."""
     height, width = image.shape[1:]
-    tall = min(height, max(1, round(float(box[2]) * height)))
-    wide = min(width, max(1, round(float(box[3]) * width)))
+    mean = (height * width) ** 0.5
+    tall = min(height, max(1, round(float(box[2]) * mean)))
+    wide = min(width, max(1, round(float(box[3]) * mean)))
+    if height != width:
+        tall, wide = min(tall, max(1, round(wide * 4 / 3))), min(wide, max(1, round(tall * 4 / 3)))
     top, left = int(float(box[0]) * (height - tall + 1)), int(float(box[1]) * (width - wide + 1))
     part = image[:, top : top + tall, left : left + wide].double()
     scaled = F.interpolate(part[None], size=(height, width), mode="bilinear", align_corners=False)[0]
@@ -68,6 +72,11 @@ def test_the_draws_have_the_stated_areas_and_ratios_and_reach_every_corner():
     assert 1.32 < ratio.max() <= RATIO[1] + 1e-6
     assert abs(np.median(np.log(ratio))) < 0.01
     assert 0.48 < flip.mean() < 0.52
+    for shape in ((64, 64), (60, 240), (300, 225)):
+        placed = boxes(torch.from_numpy(box), *shape).double()
+        seen = placed[:, 3] / placed[:, 2]
+        assert 0.7 < seen.min() < 0.76, "width by height in pixels, whatever the photograph's own"
+        assert 1.32 < seen.max() < 1.4
     placed = boxes(torch.from_numpy(box), 64, 64)
     assert placed.min() >= 0
     assert int((placed[:, 0] + placed[:, 2]).max()) == int((placed[:, 1] + placed[:, 3]).max()) == 64
@@ -92,7 +101,7 @@ def test_auto_is_a_resized_crop_for_large_photographs_of_a_table_alone(tmp_path)
         if hasattr(event, "local"):
             kinds[event.config.data] = (event.local.augmentation, event.config.augmentation)
 
-    large = f"table:{write_table(tmp_path, 10)}(size=64)"
+    large = f"table:{write_table(tmp_path, 10, low=40, high=41)}(size=64)"
     small = f"table:{tmp_path / 'photos.csv'}(size=32)"
     arrays = as_arrays(sources.load(large, None), tmp_path / "same.npz")
     options = {
@@ -105,6 +114,26 @@ def test_auto_is_a_resized_crop_for_large_photographs_of_a_table_alone(tmp_path)
     assert kinds == {large: ("resized-crop", "resized-crop"), small: ("shift", "auto"), arrays: ("shift", "auto")}
     chosen = unskew.run(data=arrays, augmentation="resized-crop", out=tmp_path / "chosen", **options)
     assert chosen.weights_sha256 == results[0].weights_sha256 != results[2].weights_sha256
+
+
+def test_crops_are_cut_from_the_whole_photograph_and_evaluation_takes_its_middle(tmp_path):
+    wide = np.zeros((100, 300, 3), np.uint8)
+    wide[:, :100, 0] = wide[:, 100:200, 1] = wide[:, 200:, 2] = 255  # red, green, blue
+    for number in range(6):
+        Image.fromarray(wide).save(tmp_path / f"{number}.png")
+    lines = [f"{number}.png,{'ab'[number % 2]},{'test' if number > 3 else 'train'}" for number in range(6)]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *lines]))
+    images = sources.load(f"table:{tmp_path / 't.csv'}(size=64)", None).train.images
+    pixels = Pixels.of(images, torch.zeros(4, dtype=torch.int64), torch.zeros(3), torch.ones(3), torch.float32)
+    plain, _ = pixels.batch(torch.arange(4))
+    assert plain[:, 1].min() > 0.8, "the middle third"
+    box, flip = (torch.from_numpy(each) for each in draw_crops(np.random.default_rng(0), 400))
+    crops, _ = pixels.batch(torch.zeros(400, dtype=torch.int64), box, flip)
+    assert crops.shape == (400, 3, 64, 64)
+    shares = crops.mean((0, 2, 3))
+    assert (shares > 0.2).all(), "every part of the photograph is seen"
+    batched = resized_crop(torch.from_numpy(images.whole(np.array([0]))[0])[None], box[:1], flip[:1], (64, 64))
+    assert torch.equal(crops[:1] * 255, batched) or torch.allclose(crops[:1] * 255, batched)
 
 
 def test_an_unknown_augmentation_is_refused():

@@ -13,6 +13,7 @@ from filelock import FileLock
 from photo_tables import load_table, write_table
 from unskew.core.errors import StorageFailure, UserError
 from unskew.data import photographs, store
+from unskew.data.interface import SIDE
 from unskew.data.photographs import Files, open_photographs, with_memory
 from unskew.data.store import ENTRY, HEADER, Cache
 
@@ -24,7 +25,7 @@ def cache(tmp_path):
 
 @pytest.fixture
 def table(tmp_path):
-    return f"{write_table(tmp_path, 20)}(size=16)"
+    return f"{write_table(tmp_path, 20, low=30, high=31)}(size=16)"
 
 
 @pytest.fixture
@@ -261,7 +262,7 @@ def test_no_descriptor_is_left_open(table, cache):
     assert len(os.listdir("/dev/fd")) == before
 
 
-@pytest.mark.parametrize(("query", "most"), [("", 6), ("(size=20)", 6), ("(size=30)", 4)])
+@pytest.mark.parametrize(("query", "most"), [("", 6), ("(size=15)", 8), ("(size=30)", 4)])
 def test_large_photographs_are_decoded_a_few_at_a_time(tmp_path, cache, monkeypatch, query, most):
     path = write_table(tmp_path, 30, low=20, high=21)
     monkeypatch.setattr(photographs, "CHUNK_BYTES", 6 * 3 * 20**2)
@@ -274,14 +275,17 @@ def test_large_photographs_are_decoded_a_few_at_a_time(tmp_path, cache, monkeypa
     took, take = [], photographs.Photographs.take
     monkeypatch.setattr(photographs.Photographs, "take", lambda self, rows: took.append(len(rows)) or take(self, rows))
     load_table(f"{path}{query}", cache)
-    assert (asked, max(took), sum(took)) == ([], most, 24)
+    assert (asked, sum(took)) == ([], 24)
+    assert max(took) <= 1.5 * most
 
 
 def test_differing_sizes_are_noticed_before_all_are_decoded(tmp_path, cache, decoded):
     path = write_table(tmp_path, 30)
-    with pytest.raises(UserError, match="photographs must have the same size"):
-        load_table(str(path), cache)
-    assert len(decoded) == photographs.FEW
+    images = load_table(str(path), cache)
+    assert images.shape == (3, SIDE, SIDE)
+    assert len(decoded) == photographs.FEW + 30
+    load_table(str(path), cache)
+    assert len(decoded) == photographs.FEW + 30, "noticed from what is stored"
 
 
 def test_photographs_that_were_changed_do_not_fill_the_cache_for_ever(tmp_path, table, cache, decoded):

@@ -1,5 +1,6 @@
 import csv
 import os
+import shutil
 import time
 
 import numpy as np
@@ -13,8 +14,8 @@ from unskew.core.errors import UserError
 from unskew.core.text import Call
 from unskew.data import sources
 from unskew.data.interface import BROKEN, DAMAGED, Request
-from unskew.data.store import Cache, cache_of
 from unskew.data.photo_sources import published_source
+from unskew.data.store import Cache, cache_of
 from unskew.data.tables import check_columns, read_csv
 
 
@@ -219,14 +220,17 @@ def test_a_line_is_named_where_it_is_wrong(tmp_path, cache, line):
     assert LINES[line] in refused(tmp_path / "t.csv", cache)
 
 
-def test_rows_that_repeat_a_photograph_are_noted(tmp_path):
-    lines = ["a.png,x,train", "b.png,y,train", "a.png,x,train", "a.png,x,test", "c.png,y,test", "b.png,y,validation"]
+def test_equal_photographs_and_those_with_two_labels_are_noted(tmp_path, cache):
+    write_table(tmp_path, 4)
+    shutil.copy(tmp_path / "pictures" / "0.png", tmp_path / "copy.png")
+    lines = [
+        "pictures/0.png,x,train", "pictures/1.png,y,train", "copy.png,x,test", "pictures/1.png,x,train",
+        "pictures/2.png,y,test", "pictures/2.png,y,validation",
+    ]  # fmt: skip
     (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
-    assert check_columns(read_csv(tmp_path / "t.csv")).notes[-1] == (
-        "2 rows repeat a photograph of another row, 1 of them in train and in test"
-    )
-    (tmp_path / "t.csv").write_text("path,label\n" + "".join(f"{n // 2}.png,x\n" for n in (0, 1, 2, 4, 6, 8)))
-    assert check_columns(read_csv(tmp_path / "t.csv")).notes[-1] == "1 row repeats a photograph of another row"
+    notes = load_table(f"{tmp_path / 't.csv'}(size=8)", cache).notes
+    assert "2 photographs repeat another one; 1 of them are in train and in test" in notes
+    assert f"1 photograph has two labels or more: {tmp_path / 'pictures' / '1.png'} (x, y)" in notes
 
 
 def test_what_is_not_a_table_is_refused(tmp_path, cache):
@@ -259,12 +263,18 @@ def test_the_options_are_checked(tmp_path, cache, options, message):
         load_table(f"{write_table(tmp_path, 5)}{options}", cache)
 
 
-def test_photographs_of_differing_sizes_need_a_size(tmp_path, cache):
-    message = refused(write_table(tmp_path, 10), cache)
-    assert "photographs must have the same size" in message
-    assert "the option size=128 scales and crops all to 128×128" in message
-    images = load_table(str(write_table(tmp_path, 10, low=24, high=25)), cache)
-    assert images.shape == (3, 24, 24)
+def test_photographs_of_different_sizes_get_the_networks_input_size(tmp_path, cache):
+    path = write_table(tmp_path, 10)
+    images = sources.load(f"table:{path}", None, cache, side=48)
+    assert images.shape == (3, 48, 48)
+    note = next(note for note in images.notes if "different sizes" in note)
+    assert "0.png is" in note
+    assert "all are scaled and cropped to 48×48, the network's input size" in note
+    assert note.endswith(f"table:{path}(size=48) keeps it for every network")
+    write_table(tmp_path, 10, low=24, high=25)
+    assert load_table(str(path), cache).shape == (3, 24, 24), "of one size: as they are"
+    write_table(tmp_path, 10, low=600, high=601)
+    assert any("large (600×600)" in note for note in load_table(str(path), cache).notes)
 
 
 def test_semicolons_tabs_and_a_byte_order_mark_are_read(tmp_path, cache):
@@ -349,8 +359,6 @@ def test_the_command_check_names_what_is_broken_and_what_to_do(tmp_path, capsys)
     assert "3.png is not a picture\n" in said
     assert "11 training and 3 test images" in said
     assert "note: 1 of 15 photographs cannot be read and are skipped" in said
-    code, _, wrong = command(capsys, "data", "check", f"table:{path}", *where)
-    assert (code, "photographs must have the same size" in wrong, "broken=skip" in wrong) == (2, True, False)
 
 
 def test_a_partition_is_made_without_reading_the_photographs(tmp_path, capsys):

@@ -32,7 +32,7 @@ from unskew.core.plugins import load_function
 from unskew.core.text import apply, parse_call
 from unskew.core.types import ImageSet, Split, StoredImages
 from unskew.data.binary import Images
-from unskew.data.interface import Request, Source
+from unskew.data.interface import OWN, Request, Source
 from unskew.data.photographs import Photographs
 
 # all that reading was seen to raise for files with a few bytes changed or cut off
@@ -132,7 +132,7 @@ def load_arrays(request: Request) -> ImageSet:
     return from_arrays(arrays, name=request.name, where=str(path), names=names)
 
 
-ARRAYS = Source("arrays", "your own arrays: x_train, y_train, x_test, y_test", "yours", load_arrays, path="FILE.npz")
+ARRAYS = Source("arrays", "your own arrays: x_train, y_train, x_test, y_test", OWN, load_arrays, path="FILE.npz")
 
 
 def from_arrays(given: Mapping[str, Array], *, name: str, where: str, names: Sequence[str] = ()) -> ImageSet:

@@ -30,6 +30,7 @@ NO_CHECKSUM = "no published checksum"
 DAMAGED = "cannot be read completely"
 BROKEN = "is a broken photograph"
 
+OWN = "yours"  # the origin of the user's own data
 SIDE = 224  # pixels: the size of photographs where no network is known
 
 _GROUP = re.compile(r"""(.+?)\s*\((\s*[A-Za-z_]\w*\s*=(?:[^()"']|"[^"]*"|'[^']*')*)\)\s*""", re.DOTALL)

@@ -19,7 +19,7 @@ from unskew.core.text import cut
 from unskew.core.types import Examples, ImageSet, Split
 from unskew.core.units import counted, format_bytes
 from unskew.data.arrays import moments
-from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, Finding, Request, Source
+from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, OWN, Finding, Request, Source
 from unskew.data.photographs import Files, Pictures, Scanned, scan
 from unskew.data.review import summarize
 from unskew.data.rows import Rows
@@ -43,7 +43,7 @@ def photograph_source(name: str, what: str, read: Read, path: str, **facts: Any)
         of their pixels. Its options are the source's, in addition to ``size`` and ``broken``.
     """
     load, examples, check = partial(_load, read), partial(_examples, read), partial(_check, read)
-    return Source(name, what, "yours", load, path, examples=examples, check=check, reads=read, **facts)
+    return Source(name, what, OWN, load, path, examples=examples, check=check, reads=read, **facts)
 
 
 def _load(read: Read, request: Request, *, size: int | None = None, broken: str = "stop", **options: Any) -> ImageSet:
@@ -170,8 +170,6 @@ def _image_set(request: Request, pictures: Pictures, rows: Rows, scanned: Scanne
     for part, numbers in zip(("train", "test"), parts, strict=True):
         if not len(numbers):
             raise UserError(f"{name} has no photographs in the {part} part; add rows with split = {part}")
-    if len(np.unique(rows.labels[parts[0]])) < 2:
-        raise UserError(f"{name}: all training photographs have the same label; a classifier needs two or more")
     train, test = (rows.part(numbers) for numbers in parts)
     first, second = (Split(scanned.photographs(numbers), rows.labels[numbers]) for numbers in parts)
     mean, std = moments(scanned.counts[: 1 if scanned.gray else 3])

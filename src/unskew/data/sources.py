@@ -19,7 +19,7 @@ from unskew.core.types import Examples, ImageSet
 from unskew.data.arrays import ARRAYS, load_from_function
 from unskew.data.folders import CINIC10, FOLDER, OMNIGLOT, TINY_IMAGENET
 from unskew.data.inaturalist import INATURALIST
-from unskew.data.interface import SIDE, Finding, Request, Source, split_options
+from unskew.data.interface import OWN, SIDE, Finding, Request, Source, split_options
 from unskew.data.landmarks import LANDMARKS
 from unskew.data.photo_sources import describe_images
 from unskew.data.photographs import Say, silent
@@ -73,12 +73,13 @@ def is_function(text: str) -> bool:
 def load(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent, side: int = SIDE) -> ImageSet:
     """Load the image set of that text; the parameters are described in ``Request``."""
     if is_function(text):
-        images, old = load_from_function(text, data_dir), list[str]()
+        images, old, own = load_from_function(text, data_dir), list[str](), True
     else:
         source, request = parse(text, data_dir, cache, say, side)
-        images = source.load(request, **_options(request))
+        images, own = source.load(request, **_options(request)), source.origin == OWN
         old = [f"the next release will not accept the spelling with ?; write {request.spell()}"] * request.old
-    return replace(images, notes=(*images.notes, *review(summarize(images)), *old))
+    notes = review(summarize(images)) if own else []
+    return replace(images, notes=(*images.notes, *notes, *old))
 
 
 def load_examples(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> Examples:

@@ -287,6 +287,8 @@ def read_data(config: Config, say: Say = silent, model: Any = None) -> ImageSet:
     folder = Path(config.data_dir) if config.data_dir else None
     side = config.resize or models.input_size(model or config.model)
     images = load(found := find_moved(config.data, folder), folder, cache_settings(config), say, side)
+    if len(np.unique(images.train.labels)) < 2:
+        raise UserError(f"{config.data}: all training examples have the same label; a classifier needs two or more")
     if found == config.data:
         return images
     note = f"{config.data.partition(':')[2]} no longer exists; it is read from {folder}"
