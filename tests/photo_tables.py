@@ -3,8 +3,10 @@
 import csv
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from unskew.console.main import main
 from unskew.data.photographs import silent
 from unskew.data.sources import load
 
@@ -64,3 +66,11 @@ def load_folder(text):
 
 def load_arrays(text):
     return load(f"arrays:{text}", None)
+
+
+def command(capsys, *words):
+    """A command in this process: exit code, standard output, standard error."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err

@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 import unskew
-from photo_tables import HEADER, as_arrays, load_table, write_rows, write_table
-from unskew.console.main import main
+from photo_tables import HEADER, as_arrays, command, load_table, write_rows, write_table
 from unskew.core.errors import UserError
 from unskew.core.text import Call
 from unskew.data import sources
@@ -22,14 +21,6 @@ from unskew.data.tables import check_columns, read_csv
 @pytest.fixture
 def cache(tmp_path):
     return Cache(tmp_path / "cache", 10**9, 10**8)
-
-
-def command(capsys, *words):
-    """A command in this process: exit code, standard output, standard error."""
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
 
 
 def refused(text, cache):
@@ -270,7 +261,7 @@ def test_photographs_of_different_sizes_get_the_networks_input_size(tmp_path, ca
     note = next(note for note in images.notes if "different sizes" in note)
     assert "0.png is" in note
     assert "all are scaled and cropped to 48×48, the network's input size" in note
-    assert note.endswith(f"table:{path}(size=48) keeps it for every network")
+    assert note.endswith("(size=48) keeps it for every network")
     write_table(tmp_path, 10, low=24, high=25)
     assert load_table(str(path), cache).shape == (3, 24, 24), "of one size: as they are"
     write_table(tmp_path, 10, low=600, high=601)
@@ -283,14 +274,22 @@ def test_semicolons_tabs_and_a_byte_order_mark_are_read(tmp_path, cache):
         path.write_text("\ufeff" + path.read_text().replace("\ufeff", "").replace(",", separator))
         assert len(load_table(f"{path}(size=8)", cache).train) == 4
         path.write_text(path.read_text().replace(separator, ","))
+    plain = path.read_text().replace("\ufeff", "").replace(",", "\t")
+    path.write_text(plain, encoding="utf-16")  # Excel's "Unicode text"
+    assert len(load_table(f"{path}(size=8)", cache).train) == 4
+    numbers = plain.replace("\t", ";").replace(".", ",").replace(",png", ".png")  # and its decimal commas
+    path.write_text(f"sep=;\n{numbers}")
+    assert load_table(f"{path}(size=8)", cache).places is not None
 
 
 def test_columns_that_are_not_used_are_noted(tmp_path, cache):
     path = write_table(tmp_path, 5, columns=("path", "label"))
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0] + ",user_id,camera", *(line + ",u,x" for line in lines[1:])]))
+    path.write_text("\n".join([lines[0] + ",user_id,weather", *(line + ",u,x" for line in lines[1:])]))
     notes = load_table(f"{path}(size=8)", cache).notes
-    assert any("unused columns: user_id (did you mean user?), camera" in note for note in notes)
+    assert any(
+        "unused columns: user_id (rename it to user to make a client of each), weather" in note for note in notes
+    )
 
 
 def test_broken_photographs_are_named_counted_and_refused_or_left_out(tmp_path, cache):

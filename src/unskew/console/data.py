@@ -14,11 +14,12 @@ from unskew.console.options import with_options
 from unskew.console.progress import DownloadProgress, PlainConsole, StageProgress
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
-from unskew.core.units import counted, format_bytes
+from unskew.core.units import counted, format_bytes, span
 from unskew.data import fetch as fetching
 from unskew.data import partition_files, sources
 from unskew.data.interface import BROKEN, DAMAGED, Finding
 from unskew.data.population import Population, describe_sizes, emd
+from unskew.data.review import Summary
 from unskew.data.rows import table_csv
 from unskew.data.store import cache_of
 from unskew.data.synthetic_set import Shape, write_population
@@ -30,6 +31,7 @@ from unskew.runs.prepare import make_partition, read_examples
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 out = PlainConsole()
+CLASSES = 40  # rows in a table of classes
 
 DataDir = Annotated[
     str | None, typer.Option(metavar="DIR", help="The folder of the published data sets (or the variable UNSKEW_DATA).")
@@ -79,8 +81,11 @@ def data_check(
     with StageProgress(out) as say:
         findings = sources.check(name, _folder(data_dir), cache_of(cache_dir), say)
     damaged = [finding for finding in findings if finding.status == DAMAGED]
-    table = name.startswith("table:")
+    table = any(finding.status == BROKEN for finding in findings)
     out.say(*(_words(finding) for finding in findings if not (table and finding in damaged)))
+    for finding in findings:
+        if finding.summary is not None:
+            _show_summary(finding.summary)
     out.say(*(f"note: {note}" for finding in findings for note in finding.notes))
     if damaged and table:
         raise UserError(f"{name}: {damaged[0].detail}")
@@ -137,6 +142,23 @@ def data_generate(
     out.say(f"{counted(len(rows), 'example')} of {counted(users, 'user')} and {classes:,} classes")
     out.say(*(f"note: {note}" for note in rows.notes))
     out.say(f"written to {file}; use it as --data table:{file}")
+
+
+def _show_summary(summary: Summary) -> None:
+    """The examples of each class, and how many each user has."""
+    table = Table()
+    for column in ("class", "train", "test"):
+        table.add_column(column, overflow="fold", justify="left" if column == "class" else "right")
+    for name, counts in list(summary.classes.items())[:CLASSES]:
+        table.add_row(name, *(f"{count:,}" for count in counts))
+    out.print(table)
+    if (more := len(summary.classes) - CLASSES) > 0:
+        rest = [sum(both) for both in list(summary.classes.values())[CLASSES:]]
+        out.say(f"and {counted(more, 'more class')} of {span(min(rest), max(rest), 'example')} each")
+    if summary.users:
+        sizes = [train for train, _ in summary.users.values()]
+        held = f"{span(min(sizes), max(sizes), 'training example')} each"
+        out.say(f"{counted(len(summary.users), 'user')} (sites, authors): {held}; --partition users makes them clients")
 
 
 def _words(finding: Finding) -> str:

@@ -57,7 +57,7 @@ class Request:
     say
         Is told how far reading is.
     side
-        The network's input size: photographs of different sizes become squares of this side.
+        The network's input size: photographs of different sizes become squares of this side. None: no network is known.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Request:
     data_dir: Path | None = None
     cache: Cache | None = None
     say: Say = silent
-    side: int = SIDE
+    side: int | None = None
 
     def spell(self, **changed: Value) -> str:
         """The text with these options changed or added."""

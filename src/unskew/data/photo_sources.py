@@ -19,7 +19,7 @@ from unskew.core.text import cut
 from unskew.core.types import Examples, ImageSet, Split
 from unskew.core.units import counted, format_bytes
 from unskew.data.arrays import moments
-from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, OWN, Finding, Request, Source
+from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, OWN, SIDE, Finding, Request, Source
 from unskew.data.photographs import Files, Pictures, Scanned, scan
 from unskew.data.review import summarize
 from unskew.data.rows import Rows
@@ -155,15 +155,16 @@ def _check_reading(request: Request, size: int | None, broken: str) -> None:
 
 
 def _scan(request: Request, pictures: Pictures, rows: Rows, store: str, size: int | None) -> Scanned:
-    return scan(pictures, store, size, request.side, ~rows.test, request.cache or cache_of(), request.say)
+    return scan(pictures, store, size, request.side or SIDE, ~rows.test, request.cache or cache_of(), request.say)
 
 
 def _image_set(request: Request, pictures: Pictures, rows: Rows, scanned: Scanned, broken: str) -> ImageSet:
     name, cache, size = request.name, request.cache or cache_of(), scanned.size
     notes = [*rows.notes, *_note_broken(request, pictures, scanned, broken), *_note_repeated(pictures, rows, scanned)]
     if scanned.scaled and size is not None:
-        to = f"all are scaled and cropped to {size}×{size}, the network's input size"
-        notes.append(f"{scanned.scaled}: {to}; {request.spell(size=size)} keeps it for every network")
+        which = "size of photographs where no network is given" if request.side is None else "network's input size"
+        to = f"all are scaled and cropped to {size}×{size}, the {which}"
+        notes.append(f"{scanned.scaled}: {to}; (size={size}) keeps it for every network")
     elif size is not None:
         notes.append(f"photographs are scaled and cropped to {size}×{size}")
     parts = [np.flatnonzero(scanned.good & part) for part in (~rows.test, rows.test)]

@@ -47,7 +47,7 @@ def review(summary: Summary) -> list[str]:
     known = [name for name, counts in summary.classes.items() if any(counts)]
     if len(train) + len(test) == len(known) and train and test:
         notes.append(
-            f"train and test have no class in common, so that accuracy will be 0: train has {_named(train)}; "
+            f"train and test have no class in common, so accuracy measures nothing: train has {_named(train)}; "
             f"test has {_named(test)}"
         )
     else:

@@ -19,7 +19,7 @@ from unskew.core.types import Examples, ImageSet
 from unskew.data.arrays import ARRAYS, load_from_function
 from unskew.data.folders import CINIC10, FOLDER, OMNIGLOT, TINY_IMAGENET
 from unskew.data.inaturalist import INATURALIST
-from unskew.data.interface import OWN, SIDE, Finding, Request, Source, split_options
+from unskew.data.interface import OWN, Finding, Request, Source, split_options
 from unskew.data.landmarks import LANDMARKS
 from unskew.data.photo_sources import describe_images
 from unskew.data.photographs import Say, silent
@@ -36,7 +36,7 @@ SOURCES: dict[str, Source] = {
 
 
 def parse(
-    text: str, data_dir: Path | None = None, cache: Cache | None = None, say: Say = silent, side: int = SIDE
+    text: str, data_dir: Path | None = None, cache: Cache | None = None, say: Say = silent, side: int | None = None
 ) -> tuple[Source, Request]:
     """Find the source that a text names, and what it is asked for; the options are checked against the source's.
 
@@ -70,7 +70,9 @@ def is_function(text: str) -> bool:
     return match is not None and match[1] not in SOURCES
 
 
-def load(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent, side: int = SIDE) -> ImageSet:
+def load(
+    text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent, side: int | None = None
+) -> ImageSet:
     """Load the image set of that text; the parameters are described in ``Request``."""
     if is_function(text):
         images, old, own = load_from_function(text, data_dir), list[str](), True

@@ -37,10 +37,14 @@ OTHER_NAMES = {
     "label": ("class", "category", "target", "species", "label_id", "class_id", "category_id"),
     "image": ("img", "picture", "photo", "photograph", "jpg", "png", "bytes"),
     "path": ("file", "filename", "file_name", "image_path", "file_path"),
-    "user": ("user_id", "author", "client", "client_id", "owner"),
+    "user": (
+        "user_id", "author", "client", "client_id", "owner", "site", "site_id", "hospital", "clinic", "camera",
+        "station", "patient", "photographer", "observer",
+    ),
     "latitude": ("lat",),
     "longitude": ("lon", "lng", "long"),
-}
+}  # fmt: skip
+EXCEL = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # how its "Unicode text" begins
 
 Texts = Sequence[str]
 
@@ -66,16 +70,22 @@ class Columns:
 
 
 def read_csv(path: Path) -> Columns:
-    """A CSV in UTF-8 with a header; commas, semicolons or tabs separate."""
+    """A CSV in UTF-8 with a header, also as Excel writes it; commas, semicolons or tabs separate."""
     check_plain(path)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.open("rb") as start:
+            encoding = EXCEL.get(start.read(2), "utf-8-sig")
+        with path.open(encoding=encoding, newline="") as file:
             check_memory(ROW_BYTES * path.stat().st_size, str(path), "split the table")
             while (first := file.readline(100_000)).isspace():
                 pass
+            named = re.fullmatch(r"sep=(.)\s*", first)  # Excel's own first line
             file.seek(0)
-            lines = csv.reader(file, delimiter=max(",;\t", key=first.count), skipinitialspace=True, strict=True)
+            delimiter = named[1] if named else max(",;\t", key=first.count)
+            lines = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
             rows = filter(None, lines)
+            if named:
+                next(rows)
             header = [name.strip().lower() for name in next(rows, [])]
             places, notes = choose_columns(header, str(path), without=("image",))
             columns: dict[str, Any] = {name: [] for name in places}
@@ -123,7 +133,9 @@ def choose_columns(
         name: next((c for c in free if name in OTHER_NAMES.get(c, ())), None) or _near(name, free, 0.75)
         for name in others
     }
-    shown = _shown([f"{name} (did you mean {like}?)" if like else name for name, like in meant.items()])
+    wanted = {"user": "rename it to user to make a client of each"}
+    hints = {name: wanted.get(like, f"did you mean {like}?") for name, like in meant.items() if like}
+    shown = _shown([f"{name} ({hints[name]})" if name in hints else name for name in others])
     return places, (f"unused columns: {shown}",) if others else ()
 
 
@@ -141,7 +153,7 @@ def _near(name: str, names: Sequence[str], cutoff: float) -> str | None:
 
 
 def _shown(names: Sequence[str]) -> str:
-    return ", ".join(brief(name, 40)[1:-1] for name in names[:9]) + (" …" if len(names) > 9 else "")
+    return ", ".join(brief(name, 80)[1:-1] for name in names[:9]) + (" …" if len(names) > 9 else "")
 
 
 def check_columns(columns: Columns) -> Rows:
@@ -209,7 +221,7 @@ def _degrees(columns: Columns, name: str, texts: Iterable[str], most: int) -> np
     values = []
     for row, text in enumerate(texts):
         try:
-            value = float(text) if text.strip() else float("nan")
+            value = float(text.replace(",", ".")) if text.strip() else float("nan")  # Excel's decimal comma
         except ValueError:
             value = float("inf")
         if abs(value) > most:
