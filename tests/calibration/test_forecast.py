@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from unskew.calibration import forecast as forecasts
-from unskew.calibration.covariances import Gaussians
+from unskew.calibration.covariances import Gaussians, Spread
 from unskew.calibration.forecast import DIRECTIONS, Forecast, forecast, separability
-from unskew.calibration.lda import solve_discriminant
+from unskew.calibration.lda import discriminate
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -124,20 +124,32 @@ def test_a_classifier_that_is_right_has_nothing_to_gain():
     assert (found.before, found.after, found.gain) == (1.0, 1.0, 0.0)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_shares_are_counted_on_features_drawn_from_the_gaussians(form):
-    statistics = statistics_of(normal(60, 3), None, normal(5, 3, seed=1) + 1, normal(30, 3, seed=2) * 2, form=form)
-    head = head_of(normal(4, 3, seed=3).tolist(), [0.0] * 4)
-    gaussians, right = Gaussians(statistics), [0, 0]
-    rival = solve_discriminant(None, gaussians.means, gaussians.within, statistics.held, 1e-3, 4).double()
-    with torch.no_grad():
-        for place, label in enumerate((0, 2, 3)):
-            drawn, _ = gaussians.draw(place, 500, KEY.fold("forecast"))
-            for which, made in enumerate((head.double(), rival)):
-                right[which] += int((made(drawn).argmax(1) == label).sum())
-    found = forecast(head.float(), statistics, 4, KEY)
-    assert (found.before, found.after) == (right[0] / 1500, right[1] / 1500)
-    assert found.before < found.after
+@pytest.mark.parametrize("number", [60, 1000])
+def test_the_forecast_for_gaussians_is_what_unseen_features_of_them_get(number):
+    def drawn(count, seed):
+        return [normal(count, 12, seed=seed + place) + normal(1, 12, seed=90 + place) * 0.6 for place in range(4)]
+
+    head = head_of(normal(4, 12, seed=3).tolist(), [0.0] * 4)
+    statistics = statistics_of(*drawn(number, 10))
+    found, rival = forecast(head, statistics, 4, KEY), discriminate(statistics)
+    unseen = torch.cat(drawn(2000, 50)).double()
+    labels = torch.arange(4).repeat_interleave(2000)
+    real = (unseen @ rival.weight.t() + rival.bias).argmax(1) == labels
+    assert found.after == pytest.approx(float(real.double().mean()), abs=0.04)
+    assert found.before == pytest.approx(float((head(unseen.float()).argmax(1) == labels).double().mean()), abs=0.06)
+
+
+@pytest.mark.parametrize("form", ["shared", "diagonal", "low-rank(2)"])
+def test_nothing_is_forecast_where_classes_have_no_covariance_of_their_own(form):
+    statistics = statistics_of(normal(60, 3), normal(50, 3, seed=1) + 1, form=form)
+    found = forecast(head_of(normal(2, 3, seed=3).tolist(), [0.0] * 2), statistics, 2, KEY)
+    assert (found.before, found.after, found.gain) == (None, None, None)
+    assert found.separability > 0
+
+
+def test_nothing_is_forecast_from_fewer_examples_than_it_takes():
+    few = statistics_of(normal(6, 40), normal(6, 40, seed=1) + 1)
+    assert forecast(head_of(normal(2, 40, seed=3).tolist(), [0.0] * 2), few, 2, KEY).after is None
 
 
 def test_classes_that_nobody_holds_are_neither_drawn_nor_answered_by_the_discriminant():
@@ -148,13 +160,13 @@ def test_classes_that_nobody_holds_are_neither_drawn_nor_answered_by_the_discrim
 def test_many_classes_share_a_number_of_draws(monkeypatch):
     monkeypatch.setattr(forecasts, "MAX_FEATURES", 50)
     drawn = []
-    draw = Gaussians.draw
+    draw = Spread.draw
 
-    def counted(self, place, count, key):
+    def counted(self, count, generator):
         drawn.append(count)
-        return draw(self, place, count, key)
+        return draw(self, count, generator)
 
-    monkeypatch.setattr(Gaussians, "draw", counted)
+    monkeypatch.setattr(Spread, "draw", counted)
     forecast(head_of([[0.0]] * 5, [0.0] * 5), statistics_of(*(exactly(place, 1) for place in range(5))), 5, KEY)
     assert drawn == [10] * 5
     drawn.clear()

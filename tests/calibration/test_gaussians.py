@@ -402,7 +402,9 @@ def test_moments_that_no_features_have_are_clipped_and_it_is_said(form):
     drawn = calibrate(layer, statistics, "ccvr(per_class=20, epochs=1)")
     assert any("negative eigenvalues were set to zero" in note for note in drawn.report.notes())
     with pytest.warns(UserWarning, match="negative eigenvalues of the pooled covariance were set to zero"):
-        solved = calibrate(layer, statistics, "lda")
+        solved = calibrate(layer, statistics, "lda(ridge=0.001)")
+    with pytest.warns(UserWarning, match="lda: negative eigenvalues of the pooled covariance were set to zero"):
+        assert bool(calibrate(layer, statistics, "lda").head.weight.isfinite().all())
     values, vectors = torch.linalg.eigh(statistics.within())
     within = (vectors * values.clamp(min=0)) @ vectors.t()
     ridge = 0.001 * within.diagonal().mean() * torch.eye(3, dtype=torch.float64)

@@ -111,10 +111,10 @@ def test_of_two_gaussians_the_logits_are_their_log_odds():
 def test_with_fewer_examples_than_features_the_loss_on_unseen_ones_is_that_of_somebody_who_is_not_sure():
     features, labels = examples((20, 20, 20), width=200, apart=0.25)
     unseen, truth = examples((300, 300, 300), width=200, apart=0.25, seed=5)
-    for method in ("ridge", "ridge(strength=0.01)"):
+    for method in ("ridge", "ridge(strength=0.01)", "lda"):
         loss = float(nn.functional.cross_entropy(made(features, labels, method)(unseen).detach(), truth))
         assert loss < np.log(C) + 0.01, method  # lda with as little ridge: 20 and more
-    loss = float(nn.functional.cross_entropy(made(features, labels, "lda")(unseen).detach(), truth))
+    loss = float(nn.functional.cross_entropy(made(features, labels, "lda(ridge=0.001)")(unseen).detach(), truth))
     assert loss > 3
 
 

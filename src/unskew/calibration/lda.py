@@ -1,60 +1,154 @@
-"""LDA: the linear discriminant of class means and pooled covariance, in closed form."""
+"""LDA: the linear discriminant of class means and pooled covariance, in closed form.
+
+Shapes: P classes held, d features.
+"""
 
 import warnings
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from unskew.calibration.ccvr import check_positive
 from unskew.calibration.classifier import last_linear, replace_rows
-from unskew.calibration.covariances import ClassReport, Shared, drop_negative
+from unskew.calibration.covariances import CLIPPED, TINY, ClassReport, Shared, drop_negative, negative_share
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
-from unskew.calibration.protection import pooled_edge, raise_eigenvalues
+from unskew.calibration.protection import pooled_edge
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 
-RIDGE = 0.001
+GRID = [10 ** (step / 4) for step in range(-12, 13)]  # the ridges tried: 0.001 to 1000, four in each decade
+TOLERANCE = 1e-3  # of the best separation: a ridge that loses no more than this share is as good
+MOST_LEVERAGE = 0.999
+SHRUNK = 0.9  # a class mean that keeps less of its distance is named in a note
+NEGATIVE = (
+    "{}: negative eigenvalues of the pooled covariance were set to zero, {:.2g} of it; some client sent moments that "
+    "no features can have"
+)
+PASSES = 4  # from k_c to m and τ and back
+LEAST_SIGNAL = 0.01  # of the means' squared lengths: what is assumed to be no noise at least
 
 
 @finisher
-def lda(ridge: float = RIDGE, layers: int = 1, expand: int = 0) -> Finisher:
+def lda(ridge: float = 0.0, layers: int = 1, expand: int = 0) -> Finisher:
     """Replaces the classifier by a linear discriminant, in closed form.
 
-    It needs only the class means and the pooled covariance.
+    It needs only the counts, the class means and the pooled covariance: one exchange of sums. No training, nothing
+    drawn.
 
-    w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c: the best classifier if all classes are Gaussians of one shape and
-    equally likely. No training, nothing drawn.
+    w_c = s·A⁻¹·k_c·(μ_c − m), b_c = −½·k_c·(μ_c − m)ᵀw_c − mᵀw_c, where A = Σ + ρ·tr(Σ)/d·I and m = Σk_c·μ_c/Σk_c: the
+    best classifier if all classes are Gaussians of one shape and equally likely. ρ, k_c and s account for what few
+    examples do not tell. With f = tr(A⁻¹Σ), n examples and P classes,
+
+    - δ = f/(1 − f/(n − P)) estimates tr(A⁻¹·true covariance), so noise adds δ/n_c to (μ_c − m)ᵀA⁻¹(μ_c − m) = q_c;
+    - k_c = τ/(τ + δ/n_c), τ = Σk_c²·(q_c − δ/n_c)/Σk_c², shrinks the mean of a rare class towards m: its posterior
+      mean, where without noise all classes are equally far from m;
+    - ρ is the smallest for which two classes are as far apart as they can be, in standard deviations of unseen
+      features: τ over the root of (μ_c − m)ᵀA⁻¹ΣA⁻¹(μ_c − m)/(1 − f/(n − P))², averaged as τ is;
+    - s makes log-odds of the result: their mean is half their variance, on unseen features.
+
+    With many examples of every class all of this is the textbook's discriminant: k_c and s are 1, and ρ is 0.001.
 
     Parameters
     ----------
     ridge
-        ρ. With statistics of known noise (``private``) and the default ρ, the covariance's eigenvalues below the
-        noise's edge are raised to it.
+        ρ of the textbook's discriminant, w_c = A⁻¹μ_c and b_c = −½·μ_cᵀw_c, for comparison: it neglects rare classes.
+        0 chooses ρ, k_c and s as above.
     layers
         The number of linear layers to replace.
     expand
         Random features, ReLU of random sums of the layers' input, next to ReLU of the input itself: the classifier is
         then not linear in the input.
 
-    Reference: Fisher, "The Use of Multiple Measurements in Taxonomic Problems", Annals of Eugenics, 1936; random
-    features: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007.
+    References: Fisher, "The Use of Multiple Measurements in Taxonomic Problems", Annals of Eugenics, 1936. δ and the
+    factor for unseen features: Wang, Jiang, "On the Dimension Effect of Regularized Linear Discriminant Analysis",
+    Electronic Journal of Statistics, 2018. k_c: Efron, Morris, "Stein's Estimation Rule and Its Competitors", JASA
+    1973. Random features: Rahimi, Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007.
     """
-    if not 0 < ridge < float("inf"):
-        raise ValueError(
-            f"lda(ridge={ridge}): ridge must be above 0, since a network's features are often linearly dependent"
-        )
+    if not 0 <= ridge < float("inf"):
+        raise ValueError(f"lda(ridge={ridge}): give a number above 0, or 0 to choose it automatically")
     check_shape("lda", layers, expand)
 
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
-        classes = last_linear(head).out_features
-        within = statistics.within()
-        if statistics.noise is not None and ridge == RIDGE:
-            within = raise_eigenvalues(within, pooled_edge(statistics))
-        linear = solve_discriminant(head, statistics.means(), within, statistics.held, ridge, classes)
-        return Made(linear, classes=report_pooled(statistics))
+        classes, held = last_linear(head).out_features, statistics.held
+        if ridge:
+            linear = solve_discriminant(head, statistics.means(), statistics.within(), held, ridge, classes)
+            return Made(linear, classes=report_pooled(statistics))
+        found = discriminate(statistics)
+        linear = replace_rows(head, found.weight, found.bias, held, classes)
+        notes = [f"ridge {found.ridge:.2g} was chosen from the statistics"] if found.ridge > GRID[0] else []
+        if float(found.shrinkage.min()) < SHRUNK:
+            least = int(held[found.shrinkage.argmin()])
+            notes.append(f"class means were shrunk by up to {1 - float(found.shrinkage.min()):.0%} (class {least})")
+        return Made(linear, classes=report_pooled(statistics), notes=tuple(notes))
 
     return Finisher(make, StatisticsRequest(Shared(), layers, expand))
+
+
+@dataclass(frozen=True, eq=False)
+class Discriminant:
+    """What ``discriminate`` found, in float64."""
+
+    weight: Tensor  # [P, d]
+    bias: Tensor  # [P]
+    ridge: float  # ρ
+    shrinkage: Tensor  # [P], k
+    inflation: float  # 1/(1 − f/(n − P)): by how much more unseen features vary along the weights
+
+
+def discriminate(statistics: ClassStatistics) -> Discriminant:
+    """The linear discriminant for unseen features, as ``lda`` describes it."""
+    means, within, number = statistics.means(), statistics.within(), statistics.number.double()
+    if not features_vary(means, within):
+        raise UserError("lda has no solution: the features do not vary within classes; check the encoder")
+    values, vectors = torch.linalg.eigh((within + within.mT) / 2)
+    limit = 0.0
+    if statistics.noise is not None:
+        limit = pooled_edge(statistics)
+    elif (share := negative_share(values)) > CLIPPED:
+        warnings.warn(NEGATIVE.format("lda", share), stacklevel=2)
+    values = values.clamp(min=limit)
+    rotated, unit, degrees = means @ vectors, float(values.mean()), statistics.degrees  # [P, d]
+    added = 0.0 if statistics.noise is None else statistics.noise.sums**2  # to each entry of a class's sum
+
+    def assess(ridge: float) -> _Assessment:
+        inverse = 1 / (values + ridge * unit)
+        freedom = min(float((values * inverse).sum()), MOST_LEVERAGE * degrees)
+        inflation = 1 / (1 - freedom / degrees)
+        noise = freedom * inflation / number + added * inverse.sum() / number.square()  # [P]
+        shrinkage = number / (number + number.median())  # to begin with
+        for _ in range(PASSES):
+            centre = shrinkage @ rotated / shrinkage.sum()
+            squares, weights = (rotated - centre).square(), shrinkage.square() / shrinkage.square().sum()
+            lengths = squares @ inverse  # [P], q
+            signal = max(float(weights @ (lengths - noise)), LEAST_SIGNAL * float(weights @ lengths), TINY)
+            shrinkage = signal / (signal + noise)
+        spread = inflation * float(weights @ squares @ (values * inverse.square())) ** 0.5
+        separation = signal / spread if spread and freedom < MOST_LEVERAGE * degrees else 0.0
+        return _Assessment(separation, inflation, inverse, centre, shrinkage)
+
+    separations = [assess(ridge).separation for ridge in GRID]
+    enough = (1 - TOLERANCE) * max(separations)
+    ridge = next(ridge for ridge, found in zip(GRID, separations, strict=True) if found >= enough)
+    chosen = assess(ridge)
+    shrunk = chosen.shrinkage[:, None] * (rotated - chosen.centre)
+    weight = shrunk * chosen.inverse
+    spread = chosen.inflation**2 * float((weight.square() * values).sum())
+    scale = float((weight * shrunk).sum()) / spread if spread else 1.0
+    bias = -0.5 * scale * (weight * shrunk).sum(1) - scale * weight @ chosen.centre
+    return Discriminant(scale * weight @ vectors.t(), bias, ridge, chosen.shrinkage, chosen.inflation)
+
+
+class _Assessment(NamedTuple):
+    """What a ridge leads to."""
+
+    separation: float  # of unseen features, in standard deviations
+    inflation: float
+    inverse: Tensor  # [d], A⁻¹ along the eigenvectors
+    centre: Tensor  # [d], m along them
+    shrinkage: Tensor  # [P]
 
 
 def solve_discriminant(
@@ -71,12 +165,7 @@ def solve_discriminant(
     if bool(torch.linalg.cholesky_ex(regular).info):  # not positive definite: no features have these moments
         positive, share = drop_negative(within)
         if share:
-            warnings.warn(
-                f"lda: negative eigenvalues of the pooled covariance were set to zero, {share:.2g} of it; "
-                "some client sent "
-                "moments that no features can have",
-                stacklevel=2,
-            )
+            warnings.warn(NEGATIVE.format("lda", share), stacklevel=2)
             regular = add_ridge(positive, ridge)
     solved, failed = torch.linalg.solve_ex(regular, means.t())
     weight = solved.t()  # [P, d]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unskew.calibration.classifier import last_linear, replace_rows
 from unskew.calibration.covariances import Shared, drop_negative
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
-from unskew.calibration.lda import add_ridge, check_shape, features_vary, report_pooled
+from unskew.calibration.lda import NEGATIVE, add_ridge, check_shape, features_vary, report_pooled
 from unskew.calibration.protection import pooled_edge, raise_eigenvalues
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
@@ -90,12 +90,7 @@ class Regression:
             within = raise_eigenvalues(within, pooled_edge(statistics))
         if bool(torch.linalg.cholesky_ex(add_ridge(within, GRID[0])).info):  # no features have these moments
             within, clipped = drop_negative(within)
-            warnings.warn(
-                f"ridge: negative eigenvalues of the pooled covariance were set to zero, {clipped:.2g} of "
-                "it; some client sent "
-                "moments that no features can have",
-                stacklevel=2,
-            )
+            warnings.warn(NEGATIVE.format("ridge", clipped), stacklevel=2)
         shares = torch.full_like(number, 1 / len(number)) if balanced else number / number.sum()
         effective = float(1 / (shares.square() / number).sum())
         return Regression(means, shares, within * (1 - len(number) / number.sum()), effective)

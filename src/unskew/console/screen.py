@@ -483,7 +483,7 @@ def calibration_lines(event: Event) -> list[str]:
         words = f"{event.method}: mean sliced Wasserstein distance between class Gaussians {seen.separability:.3g}"
         if seen.before is None or seen.after is None:
             return [words]
-        gain = f"accuracy on features drawn from them {seen.before:.1%}, with a discriminant {seen.after:.1%}"
+        gain = f"accuracy on features drawn from them {seen.before:.1%}; at most {seen.after:.1%} after calibration"
         return [f"{words}; {gain}"]
     if isinstance(event, InitialModel):
         made = event.start
