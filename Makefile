@@ -9,7 +9,7 @@ MINUTES ?= 10
 export CHROMIUM
 
 .DEFAULT_GOAL := help
-.PHONY: help setup package browser run test check format faults bench peers docs pictures methods-table calibration-table epsilon-table updates-table transfer-table one-exchange-table gallery test-all lock clean
+.PHONY: help setup package browser run test check format faults bench peers docs notebooks pictures methods-table calibration-table epsilon-table updates-table transfer-table one-exchange-table gallery test-all lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ peers: $(READY) .venv-peers/ready ## Rounds of pfl-research and Flower's simulat
 
 docs: $(READY) ## Build the documentation site into site/, strictly and without the network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+notebooks: $(READY) ## Run the notebooks of docs again and store their outputs
+	$(BIN)/python docs/generate/notebooks.py
 
 pictures: $(READY) ## Make the pictures of README and docs from real runs
 	$(BIN)/python docs/generate/pictures.py

@@ -1,5 +1,6 @@
 """Every snippet of README and docs runs as it stands; every link leads somewhere; the site builds."""
 
+import json
 import os
 import re
 import shlex
@@ -101,6 +102,40 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         loaded += re.findall(r'<link[^>]*\shref="([^"]*)"[^>]*rel="(?:stylesheet|preconnect)"', page.read_text())
         loaded += re.findall(r'<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*\shref="([^"]*)"', page.read_text())
         assert not [address for address in loaded if "//" in address], page
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_was_run_from_top_to_bottom_and_shows_no_error(path):
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert all(cell["outputs"] or "=" in "".join(cell["source"]) for cell in cells)
+    assert not [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
+    assert not re.search(r"/tmp/|/home/|\\u001b", path.read_text())
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_gives_the_outputs_that_it_shows(path, tmp_path):
+    """In a process of its own: the kernel's libraries warn."""
+    script = ROOT / "docs" / "generate" / "notebooks.py"
+    copy = tmp_path / path.name
+    copy.write_bytes(path.read_bytes())
+    code = f"import runpy; m = runpy.run_path({str(script)!r}); import nbformat, pathlib; " + (
+        f"p = pathlib.Path({str(copy)!r}); nbformat.write(m['execute'](p, p.parent), p)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    shown, made = (
+        [
+            "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
+            for cell in json.loads(file.read_text())["cells"]
+            for output in cell.get("outputs", [])
+        ]
+        for file in (path, copy)
+    )
+    assert len(shown) == len(made)
 
 
 PACKAGE = ROOT / "src" / "unskew"

@@ -1,5 +1,7 @@
 """MkDocs hooks: pages from outside docs/ join the site, and every link works both in the repository and on the site."""
 
+import base64
+import json
 import logging
 import re
 from pathlib import Path
@@ -30,12 +32,38 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are kept outside docs/."""
     for path, place in OUTSIDE.items():
         files.append(File.generated(config, place, abs_src_path=str(path)))
+    for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
+        place = f"notebooks/{path.stem}"
+        text, pictures = notebook_page(json.loads(path.read_text(encoding="utf-8")), path.stem)
+        files.append(File.generated(config, f"{place}.md", content=text))
+        for name, content in pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
+
+
+def notebook_page(notebook: dict[str, Any], stem: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook with its stored outputs as Markdown, and its pictures by name."""
+    parts, pictures = [], dict[str, bytes]()
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if "image/png" in data:
+                name = f"{stem}-{len(pictures)}.png"
+                pictures[name] = base64.b64decode(data["image/png"])
+                parts.append(f"![Output of the cell above]({name})")
+            elif "text/html" in data:
+                parts.append(f'<div class="output">{"".join(data["text/html"])}</div>')
+            else:
+                parts.append("```text\n" + "".join(data.get("text/plain", output.get("text", ""))).rstrip() + "\n```")
+    title, *rest = parts
+    return "\n\n".join([title, f"Download [the notebook]({stem}.ipynb).", *rest]) + "\n", pictures
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Rewrite links that leave docs/ or come from outside; separate lists and tables from the paragraph above."""
-    source = Path(page.file.abs_src_path)
+    source = Path(page.file.abs_src_path or "/")
     if not source.is_relative_to(ROOT):
         return markdown
     parts, end = [], 0
@@ -69,7 +97,7 @@ def _link(match: re.Match[str], source: Path, uri: str) -> str:
         return match.group()
     full = (source.parent / path).resolve()
     if full.is_relative_to(DOCS) and not full.is_relative_to(DOCS / "generate"):
-        place = full.relative_to(DOCS).as_posix()
+        place = full.relative_to(DOCS).as_posix().replace(".ipynb", ".md")
     elif full in OUTSIDE:
         place = OUTSIDE[full]
     elif full.exists():  # code: named, not part of the site
