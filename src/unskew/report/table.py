@@ -260,7 +260,7 @@ class ComparisonTable:
 
     def __repr__(self) -> str:
         text = io.StringIO()
-        Console(file=text, width=100, color_system=None).print(self.render(100))
+        Console(file=text, width=100, color_system=None, force_jupyter=False).print(self.render(100))
         return text.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
