@@ -37,6 +37,12 @@ METHODS = {  # run folder -> method
     "fedprox": "fedprox",
     "fedprox0001": "fedprox(mu=0.001)",  # the CCVR paper's for this alpha
     "moon": "moon(mu=1)",
+    "fedntd": "fedntd",
+    "feddecorr": "feddecorr",
+    "feddecorr64": "feddecorr(beta=6.4)",  # the authors' code at this batch size
+    "fedetf": "fedetf",
+    "fedsam": "fedsam",
+    "fedlesam": "fedlesam",
     "clsprox": "clsprox",
     "clsnorm": "clsnorm",
     "prototypes": "prototypes",

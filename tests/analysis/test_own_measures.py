@@ -167,10 +167,10 @@ def test_a_run_that_lacks_something_is_said_on_the_page_and_by_analyse(run, caps
 # When it is wrong
 
 WRONG = {
-    "take raises": ({"take": "lambda run: 1 / 0"}, r"take failed: ZeroDivisionError: .*mine_in_a_test.py, line \d+"),
+    "take raises": ({"take": "lambda run: 1 / 0"}, r'(?s)take failed: ZeroDiv.*mine_in_a_test.py", line \d+'),
     "a library raises": (
         {"take": "lambda run: Fact(torch.zeros(2) @ torch.zeros(3))"},
-        r"take failed: .*mine_in_a_test.py, line \d+",
+        r'(?s)take failed: .*mine_in_a_test.py", line \d+',
     ),
     "take gives something else": ({"take": "lambda run: 3"}, "take returns an int, but values is declared as Fact"),
     "draw raises": ({"draw": "lambda values: values.more"}, "draw failed: AttributeError"),

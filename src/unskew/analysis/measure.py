@@ -3,7 +3,6 @@
 import hashlib
 import inspect
 import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from unskew.charts import Chart
 from unskew.charts.files import svg
-from unskew.core.errors import Missing, UserError, a_kind
+from unskew.core.errors import Missing, UserError, a_kind, describe_error
 from unskew.core.files import json_object
 from unskew.runs.finished import UNCOVERED, FinishedRun
 from unskew.runs.folder import json_bytes, read_sealed, write_sealed
@@ -137,7 +136,7 @@ class MeasureRequest:
         except Exception as error:
             if not self.outside:
                 raise
-            raise UserError(f"measure {self.text}: {part} failed: {_describe_error(error, function)}") from error
+            raise UserError(f"measure {self.text}: {part} failed: {describe_error(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -208,14 +207,6 @@ def _check_list(request: MeasureRequest, part: str, given: Any, kind: Any) -> li
         if not isinstance(item, kind):
             raise UserError(f"measure {request.text}: {part} returns a list with {a_kind(item)}, not {name}")
     return list(given)
-
-
-def _describe_error(error: Exception, function: Callable[..., Any]) -> str:
-    """An error in one line, with the line in the function's own file where it happened, if there is one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    file = getattr(getattr(function, "__code__", None), "co_filename", "")
-    last = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
-    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
 
 
 COUNTED_AT_A_GLANCE = 20  # clients

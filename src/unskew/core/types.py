@@ -119,8 +119,6 @@ Sums = dict[str, Tensor]  # every entry may be added, all float64: "weight", "de
 
 CLASSIFIER = ("params/classifier.weight", "params/classifier.bias")  # in our own networks
 
-ADDED_LATER: Mapping[str, bool] = {"added_later": True}  # marks fields that descriptions in older runs do not have
-
 EVERYONE = -1  # instead of a client: the examples of all clients, as if in one place
 
 
@@ -168,12 +166,12 @@ class Local:
     momentum: float = 0.9
     weight_decay: float = 1e-5
     augment: bool = False
-    schedule: str = field(default="constant", metadata=ADDED_LATER)  # of the rate over the rounds
-    optimizer: str = field(default="sgd", metadata=ADDED_LATER)
-    clip: float = field(default=0.0, metadata=ADDED_LATER)  # the longest gradient that is used as it is; 0: any is
-    decay: str = field(default="all", metadata=ADDED_LATER)  # what weight_decay shrinks: all, or weights
-    augmentation: str = field(default="shift", metadata=ADDED_LATER)  # drawn where ``augment`` is on; or resized-crop
-    steps: int | None = field(default=None, metadata=ADDED_LATER)  # of a visit, instead of epochs
+    schedule: str = "constant"  # of the rate over the rounds
+    optimizer: str = "sgd"
+    clip: float = 0.0  # the longest gradient that is used as it is; 0: any is
+    decay: str = "all"  # what weight_decay shrinks: all, or weights
+    augmentation: str = "shift"  # drawn where ``augment`` is on; or resized-crop
+    steps: int | None = None  # of a visit, instead of epochs
 
 
 @dataclass(frozen=True)

@@ -302,12 +302,7 @@ def load_from_function(name: str, data_dir: Path | None) -> ImageSet:
     with suppress(TypeError, ValueError):
         if "data_dir" in inspect.signature(function).parameters and "data_dir" not in call.knobs:
             function = partial(function, data_dir=data_dir)
-    try:
-        value = apply(call, function, "data set")
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"data {name!r} raises {type(error).__name__}: {error}") from error
+    value = apply(call, function, "data set")
     return replace(image_set_from(value, f"data {name!r}"), name=name)
 
 

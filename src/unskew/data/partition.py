@@ -387,13 +387,7 @@ def from_function(call: Call, labels: Ints, clients: int, key: Key) -> Partition
     """What ``package.module:function(knobs)`` gives for (labels, clients, key)."""
     function = load_function(call.name, "partition")
     own = labels.copy()  # so that a function that sorts in place leaves the data alone
-    try:
-        value = apply(call, partial(function, own, clients, key.fold("partition", call.name)), "partition")
-    except UserError:
-        raise
-    except Exception as error:
-        raised = f"partition {call} raises {type(error).__name__}: {error}"
-        raise UserError(f"{raised}; it is called with (labels, clients, key)") from error
+    value = apply(call, partial(function, own, clients, key.fold("partition", call.name)), "partition")
     return partition_from(value, labels, clients=clients, seed=key.seed, scheme=str(call))
 
 

@@ -128,14 +128,7 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
         return ENGINES[name](setup)
     call = _call(name)
     function = load_function(call.name, "engine")
-    try:
-        engine: Any = text.apply(call, partial(function, setup), "engine")
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"engine {call} raises {type(error).__name__}: {error}; it is called with an EngineSetup"
-        ) from error
+    engine: Any = text.apply(call, partial(function, setup), "engine")
     missing = [part for part in PARTS if not hasattr(engine, part)]
     if missing:
         raise UserError(

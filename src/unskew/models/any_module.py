@@ -6,11 +6,9 @@ Shapes: B images [B, ch, H, W], features [B, d], logits [B, C].
 import copy
 import inspect
 import math
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unskew.core.errors import UserError, a_kind
+from unskew.core.errors import UserError, a_kind, describe_error
 from unskew.core.key import Key, seeded
 from unskew.core.plugins import load_function
 from unskew.core.text import apply, parse_call
@@ -29,7 +27,6 @@ CLASS_KNOBS = ("classes", "num_classes", "n_classes", "nclasses")
 CHANNEL_KNOBS = ("in_channels", "in_chans")
 SHAPE_KNOBS = ("shape", "input_shape", "image_shape")
 TRIED = "a factory takes (shape, classes), (classes), a knob num_classes=, or nothing"
-TORCH = Path(torch.__file__).parent
 TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
@@ -96,12 +93,8 @@ def run_guarded(work: Callable[[], Any], what: str, hint: str = "") -> Any:
     except UserError:
         raise
     except (Exception, SystemExit, GeneratorExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = next((f for f in reversed(frames) if TORCH not in Path(f.filename).parents), frames[-1])
-        where = f"{Path(frame.filename).name}:{frame.lineno}"
-        message = " ".join(str(error).split()) or "no message"
         advice = f"; {hint}" if hint and isinstance(error, TypeError) else ""
-        raise UserError(f"{what}: {type(error).__name__}: {message} ({where}){advice}") from error
+        raise UserError(f"{what}: {describe_error(error)}{advice}") from error
 
 
 def _check_tensors(module: nn.Module, name: str) -> None:

@@ -16,7 +16,7 @@ Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation", ICM
 
 import math
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -29,7 +29,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra
-from unskew.core.types import ADDED_LATER, Exchange, Sums, Tensors
+from unskew.core.types import Exchange, Sums, Tensors
 from unskew.privacy.fixed_point import BITS
 from unskew.privacy.ledger import CLIENT, REPLACED_CLIENT, epsilon_of_concentration
 
@@ -249,7 +249,7 @@ class PrivateUpdates:
     delta: float
     poisson: bool
     release: bool = False  # noise and participation from the operating system, not from the run's seed
-    in_masks: bool = field(default=False, metadata=ADDED_LATER)  # clients add the noise, before they mask their words
+    in_masks: bool = False  # clients add the noise, before they mask their words
 
     @property
     def repeatable(self) -> bool:

@@ -227,7 +227,7 @@ def _value_text(value: Any) -> str:
         parts = [
             f"{each.name}={_value_text(getattr(value, each.name))}"
             for each in fields(value)
-            if not (each.metadata.get("added_later") and getattr(value, each.name) == each.default)
+            if getattr(value, each.name) != each.default
         ]
         return f"{type(value).__name__}({', '.join(parts)})"
     return description(value)
