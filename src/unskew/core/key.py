@@ -96,7 +96,7 @@ def global_generators() -> dict[str, bytes]:
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": repr([np.asarray(part).tobytes() for part in numpy_state]).encode(),
     }
-    if "flwr" not in sys.modules:  # its threads draw their pauses from it
+    if not any(name in sys.modules for name in ("flwr", "mlflow", "wandb")):  # their threads draw from it
         states["random"] = repr(random.getstate()).encode()
     return states
 
