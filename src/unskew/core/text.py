@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any
 
-from unskew.core.errors import UserError, brief, describe_error, nearest
+from unskew.core.errors import IN_PLUGIN, UserError, brief, describe_error, nearest
 
 Value = int | float | bool | str
 
@@ -142,9 +142,10 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
     except UserError:
         raise
     except (Exception, SystemExit, GeneratorExit) as error:  # code from outside does not end this process
-        if ":" not in call.name:
+        described = describe_error(error)
+        if isinstance(error, Exception) and IN_PLUGIN not in described:
             raise
-        raise complain(call.source, call.start, f"{what} {call.name} raises {describe_error(error)}") from error
+        raise complain(call.source, call.start, f"{what} {call.name} raises {described}") from error
 
 
 def _fit(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Value:
