@@ -197,7 +197,7 @@ WRONG = {
     "no function": ({"take": "3"}, "take=3 is not a function"),
     "a name of two words": ({"name": "'two words'"}, "the name 'two words' must be one lower-case word"),
     "no name": ({"name": "None"}, "the name None must be one lower-case word"),
-    "an unknown field": ({"colour": "3"}, "fact failed: TypeError: .*colour"),
+    "an unknown field": ({"colour": "3"}, "fact raises TypeError: .*colour"),
 }
 
 

@@ -70,8 +70,8 @@ def watch_run(log: Sequence[str] | None, work: Callable[[Observer], Result], aga
                 hint = again
             if isinstance(error, ClientFailure) and error.skippable:
                 hint = hint.replace("resume it with", "skip such clients with") + " --on-failure skip"
-            elif isinstance(error, ClientFailure) and IN_PLUGIN in what:
-                hint = hint.replace("resume it with", "correct this code, then resume with")
+            elif IN_PLUGIN in what:
+                fail(f"{what}\n{hint.replace('resume it with', 'correct this code, then resume with')}", 2)
             fail(f"{what}; {hint}", 130 if interrupted else 2)
         raise
     finally:

@@ -237,10 +237,9 @@ def _check_failures(outcome: Outcome, number: int | None, job: str, key: Key, sk
     for failure in outcome.failures:
         if not skip or not (outcome.sums or outcome.void):
             where = f"client {failure.client}{'' if number is None else f', round {number}'}, job {job}"
-            in_plugin = IN_PLUGIN in failure.reason
-            again = f"{chr(10) if in_plugin else ' '}(seed {key.seed} replays it)"
-            skippable = bool(outcome.replied) and not in_plugin
-            raise ClientFailure(f"{where}: {failure.reason}{again}", skippable=skippable)
+            reason, in_plugin, place = failure.reason.partition(IN_PLUGIN)
+            message = f"{where}: {reason} (seed {key.seed} replays it){in_plugin}{place}"
+            raise ClientFailure(message, skippable=bool(outcome.replied) and not in_plugin)
 
 
 def exchange(
