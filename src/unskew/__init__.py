@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from unskew.report.table import compare
     from unskew.report.write import write_report
     from unskew.round.algorithm import Algorithm
+    from unskew.runs.export import export
     from unskew.runs.finished import calibrate_run, load
+    from unskew.runs.inference import predict
     from unskew.runs.result import Calibration, Result
     from unskew.runs.train import STOP, StopRun
 
@@ -26,8 +28,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "STOP", "Algorithm", "CalibratedClassifier", "Calibration", "ClassStatistics", "ClientFailure", "Key", "Lift",
-    "Result", "StopRun", "UserError", "analyse", "calibrate", "calibrate_run", "compare", "draw_runs", "load",
-    "open_logger", "resume", "run", "run_seeds", "sweep", "write_report",
+    "Result", "StopRun", "UserError", "analyse", "calibrate", "calibrate_run", "compare", "draw_runs", "export", "load",
+    "open_logger", "predict", "resume", "run", "run_seeds", "sweep", "write_report",
 ]  # fmt: skip
 
 _NAMES = {
@@ -42,7 +44,9 @@ _NAMES = {
     "report.table": "compare",
     "report.write": "write_report",
     "round.algorithm": "Algorithm",
+    "runs.export": "export",
     "runs.finished": "calibrate_run load",
+    "runs.inference": "predict",
     "runs.result": "Calibration Result",
     "runs.train": "STOP StopRun",
 }

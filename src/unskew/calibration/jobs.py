@@ -117,6 +117,7 @@ class EvaluateCalibrated(msgspec.Struct, frozen=True, tag="evaluate-calibrated")
     """As ``Evaluate``, with the calibrated classifier that is sent along instead of the model's own."""
 
     by_image: bool = False
+    confidence: bool = False
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: TestPart | Visit, key: Key) -> Reply:
         """Right answers and loss by class."""
@@ -125,4 +126,9 @@ class EvaluateCalibrated(msgspec.Struct, frozen=True, tag="evaluate-calibrated")
             tensors.under(shared, "calibrated/"), lambda layers: cut(side.network, layers)
         )
         classifier = classifier.cpu()  # it clips features in float64
-        return score_images(side, visit, lambda images: classifier(encoder(images).cpu()), self.by_image)
+
+        def logits(images: Tensor) -> Tensor:
+            made: Tensor = classifier(encoder(images).cpu())
+            return made
+
+        return score_images(side, visit, logits, self.by_image, self.confidence)

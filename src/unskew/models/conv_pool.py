@@ -34,8 +34,9 @@ class ConvPool(nn.Conv2d):
         return F.max_pool2d(F.conv2d(x, self.weight, self.bias), 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same, through whichever of the two forms below suits."""
-        if x.device.type != "cpu" or self.bias is None:
+        """The same, through whichever of the two forms below suits; exporters see the definition."""
+        exported = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+        if x.device.type != "cpu" or self.bias is None or exported:
             return self.plain(x)
         form = LATER if x.requires_grad else FIRST
         pooled: Tensor = _Formed.apply(form, x, self.weight, self.bias)  # type: ignore[no-untyped-call]

@@ -15,9 +15,11 @@ from unskew.core.errors import ClientFailure
 from unskew.core.key import Key
 from unskew.core.types import Engine, Exchange, Failure, Job, Reply, Sums, Tensors, TestPart, Visit
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
+from unskew.round.confidence import Confidence, confidence_sums, read_confidence
 from unskew.round.jobs import add, register
 
-MakeJob = Callable[[bool], Job]  # by_image -> the job that scores images
+CONFIDENCE = "metric/confidence"
+MakeJob = Callable[[bool, bool], Job]  # by_image, confidence -> the job that scores images
 
 
 @dataclass(frozen=True)
@@ -30,35 +32,39 @@ class Evaluation:
     total: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0), compare=False)  # [C]
     marks: npt.NDArray[np.float64] | None = field(default=None, compare=False)  # [n], 1 where an image is right
     failures: tuple[Failure, ...] = field(default=(), compare=False)  # clients that did not answer for theirs
+    confidence: Confidence | None = field(default=None, compare=False)  # how far its probabilities can be trusted
 
 
 def evaluate(
     engine: Engine, model: Tensors, examples: int, key: Key, *, job: MakeJob | None = None, by_image: bool = False,
-    exchange: Exchange | None = None,
+    confidence: bool = False, exchange: Exchange | None = None,
 ) -> Evaluation:  # fmt: skip
     """Accuracy and mean loss on the server's ``examples`` test images, in parts spread over the engine.
 
-    With ``by_image`` it also reports which images are right. Without test images the clients are asked to use theirs;
-    their replies pass through ``exchange``: masked under secure aggregation.
+    With ``by_image`` it also reports which images are right, with ``confidence`` how far the probabilities can be
+    trusted. Without test images the clients are asked to use theirs, and neither is known; their replies pass through
+    ``exchange``: masked under secure aggregation.
     """
     make = job or Evaluate
     if not examples:
         visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
         if exchange is None:
-            outcome = add(engine.visit(make(False), model, visits, key), visits)
+            outcome = add(engine.visit(make(False, False), model, visits, key), visits)
         else:
-            outcome = exchange(engine, make(False), model, visits, key)
+            outcome = exchange(engine, make(False, False), model, visits, key)
         if not outcome.sums or not float(outcome.sums["metric/total"].sum()):
             reason = outcome.void or (outcome.failures[0].reason if outcome.failures else "no client has test images")
             raise ClientFailure(f"the model on the clients' test images, job evaluate: {reason}")
         return replace(_evaluation(outcome.sums), failures=outcome.failures)
     parts = [TestPart(start, min(start + IMAGES_AT_ONCE, examples)) for start in range(0, examples, IMAGES_AT_ONCE)]
-    outcome = add(engine.visit(make(by_image), model, parts, key), parts)
+    outcome = add(engine.visit(make(by_image, confidence), model, parts, key), parts)
     if outcome.failures:
         reason = outcome.failures[0].reason
         raise ClientFailure(f"the model on the test images, job evaluate: {reason} (seed {key.seed} replays it)")
     marks = [outcome.extra[index]["marks"].numpy() for index in outcome.replied] if by_image else None
-    return replace(_evaluation(outcome.sums), marks=None if marks is None else np.concatenate(marks))
+    trusted = read_confidence(outcome.sums[CONFIDENCE]) if confidence else None
+    joined = None if marks is None else np.concatenate(marks)
+    return replace(_evaluation(outcome.sums), marks=joined, confidence=trusted)
 
 
 def _evaluation(sums: Sums) -> Evaluation:
@@ -72,18 +78,24 @@ class Evaluate(msgspec.Struct, frozen=True, tag="evaluate"):
     """Score the server's model on a part of the server's test images, or on a client's own."""
 
     by_image: bool = False
+    confidence: bool = False
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: TestPart | Visit, key: Key) -> Reply:
         """Right answers and loss by class."""
         side.load(shared, training=False)
-        return score_images(side, visit, lambda images: side.logits(side.network.encoder(images)).cpu(), self.by_image)
+
+        def logits(images: Tensor) -> Tensor:
+            return side.logits(side.network.encoder(images)).cpu()
+
+        return score_images(side, visit, logits, self.by_image, self.confidence)
 
 
 def score_images(
-    side: ClientSide, visit: TestPart | Visit, logits: Callable[[Tensor], Tensor], by_image: bool
+    side: ClientSide, visit: TestPart | Visit, logits: Callable[[Tensor], Tensor], by_image: bool, confidence: bool
 ) -> Reply:
-    """What ``logits`` makes of the visit's test images, as sums; ``by_image``: ``extra`` marks which ones are right.
+    """What ``logits`` makes of the visit's test images, as sums.
 
+    ``by_image``: ``extra`` marks which ones are right. ``confidence``: the sums contain those of ``confidence_sums``.
     Of its own images a client says only how many are right by class.
     """
     if isinstance(visit, Visit):
@@ -91,14 +103,19 @@ def score_images(
     else:
         index = torch.arange(visit.start, visit.stop)
     total = score(torch.zeros(0, side.network.classifier.out_features), torch.zeros(0, dtype=torch.int64))
-    right = list[Tensor]()
+    own, right = isinstance(visit, Visit), list[Tensor]()
+    if confidence and not own:
+        total[CONFIDENCE] = confidence_sums(torch.zeros(0, 1), index[:0], index[:0])
     with torch.no_grad():
         for some in torch.split(index, IMAGES_AT_ONCE):
             images, labels = side.test.batch(some)
             predicted, labels = logits(images), labels.cpu()
             right.append((predicted.argmax(1) == labels).double())
-            total = tensors.add(total, score(predicted, labels))
-    return Reply(total, {"marks": torch.cat(right)} if by_image and isinstance(visit, TestPart) else {})
+            sums = score(predicted, labels)
+            if confidence and not own:
+                sums[CONFIDENCE] = confidence_sums(predicted, labels, some)
+            total = tensors.add(total, sums)
+    return Reply(total, {"marks": torch.cat(right)} if by_image and not own else {})
 
 
 def score(logits: Tensor, labels: Tensor) -> Sums:

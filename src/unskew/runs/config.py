@@ -337,15 +337,15 @@ def read_run(path: Path) -> Config:
     return with_values(Config(), _table(content, path / CONFIG), str(path / CONFIG))
 
 
-def read_own_run(path: Path, *, trust: bool = False) -> Config:
-    """The configuration of a run directory, for running what it names.
+def read_own_run(path: Path, *, trust: bool = False, only: tuple[str, ...] = PLUGGABLE) -> Config:
+    """The configuration of a run directory, for running what it names, or ``only`` some of it.
 
     The directory may come from somebody else. Plug-ins that the user has not named on this machine are refused, unless
     the user trusts whoever wrote it.
     """
     config = read_run(path)
     if not trust:
-        _check_plugins(config, path)
+        _check_plugins(config, path, only)
     return config
 
 
@@ -360,8 +360,9 @@ def plugin_texts(config: Config) -> dict[str, str]:
     }
 
 
-def _check_plugins(config: Config, path: Path) -> None:
-    found = [f"{name} {call}" for name, text in plugin_texts(config).items() for call in strangers(text)]
+def _check_plugins(config: Config, path: Path, only: tuple[str, ...] = PLUGGABLE) -> None:
+    texts = {name: text for name, text in plugin_texts(config).items() if name in only}
+    found = [f"{name} {call}" for name, text in texts.items() for call in strangers(text)]
     if found:
         raise UserError(
             f"{path} uses code that you have never used on this machine: {', '.join(found)}; if you trust its "

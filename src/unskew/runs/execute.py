@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from unskew.runs import recording
 from unskew.runs.client_accuracy import CLIENTS, OWN, measure_clients, summarise_clients, to_arrays
 from unskew.runs.config import CONFIG
 from unskew.runs.journal import DURING, METRICS, LineFile, Mark, leave_out, metrics_row
+from unskew.runs.model_info import MODEL_INFO, ModelInfo
 from unskew.runs.prepare import Overview, Prepared, overview
 from unskew.runs.result import AT_NODES, RESULT, TEST, VALIDATION, Calibration, Result, to_json
 
@@ -170,7 +171,7 @@ class Execution:
         for state, row in self._counted(rounds):
             last = state.round == config.rounds
             if last or state.round % config.evaluate_every == 0:
-                score = self._evaluate(state, by_image=self.by_image and last)
+                score = self._evaluate(state, by_image=self.by_image and last, confidence=last)
                 self.score = (state.round, score) if last or not self.by_image else None
                 failures = () if self.algorithm.released else (*row.failures, *score.failures)
                 row = replace(row, accuracy=score.accuracy, loss=score.loss, failures=failures)
@@ -247,7 +248,7 @@ class Execution:
         final = self.position.state if self.best is None or self.best.best is None else self.best.best.state
         model = driver.as_used(self.algorithm, final.tensors, self.side.classifier)
         if self.score is None or self.score[0] != final.round:  # resumed after the last round, or an earlier was best
-            self.score = final.round, self._evaluate(final, by_image=self.by_image)
+            self.score = final.round, self._evaluate(final, by_image=self.by_image, confidence=True)
         seconds = time.monotonic() - self.began  # calibrations report their own
         calibrated: list[Calibrated] = []
 
@@ -266,9 +267,11 @@ class Execution:
             raise UserError(f"{error}; the run finished without it; {later}") from error
         return self._conclude(model, calibrated, seconds)
 
-    def _evaluate(self, state: ServerState, *, by_image: bool = False) -> Evaluation:
+    def _evaluate(self, state: ServerState, *, by_image: bool = False, confidence: bool = False) -> Evaluation:
         count, exchange = len(self.prepared.images.test), self.algorithm.exchange
-        return evaluate(self.engine, state.tensors, count, self.key, by_image=by_image, exchange=exchange)
+        return evaluate(
+            self.engine, state.tensors, count, self.key, by_image=by_image, confidence=confidence, exchange=exchange
+        )
 
     def _conclude(self, model: Tensors, calibrated: Sequence[Calibrated], seconds: float) -> Result:
         """Write the model, the calibrations and the result, sealed with the metrics; the result comes last."""
@@ -317,9 +320,14 @@ class Execution:
             baseline=config.baseline,
             baseline_accuracy=reference,
             relative_accuracy=None if reference is None else score.accuracy / reference,
+            **confidence_fields(score),
             **({"failures": None, "released": True} if self.algorithm.released else self._exact(rows)),
         )
-        files = {folders.MODEL: folders.model_bytes(model, classifier)}
+        info = ModelInfo.of(prepared.images, prepared.blueprint.shape)
+        if not (self.algorithm.released and prepared.nodes is not None):
+            for name, one in scores.items():
+                info = info.with_score(name, one)
+        files = {folders.MODEL: folders.model_bytes(model, classifier), MODEL_INFO: info.to_bytes()}
         if by_client:
             files[CLIENTS] = folders.arrays_bytes(to_arrays(by_client))
         if not rows:
@@ -597,9 +605,17 @@ def finish(
     for finisher in algorithm.finish:
         classifier, sent, seconds, notes = _calibrate(calibrator, finisher)
         shared = model | tensors.prefixed(classifier.tensors(), "calibrated/")
-        score = evaluate(engine, shared, count, key, job=EvaluateCalibrated, by_image=by_image, exchange=exchange)
-        result = Calibration(named(finisher, algorithm), score.accuracy, score.loss, sent, seconds)
+        score = evaluate(
+            engine, shared, count, key, job=EvaluateCalibrated, by_image=by_image, confidence=True, exchange=exchange
+        )
+        numbers = score.accuracy, score.loss, sent, seconds
+        result = Calibration(named(finisher, algorithm), *numbers, **confidence_fields(score))
         observe(Calibrated(result, classifier, notes, score))
+
+
+def confidence_fields(score: Evaluation) -> dict[str, Any]:
+    """The fields of a result that say how far its probabilities can be trusted."""
+    return {} if score.confidence is None else asdict(score.confidence)
 
 
 def spent_in_rounds(prepared: Prepared, rounds: int) -> Spent | None:

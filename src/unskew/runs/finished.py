@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unskew import engines, methods
+from unskew import engines, methods, models
 from unskew.calibration.classifier import load_calibrated
 from unskew.calibration.feasible import check, named
 from unskew.calibration.federated import Known
@@ -43,11 +43,12 @@ from unskew.runs import config as configs
 from unskew.runs import folder as folders
 from unskew.runs import journal
 from unskew.runs.client_accuracy import CLIENTS, measure_clients, read_clients, summarise_clients, with_classifier
-from unskew.runs.config import NODES
+from unskew.runs.config import FROM_PYTHON, NODES, PLUGGABLE, from_python
 from unskew.runs.execute import Calibrated, Event, Stage, calibrate_start, finish
 from unskew.runs.federated import FEDERATION, images_of, nodes_of, read_terms
 from unskew.runs.given import Given, take_same
 from unskew.runs.journal import read_metrics
+from unskew.runs.model_info import MODEL_INFO, ModelInfo, read_model_info
 from unskew.runs.prepare import Prepared, prepare, read_data
 from unskew.runs.result import RESULT, Result, read_result, to_json
 from unskew.runs.seals import unsealed_note
@@ -144,7 +145,8 @@ def load(
 ) -> nn.Module:
     """A finished run's model in eval mode, [B, ch, H, W] -> [B, C].
 
-    Images are normalised as the run's overview says: (x/255 − mean) / std.
+    Images are normalized as model.json says: (x/255 − mean) / std. The training data are not needed, except for a run
+    written by an older version.
 
     Parameters
     ----------
@@ -160,16 +162,32 @@ def load(
         The run's own values, if it was given values from Python.
     """
     values = {"data": data, "model": model, "method": method}
-    run = FinishedRun(path, data_dir=data_dir, device="cpu", values=values, trust=trust)
+    run = FinishedRun(path, data_dir=data_dir, device="cpu", values=values, trust=trust, only_model=True)
     if note := unsealed_note(run.path):
         warnings.warn(note, stacklevel=4)
-    if calibration is not None and calibration not in run.result.calibrations:
-        with suppress(UserError):
-            calibration = plain_name(calibration)  # ccvr(per_class=2000) is ccvr
-        if calibration not in run.result.calibrations:
-            names = ", ".join(run.result.calibrations) or "none"
-            raise UserError(f"{run.path} has no calibration {calibration!r}; it has: {names}")
-    network = run.prepared.blueprint.whole()
+    return load_network(run, find_calibration(run, calibration))
+
+
+def find_calibration(run: "FinishedRun", name: str | None) -> str | None:
+    """The name of one of the run's calibrations in its plainest spelling; None stays None."""
+    if name is None or name in run.result.calibrations:
+        return name
+    plain = name
+    with suppress(UserError):
+        plain = plain_name(name)  # ccvr(per_class=2000) is ccvr
+    if plain not in run.result.calibrations:
+        names = ", ".join(run.result.calibrations) or "none"
+        raise UserError(f"{run.path} has no calibration {name!r}; it has: {names}")
+    return plain
+
+
+def load_network(run: "FinishedRun", calibration: str | None) -> nn.Module:
+    """The run's network with its final weights, and with a calibrated classifier if one is named; no data are read."""
+    given = take_same({"model": run.values.get("model")}, run.config).model
+    if given is None and from_python(run.config.model):
+        made = (run.config.model or "").removeprefix(FROM_PYTHON)
+        raise UserError(f"the network of {run.path} was given from Python ({made}); pass it again as model=…")
+    network = models.build(given or run.config.model or "", run.info.shape, len(run.info.classes))
     tensors.overwrite(network, run.weights_for(network))
     network.eval()
     if calibration is None:
@@ -218,6 +236,8 @@ def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Resul
     spent = add_release(result.privacy, event.classifier.report.release)
     content = folders.calibration_bytes(name, event.classifier)
     files, added = {folders.calibration_file(path, name).name: content}, event.result
+    if (info := read_model_info(path)) is not None:
+        files[MODEL_INFO] = info.with_score(name, event.score).to_bytes()
     release = event.classifier.report.release
     if release is None or not release.released:  # accuracy by client tells which classes each one holds
         held = prepared.partition, prepared.images.train.labels, prepared.test_owners
@@ -387,18 +407,19 @@ class FinishedRun:
     def __init__(
         self, path: str | Path, *, data_dir: str | Path | None = None, engine: str | None = None,
         workers: int | None = None, device: str | None = None, say: Say | None = None,
-        values: Mapping[str, Any] | None = None, measured: bool = True, trust: bool = False,
+        values: Mapping[str, Any] | None = None, measured: bool = True, trust: bool = False, only_model: bool = False,
     ) -> None:  # fmt: skip
         if engine == "torchrun" and measured:
             raise UserError("--engine torchrun: measures of finished runs are taken on one machine; give auto or pool")
         self.path = usable_path(path)
         self.result: Result = read_result(self.path)
-        self.config = configs.read_own_run(self.path, trust=trust)
+        self.config = configs.read_own_run(self.path, trust=trust, only=("model",) if only_model else PLUGGABLE)
         self.rows = read_metrics(self.path)
         self.during = journal.read_during(self.path)
         self.say: Say = say or silent
         self._here: dict[str, Any] = {"data_dir": data_dir, "engine": engine, "workers": workers, "device": device}
-        self._values = values or {}
+        self._trust = trust
+        self.values = values or {}
         self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
         self._states: dict[int, ServerState] = {}
         self._lacking: Missing | None = None
@@ -433,6 +454,19 @@ class FinishedRun:
         return read_holdings(self.path / "partition.npz")
 
     @cached_property
+    def info(self) -> ModelInfo:
+        """The model's classes and inputs; from the data set if an older version wrote the run directory."""
+        if (info := read_model_info(self.path)) is not None:
+            return info
+        try:
+            return ModelInfo.of(self.prepared.images, self.prepared.blueprint.shape)
+        except Missing as error:
+            raise Missing(
+                f"{self.path} was written by an older version and has no {MODEL_INFO}, so its data set is needed: "
+                f"{error}; give data_dir (--data-dir)"
+            ) from error
+
+    @cached_property
     def prepared(self) -> Prepared:
         """The federation as it was; raises Missing where its data set is not available."""
         if self._lacking is not None:
@@ -458,7 +492,8 @@ class FinishedRun:
         cache = os.environ.get(CACHE_VARIABLE) or config.cache_dir  # the run may be from another machine
         engine = engines.inherited(config.engine)
         config = replace(config, **{"engine": engine, **changes, "cache_dir": cache, "baseline": None})
-        given, kept = take_same(self._values, config), None
+        configs.read_own_run(path, trust=self._trust)  # all its plug-ins may run now
+        given, kept = take_same(self.values, config), None
         config = configs.checked(config)
         if (path / FEDERATION).exists():  # as its server has it: without a training image
             terms = read_terms(path)
@@ -568,9 +603,9 @@ class FinishedRun:
 
     @property
     def classes(self) -> list[str]:
-        """The classes' names; their numbers where the data set is not available."""
+        """The classes' names; their numbers if neither model.json nor the data set is available."""
         try:
-            return list(self.images.classes)
+            return list(self.info.classes)
         except Missing:
             return [str(label) for label in range(len(self.classifier_weight))]
 

@@ -31,6 +31,9 @@ class Calibration:
     bytes_up: int
     seconds: float
     clients_accuracy: ClientSpread | None = None  # None in a federation
+    ece: float | None = None  # expected calibration error; None: not known, as of the nodes' own test images
+    ece_scaled: float | None = None  # with a temperature, cross-fitted
+    temperature: float | None = None  # what logits are divided by before the softmax
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -73,6 +76,9 @@ class Result:
     evaluated_on: str = TEST  # or VALIDATION: what accuracy and loss are measured on
     clients_accuracy: ClientSpread | None = None  # how the accuracy is spread over the clients
     released: bool | None = None  # True: what (ε, δ) does not cover was left out (release=true)
+    ece: float | None = None  # expected calibration error; None: not known, as of the nodes' own test images
+    ece_scaled: float | None = None  # with a temperature, cross-fitted
+    temperature: float | None = None  # what logits are divided by before the softmax
 
     @property
     def final_round(self) -> int:
@@ -129,7 +135,7 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     rows = [
         ("method", result.method),
         ("data", data),
-        ("accuracy", f"{result.accuracy:.2%} on {result.measured_on}, loss {result.loss:.4f}"),
+        ("accuracy", f"{result.accuracy:.2%} on {result.measured_on}, loss {result.loss:.4f}{ece_words(result)}"),
     ]
     if result.relative_accuracy is not None:
         relative = f"{result.relative_accuracy:.2%} of {result.baseline_accuracy:.2%}, {result.baseline}"
@@ -142,7 +148,7 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     known = [name + each.words() for name, each in spreads.items() if each is not None and each.clients > 1]
     for name, each in [*made, *([(f"start {result.start.name}", result.start)] if result.start else [])]:
         costs = f"{format_bytes(each.bytes_up)} up, {format_duration(each.seconds)}"
-        rows.append((name, f"{each.accuracy:.2%}, loss {each.loss:.4f}; {costs}"))
+        rows.append((name, f"{each.accuracy:.2%}, loss {each.loss:.4f}{ece_words(each)}; {costs}"))
     rows += [("" if number else "clients", summary) for number, summary in enumerate(known)]
     if result.privacy is not None:
         rows += [("privacy", result.privacy.describe()), *([("", SEEDED)] if result.privacy.seeded else [])]
@@ -161,6 +167,13 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     if result.failures:
         rows.append(("failed", f"{counted(result.failures, 'visit')}; see metrics.jsonl"))
     return [*rows, ("weights", f"sha256 {result.weights_sha256}"), ("run", str(result.path))]
+
+
+def ece_words(one: Result | Calibration) -> str:
+    """The calibration error before and after temperature scaling; empty where it is not known."""
+    if one.ece is None or one.ece_scaled is None or one.temperature is None:
+        return ""
+    return f", ECE {one.ece:.3f} ({one.ece_scaled:.3f} at temperature {one.temperature:.3g})"
 
 
 def accuracy_picture(

@@ -1,0 +1,74 @@
+"""The commands that use a trained model: predict, export."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unskew.console.comparison import Trust
+from unskew.console.progress import PlainConsole
+from unskew.core.errors import UserError
+from unskew.core.files import write_whole
+from unskew.core.units import counted
+from unskew.runs import export as exports
+from unskew.runs import inference
+from unskew.runs.config import OPTIONS
+
+out = PlainConsole()
+
+Calibration = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The calibrated classifier to use (default: the run's own).")
+]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run.")]
+DataDir = Annotated[Path | None, typer.Option(metavar="DIR", help="The data set, for runs of older versions.")]
+
+
+def predict(
+    run: Run,
+    pictures: Annotated[
+        list[Path],
+        typer.Argument(metavar="PICTURES...", help="Pictures, folders of pictures, or one table: .csv | .parquet"),
+    ],
+    calibration: Calibration = None,
+    file: Annotated[Path | None, typer.Option("--out", help="Write all probabilities to FILE.csv.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all probabilities as JSON.")] = False,
+    device: Annotated[str, typer.Option(metavar="NAME", help=OPTIONS["device"].help)] = "auto",
+    data_dir: DataDir = None,
+    trust: Trust = False,
+) -> None:
+    """Classify new pictures; the training data are not needed."""
+    if file is not None and file.suffix != ".csv":
+        raise UserError(f"--out {file}: predictions are written as .csv")
+    found = inference.predict(run, pictures, calibration=calibration, device=device, data_dir=data_dir, trust=trust)
+    if file is not None:
+        text = io.StringIO()
+        header, rows = inference.predictions_table(found)
+        csv.writer(text, lineterminator="\n").writerows([header, *rows])
+        write_whole(file, text.getvalue().encode())
+    if as_json:
+        typer.echo(inference.predictions_json(found))
+        return
+    if file is None:
+        for name, answer, row in zip(found.names, found.answers, found.probabilities, strict=True):
+            out.say(f"{name}: {answer} ({row.max():.1%})")
+    else:
+        out.say(f"{counted(len(found.names), 'picture')}: {file}")
+    if found.accuracy is not None:
+        out.say(f"accuracy {found.accuracy:.2%} on {counted(len(found.names), 'labeled picture')}")
+
+
+def export(
+    run: Run,
+    form: Annotated[str, typer.Option("--format", help=" | ".join(exports.FORMATS))],
+    calibration: Calibration = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="A new folder (default: the run's name and the format).")
+    ] = None,
+    data_dir: DataDir = None,
+    trust: Trust = False,
+) -> None:
+    """Write the model for other programs, with preprocessing, class names and a model card."""
+    file = exports.export(run, form, calibration=calibration, out=folder, data_dir=data_dir, trust=trust)
+    out.say(f"{file}; class names in {file.parent / 'model.json'}, model card in {file.parent / exports.CARD}")

@@ -1,0 +1,256 @@
+"""A finished run's model for new pictures: bytes in, probabilities out.
+
+Shapes: B pictures, uint8 [B, ch, H, W] as the data set has them; probabilities [B, C].
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from unskew.core.errors import UserError, accepts
+from unskew.core.machine import neutral, ready_device
+from unskew.data.augment import resize_images
+from unskew.data.decode import Broken, decode, flatten_mode, quiet
+from unskew.data.photographs import Files, Parquet, Pictures, open_parquet
+from unskew.data.rows import read_columns
+from unskew.runs.finished import FinishedRun, find_calibration, load_network
+from unskew.runs.model_info import ModelInfo, Shape
+
+AT_ONCE = 64  # pictures in a forward pass
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
+TABLES = (".csv", ".parquet")
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Predictor(nn.Module):
+    """Pictures as bytes -> probabilities: resizing, normalization, the network and its temperature in one module.
+
+    Parameters
+    ----------
+    network
+        Normalized images -> logits.
+    info
+        The model's inputs and classes.
+    temperature
+        What logits are divided by before the softmax.
+    calibration
+        The name of the calibrated classifier in the network; None: the run's own.
+    """
+
+    scale: Tensor
+    offset: Tensor
+
+    def __init__(
+        self, network: nn.Module, info: ModelInfo, temperature: float = 1.0, calibration: str | None = None
+    ) -> None:
+        super().__init__()
+        self.network, self.info, self.temperature, self.calibration = network, info, temperature, calibration
+        mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (info.mean, info.std))
+        self.register_buffer("scale", (1 / (255 * std)).float())
+        self.register_buffer("offset", (-mean / std).float())
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, ch, H, W], values 0 to 255 -> [B, C]."""
+        images = images.to(torch.float32)
+        if self.info.image != self.info.shape:
+            images = resize_images(images, self.info.shape)
+        logits: Tensor = self.network(images * self.scale + self.offset)
+        return (logits / self.temperature).softmax(1)
+
+
+def load_predictor(
+    path: str | Path,
+    calibration: str | None = None,
+    *,
+    data_dir: str | Path | None = None,
+    trust: bool = False,
+    model: Any = None,
+) -> Predictor:
+    """A finished run's model from bytes to probabilities; the parameters are those of ``predict``."""
+    run = FinishedRun(path, data_dir=data_dir, device="cpu", values={"model": model}, trust=trust, only_model=True)
+    name = find_calibration(run, calibration)
+    scored = run.result if name is None else run.result.calibrations[name]
+    return Predictor(load_network(run, name), run.info, scored.temperature or 1.0, name)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The probabilities of the classes for some pictures."""
+
+    names: tuple[str, ...]  # of the pictures: their paths, or rows
+    classes: tuple[str, ...]
+    probabilities: npt.NDArray[np.float32]  # [N, C]
+    labels: tuple[str, ...] | None = None  # the true classes, where a table has them
+
+    @property
+    def answers(self) -> list[str]:
+        """The most probable class of each picture."""
+        return [self.classes[index] for index in self.probabilities.argmax(1)]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of right answers; None without labels."""
+        if self.labels is None:
+            return None
+        return float(np.mean([answer == label for answer, label in zip(self.answers, self.labels, strict=True)]))
+
+
+@neutral()
+@accepts
+def predict(
+    path: str | Path,
+    pictures: str | Path | Sequence[str | Path] | Bytes,
+    *,
+    calibration: str | None = None,
+    device: str = "cpu",
+    data_dir: str | Path | None = None,
+    trust: bool = False,
+    model: Any = None,
+) -> Predictions:
+    """Classify new pictures with a finished run; the training data are not needed.
+
+    Parameters
+    ----------
+    path
+        The run directory.
+    pictures
+        A picture, several, a folder of pictures, a table (.csv with a column path, or .parquet with path or image), or
+        an array, uint8 [N, ch, H, W].
+    calibration
+        The calibrated classifier to use instead of the run's own.
+    device
+        Where to compute: cpu, cuda, cuda:N, mps or auto.
+    data_dir
+        The folder of the data set, for a run written by an older version.
+    trust
+        Whether the network may be a plug-in of somebody else's run directory.
+    model
+        The run's network, if it was given from Python.
+
+    Returns
+    -------
+    Predictions
+        Names, classes and probabilities.
+    """
+    predictor = load_predictor(path, calibration, data_dir=data_dir, trust=trust, model=model)
+    found = predictor.to(ready_device(device))
+    if isinstance(pictures, np.ndarray):
+        wanted = list(predictor.info.image)
+        if pictures.dtype != np.uint8 or list(pictures.shape[1:]) != wanted:
+            given = f"{pictures.dtype} {list(pictures.shape)}"
+            raise UserError(f"the array is {given}; give uint8 [N, {', '.join(map(str, wanted))}]")
+        names = tuple(str(row) for row in range(len(pictures)))
+        batches: Iterable[Bytes] = (pictures[row : row + AT_ONCE] for row in range(0, len(pictures), AT_ONCE))
+        return Predictions(names, predictor.info.classes, _classify(found, batches))
+    source, labels = find_pictures(pictures)
+    rows = range(0, len(source), AT_ONCE)
+    batches = (_read(source, range(row, min(row + AT_ONCE, len(source))), predictor.info.image) for row in rows)
+    probabilities = _classify(found, batches)
+    names = tuple(source.name(row) for row in range(len(source)))
+    return Predictions(names, predictor.info.classes, probabilities, labels)
+
+
+def _classify(predictor: Predictor, batches: Iterable[Bytes]) -> npt.NDArray[np.float32]:
+    found = [np.zeros((0, len(predictor.info.classes)), np.float32)]
+    with torch.no_grad():
+        for images in batches:
+            found.append(predictor(torch.from_numpy(images).to(predictor.scale.device)).cpu().numpy())
+    return np.concatenate(found)
+
+
+def find_pictures(given: str | Path | Sequence[str | Path]) -> tuple[Pictures, tuple[str, ...] | None]:
+    """Where the pictures are, and their labels if a table has some."""
+    paths = [Path(given)] if isinstance(given, str | PathLike) else [Path(path) for path in given]
+    tables = [path for path in paths if path.suffix.lower() in TABLES]
+    if tables and len(paths) > 1:
+        raise UserError(f"{tables[0]} is a table; give one table alone, or pictures and folders")
+    if tables:
+        return _open_table(tables[0])
+    found: list[str] = []
+    for path in paths:
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+            if not files:
+                raise UserError(f"{path} contains no pictures ({', '.join(SUFFIXES)}); give another folder")
+            found += map(str, files)
+        elif not path.exists():
+            raise UserError(f"{path} does not exist; give pictures, a folder of pictures, or a table")
+        else:
+            found.append(str(path))
+    return Files.of(Path(), found), None
+
+
+def _open_table(path: Path) -> tuple[Pictures, tuple[str, ...] | None]:
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give a table, .csv or .parquet")
+    root = path.absolute().parent
+    if path.suffix.lower() == ".csv":
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            header = [name.strip() for name in file.readline().split(",")]
+        wanted = ["path", *(["label"] if "label" in header else [])]
+        columns = read_columns(path, wanted)
+        return Files.of(root, columns[0]), tuple(columns[1]) if len(columns) > 1 else None
+    parquet = open_parquet(path)
+    names = parquet.schema_arrow.names
+    column = next((name for name in ("image", "path") if name in names), None)
+    if column is None:
+        raise UserError(f"{path} has no column path or image; its columns are {', '.join(names)}")
+    texts = {
+        name: [str(value) for value in parquet.read(columns=[name]).column(name).to_pylist()]
+        for name in ("path", "label")
+        if name in names and (name, column) != ("path", "image")
+    }
+    labels = tuple(texts["label"]) if "label" in texts else None
+    if column == "path":
+        return Files.of(root, texts["path"]), labels
+    return Parquet(path.absolute(), column, np.arange(parquet.metadata.num_rows)), labels
+
+
+def _read(source: Pictures, rows: range, shape: Shape) -> Bytes:
+    """uint8 [B, ch, H, W], scaled and cropped as the training pictures were."""
+    images = np.empty((len(rows), *shape), np.uint8)
+    for image, row, content in zip(images, rows, source.contents(list(rows)), strict=True):
+        try:
+            with quiet():
+                pixels = decode(content, shape[1] if shape[1] == shape[2] else None)
+        except Broken as error:
+            raise UserError(f"{source.name(row)} {error}; replace it, or leave it out") from error
+        if pixels.shape[0] == 3 and shape[0] == 1:
+            pixels = np.asarray(flatten_mode(Image.fromarray(pixels.transpose(1, 2, 0)), "L"))[None]
+        if pixels.shape[1:] != shape[1:]:
+            scaled = resize_images(torch.from_numpy(pixels.copy())[None].float(), (len(pixels), *shape[1:]))
+            pixels = scaled[0].round().clamp(0, 255).byte().numpy()
+        image[:] = pixels  # grey becomes three equal channels
+    return images
+
+
+def predictions_table(found: Predictions) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of a table: each picture, its class, and the probability of every class."""
+    header = ["picture", "class", "probability", *(["label"] if found.labels is not None else []), *found.classes]
+    rows = []
+    for number, (name, answer, row) in enumerate(zip(found.names, found.answers, found.probabilities, strict=True)):
+        label = [found.labels[number]] if found.labels is not None else []
+        rows.append([name, answer, f"{row.max():.6f}", *label, *(f"{value:.6f}" for value in row)])
+    return header, rows
+
+
+def predictions_json(found: Predictions) -> str:
+    """The predictions as JSON: a list with a record for each picture."""
+    records = [
+        {"picture": name, "class": answer, "probability": round(float(row.max()), 6)}
+        | ({} if found.labels is None else {"label": found.labels[number]})
+        | {"probabilities": {each: round(float(value), 6) for each, value in zip(found.classes, row, strict=True)}}
+        for number, (name, answer, row) in enumerate(zip(found.names, found.answers, found.probabilities, strict=True))
+    ]
+    return json.dumps(records, indent=2, ensure_ascii=False)
