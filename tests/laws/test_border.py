@@ -32,7 +32,7 @@ from unskew.round.jobs import add, encode_job
 
 SIZES = (23, 17, 1, 11)  # 52 examples of 4 classes
 DOWN = re.compile(r"(params|buffers|sent/\w+|calibrated)/|centres$|rate$")
-UP = re.compile(r"weight$|scaled$|delta/(params|buffers)/|metric/(loss|examples|visits|right|total)$|stat/\w+/")
+UP = re.compile(r"weight$|scaled$|delta/(params|buffers)/|metric/(loss|examples|visits|right|total|confidence)$|stat/\w+/")
 MASKED = re.compile(UP.pattern + r"|statistics$|check$")
 EXTRA = {"mask-keys": {"keys"}, "mask-shares": {"shares"}, "mask-openings": {"opened"}}
 VISIT = {"client", "weight", "take", "repeat", "ticket", "keep", "slot", "parcel", "start", "stop"}
@@ -77,7 +77,7 @@ def crossed_in(method, rounds=3, finish=()):
         state, _ = driver.run_round(
             small.algorithm, border, state, small.key, per_round=len(SIZES), rounds=rounds, skip_failures=True
         )
-    evaluate(border, state.tensors, len(small.data["test/labels"]), small.key)
+    evaluate(border, state.tensors, len(small.data["test/labels"]), small.key, confidence=True)
     for source in finish:
         algorithm = parse_method(source, small.blueprint.local)
         calibrating = Calibrator(border, side, state.tensors, algorithm, Key(0), lambda event: None, {})

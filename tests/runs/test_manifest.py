@@ -199,7 +199,7 @@ def test_all_that_decides_a_result_is_named_in_the_manifest(run, capsys):
     done(capsys, "analyse", run, "skew")
     assert folders.read_manifest(run).names == sorted([
         "config.toml", "partition.npz", *folders.GROWING, "result.json", "model.safetensors", "figures/skew.json",
-        "clients.npz",
+        "clients.npz", "model.json",
         *(folders.calibration_file(run, name).name for name in read_result(run).calibrations),
     ])  # fmt: skip
 

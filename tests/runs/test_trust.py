@@ -71,6 +71,8 @@ def change(run, option, value):
 
 CALLS = {
     "load": lambda **more: unskew.load("finished", **more),
+    "predict": lambda **more: unskew.predict("finished", "picture.png", **more),
+    "export": lambda **more: unskew.export("finished", "onnx", **more),
     "calibrate": lambda **more: unskew.calibrate_run("finished", "lda", **more),
     "analyse": lambda **more: unskew.analyse("finished", "norms", **more),
     "draw": lambda **more: unskew.draw_runs(["finished"], **more),
