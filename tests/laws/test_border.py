@@ -32,7 +32,8 @@ from unskew.round.jobs import add, encode_job
 
 SIZES = (23, 17, 1, 11)  # 52 examples of 4 classes
 DOWN = re.compile(r"(params|buffers|sent/\w+|calibrated)/|centres$|rate$")
-UP = re.compile(r"weight$|scaled$|delta/(params|buffers)/|metric/(loss|examples|visits|right|total|confidence)$|stat/\w+/")
+METRICS = r"metric/(loss|examples|visits|right|total|confidence)$"
+UP = re.compile(rf"weight$|scaled$|delta/(params|buffers)/|{METRICS}|stat/\w+/")
 MASKED = re.compile(UP.pattern + r"|statistics$|check$")
 EXTRA = {"mask-keys": {"keys"}, "mask-shares": {"shares"}, "mask-openings": {"opened"}}
 VISIT = {"client", "weight", "take", "repeat", "ticket", "keep", "slot", "parcel", "start", "stop"}

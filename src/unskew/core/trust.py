@@ -17,7 +17,7 @@ from unskew.core.files import append_secret, parse_json, read_content
 from unskew.core.plugins import see_own_folder
 from unskew.core.text import parse_calls
 
-OWN = ("unskew.data.synthetic_set:", "unskew.reproduce.networks:")  # ours, and harmless whatever their knobs
+OWN = ("timm:", "unskew.data.synthetic_set:", "unskew.reproduce.networks:")  # harmless whatever their knobs
 
 
 def plugins_in(text: str) -> list[str]:

@@ -26,6 +26,7 @@ from unskew.models.any_module import (
 )
 from unskew.models.imagenet import efficientnet_lite0, mobilenet_v2, resnet_18, resnet_50
 from unskew.models.networks import Network, Shape, lenet_64, simple_cnn, tiny_cnn
+from unskew.models.timm_networks import PREFIX, bind_timm
 
 NETWORKS: dict[str, Callable[[Shape, int], Network]] = {
     "simple-cnn": simple_cnn,
@@ -50,7 +51,7 @@ class Origin:
 
 
 def build(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: int) -> Network:
-    """The network of that name, of ``package.module:function(knobs)``, of a factory, or a module itself.
+    """The network of that name, of ``timm:NAME``, of ``package.module:function(knobs)``, of a factory, or a module.
 
     ``initialise`` gives it the weights that belong to a key.
     """
@@ -58,8 +59,12 @@ def build(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: in
         with torch.random.fork_rng(devices=[]):  # what the layers draw for themselves is drawn over
             return NETWORKS[model](shape, classes)
     name = model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
-    named = isinstance(model, str) and ":" not in model
-    call = _parse_public(name, shape, classes) if named else bind_factory(model, shape, classes)
+    if isinstance(model, str) and model.startswith(PREFIX):
+        call = bind_timm(model, shape, classes)
+    elif isinstance(model, str) and ":" not in model:
+        call = _parse_public(name, shape, classes)
+    else:
+        call = bind_factory(model, shape, classes)
     remake = partial(make_module, call, name, shape)
     module = remake(Key(0))
     if isinstance(module, Network):

@@ -138,7 +138,7 @@ class Config:
     model: str | None = _option(
         None,
         "NAME",
-        "simple-cnn | lenet-64 | tiny-cnn | resnet-18 | resnet-50 | mobilenet-v2 | efficientnet-lite0 | "
+        "simple-cnn | lenet-64 | tiny-cnn | resnet-18 | resnet-50 | mobilenet-v2 | efficientnet-lite0 | timm:NAME | "
         "package.module:function, which takes (shape, classes)",
         "the one that suits the images",
     )
