@@ -85,6 +85,7 @@ def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
         sections=[
             *(_section(run, item) for item in taken),
             *_list_events(run),
+            *_probabilities(run),
             Section("cost", "What it cost", "Bytes and time, for training and for each calibration.", [_costs(run)]),
             Section("made", "How it was made", _made(run), [_settings(run)], notes=result.notes),
         ],
@@ -124,6 +125,19 @@ def _headlines(taken: Sequence[Taken]) -> list[str]:
         if isinstance(result, Measured) and (rank := request.measure.headline) is not None
     ]
     return [findings[0] for _, findings in sorted(ranked, key=lambda pair: pair[0]) if findings]
+
+
+def _probabilities(run: FinishedRun) -> list[Section]:
+    """How far the probabilities of each classifier can be trusted; nothing if that is not known."""
+    classifiers = {"as trained": run.result, **run.result.calibrations}
+    rows: list[list[CellValue]] = [
+        [name, one.ece, one.ece_scaled, one.temperature] for name, one in classifiers.items() if one.ece is not None
+    ]
+    columns = [Column("classifier"), Column("ECE", "number"), Column("with temperature", "number")]
+    note = "ECE: the mean difference between confidence and accuracy, in 15 bins. The temperature is cross-fitted."
+    table = Table("Calibration error", [*columns, Column("temperature", "number")], rows, note)
+    text = "Whether a classifier is right as often as its probabilities claim, before and after temperature scaling."
+    return [Section("probabilities", "How far to trust the probabilities", text, [table])] if rows else []
 
 
 def _costs(run: FinishedRun) -> Table:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TEMPERATURES = [2.0 ** (number / 8) for number in range(-24, 57)]  # 1/8 to 128
+TEMPERATURES = [2.0 ** (number / 8) for number in range(-48, 57)]  # 1/64 to 128
 ONE = TEMPERATURES.index(1.0)
 BINS = 15  # of equal width, as in Guo et al. 2017
 
