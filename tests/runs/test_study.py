@@ -226,7 +226,7 @@ def test_a_data_set_that_has_moved_is_found_in_the_folder_that_is_named(run, tmp
     with finished_run(run) as opened:
         with pytest.raises(Missing, match=r"digits\.npz does not exist"):
             _ = opened.prepared
-        assert opened.classes == [str(c) for c in range(10)]
+        assert opened.classes[:2] == ["zero", "one"]  # model.json has them
     with finished_run(run, data_dir=elsewhere) as opened:
         assert len(opened.images.test) == 120
         assert opened.classes[0] == "zero"

@@ -108,7 +108,9 @@ class Execution:
     def __init__(self, prepared: Prepared, path: Path, observe: Observer, resources: ExitStack) -> None:
         config, side = prepared.config, prepared.side
         self.prepared, self.path, self.observe = prepared, path, observe
-        self.side, self.algorithm, self.key = side, side.algorithm, run_key(side.algorithm, config.seed)
+        self.side, self.algorithm, self.key = side, side.algorithm, Key(config.seed)
+        if self.algorithm.mechanism is not None and not self.algorithm.mechanism.repeatable:
+            self.key = Key(system_key().number() % 2**63)  # nobody may know the seed of a release's private updates
         self.by_image = prepared.test_owners is not None
         self.score: tuple[int, Evaluation] | None = None  # the latest evaluation that can be used, and its round
         prepared.initialise(side.network)
@@ -122,7 +124,8 @@ class Execution:
         resources.callback(self.metrics.close)
         resources.callback(self.during.close)
         self.position = Position(state, self.metrics.mark, self.during.mark)
-        self.begun = rounds_begun(path, state.round)
+        begun = read_content(path / checkpoints.BEGUN) or b""
+        self.begun = max(state.round, int(begun) if begun.isdigit() else 0)  # rounds that a release has begun
         self.best: BestRound | None = None
         if config.patience:
             rows, released = self.metrics.rows(), side.algorithm.released
@@ -375,19 +378,6 @@ class Execution:
 
 
 # Releases: what must not stay in the run directory
-
-
-def run_key(algorithm: Algorithm, seed: int) -> Key:
-    """What a run draws from. Nobody is sent the seed of private updates that are released, nor a key made from it."""
-    if algorithm.mechanism is None or algorithm.mechanism.repeatable:
-        return Key(seed)
-    return Key(system_key().number() % 2**63)
-
-
-def rounds_begun(path: Path, done: int) -> int:
-    """How many rounds a release has begun, these that are done included."""
-    content = read_content(path / checkpoints.BEGUN)
-    return max(done, int(content) if content is not None and content.isdigit() else 0)
 
 
 def without_private(

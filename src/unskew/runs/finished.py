@@ -26,7 +26,7 @@ from unskew.core.limits import CACHE_VARIABLE as CACHE_VARIABLE
 from unskew.core.limits import usable_path
 from unskew.core.machine import default_workers, neutral
 from unskew.core.trust import remember
-from unskew.core.types import Engine, ImageSet, ServerState, Tensors, Visit
+from unskew.core.types import Engine, ImageSet, ServerState, Tensors
 from unskew.data.partition_files import Holdings, read_holdings
 from unskew.data.photographs import Say, silent
 from unskew.models.any_module import AnyNetwork
@@ -346,7 +346,9 @@ def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most:
     coming = draw(run.algorithm, run.key, number, engine.roster, config.per_round or 0).visits
     if not coming:
         raise Missing(f"no client takes part in round {number}, so there are no local models; give another round")
-    visits = _spread({visit.client: visit for visit in reversed(coming)}, most)  # of two to one client, the first
+    first = {visit.client: visit for visit in reversed(coming)}  # of two to one client, the first
+    clients, count = sorted(first), min(most, len(first))
+    visits = [first[clients[place]] for place in np.linspace(0, len(clients) - 1, count).round().astype(int)]
     size = tensors.count_bytes({name: value.double() for name, value in state.tensors.items()})
     if size * len(visits) > MAX_BYTES:
         raise Missing(
@@ -365,13 +367,6 @@ def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most:
         model = tensors.under(dict(seen), "model/")
         by_client[visits[index].client] = {name: model[name].to(like.dtype) for name, like in run.side.weights.items()}
     return by_client
-
-
-def _spread(coming: Mapping[int, Visit], most: int) -> list[Visit]:
-    clients = sorted(coming)
-    if len(clients) > most:
-        clients = [clients[index] for index in np.linspace(0, len(clients) - 1, most).round().astype(int)]
-    return [coming[client] for client in clients]
 
 
 @dataclass(frozen=True, eq=False)
@@ -402,6 +397,8 @@ class FinishedRun:
         Whether measures are taken of it; they need this machine's engines.
     trust
         Whether plug-ins that the directory names may run, though it is from somebody else.
+    only_model
+        Whether the network is all that is needed: other plug-ins are not asked about until the data set is read.
     """
 
     def __init__(
