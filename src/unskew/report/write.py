@@ -129,7 +129,7 @@ def _headlines(taken: Sequence[Taken]) -> list[str]:
 
 def _probabilities(run: FinishedRun) -> list[Section]:
     """How far the probabilities of each classifier can be trusted; nothing if that is not known."""
-    classifiers = {"as trained": run.result, **run.result.calibrations}
+    classifiers: dict[str, Result | Calibration] = {"as trained": run.result, **run.result.calibrations}
     rows: list[list[CellValue]] = [
         [name, one.ece, one.ece_scaled, one.temperature] for name, one in classifiers.items() if one.ece is not None
     ]

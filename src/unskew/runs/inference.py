@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from unskew.core.errors import UserError, accepts
 from unskew.core.machine import neutral, ready_device
 from unskew.data.augment import resize_images
-from unskew.data.decode import Broken, decode, flatten_mode, quiet
+from unskew.data.decode import Broken, center, decode, quiet
 from unskew.data.photographs import Files, Parquet, Pictures, open_parquet
 from unskew.data.rows import read_columns
 from unskew.runs.finished import FinishedRun, find_calibration, load_network
@@ -219,15 +219,15 @@ def _open_table(path: Path) -> tuple[Pictures, tuple[str, ...] | None]:
 
 def _read(source: Pictures, rows: range, shape: Shape) -> Bytes:
     """uint8 [B, ch, H, W], scaled and cropped as the training pictures were."""
-    images = np.empty((len(rows), *shape), np.uint8)
+    images, size = np.empty((len(rows), *shape), np.uint8), shape[1] if shape[1] == shape[2] else None
     for image, row, content in zip(images, rows, source.contents(list(rows)), strict=True):
         try:
             with quiet():
-                pixels = decode(content, shape[1] if shape[1] == shape[2] else None)
+                pixels = center(decode(content, size), size)
         except Broken as error:
             raise UserError(f"{source.name(row)} {error}; replace it, or leave it out") from error
         if pixels.shape[0] == 3 and shape[0] == 1:
-            pixels = np.asarray(flatten_mode(Image.fromarray(pixels.transpose(1, 2, 0)), "L"))[None]
+            pixels = np.asarray(Image.fromarray(pixels.transpose(1, 2, 0)).convert("L"))[None]
         if pixels.shape[1:] != shape[1:]:
             scaled = resize_images(torch.from_numpy(pixels.copy())[None].float(), (len(pixels), *shape[1:]))
             pixels = scaled[0].round().clamp(0, 255).byte().numpy()
