@@ -15,10 +15,22 @@ from unskew.core.errors import IN_PLUGIN, UserError, brief, describe_error, near
 
 Value = int | float | bool | str
 
-EXAMPLES = {"method": "fedavg", "partition": "iid", "calibration": "ccvr", "covariance form": "full",
-            "recording": "norms", "measure": "cka", "model": "simple-cnn", "data set": "digits", "engine": "loop",
-            "--log": "tensorboard", "--train": "classifier", "schedule": "constant", "optimizer": "sgd",
-            "reading": "accuracy"}  # fmt: skip
+EXAMPLES = {
+    "method": "fedavg",
+    "partition": "iid",
+    "calibration": "ccvr",
+    "covariance form": "full",
+    "recording": "norms",
+    "measure": "cka",
+    "model": "simple-cnn",
+    "data set": "digits",
+    "engine": "loop",
+    "--log": "tensorboard",
+    "--train": "classifier",
+    "schedule": "constant",
+    "optimizer": "sgd",
+    "reading": "accuracy",
+}
 
 MAX_TEXT = 10_000  # characters of a text
 MAX_COUNT = 10**9  # of anything that our own functions count; a function from outside may take up to 2^63 − 1

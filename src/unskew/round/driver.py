@@ -73,9 +73,17 @@ def start(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CL
 
 
 def run_round(
-    algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key, *, per_round: int, rounds: int = 0,
-    skip_failures: bool = False, watch: Sequence[str] = (), record: Record | None = None,
-) -> tuple[ServerState, Metrics]:  # fmt: skip
+    algorithm: "Algorithm",
+    engine: Engine,
+    state: ServerState,
+    key: Key,
+    *,
+    per_round: int,
+    rounds: int = 0,
+    skip_failures: bool = False,
+    watch: Sequence[str] = (),
+    record: Record | None = None,
+) -> tuple[ServerState, Metrics]:
     """Sample, train, aggregate, update. ``rounds`` is how many there will be, for methods that follow a schedule.
 
     ``per_round`` clients are sampled; 0: as many as there are now.
@@ -179,16 +187,31 @@ def _bytes_up(outcome: Outcome, state: ServerState, visits: Sequence[Visit], rep
 def _nobody_came(number: int, drawn: Drawn, asked: int, seconds: float) -> Metrics:
     """A round without visits: the server waits for the next one, its model and all that it keeps stay as they are."""
     return Metrics(
-        round=number, clients=0, examples=0, train_loss=None, batches_max=0, bytes_up=asked, bytes_down=0,
-        seconds=seconds, available=drawn.available, absent=drawn.absent,
-    )  # fmt: skip
+        round=number,
+        clients=0,
+        examples=0,
+        train_loss=None,
+        batches_max=0,
+        bytes_up=asked,
+        bytes_down=0,
+        seconds=seconds,
+        available=drawn.available,
+        absent=drawn.absent,
+    )
 
 
 def run(
-    algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key, *, rounds: int, per_round: int,
-    skip_failures: bool = False, watch: Callable[[int], Sequence[str]] = lambda number: (),
+    algorithm: "Algorithm",
+    engine: Engine,
+    state: ServerState,
+    key: Key,
+    *,
+    rounds: int,
+    per_round: int,
+    skip_failures: bool = False,
+    watch: Callable[[int], Sequence[str]] = lambda number: (),
     record: Record | None = None,
-) -> Iterator[tuple[ServerState, Metrics]]:  # fmt: skip
+) -> Iterator[tuple[ServerState, Metrics]]:
     """The rounds after the state's own, up to ``rounds``; each is yielded as it ends."""
     while state.round < rounds:
         number = state.round + 1

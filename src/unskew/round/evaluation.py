@@ -36,9 +36,16 @@ class Evaluation:
 
 
 def evaluate(
-    engine: Engine, model: Tensors, examples: int, key: Key, *, job: MakeJob | None = None, by_image: bool = False,
-    confidence: bool = False, exchange: Exchange | None = None,
-) -> Evaluation:  # fmt: skip
+    engine: Engine,
+    model: Tensors,
+    examples: int,
+    key: Key,
+    *,
+    job: MakeJob | None = None,
+    by_image: bool = False,
+    confidence: bool = False,
+    exchange: Exchange | None = None,
+) -> Evaluation:
     """Accuracy and mean loss on the server's ``examples`` test images, in parts spread over the engine.
 
     With ``by_image`` it also reports which images are right, with ``confidence`` how far the probabilities can be

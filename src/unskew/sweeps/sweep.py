@@ -209,18 +209,19 @@ def _one(sweep: Sweep, option: Dimension) -> Chart:
         marks.append(Line(positions, means, "", 0, points=True, tips=tips))
     others = "" if len(sweep.over) == 1 else ", best over the other options"
     return Chart(
-        f"sweep-{option.option}", f"{_score(sweep).capitalize()} by {name}{others}",
-        f"Validation {_score(sweep)} by {name}{others}.", marks,
-        x=Axis(name, ticks=ticks, log=_log(option, tried)), y=_axis(sweep),
-    )  # fmt: skip
+        f"sweep-{option.option}",
+        f"{_score(sweep).capitalize()} by {name}{others}",
+        f"Validation {_score(sweep)} by {name}{others}.",
+        marks,
+        x=Axis(name, ticks=ticks, log=_log(option, tried)),
+        y=_axis(sweep),
+    )
 
 
 def _two(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
     """A heat map; each cell shows the best over the other options."""
     columns, rows = _tried(sweep, across), _tried(sweep, upwards)
-    best = [
-        [_best(sweep, _has({across.option: column, upwards.option: row})) for column in columns] for row in rows
-    ]  # fmt: skip
+    best = [[_best(sweep, _has({across.option: column, upwards.option: row})) for column in columns] for row in rows]
     scale = 1 if sweep.by == "loss" else 100
     values = [[scale * item.score.mean if item and item.score else None for item in line] for line in best]
     known = [value for line in values for value in line if value is not None] or [0.0, 1.0]
@@ -236,12 +237,15 @@ def _two(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
     rest = "" if len(sweep.over) == 2 else ", best over the other options"
     unit = "" if sweep.by == "loss" else ", %"
     return Chart(
-        f"sweep-{across.option}-{upwards.option}", f"Validation {_score(sweep)}{unit}{rest}",
-        f"Validation {_score(sweep)} by {x} and {y}{rest}; × diverged or failed.", marks,
+        f"sweep-{across.option}-{upwards.option}",
+        f"Validation {_score(sweep)}{unit}{rest}",
+        f"Validation {_score(sweep)} by {x} and {y}{rest}; × diverged or failed.",
+        marks,
         x=Axis(x, ticks=tuple((float(at), spell_value(value)) for at, value in enumerate(columns))),
         y=Axis(y, ticks=tuple((float(at), spell_value(value)) for at, value in enumerate(rows))),
-        width=max(440, 160 + 44 * len(columns)), height=max(220, 110 + CELL * len(rows)),
-    )  # fmt: skip
+        width=max(440, 160 + 44 * len(columns)),
+        height=max(220, 110 + CELL * len(rows)),
+    )
 
 
 def _scattered(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
@@ -254,16 +258,24 @@ def _scattered(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
     dots = Dots(
         [float(item.values[across.option]) for item, _ in scored],
         [float(item.values[upwards.option]) for item, _ in scored],
-        0, area, 9.0, "", [_tip(item) for item, _ in scored],
-    )  # fmt: skip
+        0,
+        area,
+        9.0,
+        "",
+        [_tip(item) for item, _ in scored],
+    )
     failed = [item for item in sweep.outcomes if not item.score]
-    crosses = [Words(float(item.values[across.option]), float(item.values[upwards.option]), "×", "quiet")
-               for item in failed]  # fmt: skip
+    crosses = [
+        Words(float(item.values[across.option]), float(item.values[upwards.option]), "×", "quiet") for item in failed
+    ]
     return Chart(
-        f"sweep-{across.option}-{upwards.option}", f"Validation {_score(sweep)}: larger dots are better",
-        f"{counted(len(scored), 'setting')} by {x} and {y}; × diverged or failed.", [dots, *crosses],
-        x=Axis(x, log=_log(across, _tried(sweep, across))), y=Axis(y, log=_log(upwards, _tried(sweep, upwards))),
-    )  # fmt: skip
+        f"sweep-{across.option}-{upwards.option}",
+        f"Validation {_score(sweep)}: larger dots are better",
+        f"{counted(len(scored), 'setting')} by {x} and {y}; × diverged or failed.",
+        [dots, *crosses],
+        x=Axis(x, log=_log(across, _tried(sweep, across))),
+        y=Axis(y, log=_log(upwards, _tried(sweep, upwards))),
+    )
 
 
 def _by_effective_rate(sweep: Sweep, rates: Sequence[float]) -> Chart:
@@ -284,11 +296,14 @@ def _by_effective_rate(sweep: Sweep, rates: Sequence[float]) -> Chart:
         x = [rate for rate, _ in ordered]
         marks.append(Line(x, scores, name, colour, points=True, tips=tips) if name else Dots(x, scores, 0, tips=tips))
     return Chart(
-        "sweep-effective-rate", f"{_score(sweep).capitalize()} by effective learning rate",
+        "sweep-effective-rate",
+        f"{_score(sweep).capitalize()} by effective learning rate",
         f"Validation {_score(sweep)} by effective learning rate, the rate over 1 − momentum.",
-        marks, x=Axis("effective learning rate η / (1 − β)", log=True), y=_axis(sweep),
+        marks,
+        x=Axis("effective learning rate η / (1 − β)", log=True),
+        y=_axis(sweep),
         whole_legend=True,
-    )  # fmt: skip
+    )
 
 
 def _tried(sweep: Sweep, option: Dimension) -> list[Value]:
@@ -591,17 +606,54 @@ WORST = {"loss": 1e6}  # what a setting that failed counts as in a search; 0 for
 
 @neutral()
 def sweep(
-    recipe: str | PathLike[str] | None = None, *, over: Sequence[str], seeds: str | Iterable[int] | None = None,
-    trials: int | None = None, validation: float | None = None, by: str = "accuracy", jobs: int | None = None,
-    out: str | PathLike[str] | None = None, finished: Finished | None = None, progress: Rounds | None = None,
-    begun: Callable[[Path], Any] | None = None, home: Path = Path(), say: Say = silent,
-    trust: bool = False, **options: Any,
-) -> Sweep:  # fmt: skip
+    recipe: str | PathLike[str] | None = None,
+    *,
+    over: Sequence[str],
+    seeds: str | Iterable[int] | None = None,
+    trials: int | None = None,
+    validation: float | None = None,
+    by: str = "accuracy",
+    jobs: int | None = None,
+    out: str | PathLike[str] | None = None,
+    finished: Finished | None = None,
+    progress: Rounds | None = None,
+    begun: Callable[[Path], Any] | None = None,
+    home: Path = Path(),
+    say: Say = silent,
+    trust: bool = False,
+    **options: Any,
+) -> Sweep:
     """Try every combination of the values of ``over``, or ``trials`` settings that Optuna chooses.
 
-    Each setting is judged on the validation part. Called again with the same folder, the sweep goes on where it
-    stopped. Whatever is refused is refused before anything runs; ``say`` is told how far the images are read for that.
-    ``trust`` is as in ``unskew.run``.
+    Each setting is judged on the validation part. Called again with the same folder, the sweep continues where it
+    stopped. Mistakes are reported before anything runs.
+
+    Parameters
+    ----------
+    recipe
+        A TOML recipe that all settings start from.
+    over
+        What is varied: ``"lr=0.01,0.1"`` or, with ``trials``, ``"lr=0.001..0.3 log"``.
+    seeds
+        Each setting is trained with each of these: ``"0,1,2"`` or a list.
+    trials
+        How many settings Optuna chooses. None: all combinations.
+    validation
+        The share of the training images that settings are judged on. None: 15 %.
+    by
+        ``"accuracy"``, ``"loss"``, or the calibration whose accuracy counts.
+    jobs
+        Runs at the same time. None: one per core, or one on a GPU.
+    out
+        The sweep's folder. None: one in ``runs/``, named by what is varied.
+    finished, progress, begun, say
+        Called with each finished setting, with the rounds done so far, with the folder, and while images are read.
+    home
+        The folder that ``runs/`` and a relative ``out`` are in.
+    trust
+        As in ``unskew.run``.
+    **options
+        Options of ``unskew.run`` that all settings share.
     """
     asked = _asked(recipe, over, seeds, trials, validation, by, options, trust)
     settings = grid(asked.over) if trials is None else None
@@ -620,9 +672,15 @@ def sweep(
 
 
 def _asked(
-    recipe: str | PathLike[str] | None, over: Sequence[str], seeds: str | Iterable[int] | None, trials: int | None,
-    validation: float | None, by: str, options: dict[str, Any], trust: bool,
-) -> SweepRequest:  # fmt: skip
+    recipe: str | PathLike[str] | None,
+    over: Sequence[str],
+    seeds: str | Iterable[int] | None,
+    trials: int | None,
+    validation: float | None,
+    by: str,
+    options: dict[str, Any],
+    trust: bool,
+) -> SweepRequest:
     dimensions = parse_over(over)
     base, listed = configs.read_recipe(Path(recipe), trust=trust) if recipe else (Config(), ())
     for one in dimensions:
