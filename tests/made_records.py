@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from unskew.core.files import write_whole
-from unskew.reproduce.cells import Variant, list_seeds, make_cells, name_training
+from unskew.reproduce.cells import Variant, list_seeds, make_cells, name_training, with_seed
 from unskew.reproduce.recipe import load_recipe
 from unskew.reproduce.records import RunRecord, record_file, run_folder, to_bytes
 from unskew.runs.config import Config, deciding
@@ -26,6 +26,7 @@ def result(config: Config, path: Path, accuracy: float, calibrations=None) -> Re
 
 def record(out: Path, config: Config, accuracy: float, calibrations=None, **more) -> RunRecord:
     """A record in a folder of results."""
+    config = with_seed(config, config.seed)
     name = name_training(config)
     path = run_folder(out, name, config.seed)
     rounds = range(1, config.rounds + 1)
@@ -42,7 +43,7 @@ def fill(
     one = load_recipe(name)
     trainings: dict[str, tuple[Config, list]] = {}
     for cell in [cell for cell in make_cells(one, asked) if cell.done]:
-        trainings.setdefault(cell.training, (cell.config, []))[1].append(cell)
+        trainings.setdefault(cell.training(), (cell.config, []))[1].append(cell)
         if cell.baseline is not None:
             trainings.setdefault(name_training(cell.baseline), (cell.baseline, []))
     for config, cells in trainings.values():

@@ -38,7 +38,7 @@ SHOWN = {  # chart of the skewed run -> what it is in the papers
     "cka-classifier": "The classifier, client by client (CCVR, Figure 1)",
     "norms-round-1": "Local classifier rows against label counts in the first round (CCVR, Figure 3)",
     "norms-rounds": "The same, by round",
-    "drift-rounds": "How far clients go, by layer and round",
+    "drift-rounds": "How far local models move, by layer and round",
     "separability-pairs": "Distance between class Gaussians (CCVR, section 5.4)",
     "separability-silhouette": "Silhouette by round (FedECCR, Figure 3)",
     "projection-truth": "Features by t-SNE, true classes (CCVR, Figure 5)",
@@ -100,27 +100,30 @@ def main() -> None:
     lines = [
         "# Gallery",
         "",
-        "Real runs, looked at by `unskew analyse` and `unskew report`; `make gallery` makes this page.",
+        "Charts of three real runs, made by `unskew analyse` and `unskew report`. `make gallery` generates this page.",
         "",
     ]
-    seed = (
-        "One run each, seed 0: a yes or no of this table is that of one seed; small differences may go the other way."
-    )
-    more = "What was repeated with more seeds is in [looking at a run](analysis.md#over-more-seeds)."
+    seed = "One run each, seed 0: small differences may go the other way with another seed."
+    more = "[Analyze a run](../how-to/analysis.md#over-more-seeds) repeats some of this with more seeds."
     lines += [*claims(paths), "", seed, "", more, ""]
-    lines += ["## What the report says of the skewed run", ""]
+    lines += ["## Findings of the skewed run", ""]
     lines += [f"- {sentence}" for each in measures for sentence in each.findings]
-    lines += ["", "## Three runs side by side", "", *(f"- {sentence}" for sentence in comparison.findings), ""]
+    lines += ["", "## Three runs compared", "", *(f"- {sentence}" for sentence in comparison.findings), ""]
     lines += table(paths)
     if pictured(page, target / "report.png", 1200, 1500) and pictured(both, target / "comparison.png", 1200, 1500):
         lines += [
             "",
-            "## The page of one run",
+            "## The report of one run",
             "",
             "![The report's top: findings, facts, who held what](gallery/report.png)",
         ]
-        lines += ["", "## The page of several", "", "![Three runs compared: a table, curves](gallery/comparison.png)"]
-    lines += ["", "## The figures of the papers, from our own run", ""]
+        lines += [
+            "",
+            "## The report of several runs",
+            "",
+            "![Three runs compared: a table, curves](gallery/comparison.png)",
+        ]
+    lines += ["", "## The papers' figures, from our own run", ""]
     for name, words in SHOWN.items():
         if name in charts:
             (target / f"{name}.svg").write_text(svg(charts[name]), encoding="utf-8")
@@ -143,11 +146,11 @@ def claims(paths: dict[str, Path]) -> list[str]:
     clear = differ_clearly(Similarity(**stored(paths["skewed"], "cka")), len(skewed) - 1, least)
     silhouettes = {name: stored(path, "separability")["silhouette"] for name, path in paths.items()}
     rows = [
-        ("the deeper the layer, the less alike local models are (CCVR)", falls == len(skewed) - 1,
+        ("local models are less similar in deeper layers (CCVR)", falls == len(skewed) - 1,
          f"CKA falls at {falls} of {len(skewed) - 1} steps"),
-        ("the classifier is least alike (CCVR)", clear,
+        ("the classifier is the least similar layer (CCVR)", clear,
          f"{skewed[-1]:.3f}; the least of the others is {skewed[least]:.3f}"),
-        ("skewed clients are less alike than even ones in every layer (CCVR)", below == len(skewed),
+        ("skew makes local models less similar in every layer (CCVR)", below == len(skewed),
          f"{below} of {len(skewed)} layers; classifier {skewed[-1]:.2f} against {even[-1]:.2f}"),
         ("classifier rows follow label counts early in training (CCVR)", first["correlation"] > 0.5,
          f"correlation {first['correlation']:.2f} {first['when']}, {last['correlation']:.2f} {last['when']}"),
@@ -158,7 +161,7 @@ def claims(paths: dict[str, Path]) -> list[str]:
         ("prototype contrast separates the classes better (FedECCR)", silhouettes["prototypes"] > silhouettes["skewed"],
          f"silhouette {silhouettes['prototypes']:.4f} against {silhouettes['skewed']:.4f}"),
     ]  # fmt: skip
-    lines = ["| what the papers say | in this one run | measured |", "| --- | --- | --- |"]
+    lines = ["| the papers' finding | in this one run | measured |", "| --- | --- | --- |"]
     return lines + [f"| {claim} | {'yes' if holds else '**no**'} | {words} |" for claim, holds, words in rows]
 
 

@@ -50,7 +50,7 @@ def paper_table() -> str:
     for name in AT_PAPER:
         result = read_table(load_recipe(name), Variant("paper"), KEPT)
         for each in result.cells:
-            key = (each.cell.training, each.cell.after)
+            key = (each.cell.training(), each.cell.after)
             if each.ours is not None and key not in seen:
                 seen.add(key)
                 lines.append(_beside(result, each))

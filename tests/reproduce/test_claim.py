@@ -11,7 +11,14 @@ from unskew.charts.files import svg
 from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.reproduce.cells import Variant, make_cells
-from unskew.reproduce.claim import describe_scenarios, draw_claim, group_scenarios, read_all_records, write_claim
+from unskew.reproduce.claim import (
+    decide,
+    describe_scenarios,
+    draw_claim,
+    group_scenarios,
+    read_all_records,
+    write_claim,
+)
 from unskew.reproduce.recipe import load_recipe
 from unskew.runs.config import Config
 
@@ -148,21 +155,69 @@ def test_with_two_choices_the_interval_is_the_paired_one_of_student(tmp_path):
     assert (found.mean, found.low, found.high) == pytest.approx((wanted.mean, wanted.low, wanted.high))
 
 
-def test_dozens_of_choices_do_not_hide_a_large_gap(tmp_path):
-    """Three seeds of a pair alone have an interval of thirty errors there; all choices together know the noise."""
+def test_dozens_of_choices_do_not_hide_a_large_gap_where_there_are_several_trainings(tmp_path):
+    """Three seeds of a pair alone have an interval of thirty errors there; all trainings together know the noise."""
     many = {f"ccvr(per_class={number})": 0.6 + 0.0005 * (number % 7) for number in range(1, 45)}
     run(tmp_path, "fedavg", 0.5, jitter=0.004, **many)
     run(tmp_path, "scaffold", 0.5, jitter=0.004, lda=0.7)
     (one,) = group_scenarios(read_all_records(tmp_path))
     assert one.best.name == "scaffold + lda"
+    assert one.rivals  # 44 calibrations of one training are one training: two trainings say too little
+    for number in range(6):
+        run(tmp_path, f"fedprox(mu={'1' * number}1)", 0.5, jitter=0.004)
+    (one,) = group_scenarios(read_all_records(tmp_path))
     assert one.rivals == []
-    gap = one.gap(one.best, one.plain)
-    assert gap.low < gap.mean < gap.high
+
+
+def test_the_decision_is_the_cheapest_of_what_is_tied_with_the_best(tmp_path):
+    for method in ("fedprox(mu=1)", "fedprox(mu=11)", "fedprox(mu=111)", "fedprox(mu=1111)"):
+        run(tmp_path, method, 0.5)
+    run(tmp_path, "fedavg", 0.5, lda=0.650)
+    run(tmp_path, "scaffold", 0.5, lda=0.651)
+    for file in (tmp_path / "records").glob("*scaffold*/*.json"):
+        file.write_text(file.read_text().replace('"bytes_up": 5000', '"bytes_up": 50000'))
+    (choice,) = decide(group_scenarios(read_all_records(tmp_path)))
+    assert choice.situation == ("about 10", "strong (α ≤ 0.2)", "from scratch", "short")
+    assert (choice.use, choice.gain, choice.cost) == ("fedavg + lda", "+15.0", "1.2x the upload")
+    assert choice.evidence == (
+        "cifar10: 1 setting, 3 seeds each; the interval excludes 0 in 1 of 1; "
+        "tied with scaffold + lda, which has the highest mean"
+    )
+
+
+def test_one_seed_is_an_indication_and_no_gain_means_fedavg(tmp_path):
+    run(tmp_path, "fedavg", 0.5, seeds=(0,), lda=0.65)
+    (choice,) = decide(group_scenarios(read_all_records(tmp_path)))
+    assert (choice.use, choice.evidence) == ("fedavg + lda", "cifar10: 1 setting, 1 seed each; an indication only")
+    run(tmp_path, "fedavg", 0.5, lda=0.45)
+    (choice,) = decide(group_scenarios(read_all_records(tmp_path)))
+    assert (choice.use, choice.gain) == ("fedavg", "")
+
+
+def test_repetitions_on_one_partition_are_joined_by_the_run_that_drew_it(tmp_path):
+    for seed in (0, 1, 2):
+        record(tmp_path, replace(BASE, seed=seed, partition_seed=0), 0.5, {"lda": 0.6})
+    (one,) = group_scenarios(read_all_records(tmp_path))
+    assert sorted(one.best.scores) == [0, 1, 2]
+    record(tmp_path, replace(BASE, seed=1), 0.3, {"lda": 0.4})  # a partition of its own
+    assert sorted(sorted(one.best.scores) for one in group_scenarios(read_all_records(tmp_path))) == [[0, 1], [0, 1, 2]]
+
+
+def test_a_forecast_stands_next_to_what_was_gained(tmp_path):
+    for seed in (0, 1, 2):
+        measures = {"separability": {"before": 0.3, "after": 0.5}}
+        record(tmp_path, replace(BASE, seed=seed), 0.5, {"lda": 0.6, "oracle": 0.9}, measures=measures)
+    write_claim(tmp_path)
+    text = (tmp_path / "claim.md").read_text()
+    assert "| cifar10, dirichlet(alpha=0.1, cap=true), fedavg, 4 rounds | 3 | +20.0 | +10.0 | +10.0 |" in text
+    assert "claim-forecast.svg" in text
 
 
 def test_a_pair_that_is_noisier_than_the_others_keeps_its_own_error(tmp_path):
     run(tmp_path, "fedavg", 0.5, jitter=0.0001, ccvr=0.6, uscc=0.6, lda=0.61, ridge=0.6)
     run(tmp_path, "scaffold", 0.6, jitter=0.03)
+    for number in range(6):
+        run(tmp_path, f"fedprox(mu={'1' * number}1)", 0.5, jitter=0.0001)
     (one,) = group_scenarios(read_all_records(tmp_path))
     wild = next(each for each in one.combinations if each.name == "scaffold")
     calm = next(each for each in one.combinations if each.name == "fedavg + lda")
@@ -225,6 +280,7 @@ def test_without_training_a_calibration_stands_alone(tmp_path):
     assert "over FedAvg" not in describe_scenarios(every)[1]
     write_claim(tmp_path)
     beyond = (tmp_path / "claim.md").read_text(encoding="utf-8").partition("## Beyond the papers")[2]
+    beyond = beyond.partition("## ")[0]
     assert "4 rounds of 5 epochs" in beyond
     assert "no training" not in beyond
 

@@ -1,6 +1,7 @@
 """Every recipe: its texts fill in, its settings are possible, its values are the paper's, its runs are shared."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,17 @@ from unskew.reproduce.cells import Variant, make_cells, name_training, select_ce
 from unskew.reproduce.figures import KINDS
 from unskew.reproduce.plan import plan_runs, select_part
 from unskew.reproduce.recipe import SCALES, find_recipes, load_recipe, matches, parse_value, recipe_names
-from unskew.runs.config import Config, checked
+from unskew.runs.config import OPTIONS, Config, checked
 
+PAPER = Variant("paper")
 ASKED = (
     [f"ccvr/table{n}" for n in (1, 2, 3, 4, 5)]
-    + [f"ccvr/figure{n}" for n in (1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14)]
+    + [f"ccvr/figure{n}" for n in (1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15)]
     + [f"hsu/table{n}" for n in (1, 2, 3, 4, 5)]
-    + [f"hsu/figure{n}" for n in ("4a", "4b", 5, 6, 7, "8a", "8b")]
+    + [f"hsu/figure{n}" for n in (1, 2, 3, "4a", "4b", 5, 6, 7, "8a", "8b", 9, 10)]
     + [f"fedeccr/table{n}" for n in (1, 2, 3, 4)]
-    + ["fedeccr/figure2", "fedeccr/figure3", "fedeccr/costs", "others/flsim", "others/nvflare"]
+    + ["fedeccr/figure2", "fedeccr/figure3", "fedeccr/costs", "fedeccr/features"]
+    + ["others/flsim", "others/nvflare"]
 )
 
 
@@ -64,7 +67,8 @@ def test_every_recipe_says_where_its_values_are_from(name):
     assert len(set(names)) == len(names)
     assert len(set(columns)) == len(columns)
     for row in one.rows:
-        assert row.against in ("", *names)
+        assert row.against in ("", *names, *(other.best_of for other in one.rows))
+        assert set(row.keeps) <= set(OPTIONS)
         assert len(row.values) in (0, len(columns))
         assert set(row.by_column) <= set(columns)
 
@@ -98,6 +102,7 @@ def test_other_data_may_have_more_at_a_scale_than_photographs_allow():
     assert one.extent("small", "digits") == one.extent("small")  # it says nothing of that scale
     assert one.extent("smoke", "population") == one.extent("smoke")
     photographs, drawn = (make_cells(one, Variant("small", data)) for data in ("", "population"))
+    photographs, drawn = ([cell for cell in some if cell.row.name != "Centralized"] for some in (photographs, drawn))
     assert {cell.config.rounds for cell in photographs} == {16}
     assert {cell.config.rounds for cell in drawn} == {400}
     assert {cell.reads for cell in drawn} == {"at-round(80)", "at-round(200)", "at-round(400)"}
@@ -160,7 +165,11 @@ def test_the_ccvr_papers_hyperparameters_are_its_table_8():
         ("hsu/table2", "User-120k, FedAvgM + FedVC", "50k batches", "54.6"),
         ("hsu/table3", "FedAvgM + FedVC, K = 100", "5k rounds", "57.2"),
         ("hsu/table4", "FedAvgM + FedIR, K = 100", "all layers, 5k", "65.9"),
+        ("hsu/table1", "Landmarks-User-160k, two layers", "centralized accuracy", "40.27"),
+        ("hsu/table3", "Centralized", "5k rounds", "57.9"),
         ("hsu/table5", "FedAvg, scratch, K = 10", "90 %", "> 50000"),
+        ("hsu/table5", "FedAvgM, pretrained, K = 100", "90 %, times", "6.9"),
+        ("fedeccr/costs", "first stage: prototypes", "CIFAR-10", "982.6"),
         ("fedeccr/table2", "FedECCR", "β = 0.1", "65.49 ± 0.2"),
         ("fedeccr/table3", "MOON", "100 clients", "62.99 ± 0.1"),
         ("fedeccr/table4", "FedProx + USCC", "CIFAR-10", "69.70"),
@@ -235,6 +244,70 @@ def test_a_recipe_that_is_wrong_is_refused_by_name(text, said, tmp_path, monkeyp
 @pytest.mark.parametrize("name", recipe_names())
 def test_what_other_data_leave_out_is_there_to_be_left_out(name):
     one = load_recipe(name)
-    every = (*one.differences, *one.paper.differences)
+    every = one.list_differences()
     for part in one.stand_in.values():
         assert [each for each in part.left_out if not any(said.startswith(each) for said in every)] == []
+
+
+def test_table_5_has_a_baseline_for_each_start_and_weights_reach_the_pretrained_rows_alone():
+    network = "mobilenet-v2(norm=group)"
+    asked = Variant("paper", changes={"pretrained": "weights.pth", "model": network})
+    cells = make_cells(load_recipe("hsu/table5"), asked)
+    for cell in cells:
+        start = "weights.pth" if "pretrained" in cell.row.name else None
+        assert (cell.config.pretrained, cell.baseline.pretrained) == (start, start)
+        assert (cell.config.model, cell.baseline.model) == (network, network)
+        assert (cell.baseline.rounds, cell.baseline.method) == (100, "centralised")
+        assert cell.config.evaluate_every == (1 if start else 10)
+    trained = {job.training for job in plan_runs([(load_recipe("hsu/table5"), Variant("paper"))])}
+    shared = {job.training for job in plan_runs([(load_recipe("hsu/table1"), Variant("paper"))])}
+    assert len(trained & shared) == 1  # centralized training from random weights is Table 1's run
+    assert trained == {job.training for job in plan_runs([(load_recipe("hsu/figure9"), Variant("paper"))])}
+
+
+def test_the_photographs_tables_share_their_runs():
+    plans = {
+        name: {job.training for job in plan_runs([(load_recipe(f"hsu/{name}"), Variant("paper"))])}
+        for name in ("table1", "table2", "table3", "table4", "figure4a", "figure5", "figure6", "figure7", "figure8a")
+    }
+    assert plans["table2"] <= plans["figure6"]
+    assert len(plans["table1"] & plans["table2"] & plans["table3"] & plans["figure6"]) == 1  # Centralized
+    assert len(plans["table1"] & plans["table4"]) == 2  # two layers and all
+    assert len(plans["table2"] & plans["table3"]) == 3  # FedVC with K = 10 too
+    assert plans["figure5"] <= plans["table3"] | plans["table4"]
+    assert plans["figure7"] <= plans["table4"]
+    assert plans["figure4a"] == plans["figure8a"]
+
+
+def test_user_120k_reaches_50000_batches_whatever_the_sizes_of_its_clients():
+    for cell in make_cells(load_recipe("hsu/table2"), Variant("paper")):
+        if "FedVC" in cell.row.name:
+            assert cell.config.rounds * 256 // cell.config.batch == 50_000
+        elif "User" in cell.row.name:
+            assert cell.config.rounds * cell.config.epochs >= 50_000  # at least a batch for each epoch
+
+
+def test_the_grid_of_appendix_a1_is_whole():
+    rates, keeps = ([10 ** (n / 2) for n in range(low, 1)] for low in (-6, -5))
+    for name in ("hsu/figure8a", "hsu/figure8b"):
+        one = load_recipe(name)
+        assert len(one.columns) == 8
+        pairs = {(row.variables["rate"], row.variables["keep"]) for row in one.rows}
+        assert len(pairs) == len(one.rows) == 42
+        for rate in rates:
+            for keep in keeps:
+                assert any((a, b) == (pytest.approx(rate, 1e-3), pytest.approx(keep, 1e-3)) for a, b in pairs)
+
+
+def test_at_the_papers_scale_all_seeds_share_one_partition_and_seed_0_is_the_run_without_the_option():
+    for name in ("ccvr/table2", "fedeccr/table2", "ours/calibrations"):
+        cell = make_cells(load_recipe(name), PAPER)[0]
+        plain = replace(cell.config, partition_seed=None)
+        assert cell.config.partition_seed == 0
+        assert cell.training(0) == name_training(plain)
+        assert cell.training(1) == cell.training(2) != name_training(plain)
+        jobs = {
+            job.seed: job.config for job in plan_runs([(load_recipe(name), PAPER)]) if job.config.method == "fedavg"
+        }
+        assert [jobs[seed].partition_seed for seed in (0, 1, 2)] == [None, 0, 0]
+        assert make_cells(load_recipe(name), Variant("small"))[0].config.partition_seed is None

@@ -75,8 +75,8 @@ def test_a_gain_is_paired_over_the_seeds_with_its_interval(table):
 
 def test_what_is_missing_says_so(table, tmp_path):
     cell = table.cell("FedAvg + clsnorm", "α = 0.5").cell
-    record_file(tmp_path, cell.training, 0).unlink()
-    write_failure(tmp_path, cell.training, 1, RunFailure("NaN", diverged=True))
+    record_file(tmp_path, cell.training(), 0).unlink()
+    write_failure(tmp_path, cell.training(1), 1, RunFailure("NaN", diverged=True))
     again = read_table(load_recipe("ccvr/table1"), PAPER, tmp_path, {"cifar10": "no data: cifar10"})
     found = again.cell("FedAvg + clsnorm", "α = 0.5")
     assert found.missing == {0: "no data: cifar10", 1: "diverged"}
@@ -115,7 +115,7 @@ def test_the_files_tell_the_same(table, tmp_path):
         assert text in markdown
         assert text in page
     place = files[".json"].parent / cell["runs"][0]
-    assert place.resolve() == record_file(tmp_path, table.cell("FedAvg", "α = 0.1").cell.training, 0).resolve()
+    assert place.resolve() == record_file(tmp_path, table.cell("FedAvg", "α = 0.1").cell.training(), 0).resolve()
 
 
 SOME = ("ccvr/table4", "ccvr/figure6", "ccvr/figure7", "fedeccr/figure3", "hsu/table5", "hsu/figure4a", "hsu/figure8a")
@@ -258,7 +258,7 @@ def test_cells_of_a_figure_have_the_variables_of_their_rows():
     assert {float(cell.variables["rate"]) for cell in cells} == {0.001, 0.003162, 0.01, 0.03162, 0.1, 0.3162, 1}
     one = next(cell for cell in cells if (cell.variables["rate"], cell.variables["keep"]) == (0.1, 0.1))
     assert (one.config.lr, one.config.method) == (0.01, "fedavgm(beta=0.9)")
-    assert Path(one.training).name == one.training
+    assert Path(one.training()).name == one.training()
 
 
 def test_the_index_has_every_table_with_its_command_and_names_what_cannot_be_read(table, tmp_path):
@@ -309,8 +309,8 @@ def test_other_data_are_named_in_our_columns_and_lose_the_differences_that_are_n
 
 
 def test_a_table_of_one_column_without_a_name_has_a_plain_head(tmp_path):
-    fill(tmp_path, "hsu/table1", PAPER)
-    result = read_table(load_recipe("hsu/table1"), PAPER, tmp_path)
+    fill(tmp_path, "hsu/figure3", PAPER)
+    result = read_table(load_recipe("hsu/figure3"), PAPER, tmp_path)
     files = write_table(result, describe_table(result), "unskew reproduce this")
     assert "|  | paper | ours |" in files[0].read_text(encoding="utf-8")
 
@@ -320,7 +320,7 @@ def test_a_rate_that_diverges_everywhere_keeps_its_row_in_the_grid(tmp_path):
     fill(tmp_path, "hsu/figure8b", asked)
     for cell in make_cells(load_recipe("hsu/figure8b"), asked):
         if cell.done and cell.variables["rate"] == 1:
-            shutil.rmtree(record_file(tmp_path, cell.training, 0).parent)
+            shutil.rmtree(record_file(tmp_path, cell.training(), 0).parent)
     (chart,) = draw_figures(read_table(load_recipe("hsu/figure8b"), asked, tmp_path))
     assert [name for _, name in chart.y.ticks] == ["1", "0.1"]
     assert sum(isinstance(mark, Words) and mark.text == "×" for mark in chart.marks) == 2
@@ -382,3 +382,81 @@ def test_commands_that_differ_in_the_table_alone_are_one_in_the_index(table, tmp
 
 def test_the_index_of_nothing_is_empty(tmp_path):
     assert write_index(tmp_path).read_text(encoding="utf-8") == "# Tables in this folder\n"
+
+
+def test_of_candidates_the_table_shows_the_best_in_each_column(tmp_path):
+    """Figure 4 is the best of Figure 8's grid: here the middle rate is best, and one column has the highest."""
+    best = {"α = 100": 0.01, "α = 0": 1}
+
+    def accuracy(cell, seed):
+        return 0.6 if float(cell.variables["rate"]) == best.get(cell.column.name, 0.1) else 0.4
+
+    fill(tmp_path, "hsu/figure4a", PAPER, accuracy)
+    result = read_table(load_recipe("hsu/figure4a"), PAPER, tmp_path)
+    assert len(result.cells) == 2 * 8
+    for column, rate in best.items():
+        one = result.cell("FedAvg", column)
+        assert (one.cell.config.lr, one.words()) == (rate, "75.0")
+    assert result.gain(result.cell("FedAvgM", "α = 1")).over == "FedAvg"
+    assert "FedAvg, η_eff" not in "".join(str(row) for row in written(result)[0].read_text().splitlines()[:20])
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        (
+            (0,),
+            ". That is 3 of 3 trainings with 1 seed, which a coin would give with a probability of 0.12: no evidence.",
+        ),
+        ((0, 1, 2), "; for 3 of these the 95 % interval over the seeds excludes zero."),
+    ],
+)
+def test_signs_that_a_coin_would_give_are_no_evidence(seeds, said, tmp_path):
+    asked = Variant("paper", seeds=seeds, rows=("FedAvg", "FedAvg + CCVR"))
+    fill(tmp_path, "ccvr/table4", asked)
+    for file in (tmp_path / "records").glob("*/*.json"):
+        if "fedavg" not in file.parent.name:
+            file.unlink()
+    found = " ".join(findings(read_table(load_recipe("ccvr/table4"), asked, tmp_path)))
+    assert f"3 of 3 gains of one row over another have the paper's sign{said}" in found
+
+
+def test_new_readings_read_what_they_say(tmp_path):
+    curve = [{"round": n, "accuracy": a, "batches_max": 1} for n, a in ((10, 0.1), (20, 0.4), (30, 0.3), (60, 0.7))]
+    skew = {"sizes": [10, 30], "clients": 2, "total": [5, 0, 35], "counts": [[5, 0, 5], [0, 0, 30]], "ranked": {}}
+    moved = {"shifts": [[1.0, 3.0]], "held": [[True, False]]}
+    measures = {"skew": skew, "features": moved, "places": {"counts": [2, 3]}}
+    silhouettes = [(1, 0.1), (2, 0.3), (3, 0.2)]
+    one = record(
+        tmp_path, Config(rounds=60), 0.7, {"lda": 0.8}, curve=curve, measures=measures, silhouettes=silhouettes
+    )
+    base = record(tmp_path, Config(rounds=60, seed=1), 0.8)
+    base = replace(base, result=replace(base.result, seconds=8.0))
+
+    def read(text, after=""):
+        return parse_reading(text).read(RunView(one, after, base))
+
+    assert read("silhouette") == 0.2
+    assert read("silhouette(best=true)") == 0.3
+    assert (read("rounds-to(10)"), read("rounds-to(50)"), read("rounds-ratio(50)")) == (10, 20, 2)
+    assert read("rounds-ratio(90)") is None
+    assert (read("extra-seconds"), read("overhead", "lda")) == (2, pytest.approx(40))
+    assert [read(f"skew({what})") for what in ("clients", "classes", "examples", "imbalance", "per-client")] == [
+        2, 2, 40, 0.5, 1.5
+    ]  # fmt: skip
+    assert (read("features"), read("features(held=true)"), read("features(held=false)")) == (2, 1, 3)
+    assert read("places") == 5
+    assert read("volatility") == pytest.approx(100 * ((0.2**2 + 0.25**2) / 2 / 1.5) ** 0.5)
+
+
+def test_counts_of_clients_and_classes_are_drawn_in_order(tmp_path):
+    asked = Variant("smoke")
+    fill(tmp_path, "hsu/figure10", asked)
+    skew = {"sizes": [10, 30], "clients": 2, "total": [5, 35], "counts": [[5, 5], [0, 30]], "ranked": {}}
+    for file in (tmp_path / "records").glob("*/*.json"):
+        text = json.loads(file.read_text())
+        text["measures"] = {"skew(clients=100)": skew}
+        file.write_text(json.dumps(text))
+    charts = draw_figures(read_table(load_recipe("hsu/figure10"), asked, tmp_path))
+    assert [len(chart.marks) for chart in charts] == [3, 3]  # α of 100, 1 and 0 for either set
+    assert charts[0].marks[0] == Line([0.0, 1.0], [2.0, 1.0], "α = 100", 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew.analysis.cka import CKA
+from unskew.analysis.client_features import CLIENT_FEATURES
 from unskew.analysis.confusion import CONFUSION
 from unskew.analysis.curves import AGAINST, CURVES
 from unskew.analysis.drift import DRIFT
@@ -27,6 +28,7 @@ from unskew.analysis.measure import (
     take_measure,
 )
 from unskew.analysis.norms import NORMS
+from unskew.analysis.places import PLACES
 from unskew.analysis.projection import PROJECTION
 from unskew.analysis.separability import SEPARABILITY
 from unskew.analysis.skew import SKEW
@@ -45,15 +47,17 @@ MEASURES: dict[str, Measure[Any]] = {
     measure.name: measure
     for measure in (SKEW, CURVES, CKA, NORMS, DRIFT, SEPARABILITY, PROJECTION, CONFUSION, FAIRNESS, INVERSION)
 }  # in the order of the report
+ON_REQUEST: dict[str, Measure[Any]] = {measure.name: measure for measure in (CLIENT_FEATURES, PLACES)}  # only by name
 
 
 def parse_measure(source: MeasureSource) -> MeasureRequest:
     """The measure that a text such as ``"cka(clients=20)"`` or ``"package.module:function"`` names."""
     if not isinstance(source, str):
         check_measure(source, getattr(source, "name", None) or repr(source))
-        if source.name in MEASURES and MEASURES[source.name] is not source:
+        known = MEASURES | ON_REQUEST
+        if known.get(source.name, source) is not source:
             raise UserError(f"measure {source.name}: a built-in measure already has this name; choose another")
-        return MeasureRequest(source.name, source.name, source, source.take, outside=source.name not in MEASURES)
+        return MeasureRequest(source.name, source.name, source, source.take, outside=source.name not in known)
     calls = text.parse_calls(source, "measure")
     if len(calls) > 1:
         raise text.complain(source, calls[1].start, "give measures separately, not joined with +")
@@ -67,9 +71,10 @@ def parse_measure(source: MeasureSource) -> MeasureRequest:
             raise UserError(f"measure {call}: {call.name} failed: {type(error).__name__}: {error}") from error
         check_measure(measure, str(call))
         return MeasureRequest(call.name, str(call), measure, measure.take, outside=True)
-    if call.name not in MEASURES:
-        raise text.complain(source, call.start, f"no measure is called {call.name!r}; {nearest(call.name, MEASURES)}")
-    measure = MEASURES[call.name]
+    known = MEASURES | ON_REQUEST
+    if call.name not in known:
+        raise text.complain(source, call.start, f"no measure is called {call.name!r}; {nearest(call.name, known)}")
+    measure = known[call.name]
     return MeasureRequest(call.name, str(call), measure, text.apply(call, bind_knobs(measure.take), "measure"))
 
 
@@ -103,7 +108,7 @@ def analyse(
     say: Say | None = None, observe: Callable[[str, Measured | Missing, list[Path]], None] | None = None,
     data: Any = None, model: Any = None, method: Any = None,
 ) -> dict[str, Measured]:  # fmt: skip
-    """Take measures of a finished run; all of them if none is named. Values and charts go into ``RUN/figures``.
+    """Take measures of a finished run; those of the report if none is named. Values and charts go into ``RUN/figures``.
 
     Parameters
     ----------
@@ -204,7 +209,7 @@ def draw_runs(
     The files.
     """
     requests = [parse_measure(source) for source in sources or ("curves",)]
-    able = [name for name, measure in MEASURES.items() if measure.compare is not None]
+    able = [name for name, measure in (MEASURES | ON_REQUEST).items() if measure.compare is not None]
     for request in requests:
         if request.measure.compare is None:
             raise UserError(f"{request.text} cannot compare runs; measures that can: {', '.join(able)}")

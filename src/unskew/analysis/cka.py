@@ -267,7 +267,7 @@ def cka_findings(values: Similarity) -> list[str]:
     """Which layer differs most, if one clearly does, and whether similarity falls with depth."""
     layers, means = values.layers, values.means
     if len(layers) == 1:
-        return [f"The network has one layer, whose CKA between two clients is {means[0]:.2f} on average."]
+        return [f"Only {name_layer(layers[0])} is trained; its CKA between two clients is {means[0]:.2f} on average."]
     if max(means) - min(means) < ALIKE:
         return [f"Local models are about equally similar in all layers: CKA {min(means):.3f} to {max(means):.3f}."]
     least, *others = sorted(range(len(means)), key=lambda at: means[at])

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isfinite
+from math import isfinite, sqrt
+from statistics import fmean
 
 from unskew.analysis.measure import Column, Comparison, Element, Measure, Table
 from unskew.analysis.ranking import list_settings, name_settings
@@ -42,6 +43,18 @@ class Curves:
         """What had been spent, and the accuracy, by round."""
         rows = zip(self.round, getattr(self, against), self.accuracy, strict=True)
         return {number: (spent, accuracy) for number, spent, accuracy in rows}
+
+
+def volatility(accuracy: Sequence[float]) -> float | None:
+    """How far accuracy jumps from one evaluation to the next; None with fewer than three evaluations.
+
+    The root mean square of what an evaluation differs from the mean of its two neighbors, divided by √1.5: a steady
+    rise has 0, and independent noise its own standard deviation.
+
+    Reference: the volatility that FedVC reduces, Hsu, Qi and Brown 2020, section 6.3.
+    """
+    bends = [b - (a + c) / 2 for a, b, c in zip(accuracy, accuracy[1:], accuracy[2:], strict=False)]
+    return sqrt(sum(bend**2 for bend in bends) / len(bends) / 1.5) if bends else None
 
 
 def take_curves(run: FinishedRun) -> Curves:
@@ -159,6 +172,22 @@ def show_curves(run: FinishedRun, values: Curves) -> list[Element]:
     return [*draw_curves(values), Table("Every round", list(columns.values()), rows)]
 
 
+def compare_volatility(runs: Mapping[str, Curves]) -> list[str]:
+    """Which of several settings learned most and least steadily."""
+    found = []
+    for name, group in _group_by_setting(list(runs.values())).items():
+        values = [value for run in group if (value := volatility(run.accuracy)) is not None]
+        if values:
+            found.append((fmean(values), name))
+    if len(found) < 2:
+        return []
+    (least, steady), (most, unsteady) = min(found), max(found)
+    return [
+        f"Accuracy is steadiest from one evaluation to the next with {steady} (volatility {100 * least:.2f} points) "
+        f"and least steady with {unsteady} ({100 * most:.2f} points)."
+    ]
+
+
 def cut_short(runs: Mapping[str, Curves]) -> list[str]:
     """Which lines end before some of their runs do: a mean is over all seeds or not drawn."""
     notes = []
@@ -182,6 +211,7 @@ CURVES = Measure(
         title="How training went",
         text="Runs that differ only in the seed are one line, their mean, with a band of one standard deviation.",
         draw=lambda runs: draw_together(list(runs.values())),
+        findings=compare_volatility,
         left_out=cut_short,
     ),
     calibrations=True,

@@ -89,7 +89,9 @@ def drift_findings(values: Drift) -> list[str]:
     """Which layer moves most."""
     row = find_requested_round(values.rounds)
     pairs = list(zip(means(row), values.layers, strict=True))
-    (most, top), (least, bottom) = (pick(pairs, key=lambda pair: pair[0]) for pick in (max, min))
+    (most, top), (least, bottom) = max(pairs), min(pairs)
+    if len(pairs) == 1:
+        return [f"In one visit {row['when']}, clients change {name_layer(top)} by {most:.1%} of its norm."]
     return [
         f"In one visit {row['when']}, clients change {name_layer(top)} most, by {most:.1%} of its norm, and "
         f"{name_layer(bottom)} least, by {least:.1%}."

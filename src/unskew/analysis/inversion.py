@@ -194,9 +194,11 @@ def inversion_findings(values: Inversion) -> list[str]:
         f"from the mean of {values.of} features {shown['mean']}; another image of the same class has "
         f"{shown['other']} and a grey picture {shown['grey']} ({counted(len(values.rows), 'image')})."
     )
-    best, nothing = max(fmean(scores["one"]), fmean(scores["mean"])), max(fmean(scores[name]) for name in names[2:])
-    if best > nothing:
+    best, yardsticks = max(fmean(scores["one"]), fmean(scores["mean"])), [fmean(scores[name]) for name in names[2:]]
+    if best > max(yardsticks):
         return [sentence]
+    if best > min(yardsticks):
+        return [f"{sentence} The reconstructions are more similar than only one of these two: no clear recovery."]
     return [f"{sentence} The reconstructions are no more similar than these, so this search reveals nothing."]
 
 

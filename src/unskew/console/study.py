@@ -68,6 +68,7 @@ def _show(path: Path, files: list[Examined]) -> None:
         out.say(f"note: {note}; seal it as it is with: unskew check {path} --seal")
 
 
+KNOWN = (*analysis.MEASURES, *analysis.ON_REQUEST)
 WHERE = ["data_dir", "engine", "workers", "device"]
 
 
@@ -79,8 +80,8 @@ def analyse(
         typer.Argument(
             metavar="RUN... [MEASURE...]",
             help="Finished runs, or folders that contain some; then measures: "
-            f'{" | ".join(analysis.MEASURES)} | package.module:function; "cka(clients=20)" (default: all, or curves '
-            "for several runs).",
+            f'{" | ".join(KNOWN)} | package.module:function; "cka(clients=20)" (default: all but '
+            f"{' and '.join(analysis.ON_REQUEST)}, or curves for several runs).",
         ),
     ],
     form: Annotated[str, typer.Option("--format", help="Format of the charts: svg | png | pdf")] = "svg",
@@ -134,7 +135,7 @@ def analyse(
 
 def _split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Separate runs from measures: the first word is a run, and so are paths that no measure is called."""
-    runs = [not place or (word not in analysis.MEASURES and _is_path(word)) for place, word in enumerate(words)]
+    runs = [not place or (word not in KNOWN and _is_path(word)) for place, word in enumerate(words)]
     measures = [word for word, run in zip(words, runs, strict=True) if not run]
     return [Path(word) for word, run in zip(words, runs, strict=True) if run], measures
 

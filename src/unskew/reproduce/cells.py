@@ -2,14 +2,26 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import fmean, pstdev
 from typing import Any
 
 from unskew.analysis import bind_knobs, parse_measure
+from unskew.analysis.curves import volatility
 from unskew.analysis.norms import unevenness as uneven
 from unskew.core import text
 from unskew.core.errors import UserError, brief, nearest
-from unskew.reproduce.recipe import SCALES, PaperValue, Recipe, RecipeColumn, RecipeRow, Settings, matches, parse_value
+from unskew.reproduce.recipe import (
+    SCALES,
+    AtScale,
+    PaperValue,
+    Recipe,
+    RecipeColumn,
+    RecipeRow,
+    Settings,
+    matches,
+    parse_value,
+)
 from unskew.reproduce.records import RunRecord
 from unskew.runs import config as configs
 from unskew.runs.config import OPTIONS, Config, Value
@@ -76,6 +88,12 @@ def rounds_to_share(view: RunView, share: int) -> float | None:
     return None if found is None else float(found)
 
 
+def rounds_ratio(view: RunView, share: int, over: int = 10) -> float | None:
+    """How many times the rounds to ``over`` per cent of the baseline's accuracy the run takes to ``share`` per cent."""
+    late, early = rounds_to_share(view, share), rounds_to_share(view, over)
+    return None if late is None or not early else late / early
+
+
 def relative(view: RunView, round: int = 0) -> float | None:
     """Accuracy at the end, or by that round, in per cent of the baseline's final accuracy."""
     own = at_round(view, round) if round else accuracy(view)
@@ -84,12 +102,73 @@ def relative(view: RunView, round: int = 0) -> float | None:
     return own / view.baseline.result.accuracy
 
 
+def volatile(view: RunView) -> float | None:
+    """How far accuracy jumps between evaluations, in points."""
+    found = volatility([row["accuracy"] for row in view.record.curve])
+    return None if found is None else 100 * found
+
+
+def silhouette(view: RunView, best: bool = False) -> float | None:
+    """The last silhouette recorded while training, or the highest."""
+    seen = [value for _, value in view.record.silhouettes]
+    return (max(seen) if best else seen[-1]) if seen else None
+
+
+def extra_seconds(view: RunView) -> float | None:
+    """Seconds of training beyond the baseline's."""
+    return None if view.baseline is None else view.record.result.seconds - view.baseline.result.seconds
+
+
+def overhead(view: RunView) -> float | None:
+    """Extra seconds of training and those of the calibration, in per cent of the run's training."""
+    extra, made = extra_seconds(view), view.made
+    if extra is None or made is None or not view.after:
+        return None
+    return 100 * (extra + made.seconds) / max(view.record.result.seconds, 1e-9)
+
+
+def read_skew(view: RunView, what: str) -> float | None:
+    """Of the partition: its clients, classes, examples, classes per client, or deviation of sizes over their mean."""
+    values = view.record.measure("skew")
+    if values is None:
+        return None
+    sizes: list[float] = values["sizes"]
+    if what == "imbalance":
+        return pstdev(sizes) / max(fmean(sizes), 1e-9)
+    if what == "per-client":
+        shown = values["ranked"].get("classes") or [sum(map(bool, row)) for row in values["counts"]]
+        return float(fmean(shown))
+    counts = {
+        "clients": values["clients"],
+        "classes": sum(map(bool, values["total"])),
+        "examples": sum(values["total"]),
+    }
+    return float(counts[what])
+
+
 def cka(view: RunView, layer: str = "classifier") -> float | None:
     """The mean CKA of a layer between two clients' models."""
     values = view.record.measure("cka")
     if values is None or layer not in values["layers"]:
         return None
     return float(values["means"][values["layers"].index(layer)])
+
+
+def features(view: RunView, held: bool | None = None) -> float | None:
+    """The mean shift between clients' and the server's class features; of classes that clients have or lack alone."""
+    values = view.record.measure("features")
+    if values is None:
+        return None
+    rows = zip(values["shifts"], values["held"], strict=True)
+    pairs = [pair for shifts, marks in rows for pair in zip(shifts, marks, strict=True)]
+    found = [shift for shift, mark in pairs if held is None or mark is held]
+    return fmean(found) if found else None
+
+
+def inversion(view: RunView, what: str) -> float | None:
+    """The mean similarity to the original: from one feature, from their mean, of another image, of a gray picture."""
+    values = view.record.measure("inversion")
+    return None if values is None else fmean(float(row[f"{what}_ssim"]) for row in values["rows"])
 
 
 def unevenness(view: RunView, local: bool = False) -> float | None:
@@ -123,15 +202,26 @@ READINGS: dict[str, tuple[Callable[..., float | None], str, int]] = {  # functio
     "at-round": (at_round, "%", 1),
     "at-batch": (at_batch, "%", 1),
     "rounds-to": (rounds_to_share, "rounds", 0),
+    "rounds-ratio": (rounds_ratio, "times", 1),
     "relative": (relative, "%", 1),
+    "volatility": (volatile, "points", 2),
+    "skew": (read_skew, "", 2),
     "emd": (lambda view: view.record.result.emd, "", 2),
-    "silhouette": (lambda view: view.record.silhouettes[-1][1] if view.record.silhouettes else None, "", 4),
+    "silhouette": (silhouette, "", 4),
     "seconds": (lambda view: made.seconds if (made := view.made) else None, "s", 1),
+    "extra-seconds": (extra_seconds, "s", 1),
+    "overhead": (overhead, "% of the time", 2),
+    "places": (lambda view: float(sum(values["counts"])) if (values := view.record.measure("places")) else None, "", 0),
+    "features": (features, "", 2),
+    "inversion": (inversion, "", 3),
     "separability": (lambda view: _find_number(view.record.measure("separability"), "mean"), "", 3),
     "cka": (cka, "", 3),
     "unevenness": (unevenness, "", 3),
     "correlation": (correlation, "", 2),
 }
+
+
+RELATIVE = ("rounds-to", "rounds-ratio", "relative", "extra-seconds", "overhead")  # to a baseline
 
 
 def parse_reading(source: str) -> Reading:
@@ -141,7 +231,7 @@ def parse_reading(source: str) -> Reading:
         raise text.complain(source, call.start, f"no reading is called {call.name!r}; {nearest(call.name, READINGS)}")
     function, unit, decimals = READINGS[call.name]
     read: Callable[[RunView], float | None] = text.apply(call, bind_knobs(function), "reading")
-    return Reading(str(call), read, unit, decimals, call.name in ("rounds-to", "relative"))
+    return Reading(str(call), read, unit, decimals, call.name in RELATIVE)
 
 
 @dataclass(frozen=True)
@@ -158,11 +248,16 @@ class Cell:
     done: bool  # whether it is part of this scale
     paper: PaperValue | None
     variables: Mapping[str, Value] = field(default_factory=dict, compare=False)
+    number: int = 0  # among all cells of the recipe
+
+    def training(self, seed: int = 0) -> str:
+        """The name of its training with this seed, the same for all cells that share it."""
+        return name_training(with_seed(self.config, seed))
 
     @property
-    def training(self) -> str:
-        """The name of its training, the same for all cells that share it."""
-        return name_training(self.config)
+    def row_name(self) -> str:
+        """The row of the table that it belongs to."""
+        return self.row.best_of or self.row.name
 
 
 @dataclass(frozen=True)
@@ -189,24 +284,32 @@ class Variant:
 
 def make_cells(recipe: Recipe, variant: Variant) -> list[Cell]:
     """Every cell of the recipe, row by row, including those that are not part of the scale."""
-    extent, cells = recipe.extent(variant.scale, variant.data), []
+    extent = recipe.extent(variant.scale, variant.data)
+    cells: list[Cell] = []
     for row in recipe.rows:
         for at, column in enumerate(recipe.columns):
             if row.only and not matches(column.name, row.only):
                 continue
             where = f"recipe {recipe.name}, {row.name}, {column.name}"
-            settings, variables = _merge_levels(recipe, variant, row, column)
-            config = _make_config({**settings, **variant.changes}, variables, where)
+            chosen = _list_levels(recipe, variant, row, column)
+            variables = {name: value for level in chosen for name, value in level.variables.items()}
+            changes = {name: value for name, value in variant.changes.items() if name not in row.keeps}
+            settings = {name: value for level in chosen for name, value in level.settings.items()}
+            config = _make_config({**settings, **changes}, variables, where)
             baseline = None
-            if recipe.baseline is not None:
-                plain, free = _merge_levels(recipe, variant, RecipeRow(name=row.name), column)
-                baseline = _make_config({**plain, **recipe.baseline, **variant.changes}, free, where)
+            own = {name: value for level in chosen for name, value in level.baseline.items()}
+            if "method" in own:
+                others = _list_levels(recipe, variant, RecipeRow(name=row.name), column)
+                plain = {name: value for level in others for name, value in level.settings.items()}
+                baseline = _make_config({**plain, **own, **changes}, variables, where)
             after = plain_name(fill_in(row.after, variables, where)) if row.after else ""
             reads = parse_reading(fill_in(row.reads or column.reads or "accuracy", variables, where)).text
             measures = tuple(parse_measure(fill_in(one, variables, where)).text for one in recipe.measures)
-            done = extent.has(row.name, column.name)
+            part = row.scale.get(variant.scale, AtScale()).columns
+            done = extent.has(row.name, column.name) and (not part or matches(column.name, part))
             paper = parse_value(row.values[at]) if row.values else None
-            cells.append(Cell(row, column, config, after, reads, baseline, measures, done, paper, variables))
+            number = len(cells)
+            cells.append(Cell(row, column, config, after, reads, baseline, measures, done, paper, variables, number))
     return cells
 
 
@@ -226,18 +329,22 @@ def list_seeds(recipe: Recipe, variant: Variant) -> tuple[int, ...]:
     return variant.seeds or recipe.extent(variant.scale, variant.data).seeds
 
 
+def with_seed(config: Config, seed: int) -> Config:
+    """The run with this seed. A partition drawn with the run's own seed is the default, and the same run."""
+    fixed = None if config.partition_seed == seed else config.partition_seed
+    return replace(config, seed=seed, partition_seed=fixed)
+
+
 def name_training(config: Config) -> str:
     """A folder name for a training: a description, and a fingerprint of all that decides it except the seed."""
-    plain = Config(**{**vars(config), "seed": 0, "data_dir": None})
+    plain = replace(config, seed=0, data_dir=None)
     name = f"{slug(plain, seed=False)}-{plain.partition}-{plain.clients or ''}"
     name = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")[:80]
     return f"{name}-{configs.fingerprint(plain)[:10]}"
 
 
-def _merge_levels(
-    recipe: Recipe, variant: Variant, row: RecipeRow, column: RecipeColumn
-) -> tuple[dict[str, Value], dict[str, Value]]:
-    """Settings and variables from the general to the particular, then those of the scale, then of other data."""
+def _list_levels(recipe: Recipe, variant: Variant, row: RecipeRow, column: RecipeColumn) -> list[Settings]:
+    """Settings from the general to the particular, then those of the scale, then of other data."""
     levels = (recipe.paper, recipe, column, row)
     chosen: list[Settings] = [*levels, Settings(variables=row.by_column.get(column.name, {}))]
     chosen += [level.scale[scale] for level in levels if (scale := variant.scale) in level.scale]
@@ -246,9 +353,7 @@ def _merge_levels(
         chosen += [*others, *(level.scale[scale] for level in others if (scale := variant.scale) in level.scale)]
         if not others:
             chosen.append(Settings(settings={"data": variant.data}))
-    settings = {name: value for level in chosen for name, value in level.settings.items()}
-    variables = {name: value for level in chosen for name, value in level.variables.items()}
-    return settings, variables
+    return chosen
 
 
 def _make_config(settings: Mapping[str, Value], variables: Mapping[str, Value], where: str) -> Config:

@@ -11,7 +11,7 @@ from statistics import fmean
 from unskew.analysis.measure import CellValue, Column, Linked, Table, slug
 from unskew.analysis.ranking import LEVEL, MIN_SEEDS, Difference, compare_pairs, t_quantile
 from unskew.calibration import is_bound
-from unskew.charts import Axis, Chart, Dots, Mark, Words
+from unskew.charts import Axis, Chart, Dots, Line, Mark, Words
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
@@ -25,12 +25,15 @@ from unskew.runs.result import Result
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
 
 # options in which the runs of one scenario may differ
-OWN = {"method", "lr", "seed", "evaluate_every"} | {name for name, option in OPTIONS.items() if not option.decides}
+OWN = {"method", "lr", "seed", "partition_seed", "evaluate_every"} | {
+    name for name, option in OPTIONS.items() if not option.decides
+}
 OF_TRAINING = {"epochs", "batch", "momentum", "weight_decay", "augment", "per_round"}  # irrelevant without training
 PUBLISHED = {"fedavg", "fedprox", "fedavgm", "moon", "clsnorm", "clsprox", "prototypes", "fedir", "fedvc"}
 CHEAP, SAVING = 1.0, 0.9  # points that a cheaper combination may be below the best; the share of its bytes it may send
 KINDS = ("none", "ccvr", "uscc", "lda", "random", "ridge", "other")  # of calibration, one colour each
 NAMES = {"none": "no calibration", "random": "lda on random features", "other": "other calibrations"}
+LONG = 100  # passes over the data from which training is long
 MOST_RIVALS = 3  # named in a sentence
 STEP, LEFT = 190, 140  # width of a scenario in the figure, and of the axis next to them
 WIDE = 0.4  # how far from the middle of its column the cheapest and the most expensive combination are
@@ -79,6 +82,12 @@ class Combination:
         return name if name in KINDS else "other"
 
     @property
+    def family(self) -> str:
+        """The combination without its knobs: methods and the kind of calibration."""
+        methods = " + ".join(part.partition("(")[0].strip() for part in self.method.split(" + "))
+        return f"{methods} + {NAMES.get(self.kind, self.kind)}" if self.calibration else methods
+
+    @property
     def cost(self) -> str:
         """Bytes and time."""
         return f"{format_bytes(self.bytes_up)} up, {format_duration(self.seconds)}"
@@ -119,19 +128,31 @@ class Scenario:
         The interval is the wider of two: the pair's own, and one from the noise of all combinations together, widened
         for the number of comparisons with the best (Bonferroni). Widened alike, the pair's own would separate nothing
         with three seeds and dozens of combinations; where a pair is noisier than the others, it holds for that pair.
+        The calibrations of one training vary together, so that the pooled noise has the degrees of freedom of the
+        trainings, not of the combinations: (trainings − 1) · (seeds − 1).
         """
         own = compare_pairs(one.scores, other.scores)
         if own is None:
             return None
         seeds = sorted(one.scores.keys() & other.scores.keys())
-        rows = [[item.scores[s] for s in seeds] for item in self.combinations if item.scores.keys() >= set(seeds)]
+        trainings: dict[str, list[list[float]]] = {}
+        for item in self.combinations:
+            if item.scores.keys() >= set(seeds):
+                trainings.setdefault(item.trained, []).append([item.scores[seed] for seed in seeds])
+        rows = [row for group in trainings.values() for row in group]
         mean, seed_means = fmean(map(fmean, rows)), [fmean(column) for column in zip(*rows, strict=True)]
-        pairs = [(row, score, at) for row in rows for score, at in zip(row, seed_means, strict=True)]
-        residual = sum((score - fmean(row) - seed_mean + mean) ** 2 for row, score, seed_mean in pairs)
-        freedom = (len(rows) - 1) * (len(seeds) - 1)
-        error = math.sqrt(2 * residual / freedom / len(seeds))
-        level = 1 - (1 - LEVEL) / max(1, len(self.combinations) - 1)
-        half = max(own.high - own.mean, t_quantile(level, freedom) * error)
+
+        def spread(row: list[float]) -> float:
+            """The sum of squares of what neither the combination nor the seed explains."""
+            pairs = zip(row, seed_means, strict=True)
+            return sum((score - fmean(row) - seed_mean + mean) ** 2 for score, seed_mean in pairs)
+
+        freedom = (len(trainings) - 1) * (len(seeds) - 1)
+        half = own.high - own.mean
+        if freedom:
+            variance = sum(fmean(map(spread, group)) for group in trainings.values()) / freedom
+            level = 1 - (1 - LEVEL) / max(1, len(self.combinations) - 1)
+            half = max(half, t_quantile(level, freedom) * math.sqrt(2 * variance / len(seeds)))
         return Difference(own.seeds, own.mean, own.mean - half, own.mean + half)
 
     def describe_gap(self, one: Combination, other: Combination) -> str:
@@ -162,6 +183,89 @@ class Scenario:
         return least if least.bytes_up <= SAVING * self.best.bytes_up else self.best
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A situation, in the words of the decision table: what to use, what it gains and costs, and why we think so."""
+
+    situation: tuple[str, str, str, str]  # clients, skew, start, training
+    use: str
+    gain: str
+    cost: str
+    evidence: str
+
+
+def describe_situation(scenario: Scenario) -> tuple[str, str, str, str]:
+    """What a person knows beforehand: how many clients, how skewed, pretrained or not, how much training."""
+    result, alpha = scenario.result, scenario.alpha
+    clients = "about 10" if result.clients <= 20 else "50 to 100" if result.clients <= 100 else "hundreds"
+    if alpha is None:
+        skew = {"users": "by user", "geo": "by place"}.get(result.partition.partition("(")[0], result.partition)
+    else:
+        skew = "strong (α ≤ 0.2)" if alpha <= 0.2 else "moderate (α ≈ 0.5)" if alpha <= 1 else "mild (α ≥ 5)"
+    frozen = str(result.settings.get("train", "all")) != "all"
+    start = "pretrained, frozen" if frozen else "pretrained" if result.settings.get("pretrained") else "from scratch"
+    passes = result.rounds * int(str(result.settings.get("epochs", 1))) * result.per_round / result.clients
+    training = "none" if not result.rounds else "long" if passes >= LONG else "short"
+    return clients, skew, start, training
+
+
+def decide(scenarios: Sequence[Scenario]) -> list[Choice]:
+    """One row for each situation: of the families tied with the highest mean, within a point, the one that sends least.
+
+    Scenarios with three seeds count; where there are none, those with fewer. Without FedAvg there is no gain to state.
+    """
+    groups: dict[tuple[str, str, str, str], list[Scenario]] = {}
+    for scenario in scenarios:
+        if scenario.plain is not None and scenario.result.rounds:
+            groups.setdefault(describe_situation(scenario), []).append(scenario)
+    choices = []
+    for situation, group in groups.items():
+        enough = [one for one in group if len(one.best.scores) >= MIN_SEEDS]
+        choices.append(_decide(situation, enough or group))
+    return choices
+
+
+def _decide(situation: tuple[str, str, str, str], scenarios: Sequence[Scenario]) -> Choice:
+    found: list[dict[str, Combination]] = []  # for each scenario the best of every family
+    for scenario in scenarios:
+        ranked = sorted(_keep_seeded(scenario.combinations), key=lambda one: one.accuracy.mean)
+        found.append({one.family: one for one in ranked})
+    shared = set.intersection(*(set(one) for one in found))
+    means = {name: fmean(one[name].accuracy.mean for one in found) for name in shared}
+    best = max(means, key=lambda name: means[name])
+
+    def is_tied(name: str) -> bool:
+        gaps = [scenario.gap(one[best], one[name]) for scenario, one in zip(scenarios, found, strict=True)]
+        return means[name] >= means[best] - CHEAP and all(gap is not None and gap.low <= 0 for gap in gaps)
+
+    tied = [best, *(name for name in shared if name != best and is_tied(name))]
+    use = min(tied, key=lambda name: (fmean(one[name].bytes_up for one in found), -means[name]))
+    pairs = [(scenario, one[use], scenario.plain) for scenario, one in zip(scenarios, found, strict=True)]
+    gains, clear, times = [], 0, []
+    for scenario, one, plain in pairs:
+        assert plain is not None  # decide() keeps only such scenarios
+        gap = scenario.gap(one, plain)
+        gains.append(one.accuracy.mean - plain.accuracy.mean if gap is None else gap.mean)
+        clear += gap is not None and gap.low > 0
+        times.append(one.bytes_up / max(plain.bytes_up, 1))
+    seeds = min(len(one.scores) for _, one, _ in pairs)
+    names = ", ".join(dict.fromkeys(scenario.data for scenario in scenarios))
+    evidence = f"{names}: {counted(len(scenarios), 'setting')}, {counted(seeds, 'seed')} each"
+    if seeds < MIN_SEEDS:
+        evidence += "; an indication only"
+    elif use != "fedavg":
+        evidence += f"; the interval excludes 0 in {clear} of {len(pairs)}"
+    if use != best:
+        evidence += f"; tied with {best}, which has the highest mean"
+    if "+" in use and any("fedavg" in scenario.never_calibrated for scenario in scenarios):
+        evidence += "; FedAvg was not calibrated there"
+    if use == "fedavg":
+        return Choice(situation, use, "", "", evidence)
+    gain = f"{min(gains):+.1f}" + (f" to {max(gains):+.1f}" if len(gains) > 1 else "")
+    cost = f"{fmean(times):.1f}x the upload" if fmean(times) >= 1.05 else "the same upload"
+    return Choice(situation, use, gain, cost, evidence)
+
+
 def _keep_seeded(combinations: Sequence[Combination]) -> list[Combination]:
     """Those with three seeds, or as many as any has: with fewer, a mean may be the luck of one partition."""
     enough = min(MIN_SEEDS, max((len(one.scores) for one in combinations), default=0))
@@ -187,13 +291,16 @@ def read_all_records(out: Path) -> list[RunRecord]:
 
 def group_scenarios(records: Sequence[RunRecord]) -> list[Scenario]:
     """The scenarios with at least two combinations, by data set, number of clients and skew."""
-    groups: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
+    groups: dict[tuple[tuple[str, str], ...], dict[str, list[RunRecord]]] = {}  # by settings, then by partition seed
     for record in records:
+        settings = record.result.settings
         if "centralised" not in record.result.method:
             ignored = OWN if record.result.rounds else OWN | OF_TRAINING
-            key = tuple(sorted((k, str(v)) for k, v in record.result.settings.items() if k not in ignored))
-            groups.setdefault(key, []).append(record)
-    kept = [(group, some) for group in groups.values() if len(some := tuple(_combine(group))) > 1]
+            key = tuple(sorted((k, str(v)) for k, v in settings.items() if k not in ignored))
+            fixed = settings.get("partition_seed")
+            groups.setdefault(key, {}).setdefault("" if fixed is None else str(fixed), []).append(record)
+    separate = [group for own in groups.values() for group in _join_fixed(own)]
+    kept = [(group, some) for group in separate if len(some := tuple(_combine(group))) > 1]
     labels, printed, scenarios = _label_scenarios([group[0] for group, _ in kept]), _list_printed(), []
     for label, (group, combinations) in zip(labels, kept, strict=True):
         values = [printed[record.training] for record in group if record.training in printed]
@@ -206,6 +313,13 @@ def group_scenarios(records: Sequence[RunRecord]) -> list[Scenario]:
         return one.data, one.result.clients, alpha, one.result.per_round, one.label
 
     return sorted(scenarios, key=order)
+
+
+def _join_fixed(own: dict[str, list[RunRecord]]) -> list[list[RunRecord]]:
+    """Repetitions on one partition are joined by the run whose own seed drew it; others draw one each."""
+    free = own.pop("", [])
+    joined = [[*group, *(one for one in free if str(one.result.seed) == seed)] for seed, group in own.items()]
+    return [*joined, *([free] if any(str(one.result.seed) not in own for one in free) else [])]
 
 
 def _find_alpha(record: RunRecord) -> float | None:
@@ -273,36 +387,50 @@ def _list_printed() -> dict[str, tuple[str, PaperValue]]:
             value = cell.paper
             if value is None or cell.reads != "accuracy" or (cell.after and is_bound(cell.after)):
                 continue
-            if cell.training not in found or value.mean > found[cell.training][1].mean:
-                found[cell.training] = (f"{cell.row.name}, {cell.column.name} in {name}", value)
+            if cell.training() not in found or value.mean > found[cell.training()][1].mean:
+                found[cell.training()] = (f"{cell.row.name}, {cell.column.name} in {name}", value)
     return found
 
 
 def write_claim(out: Path) -> tuple[list[Path], list[str]]:
-    """Write claim.html, claim.md and their figures from the records in a folder; the files and the findings."""
-    scenarios = group_scenarios(read_all_records(out))
-    charts, findings = draw_claim(scenarios, out), describe_scenarios(scenarios)
-    beyond = _tabulate_beyond(scenarios)
+    """Write claim.html, claim.md and their figures from the records in a folder; the files and the decisions."""
+    records = read_all_records(out)
+    scenarios = group_scenarios(records)
+    choices, charts, sentences = decide(scenarios), draw_claim(scenarios, out), describe_scenarios(scenarios)
+    names = ["clients", "skew", "start", "training", "use this", "points over FedAvg", "cost", "evidence"]
+    rows = [[*one.situation, one.use, one.gain, one.cost, one.evidence] for one in choices]
+    tables = {
+        "What to use": (_CHOICES, Table("", [Column(name) for name in names], rows)),
+        "Beyond the papers": (_BEYOND, _tabulate_beyond(scenarios)),
+        "Forecast and gain": (_FORECAST, _tabulate_forecasts(records)),
+    }
+    if forecast := _draw_forecasts(records):
+        charts.append(forecast)
+    shown = [Section(slug(title), title, text, [table]) for title, (text, table) in tables.items() if table.rows]
     page = Page(
         title="What to choose when",
         subtitle="Over all runs in this folder: which method, which calibration, at what cost",
-        findings=findings,
-        facts=[("scenarios", str(len(scenarios))), ("combinations", str(sum(len(s.combinations) for s in scenarios)))],
+        findings=[],
+        facts=[("settings", str(len(scenarios))), ("combinations", str(sum(len(s.combinations) for s in scenarios)))],
         sections=[
+            *shown,
             Section("figure", "Accuracy of every combination", _FIGURE, charts),
             Section("choices", "Every combination", _TABLE, [_tabulate_all(scenarios, out)]),
-            Section("beyond", "Beyond the papers", _BEYOND, [beyond]),
+            Section("settings", "Every setting in a sentence", "", findings=sentences),
         ],
         footer="Made by unskew reproduce --claim from the records in this folder.",
         heading="What to choose",
     )
-    lines = ["# What to choose when", "", *(f"- {sentence}" for sentence in findings), ""]
+    lines = ["# What to choose when", ""]
+    for title, (text, table) in tables.items():
+        if table.rows:
+            cells = [[column.name for column in table.columns], ["---"] * len(table.columns), *table.rows]
+            lines += [f"## {title}", "", text, ""]
+            lines += ["| " + " | ".join("" if cell is None else str(cell) for cell in row) + " |" for row in cells]
+            lines.append("")
+    lines += ["## Appendix: every setting", "", *(f"- {sentence}" for sentence in sentences), ""]
     lines += [line for chart in charts for line in (f"![{chart.title}]({chart.name}.svg)", "")]
-    if beyond.rows:
-        rows = [[column.name for column in beyond.columns], ["---"] * len(beyond.columns), *beyond.rows]
-        lines += ["## Beyond the papers", "", _BEYOND, ""]
-        lines += ["| " + " | ".join("" if cell is None else str(cell) for cell in row) + " |" for row in rows]
-    contents = {"claim.html": to_html(page), "claim.md": "\n".join(lines) + "\n"}
+    contents = {"claim.html": to_html(page), "claim.md": "\n".join(lines).rstrip() + "\n"}
     contents |= {f"{chart.name}.svg": svg(chart) for chart in charts}
     if (out / "claim.md").is_file():  # delete figures of data sets that are gone
         earlier = re.findall(r"\]\((claim[a-z0-9-]*\.svg)\)", (out / "claim.md").read_text(encoding="utf-8"))
@@ -310,9 +438,21 @@ def write_claim(out: Path) -> tuple[list[Path], list[str]]:
             (out / name).unlink(missing_ok=True)
     for name, content in contents.items():
         write_whole(out / name, content.encode())
-    return [out / name for name in contents], findings
+    return [out / name for name in contents], [f"{', '.join(one.situation)}: {one.use}" for one in choices]
 
 
+_CHOICES = (
+    "One row for each situation: the number of clients, the skew of their labels, where the weights come from, and how "
+    "much is trained (long: 100 passes over the data or more). The gain is in points of accuracy over FedAvg without "
+    "calibration, from the smallest to the largest over the settings; the cost is relative to FedAvg. Of the "
+    "combinations that are statistically tied with the most accurate one and within a point of it, the table has the "
+    "one that sends least."
+)
+_FORECAST = (
+    "What unskew forecasts from the class statistics before a calibration, against what the calibration gained: for "
+    "every run whose separability was measured, the forecast of a linear discriminant on features drawn from the "
+    "Gaussians, and the best gain of CCVR, USCC, LDA or ridge on the test images, in points."
+)
 _FIGURE = (
     "One column per scenario, one dot per method and calibration. Within a column, dots further right send more bytes. "
     "The text above each column names the best combination. A dot links to its first run."
@@ -435,3 +575,45 @@ def _tabulate_beyond(scenarios: Sequence[Scenario]) -> Table:
         gap = scenario.describe_gap(ours, theirs)
         rows.append([scenario.label, *cells, gap, None if printed is None else str(printed), where])
     return Table("", [Column(name) for name in names], rows)
+
+
+def _list_forecasts(records: Sequence[RunRecord]) -> list[tuple[RunRecord, float, float]]:
+    """For each run with a forecast and a calibration: the forecast gain and the best gain, in points."""
+    found = []
+    for record in records:
+        values, result = record.measure("separability"), record.result
+        made = [
+            one.accuracy for name, one in result.calibrations.items() if not is_bound(name) and "expand" not in name
+        ]
+        if values and values["before"] is not None and values["after"] is not None and made:
+            found.append((record, 100 * (values["after"] - values["before"]), 100 * (max(made) - result.accuracy)))
+    return found
+
+
+def _tabulate_forecasts(records: Sequence[RunRecord]) -> Table:
+    """By setting and method: the mean forecast, the mean gain, and their difference."""
+    names = ["setting", "runs", "forecast", "gain", "forecast minus gain"]
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for record, forecast, gain in _list_forecasts(records):
+        result = record.result
+        name = f"{_shorten(result.data)}, {result.partition}, {result.method}, {result.rounds} rounds"
+        groups.setdefault(name, []).append((forecast, gain))
+    rows: list[list[CellValue]] = []
+    for name, pairs in sorted(groups.items()):
+        forecast, gain = (fmean(values) for values in zip(*pairs, strict=True))
+        rows.append([name, len(pairs), f"{forecast:+.1f}", f"{gain:+.1f}", f"{forecast - gain:+.1f}"])
+    return Table("", [Column(name) for name in names], rows)
+
+
+def _draw_forecasts(records: Sequence[RunRecord]) -> Chart | None:
+    found = _list_forecasts(records)
+    if len(found) < MIN_SEEDS:
+        return None
+    x, y = [forecast for _, forecast, _ in found], [gain for _, _, gain in found]
+    tips = [f"{one.result.method}, seed {one.result.seed}: {a:+.1f} forecast, {b:+.1f} gained" for one, a, b in found]
+    marks: list[Mark] = [Dots(x, y, 0, radius=4.0, tips=tips)]
+    ends = [min(*x, *y, 0.0), max(*x, *y)]
+    marks.append(Line(ends, ends, "as forecast", "quiet", dashed=True))
+    alt = f"{len(found)} runs: the gain of calibration by its forecast; most are below the forecast."
+    x_axis, y_axis = Axis("forecast gain, points"), Axis("gain of the best calibration, points")
+    return Chart("claim-forecast", "Forecast and gain", alt, marks, x=x_axis, y=y_axis, width=520, height=340)

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from math import inf
 from statistics import fmean
 from typing import Any
 
 from unskew.analysis import parse_measure
 from unskew.analysis.measure import MeasureRequest, slug
 from unskew.analysis.norms import correlation
-from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Rule, Words, average, band, grouped
+from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Words, average, band, grouped
 from unskew.reproduce.cells import RunView, fill_in, parse_reading
 from unskew.reproduce.recipe import RecipeColumn, matches
-from unskew.reproduce.records import RunRecord
 from unskew.reproduce.results import CellResult, TableResult
 from unskew.runs.finished import plain_name
 
@@ -36,27 +36,34 @@ def draw_figures(result: TableResult) -> list[Chart]:
 def draw_curves(result: TableResult, spec: Spec) -> list[Chart]:
     """A chart for each column, with a line for each training; rows that share one are one line.
 
-    ``rows`` may select rows, and ``only`` is the common ending of their names.
+    ``what`` is accuracy, relative (to the baseline) or silhouette. ``rows`` and ``columns`` may select some, ``only``
+    is the common ending of the rows' names, and ``until`` is where lines end at the paper's scale.
     """
     what, against, only = spec.get("what", "accuracy"), spec.get("against", "round"), spec.get("only", "")
+    until = float(spec.get("until", inf)) if result.variant.scale == "paper" else inf
     charts = []
     for column in result.recipe.columns:
-        lines: dict[str, tuple[str, list[RunRecord]]] = {}
+        if not matches(column.name, spec.get("columns", ("*",))):
+            continue
+        lines: dict[str, tuple[str, CellResult]] = {}
         for one in _list_column(result, column):
-            if one.records and matches(one.cell.row.name, spec.get("rows", ("*",))):
-                name = (one.cell.row.line or one.cell.row.name).removesuffix(f", {only}")
-                lines.setdefault(one.cell.training, (name, list(one.records.values())))
+            if one.records and matches(one.cell.row_name, spec.get("rows", ("*",))):
+                name = (one.cell.row.line or one.cell.row_name).removesuffix(f", {only}")
+                lines.setdefault(one.cell.training(), (name, one))
         marks: list[Mark] = []
-        for colour, (name, records) in enumerate(lines.values()):
-            marks += _average_curves(name, [_list_points(record, what, against) for record in records], colour % 10)
+        for colour, (name, one) in enumerate(lines.values()):
+            runs = _list_points(one, what, against)
+            kept = [{number: point for number, point in points.items() if point[0] <= until} for points in runs]
+            marks += _average_curves(name, kept, colour % 10)
         if not marks:
             continue
-        if "rule" in spec and not result.variant.data:
-            marks.append(Rule(y=float(spec["rule"]) / 100, label=spec.get("rule_label", "the paper's")))
         x_label, where = WORDS[against], ", ".join(filter(None, (column.name, only)))
         title = f"{where or result.recipe.title}: {what} by {x_label.partition(',')[0]}"
         alt = f"{what.capitalize()} by {x_label}, {where}: {', '.join(name for name, _ in lines.values())}."
-        x, y = Axis(x_label, low=0, kind="count"), Axis(what, kind="percent" if what == "accuracy" else "number")
+        x = Axis(x_label, low=0, kind="count")
+        y = Axis(
+            "relative accuracy" if what == "relative" else what, kind="number" if what == "silhouette" else "percent"
+        )
         name = f"curves-{what}-{against}-{where}"
         charts.append(Chart(name, title, alt, marks, x=x, y=y, width=520, height=340))
     return charts
@@ -66,14 +73,23 @@ def _list_column(result: TableResult, column: RecipeColumn) -> list[CellResult]:
     return [one for one in result.cells if one.cell.column is column]
 
 
-def _list_points(record: RunRecord, what: str, against: str) -> dict[int, tuple[float, float]]:
-    if what == "silhouette":
-        return {number: (float(number), value) for number, value in record.silhouettes}
-    spent = accumulate(row["batches_max"] for row in record.curve)
-    return {
-        row["round"]: (float(row["round"] if against == "round" else batches), row["accuracy"])
-        for row, batches in zip(record.curve, spent, strict=True)
-    }
+def _list_points(one: CellResult, what: str, against: str) -> list[dict[int, tuple[float, float]]]:
+    """For each run of a cell by round: what had been spent, and the value."""
+    runs = []
+    for seed, record in one.records.items():
+        if what == "silhouette":
+            runs.append({number: (float(number), value) for number, value in record.silhouettes})
+            continue
+        whole = 1.0
+        if what == "relative":
+            if seed not in one.baselines:
+                continue
+            whole = max(one.baselines[seed].result.accuracy, 1e-9)
+        spent = accumulate(row["batches_max"] for row in record.curve)
+        rows = zip(record.curve, spent, strict=True)
+        by_round = against == "round"
+        runs.append({r["round"]: (float(r["round"] if by_round else at), r["accuracy"] / whole) for r, at in rows})
+    return runs
 
 
 def _average_curves(name: str, runs: Sequence[dict[int, tuple[float, float]]], colour: int) -> list[Mark]:
@@ -108,7 +124,7 @@ def _draw_line(cells: list[CellResult], values: list[float], name: str, colour: 
     ours = [one.ours for one in cells]
     means = [one.mean if one else None for one in ours]
     low, high = ([one.mean + sign * (one.deviation or 0.0) if one else None for one in ours] for sign in (-1, 1))
-    tips = [f"{one.cell.row.name}: {one.words()}" for one in cells]
+    tips = [f"{one.cell.row_name}: {one.words()}" for one in cells]
     marks: list[Mark] = [Band(x, low, high, colour), Line(x, means, name, colour, points=True, tips=tips)]
     paper = [one.paper.mean if one.paper and one.judged else None for one in cells]
     if any(value is not None for value in paper):
@@ -144,8 +160,8 @@ def _load_values(result: TableResult, text: str) -> tuple[MeasureRequest, dict[s
             continue
         seen.add(record.training)
         stored = record.measures[request.text]
-        sharing = [other.cell for other in result.cells if other.cell.training == record.training]
-        names = {"before": "before"} | {cell.after: cell.row.name for cell in sharing}  # the run's own, calibrations
+        sharing = [other.cell for other in result.cells if other.cell.training(record.result.seed) == record.training]
+        names = {"before": "before"} | {cell.after: cell.row_name for cell in sharing}  # the run's own, calibrations
         renamed = {  # only the calibrations of this table, under the names of its rows
             field: {names[key]: value for key, value in stored[field].items() if key in names}
             for field in BY_CALIBRATION
@@ -157,10 +173,10 @@ def _load_values(result: TableResult, text: str) -> tuple[MeasureRequest, dict[s
 
 def _label_run(result: TableResult, one: CellResult) -> str:
     """A run's name in a chart: its row where rows differ in what is trained, its column where there are several."""
-    trainings = {other.cell.training for other in _list_column(result, one.cell.column)}
-    row = one.cell.row.line or one.cell.row.name if len(trainings) > 1 else ""
+    trainings = {other.cell.training() for other in _list_column(result, one.cell.column)}
+    row = one.cell.row.line or one.cell.row_name if len(trainings) > 1 else ""
     column = one.cell.column.name if len(result.recipe.columns) > 1 else ""
-    alone = one.cell.row.name if result.variant.data else one.cell.column.name  # other data are not the column's
+    alone = one.cell.row_name if result.variant.data else one.cell.column.name  # other data are not the column's
     return ", ".join(filter(None, (row, column))) or alone or one.cell.config.method
 
 
@@ -188,17 +204,19 @@ def _draw_scatter(result: TableResult, spec: Spec) -> list[Chart]:
 def _draw_against_emd(result: TableResult, spec: Spec) -> list[Chart]:
     """The rows as lines over the mean EMD of each column."""
     marks: list[Mark] = []
-    for colour, row in enumerate(result.recipe.rows):
+    for colour, name in enumerate(dict.fromkeys(one.cell.row_name for one in result.cells)):
+        if not matches(name, spec.get("rows", ("*",))):
+            continue
         points = []
-        for one in result.cells:
+        for one in (one for one in result.cells if one.cell.row_name == name):
             distances = [record.result.emd for record in one.records.values() if record.result.emd is not None]
-            if one.cell.row is row and one.ours is not None and distances:
+            if one.ours is not None and distances:
                 points.append((fmean(distances), one.ours.mean, one))
         points.sort(key=lambda point: point[0])
-        tips = [f"{row.name}, {one.cell.column.name}, EMD {x:.2f}: {one.words()}" for x, _, one in points]
+        tips = [f"{name}, {one.cell.column.name}, EMD {x:.2f}: {one.words()}" for x, _, one in points]
         if points:
             x, y = [x for x, _, _ in points], [y for _, y, _ in points]
-            marks.append(Line(x, y, row.name, colour, points=True, tips=tips))
+            marks.append(Line(x, y, name, colour % 10, points=True, tips=tips))
     if not marks:
         return []
     label = spec["label"]
@@ -225,6 +243,50 @@ def _draw_histogram(result: TableResult, spec: Spec) -> list[Chart]:
         marks = grouped({"clients": bins})
         charts.append(Chart(f"histogram-{column.name}", title, alt, marks, x=x, y=y, height=200))
     return charts
+
+
+RANKED = {"classes": "classes of a client", "examples": "examples of a client", "by-class": "examples of a class"}
+
+
+def _draw_ranked(result: TableResult, spec: Spec) -> list[Chart]:
+    """How many classes or examples the clients have, or examples the classes, in descending order: a line for a cell.
+
+    One chart for each of ``what``, and for each row that has runs of its own.
+    """
+    rows = {
+        tuple(one.cell.training() for one in result.cells if one.cell.row is row): row for row in result.recipe.rows
+    }
+    charts = []
+    for what in spec["what"]:
+        for row in rows.values():
+            marks: list[Mark] = []
+            highest = 0.0
+            for one in (one for one in result.cells if one.cell.row is row):
+                skews = (record.measure("skew") for record in one.records.values())
+                skew = next((values for values in skews if values is not None), None)
+                if skew is not None:
+                    ranked = sorted(_list_counts(skew, what), reverse=True)
+                    share = [at / max(len(ranked) - 1, 1) for at in range(len(ranked))]
+                    highest = max(highest, ranked[0])
+                    marks.append(Line(share, ranked, one.cell.column.name or one.cell.row_name, len(marks) % 10))
+            if not marks:
+                continue
+            title = f"{RANKED[what].capitalize()}, in descending order" + (f": {row.name}" if len(rows) > 1 else "")
+            alt = f"{title}; {len(marks)} lines."
+            x = Axis(f"share of the {'classes' if what == 'by-class' else 'clients'}", low=0, high=1, kind="percent")
+            y = Axis(RANKED[what], kind="count", log=highest > 1000)
+            name = f"ranked-{what}" + (f"-{row.name}" if len(rows) > 1 else "")
+            charts.append(Chart(name, title, alt, marks, x=x, y=y, width=520, height=340))
+    return charts
+
+
+def _list_counts(skew: Mapping[str, Any], what: str) -> list[float]:
+    if what == "by-class":
+        return [float(count) for count in skew["total"] if count]
+    if what == "examples":
+        return [float(size) for size in skew["sizes"] if size]
+    ranked = skew["ranked"].get("classes")  # quantiles where there are more clients than the measure lists
+    return list(ranked) if ranked else [float(sum(map(bool, row))) for row in skew["counts"] if any(row)]
 
 
 def _draw_grid(result: TableResult, spec: Spec) -> list[Chart]:
@@ -263,5 +325,6 @@ KINDS: dict[str, Callable[[TableResult, Spec], list[Chart]]] = {
     "against-emd": _draw_against_emd,
     "histogram": _draw_histogram,
     "grid": _draw_grid,
+    "ranked": _draw_ranked,
     "curves": draw_curves,
 }

@@ -1,7 +1,11 @@
-"""Variants of the papers' networks, to measure what a difference of the set-up is worth."""
+"""Variants of the papers' setups: networks that show what a difference is worth, and a partition of few examples."""
 
+import numpy as np
 from torch import nn
 
+from unskew.core.key import Key
+from unskew.data.partition import Dirichlet
+from unskew.data.population import Ints
 from unskew.models.networks import Network, Shape, simple_cnn
 
 HEAD = ("fc3", "fc3_relu", "fc4")  # MOON's projection head: the last two layers of simple-cnn's encoder
@@ -41,3 +45,11 @@ def moderate_cnn(shape: Shape, classes: int) -> nn.Module:
     flat = inputs * (shape[1] // 8) * (shape[2] // 8)
     layers += [nn.Flatten(), nn.Dropout(0.1), nn.Linear(flat, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU()]
     return nn.Sequential(*layers, nn.Dropout(0.1), nn.Linear(512, classes))
+
+
+def few_examples(labels: Ints, clients: int, key: Key, examples: int = 1000, alpha: float = 0.5) -> Ints:
+    """A Dirichlet partition of ``examples`` drawn training examples; no client has the others."""
+    kept = np.sort(key.fold("kept").numpy().permutation(len(labels))[:examples])
+    client = np.full(len(labels), -1, np.int64)
+    client[kept], _ = Dirichlet(alpha=alpha, min_size=1).deal(labels[kept], clients, key)
+    return client

@@ -20,7 +20,7 @@ from unskew.core.machine import cores, neutral, resolve_device
 from unskew.data import sources
 from unskew.models import build, choose_model, initialise
 from unskew.report.write import write_report
-from unskew.reproduce.cells import Variant, list_seeds, make_cells, name_training, select_cells
+from unskew.reproduce.cells import Variant, list_seeds, make_cells, name_training, select_cells, with_seed
 from unskew.reproduce.recipe import Recipe
 from unskew.reproduce.records import RunRecord, describe_machine, make_record, read_record, run_folder, write_failure
 from unskew.runs.config import Config
@@ -72,8 +72,9 @@ def plan_runs(recipes: Sequence[tuple[Recipe, Variant]]) -> list[PlannedRun]:
 def _add(
     jobs: dict[tuple[str, int], PlannedRun], config: Config, seed: int, after: str = "", measures: Iterable[str] = ()
 ) -> None:
+    config = with_seed(config, seed)
     name = name_training(config)
-    job = jobs.get((name, seed)) or PlannedRun(name, replace(config, seed=seed))
+    job = jobs.get((name, seed)) or PlannedRun(name, config)
     if config.during and config.during != job.config.during:  # recording does not change the result
         job = replace(job, config=replace(job.config, during=config.during))
     calibrations = dict.fromkeys((*job.calibrations, *filter(None, [after])))
@@ -161,8 +162,7 @@ def do_runs(
             progress(sum(rounds), total)
 
     if runs:
-        on_cpu = resolve_device(runs[0].config.device).type == "cpu"
-        do_tasks(tasks, at_once or (cores() if on_cpu else 1), end, advance)
+        do_tasks(tasks, at_once or count_at_once(runs[0].config), end, advance)
     return failures
 
 
@@ -243,7 +243,7 @@ def count_examples(config: Config, size: DataSize) -> float:
 
 @dataclass
 class Speeds:
-    """Seconds per example of a network on one core, measured once on this machine and cached."""
+    """Seconds per example of a network on one core, or on the GPU, measured once on this machine and cached."""
 
     say: Callable[[str], None]
     known: dict[str, float]
@@ -265,10 +265,11 @@ class Speeds:
         side = config.resize or size.shape[1]
         shape = (size.shape[0], side, side if config.resize else size.shape[2])
         model = config.model or choose_model(shape)
-        key = f"{model} {'x'.join(map(str, shape))} {size.classes}"
+        key, device = f"{model} {'x'.join(map(str, shape))} {size.classes}", resolve_device(config.device)
+        key += "" if device.type == "cpu" else f" {device.type}"
         if key not in self.known:
             self.say(f"measuring how fast {model} trains on this machine")
-            self.known[key] = time_example(model, shape, size.classes)
+            self.known[key] = time_example(model, shape, size.classes, device)
             about = describe_machine()
             values = {"machine": about["machine"], "torch": about.get("torch"), "seconds": self.known}
             with suppress(UserError):
@@ -277,21 +278,25 @@ class Speeds:
 
 
 @neutral()
-def time_example(model: str, shape: tuple[int, int, int], classes: int) -> float:
-    """Seconds per example, on one thread and in processor time, so that other work does not count."""
+def time_example(model: str, shape: tuple[int, int, int], classes: int, device: torch.device) -> float:
+    """Seconds per example on one thread in processor time, so that other work does not count; on a GPU by the clock."""
     network = build(model, shape, classes)
     initialise(network, Key(0))
-    network.train()
+    network.train().to(device)
+    on_cpu = device.type == "cpu"
+    clock = time.process_time if on_cpu else time.perf_counter
 
     def time_step(count: int) -> float:
-        images = torch.rand(count, *shape, generator=Key(0).fold("images").torch())
-        labels = torch.arange(count) % classes
+        images = torch.rand(count, *shape, generator=Key(0).fold("images").torch()).to(device)
+        labels = (torch.arange(count) % classes).to(device)
         times: list[float] = []
         while len(times) < TIMES and sum(times) <= ENOUGH:
-            began = time.process_time()
+            began = clock()
             loss = cross_entropy(network(images), labels)
-            torch.autograd.grad(loss, [one for one in network.parameters() if one.requires_grad])
-            times.append(time.process_time() - began)
+            (gradient, *_) = torch.autograd.grad(loss, [one for one in network.parameters() if one.requires_grad])
+            if not on_cpu:
+                gradient.cpu()  # waits until the GPU is done
+            times.append(clock() - began)
         return min(times)
 
     with seeded(Key(0)):
@@ -339,6 +344,13 @@ def _estimate_retraining(calibration: str, size: DataSize) -> float:
 
 
 def estimate_all(runs: Sequence[PlannedRun], speeds: Speeds) -> float | None:
-    """Seconds for all runs on all cores; None where one cannot be estimated."""
+    """Seconds for all runs, one per core at a time or one after another on a GPU; None where one is unknown."""
     known = [seconds for run in runs if (seconds := estimate_run(run, speeds)) is not None]
-    return (sum(known) + estimate_storing(runs, speeds)) / cores() if len(known) == len(runs) else None
+    if len(known) < len(runs):
+        return None
+    return (sum(known) + estimate_storing(runs, speeds)) / (count_at_once(runs[0].config) if runs else 1)
+
+
+def count_at_once(config: Config) -> int:
+    """How many runs are done at the same time: one per core, or one on a GPU."""
+    return cores() if resolve_device(config.device).type == "cpu" else 1

@@ -19,17 +19,18 @@ ScaleName = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(SCALES)})$")]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"variables": "with"}):
-    """Options of a run, and variables in their texts."""
+    """Options of a run, variables in their texts, and the options of the run that relative values refer to."""
 
     settings: dict[str, Value] = {}
     variables: dict[str, Value] = {}
+    baseline: dict[str, Value] = {}  # over the settings of all but the row; without a method there is none
 
 
 class AtScale(Settings, frozen=True):
     """What differs at a scale: settings, and the part of a table that is run."""
 
     rows: tuple[str, ...] = ()  # patterns; (): all
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # of the recipe, or of one row
     seeds: tuple[int, ...] = ()
 
 
@@ -78,6 +79,8 @@ class RecipeRow(Level, frozen=True, kw_only=True):
     values: tuple[str | int | float, ...] = ()  # the paper's, by column
     by_column: dict[str, dict[str, Value]] = {}  # variables of some columns
     only: tuple[str, ...] = ()  # patterns of the columns that have this row; (): all
+    best_of: str = ""  # candidates with the same text are one row of that name: in each column the best of them
+    keeps: tuple[str, ...] = ()  # options of this row that --set does not change
     line: str = ""  # in a chart of lines: which line
     x: float | None = None  # and where on it
 
@@ -87,6 +90,8 @@ class Paper(Level, frozen=True, kw_only=True):
 
     reference: str
     differences: tuple[str, ...] = ()
+    texts: dict[str, str] = {}  # differences that some of its tables share, by the name that they use
+    lists: dict[str, tuple[dict[str, Value], ...]] = {}  # of variables, for rows with ``each = "name"``
     columns: tuple[RecipeColumn, ...] = ()  # that several of its tables share
     like: str = ""  # another paper, for what is not set here
 
@@ -114,7 +119,6 @@ class Recipe(Level, frozen=True, kw_only=True):
     paper: Paper
     columns: tuple[RecipeColumn, ...]
     rows: tuple[RecipeRow, ...]
-    baseline: dict[str, Value] | None = None  # over a column's settings: what relative accuracy is relative to
     measures: tuple[str, ...] = ()  # of every run; of the first seed only, unless ``measure_all``
     measure_all: bool = False
     figures: tuple[dict[str, Any], ...] = ()  # one of reproduce.figures each
@@ -124,7 +128,15 @@ class Recipe(Level, frozen=True, kw_only=True):
     @property
     def stand_ins(self) -> dict[str, str]:
         """Descriptions of the data that may replace the paper's, by name."""
-        return {name: part.what or name for name, part in (self.paper.stand_in | self.stand_in).items()}
+        parts = [*self.paper.stand_in.items(), *self.stand_in.items()]
+        return {name: name for name, _ in parts} | {name: part.what for name, part in parts if part.what}
+
+    def list_differences(self, data: str = "") -> list[str]:
+        """Known differences from the paper's setup, without those that do not hold for other data."""
+        parts = [level.stand_in[data] for level in (self.paper, self) if data in level.stand_in]
+        ignored = tuple(text for part in parts for text in part.left_out)
+        own = (self.paper.texts.get(text, text) for text in self.differences)
+        return [text for text in (*own, *self.paper.differences) if not text.startswith(ignored)]
 
     def extent(self, scale: str, data: str = "") -> Extent:
         """The part that is run at that scale, with these data instead of the paper's."""
@@ -194,20 +206,24 @@ def load_recipe(name: str) -> Recipe:
         if isinstance(column, str) and column not in shared:
             raise UserError(f"recipe {name}: the paper has no column {column!r}; {nearest(column, shared)}")
         columns.append(shared[column] if isinstance(column, str) else column)
-    rows = [row for one in given.get("rows", ()) for row in _list_rows(one)]
+    rows = [row for one in given.get("rows", ()) for row in _list_rows(one, paper.get("lists", {}))]
     try:
         return msgspec.convert({**given, "name": name, "paper": paper, "columns": columns, "rows": rows}, Recipe)
     except msgspec.ValidationError as error:
         raise UserError(f"recipe {name}: {error}") from error
 
 
-def _list_rows(given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row, or with ``each`` one for every set of variables, which its name and texts then use."""
+def _list_rows(given: Mapping[str, Any], lists: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row, or with ``each`` one for every set of variables, which its texts then use; sets may have ``values``."""
     row = {key: value for key, value in given.items() if key != "each"}
-    return [
-        {**row, "name": given["name"].format(**own), "with": {**row.get("with", {}), **own}}
-        for own in given.get("each", ())
-    ] or [row]
+    each = given.get("each", ())
+    rows = []
+    for own in lists[each] if isinstance(each, str) else each:
+        one = row | {key: row[key].format(**own) for key in ("name", "against", "line") if key in row}
+        one["with"] = row.get("with", {}) | {key: value for key, value in own.items() if key != "values"}
+        one["values"] = own.get("values", row.get("values", ()))
+        rows.append(one)
+    return rows or [row]
 
 
 def _read_paper(name: str) -> dict[str, Any]:

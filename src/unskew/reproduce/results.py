@@ -5,7 +5,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unskew.analysis.ranking import Difference, compare_pairs
-from unskew.reproduce.cells import Cell, Reading, RunView, Variant, list_seeds, make_cells, name_training, parse_reading
+from unskew.reproduce.cells import (
+    Cell,
+    Reading,
+    RunView,
+    Variant,
+    list_seeds,
+    make_cells,
+    name_training,
+    parse_reading,
+    with_seed,
+)
 from unskew.reproduce.recipe import PaperValue, Recipe
 from unskew.reproduce.records import RunRecord, read_record
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
@@ -25,7 +35,13 @@ class CellResult:
     values: Mapping[int, float]
     missing: Mapping[int, str]
     records: Mapping[int, RunRecord]
+    baselines: Mapping[int, RunRecord]
     judged: bool  # False with other data than the paper's, and for seconds on another machine
+
+    @property
+    def rank(self) -> tuple[bool, int, float]:
+        """Among candidates for one row: part of the scale, then the most seeds, then the highest mean."""
+        return self.cell.done, len(self.values), self.ours.mean if self.ours else float("-inf")
 
     @property
     def ours(self) -> SeedSpread | None:
@@ -88,7 +104,7 @@ class TableResult:
 
     def cell(self, row: str, column: str) -> CellResult | None:
         """The cell of that row and column, if there is one."""
-        return next((one for one in self.cells if (one.cell.row.name, one.cell.column.name) == (row, column)), None)
+        return next((one for one in self.cells if (one.cell.row_name, one.cell.column.name) == (row, column)), None)
 
     def gain(self, result: CellResult) -> Gain | None:
         """The gain of a cell over the row it is compared with."""
@@ -100,7 +116,7 @@ class TableResult:
             paper = result.paper.mean - other.paper.mean
         gaps = [result.values[seed] - other.values[seed] for seed in sorted(result.values.keys() & other.values.keys())]
         interval = compare_pairs(result.values, other.values)
-        return Gain(other.cell.row.name, paper, sum(gaps) / len(gaps) if gaps else None, interval)
+        return Gain(other.cell.row_name, paper, sum(gaps) / len(gaps) if gaps else None, interval)
 
     @property
     def records(self) -> list[RunRecord]:
@@ -120,44 +136,53 @@ def read_table(recipe: Recipe, variant: Variant, out: Path, reasons: Mapping[str
     own = {}
     if variant.data:
         own = {cell.column.name: cell.config.data for cell in make_cells(recipe, Variant(variant.scale))}
-    results = []
+    found: dict[tuple[str, str], CellResult] = {}
     for cell in make_cells(recipe, variant):
         reading = parse_reading(cell.reads)
         values: dict[int, float] = {}
         missing: dict[int, str] = {}
         records: dict[int, RunRecord] = {}
+        baselines: dict[int, RunRecord] = {}
         for seed in seeds if cell.done else ():
-            record, value = _read_cell(cell, reading, seed, out, reasons or {})
-            if record is not None:
-                records[seed] = record
+            record, baseline, value = _read_cell(cell, reading, seed, out, reasons or {})
+            records |= {seed: record} if record is not None else {}
+            baselines |= {seed: baseline} if baseline is not None else {}
             if isinstance(value, str):
                 missing[seed] = value
             else:
                 values[seed] = value
-        judged = reading.unit != "s" and (not variant.data or own.get(cell.column.name) == cell.config.data)
-        results.append(CellResult(cell, reading, values, missing, records, judged))
-    return TableResult(recipe, variant, seeds, tuple(results), out)
+        judged = reading.unit not in ("s", "% of the time")  # of another machine
+        judged = judged and (not variant.data or own.get(cell.column.name) == cell.config.data)
+        result = CellResult(cell, reading, values, missing, records, baselines, judged)
+        key = (cell.row_name, cell.column.name)
+        if key not in found or result.rank > found[key].rank:
+            found[key] = result
+    return TableResult(recipe, variant, seeds, tuple(found.values()), out)
 
 
 def _read_cell(
     cell: Cell, reading: Reading, seed: int, out: Path, reasons: Mapping[str, str]
-) -> tuple[RunRecord | None, float | str]:
-    record = read_record(out, cell.training, seed)
+) -> tuple[RunRecord | None, RunRecord | None, float | str]:
+    training = cell.training(seed)
+    record = read_record(out, training, seed)
     if isinstance(record, RunFailure):
-        return None, "diverged"
+        return None, None, "diverged"
     if record is None:
-        return None, reasons.get(cell.training, "") or reasons.get(cell.config.data, "") or "not run yet"
-    baseline = read_record(out, name_training(cell.baseline), seed) if cell.baseline is not None else None
-    value = reading.read(RunView(record, cell.after, baseline if isinstance(baseline, RunRecord) else None))
+        return None, None, reasons.get(training, "") or reasons.get(cell.config.data, "") or "not run yet"
+    baseline = None
+    if cell.baseline is not None:
+        found = read_record(out, name_training(with_seed(cell.baseline, seed)), seed)
+        baseline = found if isinstance(found, RunRecord) else None
+    value = reading.read(RunView(record, cell.after, baseline))
     if value is not None:
-        return record, value
-    if reading.relative and not isinstance(baseline, RunRecord):
-        return record, "its baseline has not been run yet"
-    if reading.text.startswith("rounds-to"):
-        return record, f"not within {record.result.rounds:,}"
+        return record, baseline, value
+    if reading.relative and baseline is None:
+        return record, None, "its baseline has not been run yet"
+    if reading.text.startswith("rounds-"):
+        return record, baseline, f"not within {record.result.rounds:,}"
     if reading.text.startswith("at-"):
-        return record, "not reached, or not evaluated by then"
-    return record, record.failure or "not measured yet"
+        return record, baseline, "not reached, or not evaluated by then"
+    return record, baseline, record.failure or "not measured yet"
 
 
 def list_columns(result: TableResult) -> list[str]:
@@ -169,5 +194,6 @@ def list_columns(result: TableResult) -> list[str]:
 def list_rows(result: TableResult) -> dict[str, list[CellResult | None]]:
     """The cells by row, in the order of ``list_columns``; rows without a cell at this scale are left out."""
     names = list_columns(result)
-    rows = {row.name: [result.cell(row.name, name) for name in names] for row in result.recipe.rows}
+    order = dict.fromkeys(row.best_of or row.name for row in result.recipe.rows)
+    rows = {row: [result.cell(row, name) for name in names] for row in order}
     return {name: cells for name, cells in rows.items() if any(one and one.cell.done for one in cells)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -77,6 +78,8 @@ def _describe_gains(result: TableResult) -> list[str]:
     where = "" if all(one.judged for one in result.cells) else ", on data other than the paper's"
     has = "has" if len(same) == 1 else "have"
     sentence = f"{len(same)} of {counted(len(large), 'gain')} of one row over another {has} the paper's sign{where}"
+    if not any(gain.interval for gain in (*same, *opposite)):
+        sentence += _describe_chance(result)
     if any(gain.interval for gain in same):
         sentence += f"; for {count_clear(same)} of these the 95 % interval over the seeds excludes zero"
     if any(gain.interval for gain in opposite):
@@ -84,6 +87,21 @@ def _describe_gains(result: TableResult) -> list[str]:
     if small := len(known) - len(large):
         sentence += f". Not counted, with a gain below {SAME:g} points in the paper or here: {counted(small, 'pair')}"
     return [f"{sentence}."]
+
+
+def _describe_chance(result: TableResult) -> str:
+    """With too few seeds for intervals: whether as many signs could agree by chance. Gains of a training count once."""
+    signs: dict[str, list[bool]] = {}
+    for one in result.cells:
+        gain = result.gain(one)
+        if gain and gain.paper is not None and gain.ours is not None and min(abs(gain.paper), abs(gain.ours)) >= SAME:
+            signs.setdefault(one.cell.training(), []).append(gain.paper * gain.ours > 0)
+    agree, count = sum(all(group) for group in signs.values()), len(signs)
+    chance = sum(comb(count, k) for k in range(agree, count + 1)) / 2**count
+    seeds = counted(max(len(one.values) for one in result.cells), "seed")
+    trainings = f"{agree} of {counted(count, 'training')}"
+    sentence = f". That is {trainings} with {seeds}, which a coin would give with a probability of {chance:.2g}"
+    return sentence + (": no evidence" if chance > 0.05 else "")
 
 
 def _describe_missing(result: TableResult) -> list[str]:
@@ -115,17 +133,15 @@ def differences(result: TableResult) -> list[str]:
     published = len(recipe.extent("paper").seeds)
     if len(result.seeds) != published:
         sentences.append(f"Seeds: {counted(len(result.seeds), 'seed')} instead of {published}.")
-    ignored = recipe.stand_in[variant.data].left_out if variant.data in recipe.stand_in else ()
-    return sentences + [one for one in (*recipe.differences, *recipe.paper.differences) if not one.startswith(ignored)]
+    return sentences + recipe.list_differences(variant.data)
 
 
 def _list_changes(result: TableResult) -> str:
     found: dict[str, set[tuple[Value | None, Value | None]]] = {}
     published = make_cells(result.recipe, Variant("paper", result.variant.data))
     run = _list_run(result)
-    for one, theirs in zip(result.cells, published, strict=True):
-        if not any(one is other for other in run):
-            continue
+    for one in run:
+        theirs = published[one.cell.number]
         here, there = deciding(one.cell.config), deciding(theirs.config)
         for name in {**here, **there}:
             if here.get(name) != there.get(name) and name not in result.variant.changes:
@@ -134,7 +150,8 @@ def _list_changes(result: TableResult) -> str:
             found.setdefault("read", set()).add((one.cell.reads, theirs.reads))
     changes = []
     for name, pairs in list(found.items())[:MOST]:
-        values = " or ".join(f"{here} instead of {there}" for here, there in sorted(pairs, key=str))
+        words = [[("the default" if value is None else value) for value in pair] for pair in sorted(pairs, key=str)]
+        values = " or ".join(f"{here} instead of {there}" for here, there in words)
         changes.append(f"{name.replace('_', ' ')} {values}")
     return ", ".join(changes)
 
@@ -230,7 +247,7 @@ def _list_gains(result: TableResult) -> list[list[str]]:
         if gain is None or not one.cell.done or (gain.paper is None and gain.ours is None):
             continue
         values = ["" if value is None else f"{value:+.2f}" for value in (gain.paper, gain.ours)]
-        rows.append([one.cell.row.name, one.cell.column.name, gain.over, *values, _format_interval(gain)])
+        rows.append([one.cell.row_name, one.cell.column.name, gain.over, *values, _format_interval(gain)])
     return rows
 
 
@@ -299,7 +316,7 @@ def _tabulate_cells(result: TableResult, folder: Path) -> Table:
     for one in [one for one in result.cells if one.cell.done]:
         gain = result.gain(one)
         seeds = ", ".join(f"{seed}: {value:.{one.reading.decimals}f}" for seed, value in one.values.items())
-        row: list[CellValue] = [one.cell.row.name, one.cell.column.name, seeds or one.reason]
+        row: list[CellValue] = [one.cell.row_name, one.cell.column.name, seeds or one.reason]
         row += [str(one.paper) if one.paper else None, _link_cell(one, folder) if one.ours else None, one.difference]
         row += [AGREEMENT.get(one.agreement), *((gain.paper, gain.ours) if gain else (None, None))]
         rows.append([*row, _format_interval(gain) or None])
@@ -345,7 +362,7 @@ def to_json(result: TableResult, wording: Wording, command: str, folder: Path) -
     """The table for programs."""
     cells = []
     for one in result.cells:
-        cell: dict[str, Any] = {"row": one.cell.row.name, "column": one.cell.column.name, "reads": one.cell.reads}
+        cell: dict[str, Any] = {"row": one.cell.row_name, "column": one.cell.column.name, "reads": one.cell.reads}
         cell |= {"after": one.cell.after, "unit": one.reading.unit}
         for name, value in (("paper", one.paper), ("ours", one.ours)):
             cell[name] = None if value is None else {"mean": value.mean, "deviation": value.deviation}

@@ -1,0 +1,137 @@
+"""How the features of each client's local model differ from the server's, class by class.
+
+Shapes: k clients, C classes, n test images, d features.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from unskew.analysis.measure import Comparison, Measure, list_by_run, note_sample
+from unskew.charts import Axis, Cells, Chart
+from unskew.core.errors import Missing
+from unskew.runs.finished import FinishedRun
+from unskew.runs.recording import silhouette_of, some_features
+
+
+@dataclass(frozen=True)
+class ClientFeatures:
+    """Shifts of the class means of test features, from the server's model to each client's, in spreads of the class."""
+
+    round: int
+    clients: list[int]
+    classes: list[str]
+    shifts: list[list[float]]  # [k][C], ‖μ_local − μ_server‖ / √tr Σ_server
+    held: list[list[bool]]  # [k][C], whether the client has training examples of the class
+    server: float | None  # silhouette of the server's features
+    local: list[float | None]  # [k], of each client's
+
+    def mean(self, held: bool) -> float | None:
+        """The mean shift over the classes that clients have, or over those that they lack."""
+        rows = zip(self.shifts, self.held, strict=True)
+        found = [shift for row, marks in rows for shift, mark in zip(row, marks, strict=True) if mark is held]
+        return fmean(found) if found else None
+
+
+def take_client_features(run: FinishedRun, *, clients: int = 10, round: int = -1) -> ClientFeatures:
+    """Features of the same test images by the server's model and by local models trained from it.
+
+    Reference: Zeng et al. 2023, contribution 1: the features of clients and of the server differ in distribution.
+    """
+    number = run.number(round)
+    models, side = run.local_models(number, clients), run.side
+    run.notes += note_sample(len(models), len(run.engine.roster.inhabited))
+    side.load(run.state(number).tensors, training=False)
+    features, labels = some_features(side, run.key)
+    present = torch.unique(labels).tolist()
+    if not present:
+        raise Missing("the test images are at the nodes of the federation")
+    own, spread = _class_means(features, labels, present)
+    shifts, silhouettes = [], []
+    for model in models.values():
+        side.load(model, training=False)
+        local, _ = some_features(side, run.key)
+        means, _ = _class_means(local, labels, present)
+        shifts.append(((means - own).norm(dim=1) / spread).tolist())
+        silhouettes.append(silhouette_of(local, labels))
+    owner, label, _ = run.holdings.cells.T
+    held = {(int(client), int(one)) for client, one in zip(owner, label, strict=True)}
+    return ClientFeatures(
+        round=number,
+        clients=list(models),
+        classes=[run.classes[label] for label in present],
+        shifts=shifts,
+        held=[[(client, label) in held for label in present] for client in models],
+        server=silhouette_of(features, labels),
+        local=silhouettes,
+    )
+
+
+def _class_means(features: Tensor, labels: Tensor, classes: list[int]) -> tuple[Tensor, Tensor]:
+    """The mean feature of each class [C, d], and its spread √tr Σ [C]."""
+    groups = [features[labels == label].double() for label in classes]
+    means = torch.stack([group.mean(0) for group in groups])
+    spread = torch.stack([(group - group.mean(0)).square().sum(1).mean().sqrt() for group in groups])
+    return means, spread.clamp(min=1e-12)
+
+
+def draw_client_features(values: ClientFeatures) -> list[Chart]:
+    """The shift of every class, client by client; a dot marks the classes that a client has."""
+    tips = [
+        [
+            f"client {client}, {name}: {shift:.2f}, {'has' if mark else 'has no'} examples of it"
+            for name, shift, mark in zip(values.classes, row, marks, strict=True)
+        ]
+        for client, row, marks in zip(values.clients, values.shifts, values.held, strict=True)
+    ]
+    few = len(values.classes) <= 12 and len(values.clients) <= 12
+    high = max(max(row) for row in values.shifts) or 1.0
+    cells = Cells(values.shifts, 0, high, numbers=".2f" if few else "", tips=tips)
+    x = Axis("class", ticks=tuple(enumerate(values.classes)) if len(values.classes) <= 20 else None)
+    y = Axis("client", ticks=tuple((at, str(client)) for at, client in enumerate(values.clients)))
+    alt = f"How far the class means of {len(values.clients)} clients' features are from the server's."
+    title = "Shift of each class's mean feature, in spreads of the class"
+    return [Chart("client-features", title, alt, [cells], x=x, y=y, height=360)]
+
+
+def client_features_findings(values: ClientFeatures) -> list[str]:
+    """How far features move for classes that clients have and lack, and whose features separate the classes better."""
+    parts = {"they have": values.mean(held=True), "they lack": values.mean(held=False)}
+    words = [f"{shift:.2f} spreads for classes {which}" for which, shift in parts.items() if shift is not None]
+    sentence = f"After one visit the mean features of clients' models differ from the server's by {' and '.join(words)}"
+    local = [value for value in values.local if value is not None]
+    if local and values.server is not None:
+        sentence += (
+            f"; the silhouette of features is {fmean(local):.3f} for clients and {values.server:.3f} for the server"
+        )
+    return [f"{sentence}."]
+
+
+def _compare(runs: Mapping[str, ClientFeatures]) -> list[str]:
+    shifts = {name: fmean(shift for row in values.shifts for shift in row) for name, values in runs.items()}
+    return list_by_run("Mean shift of class features between clients and server", shifts, ".2f")
+
+
+CLIENT_FEATURES = Measure(
+    name="features",
+    values=ClientFeatures,
+    take=take_client_features,
+    draw=draw_client_features,
+    findings=client_features_findings,
+    title="Features of clients and of the server",
+    text=(
+        "Clients train the server's model once more, each on its own images. For every class of the test images, the "
+        "distance between the mean feature of a client's model and that of the server's, as a multiple of how far the "
+        "class's features spread."
+    ),
+    compare=Comparison(
+        title="Features of clients and of the server",
+        text="How far the class means of clients' features are from the server's.",
+        draw=lambda runs: [],
+        findings=_compare,
+    ),
+    headline=None,
+)

@@ -1,0 +1,75 @@
+"""Where the training examples of a class were taken: longitude and latitude, a color for each class."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unskew.analysis.measure import Measure
+from unskew.charts import Axis, Chart, Dots, Mark
+from unskew.core.errors import Missing, UserError, nearest
+from unskew.core.units import counted
+from unskew.runs.finished import FinishedRun
+
+MAX_PLACES = 2000  # drawn for a class
+
+
+@dataclass(frozen=True)
+class Places:
+    """The places of some classes' training examples."""
+
+    classes: list[str]
+    counts: list[int]  # examples with a place
+    points: list[list[tuple[float, float]]]  # longitude and latitude, at most MAX_PLACES of a class
+
+
+def take_places(run: FinishedRun, *, classes: str = "") -> Places:
+    """Where the examples of these classes were taken, ``"one; another"``; by default of the two largest.
+
+    Reference: Hsu, Qi and Brown 2020, Figure 1.
+    """
+    images = run.images
+    if images.places is None:
+        raise Missing("the data have no places; a table of photographs has them as latitude and longitude")
+    labels, known = np.asarray(images.train.labels), np.isfinite(images.places).all(1)
+    names = [name.strip() for name in classes.split(";") if name.strip()]
+    if unknown := next((name for name in names if name not in images.classes), None):
+        raise UserError(f"places: no class is called {unknown!r}; {nearest(unknown, images.classes)}")
+    if not names:
+        largest = np.argsort(-np.bincount(labels[known], minlength=len(images.classes)), kind="stable")
+        names = [images.classes[label] for label in largest[:2]]
+    counts, points = [], []
+    for name in names:
+        found = images.places[known & (labels == images.classes.index(name))]
+        shown = np.linspace(0, len(found) - 1, min(len(found), MAX_PLACES)).round().astype(int)
+        counts.append(len(found))
+        points.append([(float(east), float(north)) for north, east in found[shown]])
+    return Places(names, counts, points)
+
+
+def draw_places(values: Places) -> list[Chart]:
+    """A dot for each example."""
+    marks: list[Mark] = [
+        Dots([east for east, _ in points], [north for _, north in points], colour % 10, radius=2.5, name=name)
+        for colour, (name, points) in enumerate(zip(values.classes, values.points, strict=True))
+    ]
+    alt = f"Places of {', '.join(places_findings(values))}"
+    x, y = Axis("longitude, degrees"), Axis("latitude, degrees")
+    return [Chart("places", "Where the examples were taken", alt, marks, x=x, y=y, width=620, height=380)]
+
+
+def places_findings(values: Places) -> list[str]:
+    """How many examples of each class have a place."""
+    pairs = zip(values.classes, values.counts, strict=True)
+    return [f"{name}: {counted(count, 'training example')} with a place." for name, count in pairs]
+
+
+PLACES = Measure(
+    name="places",
+    values=Places,
+    take=take_places,
+    draw=draw_places,
+    findings=places_findings,
+    title="Where the examples are from",
+    text="Each dot is a training example at its longitude and latitude.",
+    headline=None,
+)
