@@ -19,7 +19,7 @@ LONGEST_NAME = 100  # characters; a longer name is like no known one, and compar
 
 
 class UserError(Exception):
-    """A mistake that the user can correct: the message says what was given, what is wanted, what to do."""
+    """A mistake that the user can correct: the message states what was given, what is expected, what to do."""
 
 
 class Missing(UserError):
@@ -49,7 +49,7 @@ class Ended(BaseException):
 class ClientFailure(Exception):
     """A client's work raised, or gave NaN or infinity; the message names client, round, job and seed.
 
-    ``skippable``: other clients succeeded, so the run could go on without this one.
+    ``skippable``: other clients succeeded, so the run could continue without this one.
     """
 
     def __init__(self, message: str, *, skippable: bool = False) -> None:

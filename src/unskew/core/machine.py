@@ -14,7 +14,7 @@ import torch
 from unskew.core.errors import UserError
 from unskew.core.tensors import one_thread
 
-ASSUMED_MEMORY = 16e9  # bytes, where the system does not tell
+ASSUMED_MEMORY = 16e9  # bytes, if the system does not report it
 DEVICES = "auto, cpu, cuda, cuda:N or mps"
 CUBLAS = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # with it, cuBLAS adds in the same order every time
 
@@ -93,7 +93,7 @@ def ready_device(text: str) -> torch.device:
 
 
 def device_count(device: torch.device) -> int:
-    """How many GPUs a device's name stands for: all for ``cuda``, one where one is named, none for the CPU."""
+    """How many GPUs a device's name covers: all for ``cuda``, one where one is named, none for the CPU."""
     if device.type == "cuda" and device.index is None:
         return torch.cuda.device_count()
     return 0 if device.type == "cpu" else 1
@@ -170,7 +170,7 @@ def neutral(*, keep_threads: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _small_numbers() -> Iterator[None]:
-    """This thread computes with numbers below the normal range; PyTorch can be told to take them for zero."""
+    """Compute with subnormal numbers in this thread, even if the caller set PyTorch to flush them to zero."""
     flushing = sys.float_info.min / 2 == 0.0
     if flushing:
         torch.set_flush_denormal(False)

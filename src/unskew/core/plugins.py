@@ -114,7 +114,7 @@ def _same_dtype() -> Iterator[None]:
 def see_own_folder() -> None:
     """Let modules in the working directory be found."""
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a file beside the user counts, after everything that is installed
+        sys.path.append(os.getcwd())  # modules in the working directory, after installed ones
 
 
 def require_extra(module: str, name: str = "privacy") -> Any:

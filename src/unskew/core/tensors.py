@@ -69,7 +69,7 @@ def prefixed(tensors: Tensors, prefix: str) -> Tensors:
 def flat(tensors: Tensors) -> Tensor:
     """All values in one float64 vector, in the order of the names."""
     pieces = [value.reshape(-1) for value in tensors.values()]
-    if len({piece.dtype for piece in pieces}) > 1:  # beside float32 a large whole number would be rounded
+    if len({piece.dtype for piece in pieces}) > 1:  # together with float32 a large whole number would be rounded
         pieces = [piece.double() for piece in pieces]
     return torch.cat(pieces).double()
 

@@ -250,7 +250,7 @@ class RoundInfo:
     round: int  # the one that has just ended; the first is 1
     rounds: int
     roster: "Roster"
-    turnout: float  # Σ weights of the reporting visits / examples of all clients; 1: every client came
+    turnout: float  # Σ weights of the reporting visits / examples of all clients; 1: every client took part
 
 
 Margin = Callable[[Step], Tensor]  # [B, C], or [C] for all examples: added to the logits before cross-entropy
@@ -413,7 +413,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an exchange came to: sums over the visits that succeeded, and what is known of each visit.
+    """The result of an exchange: sums over the visits that succeeded, and what is known about each visit.
 
     ``tickets`` are those for new memories, by client; ``extra`` has what belongs to one visit, by its index.
     """

@@ -150,7 +150,7 @@ def rehearse(name: str, setup: EngineSetup) -> None:
 
 
 def work_beside(name: object) -> None:
-    """In a process that torchrun started beside the one that has the run: work for that one, and end with it."""
+    """In a process that torchrun started for another rank than 0: work for rank 0, and end with it."""
     if name == "torchrun":
         place = launched()
         if place.rank > 0:

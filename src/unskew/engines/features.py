@@ -1,7 +1,7 @@
 """What a frozen part makes of every image, computed once and kept in the cache folder.
 
 The fingerprint is over the images, the frozen weights, the cut, the shape, the normalisation and the views. Blocks of
-images are files of their own, each with its checksum: work that was interrupted goes on where it was, and a damaged
+images are files of their own, each with its checksum: interrupted work continues, and a damaged
 file is made again. The bits do not depend on the number of cores.
 """
 

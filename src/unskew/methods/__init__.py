@@ -1,4 +1,4 @@
-"""The table of methods, and the way from a text such as ``"fedavgm(0.9) + fedprox(0.01)"`` to an Algorithm."""
+"""The registry of methods, and parsing ``"fedavgm(0.9) + fedprox(0.01)"`` into an Algorithm."""
 
 import inspect
 import re
@@ -182,7 +182,7 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class MethodDescription:
-    """All about a method: its first sentence, the rest of its docstring, its knobs, the slots that it fills."""
+    """A method's docstring in parts, its knobs, and the slots that it fills."""
 
     name: str
     call: str  # with its knobs at their defaults

@@ -33,8 +33,8 @@ def secure(updates: bool = False, threshold: float = THRESHOLD) -> Method:
 
     Pairwise masks from X25519 cancel in the sum, modulo 2^64. The sum is exact in steps of 2^-24 for a calibration's
     statistics, of 2^-32 for a round. If clients drop out, the shares of those that stay remove their masks. At least
-    three clients. Between machines, nodes sign and check each other's keys and what all were told, so that a server
-    that lies learns nothing more; there at least three nodes.
+    three clients. In a federation, nodes sign and verify each other's keys and the agreed settings, so that a dishonest
+    server learns nothing more; it needs at least three nodes.
 
     Parameters
     ----------

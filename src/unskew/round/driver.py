@@ -38,12 +38,12 @@ Record = Callable[[Watched], None]
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a round's line in metrics.jsonl says."""
+    """A round's line in metrics.jsonl."""
 
     round: int
-    clients: int | None  # None, as all that tells about participation, where a release leaves it out
+    clients: int | None  # None, like everything about participation, if a release omits it
     examples: int | None
-    train_loss: float | None  # None where nobody came
+    train_loss: float | None  # None if nobody came
     batches_max: int | None
     bytes_up: int | None
     bytes_down: int | None

@@ -82,7 +82,7 @@ def adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Optimiz
 
 
 def adamw(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Optimizer:
-    """PyTorch's AdamW: as Adam, but weight decay shrinks w by η·λ·w beside the step and is not divided.
+    """PyTorch's AdamW: as Adam, but weight decay shrinks w by η·λ·w separately from the step and is not divided.
 
     Reference: Loshchilov, Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, Algorithm 2.
     """
@@ -219,7 +219,7 @@ def rate_of_round(local: Local, number: int, rounds: int) -> float | None:
 
 
 def encode_rate(rate: float | None) -> Tensors:
-    """What the server sends beside the model, so that clients know the round's rate; nothing where it is constant."""
+    """What the server sends so that clients know the round's rate; nothing if it is constant."""
     return {} if rate is None else {RATE: torch.tensor(rate, dtype=torch.float64)}
 
 

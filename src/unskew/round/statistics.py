@@ -1,4 +1,4 @@
-"""6. What else travels: statistics beside the model, to the clients and back, and the bytes of all of it."""
+"""6. What else is sent: statistics in addition to the model, in both directions, and the bytes of all of it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from unskew.core.types import CLASSIFIER, EVERYONE, RoundInfo, ServerState, Stat
 
 
 def init_sent(statistics: Sequence[Statistic], model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> Tensors:
-    """What the clients are sent beside the model in the first round; ``classifier`` names its weight and bias."""
+    """What clients receive in addition to the model in the first round; ``classifier`` names its weight and bias."""
     parts = zip(("classifier/weight", "classifier/bias"), classifier, strict=False)
     model = model | {alias: model[name] for alias, name in parts if name in model}
     return {f"{s.name}/{name}": value.double() for s in statistics for name, value in s.init(model).items()}
@@ -50,9 +50,9 @@ def bytes_down(state: ServerState, visits: Sequence[Visit]) -> int:
 def bytes_up(sums: Sums, model: Tensors, visits: Sequence[Visit], reported: int, asked: int = 0) -> int:
     """What the visits that reported sent back, and ``asked`` before: updates and statistics, in the model's own types.
 
-    Sums are float64 since they are sums; what a client has to tell has the precision of its model, and so it is counted
+    Sums are float64 since they are sums; what a client sends has the precision of its model, and is counted that way
     for every engine. A federation gives the same bits as one process, and therefore sends statistics that 32 bits do
-    not hold with 8 bytes (scaffold's). The few numbers beside them (weight, loss, counts) are left out.
+    not hold with 8 bytes (scaffold's). The few other numbers (weight, loss, counts) are not counted.
     """
     if any(visit.client == EVERYONE for visit in visits):
         return 0

@@ -720,7 +720,7 @@ def _check_settings(asked: SweepRequest, settings: Sequence[dict[str, Value]] | 
 
 
 def _check_texts(asked: SweepRequest, values: dict[str, Value]) -> bool:
-    """Refuse a setting whose options do not go together, as far as their texts tell; whether it steps with SGD."""
+    """Reject a setting whose options contradict each other; return whether it uses SGD."""
     with _name_setting(values):
         config = configs.checked(with_setting(asked.base, values))
         algorithm = methods.parse_method(config.method, config.local())

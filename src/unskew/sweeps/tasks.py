@@ -104,7 +104,7 @@ def _where(task: Task) -> dict[str, Any]:
     return {"engine": config.engine, "workers": config.workers, "data_dir": config.data_dir, "device": config.device}
 
 
-ATTEMPTS = 2  # at a run whose process dies; a second worker goes on where the first one's checkpoint is
+ATTEMPTS = 2  # at a run whose process dies; a second worker continues from the first one's checkpoint
 CHECKPOINT_SECONDS = 60.0  # that a run has to write its checkpoint after an interrupt
 
 MAX_STARTS = 3  # workers that may die before they have a task

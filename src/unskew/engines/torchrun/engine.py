@@ -2,7 +2,7 @@
 
 Replies come in the order of the visits, so the number of ranks does not change a bit of a sum. What a
 client keeps goes to the rank that does its visit and comes back with the result: all of it is in rank 0's file, so
-that a run can go on with another number of ranks, or in another engine. The record of secure sums goes the same way,
+that a run can continue with another number of ranks, or in another engine. The record of secure sums goes the same way,
 and all ranks share one secret: whichever does a client's next visit is the same member of the sum.
 """
 
@@ -98,7 +98,7 @@ class _Other:
 
 
 class Others:
-    """The other ranks. One thread listens to each; what they find is told to the main thread when it asks."""
+    """The other ranks. One thread listens to each; the main thread asks for what they find."""
 
     def __init__(self, known: Sequence[Rank], memory: ClientMemory | None, sessions: Sessions | None = None) -> None:
         self._memory, self._sessions = memory, sessions
@@ -109,7 +109,7 @@ class Others:
         self._busy = False  # whether the main thread is in a visit of its own
         self._error: BaseException | None = None  # the first that a thread met
         self._wait = 0.0  # for the signal that torchrun is about to send, in seconds
-        self._interrupted = False  # whether another rank was told to end
+        self._interrupted = False  # whether another rank was interrupted
         self._signals = Signals()
         self._closing = False
         self._others = [_Other(each) for each in known]
@@ -246,7 +246,7 @@ class Others:
                     return
                 if ALIVE not in message:
                     self._hear(other, message, tensors)
-        except ConnectionAbortedError:  # the rank that was silent is told by the thread that listens to it
+        except ConnectionAbortedError:  # the thread that listens to the silent rank reports it
             return
         except ConnectionError as error:
             self._lose(other, str(error))

@@ -91,7 +91,7 @@ class _Follower:
         self._listener.join()  # a thread inside PyTorch when the interpreter ends would abort the process
 
     def _build(self, opening: Message, data: Tensors) -> None:
-        """The client's side as rank 0 describes it; what stands in the way is told to rank 0."""
+        """Build the client's side that rank 0 describes; report to rank 0 what prevents it."""
         try:
             blueprint = Blueprint.from_json(opening["open"])
             device = resolve_device(blueprint.device)
@@ -186,7 +186,7 @@ class _Follower:
             self._lost(str(error))
 
     def _lost(self, reason: str) -> None:
-        """Rank 0 has ended. Between two runs that is how the work ends; torchrun tells the rest."""
+        """Rank 0 has ended. Between two runs this is the normal end; otherwise torchrun reports it."""
         if not self._ending.acquire(blocking=False):
             return
         if self._writer is not None and self._place.rank == 1:

@@ -1,6 +1,6 @@
 """Messages between two ranks over torch.distributed: the codec's envelopes. Nothing is pickled.
 
-A message begins with a frame of one size: the lengths of its header and body, and the header as far as it fits. Then
+A message begins with a frame of one size: the lengths of its header and body, and as much of the header as fits. Then
 come the rest of the header and the body, in pieces. What crosses is on the CPU, so gloo carries it whatever the ranks
 compute with. Whoever writes also reports every second that it is alive.
 """
