@@ -9,7 +9,7 @@ MINUTES ?= 10
 export CHROMIUM
 
 .DEFAULT_GOAL := help
-.PHONY: help setup package browser run test check format faults bench peers docs notebooks pictures methods-table calibration-table epsilon-table updates-table transfer-table one-exchange-table gallery test-all lock clean
+.PHONY: help setup package browser run test check format faults bench peers docs notebooks pictures methods-table calibration-table epsilon-table updates-table transfer-table one-exchange-table inversion-study gallery test-all lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ epsilon-table: $(READY) ## Measure calibrations under differential privacy over 
 
 updates-table: $(READY) ## Measure training under private updates by the noise and write docs/explanation/privacy.md: minutes
 	$(BIN)/python docs/generate/updates_table.py
+
+inversion-study: $(READY) ## Reconstruct images from features (UNSKEW_DATA, scikit-image) and write docs/explanation/inversion.md
+	$(BIN)/python docs/generate/inversion_study.py
 
 gallery: $(READY) ## Make docs/explanation/gallery.md from real runs: CIFAR-10 (UNSKEW_DATA, an hour) or digits (minutes)
 	$(BIN)/python docs/generate/gallery.py

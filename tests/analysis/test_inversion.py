@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+import unskew
 from analysis.finished import NAMES, content, finished_run, undisturbed
 from federation import federation
 from unskew.analysis import inversion
-from unskew.analysis.inversion import Inversion, invert, psnr, ssim
+from unskew.analysis.inversion import Inversion, feature_loss, invert, psnr, search_deep, ssim
 from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
@@ -46,6 +47,47 @@ def test_a_linear_encoder_that_can_be_undone_gives_its_images_away():
     for made, image in zip(found, images, strict=True):
         assert psnr(side, made, image) > 35
         assert ssim(side, made, image) > 0.99
+
+
+def test_a_deep_prior_finds_an_image_whose_feature_is_the_given_one_and_the_same_image_for_the_same_key():
+    side = bench_of()
+    image = side.train.batch(torch.arange(1))[0]
+    low, high = inversion._ends(side)
+    loss = feature_loss([side.network.encoder], [side.network.encoder(image)[0].detach()])
+
+    def search(steps):
+        return search_deep(loss, side.train.shape, low, high, steps=steps, lr=0.01, key=Key(1))
+
+    found = search(150)
+    assert loss(found).item() < 0.1 * loss(search(1)).item()
+    assert psnr(side, found[0], image[0]) > 20
+    assert torch.equal(found, search(150))
+    assert (found >= low).all()
+    assert (found <= high).all()
+
+
+def test_several_images_are_searched_so_that_their_mean_feature_fits_every_encoder():
+    side = bench_of()
+    images = side.train.batch(torch.arange(2))[0]
+    encoders = [side.network.encoder, lambda x: side.network.encoder(x).square()]
+    means = [encoder(images).mean(0).detach() for encoder in encoders]
+    loss = feature_loss(encoders, means)
+    assert loss(images).item() < 1e-20
+    low, high = inversion._ends(side)
+    found = search_deep(loss, side.train.shape, low, high, steps=60, lr=0.01, key=Key(1), count=2)
+    assert found.shape == images.shape
+    assert loss(found).item() < 0.5 * loss(torch.zeros_like(images)).item()
+
+
+def test_mean_and_covariance_of_two_examples_give_both_features_away():
+    features = torch.randn(2, 30, generator=Key(5).torch(), dtype=torch.float64)
+    statistics = unskew.ClassStatistics.of_features(features, torch.zeros(2, dtype=torch.long), classes=1)
+    values, vectors = torch.linalg.eigh(statistics.covariance(0))
+    step = vectors[:, -1] * (values[-1] / 2).sqrt()
+    found = torch.stack([statistics.mean(0) + step, statistics.mean(0) - step])
+    if (found[0] - features[0]).norm() > (found[1] - features[0]).norm():
+        found = found.flip(0)
+    assert torch.allclose(found, features, atol=1e-12)
 
 
 def test_pixels_stay_between_black_and_white():
@@ -175,12 +217,17 @@ def test_the_same_twice_and_nothing_is_written(finished):
     assert content(finished) == before
 
 
-@pytest.mark.parametrize(
-    "knobs", [{"examples": 0}, {"of": 1}, {"steps": 0}, {"lr": 0.0}, {"lr": -1.0}, {"smooth": -1.0}]
-)
+@pytest.mark.parametrize("knobs", [{"examples": 0}, {"of": 1}, {"steps": 0}, {"lr": -1.0}, {"smooth": -1.0}])
 def test_impossible_knobs_are_refused(finished, knobs):
     with finished_run(finished) as opened, pytest.raises(UserError, match="inversion needs"):
         inversion.take_inversion(opened, **({"steps": 2} | knobs))
+
+
+def test_an_unknown_prior_is_refused_and_the_deep_one_runs(finished):
+    with finished_run(finished) as opened:
+        with pytest.raises(UserError, match="prior=dip"):
+            inversion.take_inversion(opened, prior="dip")
+        assert len(inversion.take_inversion(opened, prior="deep", examples=1, steps=2).rows) == 1
 
 
 def test_nobody_with_so_many_images_of_a_class_is_said(finished):

@@ -1,28 +1,34 @@
 """What a feature reveals: images reconstructed from one feature, and from the mean of several.
 
 An attacker who knows the encoder f searches for the image x with f(x) = z. Clients that send means of features rely on
-that to fail.
+that to fail. The search needs a prior, since far more images than photographs have a given feature: smooth pixels, or
+the output of a convolutional network (a deep image prior), which can draw photographs more easily than noise.
 
 Shapes: m targets, [ch, H, W] an image, d features.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from unskew.analysis.measure import Measure
 from unskew.charts import Axis, Chart, Mark, Picture, Words, grouped
 from unskew.core import tensors
-from unskew.core.errors import Missing, UserError
+from unskew.core.errors import Missing, UserError, nearest
+from unskew.core.key import Key, seeded
 from unskew.core.machine import deterministic
 from unskew.core.units import counted
 from unskew.round.client import ClientSide
 from unskew.runs.finished import FinishedRun
+
+RATES = {"smooth": 0.05, "deep": 0.01}  # the learning rate of each prior
 
 
 @dataclass(frozen=True)
@@ -34,19 +40,28 @@ class Inversion:
 
 
 def take_inversion(
-    run: FinishedRun, *, examples: int = 4, of: int = 3, steps: int = 300, lr: float = 0.05, smooth: float = 0.5
-) -> Inversion:
+    run: FinishedRun, *, examples: int = 4, of: int = 3, prior: str = "smooth", steps: int = 300, lr: float = 0,
+    smooth: float = 0.5,
+) -> Inversion:  # fmt: skip
     """Training images of the largest clients, reconstructed from their feature and from the mean of ``of`` features.
 
-    The image minimises ‖f(x) − z‖²/‖z‖² + smooth·(mean squared difference of neighbouring pixels), by Adam from grey.
+    The image minimizes ‖f(x) − z‖²/‖z‖² by Adam. With ``prior="smooth"`` its pixels are searched, from gray, and
+    smooth·(mean squared difference of neighboring pixels) is added; with ``prior="deep"`` it is the output of a small
+    convolutional network whose weights are searched (a deep image prior): stronger, slower, and worth 1,000 steps or
+    more. ``lr=0`` is the prior's own rate, 0.05 or 0.01.
+
     Every similarity is to the same original, which is one of those in the mean; "other" is that of another image of
-    the same class, "grey" that of the data set's mean colour, where the search starts. A reconstruction that is no
+    the same class, "grey" that of the data set's mean color, where the search starts. A reconstruction that is no
     more similar than these reveals nothing. Features are the input of the classifier.
 
-    Reference: Luo et al. 2021, appendix C, Figures 8 and 9; Mahendran and Vedaldi, CVPR 2015.
+    Reference: Luo et al. 2021, appendix C, Figures 8 and 9; Mahendran and Vedaldi, CVPR 2015; Ulyanov et al., CVPR
+    2018 (deep image prior); Zhao et al., ICLR 2021.
     """
-    if examples < 1 or of < 2 or steps < 1 or lr <= 0 or smooth < 0:
-        raise UserError("inversion needs examples ≥ 1, steps ≥ 1, of ≥ 2, lr > 0 and smooth ≥ 0")
+    if prior not in RATES:
+        raise UserError(f"inversion(prior={prior}): {nearest(prior, RATES)}")
+    if examples < 1 or of < 2 or steps < 1 or lr < 0 or smooth < 0:
+        raise UserError("inversion needs examples ≥ 1, steps ≥ 1, of ≥ 2, lr ≥ 0 and smooth ≥ 0")
+    rate = lr or RATES[prior]
     side = run.side
     if side.train.stored:
         raise Missing("inversion needs images, but this run trained on the stored output of a frozen part")
@@ -62,7 +77,10 @@ def take_inversion(
         features = side.network.encoder(images).view(len(chosen), of + 1, -1)
     targets = torch.cat([features[:, 0], features[:, :of].mean(1)])  # [2m, d]
     with tensors.one_thread(), deterministic(side.device):  # such a small batch is slower on two threads
-        made = invert(side, targets, steps, lr, smooth, run)
+        if prior == "deep":
+            made = _invert_deep(side, targets, steps, rate, run)
+        else:
+            made = invert(side, targets, steps, rate, smooth, run)
     original = images.view(len(chosen), of + 1, *images.shape[1:])
     one, mean = made[: len(chosen)], made[len(chosen) :]
     rows = []
@@ -99,13 +117,13 @@ def _choose(side: ClientSide, examples: int, of: int) -> list[tuple[int, int, li
 
 
 def invert(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: float, run: FinishedRun) -> Tensor:
-    """[m, ch, H, W], normalised images whose features are as close to the targets as Adam finds."""
+    """[m, ch, H, W], normalized images whose features are as close to the targets as Adam finds."""
     shape = side.train.shape
     low, high = _ends(side)
     noise = torch.randn(shape, generator=run.key.fold("inversion").torch(), dtype=targets.dtype)
     x = (0.01 * noise).to(targets.device).repeat(len(targets), 1, 1, 1).requires_grad_()
     scale = targets.square().sum(1).clamp(min=1e-12)
-    optimiser = torch.optim.Adam([x], lr=lr)
+    optimizer = torch.optim.Adam([x], lr=lr)
     for step in range(steps):
         if step % 20 == 0:
             run.say("inverting features", step, steps)
@@ -115,10 +133,114 @@ def invert(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: flo
         roughness = across.square().mean((1, 2, 3)) + down.square().mean((1, 2, 3))  # [m]
         loss = (distance + smooth * roughness).sum()
         (x.grad,) = torch.autograd.grad(loss, [x])
-        optimiser.step()
+        optimizer.step()
         with torch.no_grad():
             x.clamp_(low, high)
     return x.detach()
+
+
+def _invert_deep(side: ClientSide, targets: Tensor, steps: int, lr: float, run: FinishedRun) -> Tensor:
+    """[m, ch, H, W]: one search with a deep prior for each target."""
+    made = []
+    for at, target in enumerate(targets):
+        run.say("inverting features", at, len(targets))
+        loss = feature_loss([side.network.encoder], [target])
+        made.append(search_deep(loss, side.train.shape, *_ends(side), steps=steps, lr=lr, key=run.key.fold("deep", at)))
+    return torch.cat(made)
+
+
+def feature_loss(encoders: Sequence[Callable[[Tensor], Tensor]], means: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    """How far the mean feature of some images is from the given one: Σ_r ‖mean f_r(x) − z_r‖² / ‖z_r‖².
+
+    Parameters
+    ----------
+    encoders
+        One encoder, or those of several rounds.
+    means
+        For each encoder the feature to be matched, [d]: of one image, or the mean over several.
+    """
+
+    def loss(images: Tensor) -> Tensor:
+        parts = [
+            (encoder(images).mean(0) - mean).square().sum() / mean.square().sum().clamp(min=1e-12)
+            for encoder, mean in zip(encoders, means, strict=True)
+        ]
+        return torch.stack(parts).mean()
+
+    return loss
+
+
+def search_deep(
+    loss: Callable[[Tensor], Tensor], shape: Sequence[int], low: Tensor, high: Tensor, *,
+    steps: int, lr: float, key: Key, count: int = 1,
+) -> Tensor:  # fmt: skip
+    """Images [count, ch, H, W] between ``low`` and ``high`` with a small loss, each drawn by a network of its own.
+
+    Parameters
+    ----------
+    loss
+        From images [count, ch, H, W] to a scalar.
+    shape
+        Of one image: (ch, H, W).
+    low, high
+        Black and white by channel, [ch, 1, 1].
+    steps, lr
+        Of Adam, on the weights of the networks.
+    key
+        Draws the networks' weights, their input and the noise on it.
+    count
+        How many images are searched at once.
+    """
+    with seeded(key.fold("weights")):
+        networks = nn.ModuleList([DeepPrior(shape) for _ in range(count)]).to(low)
+    draw = key.fold("noise").torch()
+    inputs = 0.1 * torch.rand((count, DeepPrior.INPUTS, *shape[1:]), generator=draw, dtype=low.dtype)
+
+    def images(z: Tensor) -> Tensor:
+        drawn = [network(some[None]) for network, some in zip(networks, z.to(low.device), strict=True)]
+        return low + (high - low) * torch.cat(drawn)
+
+    optimizer = torch.optim.Adam(networks.parameters(), lr=lr)
+    for _ in range(steps):
+        noise = 0.03 * torch.randn(inputs.shape, generator=draw, dtype=low.dtype)
+        optimizer.zero_grad()
+        loss(images(inputs + noise)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    with torch.no_grad():
+        return images(inputs)
+
+
+class DeepPrior(nn.Module):
+    """An hourglass of convolutions with skip connections, from fixed noise to an image between 0 and 1."""
+
+    INPUTS = 16
+    WIDTHS = (16, 32, 64, 96, 96)
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        levels = max(1, min(len(self.WIDTHS), int(np.log2(max(min(shape[1:]), 8) / 4))))
+        widths = (self.INPUTS, *self.WIDTHS[:levels])
+        pairs = list(pairwise(widths))
+        self.down = nn.ModuleList([self._layer(above, below, 2) for above, below in pairs])
+        self.up = nn.ModuleList(
+            [nn.Sequential(self._layer(above + below, above), self._layer(above, above)) for above, below in pairs]
+        )
+        self.out = nn.Conv2d(self.INPUTS, shape[0], 1)
+
+    @staticmethod
+    def _layer(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+        convolution = nn.Conv2d(inputs, outputs, 3, stride, 1, padding_mode="reflect", bias=False)
+        return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.LeakyReLU(0.2))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """[B, INPUTS, H, W] -> [B, ch, H, W]."""
+        sizes = []
+        for layer in self.down:
+            sizes.append(z)
+            z = layer(z)
+        for layer, skip in zip(reversed(self.up), reversed(sizes), strict=True):
+            z = layer(torch.cat([F.interpolate(z, size=skip.shape[2:], mode="bilinear"), skip], 1))
+        return torch.sigmoid(self.out(z))
 
 
 def _ends(side: ClientSide) -> tuple[Tensor, Tensor]:
