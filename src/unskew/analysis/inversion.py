@@ -321,7 +321,7 @@ def inversion_findings(values: Inversion) -> list[str]:
         return [sentence]
     if best > min(yardsticks):
         return [f"{sentence} The reconstructions are more similar than only one of these two: no clear recovery."]
-    return [f"{sentence} The reconstructions are no more similar than these, so this search reveals nothing."]
+    return [f"{sentence} By its pixels the search recovers nothing; look at the pictures, too."]
 
 
 INVERSION = Measure(
