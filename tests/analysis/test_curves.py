@@ -112,6 +112,18 @@ def test_seeds_become_one_line_their_mean_with_a_band_of_one_deviation():
     assert list(lines(by_second)[0].x) == pytest.approx([2, 4])
 
 
+def test_a_line_ends_with_a_step_to_the_accuracy_after_calibration_but_not_to_an_upper_bound():
+    one = replace(made([0.1, 0.5]), calibrated={"lda": 0.7, "oracle": 0.9})
+    first, step = lines(curves.draw_together([one])[0])
+    assert (first.name, step.name, list(step.x), list(step.y)) == (
+        "before calibration", "after lda", [2, 2], [0.5, 0.7],
+    )  # fmt: skip
+    two = [replace(made([0.1, 0.5], seed=seed), calibrated={"lda": 0.6 + seed / 10, "ccvr": 0.6}) for seed in (0, 1)]
+    *_, step = lines(curves.draw_together([*two, made([0.3], method="other")])[0])[:2]
+    assert step.name.endswith("(2 seeds), after lda")
+    assert step.y[1] == pytest.approx(0.65)
+
+
 def test_seeds_evaluated_at_other_rounds_meet_where_both_were():
     one, other = made([0.1, 0.2, 0.3], [1, 2, 4]), made([0.3, 0.5], [2, 4], seed=1)
     chart = curves.draw_together([one, other])[0]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from analysis.finished import NAMES, finished_run, undisturbed
 from partitions import counts_table
 from unskew.analysis import skew
+from unskew.charts import Picture
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
 from unskew.data.partition_files import Holdings, read_holdings, to_arrays
@@ -257,3 +258,18 @@ def test_the_largest_classes_of_a_client_are_shown_where_there_are_many():
     (chart,) = skew.draw_clients(found).values()
     assert [word for _, word in chart.x.ticks] == [f"c{c}" for c in range(149, 119, -1)]
     assert chart.x.label == "class, the largest of 150"
+
+
+def test_a_simulation_s_page_has_thumbnails_and_a_map_where_there_are_places(finished):
+    with finished_run(finished) as opened:
+        values = skew.take_skew(opened)
+        *_, last = skew.show_skew(opened, values)
+        assert (last.name, sum(isinstance(mark, Picture) for mark in last.marks)) == ("skew-images", 80)
+        clients = opened.prepared.partition.client
+        places = np.full((len(clients), 2), np.nan)
+        assert skew.draw_map(places, clients, values) == skew.draw_map(None, clients, values) == []
+        places[clients == 1] = (48.0, 11.5)
+        (chart,) = skew.draw_map(places, clients, values)
+        (dots,) = chart.marks
+        assert (list(dots.x), list(dots.y)) == ([11.5], [48.0])
+        assert dots.tips[0].startswith("client 1: ")

@@ -44,6 +44,16 @@ def test_one_axis_size_title_and_format_are_chosen(runs, tmp_path, capsys):
     assert (tmp_path / "curves-bytes.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_the_lines_have_the_names_that_were_given(runs, tmp_path, capsys):
+    words = ["analyse", *runs, "--out", tmp_path / "c", "--against", "round", "--serif"]
+    code, _, error = unskew_says(capsys, *words, "--names", "Ours,Theirs,Mine")
+    assert (code, "--names gives 3, but the legend has 2: fedavg (2 seeds); fedavgm(0.5)" in error) == (2, True)
+    assert unskew_says(capsys, *words, "--names", "Ours, Theirs")[0] == 0
+    text = (tmp_path / "c/curves-round.svg").read_text()
+    assert ">Ours<" in text
+    assert ">Theirs<" in text
+
+
 def test_figures_go_beside_the_runs(runs, tmp_path, capsys, monkeypatch):
     for place, run in enumerate(runs):
         (tmp_path / "all" / f"run{place}").parent.mkdir(exist_ok=True)

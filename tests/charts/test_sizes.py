@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -49,10 +50,21 @@ def test_entries_of_a_whole_legend_do_not_overlap():
         assert apart or abs(one.y - other.y) >= 12, (one, other)
 
 
-def test_a_page_keeps_its_short_legend():
-    said = [text.text for text in texts(chart())]
-    assert any(text.endswith("…") for text in said)
-    assert "+5 more" in said
+def test_a_page_has_the_whole_legend_too_and_grows_with_it():
+    said = "".join(text.text for text in texts(chart())).replace(" ", "")
+    assert all(name.replace(" ", "") in said for name in NAMES)
+    few, many = lay_out(chart(["one"])), lay_out(chart())
+    assert (few.height, many.height > 300) == (300, True)
+    assert many.frame.height == pytest.approx(few.frame.height, abs=40)
+
+
+def test_a_pdf_has_true_type_letters_and_serif_ones_where_asked_for():
+    plain, serif = (chart_bytes(replace(chart(["one"]), serif=each), "pdf") for each in (False, True))
+    for made, family in ((plain, b"DejaVuSans"), (serif, b"STIXGeneral")):
+        assert family in made
+        assert b"/CIDFontType2" in made
+        assert b"/Type3" not in made
+    assert 'class="chart serif"' in chart_bytes(replace(chart(["one"]), serif=True), "svg").decode()
 
 
 def test_the_size_is_the_one_that_was_chosen():

@@ -99,7 +99,7 @@ def test_every_chart_parses_and_says_what_is_seen(drawn):
         assert root.get("role") == "img"
         assert root.get("aria-label") == root.find("desc").text == "what is seen"
         assert root.find("title") is None  # it would pop up over everything
-        assert root.get("viewBox") == "0 0 440 300"
+        assert root.get("viewBox") == f"0 0 440 {lay_out(drawn).height}"
 
 
 @drawn_from_the_gallery
@@ -115,7 +115,7 @@ def test_no_two_texts_overlap_and_none_leaves_the_picture(drawn):
         assert left >= 0, text
         assert right <= drawn.width, text
         assert top >= 0, text
-        assert bottom <= drawn.height, text
+        assert bottom <= lay_out(drawn).height, text
     for one, other in combinations(boxes, 2):
         apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
         assert apart, (one[4], other[4])
@@ -247,7 +247,7 @@ def test_a_dot_may_lead_to_a_file():
 def test_every_rule_of_the_style_is_about_charts_alone():
     selectors = re.findall(r"([^{}]+)\{[^{}]*\}", re.sub(r"@media[^{]*\{", "", STYLE))
     assert selectors
-    assert all(re.match(r"(:root\S* )?svg\.chart( |$)", selector) for selector in selectors)
+    assert all(re.match(r"(:root\S* )?svg\.chart(\.serif)?( |$)", selector) for selector in selectors)
 
 
 def test_a_page_switched_to_light_stays_light_on_a_dark_screen():
@@ -431,15 +431,9 @@ def test_with_square_a_unit_is_as_long_across_as_upwards():
     assert across == pytest.approx(upwards, abs=0.03)
 
 
-def test_a_legend_names_each_name_once_and_ten_at_most():
+def test_a_legend_names_each_name_once():
     few = chart(Line([0], [0], name="a"), Band([0], [0], [0], name="a"), Line([0], [1]), Bars([0], [1], name="b"))
     assert [text.text for text in found(few, ".//text") if text.text in ("a", "b")] == ["a", "b"]
-    many = chart(*(Line([0, 1], [0, i], name=f"m{i}", colour=i) for i in range(13)))
-    assert [text.text for text in found(many, ".//text") if (text.text or "")[:1] == "m"] == [
-        f"m{i}" for i in range(10)
-    ]
-    (more,) = [text for text in found(many, ".//text") if text.find("title") is not None]
-    assert "".join(more.itertext()) == "m10, m11, m12+3 more"
 
 
 def test_names_that_do_not_fit_are_slanted_and_numbers_thinned_out():

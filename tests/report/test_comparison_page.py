@@ -1,12 +1,13 @@
 """Several runs as one page: grouped over seeds, and honest about what is not known of some."""
 
+from dataclasses import replace
 from statistics import mean, stdev
 
 import pytest
 
 from analysis.finished import SMALL, copied, finished, result, run, runs_of, unsealed
 from unskew.analysis.measure import Table
-from unskew.charts import Band, Line
+from unskew.charts import Band, Bars, Line
 from unskew.core.errors import UserError
 from unskew.report.page import to_html
 from unskew.report.write import MAX_RUNS, comparison_page
@@ -52,6 +53,23 @@ def test_results_stand_side_by_side(pair):
     assert [row[place] for row in table.rows] == [result(path)["accuracy"] for path in pair]
     assert "Over seeds" not in tables(made)
     assert to_html(made)
+
+
+def test_the_accuracy_at_the_end_is_a_bar_with_its_deviation(seeds, pair):
+    chart = section(compared(*seeds, pair[1]), "runs").elements[0]
+    (bars,), whiskers = ([mark for mark in chart.marks if isinstance(mark, kind)] for kind in (Bars, Line))
+    accuracies = [result(path)["accuracy"] for path in seeds]
+    assert list(bars.height) == pytest.approx([mean(accuracies), result(pair[1])["accuracy"]])
+    (whisker,) = whiskers
+    assert whisker.x[1] - whisker.x[0] == pytest.approx(2 * stdev(accuracies))
+
+
+def test_three_findings_are_open_and_the_others_folded(pair):
+    page = replace(compared(*pair), findings=["one", "two", "three", "four", "five"])
+    before, _, after = to_html(page).partition("<summary>2 more</summary>")
+    assert "three" in before
+    assert "four" in after
+    assert "<summary>" not in to_html(replace(page, findings=["one", "two", "three"]))
 
 
 def test_seeds_are_grouped_with_mean_and_deviation(seeds, pair):

@@ -48,7 +48,6 @@ def test_effective_rates_are_a_line_for_each_momentum_with_its_whole_name():
     assert {mark.name: [round(x, 9) for x in mark.x] for mark in chart.marks} == {
         "momentum 0.5": [0.2, 2.0], "momentum 0.5, server's 0.9": [2.0, 20.0],
     }  # fmt: skip
-    assert chart.whole_legend
 
 
 def test_searched_momenta_that_no_two_settings_share_are_dots_without_a_legend():

@@ -174,8 +174,8 @@ DrawObserver = Callable[[str, Sequence[str], list[Path]], None]  # the measure, 
 def draw_runs(
     paths: Sequence[str | Path], *sources: MeasureSource, out: str | Path | None = None, form: str = "svg",
     width: str | None = None, height: str | None = None, title: str | None = None, against: str | None = None,
-    data_dir: str | Path | None = None, trust: bool = False, say: Say | None = None,
-    observe: DrawObserver | None = None,
+    names: str | Sequence[str] = (), serif: bool = False, data_dir: str | Path | None = None, trust: bool = False,
+    say: Say | None = None, observe: DrawObserver | None = None,
 ) -> list[Path]:  # fmt: skip
     """Draw finished runs in one figure, for a paper; runs that differ only in the seed are one line with a band.
 
@@ -195,6 +195,10 @@ def draw_runs(
         Replaces the charts' own titles; "" leaves them out.
     against
         One of the curves: round, batches, bytes or seconds.
+    names
+        Names for the legend, in its order: a list, or a text such as ``"FedAvg, FedProx"``.
+    serif
+        Whether letters are serif, as in most papers.
     data_dir
         The folder of the published data sets (or UNSKEW_DATA).
     trust
@@ -219,6 +223,8 @@ def draw_runs(
         raise UserError(f"--against {against}: {nearest(against, AGAINST)}")
     sides = {"--width": width, "--height": height}
     sizes = [None if side is None else length(side, name) for name, side in sides.items()]
+    labels = [label.strip() for label in (names.split(",") if isinstance(names, str) else names)]
+    labels = [] if labels == [""] else labels
     given = [Path(path) for path in paths]
     if not given:
         raise UserError("no run was given; give the directories of finished runs")
@@ -239,10 +245,23 @@ def draw_runs(
             findings = [*request.call("compare.findings", compare.findings, values)]
             findings += [f"not shown: {reason}" for reason in left_out]
             titled = [chart if title is None else replace(chart, title=title) for chart in charts]
+            titled = [replace(_rename(chart, labels), serif=serif) for chart in titled]
             files += (written := write_charts(target, [for_paper(chart, *sizes) for chart in titled], form, ""))
             if observe is not None:
                 observe(request.text, findings, written)
     return files
+
+
+def _rename(chart: Chart, labels: Sequence[str]) -> Chart:
+    """The chart with these names in its legend, in order."""
+    found = list(dict.fromkeys(name for mark in chart.marks if (name := getattr(mark, "name", ""))))
+    if not labels or not found:
+        return chart
+    if len(labels) != len(found):
+        raise UserError(f"--names gives {len(labels)}, but the legend has {len(found)}: {'; '.join(found)}")
+    new = dict(zip(found, labels, strict=True))
+    marks = [replace(mark, name=new[name]) if (name := getattr(mark, "name", "")) else mark for mark in chart.marks]
+    return replace(chart, marks=marks)
 
 
 def name_runs(runs: Sequence[FinishedRun]) -> list[str]:

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from unskew.analysis.measure import Column, Comparison, Element, Measure, Table
 from unskew.analysis.ranking import list_settings, name_settings
+from unskew.calibration import is_bound
 from unskew.charts import Axis, Chart, Line, Mark, average, band
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted, format_bytes, format_duration
@@ -128,13 +129,36 @@ def draw_together(runs: Sequence[Curves]) -> list[Chart]:
             name = setting + (f" ({len(group)} seeds)" if len(group) > 1 else "") if len(runs) > 1 else ""
             if len(group) > 1:
                 marks.append(band(x, mean, spread, colour % 10))
+            steps = _draw_calibrated(group, x, mean, name, colour if len(groups) > 1 else None)
+            own = name or ("before calibration" if steps else "")
             tips = [f"{name or against} {_format_amount(at, kind)}: {m:.2%}" for at, m in zip(x, mean, strict=True)]
             look = {"dashed": colour // 10 % 2 == 1, "points": len(x) <= 40}  # after ten colours, dashes
-            marks.append(Line(x, mean, name, colour % 10, **look, tips=tips if len(x) <= 200 else ()))
+            marks.append(Line(x, mean, own, colour % 10, **look, tips=tips if len(x) <= 200 else ()))
+            marks += steps
         title, alt = f"Accuracy by {label.split(',')[0]}", f"Accuracy against {label}; the best run ends at {best:.2%}."
         x_axis, y_axis = Axis(label, low=0, kind=kind), Axis("accuracy", low=0, kind="percent")
         charts.append(Chart(f"curves-{against}", title, alt, marks, x=x_axis, y=y_axis))
     return charts
+
+
+def _draw_calibrated(
+    group: Sequence[Curves], x: Sequence[float], mean: Sequence[float], name: str, colour: int | None
+) -> list[Mark]:
+    """A step at the end of a line, up or down to the accuracy after the best calibration; for one line after each."""
+    known = [
+        made for made in group[0].calibrated if all(made in run.calibrated for run in group) and not is_bound(made)
+    ]
+    after = {made: fmean(run.calibrated[made] for run in group) for made in known}
+    if not after or not x:
+        return []
+    best = max(after, key=after.__getitem__)
+    shown = after if colour is None else {best: after[best]}
+    steps: list[Mark] = []
+    for place, (made, accuracy) in enumerate(shown.items(), 1):
+        label, tip = f"{name}, after {made}" if name else f"after {made}", f"after {made}: {accuracy:.2%}"
+        own = place % 10 if colour is None else colour % 10
+        steps.append(Line([x[-1], x[-1]], [mean[-1], accuracy], label, own, True, True, (tip, tip)))
+    return steps
 
 
 def _format_amount(value: float, kind: str) -> str:

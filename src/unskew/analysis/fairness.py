@@ -4,7 +4,7 @@ Shapes: K clients, C classes, m classifiers.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from unskew.analysis.measure import CellValue, Column, Comparison, Element, Measure, Table, pick_calibrations
 from unskew.calibration import is_bound
-from unskew.charts import Axis, Chart, Line, grouped, shares_in_bins
+from unskew.charts import Axis, Chart, Dots, Line, grouped, shares_in_bins
 from unskew.core.errors import Missing
 from unskew.core.units import counted
 from unskew.runs.client_accuracy import ByClient, read_clients, summarise_clients
@@ -38,6 +38,7 @@ class Fairness:
     by_distance: list[dict[str, Any]]  # likewise, by ‖q_k − p‖₁
     own_curves: dict[str, list[float]]  # [p] each, on the clients' own test images; empty where they have none
     images: int  # how many test images a client has, at the median; 0 where they have none
+    names: dict[str, list[str]] = field(default_factory=dict)  # of clients, the worst first; of many only the worst
 
 
 def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
@@ -59,6 +60,9 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
     accuracies = {name: whole.accuracy[known] for name, (whole, _) in seen.items()}
     own = {name: own for name, (_, own) in seen.items() if own is not None}
     counts = next(iter(own.values())).counted if own else np.zeros(0)
+    clients = np.flatnonzero(known)
+    ranked = {name: clients[np.argsort(values, kind="stable")] for name, values in accuracies.items()}
+    named = [str(client) for client in range(len(known))] if run.holdings.names is None else run.holdings.names
     return Fairness(
         spreads={name: asdict(summary) for name, summary in spreads.items() if summary is not None},
         share=share.tolist(),
@@ -68,6 +72,10 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
         by_distance=_groups(run.holdings.distances[known], accuracies),
         own_curves={name: _curve(values.accuracy[values.counted > 0], share) for name, values in own.items()},
         images=int(np.median(counts[counts > 0])) if own else 0,
+        names={
+            name: [named[client] for client in (order if count <= ONE_BY_ONE else order[:1])]
+            for name, order in ranked.items()
+        },
     )
 
 
@@ -106,7 +114,8 @@ def draw_fairness(values: Fairness) -> list[Chart]:
     """Clients sorted by accuracy, how many have which, and accuracy by size and by distance."""
     worst = "; ".join(f"{n}: worst {row['worst']:.0%}, median {row['p50']:.0%}" for n, row in values.spreads.items())
     alt = f"Accuracy of clients, sorted. {worst}."
-    charts = [_draw_sorted("fairness-clients", "Clients sorted by accuracy", alt, values.curves, values.share)]
+    title = "Clients sorted by accuracy"
+    charts = [_draw_sorted("fairness-clients", title, alt, values.curves, values.share, values.names)]
     title, alt = "How many clients have which accuracy", "Clients by accuracy, before calibration and after."
     charts.append(shares_in_bins("fairness-histogram", title, alt, values.bins, "client", "clients"))
     charts += _draw_groups(values.by_size, "size", "examples of a client", "size", log=True)
@@ -119,12 +128,25 @@ def draw_fairness(values: Fairness) -> list[Chart]:
     return charts
 
 
-def _draw_sorted(name: str, title: str, alt: str, curves: Mapping[str, list[float]], share: list[float]) -> Chart:
-    lines = []
+def _draw_sorted(
+    name: str,
+    title: str,
+    alt: str,
+    curves: Mapping[str, list[float]],
+    share: list[float],
+    names: Mapping[str, list[str]] | None = None,
+) -> Chart:
+    lines: list[Dots | Line] = []
     for colour, (classifier, curve) in enumerate(curves.items()):
         pairs = zip(share, curve, strict=True) if curve else ()
         tips = [f"{at:.0%} of the clients, {classifier}: at most {value:.1%}" for at, value in pairs]
-        lines.append(Line(share, curve, classifier, colour % 10, points=len(share) <= 30, tips=tips))
+        clients = (names or {}).get(classifier, [])
+        if len(clients) == len(curve):
+            tips = [f"client {who}, {classifier}: {value:.1%}" for who, value in zip(clients, curve, strict=True)]
+        if len(share) <= ONE_BY_ONE:  # a dot is a client
+            lines.append(Dots(share, curve, colour % 10, radius=4.0, name=classifier, tips=tips))
+        else:
+            lines.append(Line(share, curve, classifier, colour % 10, tips=tips))
     x = Axis("share of the clients", low=0, high=1, kind="percent")
     y = Axis("at most this accuracy", low=0, high=1, kind="percent")
     return Chart(name, title, alt, [line for line in lines if line.y], x=x, y=y)
@@ -139,7 +161,7 @@ def _draw_groups(rows: list[dict[str, Any]], name: str, label: str, title: str, 
     for colour, classifier in enumerate(rows[0]["accuracy"]):
         means = [row["accuracy"][classifier] for row in rows]
         tips = [f"{group}, {classifier}: {mean:.1%}" for group, mean in zip(groups, means, strict=True)]
-        marks.append(Line(x, means, classifier, colour % 10, points=True, tips=tips))
+        marks.append(Dots(x, means, colour % 10, radius=4.0, name=classifier, tips=tips))
     alt = f"Mean accuracy of {len(rows)} groups of clients by {title}."
     x_axis = Axis(label, kind="count" if log else "number", log=log and x[-1] > 20 * x[0])
     y_axis = Axis("mean accuracy", low=0, high=1, kind="percent")
@@ -152,13 +174,14 @@ def fairness_findings(values: Fairness) -> list[str]:
     if before["clients"] <= 1:
         return [f"The only client has an accuracy of {before['mean']:.1%} under its own labels."]
 
-    def describe(row: dict[str, Any]) -> str:
-        worst = f"the worst client has {row['worst']:.1%} accuracy, the 10th percentile is {row['p10']:.1%}, the median"
+    def describe(name: str, row: dict[str, Any]) -> str:
+        who = f"the worst client, {values.names[name][0]}," if values.names.get(name) else "the worst client"
+        worst = f"{who} has {row['worst']:.1%} accuracy, the 10th percentile is {row['p10']:.1%}, the median"
         return f"{worst} {row['p50']:.1%}, Jain's index {row['jain']:.3f}"
 
-    text = f"Under its own label distribution {describe(before)}"
+    text = f"Under its own label distribution {describe('before', before)}"
     if best := _pick_best(values):
-        text += f"; after {best[0]} {describe(best[1])}"
+        text += f"; after {best[0]} {describe(*best)}"
     sentences = [f"{text}."]
     if before["partly"] or before["left_out"]:
         everyone = before["clients"] + before["left_out"]

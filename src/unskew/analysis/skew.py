@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unskew.analysis.measure import Choice, Comparison, Measure
-from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark, Words
+from unskew.analysis.measure import Choice, Comparison, Element, Measure
+from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark, Picture, Words
 from unskew.charts.scales import wrap
 from unskew.core.errors import UserError
+from unskew.core.types import ImageSet
 from unskew.core.units import counted
 from unskew.data.partition_files import Holdings
 from unskew.data.population import Ints, Partition, cells, describe_sizes, emd
@@ -21,6 +22,8 @@ NAMED = 30  # classes shown as circles, with their names
 COLOURED = 10  # classes that have a colour each
 MAX_CLASSES = 100  # drawn for one client; of more, its largest
 MAX_SIZES = 10_000  # clients whose sizes are stored one by one
+MAX_ROWS = 10  # classes whose images are shown
+THUMBNAILS, THUMBNAIL = 8, 48  # images of a class, and their pixels at most
 SHARE = 0.9  # of a client's examples: how many classes make them up
 
 
@@ -228,13 +231,66 @@ def compare_skew(runs: Mapping[str, Skew]) -> list[Chart]:
     return [Chart("compare-emd", "EMD of the partition", "EMD of each run's partition.", [bars], x=x, y=y)]
 
 
+def show_skew(run: FinishedRun, values: Skew) -> list[Element]:
+    """The charts; of a simulation whose data set is at hand also a map of its clients, and a few of its images."""
+    more: list[Element] = []
+    if run.at_hand:
+        images, clients = run.images, run.prepared.partition.client
+        more += [*draw_map(images.places, clients, values), _draw_thumbnails(images)]
+    return [*draw_skew(values), Choice("client", draw_clients(values)), *more]
+
+
+def draw_map(places: np.ndarray | None, clients: np.ndarray, values: Skew) -> list[Element]:
+    """Where the clients are: the mean place of each one's examples; none where no example has a place."""
+    if places is None:
+        return []
+    known = ~np.isnan(places).any(1)
+    spots = []
+    for client, name, counts in zip(values.shown, values.names, values.counts, strict=True):
+        mine = known & (clients == client)
+        if mine.any():
+            latitude, longitude = places[mine].mean(0)
+            spots.append((float(longitude), float(latitude), sum(counts), name))
+    if not spots:
+        return []
+    largest = max(size for _, _, size, _ in spots)
+    tips = [f"client {name}: {counted(size, 'example')}, {y:.2f}°, {x:.2f}°" for x, y, size, name in spots]
+    dots = Dots([x for x, *_ in spots], [y for _, y, *_ in spots], area=[size / largest for *_, size, _ in spots],
+                radius=10.0, tips=tips)  # fmt: skip
+    alt = f"The mean place of {counted(len(spots), 'client')}, larger circles have more examples."
+    x, y = Axis("longitude"), Axis("latitude")
+    return [Chart("skew-map", "Where the clients are", alt, [dots], x=x, y=y, square=True, height=360)]
+
+
+def _draw_thumbnails(images: ImageSet) -> Chart:
+    """The first training images of each class, small."""
+    classes = list(range(min(len(images.classes), MAX_ROWS)))
+    marks: list[Mark] = []
+    for line, label in enumerate(classes):
+        marks.append(Words(-0.7, line, images.classes[label], anchor="end"))
+        for at, example in enumerate(np.flatnonzero(images.train.labels == label)[:THUMBNAILS].tolist()):
+            row = example if images.train.rows is None else int(images.train.rows[example])
+            pixels = np.asarray(images.train.images[row : row + 1])[0].transpose(1, 2, 0)
+            step = -(-max(pixels.shape[:2]) // THUMBNAIL)
+            marks.append(Picture(pixels[::step, ::step].tolist(), at, line, 0.94, 0.94, tip=images.classes[label]))
+    longest = max(len(images.classes[label]) for label in classes)
+    x = Axis(low=-1.0 - min(longest, 20) * 0.2, high=THUMBNAILS - 0.5)
+    y = Axis(low=-0.5, high=len(classes) - 0.5, reverse=True)
+    part = (
+        f"the first {MAX_ROWS} of {len(images.classes):,} classes" if len(images.classes) > MAX_ROWS else "each class"
+    )
+    title, alt = f"Training images of {part}", f"The first training images of {part}."
+    height = 60 + 44 * len(classes)
+    return Chart("skew-images", title, alt, marks, x=x, y=y, height=height, frame=False, square=True)
+
+
 SKEW = Measure(
     name="skew",
     values=Skew,
     take=take_skew,
     draw=draw_skew,
     findings=skew_findings,
-    show=lambda run, values: [*draw_skew(values), Choice("client", draw_clients(values))],
+    show=show_skew,
     title="Who has what",
     text=(
         "The labels of each client. EMD is the distance between a client's label distribution and that of all clients, "

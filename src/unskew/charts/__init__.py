@@ -152,8 +152,8 @@ class Chart:
     height: int = 300
     frame: bool = True  # axes with ticks; False: marks alone, as for pictures and embeddings
     square: bool = False  # one unit is as long across as upwards
-    whole_legend: bool = False  # every name in full, in as many lines as it takes; False: short names, ten at most
     physical: bool = False  # width and height are hundredths of an inch, in SVG too
+    serif: bool = False
 
 
 def colour_name(colours: Colour | Sequence[Colour], index: int = 0) -> str:

@@ -18,9 +18,11 @@ from unskew.charts.layout import Box, Circle, Drawing, Image, Layer, Polyline, S
 from unskew.core.errors import UserError
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,Ubuntu,'DejaVu Sans',sans-serif"
+SERIF = "'Times New Roman',Times,'Liberation Serif','DejaVu Serif',serif"
 FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # by XML, even when escaped
 BASE = (
     f"svg.chart{{font-family:{FONT};font-size:12px;max-width:100%;height:auto}}"
+    f"svg.chart.serif{{font-family:{SERIF}}}"
     "svg.chart .line{fill:none;stroke-linejoin:round;stroke-linecap:round}"
     "svg.chart .hit{fill:none;pointer-events:all}"
     "svg.chart .bold{font-weight:600}"
@@ -72,7 +74,8 @@ ALONE = BASE + _rules(LIGHT) + f"@media screen and (prefers-color-scheme:dark){{
 def svg(chart: Chart, *, standalone: bool = True) -> str:
     """The chart as text. A page that has charts with ``standalone=False`` has STYLE once."""
     picture = lay_out(chart)
-    return _document(picture.width, picture.height, picture.alt, _content(picture), standalone, chart.physical)
+    look = {"physical": chart.physical, "serif": chart.serif}
+    return _document(picture.width, picture.height, picture.alt, _content(picture), standalone, **look)
 
 
 def svg_sheet(charts: Sequence[Chart]) -> str:
@@ -86,13 +89,16 @@ def svg_sheet(charts: Sequence[Chart]) -> str:
     return _document(width, top, " ".join(picture.alt for picture in pictures), groups, True)
 
 
-def _document(width: int, height: int, alt: str, content: str, standalone: bool, physical: bool = False) -> str:
+def _document(
+    width: int, height: int, alt: str, content: str, standalone: bool, *, physical: bool = False, serif: bool = False
+) -> str:
     sides = [f"{side / 100:g}in" if physical else str(side) for side in (width, height)]
     size = f'viewBox="0 0 {width} {height}" width="{sides[0]}" height="{sides[1]}"'
     space = ' xmlns="http://www.w3.org/2000/svg"' if standalone else ""
     description = _escape(alt)
     style = f'<style>{escape(ALONE)}</style><rect class="paper" width="100%" height="100%"/>' if standalone else ""
-    head = f'<svg{space} class="chart" {size} role="img" aria-label="{description}"><desc>{description}</desc>'
+    kind = "chart serif" if serif else "chart"
+    head = f'<svg{space} class="{kind}" {size} role="img" aria-label="{description}"><desc>{description}</desc>'
     return f"{head}{style}{content}</svg>\n"
 
 
@@ -185,7 +191,8 @@ def sheet_bytes(charts: Sequence[Chart], form: str) -> bytes:
 
 
 def paper(charts: Sequence[Chart], form: str) -> bytes:
-    """Charts below one another as PNG or PDF, the same bytes for the same charts; nothing global is touched."""
+    """Charts below one another as PNG or PDF, the same bytes for the same charts."""
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # here: a second of import time
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
@@ -196,11 +203,11 @@ def paper(charts: Sequence[Chart], form: str) -> bytes:
     figure = Figure(figsize=(width / INCH, height / INCH), dpi=DENSITY, facecolor=LIGHT["paper"])
     FigureCanvasAgg(figure)
     top = 0
-    for picture in pictures:
+    for chart, picture in zip(charts, pictures, strict=True):
         units = Affine2D().translate(0, top).scale(1 / width, -1 / height).translate(0, 1) + figure.transFigure
         frame = picture.frame
         for depth, layer in enumerate(picture.layers):
-            for artist in _artists(layer, units):
+            for artist in _artists(layer, units, chart.serif):
                 artist.set(zorder=depth)
                 figure.add_artist(artist)
                 if layer.clip:
@@ -209,11 +216,12 @@ def paper(charts: Sequence[Chart], form: str) -> bytes:
         top += picture.height
     file = io.BytesIO()
     dateless = {"Software": None} if form == "png" else {"CreationDate": None, "Producer": None, "Creator": None}
-    figure.savefig(file, format=form, dpi=DENSITY, metadata=dateless)
+    with rc_context({"pdf.fonttype": 42}):  # whole TrueType fonts: publishers refuse Type 3
+        figure.savefig(file, format=form, dpi=DENSITY, metadata=dateless)
     return file.getvalue()
 
 
-def _artists(layer: Layer, units: Any) -> list[Any]:
+def _artists(layer: Layer, units: Any, serif: bool) -> list[Any]:
     """What matplotlib draws of a layer; what is there for the pointer is left out."""
     from matplotlib import collections, patches
     from matplotlib.colors import to_rgba
@@ -245,7 +253,7 @@ def _artists(layer: Layer, units: Any) -> list[Any]:
             image.set_data(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
             made.append(image)
         else:
-            font = _font("bold" if shape.bold else "normal", SLIM * 72 / INCH * shape.size)
+            font = _font("bold" if shape.bold else "normal", SLIM * 72 / INCH * shape.size, serif)
             missing = missing_letters([shape.text], font)  # matplotlib would warn of them
             text = "".join("\u25a1" if letter in missing else letter for letter in shape.text)
             align = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
@@ -260,10 +268,11 @@ def _artists(layer: Layer, units: Any) -> list[Any]:
     return made
 
 
-def _font(weight: str = "normal", size: float = 12.0) -> Any:
+def _font(weight: str = "normal", size: float = 12.0, serif: bool = False) -> Any:
     from matplotlib.font_manager import FontProperties
 
-    return FontProperties(family="DejaVu Sans", weight=weight, size=size)  # comes with matplotlib
+    family = "STIXGeneral" if serif else "DejaVu Sans"  # both come with matplotlib
+    return FontProperties(family=family, weight=weight, size=size)
 
 
 def raster(image: Image) -> npt.NDArray[np.uint8]:
@@ -300,9 +309,9 @@ def length(text: str, name: str) -> int:
 
 
 def for_paper(chart: Chart, width: int | None = None, height: int | None = None) -> Chart:
-    """The chart with its whole legend in that size; without a height it is as high as legend and plot need."""
+    """The chart in that size; without a height it is as high as legend and plot need."""
     wide = width or chart.width
-    chart = replace(chart, width=wide, whole_legend=True, physical=True)
+    chart = replace(chart, width=wide, physical=True)
     _, head = lay_out_head(chart)
     if height is None:
         _, short = lay_out_head(replace(chart, marks=()))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -444,7 +444,7 @@ def _titles(chart: Chart, plot: Plot, below: TickRow, beside: float) -> list[Sha
     return made
 
 
-ENTRIES, GAP = 10, 14.0  # entries of a legend that is not whole, and the room between two
+GAP = 14.0  # between two entries of a legend
 SWATCH = 18.0  # width of the colour before a name
 Named = Line | Band | Bars | Dots
 
@@ -455,31 +455,12 @@ def legend(chart: Chart, left: float, top: float, room: float) -> tuple[list[Lay
     entries = list({mark.name: mark for mark in reversed(named)}.items())[::-1]  # the first of a name gives its colour
     if not entries:
         return [], top + 4
-    made = _whole_legend(entries, left, top, room) if chart.whole_legend else _short(entries, left, top, room)
+    made = _entries(entries, left, top, room)
     return made, max(shape.y for layer in made for shape in layer.shapes if isinstance(shape, Text)) + 12
 
 
-def _short(entries: Sequence[tuple[str, Named]], left: float, top: float, room: float) -> list[Layer]:
-    """At most ten entries, each cut where it is long; a reader of a page sees the whole name below the pointer."""
-    made: list[Layer] = []
-    x, y = left, top + 9
-    limit = min(room - 20, room / 3 - 32 if len(entries) > 6 else 130.0 if len(entries) > 2 else 260.0)
-    for name, mark in entries[:ENTRIES]:
-        wide = SWATCH + breadth(fit(name, limit)) + GAP
-        if x > left and x + wide - GAP > left + room:
-            x, y = left, y + LINE
-        made.append(_swatch(mark, x, y))
-        made.append(Layer("ink", [_cut(x + SWATCH, y + 4, name, limit)]))
-        x += wide
-    if more := [name for name, _ in entries[ENTRIES:]]:
-        text = f"+{len(more)} more"
-        if x > left and x + breadth(text) > left + room:
-            x, y = left, y + LINE
-        made.append(Layer("quiet", [Text(x, y + 4, text, whole=", ".join(more))]))
-    return made
-
-
-def _whole_legend(entries: Sequence[tuple[str, Named]], left: float, top: float, room: float) -> list[Layer]:
+def _entries(entries: Sequence[tuple[str, Named]], left: float, top: float, room: float) -> list[Layer]:
+    """Every name in full, in as many lines as it takes."""
     made: list[Layer] = []
     x, y = left, top + 9
     for name, mark in entries:
@@ -511,8 +492,11 @@ Ends = tuple[float, float]
 
 
 def lay_out(chart: Chart) -> Drawing:
-    """Everything that is seen of a chart, from back to front."""
+    """Everything that is seen of a chart, from back to front; a legend of many lines makes it higher."""
     head, top = lay_out_head(chart)
+    if not chart.physical:
+        _, short = lay_out_head(replace(chart, marks=()))
+        chart = replace(chart, height=round(chart.height + max(0.0, top - short - 2 * LINE)))
     across, upwards = _ends(chart, chart.x, 0), _ends(chart, chart.y, 1)
     around: list[Layer] = []
     if chart.frame:

@@ -40,7 +40,7 @@ EXAMPLES = {
     ),
     "analyse": (
         ("every measure of a run", "unskew analyse runs/a"),
-        ("accuracy curves for a column of a paper", "unskew analyse runs/a runs/b --format pdf --width 8.4cm"),
+        ("accuracy curves for a column of a paper", "unskew analyse runs/a runs/b --format pdf --width 8.4cm --serif"),
     ),
     "report": (("one page that compares two runs", "unskew report runs/a runs/b --out comparison.html"),),
 }

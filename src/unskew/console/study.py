@@ -99,6 +99,10 @@ def analyse(
     against: Annotated[
         str | None, typer.Option(help="Draw curves only against round | batches | bytes | seconds.")
     ] = None,
+    names: Annotated[
+        str, typer.Option(metavar="NAME,NAME…", help='Names for the legend, in its order: "FedAvg, FedProx".')
+    ] = "",
+    serif: Annotated[bool, typer.Option("--serif", help="Use serif letters, as most papers do.")] = False,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -120,11 +124,12 @@ def analyse(
     paths, measures = _split_words(words)
     runs = runs_named(paths)
     note_unsealed(runs)
-    chosen = any(each is not None for each in (folder, width, height, title, against))
+    chosen = serif or names or any(each is not None for each in (folder, width, height, title, against))
     with StageProgress(out) as progress:
         if len(runs) > 1 or chosen:
             draw_runs(
                 paths, *measures, out=folder, form=form, width=width, height=height, title=title, against=against,
+                names=names, serif=serif,
                 data_dir=options.get("data_dir"), trust=trust, say=progress, observe=show,
             )  # fmt: skip
         else:

@@ -20,6 +20,7 @@ from unskew.analysis.measure import (
 )
 from unskew.analysis.ranking import group_by_settings, list_contenders, list_result_settings, pick_best, rank_settings
 from unskew.calibration import is_bound
+from unskew.charts import Axis, Bars, Chart, Line, Mark
 from unskew.core.errors import Missing, UserError, accepts
 from unskew.core.files import write_whole
 from unskew.core.machine import neutral
@@ -249,7 +250,7 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] =
             ("measured on", " or ".join(dict.fromkeys(result.measured_on for result in results))),
         ],
         sections=[
-            Section("runs", "The runs", _RANKED, [*_over_seeds(results), _results(named)]),
+            Section("runs", "The runs", _RANKED, [_draw_final(results), *_over_seeds(results), _results(named)]),
             *(section for section, _ in compared),
         ],
         footer="Made by unskew. Bands are one standard deviation over seeds.",
@@ -330,6 +331,36 @@ def _cell(text: str) -> CellValue:
     with suppress(ValueError):
         return float(text) if isfinite(float(text)) else text
     return text or None
+
+
+def _draw_final(results: Sequence[Result]) -> Chart:
+    """The accuracy of each setting at the end as bars, before calibration and after the best, with its deviation."""
+    groups = group_by_settings(results)
+    rows = [("before calibration", [spread_over_seeds(one.accuracy for one in group) for group in groups.values()])]
+    made = [[item for item in list_contenders({name: group}) if item.classifier] for name, group in groups.items()]
+    if any(made):
+        after = [spread_over_seeds(pick_best(items).scores.values()) if items else None for items in made]
+        rows.append(("after the best calibration", after))
+    marks: list[Mark] = []
+    thick = 0.8 / len(rows)
+    for colour, (label, spreads) in enumerate(rows):
+        at = [place + (colour - (len(rows) - 1) / 2) * thick for place in range(len(groups))]
+        means = [spread.mean if spread else None for spread in spreads]
+        tips = [f"{name}, {label}: {spread.words(100) if spread else 'none'}"
+                for name, spread in zip(groups, spreads, strict=True)]  # fmt: skip
+        marks.append(Bars(at, means, width=0.9 * thick, colour=colour, name=label, flat=True, tips=tips))
+        marks += [
+            Line([spread.mean - spread.deviation, spread.mean + spread.deviation], [place, place], colour="ink")
+            for place, spread in zip(at, spreads, strict=True)
+            if spread and spread.deviation
+        ]
+    several = any(len(group) > 1 for group in groups.values())
+    title = "Accuracy at the end" + (", with one standard deviation over seeds" if several else "")
+    ends = [f"{name} {spread.words(100)}" for name, spread in zip(groups, rows[0][1], strict=True) if spread]
+    alt = f"{title}, before calibration: {'; '.join(ends)}."
+    x = Axis("accuracy", low=0, high=1, kind="percent")
+    y = Axis("", low=-0.5, high=len(groups) - 0.5, ticks=tuple(enumerate(groups)), reverse=True)
+    return Chart("final-accuracy", title, alt, marks, x=x, y=y, width=880, height=120 + 44 * len(groups))
 
 
 def _over_seeds(results: Sequence[Result]) -> list[Table]:

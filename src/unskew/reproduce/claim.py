@@ -536,7 +536,7 @@ def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart
     alt = "The best of each scenario: " + "; ".join(f"{one.label}: {one.best.name}" for one in scenarios) + "."
     x_axis, y_axis = Axis(ticks=ticks, low=-0.5, high=len(parts) - 0.5), Axis("accuracy, %", high=max(means) + 5 * line)
     name, width = slug(f"claim {name}"), max(620, LEFT + STEP * len(parts))
-    return Chart(name, title, alt, marks, x=x_axis, y=y_axis, width=width, height=460, whole_legend=True)
+    return Chart(name, title, alt, marks, x=x_axis, y=y_axis, width=width, height=460)
 
 
 def _place_by_bytes(one: Combination, scenario: Scenario) -> float:

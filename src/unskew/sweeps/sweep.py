@@ -302,7 +302,6 @@ def _by_effective_rate(sweep: Sweep, rates: Sequence[float]) -> Chart:
         marks,
         x=Axis("effective learning rate η / (1 − β)", log=True),
         y=_axis(sweep),
-        whole_legend=True,
     )
 
 
