@@ -209,7 +209,7 @@ def test_a_table_displays_itself_and_is_a_frame(tmp_path):
     assert [one.result for one in compare(read_result(tmp_path / "a"), paths[1:]).runs] == [
         one.result for one in table.runs
     ]
-    with pytest.raises(UserError, match="a int cannot be compared"):
+    with pytest.raises(UserError, match="an int cannot be compared"):
         compare(3)
     with pytest.raises(UserError, match="no runs to compare"):
         compare()

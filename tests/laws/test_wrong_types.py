@@ -52,6 +52,7 @@ CALLS = {
     "load": (unskew.load, {"path": "@run", "data": data()}),
     "calibrate_run": (unskew.calibrate_run, {"path": "@run", "sources": "lda", "data": data()}),
     "analyse": (unskew.analyse, {"path": "@run", "sources": "?"}),
+    "compare": (unskew.compare, {"runs": "@run", "columns": "method"}),
     "write_report": (unskew.write_report, {"paths": "@run", "only": ["?"]}),
     "calibrate": (unskew.calibrate, {"classifier": nn.Linear(4, 3), "statistics": STATISTICS, "method": "lda"}),
     "open_logger": (unskew.open_logger, {"name": "tensorboard"}),

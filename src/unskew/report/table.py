@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unskew.analysis.ranking import list_result_settings, rank_settings
-from unskew.core.errors import UserError, accepts, nearest
+from unskew.core.errors import UserError, a_kind, accepts, nearest
 from unskew.core.units import emd_words
 from unskew.runs.config import OPTIONS
 from unskew.runs.journal import Rows, accuracy_at_batch, accuracy_at_round, batches, read_metrics, rounds_to
@@ -372,9 +372,15 @@ def compare(
     if not results:
         raise UserError("there are no runs to compare; give results, or run directories")
     metrics = [read_metrics(result.path) for result in results]
-    reference = None if baseline is None else _results([baseline])[0]
-    compared = side_by_side(results, metrics, baseline=reference, at_round=at_round, at_batch=at_batch)
-    names = columns.split(",") if isinstance(columns, str) else columns
+    reference = None if baseline is None else _results([baseline])
+    if reference is not None and len(reference) != 1:
+        raise UserError(f"baseline: give one run, not {len(reference)}")
+    compared = side_by_side(
+        results, metrics, baseline=reference[0] if reference else None, at_round=at_round, at_batch=at_batch
+    )
+    names = columns.split(",") if isinstance(columns, str) else list(columns)
+    if not all(isinstance(name, str) for name in names):
+        raise UserError('compare: columns must be names, such as "method,accuracy"')
     return make_table(compared, each=each, columns=[name.strip() for name in names if name.strip()])
 
 
@@ -396,10 +402,10 @@ def _results(runs: Iterable[Any]) -> list[Result]:
             found += run.results
         elif isinstance(run, str | Path):
             found += [read_result(path) for path in finished_runs([Path(run)])[0]]
-        elif isinstance(run, Iterable):
+        elif isinstance(run, list | tuple):
             found += _results(run)
         else:
-            raise UserError(f"a {type(run).__name__} cannot be compared; give a result, or the path of a run directory")
+            raise UserError(f"{a_kind(run)} cannot be compared; give a result, or the path of a run directory")
     return found
 
 
