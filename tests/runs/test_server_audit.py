@@ -16,6 +16,7 @@ from unskew.engines.flower.grid import fingerprint
 from unskew.engines.flower.node import COMMITMENT, commit
 from unskew.federation.network import make_node_key, public_pem
 from unskew.runs.federated import audit_file
+from unskew.runs.prepare import PROCESS_BYTES, REPLY_COPIES, Overview
 from unskew.runs.seals import DAMAGED, WHOLE, examine
 
 ROUNDS = 2
@@ -130,3 +131,10 @@ def test_a_fingerprint_is_the_one_that_ssh_keygen_prints(tmp_path):
     assert found.startswith("SHA256:")
     assert len(found) == len("SHA256:") + 43
     assert fingerprint(b"no key") is None
+
+
+def test_the_memory_announced_has_room_for_the_replies_of_a_round(tmp_path, nodes):
+    seen = []
+    federated(tmp_path, exchange_of(nodes), rounds=1, observe=seen.append)
+    announced = next(event for event in seen if isinstance(event, Overview))
+    assert announced.memory_bytes > PROCESS_BYTES + (8 + 3 * REPLY_COPIES) * 4 * announced.parameters

@@ -371,7 +371,8 @@ class _Part:
         except Exception as error:
             if self.signer is None:
                 raise
-            self.signer.say(f"{named(self.member.number)} failed: {type(error).__name__}: {error}")
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            self.signer.say(f"{named(self.member.number)} failed: {kind}{error}")
             raise UserError(WITHHELD) from error
 
     def listed(self, flags: Sequence[bool]) -> list[int]:

@@ -633,6 +633,8 @@ def _refuse_recordings(method: str, recordings: Sequence[Recorded]) -> None:
 
 # What a run will be
 
+REPLY_COPIES = 6  # of a model, for each reply of a round: as Flower holds it, as it is decoded, and as float64 sums
+
 
 @dataclass(frozen=True)
 class Overview:
@@ -674,6 +676,8 @@ def overview(prepared: Prepared, path: Path, state: ServerState, engine: str, pr
     memories = sum(tensors.count_bytes(each.blank(state.tensors)) for each in algorithm.remember)
     visited = min(len(prepared.population.roster.inhabited), config.rounds * len(visits))
     memory = PROCESS_BYTES * processes.count + data * processes.copies + (model * 8 + plans) * processes.working
+    if prepared.nodes is not None:
+        memory += REPLY_COPIES * model * len(visits)
     return Overview(
         path=path,
         config=config,

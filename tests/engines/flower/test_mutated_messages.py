@@ -95,7 +95,7 @@ def mutated(envelope, rng):
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_node_answers_every_mutated_message(tmp_path, count):
     said, rng = [], np.random.default_rng(7)
-    node = make_node(tmp_path, 1, say=said.append, policy=Policy(max_disk=50))
+    node = make_node(tmp_path, 1, say=said.append, policy=Policy(max_disk=50, min_class=1))
     asking = Asking(node, "fedavg + lda")
     shared = list(statistics.build_shared(first_state()).items())
     visit = without_slot(msgspec.to_builtins(VISIT))
