@@ -137,4 +137,6 @@ def test_the_memory_announced_has_room_for_the_replies_of_a_round(tmp_path, node
     seen = []
     federated(tmp_path, exchange_of(nodes), rounds=1, observe=seen.append)
     announced = next(event for event in seen if isinstance(event, Overview))
-    assert announced.memory_bytes > PROCESS_BYTES + (8 + 3 * REPLY_COPIES) * 4 * announced.parameters
+    assert len(announced.visits) == 3
+    model = 4 * announced.parameters
+    assert announced.memory_bytes > PROCESS_BYTES + (8 + 3 * REPLY_COPIES) * model

@@ -151,8 +151,8 @@ class Prepared:
     @cached_property
     def first_visits(self) -> list[Visit]:
         """The visits of a first round, for estimates; where a sampler draws nobody, those of a plain one."""
-        key, per_round = Key(self.config.seed).fold("round", 1, "sample"), self.config.per_round or 1
-        roster = self.population.roster
+        key, roster = Key(self.config.seed).fold("round", 1, "sample"), self.population.roster
+        per_round = self.config.per_round or (1 if self.nodes is None else len(roster.inhabited))  # nodes: all of them
         return self.algorithm.sampler(key, roster, per_round) or uniform(key, roster, per_round)
 
     @property
