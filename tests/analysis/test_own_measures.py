@@ -105,7 +105,7 @@ def test_from_python_it_is_a_text_or_a_value(run, mine):
     assert by_name.findings == by_value.findings
     assert [chart.name for chart in by_value.charts] == ["entropy-histogram"]
     _, made = make_report(run, only=[measure], out=run / "mine.html")
-    assert [section.name for section in made.sections] == ["entropy", "cost", "made"]
+    assert [section.name for section in made.sections] == ["entropy", "probabilities", "cost", "made"]
 
 
 def test_its_values_are_stored_and_used_until_its_file_changes(run, mine):

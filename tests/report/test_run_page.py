@@ -32,7 +32,7 @@ def test_every_measure_has_a_section_and_the_run_its_facts(whole, finished):
     said = result(finished)
     assert [each.name for each in whole.sections] == [
         "skew", "curves", "cka", "norms", "drift", "separability", "projection", "confusion", "fairness",
-        "inversion", "cost", "made",
+        "inversion", "probabilities", "cost", "made",
     ]  # fmt: skip
     facts = dict(whole.facts)
     assert facts["accuracy"] == f"{said['accuracy']:.2%}"
@@ -96,14 +96,14 @@ def test_a_reader_chooses_the_layer_the_client_and_the_class(whole):
 
 def test_only_what_is_named_is_taken(run):
     made = page_of(run, only=("skew", "norms(local=false)"))
-    assert [each.name for each in made.sections] == ["skew", "norms", "cost", "made"]
+    assert [each.name for each in made.sections] == ["skew", "norms", "probabilities", "cost", "made"]
     assert sorted(file.stem for file in (run / "figures").iterdir()) == ["norms-local-false", "skew"]
 
 
 @pytest.mark.parametrize("source", ["skew (clients=2)", " skew(clients=2)"])
 def test_a_measure_with_knobs_is_found_however_it_is_spelt(run, source):
     made = page_of(run, only=(source,))
-    assert [each.name for each in made.sections] == ["skew", "cost", "made"]
+    assert [each.name for each in made.sections] == ["skew", "probabilities", "cost", "made"]
 
 
 def test_what_was_left_out_and_is_known_is_shown(run):

@@ -49,6 +49,16 @@ def test_probabilities_that_are_right_keep_their_temperature():
     assert found.temperature == pytest.approx(1.0, rel=0.1)
 
 
+def test_a_temperature_that_does_not_lower_the_error_is_not_used():
+    """Few labels are right, at a confidence that says so; a lower loss would need a higher error."""
+    logits = torch.tensor([[2.0, 0.0], [0.0, 0.0]]).repeat(50, 1)
+    labels = torch.tensor([0, 0]).repeat(50)
+    found = read_confidence(confidence_sums(logits, labels, torch.arange(100) // 2))
+    assert found.ece_scaled <= found.ece
+    hopeless = read_confidence(confidence_sums(torch.zeros(100, 2), labels, torch.arange(100)))
+    assert (hopeless.temperature, hopeless.ece_scaled) == (1.0, hopeless.ece)
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_too_few_images_have_no_error(count):
     assert read_confidence(confidence_sums(*drawn(count or 1)) * count) is None

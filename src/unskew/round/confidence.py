@@ -48,14 +48,18 @@ def confidence_sums(logits: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:
 def read_confidence(sums: Tensor) -> Confidence | None:
     """The errors and the temperature that minimizes the loss; None with fewer than two images, or without finite loss.
 
+    A temperature that does not lower the cross-fitted error is not used: then it is 1.
+
     Reference: Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", ICML 2017, section 4.2.
     """
     loss = sums[..., 3].sum(2)  # [2, T]
     if not bool(sums[:, ONE, :, 0].sum(1).all()) or not bool(loss.isfinite().all()):
         return None
     first, second = loss.argmin(1).tolist()
-    best = TEMPERATURES[int(loss.sum(0).argmin())]
-    return Confidence(_error(sums[:, ONE].sum(0)), best, _error(sums[0, second] + sums[1, first]))
+    ece, scaled = _error(sums[:, ONE].sum(0)), _error(sums[0, second] + sums[1, first])
+    if scaled >= ece:
+        return Confidence(ece, 1.0, ece)
+    return Confidence(ece, TEMPERATURES[int(loss.sum(0).argmin())], scaled)
 
 
 def _error(bins: Tensor) -> float:

@@ -1,6 +1,7 @@
 """A finished run's model as a file for other programs, with its preprocessing, class names and a model card."""
 
 import json
+import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,7 @@ def _torch_export(predictor: Predictor, file: Path) -> None:
 def _onnx(predictor: Predictor, file: Path) -> None:
     onnx = require_extra("onnx", "onnx")
     require_extra("onnxscript", "onnx")
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that nothing here needs
     program = torch.onnx.export(
         predictor,
         (_example(predictor),),
@@ -149,12 +151,13 @@ def model_card(result: Result, info: ModelInfo, calibration: str | None = None) 
     used: Result | Calibration = result if calibration is None else result.calibrations[calibration]
     name = calibration or ""
     channels, height, width = info.image
-    settings = result.settings
+    settings, (kind, colon, place) = result.settings, result.data.partition(":")
+    data = f"{kind}{colon}{Path(place).name}"  # a card is published: no folders of this machine
     length = f"{settings['steps']} steps" if "steps" in settings else counted(int(settings.get("epochs", 1)), "epoch")
     lines = [
         f"# {result.model} trained with {result.method}",
         "",
-        f"Classifies pictures of {width}x{height} pixels ({'grey' if channels == 1 else 'color'}) into "
+        f"Classifies pictures of {width}x{height} pixels ({'gray' if channels == 1 else 'color'}) into "
         f"{counted(len(info.classes), 'class')}. Trained with Unskew by federated learning.",
         "",
         "## Model",
@@ -165,7 +168,7 @@ def model_card(result: Result, info: ModelInfo, calibration: str | None = None) 
         *(f"- Note: {note}" for note in result.notes),
         "",
         "## Training",
-        f"- Data: {result.data}",
+        f"- Data: {data}",
         f"- Partition: {result.partition}, {counted(result.clients, 'client')}"
         + ("" if result.emd is None else f", EMD {result.emd:.3f}"),
         f"- Method: {result.method}; {counted(result.rounds, 'round')}, {result.per_round:,} clients per round, "
@@ -180,18 +183,18 @@ def model_card(result: Result, info: ModelInfo, calibration: str | None = None) 
         _row(result),
         *map(_row, result.calibrations.values()),
         "",
-        "The expected calibration error (ECE, 15 bins) compares confidence with accuracy. This model's probabilities "
-        + (f"are divided by temperature {used.temperature:.3g}." if used.temperature else "have no temperature."),
+        "The expected calibration error (ECE, 15 bins) compares confidence with accuracy. This model's logits "
+        f"are divided by a temperature of {used.temperature or 1:.3g} before the softmax.",
         "",
         *_per_class(info, name),
         "## Intended use",
-        f"Pictures like those of {result.data}, with one of the classes below. Probabilities are meaningful for such "
+        f"Pictures like those of {data}, with one of the classes below. Probabilities are meaningful for such "
         "pictures only.",
         "",
         "## Limits",
         "- A picture that shows none of the classes still gets one of them.",
         "- Accuracy on pictures from other cameras, sites or times than the training data was not measured.",
-        "- Classes that few clients have are less accurate than the average; see the table.",
+        "- Accuracy differs between classes; see the table.",
         *(
             ["- Accuracy is measured on part of the training images (--validation), not on a test set."]
             if result.evaluated_on == "validation"
