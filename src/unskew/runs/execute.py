@@ -327,7 +327,7 @@ class Execution:
             **({"failures": None, "released": True} if self.algorithm.released else self._exact(rows)),
         )
         info = ModelInfo.of(prepared.images, prepared.blueprint.shape)
-        if not (self.algorithm.released and prepared.nodes is not None):
+        if not self.algorithm.released:
             for name, one in scores.items():
                 info = info.with_score(name, one)
         files = {folders.MODEL: folders.model_bytes(model, classifier), MODEL_INFO: info.to_bytes()}

@@ -236,7 +236,7 @@ def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Resul
     spent = add_release(result.privacy, event.classifier.report.release)
     content = folders.calibration_bytes(name, event.classifier)
     files, added = {folders.calibration_file(path, name).name: content}, event.result
-    if (info := read_model_info(path)) is not None:
+    if (info := read_model_info(path)) is not None and not result.released:
         files[MODEL_INFO] = info.with_score(name, event.score).to_bytes()
     release = event.classifier.report.release
     if release is None or not release.released:  # accuracy by client tells which classes each one holds
