@@ -74,7 +74,13 @@ def test_classes_with_too_few_examples_are_left_out_and_the_others_are_drawn_dow
     assert np.allclose(rows.places[:, 0], number / 10)
     assert np.allclose(rows.places[:, 1], -number / 10)
     assert (number[~rows.test] < 500).all()
-    assert rows.notes == ("3 of 4 classes have 4 training examples; 4 examples of each were drawn (seed 0)",)
+    assert rows.notes == (
+        "3 of 4 classes have 4 training examples; 4 examples of each were drawn (seed 0)",
+        "test: at most 30 validation images of each class, 6 in all",
+    )
+    one = sources.load_rows("inaturalist(balance=4, test=1)", inat())
+    assert np.bincount(one.labels[one.test]).tolist() == [1, 1, 1]
+    assert set(np.array(one.paths)[~one.test]) == set(np.array(rows.paths)[~rows.test])
 
 
 def test_the_seed_decides_which_examples_and_balance_0_keeps_all(inat):
@@ -144,18 +150,18 @@ def put(name, **entry):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (remove("val2017.json"), "val2017.json does not exist, nor does train_val2017.zip; get them from"),
+        (remove("val2017.json"), "val2017.json does not exist, nor does train_val2017.zip; get it from"),
         (
             remove("train2017_locations.json"),
             "train2017_locations.json does not exist, nor does inat2017_locations.zip",
         ),
         (lambda files: files.update({"train2017.json": b'{"images": [{"id": 1,'}), "train2017.json is damaged"),
         (lambda files: files["train2017.json"].pop("annotations"), "missing required field `annotations`"),
-        (lambda files: files["train2017.json"]["annotations"].pop(), "image 117 has no annotation with a category"),
-        (lambda files: files["train2017.json"]["categories"].pop(0), "image 100 has no annotation with a category"),
+        (lambda files: files["train2017.json"]["annotations"].pop(), "image 117 has no annotation"),
+        (lambda files: files["train2017.json"]["categories"].pop(0), "image 100 has the unknown category"),
         (lambda files: files["train2017.json"].update(images=[]), "lists no images"),
-        (put("train2017.json", file_name="../../etc/passwd"), "which is outside its folder"),
-        (put("train2017.json", file_name="/etc/passwd"), "which is outside its folder"),
+        (put("train2017.json", file_name="../../etc/passwd"), "outside its folder"),
+        (put("train2017.json", file_name="/etc/passwd"), "outside its folder"),
         (put("train2017.json", id=101), "image id twice"),
         (put("train2017.json", id=[1]), "Expected `int`, got `array`"),
         (put("train2017.json", id=2**62), "Expected `int` <="),
@@ -250,7 +256,7 @@ def test_a_split_is_found_from_any_folder_and_in_the_set_itself(inat, tmp_path, 
         (tmp_path / "here" / name).rename(folder / "inaturalist" / name)
     assert len(sources.load_rows(config.data, folder)) == 3
     (folder / "inaturalist" / "a.csv").unlink()
-    with pytest.raises(UserError, match=r"a.csv does not exist, not even in .*inaturalist; give the published CSV"):
+    with pytest.raises(UserError, match=r"a.csv does not exist, not even in .*inaturalist; fetch it"):
         sources.load_rows(config.data, folder)
     assert sources.make_absolute("cinic10") == "cinic10"
 
@@ -429,5 +435,5 @@ def test_data_list_and_check_know_them(inat, capsys):
     assert finding.whole
     assert "12 training and 6 test images of 3 classes; of 1 picture looked for, 0 exist" in finding.detail
     (folder / "inaturalist" / "val2017.json").write_text("{")
-    with pytest.raises(UserError, match=r"val2017.json is damaged, or not the published file"):
+    with pytest.raises(UserError, match=r"val2017.json is damaged, or another kind of file"):
         sources.check("inaturalist(balance=4)", folder)

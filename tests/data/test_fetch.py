@@ -18,6 +18,7 @@ from unskew.data import fetch as module
 from unskew.data import sources
 from unskew.data.fetch import fetch, unpack
 from unskew.data.interface import Download
+from unskew.data.rows import read_split
 
 
 @pytest.fixture
@@ -600,15 +601,43 @@ def test_what_lies_here_already_is_not_to_be_fetched(tmp_path, name):
 
 def test_unknown_names_later_names_and_strange_mirrors_are_refused(tmp_path):
     assert "did you mean 'cifar10'?" in refused("cifar11", tmp_path, None)
-    assert "get it from github.com/cvdfoundation/google-landmark" in refused("landmarks", tmp_path, None)
     assert "is not a web address" in refused("cifar10", tmp_path, "file:///etc")
 
 
 def test_every_published_set_can_be_fetched_by_checksum():
     downloads = {source.name: source.download for source in sources.SOURCES.values() if source.download}
     named = {source.name for source in sources.SOURCES.values() if not source.path}
-    assert set(downloads) == named - {"digits", "inaturalist", "landmarks"}
+    assert set(downloads) == named - {"digits"}
     for wanted in downloads.values():
         assert all(base.endswith("/") for base in (wanted.base, *wanted.mirrors))
+        if wanted.splits:
+            continue
         assert all(len(checksum) == 32 for checksum in wanted.files.values())
         assert len(wanted.files) == (4 if not wanted.members and wanted.tree is None else len(wanted.files))
+
+
+def test_published_splits_are_fetched_next_to_the_set_and_stay(tmp_path, server):
+    for name in ("inaturalist-user-120k", "inaturalist-geo"):
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr(f"{name}/federated_train_{name[12:]}.csv", f"user_id,image_id,class\n{name},1,0\n")
+            archive.writestr(f"{name}/test.csv", "image_id,class\n2,0\n")
+        server.files[f"/{name}.zip"] = packed.getvalue()
+    said = []
+
+    def get():
+        return fetch("inaturalist", tmp_path, mirror=server.address, report=lambda *_: None, say=said.append)
+
+    folder = get()
+    assert folder == tmp_path / "inaturalist"
+    assert "get its photographs from github.com/visipedia" in said[-1]
+    assert read_split("federated_train_geo.csv", folder).users[0] == "inaturalist-geo"
+    assert read_split("federated_train_user-120k.csv", folder).images == ["1", "2"]
+    asked = len(server.asked)
+    get()
+    assert len(server.asked) == asked, "what is there is not fetched again"
+    server.files["/inaturalist-geo.zip"] = b"no archive"
+    shutil.rmtree(folder / "inaturalist-geo")
+    with pytest.raises(UserError, match=r"inaturalist-geo.zip is damaged"):
+        get()
+    assert sorted(path.name for path in folder.iterdir()) == ["inaturalist-user-120k"]

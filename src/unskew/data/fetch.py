@@ -52,7 +52,7 @@ class _Refused(Exception):
 def download(urls: Sequence[str], path: Path, md5: str, *, report: Report, say: Say) -> None:
     """Fetch a file to ``path`` from the first of ``urls`` that has it. ``report`` starts again where the file does."""
     if path.is_file() and _checksum(path) == md5:
-        return
+        return  # without a published checksum it is fetched again
     part, reasons = part_of(path), list[str]()
     for url in urls:
         if reasons:
@@ -105,7 +105,7 @@ def _fetch(url: str, part: Path, md5: str, report: Report, say: Say) -> None:
             time.sleep(PAUSE * 2 ** (tried - 1))
             continue
         found = _checksum(part)
-        if found == md5:
+        if found == md5 or not md5:
             return
         part.unlink(missing_ok=True)
         if not continued:
@@ -332,6 +332,9 @@ def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say:
         raise UserError(f"{name}: Unskew cannot download this data set; get it from {where}; then pass --data-dir DIR")
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise UserError(f"mirror {mirror!r} is not a web address; give one that starts with http:// or https://")
+    if source.download.splits:
+        with _alone(data_dir, f"{source.download.folder}-splits"):
+            return _fetch_splits(source, source.download, data_dir, mirror, report, say)
     with _alone(data_dir, source.download.folder):
         found = _find_whole(source, source.download, data_dir)
         return found or _fetch_files(source.download, data_dir, mirror, report, say)
@@ -352,6 +355,30 @@ def _fetch_files(wanted: Download, data_dir: Path, mirror: str | None, report: R
     if target != folder:
         with on_disk(folder):
             target.rename(folder)
+    return folder
+
+
+def _fetch_splits(
+    source: Source, wanted: Download, data_dir: Path, mirror: str | None, report: Report, say: Say
+) -> Path:
+    """Put the published splits next to the set's files, each in a folder of its own; those that are there stay."""
+    folder = data_dir / wanted.folder
+    for file, md5 in wanted.files.items():
+        archive, target = folder / file, folder / file.removesuffix(".zip")
+        if target.exists():
+            continue
+        with on_disk(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        download([f"{(mirror or wanted.base).rstrip('/')}/{file}"], archive, md5, report=report, say=say)
+        beside = part_of(target)
+        shutil.rmtree(beside, ignore_errors=True)
+        try:
+            unpack(archive, file, beside)
+        finally:
+            archive.unlink(missing_ok=True)
+        with on_disk(target):
+            beside.rename(target)
+    say(f"these are the published splits of {source.name}; get its photographs from {source.origin.split()[-1]}")
     return folder
 
 

@@ -30,6 +30,7 @@ NO_CHECKSUM = "no published checksum"
 DAMAGED = "cannot be read completely"
 BROKEN = "is a broken photograph"
 
+SPLITS = "https://storage.googleapis.com/gresearch/federated-vision-datasets/"  # of Hsu, Qi and Brown 2020
 OWN = "yours"  # the origin of the user's own data
 SIDE = 224  # pixels: the size of photographs where no network is known
 
@@ -107,6 +108,7 @@ class Download:
     mirrors: tuple[str, ...] = ()  # tried in turn where the base does not have it
     tree: str | None = None
     whole: str = ""  # the options with which the set has all its pictures
+    splits: bool = False  # whether these are the published splits of a set whose pictures come from elsewhere
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, brief
 from unskew.core.key import Key
 from unskew.core.units import counted
+from unskew.data.interface import SPLITS, Download
 from unskew.data.photo_sources import published_source
-from unskew.data.rows import Rows, is_number, read_columns, read_split
+from unskew.data.rows import Rows, draw_from_each, is_number, read_columns, read_split
 
 WHERE = "github.com/cvdfoundation/google-landmark"
 MIN_IMAGES, MIN_USERS, MIN_LANDMARKS = 30, 10, 5  # of a landmark or user, of a landmark, of a user
@@ -91,12 +92,8 @@ def _enough(owner: Ints, kept: Flags, others: Ints, least: int) -> Flags:
 def _left_over(landmark: Ints, user: Ints, train: Flags, known: Flags, most: int, seed: int) -> Flags:
     """Which images are test: of a training landmark, by an author who has no training image."""
     free = known & np.isin(landmark, landmark[train]) & ~np.isin(user, user[train])
-    mixed = Key(seed).fold("landmarks").numpy().permutation(np.flatnonzero(free))
-    order = mixed[np.argsort(landmark[mixed], kind="stable")]
-    sizes = np.unique(landmark[order], return_counts=True)[1]
-    rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     held = np.zeros(len(landmark), np.bool_)
-    held[order[rank < most]] = True
+    held[draw_from_each(np.flatnonzero(free), landmark, most, Key(seed).fold("landmarks").numpy())] = True
     return held
 
 
@@ -140,4 +137,7 @@ LANDMARKS = published_source(
     landmarks_rows,
     folders=("landmarks", "google-landmark", "gldv2"),
     known_by=("train_clean.csv",),
+    download=Download(
+        SPLITS, "landmarks", {"landmarks-user-160k.zip": "53c36bd7d5fc12f927af2820b7e4a57c"}, splits=True
+    ),
 )

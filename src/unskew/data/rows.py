@@ -85,12 +85,14 @@ class PublishedSplit:
 
 
 def read_split(text: str, folder: Path) -> PublishedSplit:
-    """The split in a CSV and in the test.csv beside it; where it is not there, it is looked for in the set's folder."""
+    """The split in a CSV and in the test.csv next to it; a name alone is looked for in the set's folder."""
     path = user_path(text)
     if not os.path.lexists(path):
-        given, path = path, folder / path.name
+        found = (there for depth in ("", "*/", "*/*/") for there in sorted(folder.glob(f"{depth}{path.name}")))
+        given, path = path, next(found, folder / path.name)
         if not os.path.lexists(path):
-            raise UserError(f"the split {given} does not exist, not even in {folder}; give the published CSV")
+            instead = f"fetch it (unskew data fetch {folder.name} --data-dir DIR), or give its path"
+            raise UserError(f"the split {given} does not exist, not even in {folder}; {instead}")
     users, images, classes = read_columns(path, ("user_id", "image_id", "class"))
     test_images, test_classes = read_columns(path.with_name(TEST), ("image_id", "class"))
     names = [*images, *test_images]
@@ -138,6 +140,17 @@ def csv_rows(file: Iterable[str], name: str, wanted: Sequence[str]) -> Iterator[
             yield rows.line_num, [row[column].strip() for column in places]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{name} is not a CSV file in UTF-8: {error}") from error
+
+
+def draw_from_each(
+    rows: npt.NDArray[np.int64], owner: npt.NDArray[np.int64], most: int, draw: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """At most so many of the rows of each owner, drawn; ``owner`` is over all rows."""
+    mixed = draw.permutation(rows)
+    order = mixed[np.argsort(owner[mixed], kind="stable")]
+    sizes = np.unique(owner[order], return_counts=True)[1]
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return order[rank < most]
 
 
 def is_number(text: str) -> bool:

@@ -17,7 +17,9 @@ from unskew.core.limits import user_path
 from unskew.core.text import Call, Value, apply, parse_call
 from unskew.core.types import Examples, ImageSet
 from unskew.data.arrays import ARRAYS, load_from_function
+from unskew.data.coco import COCO
 from unskew.data.folders import CINIC10, FOLDER, OMNIGLOT, TINY_IMAGENET
+from unskew.data.hugging_face import HUGGING_FACE
 from unskew.data.inaturalist import INATURALIST
 from unskew.data.interface import OWN, Finding, Request, Source, split_options
 from unskew.data.landmarks import LANDMARKS
@@ -31,8 +33,10 @@ from unskew.data.tables import TABLE
 
 SOURCES: dict[str, Source] = {
     source.name: source
-    for source in (*PUBLISHED, INATURALIST, LANDMARKS, CINIC10, TINY_IMAGENET, OMNIGLOT, FOLDER, ARRAYS, TABLE)
-}
+    for source in (
+        *PUBLISHED, INATURALIST, LANDMARKS, CINIC10, TINY_IMAGENET, OMNIGLOT, FOLDER, TABLE, COCO, HUGGING_FACE, ARRAYS
+    )
+}  # fmt: skip
 
 
 def parse(
@@ -147,13 +151,16 @@ def make_absolute(text: str) -> str:
     request, changed = parse(text)[1], {}
     if split := request.call.knobs.get("split"):
         changed["split"] = str(user_path(str(split)).absolute())
-    path = str(user_path(request.path).absolute()) if request.path else ""
-    return _spell(replace(request, path=path), **changed) if path or changed else text
+    named = SOURCES[request.call.name].remote and not user_path(request.path).exists()
+    path = "" if named or not request.path else str(user_path(request.path).absolute())
+    return _spell(replace(request, path=path or request.path), **changed) if path or changed else text
 
 
 def find_moved(text: str, data_dir: Path | None) -> str:
     """Return the text of a user's own data; where they have moved to ``data_dir``, the text that finds them there."""
     if is_function(text) or not (path := (request := parse(text)[1]).path) or os.path.lexists(user_path(path)):
+        return text
+    if SOURCES[request.call.name].remote:
         return text
     if data_dir is not None and os.path.lexists(found := data_dir / Path(path).name):
         return _spell(replace(request, path=str(found)))
