@@ -7,6 +7,7 @@ from faults.damage import finished_trials, interrupted_trials
 from faults.evil import FILES, tried
 from faults.kills import kill_trials, resource_trials, worker_trials
 from faults.nemesis import nemesis_trials
+from faults.processes import process_trials
 from faults.storage import storage_trials
 from faults.texts import text_trials
 from faults.trials import REFUSED, SAME, Answer, Section, Trial, conduct, refusal
@@ -14,7 +15,8 @@ from faults.trials import REFUSED, SAME, Answer, Section, Trial, conduct, refusa
 QUICK = {"finished": (finished_trials, 25), "interrupted": (interrupted_trials, 12), "texts": (text_trials, 25),
          "storage": (storage_trials, 8)}  # fmt: skip
 LONG = {"contexts": (context_trials, 2), "federation": (nemesis_trials, 22)}
-SLOW = {"kills": (kill_trials, 2), "workers": (worker_trials, 2), "resources": (resource_trials, 3)}
+SLOW = {"kills": (kill_trials, 2), "workers": (worker_trials, 2), "resources": (resource_trials, 3),
+        "processes": (process_trials, 2)}  # fmt: skip
 QUICK_FILES = ("a recipe of nested tables", "a named pipe among pictures")
 
 
