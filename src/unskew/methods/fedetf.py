@@ -42,7 +42,7 @@ def fedetf(scale: float = 10.0, gamma: float = 1.0) -> Method:
         return simplex(*weight.shape).to(weight), None if bias is None else torch.zeros_like(bias)
 
     def margin(step: Step) -> Tensor:
-        length = step.features.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        length = torch.linalg.vector_norm(step.features, dim=1, keepdim=True).clamp(min=1e-12)
         cosines: Tensor = (scale / length - 1) * step.logits  # added to the logits: β·v_cᵀz/‖z‖
         return cosines + gamma * step.counts.to(step.logits.dtype).log() if gamma else cosines
 

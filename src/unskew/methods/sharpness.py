@@ -74,5 +74,5 @@ def _scale(direction: Tensors, rho: float) -> Tensors:
     """The direction at length ρ, measured over all parameters."""
     if not direction:
         return {}
-    length = torch.stack(torch._foreach_norm(list(direction.values()))).norm().clamp(min=SHORTEST)
+    length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(direction.values())))).clamp(min=SHORTEST)
     return {name: value * (rho / length) for name, value in direction.items()}
