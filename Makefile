@@ -9,7 +9,7 @@ MINUTES ?= 10
 export CHROMIUM
 
 .DEFAULT_GOAL := help
-.PHONY: help setup package browser run test check format faults bench peers docs notebooks pictures methods-table calibration-table epsilon-table updates-table transfer-table one-exchange-table inversion-study gallery test-all lock clean
+.PHONY: help setup package browser run test check format faults bench peers docs notebooks pictures methods-table calibration-table epsilon-table updates-table transfer-table one-exchange-table long-tail-table inversion-study gallery test-all lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ transfer-table: $(READY) ## Fine-tune an ImageNet network on CIFAR-100 (UNSKEW_D
 
 one-exchange-table: $(READY) ## Measure one exchange of statistics against rounds and write docs/how-to/one-exchange.md: minutes
 	$(BIN)/python docs/generate/one_exchange_table.py
+
+long-tail-table: $(READY) ## measures calibrations on long tails (how-to/long-tail.md)
+	$(BIN)/python docs/generate/long_tail_table.py
 
 epsilon-table: $(READY) ## Measure calibrations under differential privacy over ten draws and write docs/explanation/privacy.md: minutes
 	$(BIN)/python docs/generate/epsilon_table.py

@@ -71,7 +71,7 @@ def test_the_words_name_the_worst_class_and_what_calibration_made_of_it():
     first, second = confusion.confusion_findings(made())
     assert "lda raises accuracy" in first
     assert "50.00% to 66.67%" in first
-    assert "1 of 2 classes gain" in first
+    assert "1 of 2 classes gain and 1 lose" in first
     assert "c" in first.rpartition("worst")[2]
     assert "50%" in first.rpartition("worst")[2]
     assert "25% (a)" in second

@@ -187,7 +187,7 @@ def test_ccvr_without_a_number_draws_2000_features_a_class(monkeypatch):
 
     monkeypatch.setattr(sys.modules["unskew.calibration.ccvr"], "draw_virtual_features", noted)
     calibrate(linear(), statistics_of(), "ccvr(epochs=1)")
-    assert asked == [(2000, {"proportional": False, "components": 1})]
+    assert asked == [(2000, {"proportional": False, "components": 1, "mix": True})]
 
 
 def test_a_classifier_that_favours_a_class_is_set_right():
@@ -492,7 +492,7 @@ def test_a_bound_for_study_is_known_by_its_name_in_results():
 
 
 def test_the_table_of_calibrations():
-    assert list(CALIBRATIONS) == ["ccvr", "uscc", "lda", "ridge", "oracle"]
+    assert list(CALIBRATIONS) == ["ccvr", "uscc", "lda", "ridge", "qda", "oracle"]
     assert [str(parse_calibration(name).needs.form) for name in ("lda", "ccvr")] == ["shared", "full"]
 
 

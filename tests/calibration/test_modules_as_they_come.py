@@ -8,6 +8,7 @@ from torch import nn
 
 import unskew
 from unskew.calibration.statistics import ClassStatistics
+from unskew.core.errors import UserError
 from unskew.core.key import Key
 
 IMAGES = torch.randn(40, 1, 6, 6, generator=Key(0).torch())
@@ -140,3 +141,43 @@ def test_a_network_that_was_made_in_inference_mode_can_be_trained(tmp_path):
     )
     assert result.rounds == 1
     assert network[1].weight.is_inference()
+
+
+class Output:
+    """As Hugging Face's models return it."""
+
+    def __init__(self, **values):
+        self.__dict__.update(values)
+
+
+class Named(nn.Module):
+    """Takes its inputs by name, as Hugging Face's models do; returns what it is told to."""
+
+    def __init__(self, returns="pooler_output"):
+        super().__init__()
+        self.layer, self.returns = nn.Linear(4, 3), returns
+
+    def forward(self, pixel_values, mask):
+        return Output(**{self.returns: (self.layer(pixel_values) * mask)[:, :, None, None]})
+
+
+def test_inputs_in_a_dict_and_outputs_with_features_are_taken_as_hugging_face_has_them():
+    batch = ({"pixel_values": torch.randn(6, 4), "mask": torch.ones(6, 1)}, torch.arange(6) % 2)
+    assert ClassStatistics.measure(Named(), [batch], 2).width == 3
+    with pytest.raises(
+        UserError, match="returns an Output with logits, which are a classifier's output; give the part"
+    ):
+        ClassStatistics.measure(Named("logits"), [batch], 2)
+
+
+def test_images_of_whole_numbers_are_for_their_owner_to_normalize():
+    encoder = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten())
+    batch = (torch.zeros(4, 3, 5, 5, dtype=torch.uint8), torch.arange(4) % 2)
+    with pytest.raises(UserError, match=r"the images are torch.uint8, the encoder takes torch.float32; normalize them"):
+        ClassStatistics.measure(encoder, [batch], 2)
+
+
+def test_statistics_that_memory_does_not_hold_are_refused_before_they_are_made(monkeypatch):
+    monkeypatch.setattr("unskew.calibration.covariances.physical_memory", lambda: 10_000)
+    with pytest.raises(UserError, match=r"full statistics of 9 classes and 20 features take .* use covariance=shared"):
+        ClassStatistics.of_features(torch.randn(18, 20), torch.arange(18) % 9, 9)

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import nn
 
-from unskew.calibration.ccvr import retrain
+from unskew.calibration.calibrate import calibrate
+from unskew.calibration.ccvr import draw_virtual_features, retrain
 from unskew.calibration.classifier import NEVER
 from unskew.calibration.lda import solve_discriminant
 from unskew.calibration.statistics import ClassStatistics
@@ -263,3 +264,37 @@ def test_features_that_repeat_each_other_are_the_ridges_business():
     assert torch.allclose(found.weight[:, :D], found.weight[:, D:], rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match=r"^lda\(ridge=0\) has no solution; give a larger ridge$"):
         solve_discriminant(None, torch.ones(C, 2).double(), torch.ones(2, 2).double(), torch.arange(C), 0.0, C)
+
+
+# features exactly as in the paper, and a guard against overfitting
+
+
+def test_without_mixing_features_come_from_the_classs_own_covariance_alone():
+    features = normal(3, 8).double()
+    statistics = ClassStatistics.of_features(
+        torch.cat([features, normal(50, 8, seed=5).double()]), [0] * 3 + [1] * 50, 2
+    )
+    mixed, _, reports = draw_virtual_features(statistics, 50, Key(0))
+    exact, labels, plain = draw_virtual_features(statistics, 50, Key(0), mix=False)
+    around = exact[labels == 0].double() - features.mean(0)
+    assert int(torch.linalg.matrix_rank(around, atol=1e-4)) == 2  # three examples span a plane around their mean
+    assert int(torch.linalg.matrix_rank(mixed[:50].double() - features.mean(0), atol=1e-4)) == 8
+    assert [row.shrunk for row in plain] == [0.0, 0.0]
+    assert reports[0].shrunk > 0.5
+    alone = ClassStatistics.of_features(normal(21, 8), [0] + [1] * 20, 2)
+    exact, labels, _ = draw_virtual_features(alone, 5, Key(0), mix=False)
+    assert torch.allclose(exact[:5], alone.mean(0).float().expand(5, 8))
+
+
+@pytest.mark.parametrize("method", ["ccvr", "uscc"])
+def test_held_out_features_decide_which_epoch_is_kept(method):
+    """With a rate that makes the loss worse from the first epoch on, the head stays as it was."""
+    features, labels = normal(60, 4) + torch.arange(60)[:, None] % 2 * 3, torch.arange(60) % 2
+    statistics = ClassStatistics.of_features(features, labels, 2)
+    good = calibrate(nn.Linear(4, 2), statistics, "ridge").head
+    wild = calibrate(good, statistics, f"{method}(per_class=100, epochs=2, lr=300)")
+    guarded = calibrate(good, statistics, f"{method}(per_class=100, epochs=2, lr=300, held_out=0.3)")
+    assert not torch.equal(wild.head.weight, good.weight)
+    assert torch.equal(guarded.head.weight, good.weight)
+    with pytest.raises(UserError, match=r"held_out=0\.9\): give a share of the virtual features from 0 to 0\.5"):
+        calibrate(good, statistics, f"{method}(held_out=0.9)")

@@ -256,7 +256,7 @@ def test_two_blends_are_refused_by_both_names():
     assert refusal == "prototypes and smoothing both claim the blend slot; leave one of them out"
 
 
-CALIBRATIONS = {"ccvr", "uscc", "lda", "ridge", "oracle", "fedeccr"}
+CALIBRATIONS = {"ccvr", "uscc", "lda", "ridge", "qda", "oracle", "fedeccr"}
 
 
 def test_what_a_method_does_fits_a_line_of_the_list():

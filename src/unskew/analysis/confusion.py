@@ -159,7 +159,7 @@ def confusion_findings(values: Confusion) -> list[str]:
         name = max(names, key=lambda name: overall(values, name))
         after, old, new = accuracy(values, name), overall(values, "before"), overall(values, name)
         changes = "raises" if new - old > MATTERS else "lowers" if new - old < -MATTERS else "hardly changes"
-        risen = sum((after[c] or 0.0) > (before[c] or 0.0) for c in known)
+        risen, fallen = (sum(sign * ((after[c] or 0.0) - (before[c] or 0.0)) > 0 for c in known) for sign in (1, -1))
         low = min(known, key=lambda c: after[c] or 0.0)
         bounds = [overall(values, name) for name in classifiers(values) if is_bound(name)]
         bound = f"; re-training on real features, which must not be pooled, reaches {max(bounds):.2%}" if bounds else ""
@@ -167,8 +167,8 @@ def confusion_findings(values: Confusion) -> list[str]:
         among = f", the best of {tried} on the test images," if tried > 1 else ""
         sentences.append(
             f"Calibration by {name}{among} {changes} accuracy from {old:.2%} to {new:.2%}: {risen:,} of {len(known):,} "
-            f"classes gain; the worst class has {before[worst]:.0%} before ({values.classes[worst]}) and "
-            f"{after[low]:.0%} after ({values.classes[low]}){bound}."
+            f"classes gain and {fallen:,} lose; the worst class has {before[worst]:.0%} before "
+            f"({values.classes[worst]}) and {after[low]:.0%} after ({values.classes[low]}){bound}."
         )
     bottom, top = (f"{before[label]:.0%} ({values.classes[label]})" for label in (worst, finest))
     return [*sentences, f"With the run's own classifier, accuracy ranges from {bottom} to {top} over the classes."]

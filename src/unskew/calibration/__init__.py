@@ -6,6 +6,7 @@ from unskew.calibration.ccvr import ccvr, uscc
 from unskew.calibration.finisher import Finisher
 from unskew.calibration.lda import lda
 from unskew.calibration.oracle import oracle
+from unskew.calibration.qda import qda
 from unskew.calibration.ridge import ridge
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind, nearest
@@ -17,6 +18,7 @@ CALIBRATIONS: dict[str, Callable[..., Finisher]] = {
     "uscc": uscc,
     "lda": lda,
     "ridge": ridge,
+    "qda": qda,
     "oracle": oracle,
 }
 

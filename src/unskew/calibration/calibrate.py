@@ -81,7 +81,8 @@ def calibrate(
     made = _make(finisher, classifier, statistics.width, statistics, Key(seed).fold("calibrate"))
     if absent:
         labels = ", ".join(map(str, absent[:MAX_CLASSES_NAMED])) + (" …" if len(absent) > MAX_CLASSES_NAMED else "")
-        new = isinstance(made.head, nn.Linear) and (needs.expand > 0 or not isinstance(classifier, nn.Linear))
+        linear = isinstance(made.head, nn.Linear)
+        new = not _own(made, classifier) or (linear and (needs.expand > 0 or not isinstance(classifier, nn.Linear)))
         fate = "is never predicted" if new else "keeps its row of the classifier"
         warnings.warn(f"no client has class {labels}: it {fate}", stacklevel=4)
     made = replace(made, notes=(*made.notes, *notes_on_noise(statistics)))

@@ -5,6 +5,7 @@ Training runs on the classifier's device: features and the order of the batches 
 Shapes: n features of d dimensions, C classes.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,13 +38,20 @@ def check_virtual_memory(count: int, per_class: int, width: int) -> None:
 
 
 def draw_virtual_features(
-    statistics: ClassStatistics, per_class: int, key: Key, *, proportional: bool = False, components: int = 1
+    statistics: ClassStatistics,
+    per_class: int,
+    key: Key,
+    *,
+    proportional: bool = False,
+    components: int = 1,
+    mix: bool = True,
 ) -> tuple[Tensor, Tensor, tuple[ClassReport, ...]]:
     """Features [n, d] drawn from every class's Gaussian in float32, labels [n], and what was done for each class.
 
-    A class of several components has their features in the proportion of their examples.
+    A class of several components has their features in the proportion of their examples. With ``mix`` the covariance of
+    a class with no more examples than features is mixed with the pooled one.
     """
-    gaussians = Gaussians(statistics)
+    gaussians = Gaussians(statistics, mix=mix)
     owner = statistics.held // components
     held, position = torch.unique(owner, return_inverse=True)
     size = torch.zeros(len(held), dtype=torch.float64).index_add_(0, position, statistics.number.double())
@@ -60,7 +68,13 @@ def draw_virtual_features(
 
 
 def retrain(
-    head: nn.Module, features: Tensor, labels: Tensor, local: Local, key: Key, frozen: Sequence[int] = ()
+    head: nn.Module,
+    features: Tensor,
+    labels: Tensor,
+    local: Local,
+    key: Key,
+    frozen: Sequence[int] = (),
+    held_out: float = 0.0,
 ) -> tuple[nn.Module, float, float]:
     """Train a copy of the head on these features with cross-entropy and SGD.
 
@@ -76,6 +90,8 @@ def retrain(
         Decides the order of the features.
     frozen
         Classes whose rows of the last layer do not change by a bit.
+    held_out
+        The share of the features that is not trained on: the epoch with the least loss on them is kept.
 
     Returns
     -------
@@ -86,7 +102,13 @@ def retrain(
     values: list[Tensor] = [value for part in linear for value in part.parameters(recurse=False)]
     device = device_of(head)
     features, labels = features.to(device, values[0].dtype), labels.to(device)
+    order = torch.randperm(len(labels), generator=key.fold("held out").torch()).to(device)
+    judged, used = order.tensor_split([round(held_out * len(order))])
+    unseen = features[judged], labels[judged]
+    if held_out:
+        features, labels = features[used], labels[used]
     before = mean_loss(head, features, labels)
+    best, kept_epoch = mean_loss(head, *unseen) if held_out else math.inf, copy.deepcopy(head.state_dict())
     rows = [value for value in (last_linear(head).weight, last_linear(head).bias) if value is not None]
     kept = [value.detach()[list(frozen)].clone() for value in rows]
     update = sgd(values, local)
@@ -100,6 +122,10 @@ def retrain(
                     with torch.no_grad():
                         for value, old in zip(rows, kept, strict=True):
                             value[list(frozen)] = old
+            if held_out and (loss_unseen := mean_loss(head, *unseen)) < best:
+                best, kept_epoch = loss_unseen, copy.deepcopy(head.state_dict())
+    if held_out:
+        head.load_state_dict(kept_epoch)
     after = mean_loss(head, features, labels)
     if not math.isfinite(after):
         raise UserError(f"re-training with lr={local.lr:g} diverged to NaN or infinity; give a smaller lr")
@@ -150,6 +176,8 @@ def ccvr(
     covariance: str = "full",
     layers: int = 1,
     components: int = 1,
+    mix: bool = True,
+    held_out: float = 0.0,
 ) -> Finisher:
     """Re-trains the classifier on features drawn from class Gaussians.
 
@@ -186,6 +214,12 @@ def ccvr(
         Beyond the paper: the number of linear layers to re-train.
     components
         Beyond the paper: Gaussians for each class, found by k-means over the federation.
+    mix
+        Beyond the paper: mixes the pooled covariance into that of a class with N_c ≤ d examples, with the weight
+        1 − (N_c − 1)/d. With false, features come from N(μ_c, Σ_c) exactly as in eq. 4.
+    held_out
+        Beyond the paper, against overfitting: the share of the virtual features that is not trained on; the epoch with
+        the least loss on them is kept. 0: the last epoch.
 
     Reference: Luo et al., "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data",
     NeurIPS 2021, Algorithm 1.
@@ -197,21 +231,30 @@ def ccvr(
         raise ValueError(f"ccvr(tukey={tukey}): tukey must be from 0 (the logarithm) to 1 (no change)")
     if tukey < 1 and not relu:
         raise ValueError(f"ccvr(tukey={tukey}): Tukey's power needs features that are not negative; add relu=true")
+    if not 0 <= held_out <= 0.5:
+        raise ValueError(f"ccvr(held_out={held_out}): give a share of the virtual features from 0 to 0.5")
     transformation = Transformation(relu, tukey)
 
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
         features, labels, reports = draw_virtual_features(
-            statistics, per_class, key, proportional=proportional, components=components
+            statistics, per_class, key, proportional=proportional, components=components, mix=mix
         )
         absent = sorted(set(range(last_linear(head).out_features)) - set(labels.tolist()))
-        return Made(*retrain(head, transformation(features), labels, local, key, absent), reports, transformation)
+        trained = retrain(head, transformation(features), labels, local, key, absent, held_out)
+        return Made(*trained, reports, transformation)
 
     return Finisher(make, StatisticsRequest(form, layers, components=components), virtual=per_class, bends=relu)
 
 
 @finisher
 def uscc(
-    per_class: int = 400, epochs: int = 20, lr: float = 0.01, batch: int = 64, covariance: str = "full"
+    per_class: int = 400,
+    epochs: int = 20,
+    lr: float = 0.01,
+    batch: int = 64,
+    covariance: str = "full",
+    mix: bool = True,
+    held_out: float = 0.0,
 ) -> Finisher:
     """Re-trains as ccvr does, with FedECCR's settings: its second stage.
 
@@ -228,11 +271,11 @@ def uscc(
         The learning rate.
     batch
         The batch size.
-    covariance
+    covariance, mix, held_out
         As in ccvr.
 
     Reference: Zeng et al., "FedECCR: Federated Learning Method with Encoding Comparison and Classification
     Rectification", CollaborateCom 2023, sections 3.3 and 4.1, Algorithm 2.
     """
     check_positive("uscc", per_class=per_class, epochs=epochs, batch=batch, lr=lr)
-    return ccvr(per_class=per_class, epochs=epochs, lr=lr, batch=batch, covariance=covariance)
+    return ccvr(per_class, epochs, lr, batch, covariance=covariance, mix=mix, held_out=held_out)

@@ -71,8 +71,9 @@ class ClassReport:
 class Gaussians:
     """The Gaussian of each class held, made on demand: one class's spread in memory at a time."""
 
-    def __init__(self, statistics: "ClassStatistics") -> None:
+    def __init__(self, statistics: "ClassStatistics", *, mix: bool = True) -> None:
         self.statistics = statistics
+        self.mix = mix  # small classes' covariances with the pooled one
         self.means = statistics.means()  # [P, d]
 
     @cached_property
@@ -103,13 +104,13 @@ class Gaussians:
         return self.statistics.form.spread(self, row)
 
 
-def pooled_weight(statistics: "ClassStatistics", row: int) -> tuple[int, float]:
+def pooled_weight(gaussians: Gaussians, row: int) -> tuple[int, float]:
     """How many examples a class has, and the weight of the pooled covariance in its own: 1 − (N − 1)/d.
 
-    It goes from 1 for a single example down to 0 where N reaches d + 1.
+    It goes from 1 for a single example down to 0 where N reaches d + 1. It is 0 where nothing is mixed.
     """
-    count = int(statistics.number[row])
-    return count, max(0.0, 1 - (count - 1) / statistics.width)
+    count = int(gaussians.statistics.number[row])
+    return count, max(0.0, 1 - (count - 1) / gaussians.statistics.width) if gaussians.mix else 0.0
 
 
 def factorise(covariance: Tensor) -> tuple[Spread, float]:
@@ -188,7 +189,7 @@ class Full:
     def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
         """The class's own covariance; that of a small class is mixed with the pooled one."""
         statistics = gaussians.statistics
-        label, count, weight = int(statistics.held[row]), *pooled_weight(statistics, row)
+        label, count, weight = int(statistics.held[row]), *pooled_weight(gaussians, row)
         own = self.scatter(statistics, row) / max(count - 1, 1)
         mixed = own if weight == 0 else (1 - weight) * own + weight * gaussians.within
         spread, clipped = factorise(mixed)
@@ -221,7 +222,7 @@ class Diagonal:
     def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
         """The class's own variances; those of a small class are mixed with the pooled ones."""
         statistics = gaussians.statistics
-        label, count, weight = int(statistics.held[row]), *pooled_weight(statistics, row)
+        label, count, weight = int(statistics.held[row]), *pooled_weight(gaussians, row)
         own = squares_around_mean(statistics, row) / max(count - 1, 1)
         mixed = own if weight == 0 else (1 - weight) * own + weight * gaussians.variance
         return Spread(None, mixed.clamp(min=0)), ClassReport(label, count, weight, negative_share(mixed))
@@ -304,7 +305,7 @@ class LowRank:
     def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
         """The class's own directions, the rest on the diagonal; a small class is mixed with the pooled diagonal."""
         statistics = gaussians.statistics
-        label, count, weight = int(statistics.held[row]), *pooled_weight(statistics, row)
+        label, count, weight = int(statistics.held[row]), *pooled_weight(gaussians, row)
         factor, rest = self._nystrom(statistics, row)
         factor, rest = factor / max(count - 1, 1) ** 0.5, rest / max(count - 1, 1)
         clipped = negative_share(torch.cat([factor.square().sum(1), rest]))

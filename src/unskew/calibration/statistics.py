@@ -69,6 +69,8 @@ def split_batch(batch: Any, device: torch.device, dtype: torch.dtype | None) -> 
             images = images.to(dtype)
     if isinstance(images, Tensor):
         images = images.to(device)
+    elif isinstance(images, Mapping):
+        images = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in images.items()}
     return images, as_labels(labels)
 
 
@@ -80,14 +82,37 @@ def as_labels(labels: Any) -> Tensor:
 
 
 def encode(encoder: nn.Module, images: Any, dtype: torch.dtype | None) -> Any:
-    """The encoder's features; where it refuses images of another floating-point type, they become its own first."""
+    """The encoder's features; where it refuses images of another type, they become its own first.
+
+    Whole numbers are refused instead: only their owner knows how they are normalized. Several inputs in a dict are
+    passed by name where the encoder takes no dict. Of an output with ``pooler_output`` (Hugging Face) these are the
+    features.
+    """
     try:
-        return encoder(images)
-    except RuntimeError as error:  # "expected … to have the same dtype", "Input type … and weight type …"
-        other = isinstance(images, Tensor) and images.is_floating_point() and images.dtype != dtype
-        if not other or dtype is None or not dtype.is_floating_point or "type" not in str(error):
+        found = encoder(images)
+    except TypeError:
+        if not isinstance(images, Mapping):
             raise
-    return encoder(images.to(dtype))
+        found = encoder(**images)
+    except RuntimeError as error:  # "expected … to have the same dtype", "Input type … and weight type …"
+        other = isinstance(images, Tensor) and images.dtype != dtype
+        if not other or dtype is None or not dtype.is_floating_point or "type" not in str(error).lower():
+            raise
+        if not images.is_floating_point():
+            raise UserError(
+                f"the images are {images.dtype}, the encoder takes {dtype}; normalize them as for training, such as "
+                "(images / 255 - mean) / std"
+            ) from error
+        found = encoder(images.to(dtype))
+    pooled = getattr(found, "pooler_output", None)
+    if isinstance(pooled, Tensor):
+        return pooled.flatten(1)
+    if not isinstance(found, Tensor) and isinstance(getattr(found, "logits", None), Tensor):
+        raise UserError(
+            f"the encoder returns {a_kind(found)} with logits, which are a classifier's output; give the part that "
+            "returns features, such as model.base_model, or a module that returns the tensor you want"
+        )
+    return found
 
 
 def check_batch(features: Any, labels: Tensor, classes: int) -> None:
@@ -291,6 +316,7 @@ class ClassStatistics:
         held, number = torch.unique_consecutive(labels[order], return_counts=True)
         if not len(held):
             return ClassStatistics.empty(classes, features.shape[1], form)
+        check_memory(form, len(held), features.shape[1])
         shapes = form.shapes(len(held), features.shape[1])
         sums = {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes.items()}
         parts = torch.split_with_sizes(features[order], number.tolist())

@@ -189,8 +189,10 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
 
 
 def _sent(result: Result) -> int | None:
-    """All bytes of the training, up and down."""
-    return None if result.bytes_up is None or result.bytes_down is None else result.bytes_up + result.bytes_down
+    """All bytes of the training, up and down, and of the calibrations' statistics."""
+    if result.bytes_up is None or result.bytes_down is None:
+        return None
+    return result.bytes_up + result.bytes_down + sum(row.bytes_up or 0 for row in result.calibrations.values())
 
 
 def _who(run: FinishedRun) -> str:
@@ -397,7 +399,7 @@ def _findings(results: Sequence[Result]) -> list[str]:
     if not sent:
         return list(sentences)
     least, most = format_bytes(min(sent)), format_bytes(max(sent))
-    return [*sentences, f"Training sent {least if least == most else f'{least} to {most}'} per run."]
+    return [*sentences, f"Training and calibration sent {least if least == most else f'{least} to {most}'} per run."]
 
 
 _RANKED = (
