@@ -84,7 +84,7 @@ transfer-table: $(READY) ## Fine-tune an ImageNet network on CIFAR-100 (UNSKEW_D
 one-exchange-table: $(READY) ## Measure one exchange of statistics against rounds and write docs/how-to/one-exchange.md: minutes
 	$(BIN)/python docs/generate/one_exchange_table.py
 
-long-tail-table: $(READY) ## measures calibrations on long tails (how-to/long-tail.md)
+long-tail-table: $(READY) ## Measure calibrations on long tails (UNSKEW_DATA) and write docs/how-to/long-tail.md: half an hour
 	$(BIN)/python docs/generate/long_tail_table.py
 
 epsilon-table: $(READY) ## Measure calibrations under differential privacy over ten draws and write docs/explanation/privacy.md: minutes
