@@ -499,7 +499,7 @@ def test_the_table_of_calibrations():
 WRONG_TEXTS = {
     "": "calibration is empty; give a name such as ccvr",
     "ccvx": "no calibration is called 'ccvx'; did you mean 'ccvr'?",
-    "fedavg": "no calibration is called 'fedavg'; choose from: ccvr, uscc, lda, ridge, oracle",
+    "fedavg": "no calibration is called 'fedavg'; choose from: ccvr, uscc, lda, ridge, qda, oracle",
     "ccvr + lda": "give a single calibration; adding methods or protections with + works only in a run's method",
     "ccvr(per_clas=5)": "calibration ccvr has no knob 'per_clas'; did you mean 'per_class'?",
     "ccvr(per_class=0)": "ccvr(per_class=0): give a number above 0",
