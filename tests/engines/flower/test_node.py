@@ -447,3 +447,18 @@ def test_a_run_does_not_go_on_with_data_that_changed_while_the_node_was_down(tmp
     header, _ = last.job()
     assert "data have changed since the run began" in refused(header)
     assert data.sha256 not in str(header)
+
+
+def test_a_job_that_a_later_one_overtook_is_not_done_and_costs_no_memory(tmp_path):
+    """The server gave up on the first and asked again; Flower may deliver the second one first."""
+    asking = Asking(make_node(tmp_path, 1), "scaffold").agree()
+    keeping = replace(VISIT, keep=True)
+    asking.number += 1
+    header, _ = asking.job(visits=[keeping])
+    assert header["kind"] == "done"
+    asking.number -= 2
+    assert "overtaken: the server has sent another message since message 2" in refused(asking.job(visits=[keeping])[0])
+    asking.number += 1
+    again, _ = asking.job(visits=[replace(keeping, ticket=header["results"][0]["ticket"])])
+    assert again["kind"] == "done"
+    assert "anew" not in again["results"][0]

@@ -255,10 +255,15 @@ class Seen:
         self._file = file
         self._below, self._numbers = _read(file)
 
-    def take(self, number: int) -> None:
-        """Remember the number; refuse it where it was seen, or is too old to tell."""
+    def take(self, number: int, *, in_order: bool = False) -> None:
+        """Remember the number; refuse it where it was seen, or is too old to tell.
+
+        ``in_order`` refuses a message that a later one has overtaken as well.
+        """
         if number in self._numbers or number < self._below:
             raise BadMessage(f"replayed: message {number} was seen before")
+        if in_order and number < max(self._numbers, default=0):
+            raise BadMessage(f"overtaken: the server has sent another message since message {number}")
         self._numbers = set(sorted({*self._numbers, number})[-REMEMBERED:])
         if len(self._numbers) == REMEMBERED:
             self._below = max(self._below, min(self._numbers))
