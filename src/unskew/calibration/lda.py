@@ -101,7 +101,7 @@ class Discriminant:
 def discriminate(statistics: ClassStatistics) -> Discriminant:
     """The linear discriminant for unseen features, as ``lda`` describes it."""
     means, within, number = statistics.means(), statistics.within(), statistics.number.double()
-    if not features_vary(means, within):
+    if statistics.noise is None and not features_vary(means, within):  # noise can hide all variance
         raise UserError("lda has no solution: the features do not vary within classes; check the encoder")
     values, vectors = torch.linalg.eigh((within + within.mT) / 2)
     limit = 0.0
