@@ -220,7 +220,7 @@ class CalibratedClassifier(nn.Module):
     @neutral()
     def tensors(self) -> Tensors:
         """All its values by name, on the CPU: what ``load_calibrated`` takes."""
-        steps = [float(self.layers), 0.0, 1.0, self.clip, float(self.width)]
+        steps = [float(self.layers), 0.0, 1.0, self.clip, *([float(self.width)] if self.width else [])]
         if isinstance(self.before, Transformation):
             steps[1:3] = [float(self.before.relu), self.before.tukey]
         lift = {"lift": self.before.weight.cpu()} if isinstance(self.before, Lift) else {}
@@ -260,7 +260,7 @@ class CalibratedClassifier(nn.Module):
 
 def load_calibrated(values: Tensors, cut: Callable[[int], tuple[nn.Module, nn.Module]]) -> tuple[nn.Module, nn.Module]:
     """Encoder and calibrated classifier, from ``CalibratedClassifier.tensors`` and the network that may be cut."""
-    layers, relu, tukey, clip, width = (*values["steps"].tolist(), 0.0)[:5]  # four in files of older versions
+    layers, relu, tukey, clip, width = (*values["steps"].tolist(), 0.0)[:5]  # the last one with a graph alone
     encoder, plain = cut(int(layers))
     before = Lift(values["lift"]) if "lift" in values else Transformation(bool(relu), tukey)
     state = tensors.under(values, "head.")
