@@ -182,6 +182,15 @@ def test_more_calibrations_are_added_to_a_run_that_is_there(tmp_path):
     assert one.state(tmp_path) == after  # what has more is enough
 
 
+def test_a_run_that_is_repeated_keeps_the_calibrations_of_its_record(tmp_path):
+    one = PlannedRun(name_training(SMALL), SMALL, ("lda",))
+    do_runs([one], tmp_path, at_once=1)
+    shutil.rmtree(tmp_path / "runs")
+    do_runs([PlannedRun(one.training, SMALL, (), ("skew",))], tmp_path, at_once=1)
+    found = read_record(tmp_path, one.training, 0)
+    assert found.has(["lda"], ["skew"])
+
+
 def test_a_run_that_diverges_is_written_down_and_not_tried_again(tmp_path, monkeypatch):
     wild = Config(**{**vars(SMALL), "lr": 1e6})
     job = PlannedRun(name_training(wild), wild)

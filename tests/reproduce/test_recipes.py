@@ -4,13 +4,16 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from unskew.analysis import parse_measure
 from unskew.core.errors import UserError
+from unskew.core.key import Key
 from unskew.reproduce import recipe as recipe_module
 from unskew.reproduce.cells import Variant, make_cells, name_training, select_cells
 from unskew.reproduce.figures import KINDS
+from unskew.reproduce.networks import few_examples
 from unskew.reproduce.plan import plan_runs, select_part
 from unskew.reproduce.recipe import SCALES, find_recipes, load_recipe, matches, parse_value, recipe_names
 from unskew.runs.config import OPTIONS, Config, checked
@@ -18,7 +21,7 @@ from unskew.runs.config import OPTIONS, Config, checked
 PAPER = Variant("paper")
 ASKED = (
     [f"ccvr/table{n}" for n in (1, 2, 3, 4, 5)]
-    + [f"ccvr/figure{n}" for n in (1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15)]
+    + [f"ccvr/figure{n}" for n in range(1, 16)]
     + [f"hsu/table{n}" for n in (1, 2, 3, 4, 5)]
     + [f"hsu/figure{n}" for n in (1, 2, 3, "4a", "4b", 5, 6, 7, "8a", "8b", 9, 10)]
     + [f"fedeccr/table{n}" for n in (1, 2, 3, 4)]
@@ -306,8 +309,15 @@ def test_at_the_papers_scale_all_seeds_share_one_partition_and_seed_0_is_the_run
         assert cell.config.partition_seed == 0
         assert cell.training(0) == name_training(plain)
         assert cell.training(1) == cell.training(2) != name_training(plain)
-        jobs = {
-            job.seed: job.config for job in plan_runs([(load_recipe(name), PAPER)]) if job.config.method == "fedavg"
-        }
+        jobs = {job.seed: job.config for job in plan_runs([(load_recipe(name), PAPER)]) if job.config.rounds}
         assert [jobs[seed].partition_seed for seed in (0, 1, 2)] == [None, 0, 0]
         assert make_cells(load_recipe(name), Variant("small"))[0].config.partition_seed is None
+
+
+def test_few_examples_leave_the_others_to_nobody():
+    labels = np.repeat(np.arange(100), 50)
+    client = few_examples(labels, 10, Key(0), examples=1000)
+    assert (client >= 0).sum() == 1000
+    assert set(client.tolist()) == set(range(-1, 10))
+    assert (client == few_examples(labels, 10, Key(0), examples=1000)).all()
+    assert (client != few_examples(labels, 10, Key(1), examples=1000)).any()

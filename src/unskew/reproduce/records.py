@@ -8,7 +8,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,11 @@ def make_record(out: Path, training: str, seed: int, measures: Sequence[str], fa
             if taken is not None:
                 known[text] = vars(taken.values)
     seen = [(row["round"], row["silhouette"]) for row in journal.read_during(path) if row.get("silhouette") is not None]
-    record = RunRecord(
-        training, read_result(path), _curve(read_metrics(path)), seen, known, describe_machine(), failure
-    )
+    result = read_result(path)
+    if isinstance(before, RunRecord) and before.result.weights_sha256 == result.weights_sha256:
+        # the run directory was deleted and the run repeated: what was made of it then still holds
+        result = replace(result, calibrations={**before.result.calibrations, **result.calibrations})
+    record = RunRecord(training, result, _curve(read_metrics(path)), seen, known, describe_machine(), failure)
     write_whole(record_file(out, training, seed), to_bytes(record))
     return record
 
