@@ -50,6 +50,8 @@ CALLS = {
     "draw_runs": (unskew.draw_runs, {"paths": ["nowhere"], "sources": "?"}),
     "resume": (unskew.resume, {"path": "@run", "data": data()}),
     "load": (unskew.load, {"path": "@run", "data": data()}),
+    "predict": (unskew.predict, {"path": "@run", "pictures": np.zeros((1, 1, 8, 8), np.uint8)}),
+    "export": (unskew.export, {"path": "@run", "form": "safetensors", "out": "@exported"}),
     "calibrate_run": (unskew.calibrate_run, {"path": "@run", "sources": "lda", "data": data()}),
     "analyse": (unskew.analyse, {"path": "@run", "sources": "?"}),
     "compare": (unskew.compare, {"runs": "@run", "columns": "method"}),

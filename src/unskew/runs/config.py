@@ -106,7 +106,8 @@ class Config:
     data: str = _option(
         "digits",
         "NAME",
-        "digits | cifar10 | … | folder:DIR | table:FILE.csv | arrays:FILE.npz | package.module:function",
+        "digits | cifar10 | … | folder:DIR | table:FILE.csv | coco:FILE.json | hf:NAME | arrays:FILE.npz | "
+        "package.module:function",
     )
     data_dir: str | None = _work(None, "DIR", "The folder of the published data sets.", "the variable UNSKEW_DATA")
     cache_dir: str | None = _work(

@@ -171,7 +171,10 @@ def _classify(predictor: Predictor, batches: Iterable[Bytes]) -> npt.NDArray[np.
 
 def find_pictures(given: str | Path | Sequence[str | Path]) -> tuple[Pictures, tuple[str, ...] | None]:
     """Where the pictures are, and their labels if a table has some."""
-    paths = [Path(given)] if isinstance(given, str | PathLike) else [Path(path) for path in given]
+    several = [given] if isinstance(given, str | PathLike) else given
+    if not isinstance(several, Sequence) or not all(isinstance(path, str | PathLike) for path in several):
+        raise UserError(f"pictures are paths or an array uint8 [N, ch, H, W], not {type(given).__name__}")
+    paths = [Path(path) for path in several]
     tables = [path for path in paths if path.suffix.lower() in TABLES]
     if tables and len(paths) > 1:
         raise UserError(f"{tables[0]} is a table; give one table alone, or pictures and folders")
