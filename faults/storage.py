@@ -96,8 +96,11 @@ class Moment:
             if number in self.entries or number in self.named:
                 self.restore(number, target / name, draw)
             else:
-                old, new = self.synced.get(number, b""), self.content.get(number, b"")
-                (target / name).write_bytes(old if old == new or draw.random() < 0.5 else new[: len(new) // 2])
+                old = self.synced.get(number, b"")
+                new = self.content.get(number, old)  # a file that was replaced in the meantime did not change
+                safe = len(old) if new.startswith(old) else 0  # of a file that grew, what was synced stays
+                torn = new[: (safe + len(new)) // 2]
+                (target / name).write_bytes(old if old == new or draw.random() < 0.5 else torn)
 
 
 class Disk:

@@ -62,7 +62,7 @@ def test_the_text_is_the_plainest_spelling_and_parses_back_to_the_same_needs(val
 
 def test_what_is_a_bound_and_what_each_needs():
     assert {name: build().bound for name, build in CALIBRATIONS.items()} == {
-        "ccvr": False, "uscc": False, "lda": False, "ridge": False, "oracle": True,
+        "ccvr": False, "uscc": False, "lda": False, "qda": False, "ridge": False, "oracle": True,
     }  # fmt: skip
     assert isinstance(oracle().needs, RealFeatures)
     assert lda(layers=2, expand=5).needs == StatisticsRequest(parse_calibration("lda").needs.form, 2, 5)

@@ -226,11 +226,11 @@ def test_a_functions_own_complaint_becomes_the_users_with_a_caret():
     )
 
 
-def test_a_functions_other_errors_stay_what_they_are():
+def test_a_functions_other_errors_are_shown_with_their_place():
     def build():
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(UserError, match=r"method f raises ZeroDivisionError.*\n.*test_text.py.*in build"):
         apply(parse_calls("f", "method")[0], build, "method")
 
 

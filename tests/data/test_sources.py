@@ -33,7 +33,7 @@ def write_python(folder, images, labels, key, names):
 
 
 def test_every_promised_name_is_in_the_table():
-    assert list(sources.SOURCES) == [*NAMES, *PHOTOGRAPHS, "folder", "arrays", "table"]
+    assert list(sources.SOURCES) == [*NAMES, *PHOTOGRAPHS, "folder", "table", "coco", "hf", "arrays"]
 
 
 @pytest.mark.parametrize("source", published.SETS.values(), ids=lambda s: s.name)
@@ -220,7 +220,15 @@ def test_a_set_not_found_lists_where_it_was_looked_for(tmp_path):
 def test_the_survey_lists_every_set_and_where_it_lies(tmp_path, write_cifar10):
     write_cifar10(tmp_path / "cifar-10-batches-bin")
     found = {source.spelling: where for source, where in sources.survey(tmp_path)}
-    assert list(found) == [*NAMES, *PHOTOGRAPHS, "folder:DIR", "arrays:FILE.npz", "table:FILE.csv"]
+    assert list(found) == [
+        *NAMES,
+        *PHOTOGRAPHS,
+        "folder:DIR",
+        "table:FILE.csv",
+        "coco:FILE.json",
+        "hf:NAME",
+        "arrays:FILE.npz",
+    ]
     assert found["digits"] == "inside scikit-learn"
     assert found["cifar10"] == str(tmp_path / "cifar-10-batches-bin")
     assert found["mnist"] == "not found"

@@ -183,7 +183,7 @@ def test_comparison_in_every_format(capsys):
     assert "s0 +1" in table
     assert "±" in table
     _, table, _ = unskew(capsys, "compare", "s0", "s1", "--each")
-    assert "s1" in table
+    assert table.count("fedavg") == 2 or "seed" in table
     _, text, _ = unskew(capsys, "compare", "s0", "s1", "--each", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
     _, text, _ = unskew(capsys, "compare", "s0", "s1", "--format", "json")

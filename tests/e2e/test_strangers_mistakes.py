@@ -75,7 +75,7 @@ def test_a_name_that_leads_nowhere(capsys, flag, change, message):
         ("--engine", "outside_engines:knobs(seed=high)", "seed must be a whole number, not high"),
         ("--engine", "outside_engines:knobs + loop", "give one engine"),
         ("--log", "outside_loggers:nothing", "it returns None without start, write, close"),
-        ("--log", "outside_loggers:broken", "cannot be opened: ConnectionError: no server"),
+        ("--log", "outside_loggers:broken", "--log outside_loggers:broken raises ConnectionError: no server"),
         ("--log", "outside_loggers:lines + outside_loggers:lines", "give one --log per logger"),
     ],
 )

@@ -206,6 +206,8 @@ def compare_volatility(runs: Mapping[str, Curves]) -> list[str]:
     if len(found) < 2:
         return []
     (least, steady), (most, unsteady) = min(found), max(found)
+    if most - least < 1e-4:  # equal as printed
+        return []
     return [
         f"Accuracy is steadiest from one evaluation to the next with {steady} (volatility {100 * least:.2f} points) "
         f"and least steady with {unsteady} ({100 * most:.2f} points)."

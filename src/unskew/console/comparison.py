@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from unskew.console.progress import Json, out
+from unskew.core.errors import UserError, nearest
 from unskew.core.units import counted
 from unskew.report.table import FORMATS
 from unskew.report.table import compare as compare_runs
@@ -62,6 +63,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare finished runs in a table; runs that differ only in the seed share a row, mean ± deviation."""
+    if form not in FORMATS:
+        raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
     paths = runs_named(paths)
     note_unsealed([*paths, *([baseline] if baseline else [])])
     table = compare_runs(*paths, baseline=baseline, at_round=at_round, at_batch=at_batch, columns=columns, each=each)

@@ -29,7 +29,7 @@ COMMANDS = {  # command: its function or group of commands, and its line in unsk
     "check": ("study:check", "Check a run directory for damaged files."),
     "compare": ("comparison:compare", "Compare finished runs in a table."),
     "predict": ("inference:predict", "Classify new pictures with a finished run."),
-    "export": ("inference:export", "Write a model as ONNX, TorchScript, torch.export or safetensors."),
+    "export": ("inference:export", "Write a finished run's model for other programs."),
     "partition": ("data:partition", "Draw a partition, report its skew, write it to a file."),
     "methods": ("training:show_methods", "List the methods, or describe one."),
     "check-method": ("study:check_method", "Test a method, ours or yours, against the laws."),

@@ -41,7 +41,6 @@ def read_folder(request: Request) -> tuple[Pictures, Rows, str]:
     if not request.path or not (is_folder(root) or root.suffix.lower() == ".zip"):
         given = f"{cut(request.name)}: {brief(request.path)} is not a folder"
         raise UserError(f"{given}; give a folder that contains one folder per class, or such a .zip")
-    request.say(f"listing the pictures in {root}", 0, 0)
     inside = sorted(_members(root) if root.suffix.lower() == ".zip" else _walk(root))
     inside = [parts for parts in inside if not any(p.startswith(".") or p.lower() in _IGNORED for p in parts)]
     train, test, notes = _find_parts(root, inside)

@@ -111,8 +111,9 @@ def split_by_data(jobs: Sequence[PlannedRun], data_dir: str | None) -> tuple[lis
 def explain_missing_data(missing: Sequence[str], command: str, stand_ins: Sequence[str]) -> str:
     """One message: which data are missing, how to get them, and what runs without them."""
     found = {source.name: source for source, _ in map(sources.parse, missing)}
-    fetched = [f"unskew data fetch {name} --data-dir DIR" for name, source in found.items() if source.download]
-    others = [name for name, source in found.items() if not source.download]
+    whole = [name for name, source in found.items() if source.download and not source.download.splits]
+    fetched = [f"unskew data fetch {name} --data-dir DIR" for name in whole]
+    others = [name for name in found if name not in whole]
     text = f"these data sets are not on this machine: {', '.join(found)}"
     if fetched:
         text += f"; download them with: {'; '.join(fetched)}; then give --data-dir DIR or set UNSKEW_DATA"
