@@ -59,9 +59,11 @@ def test_figures_go_beside_the_runs(runs, tmp_path, capsys, monkeypatch):
         (tmp_path / "all" / f"run{place}").parent.mkdir(exist_ok=True)
         (tmp_path / "all" / f"run{place}").symlink_to(run)
     monkeypatch.chdir(tmp_path)
-    assert unskew_says(capsys, "analyse", "all", "--against", "round")[1].strip() == "all/figures/curves-round.svg"
+    assert (
+        unskew_says(capsys, "analyse", "all", "--against", "round")[1].strip().endswith("all/figures/curves-round.svg")
+    )
     said = unskew_says(capsys, "analyse", "all/run0", "all/run2", "curves", "--against", "round")[1]
-    assert said.strip() == "all/figures/curves-round.svg"
+    assert said.strip().endswith("all/figures/curves-round.svg")
 
 
 def test_one_run_in_a_chosen_size(runs, tmp_path):

@@ -192,7 +192,7 @@ def test_comparison_in_every_format(capsys):
     _, text, _ = unskew(capsys, "compare", "s0", "s1", "--format", "markdown")
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
     _, text, _ = unskew(capsys, "compare", "s0", "s1", "--format", "latex")
-    assert text.splitlines()[0].startswith("\\begin{tabular}")
+    assert "\\begin{tabular}" in text
 
 
 def test_a_partition_written_and_read_again_gives_the_same_run(capsys, run):
