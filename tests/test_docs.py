@@ -53,8 +53,11 @@ def test_a_tutorial_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     for kind, title, text in STEP.findall(page.read_text()):
         if title:
             Path(title).write_text(text)
+            monkeypatch.delitem(sys.modules, Path(title).stem, raising=False)  # that of another page
         else:
             run_snippet(kind, text)
+    for title in tmp_path.glob("*.py"):
+        sys.modules.pop(title.stem, None)
 
 
 def test_the_commands_of_the_federation_tutorial_exist_with_their_options(capsys):
