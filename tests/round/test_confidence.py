@@ -50,7 +50,7 @@ def test_probabilities_that_are_right_keep_their_temperature():
 
 
 def test_a_temperature_that_does_not_lower_the_error_is_not_used():
-    """Few labels are right, at a confidence that says so; a lower loss would need a higher error."""
+    """Few labels are right, and the confidence is as low; a lower loss would need a higher error."""
     logits = torch.tensor([[2.0, 0.0], [0.0, 0.0]]).repeat(50, 1)
     labels = torch.tensor([0, 0]).repeat(50)
     found = read_confidence(confidence_sums(logits, labels, torch.arange(100) // 2))
