@@ -1,5 +1,6 @@
 """MkDocs hooks: pages from outside docs/ join the site, and every link works both in the repository and on the site."""
 
+import ast
 import base64
 import json
 import logging
@@ -11,6 +12,7 @@ from mkdocs.structure.files import File, Files
 
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
+PACKAGE = ROOT / "src" / "unskew"
 RESULTS = ROOT / "recipes" / "results"
 OUTSIDE = {
     ROOT / "CHANGELOG.md": "project/changelog.md",
@@ -32,6 +34,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are kept outside docs/."""
     for path, place in OUTSIDE.items():
         files.append(File.generated(config, place, abs_src_path=str(path)))
+    files.append(File.generated(config, "reference/modules.md", content=modules_page()))
     for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
         place = f"notebooks/{path.stem}"
         text, pictures = notebook_page(json.loads(path.read_text(encoding="utf-8")), path.stem)
@@ -39,6 +42,22 @@ def on_files(files: Files, config: Any) -> Files:
         for name, content in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
+
+
+def modules_page() -> str:
+    """Every module with the first paragraph of its docstring, a table per package."""
+    parts = ["# Modules", "Paths are below `src/unskew/`; tests are in the folder of the same name in `tests/`."]
+    for folder in [PACKAGE, *sorted(path for path in PACKAGE.rglob("*") if (path / "__init__.py").exists())]:
+        name = folder.relative_to(PACKAGE).as_posix()
+        rows = [f"| `{path.name}` | {_summary(path)} |" for path in sorted(folder.glob("*.py"))]
+        parts += [f"## `{name}/`" if folder != PACKAGE else "## `unskew/`"]
+        parts += ["\n".join(["| module | contents |", "| --- | --- |", *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n\n")[0].replace("\n", " ").replace("``", "`").replace("|", "\\|")
 
 
 def notebook_page(notebook: dict[str, Any], stem: str) -> tuple[str, dict[str, bytes]]:
