@@ -96,12 +96,7 @@ class Calibrator:
 
     def request(self, needs: StatisticsRequest) -> StatisticsRequest:
         """What the clients are asked: what the calibration needs, under the algorithm's protections."""
-        budget = self.algorithm.private
-        clip = 0.0 if budget is None else budget.clip
-        if budget is not None and self.algorithm.secure:  # rounding to fixed point may lengthen the sum
-            sigma = _guarantee(budget).sigma if self._clients_add_noise else 0.0
-            clip = Layout.of(self._classes, self._width(needs), needs.form).shorter(clip, sigma)
-        return replace(needs, min_count=self.algorithm.withhold, clip=clip)
+        return protected_request(needs, self.algorithm, self._classes, self._width(needs))
 
     def statistics(self, finisher: Finisher, request: StatisticsRequest) -> tuple[ClassStatistics, int, float]:
         """What was asked for, of all clients together; bytes and seconds."""
@@ -172,6 +167,16 @@ class Calibrator:
         owner, count = class_cells(self.side)
         held = np.bincount(owner[count >= request.min_count], minlength=int(owner.max()) + 1)[np.unique(owner)]
         return sum(statistics_bytes(request.form, int(classes) * request.components, width) for classes in held)
+
+
+def protected_request(needs: StatisticsRequest, algorithm: "Algorithm", classes: int, width: int) -> StatisticsRequest:
+    """The request with the algorithm's protections: the smallest class that is sent, the length of features."""
+    budget = algorithm.private
+    clip = 0.0 if budget is None else budget.clip
+    if budget is not None and algorithm.secure:  # rounding to fixed point may lengthen the sum
+        sigma = _guarantee(budget).sigma if budget.release else 0.0
+        clip = Layout.of(classes, width, needs.form).shorter(clip, sigma)
+    return replace(needs, min_count=algorithm.withhold, clip=clip)
 
 
 def gather_statistics(

@@ -286,7 +286,7 @@ class _Part:
         if self.signer is not None and self._terms is None:
             raise UserError("the server sends nothing that the other members have signed")
         publics = {number: public for number, public in zip(self.numbers, keys, strict=True) if public}
-        about = describe(self._job.inner, self._terms)
+        about = describe(self._job.inner, self._terms, self._job.members)
         agreement = Agreement(self.member.session, self._job.threshold, publics, about)
         self.member.check(agreement)
         return agreement
@@ -354,8 +354,10 @@ class _Part:
         self.sessions.open(
             self._visit.client, self._job.session, agreement.digest, survivors(masked, ()), question, self._visit.repeat
         )
-        if self.signer is not None and self._terms is not None:
-            self.signer.pin(self.signer.subject(self._job.inner, self._terms.shared, self._terms.key), here)
+        if self.signer is not None and (terms := self._terms) is not None:
+            terms_of = dict(zip(self.numbers, zip(terms.weights, terms.takes, strict=True), strict=True))
+            subject = self.signer.subject(self._job.inner, terms.shared, terms.key)
+            self.signer.pin(subject, {number: terms_of[number] for number in here})
         return question
 
     def work(self, shared: Tensors, key: Key) -> Reply:
@@ -426,10 +428,10 @@ def digest_of_key(key: Key) -> bytes:
     return hashlib.sha256(b"unskew key 1 " + key.number().to_bytes(16, "big")).digest()
 
 
-def describe(job: Job, terms: Terms | None = None) -> str:
-    """A job as the text that all members agree on; with the terms of a signed sum."""
+def describe(job: Job, terms: Terms | None = None, members: Sequence[Pair] = ()) -> str:
+    """A job as the text that all members agree on; with the terms of a signed sum, and the order that they are in."""
     text = json.dumps(encode_job(job), sort_keys=True)
-    return text if terms is None else f"{text} {terms.digest}"
+    return text if terms is None else f"{text} {terms.digest} {json.dumps(members)}"
 
 
 def _bytes(content: bytes) -> Tensor:
@@ -533,7 +535,10 @@ class _Session:
             )
             keys = [public if index in present else NOBODY for index, public in enumerate(keys)]
         agreement = Agreement(
-            about[0], self.needed, {numbers[index]: keys[index] for index in present}, describe(self.inner, terms)
+            about[0],
+            self.needed,
+            {numbers[index]: keys[index] for index in present},
+            describe(self.inner, terms, members),
         )
         self._count(present, up=PUBLIC_BYTES, down=PUBLIC_BYTES * len(present))
 

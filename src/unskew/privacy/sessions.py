@@ -10,7 +10,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -122,17 +122,24 @@ class PinnedSums:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def __call__(self, subject: str, members: Sequence[int]) -> None:
-        """Remember these members for the subject; refused where it was summed over others."""
+    def __call__(self, subject: str, members: Mapping[int, tuple[float, int | None]]) -> None:
+        """Remember the members of this subject's sum, each with its weight and number of examples (None: all).
+
+        Refuse the sum where they differ from those of an earlier one.
+        """
         file = self._folder / hashlib.sha256(subject.encode()).hexdigest()[:32]
-        content = hashlib.sha256(b"".join(number.to_bytes(8, "big") for number in sorted(members))).digest()
-        known = read_content(file, DIGEST_BYTES)
+        content = b"".join(
+            hashlib.sha256(repr(part).encode()).digest() for part in (sorted(members), sorted(members.items()))
+        )
+        known = read_content(file, 2 * DIGEST_BYTES)
         if known is None:
             write_whole(file, content)
         elif known != content:
+            same = known[:DIGEST_BYTES] == content[:DIGEST_BYTES]
+            what = "with other weights or numbers of examples" if same else "over other clients"
             raise UserError(
-                f"{subject.split()[0]} has been summed over other clients; the difference between both sums would "
-                "reveal those that are in one of them"
+                f"{subject.split()[0]} has been summed {what}; the difference between both sums would reveal single "
+                "clients"
             )
 
 

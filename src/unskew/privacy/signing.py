@@ -6,7 +6,7 @@ invent members nor replace their keys. In the session a member then signs with a
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -128,7 +128,7 @@ class Signer:
     registered: Registered
     context: bytes
     subject: Callable[[Job, bytes, bytes], str]
-    pin: Callable[[str, Sequence[int]], None]
+    pin: Callable[[str, Mapping[int, tuple[float, int | None]]], None]
     say: Callable[[str], None] = lambda line: None
 
     @cached_property

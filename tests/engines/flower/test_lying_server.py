@@ -384,6 +384,34 @@ def test_a_second_sum_under_the_same_model_without_one_client_is_refused(tmp_pat
     assert not server.train_again([visit for visit in VISITS if visit.client != 2], moved(first), 2).void
 
 
+def test_a_second_sum_in_which_one_client_uses_fewer_examples_is_refused(tmp_path):
+    """All members are the same and agree; the difference of both sums would still be one client's alone."""
+    server, ones = LyingServer(tmp_path, honest), [replace(visit, weight=1.0) for visit in VISITS]
+    assert not server.train(visits=ones).void
+    fewer = [replace(visit, take=16) if visit.client == 2 else visit for visit in ones]
+    assert server.train_again(fewer).void
+    assert "train has been summed with other weights or numbers of examples" in server.refusals("mask-survivors")[-1]
+    assert server.train_again(VISITS).void  # as would be solving for two clients with two sets of weights
+    assert not server.train_again(ones).void
+
+
+def test_members_cannot_change_places_after_they_have_signed(tmp_path):
+    """Terms are lists by member: in another order client 2 would take client 1's number of examples for its own."""
+    visits = [Visit(number, 1.0, take=16 + number) for number in range(4)]
+
+    def lie(server, node, fields, sent):
+        job = fields.get("job", {})
+        if node == VICTIM and job.get("type") == "masked":
+            for values in (job["members"], job["keys"], job["sharing"]):
+                values[1], values[2] = values[2], values[1]
+            fields["visits"][0]["take"] = 17
+
+    server = LyingServer(tmp_path, lie)
+    server.train(visits=visits)
+    assert "only 0 of 4 members have signed what client 2 was told" in server.refusals("masked")[0]
+    assert not server.sent("masked")
+
+
 def test_statistics_are_asked_of_one_set_of_clients_under_whatever_model(tmp_path):
     from unskew.calibration.covariances import Diagonal
     from unskew.calibration.federated import secure_statistics

@@ -14,7 +14,7 @@ from unskew.calibration.jobs import FixedPointMoments, Moments
 from unskew.core.errors import UserError
 from unskew.core.types import Visit
 from unskew.engines.flower.policy import Policy, commented, read_policy
-from unskew.privacy.secure_sum import MaskKeys
+from unskew.privacy.secure_sum import Masked, MaskKeys
 from unskew.round import statistics
 from unskew.round.client import Train
 from unskew.round.evaluation import Evaluate
@@ -119,10 +119,10 @@ def test_a_run_that_the_owner_does_not_allow_is_refused_before_it_begins(tmp_pat
 
 
 def test_a_network_that_does_not_fit_in_memory_is_refused_before_it_is_made(tmp_path):
-    """A million classes on lenet-64 are gigabytes of parameters; nothing of them is allocated."""
-    classes = tuple(map(str, range(500_000)))
+    """Its parameters would take 2.5 GB; nothing of them is allocated."""
+    classes = tuple(map(str, range(300_000)))
     asking = asking_of(tmp_path)
-    blueprint = replace(asking.agreement.blueprint, model="resnet-18", classes=len(classes))
+    blueprint = replace(asking.agreement.blueprint, model="resnet-50", classes=len(classes))
     header, _ = asking.ask("agree", agreement=replace(asking.agreement, blueprint=blueprint, classes=classes).to_json())
     assert "1,000 MB are the most here" in refused(header)
 
@@ -176,11 +176,40 @@ def test_the_update_of_a_few_examples_is_refused(tmp_path):
     assert asking.job(visits=[replace(VISIT, weight=1.0, take=16)])[0]["kind"] == "done"
 
 
+@pytest.mark.parametrize(("steps", "batch", "allowed"), [(1, 1, False), (3, 5, False), (4, 4, True), (1, 500, True)])
+def test_a_few_steps_on_a_few_examples_are_refused_like_a_few_examples(tmp_path, steps, batch, allowed):
+    asking = asking_of(tmp_path)
+    blueprint = asking.agreement.blueprint
+    local = replace(blueprint.local, steps=steps, batch=batch)
+    asking.agreement = replace(asking.agreement, blueprint=replace(blueprint, local=local))
+    header, _ = asking.agree().job()
+    assert header["kind"] == "done" if allowed else "16 are the fewest here" in refused(header)
+
+
 def test_a_server_that_ignores_withhold_is_refused(tmp_path):
     asking = asking_of(tmp_path, "fedavg + lda + withhold(5)").agree()
-    assert "withhold(5) was agreed on" in refused(asking.job(moments(form=Shared(), min_count=0))[0])
-    assert "withhold(5) was agreed on" in refused(asking.job(moments(form=Shared(), min_count=4))[0])
+    for count in (0, 4, 6):
+        wrong = f"leaves out classes below {count} examples; 5 was agreed on"
+        assert wrong in refused(asking.job(moments(form=Shared(), min_count=count))[0])
     assert asking.job(moments(form=Shared(), min_count=5))[0]["kind"] == "done"
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_statistics_that_leave_out_other_examples_than_agreed_are_refused(tmp_path, masked):
+    """The difference of two sums, one without classes of a single example, or with long features cut, is an example."""
+    asking = asking_of(tmp_path, "fedavg + lda + secure" if masked else "fedavg + lda").agree()
+    four = tuple((client, 0) for client in range(4))
+
+    def job(**changes):
+        request = StatisticsRequest(form=Shared(), **changes).to_plain()
+        session = (bytes(31) + b"1", 3, FixedPointMoments(request, 10, 64, 24, 4), four)
+        return encode_job(Masked(*session, (bytes(64),) * 4, (True,) * 4) if masked else Moments(request))
+
+    header, _ = asking.job(job())
+    assert header["kind"] == "done"  # what is missing in the masked one is the next check's business
+    for changes in ({"min_count": 2}, {"clip": 3.0}):
+        assert "was agreed on" in refused(asking.job(job(**changes))[0])
+        assert asking.job(job(**changes), shared={})[1] == []  # nor under the model of an earlier job
 
 
 def test_a_server_cannot_make_parts_of_one_example(tmp_path):

@@ -80,16 +80,16 @@ def read_field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ..
 
 MAX_TEXT = 200  # characters of a name
 MAX_SHOWN = 500  # characters of the other side's words
-MAX_CLASSES = 10**6
+MAX_CLASSES = 300_000  # a landmark set has 203,094
 MAX_CLIENTS = 10**6  # numbers of clients are below this: tables have a row for each number
 MAX_EXAMPLES = 5 * 10**7  # of all clients of a node: the server lists them
 
 Text = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 Count = Annotated[int, Meta(ge=0, le=MAX_EXAMPLES)]
 Number = Annotated[int, Meta(ge=0, lt=MAX_CLIENTS)]  # of a client
-Side = Annotated[int, Meta(gt=0, le=2**16)]  # of an image
-Mean = Annotated[float, Meta(ge=-100, le=100)]  # of pixels, which are from 0 to 1
-Deviation = Annotated[float, Meta(ge=1e-9, le=100)]
+Side = Annotated[int, Meta(gt=0, le=4096)]  # of an image
+Mean = Annotated[float, Meta(ge=0, le=1)]  # of pixels, which are from 0 to 1
+Deviation = Annotated[float, Meta(ge=1e-9, le=1)]
 Run = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Commitment = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
 

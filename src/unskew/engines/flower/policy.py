@@ -18,6 +18,7 @@ from torch import Tensor
 
 from unskew import methods, models
 from unskew.calibration import CALIBRATIONS
+from unskew.calibration.federated import protected_request
 from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.jobs import FixedPointMoments, Moments
 from unskew.core import text
@@ -26,6 +27,7 @@ from unskew.core.files import read_content, record_from
 from unskew.core.plugins import Plugin, find_plugins, parse_plugin, plugin_sha256
 from unskew.core.types import Job, Tensors, Visit
 from unskew.core.units import counted, format_bytes
+from unskew.data.batches import examples_for
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.codec import BadMessage
 from unskew.engines.flower.promises import Purpose, name_of
@@ -203,10 +205,12 @@ class Policy:
             raise BadMessage("it asks for statistics without noise; this node requires private(release=true)")
         if isinstance(job, SecureJob):
             self._check_sum(job)
-        for visit in visits:
-            if visit.take is not None and visit.take < min(self.min_update, sizes[visit.client]):
+        for visit in visits if purpose.trains else ():
+            size = sizes[visit.client] if visit.take is None else visit.take
+            used = min(size, examples_for(size, algorithm.local))  # few steps of small batches do not see all of them
+            if used < min(self.min_update, sizes[visit.client]):
                 raise BadMessage(
-                    f"it asks for an update of {counted(visit.take, 'example')}; {self.min_update} are the fewest here"
+                    f"it asks for an update of {counted(used, 'example')}; {self.min_update} are the fewest here"
                 )
 
     def check_statistics(self, job: Job, side: ClientSide, shared: Tensors) -> None:
@@ -219,15 +223,17 @@ class Policy:
         agreed = [each.needs for each in side.algorithm.finish if isinstance(each.needs, StatisticsRequest)]
         if request.components > max((needs.components for needs in agreed), default=1):
             raise BadMessage(f"it asks for {request.components} parts of each class, which was not agreed on")
-        if request.min_count < side.algorithm.withhold:
-            raise BadMessage(
-                f"it asks for classes of {counted(request.min_count, 'example')}; withhold({side.algorithm.withhold}) "
-                "was agreed on"
-            )
-        if (budget := side.algorithm.private) is not None and not 0 < request.clip <= budget.clip:
-            raise BadMessage(f"it clips features to {request.clip:g}; {budget.clip:g} was agreed on")
         side.load(shared, training=False)
         width, classes = request.encoder(side.network, side.train.shape)[1], side.network.classifier.out_features
+        # two sums that differ in what they leave out differ by single examples
+        protected = protected_request(request, side.algorithm, classes, width)
+        for name, words in (
+            ("min_count", "leaves out classes below {:g} examples"),
+            ("clip", "clips features to {:g}"),
+        ):
+            given, agreed_on = getattr(request, name), getattr(protected, name)
+            if given != agreed_on:
+                raise BadMessage(f"it {words.format(given)}; {agreed_on:g} was agreed on")
         size = 8 * request.components * classes
         size += 8 * sum(math.prod(shape) for shape in request.form.shapes(classes * request.components, width).values())
         if size > self.max_statistics * MEGABYTE:
