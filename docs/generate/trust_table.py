@@ -14,21 +14,21 @@ AT_PAPER = ("ours/calibrations", "ccvr/table3", "ccvr/table5")  # whose cells at
 
 # what the papers say with a figure that has no numbers: the recipe, and for each cell what it is called here
 FINDINGS: tuple[tuple[str, str, dict[tuple[str, str], str]], ...] = (
-    ("Local models are less alike where data are skewed, the classifier least of all (mean CKA)", "ccvr/figure2",
-     {("first layer", "IID"): "even data: first layer", ("middle layer", "IID"): "middle", ("classifier", "IID"):
+    ("Skew makes local models less similar, the classifier most (mean CKA)", "ccvr/figure2",
+     {("first layer", "IID"): "iid: first layer", ("middle layer", "IID"): "middle", ("classifier", "IID"):
       "classifier", ("first layer", "α = 0.1"): "α = 0.1: first layer", ("middle layer", "α = 0.1"): "middle",
       ("classifier", "α = 0.1"): "classifier"}),
-    ("FedProx's and MOON's local models are more alike than FedAvg's (mean CKA of the classifier)", "ccvr/figure11",
+    ("FedProx and MOON keep local models more similar (mean CKA of the classifier)", "ccvr/figure11",
      {("FedAvg", "α = 0.1"): "FedAvg", ("FedProx", "α = 0.1"): "FedProx", ("MOON", "α = 0.1"): "MOON"}),
-    ("A local classifier's rows are long for the classes that a client has (correlation with the label counts)",
+    ("A local classifier's row norms follow its label counts (correlation)",
      "ccvr/figure3", {("rows follow label counts, first round", "α = 0.1"): "first round",
                       ("rows follow label counts, at the end", "α = 0.1"): "at the end"}),
-    ("At the end they are more uneven where data are skewed (deviation of local rows' lengths by the mean)",
-     "ccvr/figure3", {("unevenness of local classifiers' rows, at the end", "IID"): "even data",
+    ("Skew makes local row norms more uneven at the end (deviation over mean)",
+     "ccvr/figure3", {("unevenness of local classifiers' rows, at the end", "IID"): "iid",
                       ("unevenness of local classifiers' rows, at the end", "α = 0.1"): "α = 0.1"}),
-    ("With MOON they are not long for the classes that a client has, in the first round", "ccvr/figure12",
+    ("With MOON, row norms do not follow label counts in the first round", "ccvr/figure12",
      {("MOON, round 1", "α = 0.1"): "first round", ("MOON, the last round", "α = 0.1"): "at the end"}),
-    ("The classifier's rows are more even after CCVR (deviation of their lengths by the mean)", "ccvr/figure10",
+    ("CCVR makes row norms more even (deviation over mean)", "ccvr/figure10",
      {("FedAvg", "α = 0.1"): "before", ("FedAvg + CCVR", "α = 0.1"): "after"}),
 )  # fmt: skip
 
@@ -44,17 +44,15 @@ def differences_table() -> str:
 
 
 def paper_table() -> str:
-    """Every cell that was run at the paper's scale, beside the paper's value."""
-    lines = []
-    seen = set()
+    """Every method that was run at the paper's scale: ours for each skew, the paper's value in brackets."""
+    rows: dict[str, dict[str, str]] = {}
     for name in AT_PAPER:
-        result = read_table(load_recipe(name), Variant("paper"), KEPT)
-        for each in result.cells:
-            key = (each.cell.training(), each.cell.after)
-            if each.ours is not None and key not in seen:
-                seen.add(key)
-                lines.append(_beside(result, each))
-    return _table(["", "skew", "paper, %", "ours, %", "seeds", "gain in the paper", "our gain"], lines)
+        for each in read_table(load_recipe(name), Variant("paper"), KEPT).cells:
+            if each.ours is not None:
+                rows.setdefault(each.cell.row.name, {}).setdefault(each.cell.column.name, _next_to_paper(each))
+    columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
+    lines = [[row, *(cells.get(column, "") for column in columns)] for row, cells in rows.items()]
+    return _table(["ours (paper), %", *columns], lines)
 
 
 def findings_table() -> str:
@@ -63,7 +61,7 @@ def findings_table() -> str:
     for said, name, cells in FINDINGS:
         results = [read_table(load_recipe(name), Variant(scale), KEPT) for scale in ("small", "paper")]
         lines.append([said, name, *(_measured(result, cells) for result in results)])
-    return _table(["the paper says", "recipe", "at `small`", "at the paper's scale"], lines, numbers=False)
+    return _table(["the paper's finding", "recipe", "at `small`", "at the paper's scale"], lines, numbers=False)
 
 
 def _measured(result: TableResult, cells: Mapping[tuple[str, str], str]) -> str:
@@ -72,12 +70,8 @@ def _measured(result: TableResult, cells: Mapping[tuple[str, str], str]) -> str:
     return ", ".join(known) or "not run"
 
 
-def _beside(result: TableResult, each: CellResult) -> list[str]:
-    gain = result.gain(each)
-    paper = "" if gain is None or gain.paper is None else f"{gain.paper:+.2f}"
-    ours = "" if gain is None or gain.ours is None else f"{gain.ours:+.2f}"
-    printed = "" if each.paper is None else str(each.paper)
-    return [each.cell.row.name, each.cell.column.name, printed, each.words(), str(len(each.values)), paper, ours]
+def _next_to_paper(each: CellResult) -> str:
+    return each.words() if each.paper is None else f"{each.words()} ({each.paper})"
 
 
 def _points(gain: Gain) -> str:
