@@ -151,7 +151,7 @@ def test_a_notebook_runs_and_gives_as_many_outputs_as_it_shows(path, tmp_path):
 
 
 PACKAGE = ROOT / "src" / "unskew"
-EXAMPLE_FILES = {"mine.py", "mine_data.py"}  # what a page tells its reader to write
+EXAMPLE_FILES = {"mine.py"}  # what a page tells its reader to write
 
 
 def missing_paths(text: str) -> list[str]:
@@ -177,19 +177,6 @@ def test_every_path_that_a_page_names_exists(page):
 def test_a_path_that_does_not_exist_is_noticed():
     text = "`round/driver.py` `driver.py`, `engines/memory.py` src/unskew/algorithm.py `tests/nowhere/` `memories.py`"
     assert missing_paths(text) == ["engines/memory.py", "memories.py", "src/unskew/algorithm.py", "tests/nowhere/"]
-
-
-def test_the_method_of_the_tour_keeps_the_laws(tmp_path, monkeypatch):
-    from unskew.checks import check_method
-
-    code = next(
-        text
-        for kind, text in BLOCK.findall((ROOT / "docs" / "explanation" / "tour.md").read_text())
-        if kind == "python"
-    )
-    (tmp_path / "mine_from_the_tour.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert check_method("mine_from_the_tour:label_smoothing")
 
 
 def test_every_recipe_is_a_recipe():

@@ -1,12 +1,6 @@
-"""Writes the table in docs/reference/options.md from the options' descriptions."""
+"""The table of options that the site shows on docs/reference/options.md."""
 
-from pathlib import Path
-
-from unskew.core.files import write_whole
 from unskew.runs.config import OPTIONS, Option
-
-PAGE = Path(__file__).parents[1] / "reference" / "options.md"
-BEGIN, END = "<!-- options -->\n", "<!-- /options -->\n"
 
 
 def options_table() -> str:
@@ -19,23 +13,13 @@ def options_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def page_with(table: str, page: str) -> str:
-    """The page with this table between the two marks."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + "\n" + table + "\n" + END + rest.partition(END)[2]
-
-
 def _takes(option: Option) -> str:
     if option.choices:
         return " or ".join(f"`{choice}`" for choice in option.choices)
-    kind = {int: "a whole number", float: "a number", bool: "a switch", str: "a text"}[option.kind]
+    kind = {int: "an integer", float: "a number", bool: "a switch", str: "text"}[option.kind]
     limits = option.limits.removeprefix("a number ")
     return f"{kind}, {limits}" if limits else kind
 
 
 def _default(option: Option) -> str:
     return option.otherwise if option.default is None else f"`{option.default_text}`"
-
-
-if __name__ == "__main__":
-    write_whole(PAGE, page_with(options_table(), PAGE.read_text(encoding="utf-8")).encode())

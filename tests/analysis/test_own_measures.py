@@ -5,7 +5,6 @@ import json
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +16,41 @@ from unskew.charts import Bars, Chart
 from unskew.core.errors import UserError
 from unskew.report.write import make_report
 
-DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "analysis.md"
-EXAMPLE = next(
-    block for block in re.findall(r"^```python\n(.*?)^```", DOCS.read_text(), re.M | re.S) if "def entropy" in block
-)
+EXAMPLE = '''"""How mixed the labels of each client are: the entropy of its label shares, in bits."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unskew.extend import Axis, Bars, Chart, Measure
+
+
+@dataclass(frozen=True)
+class Entropy:
+    mean: float
+    counts: list[int]
+    edges: list[float]
+
+
+def entropy(bins: int = 10) -> Measure:
+    def take(run) -> Entropy:
+        client, _, examples = run.holdings.cells.T
+        shares = examples / run.holdings.sizes[client]
+        bits = np.bincount(client, shares * np.log2(1 / shares))
+        counts, edges = np.histogram(bits, bins)
+        return Entropy(float(bits.mean()), counts.tolist(), edges.tolist())
+
+    def draw(values: Entropy) -> list[Chart]:
+        middles = [(low + high) / 2 for low, high in zip(values.edges, values.edges[1:])]
+        bars = Bars(middles, values.counts, width=0.9 * (values.edges[1] - values.edges[0]))
+        alt = f"Clients by label entropy, {values.mean:.2f} bits on average."
+        return [Chart("histogram", "Label entropy of clients", alt, [bars], x=Axis("bits"), y=Axis("clients"))]
+
+    def findings(values: Entropy) -> list[str]:
+        return [f"A client's labels have {values.mean:.2f} bits of entropy on average."]
+
+    return Measure(name="entropy", values=Entropy, take=take, draw=draw, findings=findings, title="Label entropy")
+'''
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """One description for one option: command line, unskew.run, fingerprint and documentation agree with the table."""
 
 import inspect
+import re
 import runpy
 import subprocess
 import sys
@@ -54,11 +55,9 @@ def test_the_command_line_has_a_flag_for_each_option():
     assert "package.module:function" in flags["--log"].help
 
 
-def test_the_options_in_the_documentation_are_those_of_the_table():
-    made = runpy.run_path(str(ROOT / "docs" / "generate" / "options_table.py"))
-    page = (ROOT / "docs" / "reference" / "options.md").read_text()
-    assert made["options_table"]() in page, "run docs/generate/options_table.py"
-    assert made["page_with"](made["options_table"](), page) == page
+def test_the_table_of_the_site_has_every_option():
+    table = runpy.run_path(str(ROOT / "docs" / "generate" / "options_table.py"))["options_table"]()
+    assert re.findall(r"^\| `(--[a-z-]+)`", table, re.MULTILINE) == [option.flag for option in OPTIONS.values()]
 
 
 OLD = Config(clients=10, per_round=10, model="tiny-cnn", augment=False)
