@@ -93,7 +93,7 @@ def main() -> None:
             for measure in ("skew", "curves", "cka", "norms", "separability", "confusion"):
                 load_or_take(run, parse_measure(measure))
     both = options.work / "comparison.html"
-    comparison = write_report(*paths.values(), out=both)
+    write_report(*paths.values(), out=both)
     with FinishedRun(paths["skewed"]) as run:
         measures = [load_or_take(run, parse_measure(name)) for name in MEASURES]
     charts = {chart.name: chart for each in measures for chart in each.charts}
@@ -106,9 +106,7 @@ def main() -> None:
     seed = "One run each, seed 0: small differences may go the other way with another seed."
     more = "[Analyze a run](../how-to/analysis.md#over-more-seeds) repeats some of this with more seeds."
     lines += [*claims(paths), "", seed, "", more, ""]
-    lines += ["## Findings of the skewed run", ""]
-    lines += [f"- {sentence}" for each in measures for sentence in each.findings]
-    lines += ["", "## Three runs compared", "", *(f"- {sentence}" for sentence in comparison.findings), ""]
+    lines += ["## Three runs compared", ""]
     lines += table(paths)
     if pictured(page, target / "report.png", 1200, 1500) and pictured(both, target / "comparison.png", 1200, 1500):
         lines += [
