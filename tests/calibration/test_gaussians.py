@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from unskew.calibration import covariances
 from unskew.calibration.calibrate import calibrate
-from unskew.calibration.covariances import Gaussians, draw_directions, parse_form
+from unskew.calibration.covariances import Gaussians, draw_directions, pack, parse_form, unpack
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -195,7 +195,7 @@ def test_negative_eigenvalues_are_set_to_zero_and_their_share_is_reported(form):
     """Eigenvalues 4, 2, 1, 0, 0 and −1, as noise on statistics may leave them: 1 of 8 is clipped."""
     vectors = torch.linalg.qr(normal(D, D, 1)).Q
     values = torch.tensor([4.0, 2.0, 1.0, 0.0, 0.0, -1.0], dtype=torch.float64)
-    second = 10 * (vectors * values) @ vectors.t()
+    second = pack(10 * (vectors * values) @ vectors.t())
     given_ = made(11, [0.0] * D, form, second=second)
     if form == "shared":
         given_ = ClassStatistics(C, given_.form, given_.held, given_.number, {**given_.sums, "second": second})
@@ -214,7 +214,7 @@ def test_negative_variances_are_set_to_zero_and_their_share_is_reported():
 
 
 def test_a_covariance_that_is_negative_throughout_is_clipped_whole():
-    for given_ in (made(10, [10.0] * D, squares=[0.0] * D), made(10, [0.0] * D, "full", second=-torch.eye(D))):
+    for given_ in (made(10, [10.0] * D, squares=[0.0] * D), made(10, [0.0] * D, "full", second=pack(-torch.eye(D)))):
         drawn, report = Gaussians(given_).draw(0, 5, Key(0))
         assert report.clipped == 1
         assert torch.equal(drawn, (given_.sums["sums"] / 10).expand(5, D))
@@ -387,11 +387,11 @@ def indefinite(form):
     """Second moments whose diagonal is possible and whose matrix is not: no features have them."""
     features = torch.randn(60, 3, generator=Key(5).torch(), dtype=torch.float64)
     statistics = ClassStatistics.of_features(features, torch.arange(60) % 3, 3, form)
-    second = statistics.sums["second"].clone()
-    second[..., 0, 1] = second[..., 1, 0] = 0.999 * (second[..., 0, 0] * second[..., 1, 1]).sqrt()
-    second[..., 0, 2] = second[..., 2, 0] = 0.999 * (second[..., 0, 0] * second[..., 2, 2]).sqrt()
-    second[..., 1, 2] = second[..., 2, 1] = -0.999 * (second[..., 1, 1] * second[..., 2, 2]).sqrt()
-    return replace(statistics, sums={**statistics.sums, "second": second})
+    second = unpack(statistics.sums["second"], 3)
+    second[..., 0, 1] = 0.999 * (second[..., 0, 0] * second[..., 1, 1]).sqrt()
+    second[..., 0, 2] = 0.999 * (second[..., 0, 0] * second[..., 2, 2]).sqrt()
+    second[..., 1, 2] = -0.999 * (second[..., 1, 1] * second[..., 2, 2]).sqrt()
+    return replace(statistics, sums={**statistics.sums, "second": pack(second)})
 
 
 @pytest.mark.parametrize("form", ["full", "shared"])

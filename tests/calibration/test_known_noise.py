@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from unskew.calibration.calibrate import calibrate
+from unskew.calibration.covariances import pack
 from unskew.calibration.forecast import forecast
 from unskew.calibration.lda import discriminate, solve_discriminant
 from unskew.calibration.protection import (
     Guarantee,
-    _symmetric_noise,
     add_noise,
     clip_features,
     flatten_noise,
@@ -23,6 +23,7 @@ from unskew.calibration.protection import (
 )
 from unskew.calibration.statistics import ClassStatistics, KnownNoise
 from unskew.core.key import Key
+from unskew.privacy.noise import normal
 
 C, D, RADIUS = 5, 24, 6.0
 
@@ -42,16 +43,21 @@ def released(epsilon, form="shared", draw=0, **knobs):
     return add_noise(ClassStatistics.of_features(features, labels, C, form), RADIUS, epsilon, 1e-5, Key(draw))
 
 
+def symmetric_noise(width, *path):
+    noise = normal((width, width), Key(0), *path)
+    return (noise + noise.t()) / 2
+
+
 @pytest.mark.parametrize("width", [64, 200])
 def test_the_noise_ends_at_the_edge_and_reaches_it(width):
     """Random matrices as `private` draws them: the largest eigenvalue is the edge's, within a few per cent."""
     for draw in range(5):
-        largest = float(torch.linalg.eigvalsh(3.0 * _symmetric_noise(width, Key(draw), "test"))[-1])
+        largest = float(torch.linalg.eigvalsh(3.0 * symmetric_noise(width, "test", draw))[-1])
         assert 0.84 * noise_edge(3.0, width) < largest < 1.05 * noise_edge(3.0, width)
 
 
 def test_pure_noise_is_evened_out_to_nothing_or_to_its_mean_variance():
-    noise = 0.1 * _symmetric_noise(100, Key(0), "test")
+    noise = 0.1 * symmetric_noise(100, "test")
     floor = 0.05 * torch.eye(100, dtype=torch.float64)
     limit = 1.05 * noise_edge(0.1, 100)
     assert torch.allclose(flatten_noise(noise - floor, limit), torch.zeros_like(noise))  # its mean is negative
@@ -62,7 +68,7 @@ def test_pure_noise_is_evened_out_to_nothing_or_to_its_mean_variance():
 def test_what_is_above_the_edge_stays_and_the_trace_stays():
     strong = torch.zeros(80, 80, dtype=torch.float64)
     strong[0, 0] = 50.0
-    noisy_one = strong + torch.eye(80) + 0.3 * _symmetric_noise(80, Key(1), "test")
+    noisy_one = strong + torch.eye(80) + 0.3 * symmetric_noise(80, "one")
     limit = noise_edge(0.3, 80) + 1
     for found in (flatten_noise(noisy_one, limit), raise_eigenvalues(noisy_one, limit)):
         assert float(torch.linalg.eigvalsh(found)[-1]) == pytest.approx(float(torch.linalg.eigvalsh(noisy_one)[-1]))
@@ -76,7 +82,7 @@ def test_what_is_above_the_edge_stays_and_the_trace_stays():
 def test_the_pooled_edge_is_where_the_noise_of_the_pooled_covariance_ends(form):
     """Measured: the pooled noise of statistics without any variance, whose classes have a large mean count."""
     number, sigma = 10**6, Guarantee.of(1.0, 1.0, 1e-5).sigma
-    second = torch.stack([sigma * _symmetric_noise(D * 4, Key(3), "x", label) for label in range(C)])
+    second = torch.stack([sigma * pack(symmetric_noise(D * 4, "x", label)) for label in range(C)])
     sums = {"sums": torch.zeros(C, D * 4, dtype=torch.float64), "second": second if form == "full" else second[0]}
     empty = ClassStatistics.empty(C, D * 4, form)
     plain = replace(empty, held=torch.arange(C), number=torch.full((C,), number), sums=sums)

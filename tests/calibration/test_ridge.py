@@ -166,7 +166,7 @@ def test_known_noise_is_not_inverted_unless_a_strength_is_given():
 def test_moments_that_no_features_have_are_set_right_and_said():
     features, labels = examples()
     statistics = ClassStatistics.of_features(features, labels, C, "shared")
-    statistics.sums["second"][0, 0] -= 150  # more than its scatter of 100 or so
+    statistics.sums["second"][0] -= 150  # more than its scatter of 100 or so
     with pytest.warns(UserWarning, match="ridge: negative eigenvalues of the pooled covariance were set to zero"):
         found = calibrate(nn.Linear(D, C), statistics, "ridge")
     assert found.head.weight.isfinite().all()

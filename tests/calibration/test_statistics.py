@@ -15,6 +15,7 @@ from safetensors.torch import save
 from torch import nn
 
 from unskew.calibration import covariances, statistics
+from unskew.calibration.covariances import pack
 from unskew.calibration.statistics import ClassStatistics, check_statistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -176,7 +177,7 @@ def test_classes_that_nobody_holds_take_no_room_in_a_sum_either():
     features, far = features_of(8, width=64), torch.arange(8) % 2 * 999_999
     one = ClassStatistics.of_features(features, far, 10**6)
     assert (one + one).number.tolist() == [8, 8]
-    assert (one + one).size == one.size == 2 * (16 + 8 * 64 + 8 * 64**2)
+    assert (one + one).size == one.size == 2 * (16 + 8 * 64 + 4 * 64 * 65)
 
 
 def test_a_sum_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatch):
@@ -505,7 +506,7 @@ def test_sums_that_their_squares_do_not_allow_are_refused(tmp_path, form):
 
 
 def written(path, tensors, **about):
-    words = {"statistics": 1, "classes": C, "form": "full"} | about
+    words = {"statistics": 2, "classes": C, "form": "full"} | about
     path.write_bytes(save(tensors, metadata={"unskew": json.dumps(words)}))
     return path
 
@@ -547,7 +548,7 @@ FALSE = {
     "labels in a table": (changed(held=lambda v: v[None]), "one whole number for each class held"),
     "a count missing": (changed(number=lambda v: v[1:].clone()), "one whole number for each class held"),
     "a row missing": (changed(sums=lambda v: v[1:].clone()), r"sums has the shape \(3, 3\), expected \(4, 3\)"),
-    "moments not square": (changed(second=lambda v: v[:, 1:].clone()), r"\(4, 2, 3\), expected \(4, 3, 3\)"),
+    "no triangle": (changed(second=lambda v: v[:, 1:].clone()), r"\(4, 5\), expected \(4, 6\)"),
     "sums in one row": (changed(sums=lambda v: v.flatten()), r"sums has the shape \(12,\)"),
     "sums of no features": (changed(sums=lambda v: v[:, :0].clone()), r"sums has the shape \(4, 0\)"),
     "a sketch of another rank": (changed("low-rank(2)", {"form": "low-rank(1)"}), r"expected \(4, 3, 1\)"),
@@ -556,9 +557,8 @@ FALSE = {
     "a count that overflows": (changed(number=at(0, value=2**62)), f"class 0 has a count of {2**62}"),
     "NaN sums": (changed(sums=at(1, 2, value=NAN)), "sums contains NaN or infinity"),
     "NaN sketch": (changed("low-rank(2)", sketch=at(0, 0, 0, value=NAN)), "sketch contains NaN or infinity"),
-    "asymmetric": (changed(second=at(1, 0, 2, value=0.5)), "second moments must be symmetric"),
-    "negative": (changed(second=at(1, 2, 2, value=-1.0)), "second moments must not be negative"),
-    "negative, shared": (changed("shared", second=at(2, 2, value=-1.0)), "second moments must not be negative"),
+    "negative": (changed(second=at(1, 5, value=-1.0)), "squares must not be negative"),
+    "negative, shared": (changed("shared", second=at(5, value=-1.0)), "squares must not be negative"),
     "negative squares": (changed("diagonal", squares=at(0, 1, value=-1e-9)), "squares must not be negative"),
     "labels descend": (changed(held=lambda v: v.flip(0)), "labels must ascend from 0 to 4"),
     "a label twice": (changed(held=at(1, value=0)), "labels must ascend"),
@@ -577,7 +577,7 @@ FOREIGN = {
     "an unknown form": ({"form": "fool"}, "no covariance form is called 'fool'"),
     "a form that is a number": ({"form": 3}, ""),
     "a form that is a list": ({"form": ["full"]}, ""),
-    "a later version": ({"statistics": 2}, "version 2"),
+    "a later version": ({"statistics": 3}, "version 3"),
 }
 
 
@@ -604,8 +604,8 @@ def test_a_description_of_another_kind_is_refused_in_its_files_name(case, tmp_pa
 @pytest.mark.parametrize(
     "metadata",
     [None, {}, {"format": "pt"}, {"unskew": ""}, {"unskew": "full"}, {"unskew": "5"}, {"unskew": "[1, 5]"},
-     {"unskew": "null"}, {"unskew": "{}"}, {"unskew": '{"model": "lenet"}'}, {"unskew": '{"statistics": 1}'},
-     {"unskew": '{"statistics": 1, "classes": 5}'}, {"unskew": '{"statistics": 1, "form": "full"}'},
+     {"unskew": "null"}, {"unskew": "{}"}, {"unskew": '{"model": "lenet"}'}, {"unskew": '{"statistics": 2}'},
+     {"unskew": '{"statistics": 2, "classes": 5}'}, {"unskew": '{"statistics": 2, "form": "full"}'},
      {"unskew": "[" * 100_000}, {"unskew": "9" * 10_000}],
 )  # fmt: skip
 def test_metadata_that_is_missing_or_somebody_elses_is_refused_in_its_files_name(metadata, tmp_path):
@@ -622,15 +622,6 @@ def test_a_good_file_passes_where_the_broken_ones_fail(tmp_path):
         same(ClassStatistics.load(written(tmp_path / "friend", tensors, **about)), example(form))
 
 
-def test_a_large_class_does_not_hide_what_is_wrong_with_a_small_one():
-    good = example()
-    second = good.sums["second"].clone()
-    second[0] *= 1e12
-    second[1, 0, 2] += 0.1
-    with pytest.raises(UserError, match="of client 7 are refused: second moments must be symmetric"):
-        check_statistics(C, good.form, {**good.tensors(), "second": second}, "client 7")
-
-
 def test_labels_that_ascend_only_because_their_differences_overflow_are_refused():
     around = torch.tensor([3, 2**62, 2**63 - 1, -(2**63), -(2**62), -1, 2])
     assert bool((around.diff() > 0).all())
@@ -643,14 +634,14 @@ def test_labels_that_ascend_only_because_their_differences_overflow_are_refused(
 def test_a_pooled_moment_of_nobody_must_be_one_too():
     nobody = ClassStatistics.empty(C, D, "shared")
     for value, words in ((-1.0, "must not be negative"), (NAN, "NaN")):
-        broken = torch.diag(torch.full((D,), value, dtype=torch.float64))
+        broken = pack(torch.diag(torch.full((D,), value, dtype=torch.float64)))
         with pytest.raises(UserError, match=words):
             check_statistics(C, nobody.form, {**nobody.tensors(), "second": broken}, "client 7")
 
 
 def header(path, shapes, form, data=b""):
     """A file written by hand: tensors of no bytes may claim any shape."""
-    about = {"unskew": json.dumps({"statistics": 1, "classes": C, "form": form})}
+    about = {"unskew": json.dumps({"statistics": 2, "classes": C, "form": form})}
     words = {"__metadata__": about} | {
         name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]} for name, (dtype, shape) in shapes.items()
     }
@@ -671,7 +662,7 @@ EMPTY = {"held": ("I64", [0]), "number": ("I64", [0])}
         ("diagonal", {"sums": ("F4", [0, 3]), "squares": ("F64", [0, 3])}),
         ("diagonal", {"sums": ("C64", [0, 3]), "squares": ("F64", [0, 3])}),
         ("diagonal", {"sums": ("F128", [0, 3]), "squares": ("F64", [0, 3])}),
-        ("full", {"sums": ("F64", [0, 10**9]), "second": ("F64", [0, 10**9, 10**9])}),
+        ("full", {"sums": ("F64", [0, 10**9]), "second": ("F64", [0, 10**9 * (10**9 + 1) // 2])}),
         ("low-rank(4)", {"sums": ("F64", [0, 3]), "squares": ("F64", [0, 3]), "sketch": ("F64", [0, 3, 4])}),
         (f"low-rank({10**12})", {"sums": ("F64", [0, 3]), "squares": ("F64", [0, 3]), "sketch": ("F64", [0, 3, 1])}),
     ],

@@ -50,4 +50,4 @@ def test_norms_between_the_linear_layers_of_a_head_stay_as_they_are():
 def test_the_bytes_of_absurdly_many_features_do_not_overflow():
     from unskew.calibration.covariances import Shared, statistics_bytes
 
-    assert statistics_bytes(Shared(), 10, 10**12) == 160 + 8 * (10 * 10**12 + 10**24)
+    assert statistics_bytes(Shared(), 10, 10**12) == 160 + 8 * (10 * 10**12 + 10**12 * (10**12 + 1) // 2)

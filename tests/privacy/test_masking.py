@@ -94,16 +94,6 @@ def test_rounding_is_to_the_nearest_step(values, bits):
     assert found[1 : 1 + D].tolist() == [round(value * 2**bits) for value in values]
 
 
-def test_a_rounding_error_off_the_diagonal_does_not_grow_to_a_step():
-    """Two entries that should be equal, 1e-12 apart on both sides of half a step: they are rounded alike."""
-    good = statistics_of(0)
-    second = torch.eye(D, dtype=torch.float64).repeat(len(good.held), 1, 1)
-    second[:, 0, 1], second[:, 1, 0] = 0.5 * 2**-24 - 5e-13, 0.5 * 2**-24 + 5e-13
-    held = {client: replace(good, sums={**good.sums, "second": second}) for client in range(3)}
-    found = secure_sum(callables(held), Layout.of(C, D)).sums["second"]
-    assert torch.equal(found, found.mT)
-
-
 def test_the_sum_does_not_depend_on_the_random_keys():
     held = {client: statistics_of(client) for client in range(4)}
     same(*(secure_sum(callables(held), Layout.of(C, D)) for _ in range(2)))
@@ -218,7 +208,7 @@ def test_a_vector_weighs_what_was_said_before_whatever_its_client_holds():
         layout = Layout.of(C, D, form)
         for client in (1, 3):
             assert 8 * len(layout.quantise(statistics_of(client, form), 3, "test")) == layout.bytes
-    assert Layout.of(1203, 1280).bytes == 8 * (1203 + 1203 * 1280 + 1203 * 1280**2)
+    assert Layout.of(1203, 1280).bytes == 8 * (1203 + 1203 * 1280 + 1203 * 1280 * 1281 // 2)
 
 
 def test_each_client_is_measured_once_and_one_that_dropped_out_never():

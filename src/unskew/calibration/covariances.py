@@ -136,6 +136,33 @@ def negative_share(values: Tensor) -> float:
     return float(values.clamp(max=0).abs().sum()) / total if total else 0.0
 
 
+@lru_cache(maxsize=2)
+def triangle(width: int) -> Tensor:
+    """Where the entries of the upper triangle are in a flattened [d, d], row by row."""
+    index: Tensor = torch.triu_indices(width, width)
+    return index[0] * width + index[1]
+
+
+def pack(square: Tensor) -> Tensor:
+    """[…, d·(d + 1)/2], the upper triangle of symmetric matrices [d, d]: second moments are kept and sent as these."""
+    return square.flatten(-2)[..., triangle(square.shape[-1])]
+
+
+def unpack(packed: Tensor, width: int) -> Tensor:
+    """[…, d, d], what was packed."""
+    rows, columns = torch.triu_indices(width, width)
+    square = packed.new_empty(*packed.shape[:-1], width, width)
+    square[..., rows, columns] = packed
+    square[..., columns, rows] = packed
+    return square
+
+
+def packed_diagonal(width: int) -> Tensor:
+    """[d], where the diagonal is in a triangle."""
+    rows = torch.arange(width)
+    return rows * (2 * width - rows + 1) // 2
+
+
 def squares_around_mean(statistics: "ClassStatistics", row: int) -> Tensor:
     """[d], Σ(z − μ)² of one class."""
     total = statistics.sums["sums"][row]
@@ -164,7 +191,7 @@ def require_memory(needed: int, what: str, hint: str) -> None:
 
 @dataclass(frozen=True)
 class Full:
-    """Σzzᵀ of each class."""
+    """Σzzᵀ of each class, its upper triangle."""
 
     common = ()
     least_width = 1
@@ -174,17 +201,19 @@ class Full:
 
     def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
         """The shape of each float64 sum for this many classes held and features; the counts come on top."""
-        return {"sums": (held, width), "second": (held, width, width)}
+        return {"sums": (held, width), "second": (held, width * (width + 1) // 2)}
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
         """Write the second moments of features [n, d], which ``parts`` has by class, into ``sums``."""
+        upper = triangle(features.shape[1])
         for part, second in zip(parts, sums["second"], strict=True):
-            torch.mm(part.t(), part, out=second)
+            torch.index_select((part.t() @ part).flatten(), 0, upper, out=second)
 
     def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
         """[d, d], Σ(z − μ)(z − μ)ᵀ of one class, where the form knows it."""
         total = statistics.sums["sums"][row]
-        return statistics.sums["second"][row] - torch.outer(total, total) / statistics.number[row]
+        second = unpack(statistics.sums["second"][row], statistics.width)
+        return second - torch.outer(total, total) / statistics.number[row]
 
     def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
         """The class's own covariance; that of a small class is mixed with the pooled one."""
@@ -230,7 +259,7 @@ class Diagonal:
 
 @dataclass(frozen=True)
 class Shared:
-    """Σzzᵀ over all classes."""
+    """Σzzᵀ over all classes, its upper triangle."""
 
     common = ("second",)
     least_width = 1
@@ -240,11 +269,12 @@ class Shared:
 
     def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
         """As in Full."""
-        return {"sums": (held, width), "second": (width, width)}
+        return {"sums": (held, width), "second": (width * (width + 1) // 2,)}
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
         """As in Full."""
-        torch.mm(features.t(), features, out=sums["second"])
+        product = (features.t() @ features).flatten()
+        torch.index_select(product, 0, triangle(features.shape[1]), out=sums["second"])
 
     def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
         """The pooled covariance at the scale of one class: no class has its own scatter."""
@@ -374,7 +404,8 @@ def pool_scatters(statistics: "ClassStatistics") -> Tensor:
     """[d, d], the sum of all classes' scatters."""
     if isinstance(statistics.form, Shared):
         sums = statistics.sums["sums"]
-        return statistics.sums["second"] - (sums / statistics.number[:, None]).t() @ sums
+        second = unpack(statistics.sums["second"], statistics.width)
+        return second - (sums / statistics.number[:, None]).t() @ sums
     total = torch.zeros(statistics.width, statistics.width, dtype=torch.float64)
     for row in range(len(statistics.held)):
         total += statistics.form.scatter(statistics, row)

@@ -38,7 +38,16 @@ import torch
 from torch import Tensor
 
 from unskew.calibration.classifier import limit_length
-from unskew.calibration.covariances import Diagonal, Form, LowRank, Shared, parse_form
+from unskew.calibration.covariances import (
+    Diagonal,
+    Form,
+    LowRank,
+    Shared,
+    pack,
+    packed_diagonal,
+    parse_form,
+    unpack,
+)
 from unskew.calibration.statistics import MAX_EXAMPLES, ClassStatistics, KnownNoise, check_statistics
 from unskew.core import tensors
 from unskew.core.errors import UserError
@@ -140,11 +149,11 @@ def add_noise(
 
     def noisy(name: str, labels: Tensor) -> Tensor:
         if name == "second" and form.common:
-            return _add_symmetric(statistics.sums[name], second, key, name)
+            return _add_to_triangle(statistics.sums[name], width, second, key, name)
         if name == "second":
             rows = _select_rows(statistics, name, labels)
             for row, label in enumerate(labels.tolist()):  # a class that is dropped needs no draw
-                rows[row] = _add_symmetric(rows[row], second, key, name, label)
+                rows[row] = _add_to_triangle(rows[row], width, second, key, name, label)
             return rows
         whole = _select_rows(statistics, name, torch.arange(classes))
         deviation, drawn = (sigma * radius, "sums") if name == "sums" else (second, "second")
@@ -179,13 +188,17 @@ def _clean_up(
         second = {"squares": squares + (noisy("squares", released) - squares).clamp(min=0)}
     elif isinstance(form, Shared):
         between = (sums / number[:, None]).t() @ sums
-        second = {"second": between + flatten_noise(noisy("second", released) - between, limit)}
+        second = {"second": _flatten_around(noisy("second", released), between, limit)}
     else:
-        second = {"second": noisy("second", released)}  # [K, d, d]
-        for row in range(len(released)):
-            product = torch.outer(sums[row], sums[row]) / number[row]
-            second["second"][row] = product + flatten_noise(second["second"][row] - product, limit)
+        second = {"second": noisy("second", released)}  # [K, d·(d + 1)/2]
+        for row, packed in enumerate(second["second"]):
+            packed.copy_(_flatten_around(packed, torch.outer(sums[row], sums[row]) / number[row], limit))
     return ClassStatistics(classes, form, released, number, {"sums": sums, **second}, known)
+
+
+def _flatten_around(packed: Tensor, product: Tensor, limit: float) -> Tensor:
+    """A triangle whose difference from the product of means has its noise flattened."""
+    return pack(product + flatten_noise(unpack(packed, len(product)) - product, limit))
 
 
 def drop_small_classes(statistics: ClassStatistics, min_count: int) -> tuple[ClassStatistics, tuple[int, ...]]:
@@ -228,17 +241,14 @@ def _select_rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tens
     return rows
 
 
-def _add_symmetric(matrix: Tensor, deviation: float, key: Key | None, *path: str | int) -> Tensor:
-    """[d, d], with noise on every entry, made symmetric: off the diagonal its deviation is 1/√2 of that on it."""
-    if key is None:
-        noisy = add_gaussian(matrix, deviation, None)
-        return (noisy + noisy.t()) / 2
-    return matrix + deviation * _symmetric_noise(len(matrix), key, *path)
-
-
-def _symmetric_noise(width: int, key: Key, *path: str | int) -> Tensor:
-    noise = normal((width, width), key, *path)
-    return (noise + noise.t()) / 2
+def _add_to_triangle(packed: Tensor, width: int, deviation: float, key: Key | None, *path: str | int) -> Tensor:
+    """A triangle with symmetric noise: off the diagonal its deviation is 1/√2 of that on it."""
+    if key is not None:
+        noise = normal((width, width), key, *path)
+        return packed + deviation * pack((noise + noise.t()) / 2)
+    noisy, diagonal = add_gaussian(packed, deviation / 2**0.5, None), packed_diagonal(width)
+    noisy[diagonal] = add_gaussian(packed[diagonal], deviation, None)
+    return noisy
 
 
 def _check_radius(radius: float) -> None:
@@ -251,7 +261,7 @@ def _check_clipped(statistics: ClassStatistics, radius: float) -> None:
     sums = statistics.sums
     if isinstance(statistics.form, LowRank):
         raise UserError(f"noise can only be added to full, diagonal and shared statistics, not to {statistics.form}")
-    lengths = sums["squares"].sum(-1) if "squares" in sums else sums["second"].diagonal(dim1=-2, dim2=-1).sum(-1)
+    lengths = statistics.squares().sum(-1)
     number = statistics.number.sum() if statistics.form.common else statistics.number
     if bool((sums["sums"].norm(dim=1) > statistics.number * radius * (1 + SLACK)).any()) or bool(
         (lengths > number * radius**2 * (1 + SLACK)).any()
@@ -400,8 +410,6 @@ class Layout:
         flat = [statistics.counts]
         for name, shape in self._shapes.items():
             value = statistics.sums[name]
-            if name == "second":
-                value = (value + value.mT) / 2  # products are symmetric but for rounding, which must not grow to a step
             if name not in self.form.common:
                 value = torch.zeros(shape, dtype=torch.float64).index_copy_(0, statistics.held, value)
             flat.append(self._steps(value.flatten(), name, clients, who))
@@ -410,10 +418,16 @@ class Layout:
     def with_share(self, vector: Tensor, guarantee: Guarantee, needed: int, members: int) -> Tensor:
         """[W] int64, a client's vector with its share of the noise, counts in steps like everything else."""
         counts, *parts = self._split(vector)
-        deviations = [guarantee.sigma * guarantee.radius ** (1 if name == "sums" else 2) for name in self._shapes]
-        noised = [add_share(counts << self.bits, guarantee.sigma * 2.0**self.bits, needed)]
-        for part, deviation in zip(parts, deviations, strict=True):
-            noised.append(add_share(part, deviation * 2.0**self.bits, needed))
+        sigma = guarantee.sigma * 2.0**self.bits
+        noised = [add_share(counts << self.bits, sigma, needed)]
+        for (name, shape), part in zip(self._shapes.items(), parts, strict=True):
+            deviation = sigma * guarantee.radius ** (1 if name == "sums" else 2)
+            if name != "second":
+                noised.append(add_share(part, deviation, needed))
+                continue
+            noisy, diagonal = add_share(part, deviation / 2**0.5, needed).view(shape), packed_diagonal(self.width)
+            noisy[..., diagonal] = add_share(part.view(shape)[..., diagonal], deviation, needed)
+            noised.append(noisy.flatten())
         if int(counts.max()) >= 2 ** (62 - self.bits) // members or any(
             int(part.abs().max()) >= 2**62 // members for part in noised
         ):
@@ -426,8 +440,7 @@ class Layout:
         values = {name: part.reshape(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
         def noisy(name: str, labels: Tensor) -> Tensor:
-            value = values[name] if name in self.form.common else values[name][labels]
-            return (value + value.mT) / 2 if name == "second" else value
+            return values[name] if name in self.form.common else values[name][labels]
 
         sigma = guarantee.sigma * excess**0.5
         known = KnownNoise(sigma * guarantee.radius, sigma * guarantee.radius**2)

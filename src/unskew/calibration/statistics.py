@@ -22,6 +22,7 @@ from unskew.calibration.covariances import (
     MAX_FEATURES,
     Form,
     check_memory,
+    packed_diagonal,
     parse_form,
     pool_scatters,
     require_memory,
@@ -487,7 +488,7 @@ class ClassStatistics:
 
     def to_bytes(self) -> bytes:
         """As a safetensors file holds them."""
-        about: dict[str, Any] = {"statistics": 1, "classes": self.classes, "form": str(self.form)}
+        about: dict[str, Any] = {"statistics": 2, "classes": self.classes, "form": str(self.form)}
         try:
             if self.noise is not None:
                 about["noise"] = [self.noise.sums, self.noise.second]
@@ -520,7 +521,7 @@ class ClassStatistics:
                 about = json.loads((content.metadata() or {})["unskew"])
                 # copies: what safe_open gives is the file itself, and changes with it
                 values = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
-            if about["statistics"] != 1:
+            if about["statistics"] != 2:
                 raise ValueError(f"they have version {about['statistics']!r}")
             noise = KnownNoise(*map(float, about["noise"])) if "noise" in about else None
             if noise is not None and not (0 <= noise.sums < math.inf and 0 <= noise.second < math.inf):
@@ -537,8 +538,14 @@ class ClassStatistics:
     def possible(self) -> bool:
         """Whether any features could have these sums: (Σz)² ≤ N·Σz², but for rounding."""
         least = self.sums["sums"].square() / self.number[:, None]
-        squares = self.sums["squares"] if "squares" in self.sums else self.sums["second"].diagonal(dim1=-2, dim2=-1)
-        return not bool(((least.sum(0) if self.form.common else least) > squares * (1 + 1e-6) + 1e-6).any())
+        return not bool(((least.sum(0) if self.form.common else least) > self.squares() * (1 + 1e-6) + 1e-6).any())
+
+    def squares(self) -> Tensor:
+        """[P, d], Σz² of each class, or [d] where classes share the second moment."""
+        if "squares" in self.sums:
+            return self.sums["squares"]
+        second = self.sums["second"]
+        return second[..., packed_diagonal(self.width)] if second.numel() else self.sums["sums"]
 
     def _row(self, label: int) -> int:
         rows = (self.held == int(label)).nonzero() if 0 <= label < self.classes else self.held[:0, None]
@@ -588,12 +595,7 @@ def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> Cla
             raise refuse(f"{name} has the shape {tuple(sums[name].shape)}, expected {shape}")
         if not bool(sums[name].isfinite().all()):
             raise refuse(f"{name} contains NaN or infinity")
-    if "second" in sums and (second := sums["second"]).numel():
-        scale = second.abs().amax((-2, -1), keepdim=True)  # of each class: a large one excuses no small one
-        if bool(((second - second.mT).abs() > 1e-9 * scale).any()):
-            raise refuse("second moments must be symmetric")
-        if bool((second.diagonal(dim1=-2, dim2=-1) < 0).any()):
-            raise refuse("second moments must not be negative")
-    if "squares" in sums and bool((sums["squares"] < 0).any()):
+    statistics = ClassStatistics(classes, form, held, number, sums)
+    if bool((statistics.squares() < 0).any()):
         raise refuse("sums of squares must not be negative")
-    return ClassStatistics(classes, form, held, number, sums)
+    return statistics
