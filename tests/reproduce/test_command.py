@@ -216,6 +216,7 @@ def test_times_are_counted_from_what_is_trained():
     assert count_examples(Config(rounds=10, method="fedavg + fedvc(size=256)", per_round=10), size) == 25_600
     assert find_size("inaturalist(size=299)").shape == (3, 299, 299)
     assert find_size("table:mine.csv") is None
+    assert find_size("cifar100", "unskew.reproduce.networks:few_examples(examples=1000, alpha=0.5)").train == 1000
     assert find_size("unskew.data.synthetic_set:population(users=5, examples=70)").train == 70
     speeds = Speeds(lambda words: None, {"simple-cnn 3x32x32 10": 0.001}, None)
     one = estimate_run(PlannedRun("x", Config(data="cifar10", model="simple-cnn", rounds=1, epochs=1)), speeds)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unskew.analysis.measure import Choice, Comparison, Measure, list_by_run, name_layer
+from unskew.analysis.measure import Choice, Comparison, Measure, list_by_run, name_clients, name_layer
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
@@ -126,7 +126,7 @@ class Similarity:
 
     round: int  # the local models are those that clients train after it
     images: int
-    clients: list[int]
+    clients: list[str]
     layers: list[str]
     pairs: list[list[list[float]]]  # [layer][client][client]
     means: list[float]  # over the pairs of two clients
@@ -175,7 +175,7 @@ def take_cka(
     return Similarity(
         round=number,
         images=len(index),
-        clients=list(models),
+        clients=name_clients(run, models),
         layers=list(pairs),
         pairs=[value.tolist() for value in pairs.values()],
         means=[float(value[different].mean()) for value in pairs.values()],
@@ -283,10 +283,9 @@ def cka_findings(values: Similarity) -> list[str]:
         text += f"{name_layer(layers[-1])} ({means[-1]:.2f})"
     if most not in (least, *tied):
         text += f"; the most similar is {name_layer(layers[most])} ({means[most]:.2f})"
-    falls, steps = sum(after < before for before, after in pairwise(means)), len(means) - 1
-    return [
-        f"{text}. With depth, similarity falls at {'every step' if falls == steps else f'{falls} of {steps} steps'}."
-    ]
+    falls, steps = sum(before - after >= ALIKE for before, after in pairwise(means)), len(means) - 1
+    depth = "every step" if falls == steps else f"{falls} of {steps} steps"
+    return [f"{text}. With depth, similarity falls at {depth}." if falls else f"{text}."]
 
 
 def differ_clearly(values: Similarity, low: int, high: int) -> bool:

@@ -10,7 +10,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from unskew.analysis.measure import Comparison, Measure, list_by_run, note_sample
+from unskew.analysis.measure import Comparison, Measure, list_by_run, name_clients, note_sample
 from unskew.charts import Axis, Cells, Chart
 from unskew.core.errors import Missing
 from unskew.runs.finished import FinishedRun
@@ -22,7 +22,7 @@ class ClientFeatures:
     """Shifts of the class means of test features, from the server's model to each client's, in spreads of the class."""
 
     round: int
-    clients: list[int]
+    clients: list[str]
     classes: list[str]
     shifts: list[list[float]]  # [k][C], ‖μ_local − μ_server‖ / √tr Σ_server
     held: list[list[bool]]  # [k][C], whether the client has training examples of the class
@@ -61,7 +61,7 @@ def take_client_features(run: FinishedRun, *, clients: int = 10, round: int = -1
     held = {(int(client), int(one)) for client, one in zip(owner, label, strict=True)}
     return ClientFeatures(
         round=number,
-        clients=list(models),
+        clients=name_clients(run, models),
         classes=[run.classes[label] for label in present],
         shifts=shifts,
         held=[[(client, label) in held for label in present] for client in models],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from unskew.analysis.measure import Measure, describe_when, find_requested_round, name_layer, note_sample
+from unskew.analysis.measure import Measure, describe_when, find_requested_round, name_clients, name_layer, note_sample
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core.errors import Missing
 from unskew.core.tensors import parameters
@@ -32,15 +32,16 @@ def take_drift(run: FinishedRun, *, clients: int = 10, round: int = -1) -> Drift
         layers, sizes = drift["layers"], [max(size, 1e-12) for size in drift["server"]]
         local = [[distance / size for distance, size in zip(row, sizes, strict=True)] for row in drift["local"]]
         when = f"in round {recorded['round']}"
-        rows.append({"round": recorded["round"], "when": when, "clients": drift["clients"], "local": local})
+        named = name_clients(run, drift["clients"])
+        rows.append({"round": recorded["round"], "when": when, "clients": named, "local": local})
     try:
         models, state = run.local_models(number, clients), run.state(number)
         run.notes += note_sample(len(models), len(run.engine.roster.inhabited))
         sent = {name: state.tensors[name] for name in run.side.weights}  # in the order of the network
         size = layer_norms(sent)
         local = [(distances(model, sent) / size.clamp(min=1e-12)).tolist() for model in models.values()]
-        when = describe_when(number, run.result.final_round)
-        rows.append({"round": number + 1, "when": when, "asked": True, "clients": list(models), "local": local})
+        when, named = describe_when(number, run.result.final_round), name_clients(run, models)
+        rows.append({"round": number + 1, "when": when, "asked": True, "clients": named, "local": local})
         layers = list(by_layer(parameters(sent)))
     except Missing as error:
         if not rows:
@@ -70,7 +71,8 @@ def draw_drift(values: Drift) -> list[Chart]:
         for client, row in zip(last["clients"], last["local"], strict=True)
     ]
     count, high = len(last["clients"]), max(max(row) for row in last["local"]) or 1.0
-    cells = Cells(last["local"], 0, high, numbers=".0%" if count <= 12 else "", tips=cell_tips)
+    numbers = "" if count > 12 else ".0%" if high >= 0.1 else ".1%"
+    cells = Cells(last["local"], 0, high, numbers=numbers, tips=cell_tips)
     alt = f"Relative distance of {count} clients by layer."
     clients = Axis("client", ticks=tuple((at, str(client)) for at, client in enumerate(last["clients"])))
     charts.append(Chart("drift-clients", "The same, client by client", alt, [cells], x=x, y=clients, height=340))
@@ -90,11 +92,13 @@ def drift_findings(values: Drift) -> list[str]:
     row = find_requested_round(values.rounds)
     pairs = list(zip(means(row), values.layers, strict=True))
     (most, top), (least, bottom) = max(pairs), min(pairs)
+    start = f"In one visit {row['when']}, clients change"
     if len(pairs) == 1:
-        return [f"In one visit {row['when']}, clients change {name_layer(top)} by {most:.1%} of its norm."]
+        return [f"{start} {name_layer(top)} by {most:.1%} of its norm."]
+    if f"{most:.1%}" == f"{least:.1%}":
+        return [f"{start} every layer by {most:.1%} of its norm."]
     return [
-        f"In one visit {row['when']}, clients change {name_layer(top)} most, by {most:.1%} of its norm, and "
-        f"{name_layer(bottom)} least, by {least:.1%}."
+        f"{start} {name_layer(top)} most, by {most:.1%} of its norm, and {name_layer(bottom)} least, by {least:.1%}."
     ]
 
 

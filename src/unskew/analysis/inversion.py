@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew.analysis.measure import Measure
+from unskew.analysis.measure import Measure, name_clients
 from unskew.charts import Axis, Chart, Mark, Picture, Words, grouped
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError, nearest
@@ -85,7 +85,7 @@ def take_inversion(
     one, mean = made[: len(chosen)], made[len(chosen) :]
     rows = []
     for at, (client, label, _) in enumerate(chosen):
-        figures: dict[str, Any] = {"client": client, "class": run.classes[label]}
+        figures: dict[str, Any] = {"client": name_clients(run, [client])[0], "class": run.classes[label]}
         grey = torch.zeros_like(one[at])
         pictures = {"one": one[at], "mean": mean[at], "other": original[at, of], "grey": grey}
         for name, picture in pictures.items():

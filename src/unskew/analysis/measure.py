@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from math import isfinite
@@ -226,6 +226,12 @@ def name_layer(layer: str) -> str:
 def find_requested_round(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The round that was requested; the last one where all were recorded during training."""
     return next((row for row in rows if row.get("asked")), rows[-1])
+
+
+def name_clients(run: FinishedRun, clients: Iterable[int]) -> list[str]:
+    """The clients' names where the data set has some, otherwise their numbers."""
+    names = run.holdings.names
+    return [str(client) if names is None or client < 0 else names[client] for client in clients]
 
 
 def note_sample(models: int, clients: int) -> list[str]:

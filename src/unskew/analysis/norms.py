@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unskew.analysis.measure import Comparison, Measure, describe_when, find_requested_round, note_sample
+from unskew.analysis.measure import Comparison, Measure, describe_when, find_requested_round, name_clients, note_sample
 from unskew.calibration import is_bound
 from unskew.charts import Axis, Cells, Chart, Dots, Line, Mark, grouped
 from unskew.core.errors import Missing, UserError
@@ -77,8 +77,8 @@ class Norms:
     calibrated: dict[str, list[float]]  # [C] each, likewise
     # of each round: "round", "when", "server" [C] or None, "clients" [k], "local" [k][C], means over clients
     rounds: list[dict[str, Any]]
-    counts: list[list[int]]  # [K][C] of the clients that occur above, by their number in ``clients``
-    clients: list[int]
+    counts: list[list[int]]  # [K][C] of the clients that occur above, by their place in ``clients``
+    clients: list[str]
 
 
 def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: bool = True) -> Norms:
@@ -112,6 +112,7 @@ def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: b
         pairs = [(known.index(c), norms) for c, norms in zip(row["clients"], row["local"], strict=True) if c >= 0]
         row["unevenness"] = mean_known([unevenness(norms) for norms in row["local"]])
         row["correlation"] = mean_known([correlation(counts[at], norms) for at, norms in pairs])
+        row["clients"] = name_clients(run, row["clients"])
     if len(run.calibrated) > MAX_CALIBRATIONS:
         run.notes.append(f"the rows of the first {MAX_CALIBRATIONS} of {len(run.calibrated)} calibrations are drawn")
     return Norms(
@@ -124,7 +125,7 @@ def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: b
         },
         rounds=sorted(rows, key=lambda row: int(row["round"])),
         counts=counts.tolist(),
-        clients=known,
+        clients=name_clients(run, known),
     )
 
 

@@ -132,7 +132,8 @@ def draw_separability(values: Separability) -> list[Chart]:
             for i, a in enumerate(values.classes)
         ]
         high = max(map(max, values.distances)) or 1.0
-        cells = [Cells(values.distances, 0, high, numbers=".1f" if count <= 12 else "", tips=tips)]
+        decimals = ".1f" if high >= 1 else ".2f" if high >= 0.1 else ".3f"
+        cells = [Cells(values.distances, 0, high, numbers=decimals if count <= 12 else "", tips=tips)]
         axis = Axis("class", ticks=tuple(enumerate(values.classes)) if count <= 30 else None)
         name, title = "separability-pairs", "Distance between the classes' Gaussians"
         alt = f"Sliced Wasserstein distances of {count} classes, {mean}."
@@ -154,7 +155,7 @@ def separability_findings(values: Separability) -> list[str]:
         before, after = round(100 * values.before, 1), round(100 * values.after, 1)
         sentences.append(
             f"Of features drawn from the class Gaussians, the classifier gets {before:.1f}% right and their linear "
-            f"discriminant {after:.1f}%: calibration can gain up to {max(0.0, after - before):.1f} points."
+            f"discriminant {after:.1f}%: a forecast of {max(0.0, after - before):.1f} points to gain by calibration."
         )
     if len(values.classes) > 2:
         if values.closest:

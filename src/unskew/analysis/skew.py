@@ -216,7 +216,7 @@ def skew_findings(values: Skew) -> list[str]:
     skew = "nearly the same labels everywhere" if values.emd < 0.1 else f"EMD {values.emd:.2f} on a scale from 0 to 2"
     return [
         f"{values.clients:,} clients hold {describe_sizes(np.asarray(values.sizes))}; for half of them, "
-        f"{values.few:.{0 if values.few == round(values.few) else 1}f} or fewer of the {len(values.classes):,} classes "
+        f"{int(values.few):,} or fewer of the {len(values.classes):,} classes "
         f"make up 90% of their examples. Label skew: {skew}."
     ]
 

@@ -387,7 +387,10 @@ def row(chart: Chart, plot: Plot) -> TickRow:
     if space >= 130 or (space >= 50 and not any(line.endswith("…") for _, pair in lines for line in pair)):
         return TickRow([(at, "\n".join(pair)) for at, pair in lines], False, 2 * LINE)
     kept = every[:: max(1, -(-15 // max(1, int(space))))]
-    shorter = [(at, fit(word, min(0.3 * chart.height, 90.0))) for at, word in kept]
+    depth = min(0.3 * chart.height, 90.0)
+    shorter = [(at, fit(word, depth)) for at, word in kept]
+    if len(dict(shorter)) > len({word for _, word in shorter}):  # cut, they read the same: keep their ends instead
+        shorter = [(at, fit(word[::-1], depth)[::-1]) for at, word in kept]
     return TickRow(shorter, True, SLANT * max(breadth(word) for _, word in shorter) + 10)
 
 
@@ -424,10 +427,11 @@ def axes(chart: Chart, plot: Plot, below: TickRow) -> list[Layer]:
 
 
 def _whole(axis: Axis, word: str) -> str:
-    if not word.endswith("…"):
+    if "…" not in (word[:1], word[-1:]):
         return ""
-    begun = " ".join(word[:-1].split())
-    return next((whole for _, whole in axis.ticks or () if " ".join(whole.split()).startswith(begun)), "")
+    part = " ".join(word.strip("…").split())
+    wholes = [" ".join(whole.split()) for _, whole in axis.ticks or ()]
+    return next((whole for whole in wholes if whole.startswith(part) or whole.endswith(part)), "")
 
 
 def _titles(chart: Chart, plot: Plot, below: TickRow, beside: float) -> list[Shape]:

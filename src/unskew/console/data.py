@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ import typer
 from rich.table import Table
 
 from unskew.console.options import with_options
-from unskew.console.progress import DownloadProgress, PlainConsole, StageProgress
+from unskew.console.progress import DownloadProgress, Json, StageProgress, out, print_json
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.units import counted, format_bytes, span
@@ -20,7 +21,7 @@ from unskew.data import partition_files, sources
 from unskew.data.interface import BROKEN, DAMAGED, Finding
 from unskew.data.population import Population, describe_sizes, emd
 from unskew.data.review import Summary
-from unskew.data.rows import table_csv
+from unskew.data.rows import Rows, table_csv
 from unskew.data.store import cache_of
 from unskew.data.synthetic_set import Shape, write_population
 from unskew.runs import config as configs
@@ -30,7 +31,6 @@ from unskew.runs.prepare import make_partition, read_examples
 
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-out = PlainConsole()
 CLASSES = 40  # rows in a table of classes
 
 DataDir = Annotated[
@@ -39,12 +39,17 @@ DataDir = Annotated[
 
 
 @data_app.command("list")
-def data_list(data_dir: DataDir = None) -> None:
+def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
     """List the data sets and where each was found."""
+    found = sources.survey(_folder(data_dir))
+    if as_json:
+        names = ("name", "what", "classes", "shape", "sizes")
+        print_json([{name: getattr(one, name) for name in names} | {"where": where} for one, where in found])
+        return
     table = Table()
     for column in ("name", "what it is", "train + test", "where"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for source, where in sources.survey(_folder(data_dir)):
+    for source, where in found:
         channels, height, width = source.shape or (0, 0, 0)
         kind = "grey" if channels == 1 else "colour"
         counts = " + ".join(f"{count:,}" for count in source.sizes or ())
@@ -61,6 +66,7 @@ def data_fetch(
     name: str,
     data_dir: DataDir = None,
     mirror: Annotated[str | None, typer.Option(help="Download from this address instead of the public ones.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Download a data set to --data-dir and check it; a broken download continues."""
     folder = _folder(data_dir)
@@ -69,6 +75,8 @@ def data_fetch(
     with DownloadProgress(out, name) as progress:
         path = fetching.fetch(name, folder, mirror=mirror, report=progress, say=progress.say)
     out.say(f"{name} is in {path}")
+    if as_json:
+        print_json({"name": name, "path": path})
 
 
 @data_app.command("check")
@@ -76,10 +84,13 @@ def data_check(
     name: str,
     data_dir: DataDir = None,
     cache_dir: Annotated[str | None, typer.Option(metavar="DIR", help=OPTIONS["cache_dir"].help)] = None,
+    as_json: Json = False,
 ) -> None:
     """Read a data set completely; compare its files with those published."""
     with StageProgress(out) as say:
         findings = sources.check(name, _folder(data_dir), cache_of(cache_dir), say)
+    if as_json:
+        print_json(list(map(asdict, findings)))
     damaged = [finding for finding in findings if finding.status == DAMAGED]
     table = any(finding.status == BROKEN for finding in findings)
     out.say(*(_words(finding) for finding in findings if not (table and finding in damaged)))
@@ -98,6 +109,7 @@ def data_table(
     name: str,
     file: Annotated[Path, typer.Option("--out", help="Where to write it: FILE.csv, for --data table:FILE.csv.")],
     data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Write inaturalist, landmarks, cinic10, tiny-imagenet or omniglot as a table of pictures."""
     if file.suffix != ".csv":
@@ -107,8 +119,7 @@ def data_table(
     train = int((~rows.test).sum())
     held = f"{counted(train, 'training example')} and {counted(len(rows) - train, 'test example')}"
     out.say(f"{name}: {held} of {len(rows.classes):,} classes")
-    out.say(*(f"note: {note}" for note in rows.notes))
-    out.say(f"written to {file}")
+    _finish_table(file, rows, f"written to {file}", as_json)
 
 
 @data_app.command("generate")
@@ -133,6 +144,7 @@ def data_generate(
     size: Annotated[int, typer.Option(help="The side of each picture in pixels.")] = 32,
     images: Annotated[bool, typer.Option("--images/--no-images", help="Draw the pictures, or only list them.")] = True,
     seed: Annotated[int, typer.Option(min=0, help="The seed; each seed draws a different population.")] = 0,
+    as_json: Json = False,
 ) -> None:
     """Generate photographers like those of iNaturalist-User-120k, for tests and benchmarks."""
     shape = Shape(users, classes, examples, test, balanced)
@@ -140,8 +152,14 @@ def data_generate(
         report = partial(progress, "drawing pictures")
         rows = write_population(file, shape, size=size if images else None, seed=seed, report=report)
     out.say(f"{counted(len(rows), 'example')} of {counted(users, 'user')} and {classes:,} classes")
-    out.say(*(f"note: {note}" for note in rows.notes))
-    out.say(f"written to {file}; use it as --data table:{file}")
+    _finish_table(file, rows, f"written to {file}; use it as --data table:{file}", as_json)
+
+
+def _finish_table(file: Path, rows: Rows, written: str, as_json: bool) -> None:
+    out.say(*(f"note: {note}" for note in rows.notes), written)
+    if as_json:
+        counts = {"train": int((~rows.test).sum()), "test": int(rows.test.sum()), "classes": len(rows.classes)}
+        print_json({"table": file, **counts, "notes": rows.notes})
 
 
 def _show_summary(summary: Summary) -> None:
@@ -178,6 +196,7 @@ def partition(
     options: dict[str, Any],
     file: Annotated[Path, typer.Option("--out", help="The file: FILE.npz, or FILE.csv in the published layout.")],
     plot: Annotated[Path | None, typer.Option(help="A picture of it: FILE.png, .svg or .pdf.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Draw a partition, report its skew, and write it to a file that --partition file:FILE reads."""
     if file.suffix not in (".npz", ".csv"):
@@ -196,9 +215,10 @@ def partition(
         csv.writer(text, lineterminator="\n").writerows(partition_files.to_csv_rows(drawn, labels))
         write_whole(file, text.getvalue().encode())
     sizes = Population.from_partition(drawn).sizes
+    skew = emd(drawn.client, labels, classes)
     out.print(
         f"{drawn.scheme}, seed {drawn.seed}: {counted(drawn.clients, 'client')} of {describe_sizes(sizes)}, "
-        f"EMD {emd(drawn.client, labels, classes):.3f}; drawn {counted(drawn.redraws + 1, 'time')}"
+        f"EMD {skew:.3f}; drawn {counted(drawn.redraws + 1, 'time')}"
     )
     out.say(*(f"note: {note}" for note in drawn.notes))
     out.say(f"hash {drawn.hash}\nwritten to {file}")
@@ -211,3 +231,7 @@ def partition(
             out.say("note: the font lacks some characters of the names; they are drawn as boxes")
         write_whole(plot, sheet_bytes(charts, plot.suffix.removeprefix(".")))
         out.say(f"drawn to {plot}")
+    if as_json:
+        names = ("scheme", "seed", "clients", "names", "redraws", "hash", "notes")
+        facts = {name: getattr(drawn, name) for name in names} | {"sizes": sizes.tolist(), "emd": skew}
+        print_json(facts | {"file": file, "plot": plot})

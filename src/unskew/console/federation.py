@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from unskew.console.options import with_options
-from unskew.console.progress import PlainConsole
+from unskew.console.progress import Json, out, print_json
 from unskew.console.study import report
 from unskew.core.child import Child
 from unskew.core.errors import UserError
@@ -43,6 +43,7 @@ from unskew.runs.config import Config
 from unskew.runs.federated import FEDERATION, audit_file, check_request, settings_of
 from unskew.runs.folder import unused_path, write_arrays
 from unskew.runs.prepare import make_partition, read_data
+from unskew.runs.result import read_result, to_json
 
 NODES = ("north", "south", "west")
 CONNECT_SECONDS = 600.0  # a machine under load takes minutes to start four times PyTorch or Flower
@@ -60,8 +61,6 @@ lr = 0.02
 seed = 0
 """
 
-out = PlainConsole()
-
 Say = Callable[[str], None]
 
 
@@ -74,7 +73,7 @@ def demo(
     began = time.monotonic()
 
     def say(line: str) -> None:
-        out.print(f"{time.monotonic() - began:5.1f} s  {line}", soft_wrap=True)
+        out.say(f"{time.monotonic() - began:5.1f} s  {line}")
 
     federation = _prepared(folder, say)
     nodes = [read_node(federation.node(name)) for name in NODES]
@@ -179,22 +178,18 @@ def init(
     )  # fmt: skip
     path, settings = made.federation.path, made.federation.settings
     if made.new:
-        out.print(f"{path}: a federation at {settings.host}:{settings.port}", soft_wrap=True)
+        out.say(f"{path}: a federation at {settings.host}:{settings.port}")
     if made.renewed:
-        out.print("the server has a new certificate; a running server uses it within a second", soft_wrap=True)
+        out.say("the server has a new certificate; a running server uses it within a second")
     if made.authority:
-        out.print(
-            f"copy {made.federation.authority} to every node as ca.crt, then: init {path} --renew", soft_wrap=True
-        )
+        out.say(f"copy {made.federation.authority} to every node as ca.crt, then: init {path} --renew")
     for name in made.nodes:
-        out.print(f"node {name}: copy {made.federation.node(name)} to its machine; it includes its key", soft_wrap=True)
+        out.say(f"node {name}: copy {made.federation.node(name)} to its machine; it includes its key")
     for name in made.keys:
-        out.print(
-            f"node {name}: copy {made.federation.node(name)} to its machine, next to its node.key", soft_wrap=True
-        )
+        out.say(f"node {name}: copy {made.federation.node(name)} to its machine, next to its node.key")
     if made.new and not made.nodes and not made.keys:
-        out.print(f"no nodes yet; add one with: unskew federation init {path} --node NAME", soft_wrap=True)
-    out.print(f"start the server with: unskew federation server {path}", soft_wrap=True)
+        out.say(f"no nodes yet; add one with: unskew federation init {path} --node NAME")
+    out.say(f"start the server with: unskew federation server {path}")
 
 
 @federation_app.command()
@@ -271,6 +266,7 @@ def run_(
     min_replies: Annotated[int | None, typer.Option(help="The fewest replies that a round needs to count.")] = None,
     wait: Annotated[float | None, typer.Option(help="Seconds to wait for more nodes if there are too few.")] = None,
     page: Annotated[bool, typer.Option("--report", help="Write the report too, as unskew report does.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Train, evaluate and calibrate across the nodes; run this on the server's machine."""
     federation = read_federation(folder)
@@ -290,18 +286,20 @@ def run_(
     again = f"continue it with: unskew federation run --federation {federation.path} --resume {target}"
     try:
         submit(
-            federation, resume / configs.CONFIG if resume else chosen, target, _say, resume=resume is not None,
+            federation, resume / configs.CONFIG if resume else chosen, target, out.say, resume=resume is not None,
             deadline=deadline, min_replies=min_replies, wait=wait,
         )  # fmt: skip
     except KeyboardInterrupt:
-        out.print(f"the run was stopped; {again}", soft_wrap=True)
+        out.say(f"the run was stopped; {again}")
         raise
     except UserError as error:
         begun = (target / configs.CONFIG).exists() and not (target / "result.json").exists()
         raise UserError(f"{error}; {again}" if begun else str(error)) from error
-    out.print(f"written to {target}", soft_wrap=True)
+    out.say(f"written to {target}")
     if page:
         report(paths=[target])
+    if as_json:
+        print_json({"run": target, **to_json(read_result(target))})
 
 
 @federation_app.command()
@@ -315,37 +313,30 @@ def check(
     chosen = recipe or federation.path / "recipe.toml"
     target = unused_path(federation.path / "runs", "check").absolute()  # nothing is written there
     check_request(settings_of({"recipe": str(chosen.absolute()), "out": str(target)}))
-    submit(federation, chosen, target, _say, check=True, wait=wait)
+    submit(federation, chosen, target, out.say, check=True, wait=wait)
 
 
 @federation_app.command()
-def status(
-    folder: Folder = Path(), as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
-) -> None:
+def status(folder: Folder = Path(), as_json: Json = False) -> None:
     """Report the state of the server, its nodes and its last runs."""
     federation = read_federation(folder)
     now = federations.status(federation)
     if as_json:
-        typer.echo(json.dumps(_status_record(federation, now), indent=2))
+        print_json(_status_record(federation, now))
         return
     settings = federation.settings
     state = "running" if now.answers else "starting, or not responding" if now.processes else "not running"
     running, valid = counted(now.processes, "program"), f"its certificate is valid for {now.certificate_days:.0f} days"
-    out.print(f"server {settings.host}:{settings.port}: {state}, {running}; {valid}", soft_wrap=True)
+    out.say(f"server {settings.host}:{settings.port}: {state}, {running}; {valid}")
     for each in now.nodes:
         heard = "never" if each.seconds is None else f"{format_duration(each.seconds)} ago"
         local = f"; {counted(each.here, 'program')} here" if each.here else ""
-        out.print(
-            f"node {each.name}: {'online' if each.online else 'offline'}, last heard from {heard}{local}",
-            soft_wrap=True,
-        )
+        out.say(f"node {each.name}: {'online' if each.online else 'offline'}, last heard from {heard}{local}")
     for number, state, seconds in now.runs:
-        out.print(f"run {number}: {state}, {format_duration(seconds)}", soft_wrap=True)
+        out.say(f"run {number}: {state}, {format_duration(seconds)}")
     if (run := now.run) is not None:
         written = f"last written {format_duration(run.seconds)} ago"
-        out.print(
-            f"{run.directory}: {run.state}, round {run.round} of {run.rounds}, {written}; {run.method}", soft_wrap=True
-        )
+        out.say(f"{run.directory}: {run.state}, round {run.round} of {run.rounds}, {written}; {run.method}")
 
 
 def _status_record(federation: FederationFolder, now: federations.Status) -> dict[str, Any]:
@@ -372,6 +363,7 @@ def audit(
     ],
     key: Annotated[Path | None, typer.Option(metavar="NAME.pub", help="The node's registered key.")] = None,
     receipt: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a signed receipt.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Report what left a node, sign a receipt for it or verify one; or report what a run asked of which node."""
     from unskew.engines.flower import audit as audits
@@ -380,8 +372,10 @@ def audit(
         if key is not None or receipt is not None:
             raise UserError("--key and --receipt are for nodes; a run directory has the server's own record")
         logs = [audit_file(place.absolute(), released=released) for released in (False, True)]
-        for line in audits.record_lines(audits.read_audit(logs[logs[1].exists()])):
-            out.print(line, soft_wrap=True)
+        rows = audits.read_audit(logs[logs[1].exists()])
+        out.say(*audits.record_lines(rows))
+        if as_json:
+            print_json(rows)
         return
     if place.is_dir():
         if key is not None:
@@ -395,9 +389,10 @@ def audit(
             raise UserError(f"give the node's registered key: unskew federation audit {place} --key NAME.pub")
         made = read_json(place)
         audits.verify_receipt(made, read_content(key, 2**16) or b"")
-        out.print(f"signed with {key} and not changed since", soft_wrap=True)
-    for line in audits.receipt_lines(made):
-        out.print(line, soft_wrap=True)
+        out.say(f"signed with {key} and not changed since")
+    out.say(*audits.receipt_lines(made))
+    if as_json:
+        print_json(made)
 
 
 def _policy(folder: Path, *, write: bool) -> None:
@@ -408,13 +403,13 @@ def _policy(folder: Path, *, write: bool) -> None:
         if file.exists():
             raise UserError(f"{file} already exists; remove it first, or check it with --check-policy")
         write_whole(file, commented().encode())
-        out.print(f"written to {file}; edit it, then check it with --check-policy", soft_wrap=True)
+        out.say(f"written to {file}; edit it, then check it with --check-policy")
         return
     found, default = read_policy(file), Policy()
     for each in fields(Policy):
         if (value := getattr(found, each.name)) != getattr(default, each.name):
-            out.print(f"{each.name}: {value}", soft_wrap=True)
-    out.print(f"{file} is valid; restart the node to use it", soft_wrap=True)
+            out.say(f"{each.name}: {value}")
+    out.say(f"{file} is valid; restart the node to use it")
 
 
 @federation_app.command()
@@ -422,16 +417,12 @@ def stop(folder: Folder = Path()) -> None:
     """Stop the server and the nodes of this folder on this machine."""
     ended = federations.stop(folder)
     for name, count in ended.items():
-        out.print(f"{name}: ended, {counted(count, 'program')}", soft_wrap=True)
+        out.say(f"{name}: ended, {counted(count, 'program')}")
     if not ended:
         out.print("nothing was running")
 
 
 federation_app.command()(demo)
-
-
-def _say(line: str) -> None:
-    out.print(line, soft_wrap=True)
 
 
 def _keys(given: list[str]) -> dict[str, Path]:

@@ -8,15 +8,13 @@ from typing import Annotated
 import typer
 
 from unskew.console.comparison import Trust
-from unskew.console.progress import PlainConsole
+from unskew.console.progress import Json, out, print_json
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.units import counted
 from unskew.runs import export as exports
 from unskew.runs import inference
 from unskew.runs.config import OPTIONS
-
-out = PlainConsole()
 
 Calibration = Annotated[
     str | None, typer.Option(metavar="NAME", help="The calibrated classifier to use (default: the run's own).")
@@ -33,7 +31,7 @@ def predict(
     ],
     calibration: Calibration = None,
     file: Annotated[Path | None, typer.Option("--out", help="Write all probabilities to FILE.csv.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all probabilities as JSON.")] = False,
+    as_json: Json = False,
     device: Annotated[str, typer.Option(metavar="NAME", help=OPTIONS["device"].help)] = "auto",
     data_dir: DataDir = None,
     trust: Trust = False,
@@ -48,8 +46,7 @@ def predict(
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
         write_whole(file, text.getvalue().encode())
     if as_json:
-        typer.echo(inference.predictions_json(found))
-        return
+        print(inference.predictions_json(found))  # noqa: T201
     if file is None:
         for name, answer, row in zip(found.names, found.answers, found.probabilities, strict=True):
             out.say(f"{name}: {answer} ({row.max():.1%})")
@@ -68,7 +65,11 @@ def export(
     ] = None,
     data_dir: DataDir = None,
     trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Write the model for other programs, with preprocessing, class names and a model card."""
     file = exports.export(run, form, calibration=calibration, out=folder, data_dir=data_dir, trust=trust)
-    out.say(f"{file}; class names in {file.parent / 'model.json'}, model card in {file.parent / exports.CARD}")
+    about, card = file.parent / "model.json", file.parent / exports.CARD
+    out.say(f"{file}; class names in {about}, model card in {card}")
+    if as_json:
+        print_json({"model": file, "about": about, "card": card})

@@ -57,6 +57,7 @@ def load_command(name: str) -> click.Command:
     """Import a command."""
     module, _, attribute = COMMANDS[name][0].partition(":")
     found = getattr(importlib.import_module(f"unskew.console.{module}"), attribute)
+    importlib.import_module("unskew.console.progress").out.stderr = False  # --json of an earlier command, in tests
     if isinstance(found, typer.Typer):
         for each in found.registered_commands:
             each.cls = HelpfulCommand

@@ -4,15 +4,16 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from unskew.console.main import fail
-from unskew.console.progress import PlainConsole, StageProgress
+from unskew.console.progress import Json, StageProgress, out, print_json
 from unskew.core.errors import UserError, brief, nearest
+from unskew.core.files import read_json
 from unskew.core.limits import usable_path
 from unskew.core.units import counted, format_duration
 from unskew.reproduce import plan as plans
@@ -30,10 +31,11 @@ WIDTH = 19  # of the longest name, and two spaces
 COLOURS = {results.INSIDE: "green", results.NEAR: "yellow", results.OUTSIDE: "red"}
 
 
-def list_recipes(out: PlainConsole, data: str, data_dir: str | None) -> None:
+def list_recipes(data: str, data_dir: str | None, as_json: bool) -> None:
     """Every table and figure, with what it takes: data, runs, time at each scale. Two lines each, on any terminal."""
     lacking: dict[str, str] = {}
     lines: list[Text] = []
+    found: list[dict[str, Any]] = []
     paper = ""
     with StageProgress(out) as progress:
         speeds = plans.Speeds.of_machine(lambda words: progress(words, 0, 0))
@@ -48,7 +50,11 @@ def list_recipes(out: PlainConsole, data: str, data_dir: str | None) -> None:
             lacking |= missing
             cells = counted(len(each.rows) * len(each.columns), "cell")
             words = ", ".join(f"{one} (not here)" if one in missing else one for one in used)
-            took = [f"{scale} {_estimated(those, speeds)}" for scale, those in jobs.items()]
+            seconds = {scale: plans.estimate_all(those, speeds) for scale, those in jobs.items()}
+            scales = {scale: {"runs": len(those), "seconds": seconds[scale]} for scale, those in jobs.items()}
+            about = {"table": name, "title": each.title, "paper": paper, "data": used, "missing_data": list(missing)}
+            found.append(about | {"scales": scales})
+            took = [f"{scale} {_describe_time(seconds[scale], len(those))}" for scale, those in jobs.items()]
             lines.append(Text(f"{name:{WIDTH}}", "cyan").append(each.title, "default"))
             lines.append(Text(" " * WIDTH + "; ".join([f"{cells} on {words}", *took]), "dim"))
     out.say(*lines)
@@ -61,10 +67,12 @@ def list_recipes(out: PlainConsole, data: str, data_dir: str | None) -> None:
             f"Not on this machine: {', '.join(lacking)}; see docs/how-to/data.md for how to get them. --data "
             "digits needs no download."
         )
+    if as_json:
+        print_json(found)
 
 
-def _estimated(jobs: Sequence[plans.PlannedRun], speeds: plans.Speeds) -> str:
-    seconds, runs = plans.estimate_all(jobs, speeds), counted(len(jobs), "run")
+def _describe_time(seconds: float | None, count: int) -> str:
+    runs = counted(count, "run")
     if seconds is None:
         return runs
     hours = seconds / 3600
@@ -72,7 +80,7 @@ def _estimated(jobs: Sequence[plans.PlannedRun], speeds: plans.Speeds) -> str:
     return f"{time} ({runs})"
 
 
-def show_table(out: PlainConsole, result: results.TableResult, said: Wording, files: Sequence[Path]) -> None:
+def show_table(result: results.TableResult, wording: Wording, files: Sequence[Path]) -> None:
     """A table on the terminal: ours beside the paper's, what to make of it, every known difference, the files."""
     recipe = result.recipe
     out.say(f"\n{recipe.name}: {recipe.title}")
@@ -84,9 +92,9 @@ def show_table(out: PlainConsole, result: results.TableResult, said: Wording, fi
         for name, meaning in results.AGREEMENT.items():
             words.append(f"{results.MARKS[name]} {meaning}  ", COLOURS[name])
         out.print(words)
-    out.say(*said.findings)
+    out.say(*wording.findings)
     out.say("Known differences:")
-    out.say(*(f"  - {sentence}" for sentence in said.differences))
+    out.say(*(f"  - {sentence}" for sentence in wording.differences))
     if recipe.notes:
         out.say("On the paper's values:")
     out.say(*(f"  - {sentence}" for sentence in recipe.notes))
@@ -146,8 +154,6 @@ def _width(name: str, cells: Sequence[results.CellResult | None], called: str) -
     return ours + (max([len(name), *(len(str(each.paper or "")) for each in there)]) + 3 if called else 0)
 
 
-out = PlainConsole()
-
 OUT = Path("runs/reproduce")
 
 
@@ -189,14 +195,17 @@ def reproduce(
         typer.Option("--claim", help="Train nothing: report when to choose which method, from all results in --out."),
     ] = False,
     show: Annotated[bool, typer.Option("--show", help="Train nothing: make the tables from existing results.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Reproduce a table or figure of a paper; prints our values next to the paper's, with every known difference."""
     if claim:
         files, sentences = write_claim(usable_path(folder))
         out.say(*(f"- {sentence}" for sentence in sentences), *(f"  {file}" for file in files))
+        if as_json:
+            print_json({"choices": sentences, "files": files})
         return
     if not tables:
-        list_recipes(out, data or "", data_dir)
+        list_recipes(data or "", data_dir, as_json)
         return
     asked = Variant(
         scale, data or "", _changes(changes or ()), parse_seeds(seeds) if seeds else (), tuple(rows or ("*",)),
@@ -211,11 +220,16 @@ def reproduce(
     if not show:
         plans.make_out_folder(folder)
         reasons = _train(mine, recipes, folder, data_dir, jobs, command)
+    written: list[Path] = []
     for each in recipes:
         result = results.read_table(each, asked, folder, reasons)
-        said = describe_table(result)
-        show_table(out, result, said, write_table(result, said, _command([each.name], asked, cells, folder)))
+        wording = describe_table(result)
+        files = write_table(result, wording, _command([each.name], asked, cells, folder))
+        show_table(result, wording, files)
+        written += [file for file in files if file.suffix == ".json"]
     write_index(folder)
+    if as_json:
+        print_json([read_json(file) for file in written])
 
 
 def _train(

@@ -483,8 +483,8 @@ def calibration_lines(event: Event) -> list[str]:
         words = f"{event.method}: mean sliced Wasserstein distance between class Gaussians {seen.separability:.3g}"
         if seen.before is None or seen.after is None:
             return [words]
-        gain = f"accuracy on features drawn from them {seen.before:.1%}; at most {seen.after:.1%} after calibration"
-        return [f"{words}; {gain}"]
+        right = f"{seen.before:.1%} by the classifier, {seen.after:.1%} by a linear discriminant"
+        return [f"{words}; features drawn from them classified correctly: {right}"]
     if isinstance(event, InitialModel):
         made = event.start
         name = "before training" if made is None else f"start {made.name}"

@@ -44,16 +44,21 @@ def check(
 def check_method(
     name: Annotated[str, typer.Argument(metavar="METHOD", help='"fedprox(0.1)" | package.module:function(knobs).')],
     neutral: Annotated[str | None, typer.Option(help="The method with its knob at zero: it must be FedAvg.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Test a method, ours or yours, against the laws that every method obeys; about half a minute."""
     from unskew.checks import LawBroken
     from unskew.checks import check_method as test_laws
 
+    laws: list[str] = []
     try:
         for law in test_laws(name, neutral=neutral):
+            laws.append(law)
             out.say(law if law.startswith("skipped") else f"kept: {law}")
     except LawBroken as error:
         raise UserError(str(error)) from error
+    if as_json:
+        print_json({"method": name, "laws": laws})
 
 
 def _show(path: Path, files: list[Examined]) -> None:

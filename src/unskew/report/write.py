@@ -17,6 +17,7 @@ from unskew.analysis.measure import (
     Table,
     load_measure,
     load_or_take,
+    name_clients,
 )
 from unskew.analysis.ranking import group_by_settings, list_contenders, list_result_settings, pick_best, rank_settings
 from unskew.calibration import is_bound
@@ -107,7 +108,9 @@ def _list_events(run: FinishedRun) -> list[Section]:
     rows: list[list[CellValue]] = []
     for row in run.rows:
         number = int(row["round"])
-        rows += [[number, f"client {item['client']}", item["reason"]] for item in row.get("failures", ())]
+        failures = row.get("failures", ())
+        clients = name_clients(run, [item["client"] for item in failures])
+        rows += [[number, f"client {name}", item["reason"]] for name, item in zip(clients, failures, strict=True)]
         rows += [[number, "", str(note)] for note in row.get("notes", ())]
     if not rows:
         return []

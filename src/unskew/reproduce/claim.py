@@ -614,6 +614,7 @@ def _draw_forecasts(records: Sequence[RunRecord]) -> Chart | None:
     marks: list[Mark] = [Dots(x, y, 0, radius=4.0, tips=tips)]
     ends = [min(*x, *y, 0.0), max(*x, *y)]
     marks.append(Line(ends, ends, "as forecast", "quiet", dashed=True))
-    alt = f"{len(found)} runs: the gain of calibration by its forecast; most are below the forecast."
+    below = sum(gain < forecast for _, forecast, gain in found)
+    alt = f"{len(found)} runs: the gain of calibration by its forecast; {below} gained less than forecast."
     x_axis, y_axis = Axis("forecast gain, points"), Axis("gain of the best calibration, points")
     return Chart("claim-forecast", "Forecast and gain", alt, marks, x=x_axis, y=y_axis, width=520, height=340)

@@ -202,8 +202,11 @@ CLIENTS = {"inaturalist": {"users": 9275, **GEO}, "landmarks": {"users": 1262}}
 PHOTOGRAPHS = {"inaturalist": (120_300, 12_030, 1203), "landmarks": (164_172, 19_526, 2028)}  # Hsu et al., Table 1
 
 
-def find_size(data: str) -> DataSize | None:
-    """The size of a data set by its name; None if it would have to be read."""
+def find_size(data: str, partition: str = "") -> DataSize | None:
+    """The size of a data set by its name, or of the examples a partition keeps; None if it would have to be read."""
+    if kept := re.match(r"unskew\.reproduce\.networks:few_examples\(.*?examples=(\d+)", partition):
+        whole = find_size(data)
+        return whole and replace(whole, train=min(whole.train, int(kept[1])))
     if data.startswith(POPULATION):
         knobs = text.parse_calls(data, "data set")[0].knobs
         train, test, classes, width = (int(knobs.get(name, usual)) for name, usual in DRAWN.items())
@@ -307,7 +310,7 @@ def time_example(model: str, shape: tuple[int, int, int], classes: int, device: 
 
 def estimate_run(run: PlannedRun, speeds: Speeds) -> float | None:
     """A run's seconds on one core; None if the size of its data is unknown."""
-    config, size = run.config, find_size(run.config.data)
+    config, size = run.config, find_size(run.config.data, run.config.partition)
     if size is None:
         return None
     calibrating = START + sum(_estimate_retraining(name, size) for name in run.calibrations)
@@ -326,7 +329,7 @@ def estimate_storing(runs: Sequence[PlannedRun], speeds: Speeds) -> float:
     """Seconds to compute what frozen parts give: once for all runs that freeze the same part."""
     frozen = {}
     for config in (run.config for run in runs if run.config.train != "all"):
-        if size := find_size(config.data):
+        if size := find_size(config.data, config.partition):
             part = (config.data, config.model, config.pretrained, config.train, config.resize)
             frozen[part] = speeds.seconds(config, size) * FORWARD * (size.train + size.test)
     return sum(frozen.values())

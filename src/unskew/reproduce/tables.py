@@ -64,44 +64,46 @@ def _describe_agreement(result: TableResult) -> list[str]:
 
 def _describe_gains(result: TableResult) -> list[str]:
     """Whether gains have the paper's sign: what can be compared at every scale."""
-    gains = [gain for one in result.cells if (gain := result.gain(one)) is not None]
-    known = [(gain, gain.paper, gain.ours) for gain in gains if gain.paper is not None and gain.ours is not None]
+    known: list[tuple[CellResult, Gain, bool | None]] = []  # and whether the sign is the paper's; None: too small
+    for one in result.cells:
+        gain = result.gain(one)
+        if gain is not None and gain.paper is not None and gain.ours is not None:
+            large = min(abs(gain.paper), abs(gain.ours)) >= SAME
+            known.append((one, gain, gain.paper * gain.ours > 0 if large else None))
     if not known:
         return []
-    large = [(gain, paper * ours > 0) for gain, paper, ours in known if min(abs(paper), abs(ours)) >= SAME]
-    same, opposite = ([gain for gain, agrees in large if agrees is wanted] for wanted in (True, False))
+    same, opposite, small = ([gain for _, gain, sign in known if sign is wanted] for wanted in (True, False, None))
+    ignored = f"Not counted, with a gain below {SAME:g} points in the paper or here: {counted(len(small), 'pair')}"
+    if not same and not opposite:
+        return [f"{ignored}."]
 
     def count_clear(some: Iterable[Gain]) -> int:
         """How many intervals exclude zero."""
         return sum(one.interval is not None and (one.interval.low > 0 or one.interval.high < 0) for one in some)
 
     where = "" if all(one.judged for one in result.cells) else ", on data other than the paper's"
-    has = "has" if len(same) == 1 else "have"
-    sentence = f"{len(same)} of {counted(len(large), 'gain')} of one row over another {has} the paper's sign{where}"
+    count, has = counted(len(same) + len(opposite), "gain"), "has" if len(same) == 1 else "have"
+    sentence = f"{len(same)} of {count} of one row over another {has} the paper's sign{where}"
     if not any(gain.interval for gain in (*same, *opposite)):
-        sentence += _describe_chance(result)
+        sentence += _describe_chance([(one, sign) for one, _, sign in known if sign is not None])
     if any(gain.interval for gain in same):
         sentence += f"; for {count_clear(same)} of these the 95 % interval over the seeds excludes zero"
     if any(gain.interval for gain in opposite):
         sentence += f". It also excludes zero for {count_clear(opposite)} of the {len(opposite)} with the opposite sign"
-    if small := len(known) - len(large):
-        sentence += f". Not counted, with a gain below {SAME:g} points in the paper or here: {counted(small, 'pair')}"
-    return [f"{sentence}."]
+    return [f"{sentence}. {ignored}." if small else f"{sentence}."]
 
 
-def _describe_chance(result: TableResult) -> str:
+def _describe_chance(signs: Sequence[tuple[CellResult, bool]]) -> str:
     """With too few seeds for intervals: whether as many signs could agree by chance. Gains of a training count once."""
-    signs: dict[str, list[bool]] = {}
-    for one in result.cells:
-        gain = result.gain(one)
-        if gain and gain.paper is not None and gain.ours is not None and min(abs(gain.paper), abs(gain.ours)) >= SAME:
-            signs.setdefault(one.cell.training(), []).append(gain.paper * gain.ours > 0)
-    agree, count = sum(all(group) for group in signs.values()), len(signs)
+    trainings: dict[str, bool] = {}
+    for one, agrees in signs:
+        name = one.cell.training()
+        trainings[name] = trainings.get(name, True) and agrees
+    agree, count = sum(trainings.values()), len(trainings)
     chance = sum(comb(count, k) for k in range(agree, count + 1)) / 2**count
-    seeds = counted(max(len(one.values) for one in result.cells), "seed")
-    trainings = f"{agree} of {counted(count, 'training')}"
-    sentence = f". That is {trainings} with {seeds}, which a coin would give with a probability of {chance:.2g}"
-    return sentence + (": no evidence" if chance > 0.05 else "")
+    seeds = counted(max(len(one.values) for one, _ in signs), "seed")
+    sentence = f". That is {agree} of {counted(count, 'training')} with {seeds}, which a coin would give with a "
+    return f"{sentence}probability of {chance:.2g}{': no evidence' if chance > 0.05 else ''}"
 
 
 def _describe_missing(result: TableResult) -> list[str]:
