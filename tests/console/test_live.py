@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,7 +17,7 @@ from test_screen import ROW, overview
 from federation import federation
 from unskew import engines
 from unskew.console import screen
-from unskew.console.screen import MAX_POINTS, Screen, Series, View, curve
+from unskew.console.screen import Screen, View, curve
 from unskew.core.key import Key
 from unskew.core.types import EVERYONE, Failure, Visit
 from unskew.round import driver
@@ -84,23 +83,6 @@ def test_a_curve_keeps_to_its_place_and_has_no_holes(values, width, height, asci
     count = used.index(False)
     assert not any(used[count:])
     assert count == (1 if len(values) == 1 else width - len(lines[0].partition(side)[0]) - 1)
-
-
-def test_a_long_series_is_thinned_and_keeps_its_ends_and_its_course():
-    series = Series()
-    for number in range(1, 100_001):
-        series.add(number, number / 100_000)
-    assert len(series.points) <= MAX_POINTS
-    assert (series.points[0], series.points[-1]) == ((1, 1e-5), (100_000, 1.0))
-    assert all(abs(value - number / 100_000) < 1e-9 for number, value in series.points)
-    assert series.points == sorted(series.points)
-
-
-@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
-def test_what_cannot_be_drawn_is_left_out(odd):
-    series = Series()
-    series.add(1, odd)
-    assert series.points == []
 
 
 def console(width=100, height=30, **options):
@@ -302,21 +284,13 @@ def test_the_streams_are_as_they_were_when_the_view_is_closed():
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
-def test_memory_is_that_of_this_process_and_those_below_it():
-    alone = screen._family(os.getpid())
-    assert alone[0] == os.getpid()
+def test_memory_is_that_of_this_process_and_those_below_it(monkeypatch):
+    def count():
+        return int(re.fullmatch(r"[\d.]+ [MG]B resident in (\d+) process(es)?", screen._describe_memory())[1])
+
+    alone = count()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as below:
-        assert below.pid in screen._family(os.getpid())
+        assert count() == alone + 1
         below.communicate(b"\n")
-    assert below.pid not in screen._family(os.getpid())
-    resident = int(re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-    assert screen._pages(os.getpid()) * os.sysconf("SC_PAGE_SIZE") == pytest.approx(resident, rel=0.2)
-    assert re.fullmatch(r"[\d.]+ [MG]B resident in \d+ process(es)?", screen._resident())
-
-
-def test_nothing_is_said_of_memory_that_cannot_be_known(monkeypatch):
-    def nowhere(number):
-        raise FileNotFoundError
-
-    monkeypatch.setattr(screen, "_pages", nowhere)
-    assert "memory" not in last_view(console(), overview(), ROW)
+    monkeypatch.setattr(screen.os, "getpid", lambda: 2**30)
+    assert screen._describe_memory() == ""

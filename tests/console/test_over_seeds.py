@@ -10,7 +10,7 @@ from statistics import stdev
 import pytest
 
 from console.test_comparison import CENTRAL, PLAIN, compared, rounds
-from unskew.report.table import grouped, make_table
+from unskew.report.table import group_by_setting, make_table
 from unskew.runs.result import Calibration
 
 
@@ -42,11 +42,11 @@ def test_what_is_the_same_in_all_rows_is_behind_them():
 
 def test_the_same_seed_twice_is_not_two_seeds():
     twice = compared(PLAIN, replace(PLAIN, path=Path("runs/copy")))
-    assert grouped(twice) == [[0], [1]]
+    assert group_by_setting(twice) == [[0], [1]]
 
 
 def test_other_data_under_the_same_name_is_another_setting():
-    assert grouped(compared(PLAIN, replace(PLAIN, seed=1, data_sha256="e" * 64))) == [[0], [1]]
+    assert group_by_setting(compared(PLAIN, replace(PLAIN, seed=1, data_sha256="e" * 64))) == [[0], [1]]
 
 
 def test_a_calibration_that_some_runs_lack_says_of_how_many_it_is():

@@ -14,7 +14,6 @@ import typer
 from unskew.console.options import with_options
 from unskew.console.progress import Json, out, print_json
 from unskew.console.study import report
-from unskew.core.child import Child
 from unskew.core.errors import UserError
 from unskew.core.files import read_content, read_json, write_whole
 from unskew.core.units import counted, format_duration
@@ -75,7 +74,7 @@ def demo(
     def say(line: str) -> None:
         out.say(f"{time.monotonic() - began:5.1f} s  {line}")
 
-    federation = _prepared(folder, say)
+    federation = _prepare(folder, say)
     nodes = [read_node(federation.node(name)) for name in NODES]
     run = federation.path / "runs" / "demo"
     marks = [server_mark(federation), *map(node_mark, nodes)]
@@ -91,7 +90,7 @@ def demo(
     say(f"done in {format_duration(time.monotonic() - began)}: {run}")
 
 
-def _prepared(folder: Path, say: Say) -> FederationFolder:
+def _prepare(folder: Path, say: Say) -> FederationFolder:
     """Certificates, keys, and one skewed part of digits for each node."""
     federation = initialise(folder, nodes=NODES, port=network.free_ports()).federation
     say(f"{federation.path}: authority, server certificate, and keys for {', '.join(NODES)}")
@@ -103,14 +102,8 @@ def _prepared(folder: Path, say: Say) -> FederationFolder:
     say(f"the digits are partitioned with {drawn.scheme}: EMD {emd(drawn.client, labels, classes):.2f}")
     for number, name in enumerate(NODES):
         node = read_node(federation.node(name))
-        settings = {
-            "name": name,
-            "data": "digits",
-            "partition": f"file:{federation.path / 'partition.npz'}",
-            "client": [number],
-            "folder": str(node.state),
-            "socket": str(socket_path(node)),
-        }
+        settings = {"name": name, "data": "digits", "partition": f"file:{federation.path / 'partition.npz'}"}
+        settings |= {"client": [number], "folder": str(node.state), "socket": str(socket_path(node))}
         write_whole(node.service_settings, toml(settings, "Made by unskew federation demo.").encode())
     write_whole(federation.path / "recipe.toml", RECIPE.encode())
     return federation
@@ -118,29 +111,26 @@ def _prepared(folder: Path, say: Say) -> FederationFolder:
 
 def _start(group: ProcessGroup, federation: FederationFolder, nodes: list[NodeFolder], say: Say) -> None:
     """The commands that one would type in four terminals."""
-    heard: dict[str, list[str]] = {}
-    children = [_watcher(group, "server", federation.path, heard, say)]
-    children += [_watcher(group, f"node {node.settings.name}", node.path, heard, say) for node in nodes]
+    connected: set[str] = set()
+    children = []
+    for name, folder in {"server": federation.path, **{f"node {one.settings.name}": one.path for one in nodes}}.items():
+
+        def hear(line: str, name: str = name) -> None:
+            if line.startswith("connected"):
+                connected.add(name)
+            if line.startswith(("ready", "connected")):
+                say(f"{name}: {line}")
+
+        command = [sys.executable, "-P", "-m", WATCHER.decode(), name.split()[0], str(folder)]
+        children.append(group.start(name, command, dict(os.environ), hear))
     end = time.monotonic() + CONNECT_SECONDS
-    while not all(any(line.startswith("connected") for line in heard[child.name]) for child in children[1:]):
+    while not all(child.name in connected for child in children[1:]):
         for child in children:
             if child.code is not None:
                 raise UserError(f"{child.name} ended with code {child.code}:\n{child.log_end()}")
         if time.monotonic() > end:
             raise UserError(f"not all nodes connected within {CONNECT_SECONDS:.0f} s; see {federation.path}")
         time.sleep(0.2)
-
-
-def _watcher(group: ProcessGroup, name: str, folder: Path, heard: dict[str, list[str]], say: Say) -> Child:
-    lines = heard.setdefault(name, [])
-
-    def hear(line: str) -> None:
-        lines.append(line)
-        if line.startswith(("ready", "connected")):
-            say(f"{name}: {line}")
-
-    command = [sys.executable, "-P", "-m", WATCHER.decode(), name.split()[0], str(folder)]
-    return group.start(name, command, dict(os.environ), hear)
 
 
 federation_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -172,8 +162,14 @@ def init(
     ] = False,
 ) -> None:
     """Create a federation's folder with certificates and node keys, or add nodes to one."""
+    keys: dict[str, Path] = {}
+    for text in key or []:
+        name, _, file = text.partition("=")
+        if not (name and file):
+            raise UserError(f"--key {text!r}: give NAME=FILE.pub")
+        keys[name] = Path(file)
     made = initialise(
-        folder, nodes=node or [], keys=_keys(key or []), host=host, port=port, renew=renew,
+        folder, nodes=node or [], keys=keys, host=host, port=port, renew=renew,
         renew_authority=renew_authority,
     )  # fmt: skip
     path, settings = made.federation.path, made.federation.settings
@@ -241,7 +237,11 @@ def node(
             raise UserError(
                 "--data is missing; give a folder, a table or arrays of this node, or the name of a data set"
             )
-        write_whole(target.service_settings, _service_settings(target, options, client, plugin).encode())
+        config = configs.checked(configs.with_values(Config(), options, "federation node"))
+        settings = {"name": target.settings.name, **{name: getattr(config, name) for name in options}}
+        settings |= {"data_dir": config.data_dir, "client": client, "plugins": plugin}
+        settings |= {"folder": str(target.state), "socket": str(socket_path(target))}
+        write_whole(target.service_settings, toml(settings, MADE.replace("init", "node")).encode())
     watch(["node", str(target.path), part])
 
 
@@ -321,39 +321,38 @@ def status(folder: Folder = Path(), as_json: Json = False) -> None:
     """Report the state of the server, its nodes and its last runs."""
     federation = read_federation(folder)
     now = federations.status(federation)
-    if as_json:
-        print_json(_status_record(federation, now))
-        return
     settings = federation.settings
+    if as_json:
+        print_json(
+            {
+                "folder": str(federation.path),
+                "address": f"{settings.host}:{settings.port}",
+                "running": now.answers,
+                "processes": now.processes,
+                "certificate_days": round(now.certificate_days, 1),
+                "nodes": [
+                    {"name": one.name, "online": one.online, "seconds_since_heard": one.seconds, "processes": one.here}
+                    for one in now.nodes
+                ],
+                "run": None if now.run is None else asdict(now.run),
+                "flower_runs": [
+                    {"id": number, "status": state, "seconds": seconds} for number, state, seconds in now.runs
+                ],
+            }
+        )
+        return
     state = "running" if now.answers else "starting, or not responding" if now.processes else "not running"
     running, valid = counted(now.processes, "program"), f"its certificate is valid for {now.certificate_days:.0f} days"
     out.say(f"server {settings.host}:{settings.port}: {state}, {running}; {valid}")
-    for each in now.nodes:
-        heard = "never" if each.seconds is None else f"{format_duration(each.seconds)} ago"
-        local = f"; {counted(each.here, 'program')} here" if each.here else ""
-        out.say(f"node {each.name}: {'online' if each.online else 'offline'}, last heard from {heard}{local}")
+    for one in now.nodes:
+        heard = "never" if one.seconds is None else f"{format_duration(one.seconds)} ago"
+        local = f"; {counted(one.here, 'program')} here" if one.here else ""
+        out.say(f"node {one.name}: {'online' if one.online else 'offline'}, last heard from {heard}{local}")
     for number, state, seconds in now.runs:
         out.say(f"run {number}: {state}, {format_duration(seconds)}")
     if (run := now.run) is not None:
         written = f"last written {format_duration(run.seconds)} ago"
         out.say(f"{run.directory}: {run.state}, round {run.round} of {run.rounds}, {written}; {run.method}")
-
-
-def _status_record(federation: FederationFolder, now: federations.Status) -> dict[str, Any]:
-    settings = federation.settings
-    return {
-        "folder": str(federation.path),
-        "address": f"{settings.host}:{settings.port}",
-        "running": now.answers,
-        "processes": now.processes,
-        "certificate_days": round(now.certificate_days, 1),
-        "nodes": [
-            {"name": each.name, "online": each.online, "seconds_since_heard": each.seconds, "processes": each.here}
-            for each in now.nodes
-        ],
-        "run": None if now.run is None else asdict(now.run),
-        "flower_runs": [{"id": number, "status": state, "seconds": seconds} for number, state, seconds in now.runs],
-    }
 
 
 @federation_app.command()
@@ -406,9 +405,9 @@ def _policy(folder: Path, *, write: bool) -> None:
         out.say(f"written to {file}; edit it, then check it with --check-policy")
         return
     found, default = read_policy(file), Policy()
-    for each in fields(Policy):
-        if (value := getattr(found, each.name)) != getattr(default, each.name):
-            out.say(f"{each.name}: {value}")
+    for field in fields(Policy):
+        if (value := getattr(found, field.name)) != getattr(default, field.name):
+            out.say(f"{field.name}: {value}")
     out.say(f"{file} is valid; restart the node to use it")
 
 
@@ -423,30 +422,3 @@ def stop(folder: Folder = Path()) -> None:
 
 
 federation_app.command()(demo)
-
-
-def _keys(given: list[str]) -> dict[str, Path]:
-    pairs = [each.partition("=") for each in given]
-    for (name, sign, file), each in zip(pairs, given, strict=True):
-        if not (name and sign and file):
-            raise UserError(f"--key {each!r}: give NAME=FILE.pub")
-    return {name: Path(file) for name, _, file in pairs}
-
-
-def _service_settings(
-    place: NodeFolder, options: dict[str, Any], client: list[int] | None, plugins: list[str] | None
-) -> str:
-    config = configs.checked(configs.with_values(Config(), options, "federation node"))
-    given = {name: getattr(config, name) for name in options}
-    return toml(
-        {
-            "name": place.settings.name,
-            **given,
-            "data_dir": config.data_dir,
-            "client": client,
-            "plugins": plugins,
-            "folder": str(place.state),
-            "socket": str(socket_path(place)),
-        },
-        MADE.replace("init", "node"),
-    )

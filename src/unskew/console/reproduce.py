@@ -40,23 +40,23 @@ def list_recipes(data: str, data_dir: str | None, as_json: bool) -> None:
     with StageProgress(out) as progress:
         speeds = plans.Speeds.of_machine(lambda words: progress(words, 0, 0))
         for name in recipe_names():
-            each = load_recipe(name)
-            if each.paper.reference != paper:
-                paper = each.paper.reference
+            recipe = load_recipe(name)
+            if recipe.paper.reference != paper:
+                paper = recipe.paper.reference
                 lines.append(Text(f"\n{paper}", "bold"))
-            jobs = {scale: plans.plan_runs([(each, Variant(scale, data))]) for scale in SCALES}
+            jobs = {scale: plans.plan_runs([(recipe, Variant(scale, data))]) for scale in SCALES}
             used = list(dict.fromkeys(job.config.data for job in jobs["paper"]))
             missing = plans.find_missing_data(used, data_dir)
             lacking |= missing
-            cells = counted(len(each.rows) * len(each.columns), "cell")
-            words = ", ".join(f"{one} (not here)" if one in missing else one for one in used)
+            cells = counted(len(recipe.rows) * len(recipe.columns), "cell")
+            sets = ", ".join(f"{one} (not here)" if one in missing else one for one in used)
             seconds = {scale: plans.estimate_all(those, speeds) for scale, those in jobs.items()}
             scales = {scale: {"runs": len(those), "seconds": seconds[scale]} for scale, those in jobs.items()}
-            about = {"table": name, "title": each.title, "paper": paper, "data": used, "missing_data": list(missing)}
+            about = {"table": name, "title": recipe.title, "paper": paper, "data": used, "missing_data": list(missing)}
             found.append(about | {"scales": scales})
             took = [f"{scale} {_describe_time(seconds[scale], len(those))}" for scale, those in jobs.items()]
-            lines.append(Text(f"{name:{WIDTH}}", "cyan").append(each.title, "default"))
-            lines.append(Text(" " * WIDTH + "; ".join([f"{cells} on {words}", *took]), "dim"))
+            lines.append(Text(f"{name:{WIDTH}}", "cyan").append(recipe.title, "default"))
+            lines.append(Text(" " * WIDTH + "; ".join([f"{cells} on {sets}", *took]), "dim"))
     out.say(*lines)
     out.say(
         "\nTimes are estimates for this machine, if it is otherwise idle; runs that tables share are trained once. For "
@@ -81,17 +81,17 @@ def _describe_time(seconds: float | None, count: int) -> str:
 
 
 def show_table(result: results.TableResult, wording: Wording, files: Sequence[Path]) -> None:
-    """A table on the terminal: ours beside the paper's, what to make of it, every known difference, the files."""
+    """Print a table: our values next to the paper's, the findings, every known difference, the files."""
     recipe = result.recipe
     out.say(f"\n{recipe.name}: {recipe.title}")
     out.say(f"{recipe.paper.reference}; {recipe.source}")
-    for table in _blocks(result, out.width):
+    for table in _tabulate(result, out.width):
         out.print(table)
-    if any(each.agreement for each in result.cells):
-        words = Text("ours, with the difference from the paper in brackets: ")
+    if any(one.agreement for one in result.cells):
+        legend = Text("ours, with the difference from the paper in brackets: ")
         for name, meaning in results.AGREEMENT.items():
-            words.append(f"{results.MARKS[name]} {meaning}  ", COLOURS[name])
-        out.print(words)
+            legend.append(f"{results.MARKS[name]} {meaning}  ", COLOURS[name])
+        out.print(legend)
     out.say(*wording.findings)
     out.say("Known differences:")
     out.say(*(f"  - {sentence}" for sentence in wording.differences))
@@ -101,57 +101,38 @@ def show_table(result: results.TableResult, wording: Wording, files: Sequence[Pa
     out.say(*(f"  {file}" for file in files[:3]))
 
 
-def _blocks(result: results.TableResult, width: int) -> list[Table]:
-    columns = results.list_columns(result)
-    lines = results.list_rows(result)
-    printed = any(each.paper for each in result.cells)
-    first = max(len(name) for name in lines)
-    called = name_ours(result) if printed else ""
-    needs = [_width(name, [cells[place] for cells in lines.values()], called) for place, name in enumerate(columns)]
-    blocks: list[list[int]] = [[]]
-    for place, need in enumerate(needs):
-        if blocks[-1] and first + 4 + sum(needs[each] for each in blocks[-1]) + need > width:
-            blocks.append([])
-        blocks[-1].append(place)
-    return [_block(lines, columns, block, called) for block in blocks]
-
-
-def _block(
-    lines: dict[str, list[results.CellResult | None]], columns: Sequence[str], block: Sequence[int], ours: str
-) -> Table:
-    """Some of the columns; ``ours`` is what ours are called beside the paper's, "" where it has none."""
-    table = Table()
-    table.add_column("", overflow="fold")
-    for place in block:
-        name = columns[place]
+def _tabulate(result: results.TableResult, width: int) -> list[Table]:
+    """The table, in blocks of columns that fit the terminal."""
+    lines, blocks, room = results.list_rows(result), list[dict[str, list[Text]]](), 0
+    ours = name_ours(result) if any(one.paper for one in result.cells) else ""  # "": the paper has no values
+    for at, name in enumerate(results.list_columns(result)):
+        cells = [row[at] for row in lines.values()]
+        parts = {f"{name}\n{ours}" if ours else name: list(map(_format_cell, cells))}
         if ours:
-            table.add_column(f"{name}\npaper", justify="right", no_wrap=True)
-        table.add_column(f"{name}\n{ours}" if ours else name, justify="right")
-    for row, cells in lines.items():
-        parts: list[Text] = []
-        for place in block:
-            each = cells[place]
-            if ours:
-                parts.append(Text(str(each.paper) if each is not None and each.paper else ""))
-            parts.append(_ours(each))
-        table.add_row(Text(row, overflow="fold"), *parts)
-    return table
+            parts = {f"{name}\npaper": [Text(str(one.paper or "") if one else "") for one in cells], **parts}
+        need = sum(3 + max(map(len, (*head.split("\n"), *map(str, texts)))) for head, texts in parts.items())
+        if not blocks or need > room:
+            blocks.append({"": [Text(row, overflow="fold") for row in lines]})
+            room = width - 4 - max(map(len, lines))
+        blocks[-1] |= parts
+        room -= need
+    tables = []
+    for block in blocks:
+        table = Table()
+        for head in block:
+            table.add_column(head, justify="right" if head else "left", no_wrap=head.endswith("\npaper"))
+        for texts in zip(*block.values(), strict=True):
+            table.add_row(*texts)
+        tables.append(table)
+    return tables
 
 
-def _ours(each: results.CellResult | None) -> Text:
-    if each is None:
-        return Text("")
-    if each.ours is None:
-        return Text(each.reason, "dim")
-    gap = f" ({format_difference(each)})" if each.difference is not None else ""
-    mark = f" {results.MARKS[each.agreement]}" if each.agreement else ""
-    return Text(f"{each.words()}{gap}{mark}", COLOURS.get(each.agreement, ""))
-
-
-def _width(name: str, cells: Sequence[results.CellResult | None], called: str) -> int:
-    there = [each for each in cells if each is not None]
-    ours = max([len(name), len(called), *(len(_ours(each).plain) for each in there)]) + 3
-    return ours + (max([len(name), *(len(str(each.paper or "")) for each in there)]) + 3 if called else 0)
+def _format_cell(one: results.CellResult | None) -> Text:
+    if one is None or one.ours is None:
+        return Text(one.reason if one else "", "dim")
+    gap = f" ({format_difference(one)})" if one.difference is not None else ""
+    mark = f" {results.MARKS[one.agreement]}" if one.agreement else ""
+    return Text(f"{one.words()}{gap}{mark}", COLOURS.get(one.agreement, ""))
 
 
 OUT = Path("runs/reproduce")
@@ -236,23 +217,33 @@ def _train(
     jobs: Sequence[plans.PlannedRun], recipes: Sequence[Recipe], folder: Path, data_dir: str | None,
     at_once: int | None, command: str,
 ) -> dict[str, str]:  # fmt: skip
-    """Do what is left to do; why some runs have no result, by training or by data."""
+    """Train what is left; the reasons why some runs have no result, by training or by data set."""
     left = [job for job in jobs if job.state(folder) is None]
     here, missing = plans.split_by_data(left, data_dir)
     if left and not here and len(left) == len(jobs):
+        smoke = {name: plans.plan_runs([(recipes[0], Variant("smoke", name))]) for name in recipes[0].stand_ins}
         stand_ins = [
-            name for name in recipes[0].stand_ins if not plans.find_missing_data(_data_of(recipes[0], name), data_dir)
+            name
+            for name, runs in smoke.items()
+            if not plans.find_missing_data([run.config.data for run in runs], data_dir)
         ]
         raise UserError(plans.explain_missing_data(list(missing), command, stand_ins))
     out.say(*(f"note: {reason}" for reason in missing.values()))
-    _announce(jobs, left, here)
+    plan = counted(len(jobs), "run") + (f", {len(jobs) - len(left)} already done" if len(left) < len(jobs) else "")
+    plan += f", {len(left) - len(here)} without data" if len(left) > len(here) else ""
+    if here:
+        with StageProgress(out) as progress:
+            whole = plans.estimate_all(here, plans.Speeds.of_machine(lambda words: progress(words, 0, 0)))
+        if whole is not None:
+            plan += f"; about {format_duration(whole)} on this machine, if it is otherwise idle"
+    out.say(plan)
     began, reasons = time.monotonic(), {name: f"no data: {name}" for name in missing}
     with StageProgress(out) as progress:
 
         def finished(job: plans.PlannedRun, failure: RunFailure | None, done: int, total: int) -> None:
             rest = (time.monotonic() - began) / done * (total - done)
-            said = f"failed: {failure.reason}" if failure else "done"
-            out.say(f"{done}/{total}  {job.training}, seed {job.seed}: {said}; {format_duration(rest)} left")
+            state = f"failed: {failure.reason}" if failure else "done"
+            out.say(f"{done}/{total}  {job.training}, seed {job.seed}: {state}; {format_duration(rest)} left")
 
         def advance(done: int, total: int) -> None:
             if out.is_terminal:
@@ -265,24 +256,6 @@ def _train(
         except KeyboardInterrupt:
             fail(f"interrupted; to continue, repeat the command: {command}", 130)
     return reasons | {training: failure.reason for (training, _), failure in failures.items()}
-
-
-def _announce(
-    jobs: Sequence[plans.PlannedRun], left: Sequence[plans.PlannedRun], here: Sequence[plans.PlannedRun]
-) -> None:
-    done = len(jobs) - len(left)
-    words = f"{counted(len(jobs), 'run')}" + (f", {done} already done" if done else "")
-    words += f", {len(left) - len(here)} without data" if len(left) > len(here) else ""
-    if here:
-        with StageProgress(out) as progress:
-            whole = plans.estimate_all(here, plans.Speeds.of_machine(lambda words: progress(words, 0, 0)))
-        if whole is not None:
-            words += f"; about {format_duration(whole)} on this machine, if it is otherwise idle"
-    out.say(words)
-
-
-def _data_of(one: Recipe, stand_in: str) -> list[str]:
-    return [job.config.data for job in plans.plan_runs([(one, Variant("smoke", stand_in))])]
 
 
 def _changes(given: Sequence[str]) -> dict[str, Value]:

@@ -34,7 +34,6 @@ from unskew.data.population import describe_sizes
 from unskew.round.driver import Metrics
 from unskew.round.local_optimizers import uses_sgd
 from unskew.round.sampling import draw
-from unskew.runs.config import Config
 from unskew.runs.execute import Event, InitialModel, Stage
 from unskew.runs.journal import read_metrics
 from unskew.runs.prepare import Overview
@@ -42,26 +41,11 @@ from unskew.runs.result import Result, accuracy_picture, measured_on, summary_ro
 
 Point = tuple[float, float]  # round, value
 
-MAX_POINTS = 2048  # kept of a series: more than a terminal has dots
 _BRAILLE_DOTS = (
     (0x01, 0x02, 0x04, 0x40),
     (0x08, 0x10, 0x20, 0x80),
 )  # of a braille character: left and right column, downwards
 _MARKS = ".-'"  # of an ASCII character: the lowest third of its line, the middle, the highest
-
-
-class Series:
-    """Values over rounds. Many are thinned out: neighbours become their mean, the first and the last stay."""
-
-    def __init__(self) -> None:
-        self.points: list[Point] = []
-
-    def add(self, number: int, value: float) -> None:
-        """Add a round's value; one that is not finite cannot be drawn and is left out."""
-        if not math.isfinite(value):
-            return
-        self.points = [*_thinned(self.points)] if len(self.points) >= MAX_POINTS else self.points
-        self.points.append((number, value))
 
 
 def curve(
@@ -96,33 +80,20 @@ def _levels(points: Sequence[Point], columns: int, levels: int, low: float, high
 
     A column shows the mean of its rounds; one without rounds is interpolated between its neighbours.
     """
-    first, last = points[0][0], points[-1][0]
-    if last <= first:
+    rounds, values = np.array(points, float).T
+    if rounds[-1] <= rounds[0]:
         return [(levels // 2, levels // 2)]
-    sums, counts = [0.0] * columns, [0] * columns
-    for number, value in points:
-        place = round((number - first) / (last - first) * (columns - 1))
-        sums[place] += value
-        counts[place] += 1
-    known = [place for place in range(columns) if counts[place]]
-    means = [0.0] * columns
-    for left, right in pairwise(known):
-        start, end = sums[left] / counts[left], sums[right] / counts[right]
-        for place in range(left, right + 1):
-            means[place] = start + (end - start) * (place - left) / (right - left)
-    span = high - low
-    heights = [round((mean - low) / span * (levels - 1)) if span else levels // 2 for mean in means]
-    reach = [heights[0], *heights]  # each column begins beside the one before it
+    column = np.rint((rounds - rounds[0]) / (rounds[-1] - rounds[0]) * (columns - 1)).astype(int)
+    counts = np.bincount(column, minlength=columns)
+    known = np.flatnonzero(counts)
+    means = np.interp(np.arange(columns), known, np.bincount(column, values, columns)[known] / counts[known])
+    heights = [levels // 2] * columns
+    if high > low:
+        heights = np.rint((means - low) / (high - low) * (levels - 1)).astype(int).tolist()
     return [
         (here, here) if abs(here - before) <= 1 else (min(here, before + 1), max(here, before - 1))
-        for before, here in zip(reach, heights, strict=False)
+        for before, here in pairwise([heights[0], *heights])
     ]
-
-
-def _thinned(points: Sequence[Point]) -> list[Point]:
-    inner = points[1:-1]
-    pairs = zip(inner[::2], inner[1::2], strict=False)
-    return [points[0], *(((a + c) / 2, (b + d) / 2) for (a, b), (c, d) in pairs), points[-1]]
 
 
 MIN_SIZE = (60, 16)  # columns and lines; with fewer there is the bar alone
@@ -150,7 +121,8 @@ class View:
         self._task = self._progress.add_task(
             "rounds", total=seen.config.rounds, completed=seen.first_round - 1, figures=""
         )
-        self._losses, self._accuracies = Series(), Series()
+        self._losses: list[Point] = []
+        self._accuracies: list[Point] = []
         self._best: tuple[float, int] | None = None  # accuracy, round
         self._evaluated: tuple[float, float, int] | None = None  # accuracy, loss, round
         self._last: Metrics | None = None
@@ -181,10 +153,10 @@ class View:
         self._live.stop()
 
     def _note(self, number: int, train_loss: float | None, accuracy: float | None, loss: float | None) -> None:
-        if train_loss is not None:
-            self._losses.add(number, train_loss)
+        if train_loss is not None and math.isfinite(train_loss):
+            self._losses.append((number, train_loss))
         if accuracy is not None and loss is not None:
-            self._accuracies.add(number, accuracy)
+            self._accuracies.append((number, accuracy))
             self._evaluated = (accuracy, loss, number)
             if self._best is None or accuracy > self._best[0]:
                 self._best = (accuracy, number)
@@ -212,8 +184,8 @@ class View:
 
     def _curve(self, width: int) -> list[str]:
         """Accuracy, or the training loss until a round is evaluated."""
-        evaluated = bool(self._accuracies.points)
-        points = list(self._accuracies.points or self._losses.points)  # a copy: the run may add to it while this draws
+        evaluated = bool(self._accuracies)
+        points = list(self._accuracies or self._losses)  # a copy: the run may add to it while this draws
         if not points:
             return []
         name = f"accuracy on {measured_on(bool(self._seen.config.validation))}" if evaluated else "training loss"
@@ -226,18 +198,14 @@ class View:
             now, mean = row.examples / max(row.seconds, 1e-9), self._examples / max(self._seconds, 1e-9)
             rows.append(("rate", f"{now:,.0f} examples/s, {mean:,.0f} on average"))
         if time.monotonic() - self._memory[0] >= MEMORY_SECONDS:
-            self._memory = (time.monotonic(), _resident())
+            self._memory = (time.monotonic(), _describe_memory())
         rows.append(("memory", self._memory[1]))
         if self._evaluated is not None and self._best is not None:
             accuracy, loss, number = self._evaluated
             best = f"best {self._best[0]:.2%}, round {self._best[1]}"
-            rows.append(
-                (
-                    "validation" if self._seen.config.validation else "test",
-                    f"{accuracy:.2%}, loss {loss:.4f}, round {number}; {best}",
-                )
-            )
-        return [f"{word:<8}{fact}" for word, fact in rows if fact]
+            name = "validation" if self._seen.config.validation else "test"
+            rows.append((name, f"{accuracy:.2%}, loss {loss:.4f}, round {number}; {best}"))
+        return [f"{name:<8}{fact}" for name, fact in rows if fact]
 
     def _clients(self) -> str:
         config, row = self._seen.config, self._last
@@ -255,42 +223,27 @@ class View:
         return "; ".join(parts)
 
     def _who(self, number: int) -> str:
-        """The clients of a round, by number where they are few: the sampler depends on the round's number alone."""
+        """The clients of a round, by name where they are few: the sampler depends on the round's number alone."""
         visits, config = self._seen.visits, self._seen.config
         if visits[0].client == EVERYONE or len(visits) > MAX_CLIENTS_SHOWN:
             return "all examples in one place" if visits[0].client == EVERYONE else counted(len(visits), "visit")
         if self._algorithm.released:
             return "participation is not shown"
         roster, per_round = self._seen.population.roster, config.per_round or len(visits)
-        coming = draw(self._algorithm, Key(config.seed), number, roster, per_round).visits
-        return ", ".join(str(visit.client) for visit in coming) or "nobody"
+        names, drawn = self._seen.partition.names, draw(self._algorithm, Key(config.seed), number, roster, per_round)
+        return ", ".join(names[one.client] if names else str(one.client) for one in drawn.visits) or "nobody"
 
 
-def _resident() -> str:
-    with suppress(OSError, ValueError):
-        pages = {number: _pages(number) for number in _family(os.getpid())}
-        total = sum(pages.values()) * os.sysconf("SC_PAGE_SIZE")
-        return f"{format_bytes(total)} resident in {len(pages)} process{'es' if len(pages) > 1 else ''}"
-    return ""
-
-
-def _family(number: int) -> list[int]:
-    """The process and its descendants; one that ends during the search is left out."""
-    processes = [number]
-    for process in processes:  # it grows as children are added
-        with suppress(OSError):
+def _describe_memory() -> str:
+    """The resident memory of this process and its descendants; "" where the system has no /proc."""
+    processes, pages = [os.getpid()], 0
+    for process in processes:  # the list grows as children are found
+        with suppress(OSError, ValueError):  # the process has ended
+            pages += int(Path(f"/proc/{process}/statm").read_text().split()[1])
             for thread in os.listdir(f"/proc/{process}/task"):
                 processes += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
-    return processes
-
-
-def _pages(number: int) -> int:
-    try:
-        return int(Path(f"/proc/{number}/statm").read_text().split()[1])
-    except OSError:
-        if number == os.getpid():
-            raise
-        return 0
+    total, count = pages * os.sysconf("SC_PAGE_SIZE"), counted(len(processes), "process")
+    return f"{format_bytes(total)} resident in {count}" if pages else ""
 
 
 def overview_rows(seen: Overview) -> list[tuple[str, str]]:
@@ -307,12 +260,20 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     median = "" if sizes.min() == sizes.max() else f" (median {int(np.median(sizes)):,})"
     clients = f"{counted(partition.clients, 'client')} of {describe_sizes(sizes)}{median}"
     if config.rounds:
-        trained = f"{_participation(seen)}, {_length(seen.local)}, batch {seen.local.batch}, {_steps(seen.local)}"
+        local = seen.local
+        length = f"epochs {local.epochs}" if local.steps is None else f"steps {local.steps}"
+        trained = f"{_participation(seen)}, {length}, batch {local.batch}, {_describe_steps(local)}"
     else:
         then = "calibrated" if seen.algorithm.finish else "evaluated as it is"
         trained = f"rounds 0: nothing is trained, the initial model is {then}"
     others = f"; other settings: {', '.join(seen.unlike_baseline)}" if seen.unlike_baseline else ""
     baseline = seen.baseline and f"{seen.baseline.path}: {seen.baseline.accuracy:.2%}{others}"
+    stopping = []
+    if config.patience is not None and config.rounds:
+        stopping.append(
+            f"the run stops after {counted(config.patience, 'round')} without a better {config.monitor}; the best "
+            "round is chosen on the images it is evaluated on, so its accuracy there is slightly optimistic"
+        )
     memory = f"{format_bytes(seen.memory_bytes)} of memory (data {format_bytes(seen.data_bytes)})"
     rows = [
         ("data", f"{images.name}: {train}, {evaluated}, {len(images.classes):,} classes, {shape}"),
@@ -324,7 +285,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         ("", seen.batch_norm and f"BatchNorm: {seen.batch_norm}"),
         ("method", f"{config.method}; {trained}"),
         ("start", config.start and f"the classifier of {config.start}"),
-        *(("", f"note: {note}") for note in (*_overruled(seen), *_stopping(config))),
+        *(("", f"note: {note}") for note in (*_overruled(seen), *stopping)),
         ("baseline", baseline),
         ("engine", f"{seen.engine} ({seen.processes.words}), seed {config.seed}"),
         ("needs", f"{memory} and {format_bytes(seen.disk_bytes)} on disk"),
@@ -355,27 +316,13 @@ def _overruled(seen: Overview) -> list[str]:
     ]
 
 
-def _length(local: Local) -> str:
-    return f"epochs {local.epochs}" if local.steps is None else f"steps {local.steps}"
-
-
-def _steps(local: Local) -> str:
-    """How clients step, without what is as usual."""
+def _describe_steps(local: Local) -> str:
+    """How clients step, without the defaults."""
     rate = f"lr {local.lr:g}" + ("" if local.schedule == "constant" else f" ({local.schedule})")
     kind = f"momentum {local.momentum:g}" if uses_sgd(local) else local.optimizer
     clip = f"gradients clipped to {local.clip:g}, " if local.clip else ""
     decay = f"weight decay {local.weight_decay:g}" + ("" if local.decay == "all" else " on weights only")
     return f"{rate}, {kind}, {clip}{decay}"
-
-
-def _stopping(config: Config) -> list[str]:
-    if config.patience is None or not config.rounds:
-        return []
-    words = f"{counted(config.patience, 'round')} without a better {config.monitor}"
-    return [
-        f"the run stops after {words}; the best round is chosen on the images it is evaluated on, so "
-        "its accuracy there is slightly optimistic"
-    ]
 
 
 class Screen:

@@ -41,14 +41,14 @@ from unskew.sweeps.sweep import sweep as do_sweep
 def watch_run(log: Sequence[str] | None, work: Callable[[Observer], Result], again: str = "") -> Result:
     """Run with the screen and these loggers as observers, then show the result.
 
-    ``again`` tells how to continue after an interrupt, if not with ``unskew resume``.
+    ``again`` describes how to continue after an interrupt, if not with ``unskew resume``.
     """
-    screen, place = Screen(out), list[Path]()
+    screen, paths = Screen(out), list[Path]()
     loggers = [open_logger(name, screen.note) for name in dict.fromkeys(log or ())]
 
     def observe(event: Any) -> None:
         if hasattr(event, "path"):
-            place.append(event.path)
+            paths.append(event.path)
         for logger in loggers:
             logger(event)
         screen(event)
@@ -62,10 +62,10 @@ def watch_run(log: Sequence[str] | None, work: Callable[[Observer], Result], aga
         result = work(observe)
     except (KeyboardInterrupt, ClientFailure, UserError) as error:
         close()
-        if place and not isinstance(error, LostMemory) and not (place[0] / "result.json").exists():
+        if paths and not isinstance(error, LostMemory) and not (paths[0] / "result.json").exists():
             interrupted = isinstance(error, KeyboardInterrupt)
             what = "interrupted" if interrupted else str(error)
-            hint = f"resume it with: unskew resume {shlex.quote(str(place[0]))}"
+            hint = f"resume it with: unskew resume {shlex.quote(str(paths[0]))}"
             if interrupted and again:
                 hint = again
             if isinstance(error, ClientFailure) and error.skippable:
@@ -115,7 +115,11 @@ def run(
             seeds = str(options.pop("seed", 0 if recipe is None else configs.read(recipe).seed))
         results = _run_several(recipe, methods, seeds, folder, log, options, trust)
     if page:
-        _report([result.path for result in results], _common_folder(results) / "report.html")
+        from unskew.console.study import report  # here: most runs need neither measures nor pages
+
+        paths = [result.path for result in results]
+        folder = paths[0] if len(paths) == 1 else Path(os.path.commonpath(paths))
+        report(paths=paths, file=folder / "report.html")
     if as_json:
         print_json(_as_json(results[0]) if len(results) == 1 else json.loads(compare(*results).text("json")))
 
@@ -160,33 +164,18 @@ def calibrate(
         print_json(_as_json(result))
 
 
-def _report(paths: Sequence[Path], file: Path) -> None:
-    from unskew.console.study import report  # here: most runs need neither measures nor pages
-
-    report(paths=list(paths), file=file)
-
-
-def _common_folder(results: Sequence[Result]) -> Path:
-    return results[0].path if len(results) == 1 else Path(os.path.commonpath([result.path for result in results]))
-
-
 def _run_several(
-    recipe: Path | None,
-    methods: Sequence[str],
-    seeds: str | None,
-    folder: Path | None,
-    log: Sequence[str] | None,
-    options: dict[str, Any],
-    trust: bool,
-) -> list[Result]:
+    recipe: Path | None, methods: Sequence[str], seeds: str | None, folder: Path | None, log: Sequence[str] | None,
+    options: dict[str, Any], trust: bool,
+) -> list[Result]:  # fmt: skip
     """Train each method with each seed, or read what is finished already; show the comparison."""
     with StageProgress(out) as say:
         plans = plan_runs(recipe, methods=methods, seeds=seeds, out=folder, say=say, trust=trust, **options)
-    place = plans[0].path if len(plans) == 1 else plans[0].path.parent
+    target = plans[0].path if len(plans) == 1 else plans[0].path.parent
     steps = [step for plan in plans for step in plan.steps]
     named = f"{len(plans)} methods, {describe_steps(steps, 'runs')}" if len(plans) > 1 else describe_steps(steps)
-    out.say(f"{place}: {named}")
-    again = f"to continue, repeat the command with --out {shlex.quote(str(place))}"
+    out.say(f"{target}: {named}")
+    again = f"to continue, repeat the command with --out {shlex.quote(str(target))}"
     results: list[Result] = []
     for plan in plans:
         for step in plan.steps:
@@ -206,16 +195,15 @@ def _run_several(
 
 def show_seeds(results: Sequence[Result]) -> None:
     """The table with mean and deviation over seeds."""
-    each, mean = compare(*results, each=True), compare(*results)
-    keys = [key for key in each.figures[0] if key in ("accuracy", "relative", "loss") or key.startswith("after ")]
+    single, mean = compare(*results, each=True), compare(*results)
+    keys = [key for key in single.figures[0] if key in ("accuracy", "relative", "loss") or key.startswith("after ")]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for key in ("seed", *keys, "EMD"):
         table.add_column(key, justify="left" if key == "seed" else "right", no_wrap=key == "seed")
     for row, result in enumerate(results):
-        table.add_row(str(result.seed), *(each.cell(row, key) for key in keys), emd_words(result.emd))
+        table.add_row(str(result.seed), *(single.cell(row, key) for key in keys), emd_words(result.emd))
     if len(results) > 1:
-        words = f"mean ± s.d., n = {len(results)}"
-        table.add_row(words, *(mean.cell(0, key) for key in (*keys, "emd")), style="bold")
+        table.add_row(f"mean ± s.d., n = {len(results)}", *(mean.cell(0, key) for key in (*keys, "emd")), style="bold")
     out.print(table)
     if results[0].evaluated_on == VALIDATION:
         out.say("accuracy is on the validation images")
@@ -291,8 +279,8 @@ def _describe_trial(outcome: TriedSetting) -> str:
     score = outcome.score
     if score is None:
         return f"{describe_values(outcome.values)}: {outcome.failure}"
-    told = f"loss {score.words(decimals=4)}" if outcome.by == "loss" else f"{score.words(100)} %"
-    return f"{describe_values(outcome.values)}: {told}"
+    value = f"loss {score.words(decimals=4)}" if outcome.by == "loss" else f"{score.words(100)} %"
+    return f"{describe_values(outcome.values)}: {value}"
 
 
 def _show_sweep(made: Sweep) -> None:
@@ -307,7 +295,7 @@ def _show_sweep(made: Sweep) -> None:
     if len(rows) > MOST_ROWS:
         out.say(f"and {len(rows) - MOST_ROWS} more, in table.csv")
     if made.best is None:
-        diverged = all(each.failure == "diverged" for each in made.outcomes)
+        diverged = all(one.failure == "diverged" for one in made.outcomes)
         out.print("every setting failed" + ("; try smaller learning rates" if diverged else ""))
         return
     over = f" over {counted(len(made.seeds), 'seed')}" if len(made.seeds) > 1 else ""

@@ -4,7 +4,7 @@ import csv
 import importlib
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -27,7 +27,7 @@ from unskew.runs.result import Result, read_result, to_json
 from unskew.runs.seeds import SeedRuns, SeedSpread, finished_runs, spread_over_seeds
 
 FORMATS = ("table", "markdown", "csv", "latex", "json")
-WORDS = ("run", "method", "data", "partition", "model")  # columns of text, not of numbers
+TEXTS = ("run", "method", "data", "partition", "model")  # columns of text, not of numbers
 MIN_WIDTH = 70  # columns of a terminal below which one row for each run cannot be read
 SHARES = (10, 50, 90)  # per cent of the baseline's accuracy: Hsu et al. 2020, Table 5
 HIGHER = ("accuracy", "after ", "acc@", "relative", "worst", "p10", "fairness")  # columns whose highest value is best
@@ -37,7 +37,7 @@ _PLAIN = ("method", "data", "partition", "clients", "per_round", "rounds", "seed
 
 @dataclass(frozen=True)
 class Compared:
-    """A run: its result, compared with its baseline where one is known, and what it had reached by when."""
+    """A run's result, relative to its baseline where one is known, and its accuracy at a common round and batch."""
 
     result: Result
     round: int | None  # None: no run has metrics
@@ -51,14 +51,21 @@ def side_by_side(
     results: Sequence[Result], metrics: Sequence[Rows], *, baseline: Result | None = None, at_round: int | None = None,
     at_batch: int | None = None,
 ) -> list[Compared]:  # fmt: skip
-    """Runs, each with its rounds, at one round and one batch count: by default the last that all of them reached."""
-    results = [_with_baseline(baseline, result) for result in results]
-    runs = list(zip(results, metrics, strict=True))
+    """Compare runs at one round and one batch count: by default the last that all of them reached."""
+    known = [rows for rows in metrics if rows]
     if at_round is None:
-        at_round = min((rows[-1]["round"] for _, rows in runs if rows), default=None)
+        at_round = min((rows[-1]["round"] for rows in known), default=None)
     if at_batch is None:
-        at_batch = min((batches(rows) for _, rows in runs if rows), default=None)
-    return [_compared(result, rows, at_round, at_batch) for result, rows in runs]
+        at_batch = min(map(batches, known), default=None)
+    compared = []
+    for result, rows in zip(results, metrics, strict=True):
+        result = _with_baseline(baseline, result)
+        whole = result.baseline_accuracy
+        by_round = None if at_round is None else accuracy_at_round(rows, at_round)
+        by_batch = None if at_batch is None else accuracy_at_batch(rows, at_batch)
+        reached = {share: rounds_to(rows, share / 100 * whole) for share in SHARES} if rows and whole else {}
+        compared.append(Compared(result, at_round, by_round, at_batch, by_batch, reached))
+    return compared
 
 
 @dataclass(frozen=True)
@@ -98,33 +105,31 @@ class ComparisonTable:
         several = any(len(group) > 1 for group in self.groups)
         rows = []
         for group in self.groups:
-            every = [_settings_shown(self.runs[place].result) for place in group]
-            keys = dict.fromkeys(key for each in every for key in each if not several or key not in ("seed", "emd"))
-            row = {key: " / ".join(dict.fromkeys(each.get(key, "") for each in every)) for key in keys}
-            rows.append(
-                row | ({"seeds": " ".join(str(self.runs[place].result.seed) for place in group)} if several else {})
-            )
+            runs = [_list_shown_settings(self.runs[at].result) for at in group]
+            keys = dict.fromkeys(key for run in runs for key in run if not several or key not in ("seed", "emd"))
+            row = {key: " / ".join(dict.fromkeys(run.get(key, "") for run in runs)) for key in keys}
+            seeds = {"seeds": " ".join(str(self.runs[at].result.seed) for at in group)} if several else {}
+            rows.append(row | seeds)
         keys = dict.fromkeys(key for row in rows for key in row)
-        return [{key: row.get(key, _usual(key, row)) for key in keys} for row in rows]
+        return [{key: row.get(key, _find_default(key, row)) for key in keys} for row in rows]
 
     @cached_property
     def figures(self) -> list[dict[str, Figure]]:
-        """What came out of the runs of each row: the same keys in every row."""
-        every = _figures(self.runs)
+        """The results of each row: the same keys in every row."""
+        runs = _list_figures(self.runs)
         if several := any(len(group) > 1 for group in self.groups):
-            every = [row | {"emd": (one.result.emd, 2)} for row, one in zip(every, self.runs, strict=True)]
+            runs = [run | {"emd": (one.result.emd, 2)} for run, one in zip(runs, self.runs, strict=True)]
         rows = []
         for group in self.groups:
             row = {"n": Figure(spread_over_seeds([len(group)]), 0)} if several else {}
-            for key, (_, decimals) in every[group[0]].items():
-                values = [every[place][key][0] for place in group]
+            for key, (_, decimals) in runs[group[0]].items():
+                values = [runs[at][key][0] for at in group]
                 spread = spread_over_seeds(values)
                 if spread and key.startswith("MB") and spread.deviation == 0:  # the same for every seed
                     spread = replace(spread, deviation=None)
-                fine = decimals or int(len(group) > 1)  # the mean of whole numbers is none
                 known = [value for value in values if value is not None]
                 blank = "-" if NEVER in known else str(known[0]) if known else ""  # infinite, or not a number
-                row[key] = Figure(spread, fine, blank, len(group))
+                row[key] = Figure(spread, decimals or int(len(group) > 1), blank, len(group))  # a mean has decimals
             rows.append(row)
         return rows
 
@@ -136,7 +141,7 @@ class ComparisonTable:
 
     @property
     def columns(self) -> list[str]:
-        """Every column: the settings that differ, what came out, the run directory, the settings in common."""
+        """Every column: the settings that differ, the results, the run directory, the settings in common."""
         if not self.groups:
             return []
         differing, figures = [key for key in self.settings[0] if key not in self.same], list(self.figures[0])
@@ -166,7 +171,7 @@ class ComparisonTable:
     def cell(self, row: int, key: str, *, deviation: bool = True) -> str:
         """One cell as text."""
         if key == "run":
-            return _name_runs([self.runs[place].result.path for place in self.groups[row]])
+            return _name_runs([self.runs[at].result.path for at in self.groups[row]])
         figure = self.figures[row].get(key)
         return self.settings[row][key] if figure is None else figure.words(deviation=deviation)
 
@@ -177,8 +182,8 @@ class ComparisonTable:
 
     def best(self, key: str) -> set[int]:
         """The rows with the best value of a column; none where it has no best, or is the same everywhere."""
-        figures = {row: each[key] for row, each in enumerate(self.figures) if key in each}
-        known = {row: round(each.value.mean, each.decimals) for row, each in figures.items() if each.value}
+        figures = {row: figures[key] for row, figures in enumerate(self.figures) if key in figures}
+        known = {row: round(one.value.mean, one.decimals) for row, one in figures.items() if one.value}
         if len(known) < 2 or len(set(known.values())) < 2 or not (key == "loss" or key.startswith(HIGHER)):
             return set()
         top = min(known.values()) if key == "loss" else max(known.values())
@@ -228,8 +233,8 @@ class ComparisonTable:
             hidden = [key for key in keys if key not in fitting]
             table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
             for key in fitting:
-                words = key in WORDS
-                table.add_column(key, justify="left" if words else "right", max_width=width // 3 if words else None)
+                is_text = key in TEXTS
+                table.add_column(key, justify="left" if is_text else "right", max_width=width // 3 if is_text else None)
             for row in range(len(self.groups)):
                 table.add_row(*(self._styled(row, key) for key in fitting))
         lines = self._notes(again)
@@ -251,7 +256,7 @@ class ComparisonTable:
         left, found = width - 1, list[str]()
         for key in keys:
             need = 3 + max(cell_len(text) for text in (key, *(self.cell(row, key) for row in range(len(self.groups)))))
-            need = min(need, 3 + width // 3) if key in WORDS else need
+            need = min(need, 3 + width // 3) if key in TEXTS else need
             if found and need > left:
                 continue
             left -= need
@@ -265,16 +270,19 @@ class ComparisonTable:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        keys = self.shown
-        head = "".join(f"<th>{escape(key)}</th>" for key in keys)
-        body = ""
-        for row in range(len(self.groups)):
-            cells = [(escape(self.cell(row, key)), row in self.best(key)) for key in keys]
-            body += (
-                f"<tr>{''.join(f'<td><b>{cell}</b></td>' if best else f'<td>{cell}</td>' for cell, best in cells)}</tr>"
-            )
+        head = "".join(f"<th>{escape(key)}</th>" for key in self.shown)
+        rows = self._list_marked(self.shown, escape, "<b>{}</b>")
+        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
         notes = "".join(f"<p>{escape(line)}</p>" for line in (*self._notes(), *self.verdict))
         return f"<div><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}</div>"
+
+    def _list_marked(self, keys: Sequence[str], escape: Callable[[str], str], mark: str) -> list[list[str]]:
+        """The cells of each row, escaped, with ``mark`` around the best of each column."""
+        rows = []
+        for row in range(len(self.groups)):
+            cells = [(escape(self.cell(row, key)), row in self.best(key)) for key in keys]
+            rows.append([mark.format(cell) if best else cell for cell, best in cells])
+        return rows
 
     def _notes(self, again: Sequence[str] = ()) -> list[str]:
         """The settings that all rows share and do not show, and the columns that repeat the accuracy."""
@@ -302,10 +310,8 @@ class ComparisonTable:
 
     def _markdown(self) -> str:
         keys = self.shown
-        lines = [keys, ["---" if key in WORDS else "---:" for key in keys]]
-        for row in range(len(self.groups)):
-            cells = [(self.cell(row, key).replace("|", "\\|"), row in self.best(key)) for key in keys]
-            lines.append([f"**{cell}**" if best else cell for cell, best in cells])
+        lines = [keys, ["---" if key in TEXTS else "---:" for key in keys]]
+        lines += self._list_marked(keys, lambda text: text.replace("|", "\\|"), "**{}**")
         return "\n\n".join(["\n".join("| " + " | ".join(line) + " |" for line in lines), *self._notes()])
 
     def _latex(self) -> str:
@@ -314,15 +320,13 @@ class ComparisonTable:
         if not self.chosen:  # a paper names methods, not folders, and has no room for costs
             settings = [key for key in keys if key in self.settings[0] and key != "seeds"]
             keys = [*(settings or ["run"]), *(key for key in keys if key == "accuracy" or key.startswith("after "))]
-        lines = [" & ".join(map(_escape, keys)) + r" \\", r"\midrule"]
-        for row in range(len(self.groups)):
-            cells = [(_escape(self.cell(row, key)), row in self.best(key)) for key in keys]
-            lines.append(" & ".join(rf"\textbf{{{cell}}}" if best else cell for cell, best in cells) + r" \\")
-        columns = "".join("l" if key in WORDS else "r" for key in keys)
-        head = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering"]
-        head += [rf"\caption{{{_escape(self._caption(keys))}}}", r"\label{tab:comparison}"]
-        rules = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
-        return "\n".join([*head, *rules, r"\end{table}"])
+        rows = self._list_marked(keys, _escape, r"\textbf{{{}}}")
+        head, *lines = [" & ".join(row) + r" \\" for row in (list(map(_escape, keys)), *rows)]
+        columns = "".join("l" if key in TEXTS else "r" for key in keys)
+        start = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering"]
+        start += [rf"\caption{{{_escape(self._caption(keys))}}}", r"\label{tab:comparison}"]
+        rules = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *lines, r"\bottomrule"]
+        return "\n".join([*start, *rules, r"\end{tabular}", r"\end{table}"])
 
     def _caption(self, keys: Sequence[str]) -> str:
         results, seeds = [one.result for one in self.runs], sorted({len(group) for group in self.groups})
@@ -365,9 +369,9 @@ def compare(
     ComparisonTable
         The table. It displays itself; ``.text("latex")`` and ``.frame()`` (pandas) are for papers and programs.
     """
-    for name, place in (("round", at_round), ("batch", at_batch)):
-        if place is not None and place < 1:
-            raise UserError(f"--at-{name} {place}: give a whole number of at least 1")
+    for name, number in (("round", at_round), ("batch", at_batch)):
+        if number is not None and number < 1:
+            raise UserError(f"--at-{name} {number}: give a whole number of at least 1")
     results = _results(runs)
     if not results:
         raise UserError("there are no runs to compare; give results, or run directories")
@@ -386,7 +390,7 @@ def compare(
 
 def make_table(compared: Sequence[Compared], *, each: bool = False, columns: Sequence[str] = ()) -> ComparisonTable:
     """The table of these runs, its columns checked."""
-    groups = [[place] for place in range(len(compared))] if each else grouped(compared)
+    groups = [[at] for at in range(len(compared))] if each else group_by_setting(compared)
     table = ComparisonTable(compared, groups, columns)
     if columns:
         _ = table.shown
@@ -414,15 +418,14 @@ def _escape(text: str) -> str:
     return "".join(signs.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)
 
 
-def _usual(key: str, settings: Mapping[str, str]) -> str:
-    """What a run that does not have the setting had: its default; empty where the data decided, or where the run wrote
-    down no settings at all and may have had any."""
-    recorded = any(each in OPTIONS and each not in (*_PLAIN, "model") for each in settings)
+def _find_default(key: str, settings: Mapping[str, str]) -> str:
+    """The default of a setting that a run lacks; "" where the data decide it, or the run recorded no settings."""
+    recorded = any(name in OPTIONS and name not in (*_PLAIN, "model") for name in settings)
     return OPTIONS[key].default_text if recorded and key in OPTIONS and OPTIONS[key].default is not None else ""
 
 
-def _settings_shown(result: Result) -> dict[str, str]:
-    """What the run was: the fields of its result, then the options that these do not have."""
+def _list_shown_settings(result: Result) -> dict[str, str]:
+    """The settings among the result's fields, then the other options."""
     plain = {key: getattr(result, key) for key in _PLAIN}
     others = {"model": result.model} | {key: value for key, value in result.settings.items() if key not in _PLAIN}
     return {key: str(value) for key, value in (plain | others).items()} | {"emd": emd_words(result.emd)}
@@ -432,50 +435,41 @@ NEVER = -inf  # rounds to a mark that was not reached
 Value = tuple[float | None, int]  # a number, and its decimals
 
 
-def _figures(compared: Sequence[Compared]) -> list[dict[str, Value]]:
-    """What came out of each run, with a figure for whatever any run has."""
+def _list_figures(compared: Sequence[Compared]) -> list[dict[str, Value]]:
+    """The results of each run, with an entry for whatever any run has."""
     names = list(dict.fromkeys(name for one in compared for name in one.result.calibrations))
     relative = any(one.result.relative_accuracy is not None for one in compared)
-    spreads = [one.result.clients_accuracy for one in compared]
-    told, own = (any(map(bool, each)) for each in (spreads, [each and each.own_images for each in spreads]))
+    spreads = [spread for one in compared if (spread := one.result.clients_accuracy)]
     table = []
     for one in compared:
         result = one.result
         made = {name: result.calibrations.get(name) for name in names}
         row = {"accuracy": _percent(result.accuracy)}
-        row |= {f"after {name}": _percent(each.accuracy if each else None) for name, each in made.items()}
+        row |= {f"after {name}": _percent(new.accuracy if new else None) for name, new in made.items()}
         if relative:
             row["relative"] = _percent(result.relative_accuracy)
             for share in SHARES:
                 reached = one.rounds_to.get(share)
                 row[f"to {share} %"] = (NEVER if one.rounds_to and reached is None else reached, 0)
-        row |= _clients(result, names, told, own)
+        for name, source in (
+            {"": result, **{f" ({name})": new for name, new in made.items()}}.items() if spreads else ()
+        ):
+            spread = source.clients_accuracy if source else None
+            row |= {f"{key}{name}": _percent(getattr(spread, key, None)) for key in ("worst", "p10")}
+            row[f"fairness{name}"] = (getattr(spread, "jain", None), 3)
+            if any(spread.own_images for spread in spreads):
+                row[f"worst on own images{name}"] = _percent(getattr(spread and spread.own_images, "worst", None))
         row["loss"] = (result.loss, 4)
         if one.round is not None:
             row[f"acc@round {one.round:,}"] = _percent(one.accuracy_at_round)
         if one.batch is not None:
             row[f"acc@batch {one.batch:,}"] = _percent(one.accuracy_at_batch)
         row["MB up"] = (None if result.bytes_up is None else result.bytes_up / 1e6, 1)
-        row |= {f"MB up ({name})": (each.bytes_up / 1e6 if each else None, 1) for name, each in made.items()}
+        row |= {f"MB up ({name})": (new.bytes_up / 1e6 if new else None, 1) for name, new in made.items()}
         row["MB down"] = (None if result.bytes_down is None else result.bytes_down / 1e6, 1)
         row["seconds"] = (result.seconds, 1)
         table.append(row)
     return table
-
-
-def _clients(result: Result, names: Sequence[str], told: bool, own: bool) -> dict[str, Value]:
-    """The accuracy of the worst client and of the tenth from below and Jain's index, before and after calibration."""
-    spreads = {"": result.clients_accuracy}
-    for name in names:
-        made = result.calibrations.get(name)
-        spreads[f" ({name})"] = made.clients_accuracy if made else None
-    figures = dict[str, Value]()
-    for name, each in spreads.items() if told else ():
-        figures |= {f"{word}{name}": _percent(getattr(each, word, None)) for word in ("worst", "p10")}
-        figures[f"fairness{name}"] = (getattr(each, "jain", None), 3)
-        if own:
-            figures[f"worst on own images{name}"] = _percent(getattr(each and each.own_images, "worst", None))
-    return figures
 
 
 def _with_baseline(baseline: Result | None, result: Result) -> Result:
@@ -504,18 +498,6 @@ def _with_baseline(baseline: Result | None, result: Result) -> Result:
     return replace(result, relative_accuracy=result.accuracy / whole)
 
 
-def _compared(result: Result, rows: Rows, at_round: int | None, at_batch: int | None) -> Compared:
-    whole = result.baseline_accuracy
-    return Compared(
-        result=result,
-        round=at_round,
-        accuracy_at_round=None if at_round is None else accuracy_at_round(rows, at_round),
-        batch=at_batch,
-        accuracy_at_batch=None if at_batch is None else accuracy_at_batch(rows, at_batch),
-        rounds_to={share: rounds_to(rows, share / 100 * whole) for share in SHARES} if rows and whole else {},
-    )
-
-
 def _percent(accuracy: float | None) -> Value:
     return (None if accuracy is None else 100 * accuracy, 2)
 
@@ -530,29 +512,29 @@ def _json(compared: Sequence[Compared]) -> str:
         values.append(own | {"accuracy_at_round": at_round, "accuracy_at_batch": at_batch})
         if one.rounds_to:
             values[-1]["rounds_to"] = {str(key): value for key, value in one.rounds_to.items()}
-    for group in grouped(compared):
-        results = [compared[place].result for place in group]
-        names = dict.fromkeys(name for each in results for name in each.calibrations)
-        made = {name: [each.calibrations[name] for each in results if name in each.calibrations] for name in names}
-        told = {
-            "seeds": [each.seed for each in results],
-            "accuracy": _record(each.accuracy for each in results),
-            "loss": _record(each.loss for each in results),
-            "calibrations": {name: _record(each.accuracy for each in several) for name, several in made.items()},
+    for group in group_by_setting(compared):
+        results = [compared[at].result for at in group]
+        names = dict.fromkeys(name for result in results for name in result.calibrations)
+        made = {name: [one.calibrations[name] for one in results if name in one.calibrations] for name in names}
+        over_seeds = {
+            "seeds": [result.seed for result in results],
+            "accuracy": _record(result.accuracy for result in results),
+            "loss": _record(result.loss for result in results),
+            "calibrations": {name: _record(one.accuracy for one in several) for name, several in made.items()},
         }
-        for place in group:
-            values[place]["over_seeds"] = told
+        for at in group:
+            values[at]["over_seeds"] = over_seeds
     return json.dumps(values, indent=2)
 
 
-def grouped(compared: Sequence[Compared]) -> list[list[int]]:
-    """The runs of each setting by their places; a seed that comes twice begins a group of its own."""
+def group_by_setting(compared: Sequence[Compared]) -> list[list[int]]:
+    """The numbers of the runs of each setting; a repeated seed begins a group of its own."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     seen: dict[tuple[Any, ...], int] = {}
-    for place, one in enumerate(compared):
+    for at, one in enumerate(compared):
         setting = (*sorted(list_result_settings(one.result).items()), one.result.data_sha256)
         copy = seen[(*setting, one.result.seed)] = seen.get((*setting, one.result.seed), -1) + 1
-        groups.setdefault((*setting, copy), []).append(place)
+        groups.setdefault((*setting, copy), []).append(at)
     return list(groups.values())
 
 
