@@ -21,7 +21,7 @@ def test_shifts_by_hand(finished):
         side.load(opened.model, training=False)
         with torch.no_grad():
             server = side.network.encoder(images).double()
-            side.load(models[found.clients[1]], training=False)
+            side.load(models[int(found.clients[1])], training=False)
             local = side.network.encoder(images).double()
     assert found.classes == [str(name) for name in opened.classes]
     own = labels == 3
@@ -30,7 +30,7 @@ def test_shifts_by_hand(finished):
     assert found.shifts[1][3] == pytest.approx(float(expected), rel=1e-4)
     assert found.shifts[1][3] > 0
     counts = dict.fromkeys(range(len(found.classes)), 0)
-    counts |= {int(label): int(n) for client, label, n in opened.holdings.cells if client == found.clients[1]}
+    counts |= {int(label): int(n) for client, label, n in opened.holdings.cells if client == int(found.clients[1])}
     assert found.held[1] == [counts[label] > 0 for label in counts]
     (sentence,) = client_features.client_features_findings(found)
     assert "spreads for classes they have" in sentence

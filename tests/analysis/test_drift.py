@@ -38,7 +38,7 @@ def test_distances_by_hand(finished, number):
     assert found.layers == list(LAYERS)
     row = [each for each in found.rounds if each["round"] == number + 1][-1]
     assert row["when"] == ("after the last round" if number else "in round 1")
-    assert row["clients"] == list(models)
+    assert row["clients"] == list(map(str, models))
     for distances, model in zip(row["local"], models.values(), strict=True):
         assert distances == pytest.approx([by_hand(model, state.tensors, layer) for layer in LAYERS], rel=1e-9)
     assert min(map(min, row["local"])) > 0.001

@@ -163,14 +163,14 @@ def test_a_run_s_images_are_those_of_its_largest_clients(finished):
         side = opened.side
         labels = side.train.labels.numpy()
         for row in found.rows:
-            held = side.population.examples(row["client"])
+            held = side.population.examples(int(row["client"]))
             label = NAMES.index(row["class"])
             own = [index for index in held.tolist() if labels[index] == label]
             assert len(own) > found.of
             assert row["original"] == opened.images.train.images[own[0], 0].tolist()
     assert found.of == 3
     assert len({row["class"] for row in found.rows}) == len(found.rows) == 3
-    order = [int(sizes[row["client"]]) for row in found.rows]
+    order = [int(sizes[int(row["client"])]) for row in found.rows]
     assert order == sorted(order, reverse=True)
     for row in found.rows:
         for name in ("one", "mean", "other"):
@@ -192,7 +192,7 @@ def test_targets_are_the_feature_and_the_mean_of_so_many(finished, monkeypatch):
         found = inversion.take_inversion(opened, steps=1, examples=2, of=2)
         side = opened.side
         for place, row in enumerate(found.rows):
-            held, label = side.population.examples(row["client"]), NAMES.index(row["class"])
+            held, label = side.population.examples(int(row["client"])), NAMES.index(row["class"])
             own = [index for index in held.tolist() if int(side.train.labels[index]) == label][:2]
             with torch.no_grad():
                 features = side.network.encoder(side.train.batch(torch.tensor(own))[0])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from analysis.finished import NAMES, finished_run, undisturbed
 from partitions import counts_table
 from unskew.analysis import skew
+from unskew.analysis.measure import name_clients
 from unskew.charts import Picture
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
@@ -142,6 +143,8 @@ def test_the_shown_are_as_many_as_asked_for():
 def test_clients_that_are_users_have_their_names():
     found = measured([0, 1, 1], [0, 1, 1], 2, 2, names=("ann", "bob"))
     assert found.names == ["ann", "bob"]
+    held = SimpleNamespace(holdings=holdings([0, 1, 1], [0, 1, 1], 2, 2, ("ann", "bob")))
+    assert name_clients(held, [1, -1]) == ["bob", "-1"]
     assert list(skew.draw_clients(found)) == ["ann", "bob"]
     assert "bob" in skew.draw_clients(found)["bob"].title
 

@@ -102,7 +102,8 @@ def _prepare(folder: Path, say: Say) -> FederationFolder:
     say(f"the digits are partitioned with {drawn.scheme}: EMD {emd(drawn.client, labels, classes):.2f}")
     for number, name in enumerate(NODES):
         node = read_node(federation.node(name))
-        settings = {"name": name, "data": "digits", "partition": f"file:{federation.path / 'partition.npz'}"}
+        settings: dict[str, Any] = {"name": name, "data": "digits"}
+        settings |= {"partition": f"file:{federation.path / 'partition.npz'}"}
         settings |= {"client": [number], "folder": str(node.state), "socket": str(socket_path(node))}
         write_whole(node.service_settings, toml(settings, "Made by unskew federation demo.").encode())
     write_whole(federation.path / "recipe.toml", RECIPE.encode())

@@ -31,7 +31,7 @@ from unskew.report.page import Page, Section, to_html
 from unskew.runs.config import NODES
 from unskew.runs.finished import FinishedRun
 from unskew.runs.result import AT_NODES, VALIDATION, Calibration, Result
-from unskew.runs.seeds import spread_over_seeds
+from unskew.runs.seeds import SeedSpread, spread_over_seeds
 
 MAX_EVENTS = 500  # rows of the table of events
 
@@ -255,7 +255,9 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] =
             ("measured on", " or ".join(dict.fromkeys(result.measured_on for result in results))),
         ],
         sections=[
-            Section("runs", "The runs", _RANKED, [_draw_final(results), *_over_seeds(results), _results(named)]),
+            Section(
+                "runs", "The runs", _RANKED, [_draw_final(results), *_tabulate_seeds(results), _tabulate_runs(named)]
+            ),
             *(section for section, _ in compared),
         ],
         footer="Made by unskew. Bands are one standard deviation over seeds.",
@@ -281,7 +283,7 @@ def _compare(
     reasons: dict[str, list[str]] = {}
     for name, run in runs.items():
         try:
-            values[name] = _measured(run, request, chosen, again).values
+            values[name] = _load_for_comparison(run, request, chosen, again).values
         except Missing as error:
             reasons.setdefault(str(error), []).append(name)
     charts, left_out, findings = (
@@ -292,22 +294,21 @@ def _compare(
     return section, findings
 
 
-def _measured(run: FinishedRun, request: MeasureRequest, chosen: bool, again: bool) -> Measured:
+def _load_for_comparison(run: FinishedRun, request: MeasureRequest, chosen: bool, again: bool) -> Measured:
     """The measure if it is stored, chosen, or needs only the run directory."""
+    quick = request.measure.folder_only
     if chosen:
         return load_or_take(run, request, again=again)
-    quick = request.measure.folder_only
-    stored = None if again and quick else load_measure(run, request)
-    if stored is not None:
+    if not (again and quick) and (stored := load_measure(run, request)):
         return stored
     if quick:
         return load_or_take(run, parse_measure(quick), again=again)
     raise Missing(f"not measured yet; add --only {request.name}, or run: unskew analyse RUN {request.name}")
 
 
-def _results(runs: Mapping[str, FinishedRun]) -> Table:
+def _tabulate_runs(runs: Mapping[str, FinishedRun]) -> Table:
     """A row for each run: the settings in which they differ, then the results; what they share is the note."""
-    every = list(dict.fromkeys(name for run in runs.values() for name in run.result.calibrations))[:MAX_CALIBRATIONS]
+    made = list(dict.fromkeys(name for run in runs.values() for name in run.result.calibrations))[:MAX_CALIBRATIONS]
     settings = {name: list_result_settings(run.result) | {"seed": str(run.result.seed)} for name, run in runs.items()}
     keys = list(dict.fromkeys(key for item in settings.values() for key in item))
     values = {key: [item.get(key, "") for item in settings.values()] for key in keys}
@@ -318,12 +319,12 @@ def _results(runs: Mapping[str, FinishedRun]) -> Table:
         *(Column(key.replace("_", " "), kind) for key, kind in zip(differing, kinds, strict=True)),
     ]
     columns += [Column("EMD", "number"), Column("accuracy", "percent")]
-    columns += [Column(f"after {name}", "percent") for name in every]
+    columns += [Column(f"after {name}", "percent") for name in made]
     columns += [Column("loss", "number"), Column("sent", "bytes"), Column("time", "seconds")]
     rows: list[list[CellValue]] = []
     for name, run in runs.items():
         result, cells = run.result, [_cell(settings[name].get(key, "")) for key in differing]
-        after = [result.calibrations[item].accuracy if item in result.calibrations else None for item in every]
+        after = [result.calibrations[item].accuracy if item in result.calibrations else None for item in made]
         rows.append([name, *cells, result.emd, result.accuracy, *after, result.loss, _sent(result), result.seconds])
     shared = [f"{key.replace('_', ' ')} {values[key][0]}" for key in keys if key not in differing]
     return Table("Results", columns, rows, f"Common to all runs: {'; '.join(shared)}." if shared else "")
@@ -338,48 +339,51 @@ def _cell(text: str) -> CellValue:
     return text or None
 
 
-def _draw_final(results: Sequence[Result]) -> Chart:
-    """The accuracy of each setting at the end as bars, before calibration and after the best, with its deviation."""
-    groups = group_by_settings(results)
-    rows = [("before calibration", [spread_over_seeds(one.accuracy for one in group) for group in groups.values()])]
-    made = [[item for item in list_contenders({name: group}) if item.classifier] for name, group in groups.items()]
-    if any(made):
-        after = [spread_over_seeds(pick_best(items).scores.values()) if items else None for items in made]
-        rows.append(("after the best calibration", after))
-    marks: list[Mark] = []
-    thick = 0.8 / len(rows)
-    for colour, (label, spreads) in enumerate(rows):
-        at = [place + (colour - (len(rows) - 1) / 2) * thick for place in range(len(groups))]
-        means = [spread.mean if spread else None for spread in spreads]
-        tips = [f"{name}, {label}: {spread.words(100) if spread else 'none'}"
-                for name, spread in zip(groups, spreads, strict=True)]  # fmt: skip
-        marks.append(Bars(at, means, width=0.9 * thick, colour=colour, name=label, flat=True, tips=tips))
-        marks += [
-            Line([spread.mean - spread.deviation, spread.mean + spread.deviation], [place, place], colour="ink")
-            for place, spread in zip(at, spreads, strict=True)
-            if spread and spread.deviation
-        ]
-    several = any(len(group) > 1 for group in groups.values())
-    title = "Accuracy at the end" + (", with one standard deviation over seeds" if several else "")
-    ends = [f"{name} {spread.words(100)}" for name, spread in zip(groups, rows[0][1], strict=True) if spread]
-    alt = f"{title}, before calibration: {'; '.join(ends)}."
-    x = Axis("accuracy", low=0, high=1, kind="percent")
-    y = Axis("", low=-0.5, high=len(groups) - 0.5, ticks=tuple(enumerate(groups)), reverse=True)
-    return Chart("final-accuracy", title, alt, marks, x=x, y=y, width=880, height=120 + 44 * len(groups))
-
-
-def _over_seeds(results: Sequence[Result]) -> list[Table]:
-    groups = group_by_settings(results)
-    if all(len(group) == 1 for group in groups.values()):
-        return []
-    rows: list[list[CellValue]] = []
-    for label, group in groups.items():
-        made = [item for item in list_contenders({label: group}) if item.classifier]
+def _summarize(results: Sequence[Result]) -> list[tuple[str, int, SeedSpread | None, str, SeedSpread | None]]:
+    """For each setting: its name, seeds, accuracy, best calibration, and accuracy after it."""
+    rows = []
+    for name, group in group_by_settings(results).items():
+        made = [item for item in list_contenders({name: group}) if item.classifier]
         best = pick_best(made) if made else None
         after = spread_over_seeds(best.scores.values()) if best else None
         before = spread_over_seeds(result.accuracy for result in group)
-        spreads = [spread.words(100) if spread else None for spread in (before, after)]
-        rows.append([label, len(group), spreads[0], best.classifier if best else None, spreads[1]])
+        rows.append((name, len(group), before, best.classifier if best else "", after))
+    return rows
+
+
+def _draw_final(results: Sequence[Result]) -> Chart:
+    """The final accuracy of each setting as bars, before calibration and after the best, with its deviation."""
+    names, seeds, before, _, after = zip(*_summarize(results), strict=True)
+    bars = {"before calibration": before} | ({"after the best calibration": after} if any(after) else {})
+    marks: list[Mark] = []
+    thick = 0.8 / len(bars)
+    for colour, (label, spreads) in enumerate(bars.items()):
+        y = [at + (colour - (len(bars) - 1) / 2) * thick for at in range(len(names))]
+        texts = [spread.words(100) if spread else "none" for spread in spreads]
+        tips = [f"{name}, {label}: {text}" for name, text in zip(names, texts, strict=True)]
+        means = [spread.mean if spread else None for spread in spreads]
+        marks.append(Bars(y, means, width=0.9 * thick, colour=colour, name=label, flat=True, tips=tips))
+        marks += [
+            Line([spread.mean - spread.deviation, spread.mean + spread.deviation], [at, at], colour="ink")
+            for at, spread in zip(y, spreads, strict=True)
+            if spread and spread.deviation
+        ]
+    title = "Final accuracy" + (", with one standard deviation over seeds" if max(seeds) > 1 else "")
+    ends = [f"{name} {spread.words(100)}" for name, spread in zip(names, before, strict=True) if spread]
+    alt = f"{title}, before calibration: {'; '.join(ends)}."
+    x = Axis("accuracy", low=0, high=1, kind="percent")
+    y_axis = Axis("", low=-0.5, high=len(names) - 0.5, ticks=tuple(enumerate(names)), reverse=True)
+    return Chart("final-accuracy", title, alt, marks, x=x, y=y_axis, width=880, height=120 + 44 * len(names))
+
+
+def _tabulate_seeds(results: Sequence[Result]) -> list[Table]:
+    settings = _summarize(results)
+    if all(seeds == 1 for _, seeds, *_ in settings):
+        return []
+    rows: list[list[CellValue]] = [
+        [name, seeds, before and before.words(100), best or None, after and after.words(100)]
+        for name, seeds, before, best, after in settings
+    ]
     columns = [Column("settings"), Column("seeds", "count"), Column("accuracy, %", "number")]
     columns += [Column("best calibration"), Column("after it, %", "number")]
     return [Table("Over seeds", columns, rows, "Mean ± sample standard deviation.")]
