@@ -125,7 +125,7 @@ def run(
     observe
         Called with an Overview before the first round, with the Metrics of each round, and with an event for each
         calibration. If it returns ``unskew.STOP`` or raises ``unskew.StopRun``, the run stops after that round with its
-        checkpoint written, and StopRun tells how to resume it.
+        checkpoint written; the message of StopRun contains the command to resume it.
     progress
         Whether to show the run while it trains (default: only in a notebook).
     trust
@@ -278,20 +278,9 @@ def sweep(
         Every setting with its score, and the best one.
     """
     check_format(form)
-    texts, home = [over] if isinstance(over, str) else over, working_directory()
-    made = sweep_settings(
-        recipe,
-        over=texts,
-        seeds=seeds,
-        trials=trials,
-        validation=validation,
-        by=by,
-        jobs=jobs,
-        out=out,
-        home=home,
-        trust=trust,
-        **options,
-    )
+    options |= {"seeds": seeds, "trials": trials, "validation": validation, "by": by, "jobs": jobs, "out": out}
+    options |= {"over": [over] if isinstance(over, str) else over, "home": working_directory(), "trust": trust}
+    made = sweep_settings(recipe, **options)
     write_summary(made, form)
     return made
 

@@ -10,9 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unskew.analysis.measure import CellValue, Column, Comparison, Element, Measure, Table, pick_calibrations
+from unskew.analysis.measure import (
+    CellValue,
+    Column,
+    Comparison,
+    Element,
+    Measure,
+    Table,
+    draw_by_run,
+    pick_calibrations,
+)
 from unskew.calibration import is_bound
-from unskew.charts import Axis, Chart, Dots, Line, grouped, shares_in_bins
+from unskew.charts import Axis, Chart, Dots, Line, shares_in_bins
 from unskew.core.errors import Missing
 from unskew.core.units import counted
 from unskew.runs.client_accuracy import ByClient, read_clients, summarise_clients
@@ -215,20 +224,13 @@ def compare_fairness(runs: Mapping[str, Fairness]) -> list[Chart]:
     """The worst client, the tenth, the median and the mean of each run, before calibration and with its best."""
     before = {name: values.spreads["before"] for name, values in runs.items()}
     after = {name: best[1] for name, values in runs.items() if (best := _pick_best(values))}
-    charts = []
-    for title, shown in (("before calibration", before), ("after the best calibration", after)):
-        if not shown:
-            continue
-        groups, names = {label: [row[key] for row in shown.values()] for key, label in COMPARED.items()}, list(shown)
-
-        def tip(label: str, at: int, names: list[str] = names, groups: dict[str, Any] = groups) -> str:
-            return f"{names[at]}, {label}: {groups[label][at]:.1%}"
-
-        name, title = f"compare-clients-{title.split()[0]}", f"Accuracy over clients, {title}"
-        alt = f"Worst client, 10th percentile, median and mean of {len(shown)} runs."
-        x, y = Axis("", ticks=tuple(enumerate(shown))), Axis("", low=0, high=1, kind="percent")
-        width = 880 if len(shown) > 4 else 440
-        charts.append(Chart(name, title, alt, grouped(groups, tip), x=x, y=y, width=width, height=340))
+    charts, y = [], Axis("", low=0, high=1, kind="percent")
+    for name, title, shown in (
+        ("before", "before calibration", before),
+        ("after", "after the best calibration", after),
+    ):
+        groups = {label: [row[key] for row in shown.values()] for key, label in COMPARED.items()}
+        charts += draw_by_run(f"compare-clients-{name}", f"Accuracy over clients, {title}", groups, shown, y, ".1%")
     return charts
 
 

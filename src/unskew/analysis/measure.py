@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from unskew.charts import Chart
+from unskew.charts import Axis, Chart, grouped
 from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError, a_kind, describe_error
 from unskew.core.files import json_object
@@ -246,6 +246,22 @@ def list_by_run(what: str, runs: Mapping[str, float], digits: str) -> list[str]:
         return []
     ranked = sorted(runs.items(), key=lambda pair: -pair[1])
     return [f"{what} by run: {', '.join(f'{name} {value:{digits}}' for name, value in ranked)}."]
+
+
+def draw_by_run(
+    name: str, title: str, groups: Mapping[str, Sequence[float | None]], runs: Iterable[str], y: Axis, digits: str
+) -> list[Chart]:
+    """Bars of each run: one, or a group of them with a name each; no chart without runs."""
+    names = list(runs)
+
+    def tip(label: str, at: int) -> str:
+        value = groups[label][at]
+        shown = "none" if value is None else f"{value:{digits}}"
+        return f"{', '.join(filter(None, (names[at], label)))}: {shown}"
+
+    alt = f"{title}, by run: {', '.join(names)}."
+    x, width = Axis("", ticks=tuple(enumerate(names))), 880 if len(names) * len(groups) > 8 else 440
+    return [Chart(name, title, alt, grouped(groups, tip), x=x, y=y, width=width, height=340)] if names else []
 
 
 def pick_calibrations(run: FinishedRun, count: int) -> list[str]:

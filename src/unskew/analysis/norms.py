@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from unskew.analysis.measure import Comparison, Measure, describe_when, find_requested_round, name_clients, note_sample
+from unskew.analysis.measure import (
+    Comparison,
+    Measure,
+    describe_when,
+    draw_by_run,
+    find_requested_round,
+    name_clients,
+    note_sample,
+)
 from unskew.calibration import is_bound
 from unskew.charts import Axis, Cells, Chart, Dots, Line, Mark, grouped
 from unskew.core.errors import Missing, UserError
@@ -266,17 +274,13 @@ def norms_findings(values: Norms) -> list[str]:
 
 def compare_norms(runs: Mapping[str, Norms]) -> list[Chart]:
     """How uneven the rows of each run are: local, before and after calibration."""
-    if not runs:
-        return []
     before = [unevenness(values.server) for values in runs.values()]
     usable = [[rows for name, rows in values.calibrated.items() if not is_bound(name)] for values in runs.values()]
     after = [min(map(unevenness, rows), default=None) for rows in usable]
     local = [values.rounds[-1]["unevenness"] if values.rounds else None for values in runs.values()]
-    marks = grouped({"local classifiers": local, "before calibration": before, "after calibration": after})
-    title = "Deviation of row norms / their mean"
-    alt = "Deviation of the classifier's row norms, before and after calibration."
-    x, y = Axis("", ticks=tuple(enumerate(runs))), Axis("", low=0, kind="percent")
-    return [Chart("compare-norms", title, alt, marks, x=x, y=y, width=640, height=340)]
+    groups = {"local classifiers": local, "before calibration": before, "after calibration": after}
+    y = Axis("", low=0, kind="percent")
+    return draw_by_run("compare-norms", "Deviation of row norms / their mean", groups, runs, y, ".1%")
 
 
 NORMS = Measure(

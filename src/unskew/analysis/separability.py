@@ -11,14 +11,14 @@ from statistics import stdev
 import numpy as np
 import torch
 
-from unskew.analysis.measure import CellValue, Column, Comparison, Element, Measure, Table, list_by_run
+from unskew.analysis.measure import CellValue, Column, Comparison, Element, Measure, Table, draw_by_run, list_by_run
 from unskew.calibration.covariances import Form, Full, Shared, statistics_bytes
 from unskew.calibration.federated import gather_statistics
 from unskew.calibration.finisher import StatisticsRequest, width_of
 from unskew.calibration.forecast import DIRECTIONS, forecast, pairwise_separability
 from unskew.calibration.jobs import client_statistics
 from unskew.calibration.statistics import ClassStatistics
-from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
+from unskew.charts import Axis, Cells, Chart, Line, Mark
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import EVERYONE, Visit
 from unskew.runs.finished import FinishedRun
@@ -195,13 +195,10 @@ def _format_deviation(spread: float | None) -> str:
 
 def compare_separability(runs: Mapping[str, Separability]) -> list[Chart]:
     """The silhouette at the end, and by round where it was recorded."""
-    charts, ends = [], _list_silhouettes(runs)
+    ends = _list_silhouettes(runs)
+    charts = []
     if len(ends) > 1:
-        tips = [f"{name}: {value:.4f}" for name, value in ends.items()]
-        bars = Bars(list(range(len(ends))), list(ends.values()), tips=tips)
-        alt = f"Silhouette of test features at the end: {', '.join(f'{name} {v:.3f}' for name, v in ends.items())}."
-        x = Axis("", ticks=tuple(enumerate(ends)))
-        charts.append(Chart("compare-silhouette", "Silhouette at the end", alt, [bars], x=x))
+        charts += draw_by_run("compare-silhouette", "Final silhouette", {"": [*ends.values()]}, ends, Axis(), ".4f")
     marks: list[Mark] = []
     for colour, (name, values) in enumerate(runs.items()):
         if len(values.rounds) > 1:

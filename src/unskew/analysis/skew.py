@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unskew.analysis.measure import Choice, Comparison, Element, Measure
+from unskew.analysis.measure import Choice, Comparison, Element, Measure, draw_by_run
 from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark, Picture, Words
 from unskew.charts.scales import wrap
 from unskew.core.errors import UserError
@@ -223,12 +223,8 @@ def skew_findings(values: Skew) -> list[str]:
 
 def compare_skew(runs: Mapping[str, Skew]) -> list[Chart]:
     """The EMD of each run's partition."""
-    if not runs:
-        return []
-    tips = [f"{name}: {values.emd:.3f}" for name, values in runs.items()]
-    bars = Bars(list(range(len(runs))), [values.emd for values in runs.values()], tips=tips)
-    x, y = Axis("", ticks=tuple(enumerate(runs))), Axis("EMD", low=0)
-    return [Chart("compare-emd", "EMD of the partition", "EMD of each run's partition.", [bars], x=x, y=y)]
+    values = {"": [one.emd for one in runs.values()]}
+    return draw_by_run("compare-emd", "EMD of the partition", values, runs, Axis("EMD", low=0), ".3f")
 
 
 def show_skew(run: FinishedRun, values: Skew) -> list[Element]:

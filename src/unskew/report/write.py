@@ -380,10 +380,10 @@ def _tabulate_seeds(results: Sequence[Result]) -> list[Table]:
     settings = _summarize(results)
     if all(seeds == 1 for _, seeds, *_ in settings):
         return []
-    rows: list[list[CellValue]] = [
-        [name, seeds, before and before.words(100), best or None, after and after.words(100)]
-        for name, seeds, before, best, after in settings
-    ]
+    rows: list[list[CellValue]] = []
+    for name, seeds, before, best, after in settings:
+        texts = [spread.words(100) if spread else None for spread in (before, after)]
+        rows.append([name, seeds, texts[0], best or None, texts[1]])
     columns = [Column("settings"), Column("seeds", "count"), Column("accuracy, %", "number")]
     columns += [Column("best calibration"), Column("after it, %", "number")]
     return [Table("Over seeds", columns, rows, "Mean ± sample standard deviation.")]
