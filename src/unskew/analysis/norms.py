@@ -278,7 +278,9 @@ def compare_norms(runs: Mapping[str, Norms]) -> list[Chart]:
     usable = [[rows for name, rows in values.calibrated.items() if not is_bound(name)] for values in runs.values()]
     after = [min(map(unevenness, rows), default=None) for rows in usable]
     local = [values.rounds[-1]["unevenness"] if values.rounds else None for values in runs.values()]
-    groups = {"local classifiers": local, "before calibration": before, "after calibration": after}
+    groups: dict[str, Sequence[float | None]] = {
+        "local classifiers": local, "before calibration": before, "after calibration": after,
+    }  # fmt: skip
     y = Axis("", low=0, kind="percent")
     return draw_by_run("compare-norms", "Deviation of row norms / their mean", groups, runs, y, ".1%")
 
