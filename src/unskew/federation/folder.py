@@ -41,62 +41,24 @@ class FederationSettings:
     metrics_port: int = 0  # health and metrics, opened on 127.0.0.1 alone; 0 for none
 
 
-@dataclass(frozen=True)
 class FederationFolder:
     """The folder that ``unskew federation init`` made."""
 
-    path: Path
-    settings: FederationSettings
-
-    @property
-    def authority(self) -> Path:
-        """The authority's certificate, which every node needs."""
-        return self.path / "ca" / "ca.crt"
-
-    @property
-    def authority_key(self) -> Path:
-        """The authority's private key: it signs the server's certificate."""
-        return self.path / "ca" / "ca.key"
-
-    @property
-    def certificate(self) -> Path:
-        """The server's certificate."""
-        return self.path / "server" / "server.crt"
-
-    @property
-    def key(self) -> Path:
-        """The private key of the server's certificate."""
-        return self.path / "server" / "server.key"
-
-    @property
-    def database(self) -> Path:
-        """Where Flower keeps nodes and runs; removed when the server starts and when it stops."""
-        return self.path / "server" / "state.db"
-
-    @property
-    def local_authority(self) -> Path:
-        """The authority of Flower's own port: made anew whenever the server starts, for this machine alone."""
-        return self.path / "server" / "local" / "ca.crt"
-
-    @property
-    def local_certificate(self) -> Path:
-        """The certificate of Flower's own port."""
-        return self.path / "server" / "local" / "link.crt"
-
-    @property
-    def local_key(self) -> Path:
-        """The private key of that certificate."""
-        return self.path / "server" / "local" / "link.key"
-
-    @property
-    def secret(self) -> Path:
-        """What our programs on this machine know and nobody else: made anew whenever the server starts."""
-        return self.path / "server" / "local" / "secret"
-
-    @property
-    def run_config(self) -> Path:
-        """What the last run was submitted with."""
-        return self.path / "server" / "run-config.toml"
+    def __init__(self, path: Path, settings: FederationSettings) -> None:
+        self.path, self.settings = path, settings
+        self.app = path / "app"  # the Flower app
+        self.authority, self.authority_key = path / "ca" / "ca.crt", path / "ca" / "ca.key"
+        server = path / "server"
+        self.certificate, self.key = server / "server.crt", server / "server.key"
+        self.database = server / "state.db"  # Flower's nodes and runs; removed when the server starts and stops
+        self.flower_home = server / "flower"  # instead of ~/.flwr
+        self.logs = server / "logs"
+        self.run_config = server / "run-config.toml"  # of the last run
+        self.seen = server / "seen.json"  # when each node was last heard from, written by the gateway
+        # for Flower's own port on this machine, made anew whenever the server starts
+        local = server / "local"
+        self.local_authority, self.secret = local / "ca.crt", local / "secret"
+        self.local_certificate, self.local_key = local / "link.crt", local / "link.key"
 
     def token(self, purpose: str) -> str:
         """What a program shows to Flower's server: the gateway one token, the operator's commands another."""
@@ -105,28 +67,8 @@ class FederationFolder:
             raise UserError(f"{self.secret} is missing; start the server with: unskew federation server {self.path}")
         return token(secret, purpose)
 
-    @property
-    def flower_home(self) -> Path:
-        """Flower's own settings and installed apps, in place of ~/.flwr."""
-        return self.path / "server" / "flower"
-
-    @property
-    def logs(self) -> Path:
-        """What the server's processes print."""
-        return self.path / "server" / "logs"
-
-    @property
-    def seen(self) -> Path:
-        """When each node was last heard of, written by the gateway."""
-        return self.path / "server" / "seen.json"
-
-    @property
-    def app(self) -> Path:
-        """The Flower app."""
-        return self.path / "app"
-
     def public_keys(self) -> dict[str, Path]:
-        """The keys that may join, by node name: a file taken away is a node refused."""
+        """The keys that may join, by node name; a node whose file is removed is refused."""
         return {file.stem: file for file in sorted((self.path / "nodes").glob("*.pub"))}
 
     def node(self, name: str) -> Path:
@@ -148,47 +90,17 @@ class NodeSettings:
     socket: str = ""  # where the node's two parts meet; empty for service.sock in its folder
 
 
-@dataclass(frozen=True)
 class NodeFolder:
-    """A node's folder, wherever it has been carried."""
+    """A node's folder, on whichever machine."""
 
-    path: Path
-    settings: NodeSettings
-
-    @property
-    def authority(self) -> Path:
-        """The certificate of the federation's authority."""
-        return self.path / "ca.crt"
-
-    @property
-    def key(self) -> Path:
-        """The node's private key."""
-        return self.path / "node.key"
-
-    @property
-    def flower_home(self) -> Path:
-        """Flower's own settings and installed apps, in place of ~/.flwr."""
-        return self.path / "flower"
-
-    @property
-    def logs(self) -> Path:
-        """What the node's processes print."""
-        return self.path / "logs"
-
-    @property
-    def state(self) -> Path:
-        """What the node keeps between rounds: its clients' memories and its secret."""
-        return self.path / "state"
-
-    @property
-    def secret(self) -> Path:
-        """What the two programs of Flower's on this node know: made anew whenever they start."""
-        return self.path / "flower" / "secret"
-
-    @property
-    def service_settings(self) -> Path:
-        """What the node service was started with."""
-        return self.path / "service.toml"
+    def __init__(self, path: Path, settings: NodeSettings) -> None:
+        self.path, self.settings = path, settings
+        self.authority, self.key = path / "ca.crt", path / "node.key"
+        self.flower_home = path / "flower"  # instead of ~/.flwr
+        self.secret = path / "flower" / "secret"  # of Flower's two programs, made anew whenever they start
+        self.logs = path / "logs"
+        self.state = path / "state"  # what the node keeps between rounds: clients' memories, secrets, audit log
+        self.service_settings = path / "service.toml"
 
 
 def read_federation(path: Path) -> FederationFolder:
