@@ -16,7 +16,7 @@ from unskew.core.key import Key
 from unskew.core.types import Local, Split, Visit
 from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint, dataset
-from unskew.engines.flower.engine import FederatedEngine, Members, Post, Rules, Session, Template
+from unskew.engines.flower.engine import FederatedEngine, Mailbox, Members, Rules, Session, Template
 from unskew.engines.flower.exchange import InProcess
 from unskew.engines.flower.messages import RunAgreement, read_header
 from unskew.engines.flower.node import Node, NodeData, OwnClient
@@ -65,10 +65,10 @@ def _federation(images, blueprint, folder):
         data = NodeData(f"node-{number}", images, (OwnClient(f"node-{number}", number, rows, rows[:0]),))
         nodes[number + 1] = Node(data, folder / f"node-{number}")
     exchange = InProcess({number: node.answer for number, node in nodes.items()})
-    session = Session(Post(exchange, os.urandom(16).hex(), 0), Members(), Rules())
+    session = Session(Mailbox(exchange, os.urandom(16).hex(), 0), Members(), Rules())
     for _ in range(2):
         list(session.answers())
-    session.agree_on(RunAgreement(session.post.run, blueprint, images.classes, images.mean, images.std, {}), {})
+    session.agree_on(RunAgreement(session.mailbox.run, blueprint, images.classes, images.mean, images.std, {}), {})
     template = Template(blueprint, images.mean, images.std, {})
     return FederatedEngine(session, None, template, blueprint.local.epochs), exchange
 

@@ -230,7 +230,7 @@ def node(
         _policy(target.path, write=write_policy)
         return
     if socket is not None:
-        target = replace(target, settings=replace(target.settings, socket=str(socket.absolute())))
+        target = NodeFolder(target.path, replace(target.settings, socket=str(socket.absolute())))
         write_settings(target.path / NODE, target.settings, MADE)
     given = {**options, "client": client, "plugins": plugin}
     if any(value is not None for value in given.values()):

@@ -235,7 +235,7 @@ def check_nodes(exchange: Transport, asked: FederatedRequest, say: Callable[[str
     """Ask every node what it has, say whether it fits the others and the recipe, and train nothing."""
     config = check_request(asked)
     terms = Terms(run=os.urandom(16).hex())
-    session = flower.Session(flower.Post(exchange, terms.run, 0), flower.Members(), asked.rules, say)
+    session = flower.Session(flower.Mailbox(exchange, terms.run, 0), flower.Members(), asked.rules, say)
     own = None if config.data == NODES else read_data(config)
     session.hold_back()
     until = exchange.now() + asked.rules.wait
@@ -266,8 +266,8 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
     config = check_request(asked)
     before = read_terms(asked.out) if asked.resume else None
     terms = before or Terms(run=os.urandom(16).hex())
-    post = flower.Post(exchange, terms.run, terms.starts)
-    session = flower.Session(post, flower.Members(remembered=dict(terms.clients)), asked.rules, say)
+    mailbox = flower.Mailbox(exchange, terms.run, terms.starts)
+    session = flower.Session(mailbox, flower.Members(remembered=dict(terms.clients)), asked.rules, say)
     own = None if config.data == NODES else read_data(config)
     if before is None:
         clients, until = config.clients or 0, exchange.now() + asked.rules.wait
@@ -364,7 +364,7 @@ def _gather(session: flower.Session, wanted: int, until: float, count: Callable[
 
     After ``until`` it continues with those that are there, if a round needs no more.
     """
-    exchange, least = session.post.exchange, max(1, session.rules.min_replies)
+    exchange, least = session.mailbox.exchange, max(1, session.rules.min_replies)
     began = changed = exchange.now()
     last = began + session.rules.wait  # for the fewest that a round needs
     known, announced = -1, False
@@ -372,7 +372,7 @@ def _gather(session: flower.Session, wanted: int, until: float, count: Callable[
         list(session.answers())
         if (clients := count()) != known:
             known, changed = clients, exchange.now()
-        settled = not session.post.waiting("describe") and exchange.now() - changed >= SETTLE
+        settled = not session.mailbox.waiting("describe") and exchange.now() - changed >= SETTLE
         if (wanted and clients >= wanted) or (not wanted and clients >= least and settled):
             return
         if not announced:

@@ -140,7 +140,7 @@ def test_a_late_reply_does_not_count_but_shows_that_the_node_works(nodes, shared
     exchange = exchange_of(nodes, between=between)
     engine = engine_over(exchange, rules=Rules(deadline=30))
     assert reasons(train(engine, shared)) == {1: "node-1: it did not answer within the deadline"}
-    waiting = next(iter(engine._session.post._late))
+    waiting = next(iter(engine._session.mailbox._late))
     receive = exchange.receive
     exchange.receive = lambda ids: {waiting: late[0], **receive([each for each in ids if each != waiting])}
     outcome = train(engine, shared, number=2)
@@ -166,7 +166,7 @@ def test_a_round_waits_for_as_many_replies_as_it_needs(nodes, shared):
     outcome = train(engine, shared)
     assert outcome.failures == ()
     assert tensors.sha256(outcome.sums) == tensors.sha256(train(loop_over(), shared).sums)
-    told = "round 1: 2 of the 3 replies that it needs; waiting for nodes, 100 seconds at most"
+    told = "round 1: 2 of 3 replies; waiting for nodes, 100 seconds at most"
     assert told in said
     assert told in outcome.notes
 
@@ -177,7 +177,7 @@ def test_the_waiting_has_a_limit_and_the_message_says_what_to_do(nodes, shared):
     del exchange.answers[102]
     before = exchange.now()
     with pytest.raises(
-        UserError, match=r"only 2 of the 3 replies that it needs came within 60 seconds.*resume the run"
+        UserError, match=r"only 2 of the 3 replies that it needs arrived within 60 seconds.*resume the run"
     ):
         train(engine, shared)
     assert 60 <= exchange.now() - before < 80

@@ -30,7 +30,7 @@ def test_a_description_and_an_agreement_arrive_as_they_were():
 
 
 def test_a_description_has_sizes_and_names_but_no_label_count():
-    said = slice_of_digits(0).described()
+    said = slice_of_digits(0).describe()
     assert set(sent(said)) == {
         "node",
         "version",

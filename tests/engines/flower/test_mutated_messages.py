@@ -23,7 +23,7 @@ from unskew.core.key import Key
 from unskew.core.types import Local, Visit
 from unskew.data.sources import load
 from unskew.engines.codec import BadMessage, Envelope, decode
-from unskew.engines.flower.engine import FederatedEngine, Members, Post, Rules, Session, Template
+from unskew.engines.flower.engine import FederatedEngine, Mailbox, Members, Rules, Session, Template
 from unskew.engines.flower.exchange import InProcess
 from unskew.engines.flower.messages import PROTOCOL, RunAgreement, read_header, seal, unseal
 from unskew.engines.flower.policy import Policy
@@ -172,10 +172,10 @@ def test_a_server_leaves_out_every_mutated_reply(tmp_path, count):
 
     def begin(spoil):
         spoilt[0] = spoil
-        session = Session(Post(exchange, os.urandom(16).hex(), 0), Members(), Rules(wait=0), said.append)
+        session = Session(Mailbox(exchange, os.urandom(16).hex(), 0), Members(), Rules(wait=0), said.append)
         for _ in range(2):
             list(session.answers())
-        session.agree_on(RunAgreement(session.post.run, blueprint, images.classes, images.mean, images.std, {}), {})
+        session.agree_on(RunAgreement(session.mailbox.run, blueprint, images.classes, images.mean, images.std, {}), {})
         return session, FederatedEngine(session, None, template, Local(epochs=1))
 
     expected = tensors.sha256(outcome_of(begin(False)[1], Evaluate(), model, visits[:1], Key(0)).sums)
@@ -197,7 +197,7 @@ def test_a_server_leaves_out_every_mutated_reply(tmp_path, count):
         said.clear()
         for node in nodes.values():
             node._runs.clear()
-            unseal(node.answer(seal({"kind": "finish", "run": session.post.run, "number": 10**6})))
+            unseal(node.answer(seal({"kind": "finish", "run": session.mailbox.run, "number": 10**6})))
         if not before and done > count / 4:
             before = resident()
     grown = resident() - before

@@ -249,7 +249,7 @@ def test_labels_follow_the_classes_agreed_on():
     images = load("digits", None)
     data = slice_of_digits(1)
     turned = replace(Asking(None).agreement, classes=images.classes[::-1])
-    held = data.fitted(turned)
+    held = data.fit(turned)
     assert held.images.train.labels.tolist() == (9 - images.train.labels).tolist()
 
 
@@ -390,7 +390,7 @@ def test_a_nodes_own_data_are_one_client_named_as_the_node(tmp_path):
     }  # fmt: skip
     np.savez(tmp_path / "own.npz", **arrays)
     data = read_node_data("hospital", NodeSource(f"arrays:{tmp_path / 'own.npz'}"))
-    facts = data.described().clients
+    facts = data.describe().clients
     assert json.loads(json.dumps([asdict(each) for each in facts])) == [
         {"name": "hospital", "number": None, "examples": 12, "test": 6}
     ]
@@ -419,9 +419,9 @@ def test_a_source_that_cannot_be_is_refused(source, wrong):
 
 def test_a_node_may_bring_several_clients(tmp_path):
     data = read_node_data("many", NodeSource("digits", partition="iid", of=4, clients=(3, 1)))
-    assert [(each.name, each.number) for each in data.described().clients] == [("many-3", 3), ("many-1", 1)]
+    assert [(each.name, each.number) for each in data.describe().clients] == [("many-3", 3), ("many-1", 1)]
     agreement = replace(Asking(None).agreement, numbers={"many-3": 3, "many-1": 1})
-    held = data.fitted(agreement)
+    held = data.fit(agreement)
     assert held.population.offsets.tolist() == [0, 0, 360, 360, 719]
     assert sorted(held.tests) == [1, 3]
     node = Node(data, tmp_path / "many")

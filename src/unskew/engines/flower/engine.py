@@ -61,7 +61,7 @@ from unskew.round.jobs import encode_job
 
 @dataclass(frozen=True)
 class FederatedClient:
-    """A client of the federation: its name, its number, what its node said of it, the node's id and name."""
+    """A client of the federation, with the id and the name of its node."""
 
     name: str
     number: int
@@ -73,7 +73,7 @@ class FederatedClient:
 
 @dataclass(frozen=True)
 class KnownClient:
-    """A client as a run folder remembers it: a name keeps its number."""
+    """A client in a run directory: its name keeps its number."""
 
     name: str
     number: int
@@ -83,58 +83,52 @@ class KnownClient:
 
 @dataclass
 class Members:
-    """The clients by number. A client is known by its name: it stays the same under another id of its node."""
+    """The clients by number. A client is known by its name, also when its node has got another id."""
 
     by_number: dict[int, FederatedClient] = field(default_factory=dict)
-    remembered: dict[str, KnownClient] = field(
-        default_factory=dict
-    )  # by name, also from before the server was restarted
-    begun: bool = False  # whether those that come now are late
+    remembered: dict[str, KnownClient] = field(default_factory=dict)  # by name, kept over restarts of the server
+    begun: bool = False  # whether those that join now are late
 
     @property
     def roster(self) -> Roster:
         """Everyone that takes part or took part, by number; a number that nobody has yet holds nothing."""
         return roster_of(self.remembered.values())
 
-    def admit(self, node: int, said: Description, connected: Iterable[int]) -> list[FederatedClient]:
+    def admit(self, node: int, description: Description, connected: Iterable[int]) -> list[FederatedClient]:
         """The node's clients with their numbers. Raises ValueError where they cannot take part."""
-        there = set(connected)
-        for facts in said.clients:
-            held = next((each for each in self.by_number.values() if each.name == facts.name), None)
-            if held is not None and held.node != node and held.node in there:
+        connected = set(connected)
+        owners = {member.name: member.node for member in self.by_number.values()}
+        for facts in description.clients:
+            owner, known = owners.get(facts.name, node), self.remembered.get(facts.name)
+            if owner != node and owner in connected:
                 raise ValueError(f"another node has client {facts.name!r} already; give the client another name")
-            self._check_size(facts)
-        numbers = self._numbered(said.clients)
+            if known is not None and known.examples != facts.examples:
+                raise ValueError(
+                    f"client {facts.name!r} has {facts.examples:,} examples, it had {known.examples:,} when the run "
+                    "began; its data must stay the same during a run"
+                )
+        numbers = self._assign_numbers(description.clients)
         new = [
-            FederatedClient(facts.name, numbers[facts.name], facts.examples, facts.test, node, said.node)
-            for facts in said.clients
+            FederatedClient(facts.name, numbers[facts.name], facts.examples, facts.test, node, description.node)
+            for facts in description.clients
         ]
         for member in new:
             self.by_number[member.number] = member
-            if member.name not in self.remembered:
-                self.remembered[member.name] = KnownClient(member.name, member.number, member.examples, self.begun)
+            known = KnownClient(member.name, member.number, member.examples, self.begun)
+            self.remembered.setdefault(member.name, known)
         return new
 
     def of_node(self, node: int) -> list[FederatedClient]:
         """The clients of that node."""
         return [member for member in self.by_number.values() if member.node == node]
 
-    def _check_size(self, facts: ClientFacts) -> None:
-        known = self.remembered.get(facts.name)
-        if known is not None and known.examples != facts.examples:
-            raise ValueError(
-                f"client {facts.name!r} has {facts.examples:,} examples, it had {known.examples:,} when the run began; "
-                "its data must stay the same during a run"
-            )
-
-    def _numbered(self, clients: Iterable[ClientFacts]) -> Mapping[str, int]:
-        """Numbers by name: the one it had, the one that it states, the first free one."""
+    def _assign_numbers(self, clients: Iterable[ClientFacts]) -> Mapping[str, int]:
+        """Numbers by name: the one it had, the one that it states, or the first free one."""
         taken = {known.number: known.name for known in self.remembered.values()}
         numbers: dict[str, int] = {}
-        clients = sorted(clients, key=lambda facts: (facts.number is None, facts.number or 0, facts.name))
-        for facts in clients:
-            if facts.name in self.remembered:
-                number = self.remembered[facts.name].number
+        for facts in sorted(clients, key=lambda facts: (facts.number is None, facts.number or 0, facts.name)):
+            if (known := self.remembered.get(facts.name)) is not None:
+                number = known.number
                 if facts.number not in (None, number):
                     raise ValueError(f"client {facts.name!r} states number {facts.number}; in this run it is {number}")
             elif facts.number is not None:
@@ -142,7 +136,7 @@ class Members:
                 if number in taken:
                     raise ValueError(f"number {number} of client {facts.name!r} belongs to client {taken[number]!r}")
             else:
-                number = next(each for each in range(len(taken) + 1) if each not in taken)
+                number = next(free for free in range(len(taken) + 1) if free not in taken)
             taken[number] = facts.name
             numbers[facts.name] = number
         return numbers
@@ -152,8 +146,7 @@ def roster_of(clients: Iterable[KnownClient]) -> Roster:
     """How many examples each of these clients has, by number."""
     sizes = {known.number: known.examples for known in clients}
     table = np.zeros(max(sizes, default=-1) + 1, np.int64)
-    for number, examples in sizes.items():
-        table[number] = examples
+    table[list(sizes)] = list(sizes.values())
     return Roster(table)
 
 
@@ -163,97 +156,96 @@ SILENT = "it did not answer within the deadline"
 
 
 @dataclass(frozen=True)
-class Letter:
+class Pending:
     """A message that was sent and is not answered yet."""
 
     node: int
     number: int
     kind: str
     until: float
-    most: int  # bytes that its reply's tensors may take
+    max_bytes: int  # that the tensors of its reply may take
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """A reply: its header and tensors, or the reason why it does not count."""
+class Answer:
+    """The header and tensors of a reply, or the reason why it does not count."""
 
-    letter: Letter
+    pending: Pending
     header: Mapping[str, Any]
     tensors: Sequence[tuple[str, Tensor]] = ()
     problem: str | None = None
     bad: bool = False  # whether the reply itself is at fault
-    silent: bool = False  # whether none came in time
-    late: bool = False  # whether one came after its time: it does not count
+    silent: bool = False  # whether none arrived in time
+    late: bool = False  # whether it arrived after its deadline: it does not count
     sha256: str = ""  # of the whole reply
 
 
-class Post:
-    """Messages of one run; ``start`` is how often its server was started before."""
+class Mailbox:
+    """The messages of one run; ``start`` is how often its server was started before."""
 
     def __init__(self, exchange: Transport, run: str, start: int) -> None:
         self.exchange, self.run = exchange, run
         self._next = start * STARTS
-        self._waiting: dict[str, Letter] = {}
-        self._late: dict[str, Letter] = {}  # whose time is over; an answer shows that the node works again
-        self._given_up: list[Delivery] = []
+        self._pending: dict[str, Pending] = {}
+        self._late: dict[str, Pending] = {}  # past their deadline; an answer shows that the node works again
+        self._given_up: list[Answer] = []
         self.down: Counter[int] = Counter()  # bytes to each node, since an audit record was last written
         self.up: Counter[int] = Counter()
 
     def send(
         self, kind: str, messages: Mapping[int, Mapping[str, Any]], *, until: float | None = None,
-        body: Body = NO_TENSORS, most: int = 0, group: str = "",
-    ) -> list[Letter]:  # fmt: skip
-        """Send a message of this kind to each node, whose answers count ``until`` then; what could not be sent has no
-        letter."""
+        body: Body = NO_TENSORS, max_bytes: int = 0, group: str = "",
+    ) -> list[Pending]:  # fmt: skip
+        """Send a message of this kind to each node. Answers count ``until`` then; unsent ones are left out."""
         until = self.exchange.now() + SHORT if until is None else until
-        envelopes, letters = {}, {}
+        envelopes, pending = {}, {}
         for node, fields in messages.items():
             number, self._next = self._next, self._next + 1
             envelopes[node] = seal({"kind": kind, "run": self.run, "number": number, **fields}, body)
-            letters[node] = Letter(node, number, kind, until, most)
+            pending[node] = Pending(node, number, kind, until, max_bytes)
             self.down[node] += len(envelopes[node])
         ids = self.exchange.send(envelopes, group)
-        self._waiting |= {ids[node]: letters[node] for node in ids}
-        return [letters[node] for node in ids]
+        self._pending |= {ids[node]: pending[node] for node in ids}
+        return [pending[node] for node in ids]
 
-    def waiting(self, kind: str | None = None) -> list[Letter]:
-        """The letters that have no answer yet."""
-        return [letter for letter in self._waiting.values() if kind in (None, letter.kind)]
+    def waiting(self, kind: str) -> set[int]:
+        """The nodes that have not answered a message of this kind."""
+        return {pending.node for pending in self._pending.values() if pending.kind == kind}
 
     def give_up(self, nodes: set[int]) -> None:
-        """Wait no longer for these nodes: whoever was asked has gone."""
-        for name in [name for name, letter in self._waiting.items() if letter.node in nodes]:
-            letter = self._late[name] = self._waiting.pop(name)
-            self._given_up.append(Delivery(letter, {}, problem=GONE))
+        """Stop waiting for these nodes, which have disconnected."""
+        for name in [name for name, pending in self._pending.items() if pending.node in nodes]:
+            pending = self._late[name] = self._pending.pop(name)
+            self._given_up.append(Answer(pending, {}, problem=GONE))
 
-    def answers(self) -> Iterator[Delivery]:
-        """What has come since the last time, and letters whose time is over; what comes after that is only ``late``."""
-        for name, reply in self.exchange.receive([*self._waiting, *self._late]).items():
+    def answers(self) -> Iterator[Answer]:
+        """What has arrived since the last call, and messages whose deadline has passed."""
+        for name, reply in self.exchange.receive([*self._pending, *self._late]).items():
             late = name in self._late
-            letter = (self._late if late else self._waiting).pop(name)
-            self.up[letter.node] += 0 if isinstance(reply, str) else len(reply)
+            pending = (self._late if late else self._pending).pop(name)
+            self.up[pending.node] += 0 if isinstance(reply, str) else len(reply)
             if late:
-                yield Delivery(letter, {}, late=True)
+                yield Answer(pending, {}, late=True)
                 continue
             if isinstance(reply, str):
-                yield Delivery(letter, {}, problem=reply)
+                yield Answer(pending, {}, problem=reply)
                 continue
             try:
-                header, tensors = unseal(reply, letter.most)
-                if read_field(header, "run", str) != self.run or read_field(header, "number", int) != letter.number:
+                header, tensors = unseal(reply, pending.max_bytes)
+                if read_field(header, "run", str) != self.run or read_field(header, "number", int) != pending.number:
                     raise BadMessage("it answers another message")
-                yield Delivery(letter, header, tensors, sha256=reply_sha256(reply))
+                yield Answer(pending, header, tensors, sha256=reply_sha256(reply))
             except BadMessage as error:
-                yield Delivery(letter, {}, problem=f"its reply is refused: {error.logged}", bad=True)
-            except Exception as error:  # noqa: BLE001  whatever a reply brings about costs its sender alone
+                yield Answer(pending, {}, problem=f"its reply is refused: {error.logged}", bad=True)
+            except Exception as error:  # noqa: BLE001  whatever a reply causes costs its sender alone
                 reason = f"its reply cannot be read ({type(error).__name__})"
-                yield Delivery(letter, {}, problem=reason, bad=True)
+                yield Answer(pending, {}, problem=reason, bad=True)
         given_up, self._given_up = self._given_up, []
         yield from given_up
         now = self.exchange.now()
-        for name in [name for name, letter in self._waiting.items() if letter.until <= now]:
-            letter = self._late[name] = self._waiting.pop(name)
-            yield Delivery(letter, {}, problem=SILENT, silent=True)
+        for name in [name for name, pending in self._pending.items() if pending.until <= now]:
+            pending = self._late[name] = self._pending.pop(name)
+            yield Answer(pending, {}, problem=SILENT, silent=True)
 
 
 BLANK = 2  # images: BatchNorm cannot train on one
@@ -462,81 +454,79 @@ class Rules:
 
 
 class Session:
-    """The nodes that take part. ``fits`` says why a node's data cannot; None where they can."""
+    """The nodes that take part. ``fits`` returns why a node's data do not fit; None where they do."""
 
-    def __init__(self, post: Post, members: Members, rules: Rules, say: Say = lambda line: None) -> None:
-        self.post, self.members, self.rules, self.say = post, members, rules, say
+    def __init__(self, mailbox: Mailbox, members: Members, rules: Rules, say: Say = lambda line: None) -> None:
+        self.mailbox, self.members, self.rules, self.say = mailbox, members, rules, say
         self.described: dict[int, Description] = {}  # by node
-        self.known: dict[int, Description] = {}  # the last of each node, also of those that have gone
+        self.known: dict[int, Description] = {}  # the last of each node, also of those that have disconnected
         self.notes: list[str] = []  # what happened since the last round
         self.refused = 0  # replies
-        self.fits: Callable[[Description], str | None] = lambda said: None
-        self.joined: Callable[[Members], None] = lambda members: None  # told where the clients change
+        self.fits: Callable[[Description], str | None] = lambda description: None
+        self.joined: Callable[[Members], None] = lambda members: None  # called where the clients change
         self.record: Callable[[Mapping[str, Any]], None] = lambda entry: None  # gets an entry for every exchange
         self._agreement: RunAgreement | None = None
         self._frozen = NO_TENSORS
         self._agreed: dict[int, str] = {}  # by node, the agreement that it has confirmed
         self._refused: dict[int, str] = {}
         self._looked = -LOOK
-        self._there: Mapping[int, Presence] = {}
+        self._connected: Mapping[int, Presence] = {}
         self._silent: dict[int, Presence] = {}  # nodes that did not answer, as they were connected then
-        self._open = True  # whether what nodes describe makes them members
+        self._open = True  # whether nodes become members when they describe themselves
 
     def look(self) -> None:
-        """See who is connected, from time to time. New nodes are asked to describe themselves."""
-        now = self.post.exchange.now()
+        """See who is connected, from time to time, and ask new nodes to describe themselves."""
+        now = self.mailbox.exchange.now()
         if now - self._looked < LOOK:
             return
-        self._looked, before, self._there = now, self._there, self.post.exchange.nodes()
-        for node in [node for node in self._silent if self._silent[node] != self._there.get(node)]:
+        self._looked, before, self._connected = now, self._connected, self.mailbox.exchange.nodes()
+        for node in [node for node in self._silent if self._silent[node] != self._connected.get(node)]:
             del self._silent[node]
-        changed = {node for node in before if before[node] != self._there.get(node)}
-        self.post.give_up(changed)
-        for node in changed:  # gone, or gone and back: it may bring something else
+        changed = {node for node in before if before[node] != self._connected.get(node)}
+        self.mailbox.give_up(changed)
+        for node in changed:  # gone, or gone and back, perhaps with something else
             self._refused.pop(node, None)
             self.described.pop(node, None)
-        asked = {letter.node for letter in self.post.waiting("describe")}
-        known = self.described.keys() | asked | self._refused.keys() | self._silent.keys()
-        new = {node: dict[str, Any]() for node in sorted(self._there) if node not in known}
-        self.post.send("describe", new, group="describe")
+        known = self.described.keys() | self.mailbox.waiting("describe") | self._refused.keys() | self._silent.keys()
+        new = {node: dict[str, Any]() for node in sorted(self._connected) if node not in known}
+        self.mailbox.send("describe", new, group="describe")
 
-    def answers(self) -> Iterator[Delivery]:
-        """What has come to the jobs; answers to the session's own questions are taken on the way."""
+    def answers(self) -> Iterator[Answer]:
+        """The answers to jobs. Those to the session's own messages are handled on the way."""
         self.look()
-        for answer in self.post.answers():
-            node = answer.letter.node
-            if answer.silent and node in self._there:
-                self._silent[node] = self._there[node]
+        for answer in self.mailbox.answers():
+            node = answer.pending.node
+            if answer.silent and node in self._connected:
+                self._silent[node] = self._connected[node]
             else:
                 self._silent.pop(node, None)
             if not answer.late:
-                if answer.letter.kind != "job":
-                    answer = replace(answer, problem=self._hear(answer))
+                if answer.pending.kind != "job":
+                    answer = replace(answer, problem=self._handle(answer))
                 self.refused += answer.bad
                 yield answer
 
     def absent(self, node: int) -> str | None:
         """Why the node cannot be asked now; None where it can."""
-        if node not in self._there:
+        if node not in self._connected:
             return "is not connected"
         if node in self._silent:
             return "has not answered since its last deadline"
         if node in self._refused:
             return f"is left out: {self._refused[node]}"
-        return None if node in self.described else "has not said what it brings since it came back"
+        return None if node in self.described else "has not described itself since it came back"
 
     def present(self, node: int) -> Presence | None:
         """How the node is connected; None where it is not."""
-        return self._there.get(node)
+        return self._connected.get(node)
 
     def describing(self, node: int) -> bool:
-        """Whether the node has come back and is about to say what it brings."""
-        if node not in self._there or node in self.described.keys() | self._silent.keys() | self._refused.keys():
-            return False
-        return any(letter.node == node for letter in self.post.waiting("describe"))
+        """Whether the node has come back and is about to describe itself."""
+        left = self.described.keys() | self._silent.keys() | self._refused.keys()
+        return node in self._connected and node not in left and node in self.mailbox.waiting("describe")
 
     def agree_on(self, agreement: RunAgreement, frozen: Tensors) -> None:
-        """What every member is told before its first job; ``numbers`` are filled in for each node."""
+        """Set what every member is sent before its first job; ``numbers`` are filled in for each node."""
         self._agreement, self._frozen = agreement, Body.of(frozen.items())
 
     def ready(self, node: int) -> bool:
@@ -544,69 +534,67 @@ class Session:
         agreement = self.agreement_for(node)
         if self._agreed.get(node) == agreement.digest:
             return True
-        if node not in {letter.node for letter in self.post.waiting("agree")}:
+        if node not in self.mailbox.waiting("agree"):
             message = {node: {"agreement": agreement.to_json()}}
-            self.post.send("agree", message, body=self._frozen, group="agree")
+            self.mailbox.send("agree", message, body=self._frozen, group="agree")
         return False
 
     def forget_agreement(self, node: int) -> None:
-        """The node does not know it any more."""
+        """Agree anew: the node does not know the agreement any more."""
         self._agreed.pop(node, None)
 
     def agreement_for(self, node: int) -> RunAgreement:
-        """What was agreed, with the numbers of this node's clients."""
+        """The agreement with the numbers of this node's clients."""
         if self._agreement is None:
             raise RuntimeError("nothing was agreed on yet")
-        return replace(self._agreement, numbers={each.name: each.number for each in self.members.of_node(node)})
+        return replace(self._agreement, numbers={member.name: member.number for member in self.members.of_node(node)})
 
-    def _hear(self, answer: Delivery) -> str | None:
-        """Take an answer to a question of the session's own; the problem where there is one."""
-        node, kind = answer.letter.node, answer.letter.kind
-        if answer.problem is None and answer.header.get("kind") == "refused":
-            answer = replace(answer, problem=f"the node refuses: {shown(answer.header.get('reason'))}", bad=True)
+    def _handle(self, answer: Answer) -> str | None:
+        """Handle an answer to a message of the session's own; the problem where there is one."""
+        node, kind = answer.pending.node, answer.pending.kind
+        problem, bad = answer.problem, answer.bad
+        if problem is None and answer.header.get("kind") == "refused":
+            problem, bad = f"the node refuses: {shown(answer.header.get('reason'))}", True
         try:
-            if answer.problem is not None:
-                if answer.bad:
-                    raise BadMessage(answer.problem)
-                return answer.problem
+            if problem is not None:
+                if bad:
+                    raise BadMessage(problem)
+                return problem
             if kind == "describe":
                 self._describe(node, Description.from_json(answer.header.get("description")))
             elif kind == "agree":
                 self._agreed[node] = read_field(answer.header, "agreement", str)
-        except BadMessage as error:
-            self.leave_out(node, error.logged)
-            return error.logged
-        except ValueError as error:
-            self.leave_out(node, str(error))
-            return str(error)
+        except (BadMessage, ValueError) as error:
+            reason = error.logged if isinstance(error, BadMessage) else str(error)
+            self.leave_out(node, reason)
+            return reason
         return None
 
     def admit_described(self) -> None:
-        """Make members of all that have described themselves and fit; from now on of any that comes."""
+        """Make members of all nodes that have described themselves and fit; from now on of any that joins."""
         self._open = True
-        order = sorted(self.described, key=lambda node: _order(self.described[node]))
-        for node in order:
+        for node in sorted(self.described, key=lambda node: _order(self.described[node])):
             self._admit(node)
 
     def hold_back(self) -> None:
-        """Nodes may describe themselves, but nobody is a member before ``admit_described``."""
+        """Let nodes describe themselves, but make nobody a member before ``admit_described``."""
         self._open = False
 
     def leave_out(self, node: int, reason: str) -> None:
-        """The node does not take part, and is told why."""
-        said = self.described.pop(node, None)
-        name = said.node if said else f"of id {node}"
+        """Leave the node out, and send it the reason."""
+        description = self.described.pop(node, None)
+        name = description.node if description else f"of id {node}"
         self._refused[node] = reason
         self.note(f"node {name} is left out: {reason}")
-        self.post.send("refuse", {node: {"reason": reason[:2000] or "unknown"}}, group="refuse")
+        self.mailbox.send("refuse", {node: {"reason": reason[:2000] or "unknown"}}, group="refuse")
 
     def note(self, line: str) -> None:
-        """Say it, and keep it for the round's line in the metrics."""
+        """Print a line, and keep it for the round's line in the metrics."""
         self.say(line)
         self.notes.append(line)
 
     def take_notes(self) -> tuple[str, ...]:
-        """What happened since the last time."""
+        """What happened since the last call."""
         notes, self.notes = tuple(self.notes), []
         return notes
 
@@ -615,51 +603,41 @@ class Session:
         message: dict[int, dict[str, Any]] = {node: {} for node in sorted(self.described) if self.absent(node) is None}
         if self.refused:
             self.say(f"replies of nodes that were refused in this run: {self.refused:,}")
-        until = self.post.exchange.now() + FAREWELL
-        self.post.send("finish", message, until=until, group="finish")
-        while self.post.waiting("finish") and self.post.exchange.now() < until:
-            list(self.post.answers())
-            self.post.exchange.pause(POLL)
+        until = self.mailbox.exchange.now() + FAREWELL
+        self.mailbox.send("finish", message, until=until, group="finish")
+        while self.mailbox.waiting("finish") and self.mailbox.exchange.now() < until:
+            list(self.mailbox.answers())
+            self.mailbox.exchange.pause(POLL)
 
-    def _describe(self, node: int, said: Description) -> None:
-        self.described[node] = self.known[node] = said
-        registered = self._there[node].name if node in self._there else None
-        if registered is not None and registered != said.node:
-            raise ValueError(f"its key is registered for node {registered!r}, it calls itself {said.node!r}")
-        if (reason := self.fits(said)) is not None:
+    def _describe(self, node: int, description: Description) -> None:
+        self.described[node] = self.known[node] = description
+        registered = self._connected[node].name if node in self._connected else None
+        if registered is not None and registered != description.node:
+            raise ValueError(f"its key is registered for node {registered!r}, it calls itself {description.node!r}")
+        if (reason := self.fits(description)) is not None:
             raise ValueError(reason)
         if self._open:
             self._admit(node)
 
     def _admit(self, node: int) -> None:
-        said = self.described[node]
-        if (reason := self.fits(said)) is not None:
-            self.leave_out(node, reason)
-            return
-        before = {each.name for each in self.members.by_number.values()}
+        description = self.described[node]
+        known = {member.name for member in self.members.by_number.values()}
         try:
-            new = self.members.admit(node, said, self._there)
+            if (reason := self.fits(description)) is not None:
+                raise ValueError(reason)
+            new = self.members.admit(node, description, self._connected)
         except ValueError as error:
             self.leave_out(node, str(error))
             return
-        self.note(_joined(said.node, new, before))
+        clients = ", ".join(f"{member.number} ({member.examples:,} examples)" for member in new[:10])
+        joins = "is back" if all(member.name in known for member in new) else "takes part"
+        self.note(f"node {description.node} {joins}: client {clients}")
         self.joined(self.members)
 
 
-def between_looks(waited: float) -> float:
-    """Seconds until replies are looked for again: a look costs both sides, and a long wait needs fewer of them."""
-    return min(max(POLL, waited / 20), LONGEST_POLL)
-
-
-def _order(said: Description) -> tuple[int, str]:
-    numbers = [facts.number for facts in said.clients if facts.number is not None]
-    return min(numbers, default=2**31), said.node
-
-
-def _joined(node: str, new: list[FederatedClient], before: set[str]) -> str:
-    clients = ", ".join(f"{each.number} ({each.examples:,} examples)" for each in new[:10])
-    again = all(each.name in before for each in new)
-    return f"node {node} {'is back' if again else 'takes part'}: client {clients}"
+def _order(description: Description) -> tuple[int, str]:
+    numbers = [facts.number for facts in description.clients if facts.number is not None]
+    return min(numbers, default=2**31), description.node
 
 
 AGAIN = 5.0  # seconds before a node that did not answer is asked again, while the round waits for it
@@ -741,36 +719,39 @@ class FederatedEngine:
             raise UserError("centralised trains on all examples in one place; in a federation there is no such place")
         work = _Work(job, shared, asked, key, Body.of(shared.items()), set(range(len(asked))))
         self._until_answered(work)
-        self._leave_out_odd_layouts(work)
+        self._leave_out_other_layouts(work)
         self._until_enough(work)
-        self._leave_out_odd_layouts(work)
+        self._leave_out_other_layouts(work)
         self._record(work)
         for index, visit in enumerate(asked):
             result = work.results.pop(index)
             if isinstance(result, LeftOut):
-                yield Failure(visit.client, self._named(visit.client, result.reason), visit.repeat)
+                member = self._session.members.by_number.get(visit.client)
+                name = "" if member is None else f"{member.name}: "
+                yield Failure(visit.client, name + result.reason, visit.repeat)
             else:
                 yield result
         for text in self._session.take_notes():
             yield Note(text)
 
     def _record(self, work: _Work) -> None:
-        """Write down who was asked, and what went to each node and came from it, before any of it is used."""
-        session, post = self._session, self._session.post
-        places = defaultdict[str, list[int]](list)
-        for place, visit in enumerate(work.visits):
+        """Record who was asked, and what went to each node and came back, before any of it is used."""
+        session, mailbox = self._session, self._session.mailbox
+        by_node = defaultdict[str, list[int]](list)
+        for index, visit in enumerate(work.visits):
             member = session.members.by_number.get(visit.client)
-            places["" if member is None else member.node_name].append(place)
+            by_node["" if member is None else member.node_name].append(index)
         nodes = []
-        for name, mine in sorted(places.items()):
-            member = session.members.by_number.get(work.visits[mine[0]].client)
+        for name, indices in sorted(by_node.items()):
+            clients = [work.visits[index].client for index in indices]
+            member = session.members.by_number.get(clients[0])
             node = -1 if member is None else member.node
-            said, presence = session.known.get(node), session.present(node)
-            failed = [result.reason for place in mine if isinstance(result := work.results[place], LeftOut)]
+            known, presence = session.known.get(node), session.present(node)
+            failed = [result.reason for index in indices if isinstance(result := work.results[index], LeftOut)]
             nodes.append({
-                "node": name, "key": presence.key if presence else None, "version": said.version if said else None,
-                "data": (said.data or None) if said else None, "clients": [work.visits[place].client for place in mine],
-                "bytes_down": post.down.pop(node, 0), "bytes_up": post.up.pop(node, 0),
+                "node": name, "key": presence.key if presence else None, "version": known.version if known else None,
+                "data": (known.data or None) if known else None, "clients": clients,
+                "bytes_down": mailbox.down.pop(node, 0), "bytes_up": mailbox.up.pop(node, 0),
                 "reply": work.received.get(node), "left_out": failed[0] if failed else None,
             })  # fmt: skip
         session.record({"job": name_of(work.job), "round": Purpose.of(work.job).round, "nodes": nodes})
@@ -785,8 +766,8 @@ class FederatedEngine:
         self._own.close()
 
     def _until_answered(self, work: _Work) -> None:
-        """Ask for every visit once, and wait until each was answered or its time is over."""
-        exchange = self._session.post.exchange
+        """Ask for every visit once, and wait until each was answered or the deadline has passed."""
+        exchange = self._session.mailbox.exchange
         began = exchange.now()
         until = began + self._session.rules.deadline
         self._session.look()
@@ -796,52 +777,53 @@ class FederatedEngine:
                 self._take(work, answer)
             if len(work.results) == len(work.visits) or exchange.now() >= until:
                 break
-            exchange.pause(between_looks(exchange.now() - began))
-        for place in range(len(work.visits)):
-            work.results.setdefault(place, LeftOut(SILENT, again=True))
+            waited = exchange.now() - began  # looking costs both sides, and a long wait needs fewer looks
+            exchange.pause(min(max(POLL, waited / 20), LONGEST_POLL))
+        for index in range(len(work.visits)):
+            work.results.setdefault(index, LeftOut(SILENT, again=True))
         work.open.clear()
 
     def _until_enough(self, work: _Work) -> None:
         """Where too few have answered, wait for nodes that may come back, and ask them again."""
-        needed, exchange = self._needed(work), self._session.post.exchange
-        limit = exchange.now() + self._session.rules.wait
-        said = False
+        needed, exchange, rules = self._needed(work), self._session.mailbox.exchange, self._session.rules
+        limit, purpose, noted = exchange.now() + rules.wait, Purpose.of(work.job), False
         while work.counted < needed and exchange.now() < limit:
-            again = {place for place, each in work.results.items() if isinstance(each, LeftOut) and each.again}
+            again = {index for index, result in work.results.items() if isinstance(result, LeftOut) and result.again}
             if work.counted + len(again) < needed:
                 break
-            if not said:
-                self._session.note(_waiting(work, needed, self._session.rules.wait))
-                said = True
+            if not noted:
+                when = f"round {purpose.round}" if purpose.round else name_of(work.job)
+                self._session.note(
+                    f"{when}: {work.counted} of {needed} replies; waiting for nodes, {rules.wait:,.0f} seconds at most"
+                )
+                noted = True
             exchange.pause(AGAIN)
-            for place in again:
-                del work.results[place]
+            for index in again:
+                del work.results[index]
             work.open = again
             self._until_answered(work)
-        least = min(len(work.visits), self._session.rules.min_replies)
-        if work.counted < least and Purpose.of(work.job).trains:
+        least = min(len(work.visits), rules.min_replies)
+        if work.counted < least and purpose.trains:
             raise UserError(
-                f"round {Purpose.of(work.job).round}: only {work.counted} of the {least} replies that it needs came "
-                f"within {self._session.rules.wait:,.0f} seconds of waiting; start the nodes again and resume the run"
+                f"round {purpose.round}: only {work.counted} of the {least} replies that it needs arrived within "
+                f"{rules.wait:,.0f} seconds of waiting; start the nodes again and resume the run"
             )
 
-    def _leave_out_odd_layouts(self, work: _Work) -> None:
-        """Sums that cannot be added to the others' do not count. Where nobody knows the layout, the most common does.
+    def _leave_out_other_layouts(self, work: _Work) -> None:
+        """Leave out sums that cannot be added to the others': where nobody knows the layout, the most common counts.
 
-        Of two that are as common, the one of the client with the lowest number counts.
+        Of two that are as common, that of the client with the lowest number counts.
         """
         layouts = defaultdict[str, list[int]](list)
-        for place, result in sorted(work.results.items()):
+        for index, result in sorted(work.results.items()):
             if isinstance(result, Reply) and isinstance(result.sums, PackedSums):
-                layouts[repr(result.sums.layout)].append(place)
-        if len(layouts) < 2:
-            return
-        common = max(layouts.values(), key=len)
-        odd = [place for places in layouts.values() if places is not common for place in places]
-        self._fail(work, odd, LeftOut("its sums have other names or shapes than those of the other clients"))
+                layouts[repr(result.sums.layout)].append(index)
+        common = max(layouts.values(), key=len, default=[])
+        others = [index for indices in layouts.values() if indices is not common for index in indices]
+        self._fail(work, others, LeftOut("its sums have other names or shapes than those of the other clients"))
 
     def _needed(self, work: _Work) -> int:
-        """How many replies are waited for. A secure sum can do without some from its second exchange on."""
+        """How many replies to wait for. A secure sum can do without some from its second exchange on."""
         purpose, every = Purpose.of(work.job), len(work.visits)
         least = min(every, self._session.rules.min_replies) if purpose.trains else 1
         if purpose.threshold:
@@ -849,123 +831,98 @@ class FederatedEngine:
         return least if purpose.may_miss else every
 
     def _ask(self, work: _Work, until: float) -> None:
-        """Send what can be sent now; a visit to a client whose node is not there has failed."""
-        if not work.open:
-            return
-        places = defaultdict[int, list[int]](list)
-        for place in sorted(work.open):
-            member = self._session.members.by_number.get(work.visits[place].client)
-            away = "is not connected" if member is None else self._session.absent(member.node)
-            if member is not None and self._session.describing(member.node):
+        """Send what can be sent now; a visit to a client whose node is absent has failed."""
+        by_node, session = defaultdict[int, list[int]](list), self._session
+        for index in sorted(work.open):
+            member = session.members.by_number.get(work.visits[index].client)
+            absent = "is not connected" if member is None else session.absent(member.node)
+            if member is not None and session.describing(member.node):
                 continue  # it is back, and can be asked in a moment
-            if member is None or away is not None:
+            if member is None or absent is not None:
                 name = "its node" if member is None else f"node {member.node_name}"
-                work.results[place] = LeftOut(f"{name} {away}", again=True)
-                work.open.discard(place)
+                work.results[index] = LeftOut(f"{name} {absent}", again=True)
+                work.open.discard(index)
             else:
-                places[member.node].append(place)
-        ready = {node: mine for node, mine in places.items() if self._session.ready(node)}
-        messages = {node: self._message(work, node, mine) for node, mine in ready.items()}
-        if not messages:
-            return
+                by_node[member.node].append(index)
+        messages = {
+            node: self._message(work, node, indices) for node, indices in by_node.items() if session.ready(node)
+        }
         for node, message in messages.items():
-            most = sum(self._expected(work, place).bytes(work.shared) for place in ready[node])
-            letters = self._session.post.send(
+            max_bytes = sum(self._expected(work, index).bytes(work.shared) for index in by_node[node])
+            sent = session.mailbox.send(
                 "job", {node: message}, until=until, body=work.body,
-                most=most, group=str(Purpose.of(work.job).round),
+                max_bytes=max_bytes, group=str(Purpose.of(work.job).round),
             )  # fmt: skip
-            for letter in letters:
-                work.asked[letter.number] = ready[node]
-            for place in ready[node]:
-                work.open.discard(place)
-                if not letters:
-                    work.results[place] = LeftOut("nothing could be sent to its node", again=True)
+            for pending in sent:
+                work.asked[pending.number] = by_node[node]
+            for index in by_node[node]:
+                work.open.discard(index)
+                if not sent:
+                    work.results[index] = LeftOut("nothing could be sent to its node", again=True)
 
-    def _message(self, work: _Work, node: int, places: Sequence[int]) -> dict[str, Any]:
-        visits = [work.visits[place] for place in places]
+    def _message(self, work: _Work, node: int, indices: Sequence[int]) -> dict[str, Any]:
         clients = [member.number for member in self._session.members.of_node(node)]
+        visits: list[dict[str, Any]] = [msgspec.to_builtins(work.visits[index]) for index in indices]
+        for visit in visits:
+            del visit["slot"]
         return {
             "agreement": self._session.agreement_for(node).digest,
             "job": encode_job(work.job),
             "seed": work.key.seed,
             "key": list(work.key.path),
-            "visits": [_plain(visit) for visit in visits],
+            "visits": visits,
             "keep": sorted(ticket for client in clients for ticket in self._memory.pinned.get(client, ())),
         }
 
-    def _take(self, work: _Work, answer: Delivery) -> None:
-        if answer.letter.kind != "job":
-            if answer.problem is not None and answer.letter.kind in ("agree", "describe"):
-                again = LeftOut(answer.problem, again=not answer.bad)
-                self._fail(work, self._places_of(work, answer.letter.node), again)
+    def _take(self, work: _Work, answer: Answer) -> None:
+        node = answer.pending.node
+        if answer.pending.kind != "job":
+            if answer.problem is not None and answer.pending.kind in ("agree", "describe"):
+                clients = {member.number for member in self._session.members.of_node(node)}
+                waiting = [index for index in sorted(work.open) if work.visits[index].client in clients]
+                self._fail(work, waiting, LeftOut(answer.problem, again=not answer.bad))
             return
-        places = work.asked.pop(answer.letter.number, None)
-        if places is None:
-            return  # of an earlier job, whose time is over
+        indices = work.asked.pop(answer.pending.number, None)
+        if indices is None:
+            return  # of an earlier job, whose deadline has passed
         if answer.problem is not None:
-            self._fail(work, places, LeftOut(answer.problem, again=not answer.bad))
+            self._fail(work, indices, LeftOut(answer.problem, again=not answer.bad))
         elif answer.header.get("kind") == "unknown":
-            self._session.forget_agreement(answer.letter.node)
-            work.open.update(places)
+            self._session.forget_agreement(node)
+            work.open.update(indices)
         elif answer.header.get("kind") != "done":
-            self._fail(work, places, LeftOut(f"the node refuses: {shown(answer.header.get('reason'))}"))
+            self._fail(work, indices, LeftOut(f"the node refuses: {shown(answer.header.get('reason'))}"))
         else:
-            work.received[answer.letter.node] = answer.sha256
-            self._read(work, places, answer)
+            work.received[node] = answer.sha256
+            self._read(work, indices, answer)
 
-    def _read(self, work: _Work, places: Sequence[int], answer: Delivery) -> None:
-        visits = [work.visits[place] for place in places]
+    def _read(self, work: _Work, indices: Sequence[int], answer: Answer) -> None:
+        visits = [work.visits[index] for index in indices]
         members = [self._session.members.by_number[visit.client] for visit in visits]
         try:
             results = read_results(
-                answer.header, answer.tensors, visits, [self._facts(member) for member in members], work.shared,
-                [self._expected(work, place) for place in places],
+                answer.header, answer.tensors, visits,
+                [ClientLimits(self._local, member.examples, member.test) for member in members], work.shared,
+                [self._expected(work, index) for index in indices],
             )  # fmt: skip
         except BadMessage as error:
             self._session.refused += 1
-            self._fail(work, places, LeftOut(f"its reply is refused: {error.logged}"))
+            self._fail(work, indices, LeftOut(f"its reply is refused: {error.logged}"))
             return
-        for place, member, result, values in zip(places, members, results, answer.header["results"], strict=True):
-            work.results[place] = result
+        for index, member, result, values in zip(indices, members, results, answer.header["results"], strict=True):
+            work.results[index] = result
+            name = f"client {member.number} of node {member.node_name}"
             if isinstance(result, LeftOut):
                 self._session.refused += "failure" not in values
-                self._session.say(f"client {member.number} of node {member.node_name}: {result.reason}")
+                self._session.say(f"{name}: {result.reason}")
             elif values.get("anew"):
-                self._session.note(
-                    f"client {member.number} of node {member.node_name} no longer has what it kept; it starts anew"
-                )
+                self._session.note(f"{name} no longer has what it kept; it starts anew")
 
-    def _fail(self, work: _Work, places: Iterable[int], why: LeftOut) -> None:
-        for place in places:
-            work.results[place] = why
-            work.open.discard(place)
-            self._session.say(f"client {work.visits[place].client}: {why.reason}")
+    def _fail(self, work: _Work, indices: Iterable[int], why: LeftOut) -> None:
+        for index in indices:
+            work.results[index] = why
+            work.open.discard(index)
+            self._session.say(f"client {work.visits[index].client}: {why.reason}")
 
-    def _places_of(self, work: _Work, node: int) -> list[int]:
-        mine = {member.number for member in self._session.members.of_node(node)}
-        return [place for place in sorted(work.open) if work.visits[place].client in mine]
-
-    def _expected(self, work: _Work, place: int) -> Expected:
-        return self._template.expect(work.job, work.shared, work.visits[place])
-
-    def _facts(self, member: FederatedClient) -> ClientLimits:
-        return ClientLimits(self._local, member.examples, member.test)
-
-    def _named(self, client: int, reason: str) -> str:
-        member = self._session.members.by_number.get(client)
-        return reason if member is None else f"{member.name}: {reason}"
-
-
-def _plain(visit: Visit) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(visit)
-    del fields["slot"]
-    return fields
-
-
-def _waiting(work: _Work, needed: int, seconds: float) -> str:
-    number = Purpose.of(work.job).round
-    when = f"round {number}" if number else name_of(work.job)
-    return (
-        f"{when}: {work.counted} of the {needed} replies that it needs; waiting for nodes, {seconds:,.0f} seconds at "
-        "most"
-    )
+    def _expected(self, work: _Work, index: int) -> Expected:
+        return self._template.expect(work.job, work.shared, work.visits[index])

@@ -1,6 +1,6 @@
-"""A node of the federation: takes one message, answers with one. It has the data, the memories and the secrets.
+"""A node of the federation: answers every message with one. It has the data, the memories and the secrets.
 
-Whatever comes is checked before anything is done; what does not fit is refused with its reason, and the node goes on.
+A message is checked before anything is done. What does not fit is refused with its reason, and the node continues.
 """
 
 import copy
@@ -34,7 +34,7 @@ from unskew.core.key import Key
 from unskew.core.limits import cache_folder
 from unskew.core.machine import neutral, physical_memory
 from unskew.core.plugins import guard_plugins, parse_plugin
-from unskew.core.types import Failure, ImageSet, Job, Split, StoredImages, Tensors, Visit, Visited
+from unskew.core.types import Failure, ImageSet, Job, Split, Tensors, Visit, Visited
 from unskew.data.batches import AUTO, check_visit, choose_augmentation
 from unskew.data.partition import partition_examples
 from unskew.data.photographs import silent
@@ -82,15 +82,10 @@ class OwnClient:
     train: Ints
     test: Ints
 
-    @property
-    def facts(self) -> ClientFacts:
-        """What the server is told of it."""
-        return ClientFacts(self.name, self.number, len(self.train), len(self.test))
-
 
 @dataclass(frozen=True)
-class Fitted:
-    """A node's images as a run takes them, which client has which, and by client which test images are its own."""
+class FittedData:
+    """A node's images as a run uses them, which client has which, and by client which test images are its own."""
 
     images: ImageSet
     population: Population
@@ -110,17 +105,19 @@ class NodeData:
         """Over all images and labels, and which client has which. It stays on the node: with it a server could test
         guesses about the data."""
         digest = hashlib.sha256(images_sha256(self.images).encode())
-        for each in self.clients:
-            digest.update(repr((each.name, each.train.tolist(), each.test.tolist())).encode())
+        for client in self.clients:
+            digest.update(repr((client.name, client.train.tolist(), client.test.tolist())).encode())
         return digest.hexdigest()
 
-    def described(self) -> Description:
-        """What the server is told before the first round."""
+    def describe(self) -> Description:
+        """What the server is sent before the first round."""
         images = self.images
         return Description(
             node=self.name,
             version=own_version(),
-            clients=tuple(each.facts for each in self.clients),
+            clients=tuple(
+                ClientFacts(client.name, client.number, len(client.train), len(client.test)) for client in self.clients
+            ),
             classes=images.classes,
             shape=images.shape,
             mean=images.mean,
@@ -129,68 +126,60 @@ class NodeData:
             augmentation=choose_augmentation(AUTO, images),
         )
 
-    def fitted(self, agreement: RunAgreement) -> Fitted:
-        """The images under the agreed classes, numbers and normalisation, and whose they are. Refused where the node
-        has what was not agreed on."""
-        if set(agreement.numbers) != {each.name for each in self.clients}:
+    def fit(self, agreement: RunAgreement) -> FittedData:
+        """The images under the agreed classes, numbers and normalization, and whose they are."""
+        numbers = agreement.numbers
+        if set(numbers) != {client.name for client in self.clients}:
             raise UserError(
                 f"node {self.name}: the agreement numbers other clients than the node has; describe it anew"
             )
-        stated = {each.name: each.number for each in self.clients if each.number is not None}
-        if odd := [name for name, number in stated.items() if agreement.numbers[name] != number]:
-            raise UserError(f"node {self.name}: client {odd[0]} is number {stated[odd[0]]}, the server says otherwise")
-        parts = (
-            replace(part, images=in_colour(part.images))
-            if agreement.blueprint.shape[0] > part.images.shape[1]
-            else part
-            for part in (self.images.train, self.images.test)
-        )
-        parts = (self._relabelled(part, agreement.classes) for part in parts)
+        for client in self.clients:
+            if client.number not in (None, numbers[client.name]):
+                raise UserError(
+                    f"node {self.name}: client {client.name} is number {client.number}, not {numbers[client.name]}"
+                )
         images = replace(
-            self.images, classes=agreement.classes, train=next(parts), test=next(parts), mean=agreement.mean,
-            std=agreement.std,
+            self.images, classes=agreement.classes, mean=agreement.mean, std=agreement.std,
+            train=self._fit_part(self.images.train, agreement), test=self._fit_part(self.images.test, agreement),
         )  # fmt: skip
-        held = sorted(self.clients, key=lambda each: agreement.numbers[each.name])
-        offsets = np.zeros(max(agreement.numbers.values()) + 2, np.int64)
-        for each in held:
-            offsets[agreement.numbers[each.name] + 1] = len(each.train)
-        order = np.concatenate([each.train for each in held]).astype(np.int32)
-        tests = {agreement.numbers[each.name]: torch.from_numpy(each.test) for each in held}
-        return Fitted(images, Population(order, np.cumsum(offsets)), tests)
+        clients = sorted(self.clients, key=lambda client: numbers[client.name])
+        offsets = np.zeros(max(numbers.values()) + 2, np.int64)
+        for client in clients:
+            offsets[numbers[client.name] + 1] = len(client.train)
+        order = np.concatenate([client.train for client in clients]).astype(np.int32)
+        tests = {numbers[client.name]: torch.from_numpy(client.test) for client in clients}
+        return FittedData(images, Population(order, np.cumsum(offsets)), tests)
 
-    def _relabelled(self, part: Split, classes: tuple[str, ...]) -> Split:
-        """The same images under the numbers that the agreed classes have."""
-        if classes == self.images.classes:
-            return part
-        number = {name: place for place, name in enumerate(classes)}
-        held = np.unique(part.labels).tolist()
-        if unknown := [self.images.classes[label] for label in held if self.images.classes[label] not in number]:
+    def _fit_part(self, part: Split, agreement: RunAgreement) -> Split:
+        """The same images in the agreed number of channels, under the numbers of the agreed classes."""
+        own, images = self.images.classes, part.images
+        if agreement.blueprint.shape[0] > images.shape[1]:
+            if isinstance(images, np.ndarray):
+                images = np.repeat(images, 3, axis=1)
+            else:  # it reads the same files, and fills all channels with a gray picture
+                wide: Any = copy.copy(images)
+                wide.shape = (len(images), 3, *images.shape[2:])
+                images = wide
+        if agreement.classes == own:
+            return replace(part, images=images)
+        number = {name: index for index, name in enumerate(agreement.classes)}
+        if unknown := [own[label] for label in np.unique(part.labels).tolist() if own[label] not in number]:
             raise UserError(
-                f"node {self.name} has images of {unknown[0]!r}, not one of the {len(classes)} classes agreed on"
+                f"node {self.name} has images of {unknown[0]!r}, not one of the {len(number)} classes agreed on"
             )
-        table = np.array([number.get(name, -1) for name in self.images.classes], np.int64)
-        return replace(part, labels=table[part.labels])
-
-
-def in_colour(images: npt.NDArray[Any] | StoredImages) -> npt.NDArray[Any] | StoredImages:
-    """Grey images as images of three equal channels."""
-    if isinstance(images, np.ndarray):
-        return np.repeat(images, 3, axis=1)
-    wide: Any = copy.copy(images)  # it reads the same files, and fills all channels with a grey picture
-    wide.shape = (len(images), 3, *images.shape[2:])
-    stored: StoredImages = wide
-    return stored
+        table = np.array([number.get(name, -1) for name in own], np.int64)
+        return replace(part, images=images, labels=table[part.labels])
 
 
 @dataclass(frozen=True)
 class NodeSource:
-    """Where a node's data come from, as its settings say."""
+    """Where a node's data come from, by its settings."""
 
     data: str
     data_dir: str | None = None
     partition: str | None = None  # None: all images are one client's
     clients: tuple[int, ...] = ()  # which clients of the partition are this node's
-    of: int | None = None  # how many clients the partition has, where it does not say so itself
+    of: int | None = None  # how many clients the partition has, where its text does not contain it
     seed: int = 0  # the partition's
 
 
@@ -203,7 +192,7 @@ def read_node_data(name: str, source: NodeSource) -> NodeData:
         train, test = (np.arange(len(part), dtype=np.int64) for part in (images.train, images.test))
         return NodeData(name, images, (OwnClient(name, None, train, test),))
     if not source.clients:
-        raise UserError(f"node {name}: say which clients of {source.partition} are this node's: client = 0")
+        raise UserError(f"node {name}: give this node's clients of {source.partition}, such as client = 0")
     parts = partition_examples(
         source.partition, images.train.labels, clients=source.of, key=Key(source.seed), users=images.users,
         places=images.places, classes=len(images.classes),
@@ -252,7 +241,7 @@ class NodeMemory:
         self._folder, self._format, self.bytes = folder, layout, layout.bytes
         self._key = hashlib.sha256(b"unskew memory 1 " + secret).digest()
         self._clients: dict[int, int] = {}  # by the number of the file that a visit will write
-        self.lost: list[int] = []  # clients whose memory was not there, since it was last looked at
+        self.lost: list[int] = []  # clients whose memory was missing, since the last look
         with suppress(OSError):
             clear_parts(folder)
         self._next = max((number for _, number in self._files()), default=-1) + 1
@@ -266,7 +255,7 @@ class NodeMemory:
         return replace(visit, slot=number)
 
     def recall(self, visit: Visit) -> Tensors:
-        """What the client kept at its last visit; nothing where that is not there, as at its first visit."""
+        """What the client kept at its last visit; nothing where that is missing, as at its first visit."""
         if visit.ticket is None:
             return {}
         content = self._content(visit)
@@ -351,7 +340,7 @@ def open_secret(folder: Path) -> NodeSecret:
     if known is None or not (folder / RECORD).exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         forget_secret(folder)
-        write_whole(folder / RECORD, b"", secret=True)  # first: whoever finds a secret without a record makes another
+        write_whole(folder / RECORD, b"", secret=True)  # first: a secret without a record is replaced
         known = os.urandom(SECRET_LENGTH)
         write_whole(folder / SECRET, known, secret=True)
     return NodeSecret(known, Sessions.in_file(folder / RECORD))
@@ -370,7 +359,7 @@ def commit(file: Path, sha256: str) -> str:
 
 
 def forget_secret(folder: Path) -> None:
-    """Delete both: whoever comes by the node's files later cannot undo a mask."""
+    """Delete both, so that nobody who gets the node's files later can remove a mask."""
     for name in (SECRET, RECORD):
         (folder / name).unlink(missing_ok=True)
 
@@ -383,7 +372,7 @@ MEMORY_SHARE = 3  # stored features may take one part in so many of the memory
 
 
 @dataclass(frozen=True)
-class Asked:
+class JobRequest:
     """A job that the server asks for, checked against this node's clients."""
 
     job: Job
@@ -392,12 +381,7 @@ class Asked:
     keep: tuple[str, ...]  # tickets of memories that the server refers to
 
 
-@dataclass(frozen=True)
-class Answered:
-    """What came of one visit: tensors in their forms, or the reason why not."""
-
-    fields: Mapping[str, Any]
-    tensors: tuple[tuple[str, Tensor], ...] = ()
+VisitResult = tuple[dict[str, Any], tuple[tuple[str, Tensor], ...]]  # fields and tensors
 
 
 class NodeRun:
@@ -415,11 +399,11 @@ class NodeRun:
         size = sum(value.nbytes for value in frozen.values())
         if (frozen and blueprint.layers is None) or size > policy.max_model * MEGABYTE:
             raise BadMessage("it sends a frozen part that the network does not have")
-        held, blueprint = data.fitted(agreement), replace(blueprint, device=device)
-        images = held.images
+        fitted, blueprint = data.fit(agreement), replace(blueprint, device=device)
+        images = fitted.images
         if blueprint.stored:
-            blueprint, images = _stored(blueprint, held, frozen, agreement.views, policy.max_disk * MEGABYTE)
-        side = build(blueprint, dataset(images, held.population) | tensors.prefixed(frozen, FROZEN))
+            blueprint, images = _stored(blueprint, fitted, frozen, agreement.views, policy.max_disk * MEGABYTE)
+        side = build(blueprint, dataset(images, fitted.population) | tensors.prefixed(frozen, FROZEN))
         self._memory = None
         if side.algorithm.remember:
             layout = MemoryFormat(side.algorithm.remember, side.weights)
@@ -430,11 +414,11 @@ class NodeRun:
             subject = partial(subject_of, algorithm=side.algorithm)
             signer = Signer(registered, context, subject, PinnedSums(folder / "sums"), say)
         self.side: ClientSide = replace(
-            side, memory=self._memory, secret=own.secret, sessions=own.sessions, signer=signer, own_tests=held.tests
+            side, memory=self._memory, secret=own.secret, sessions=own.sessions, signer=signer, own_tests=fitted.tests
         )
 
-    def asked(self, header: Mapping[str, Any]) -> Asked:
-        """What the header of a message asks for; refused where it is not for this node."""
+    def read_request(self, header: Mapping[str, Any]) -> JobRequest:
+        """The job that a message asks for; refused where it is not for this node."""
         try:
             job = decode_job(read_field(header, "job", dict))
         except ValueError as error:
@@ -450,7 +434,7 @@ class NodeRun:
         visits = read_field(header, "visits", list)
         if not 0 < len(visits) <= MAX_VISITS:
             raise BadMessage(f"it asks for {len(visits):,} visits")
-        checked = tuple(self._visit(each) for each in visits)
+        checked = tuple(self._read_visit(values) for values in visits)
         if len({(visit.client, visit.repeat) for visit in checked}) < len(checked):
             raise BadMessage("it asks for one visit twice")
         keep = read_field(header, "keep", list)
@@ -459,18 +443,18 @@ class NodeRun:
         key = Key(read_field(header, "seed", int), tuple(path))
         sizes = {visit.client: len(self.side.population.examples(visit.client)) for visit in checked}
         self._policy.check_job(job, self.side.algorithm, checked, sizes)
-        return Asked(job, key, checked, tuple(keep))
+        return JobRequest(job, key, checked, tuple(keep))
 
-    def kept_bytes(self, asked: Asked) -> int:
+    def kept_bytes(self, visits: Iterable[Visit]) -> int:
         """What the clients will keep of these visits on disk."""
-        return 0 if self._memory is None else self._memory.bytes * sum(visit.keep for visit in asked.visits)
+        return 0 if self._memory is None else self._memory.bytes * sum(visit.keep for visit in visits)
 
     def check_shared(self, job: Job, shared: Tensors) -> None:
         """Refuse a model that is not this network's, numbers that are not finite, statistics that are too fine."""
         model = {name: value for name, value in shared.items() if name.startswith(("params/", "buffers/"))}
         if model and model.keys() != self.side.weights.keys():
-            reason, odd = "its model is not the network that was agreed on", model.keys() ^ self.side.weights.keys()
-            raise BadMessage(f"{reason}: {min(odd)}", reason)
+            reason, other = "its model is not the network that was agreed on", model.keys() ^ self.side.weights.keys()
+            raise BadMessage(f"{reason}: {min(other)}", reason)
         for name, value in model.items():
             own = self.side.weights[name]
             if value.shape != own.shape or value.dtype != own.dtype:
@@ -480,15 +464,15 @@ class NodeRun:
         if model:  # the exchanges around a masked sum come without one
             self._policy.check_statistics(job, self.side, shared)
 
-    def work(self, asked: Asked, shared: Tensors) -> list[Answered]:
+    def work(self, request: JobRequest, shared: Tensors) -> list[VisitResult]:
         """Do the job for each visit."""
         if self._memory is not None:
-            self._memory.clear(asked.visits, asked.keep)
-        plan_ahead(self.side, asked.job, shared, asked.visits, asked.key)
-        return [self._visit_client(asked.job, shared, visit, asked.key) for visit in asked.visits]
+            self._memory.clear(request.visits, request.keep)
+        plan_ahead(self.side, request.job, shared, request.visits, request.key)
+        return [self._visit_client(request.job, shared, visit, request.key) for visit in request.visits]
 
-    def _visit_client(self, job: Job, shared: Tensors, visit: Visit, key: Key) -> Answered:
-        about = {"client": visit.client, "repeat": visit.repeat}
+    def _visit_client(self, job: Job, shared: Tensors, visit: Visit, key: Key) -> VisitResult:
+        about: dict[str, Any] = {"client": visit.client, "repeat": visit.repeat}
         try:
             local = self.side.algorithm.local
             size = len(self.side.population.examples(visit.client)) if visit.take is None else visit.take
@@ -496,9 +480,9 @@ class NodeRun:
             mine = visit if self._memory is None else self._memory.assign(visit)
             reply = answer(self.side, job, shared, mine, key)
         except (StorageFailure, UserError) as error:
-            return Answered(about | {"failure": str(error)})
+            return about | {"failure": str(error)}, ()
         if isinstance(reply, Failure):
-            return Answered(about | {"failure": reply.reason})
+            return about | {"failure": reply.reason}, ()
         context = WireContext(shared, visit.weight, factor_of(reply.sums, visit.weight))
         sent = compact(reply.sums, context)
         fields = about | {
@@ -510,9 +494,9 @@ class NodeRun:
         if self._memory is not None and self._memory.lost:
             fields["anew"] = True
             self._memory.lost.clear()
-        return Answered(fields, (*((name, value) for name, _, value in sent), *reply.extra.items()))
+        return fields, (*((name, value) for name, _, value in sent), *reply.extra.items())
 
-    def _visit(self, values: Any) -> Visit:
+    def _read_visit(self, values: Any) -> Visit:
         if not isinstance(values, dict):
             raise BadMessage("a visit is not an object")
         client, repeat = read_field(values, "client", int), read_field(values, "repeat", int)
@@ -537,16 +521,18 @@ class NodeRun:
         return Visit(client, weight, take, repeat, ticket, read_field(values, "keep", bool), parcel=content)
 
 
-def _stored(blueprint: Blueprint, held: Fitted, frozen: Tensors, views: int, most: int) -> tuple[Blueprint, ImageSet]:
+def _stored(
+    blueprint: Blueprint, fitted: FittedData, frozen: Tensors, views: int, most: int
+) -> tuple[Blueprint, ImageSet]:
     """The frozen part's output instead of the images, computed once; where it is too large, the images."""
     network = blueprint.whole()
     tensors.overwrite_some(network, frozen)
-    parts = pixels(blueprint, dataset(held.images, held.population))
-    part = Frozen(blueprint, network, parts, images_sha256(held.images), views)
-    size, cache = stored_bytes(held.images, part.cut.shape, views), cache_folder()
+    parts = pixels(blueprint, dataset(fitted.images, fitted.population))
+    part = Frozen(blueprint, network, parts, images_sha256(fitted.images), views)
+    size, cache = stored_bytes(fitted.images, part.cut.shape, views), cache_folder()
     if size > physical_memory() / MEMORY_SHARE or size + sum(map(_disk_bytes, cache.glob("features-*"))) > most:
-        return replace(blueprint, stored=False), held.images
-    return blueprint, stored_features(part, held.images, cache, silent)
+        return replace(blueprint, stored=False), fitted.images
+    return blueprint, stored_features(part, fitted.images, cache, silent)
 
 
 def _disk_bytes(folder: Path) -> int:
@@ -569,7 +555,7 @@ KINDS = ("describe", "agree", "job", "refuse", "finish")
 
 
 class Node:
-    """One node, its runs by their names. ``say`` is told what happens, a line each."""
+    """One node, its runs by their names. ``say`` gets a line for everything that happens."""
 
     def __init__(
         self, data: NodeData, folder: Path, *, device: str = "cpu", plugins: tuple[str, ...] = (),
@@ -588,11 +574,11 @@ class Node:
         self._audit = AuditLog(folder / AUDIT)
         self._spent = EpsilonBook(folder / SPENT, self.policy.max_epsilon)
         self._commitment = commit(folder / COMMITMENT, data.sha256)
-        self._described = False  # whether the log has what the node says of itself
+        self._described = False  # whether the audit log has the description
         _forget_abandoned(folder / "runs")
 
     def answer(self, envelope: Envelope) -> Envelope:
-        """The reply to a message; never raises for what the message says."""
+        """The reply to a message; never raises for what the message contains."""
         # one thread: a second one would only wait at every small tensor
         with self._lock, neutral(), guard_plugins(self.policy.check_plugin):
             about: dict[str, Any] = {"kind": "refused", "node": self.data.name}
@@ -601,8 +587,8 @@ class Node:
                 kind = read_field(header, "kind", str)
                 about |= {"run": run_of(header), "number": read_field(header, "number", int)}
                 if kind not in KINDS:
-                    there = f"there are: {', '.join(KINDS)}"
-                    raise BadMessage(f"it asks for {kind[:20]!r}; {there}", f"it asks for nothing known; {there}")
+                    kinds = f"there are: {', '.join(KINDS)}"
+                    raise BadMessage(f"it asks for {kind[:20]!r}; {kinds}", f"it asks for nothing known; {kinds}")
                 # the server has given up on a job that another message overtook: doing it would remove memories of the
                 # one that counts
                 self._numbers(about["run"]).take(about["number"], in_order=kind == "job")
@@ -613,15 +599,15 @@ class Node:
                 reason, logged = str(error), error.logged
             except UserError as error:
                 reason, logged = str(error), "it does not fit this node"
-            except BaseException as error:  # noqa: BLE001  whatever a message brings about, the node goes on
+            except BaseException as error:  # noqa: BLE001  whatever a message causes, the node continues
                 reason, logged = f"{type(error).__name__}: {error}", f"it raises {type(error).__name__}"
             self.refusals.count(logged)
             return seal(about | {"reason": reason})
 
     def _describe(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
-        description = replace(self.data.described(), data=self._commitment)
+        description = replace(self.data.describe(), data=self._commitment)
         reply = seal(about | {"kind": "described", "description": description.to_json()})
-        if not self._described:  # it says the same every time
+        if not self._described:  # it is the same every time
             self._audit.append({"run": about["run"], "job": "describe", **describe_reply(reply, ())})
             self._described = True
         return reply
@@ -630,16 +616,16 @@ class Node:
         agreement = RunAgreement.from_json(header.get("agreement"))
         if agreement.run != about["run"]:
             raise BadMessage("its agreement is of another run")
-        place, promise = self._place(agreement.run), agreement.promise.encode()
-        if (before := read_content(place / PROMISE, 100)) not in (None, promise):
+        folder, promise = self._run_folder(agreement.run), agreement.promise.encode()
+        if (before := read_content(folder / PROMISE, 100)) not in (None, promise):
             raise BadMessage("this run was agreed on otherwise; what was agreed on stays until the run ends")
         if before is None and len(list((self._folder / "runs").glob(f"*/{AGREEMENT}"))) >= self.policy.max_runs:
             raise BadMessage(f"this node takes part in {self.policy.max_runs} runs that were not finished")
         run = self._open(agreement, tensors)
         whole = seal({"agreement": agreement.to_json()}, tensors.items()).to_bytes()
         self._check_disk(len(whole))
-        write_whole(place / PROMISE, promise)
-        write_whole(place / AGREEMENT, whole)
+        write_whole(folder / PROMISE, promise)
+        write_whole(folder / AGREEMENT, whole)
         if before is None:
             asked = shown(f"{agreement.blueprint.method}, {agreement.blueprint.model}")
             self._say(f"run {agreement.run[:8]}: agreed on {asked}")
@@ -651,37 +637,37 @@ class Node:
         run = self._run(about["run"])
         if run is None or run.agreement.digest != read_field(header, "agreement", str):
             return seal(about | {"kind": "unknown", "reason": "this node does not know what was agreed on"})
-        asked = run.asked(header)
-        run.check_shared(asked.job, tensors)
-        self._check_disk(run.kept_bytes(asked))
-        epsilon = self._spend(about["run"], run, asked.job)
-        results = run.work(asked, tensors)
-        failed = [each.fields["failure"] for each in results if "failure" in each.fields]
+        request = run.read_request(header)
+        job, purpose = request.job, Purpose.of(request.job)
+        run.check_shared(job, tensors)
+        self._check_disk(run.kept_bytes(request.visits))
+        epsilon = self._spend(about["run"], run, job)
+        results = run.work(request, tensors)
+        failed = [fields["failure"] for fields, _ in results if "failure" in fields]
         self._say(
-            f"run {about['run'][:8]}, round {Purpose.of(asked.job).round}: {name_of(asked.job)} for "
-            f"{', '.join(f'client {visit.client}' for visit in asked.visits[:5])}"
+            f"run {about['run'][:8]}, round {purpose.round}: {name_of(job)} for "
+            f"{', '.join(f'client {visit.client}' for visit in request.visits[:5])}"
             + (f"; failed: {shown(failed[0])}" if failed else "")
         )
-        sent = [pair for each in results for pair in each.tensors]
-        reply = seal(about | {"kind": "done", "results": [dict(each.fields) for each in results]}, sent)
+        sent = [pair for _, pairs in results for pair in pairs]
+        reply = seal(about | {"kind": "done", "results": [fields for fields, _ in results]}, sent)
         self._audit.append({
-            "run": about["run"], "job": str(type(asked.job).__struct_config__.tag),  # type: ignore[attr-defined]
-            "work": name_of(asked.job), "round": Purpose.of(asked.job).round,
-            "clients": [visit.client for visit in asked.visits],
-            "members": len(asked.job.members) if isinstance(asked.job, SecureJob) else None,
+            "run": about["run"], "job": str(type(job).__struct_config__.tag),  # type: ignore[attr-defined]
+            "work": name_of(job), "round": purpose.round, "clients": [visit.client for visit in request.visits],
+            "members": len(job.members) if isinstance(job, SecureJob) else None,
             "epsilon": epsilon, "unit": None if epsilon is None else unit_of(run.side.algorithm.private),
             **describe_reply(reply, sent),
         })  # fmt: skip
         return reply
 
-    def _spend(self, run: str, there: NodeRun, job: Job) -> float | None:
+    def _spend(self, name: str, run: NodeRun, job: Job) -> float | None:
         """Count what the reply gives away; the run's ε so far, None where none is promised or nothing is given."""
-        purpose, algorithm = Purpose.of(job), there.side.algorithm
+        purpose, algorithm = Purpose.of(job), run.side.algorithm
         released = not isinstance(job, SecureJob) or isinstance(job, Masked)
         statistics = isinstance(purpose.work, Moments | FixedPointMoments)
         if not released or not (purpose.trains or statistics):
             return None
-        return self._spent.spend(run, algorithm.private, algorithm.mechanism, trains=purpose.trains)
+        return self._spent.spend(name, algorithm.private, algorithm.mechanism, trains=purpose.trains)
 
     def _check_disk(self, more: int) -> None:
         if more and _disk_bytes(self._folder) + more > self.policy.max_disk * MEGABYTE:
@@ -693,19 +679,19 @@ class Node:
 
     def _finish(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
         self._runs.pop(about["run"], None)
-        place = self._place(about["run"])  # the numbers of its messages stay: one that is sent again is refused
-        rmtree(place / "memories", ignore_errors=True)
-        (place / AGREEMENT).unlink(missing_ok=True)
+        folder = self._run_folder(about["run"])  # the numbers of its messages stay: one that is sent again is refused
+        rmtree(folder / "memories", ignore_errors=True)
+        (folder / AGREEMENT).unlink(missing_ok=True)
         if (own := self._secrets.pop(about["run"], None)) is not None:
             own.sessions.close()
-        forget_secret(place)
+        forget_secret(folder)
         self._say(f"run {about['run'][:8]} is finished; what its clients kept is deleted")
         return seal(about | {"kind": "heard"})
 
     def _run(self, name: str) -> NodeRun | None:
         """The run of that name, opened again from the node's files where this process does not have it."""
         if name not in self._runs:
-            content = read_content(self._place(name) / AGREEMENT, self._most)
+            content = read_content(self._run_folder(name) / AGREEMENT, self._most)
             if content is None:
                 return None
             header, tensors = unseal(Envelope.from_bytes(content), self._most)
@@ -713,12 +699,12 @@ class Node:
         return self._runs[name]
 
     def _open(self, agreement: RunAgreement, frozen: Tensors) -> NodeRun:
-        place = self._place(agreement.run)
+        folder = self._run_folder(agreement.run)
         if agreement.run not in self._secrets:
-            self._secrets[agreement.run] = open_secret(place)
-        self._check_data(place)
+            self._secrets[agreement.run] = open_secret(folder)
+        self._check_data(folder)
         run = NodeRun(
-            agreement, self.data, frozen, place, own=self._secrets[agreement.run], device=self._device,
+            agreement, self.data, frozen, folder, own=self._secrets[agreement.run], device=self._device,
             policy=self.policy, registered=self._registered, say=self._say,
         )  # fmt: skip
         self._runs.pop(agreement.run, None)
@@ -728,19 +714,19 @@ class Node:
             self._secrets.pop(name).sessions.close()
         return run
 
-    def _check_data(self, place: Path) -> None:
+    def _check_data(self, folder: Path) -> None:
         """Refuse to go on with a run whose data here have changed since it began."""
-        known = read_content(place / DATA, 1000)
+        known = read_content(folder / DATA, 1000)
         if known is None:
-            write_whole(place / DATA, self.data.sha256.encode(), secret=True)
+            write_whole(folder / DATA, self.data.sha256.encode(), secret=True)
         elif known.decode() != self.data.sha256:
             raise BadMessage("this node's data have changed since the run began; restore them, or start another run")
 
     def _numbers(self, run: str) -> Seen:
         if run not in self._seen:
-            if not self._place(run).exists():
+            if not self._run_folder(run).exists():
                 self._forget_ended()
-            self._seen[run] = Seen(self._place(run) / "seen.json")
+            self._seen[run] = Seen(self._run_folder(run) / "seen.json")
             for name in list(self._seen)[:-ENDED_RUNS]:
                 del self._seen[name]
         return self._seen[run]
@@ -748,11 +734,11 @@ class Node:
     def _forget_ended(self) -> None:
         """Make room for another run's numbers: remove the oldest of those that ended or never began."""
         with suppress(OSError):
-            ended = [place for place in (self._folder / "runs").iterdir() if not (place / AGREEMENT).exists()]
-            for place in sorted(ended, key=lambda each: each.stat().st_mtime)[: max(0, len(ended) - ENDED_RUNS + 1)]:
-                rmtree(place, ignore_errors=True)
+            ended = [run for run in (self._folder / "runs").iterdir() if not (run / AGREEMENT).exists()]
+            for run in sorted(ended, key=lambda run: run.stat().st_mtime)[: max(0, len(ended) - ENDED_RUNS + 1)]:
+                rmtree(run, ignore_errors=True)
 
-    def _place(self, run: str) -> Path:
+    def _run_folder(self, run: str) -> Path:
         return self._folder / "runs" / run
 
 

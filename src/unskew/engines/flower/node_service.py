@@ -106,7 +106,7 @@ def serve(settings: NodeSettings, say: Callable[[str], None]) -> None:
         policy=policy,
     )  # fmt: skip
     with listening(settings.socket) as line:
-        facts = data.described()
+        facts = data.describe()
         say(
             f"ready: node {settings.name} with {sum(each.examples for each in facts.clients):,} training images, "
             f"{len(facts.classes)} classes, at {settings.socket}"
