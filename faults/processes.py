@@ -122,7 +122,9 @@ class Nemesis:
         return SAME if again == _weights(out) else f"other weights than those who answered make: {failed}"
 
     def heal(self) -> None:
-        """Everything runs, and nothing is in its way."""
+        """Remove every fault, and start again what has ended."""
+        from faults.live import until
+
         for wire in self.wires.values():
             wire.mode = OPEN
         for name in self.clocks:
@@ -131,6 +133,17 @@ class Nemesis:
         for name in ended:
             del self.live.commands[name]
         self.live.start(*(name for name in ("server", *NODES) if name not in self.live.commands))
+        until(self._answers, LIMIT / 3, "the server's program is restarted")
+
+    def _answers(self) -> bool:
+        from unskew.core.errors import UserError
+        from unskew.federation.server import check_running
+
+        try:
+            check_running(self.live.federation)
+        except UserError:
+            return False
+        return True
 
     def set_clock(self, name: str, seconds: int) -> None:
         """Put the wall clock of a server or node forward or back."""

@@ -1,6 +1,7 @@
 """The commands for a node's policy, and for what left it."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -8,8 +9,8 @@ from typer.testing import CliRunner
 from unskew.console.federation import federation_app
 from unskew.core.errors import UserError
 from unskew.engines.flower.audit import AUDIT, AuditLog
-from unskew.engines.flower.node_service import own_policy, read_settings
-from unskew.engines.flower.policy import Policy
+from unskew.engines.flower.node_service import read_settings
+from unskew.engines.flower.policy import Policy, read_policy
 from unskew.federation.folder import initialise, read_node
 
 
@@ -29,7 +30,7 @@ def test_a_policy_is_written_with_its_defaults_checked_and_enforced(federation):
     folder = federation.node("ward")
     settings = folder / "service.toml"
     settings.write_text(f'name = "ward"\ndata = "digits"\nfolder = "{read_node(folder).state}"\n')
-    assert own_policy(read_settings(settings)) == Policy()
+    assert not read_settings(settings).policy
     assert "written to" in command("node", folder, "--write-policy")
     with pytest.raises(UserError, match="exists; remove it first"):
         command("node", folder, "--write-policy")
@@ -37,9 +38,12 @@ def test_a_policy_is_written_with_its_defaults_checked_and_enforced(federation):
     file = folder / "policy.toml"
     file.write_text(file.read_text().replace("# min_class = 5", "min_class = 7"))
     assert "min_class: 7" in command("node", folder, "--check-policy")
-    assert own_policy(read_settings(settings)) == Policy(min_class=7)
+    assert read_policy(Path(read_settings(settings).policy)) == Policy(min_class=7)
     file.write_text("min_clas = 7")
-    for check in (lambda: command("node", folder, "--check-policy"), lambda: own_policy(read_settings(settings))):
+    for check in (
+        lambda: command("node", folder, "--check-policy"),
+        lambda: read_policy(Path(read_settings(settings).policy)),
+    ):
         with pytest.raises(UserError, match="there is no key 'min_clas'; did you mean 'min_class'"):
             check()
 

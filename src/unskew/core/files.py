@@ -7,6 +7,7 @@ import platform
 import re
 import stat
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -15,7 +16,7 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import msgspec
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, brief, nearest
 
 FORGOTTEN_SECONDS = 24 * 3600  # no file takes a day to write: such a part is nobody's, on whichever machine
 _NAME = re.compile(r"\.(?:([A-Za-z0-9-]+)\.)?([0-9]{1,10})\.part$")  # earlier versions left the machine out
@@ -277,6 +278,24 @@ def record_from(kind: type[T], values: Any) -> T:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise ValueError(_reason(error)) from error
+
+
+def toml_record(file: Path, kind: type[T], missing: str) -> T:
+    """The settings in a TOML file as a dataclass; one message for any mistake in it."""
+    content = read_content(file, 2**20)
+    if content is None:
+        raise UserError(missing)
+    try:
+        values = tomllib.loads(content.decode())
+    except ValueError as error:
+        raise UserError(f"{file} is not TOML: {error}") from error
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    if unknown := [name for name in values if name not in known]:
+        raise UserError(f"{file}: there is no key {brief(unknown[0])}; {nearest(unknown[0], known)}")
+    try:
+        return record_from(kind, values)
+    except (ValueError, UserError) as error:
+        raise UserError(f"{file}: {error}") from error
 
 
 def check_fields(kind: type[Any], values: Mapping[str, Any]) -> None:

@@ -8,15 +8,14 @@ import json
 import os
 import re
 import secrets
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from unskew.core.errors import UserError, brief, nearest
-from unskew.core.files import read_content, wipe, write_whole
+from unskew.core.errors import UserError, brief
+from unskew.core.files import read_content, toml_record, wipe, write_whole
 from unskew.federation import network
 
 FEDERATION = "federation.toml"
@@ -26,7 +25,6 @@ CONNECTION = "unskew"  # the name of the server in Flower's own settings
 GATEWAY_HEADER = "x-unskew-gateway"  # by which Flower's server knows our gateway
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
-_Settings = TypeVar("_Settings")
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def read_federation(path: Path) -> FederationFolder:
         raise UserError(f"{path} is a node's folder; give the folder of the server's machine")
     made = "unskew federation init DIR makes one"
     return FederationFolder(
-        path, _read(path / FEDERATION, FederationSettings, f"{path} is not a federation's folder; {made}")
+        path, toml_record(path / FEDERATION, FederationSettings, f"{path} is not a federation's folder; {made}")
     )
 
 
@@ -121,7 +119,7 @@ def read_node(path: Path) -> NodeFolder:
         names = ", ".join(folder.name for folder in sorted((path / "nodes").glob("*/")))
         raise UserError(f"{path} is the server's folder; give a node's folder, such as {path / 'nodes'}/NAME ({names})")
     wanted = f"{path} is not a node's folder; unskew federation init DIR makes one for each node, in DIR/nodes"
-    return NodeFolder(path, _read(path / NODE, NodeSettings, wanted))
+    return NodeFolder(path, toml_record(path / NODE, NodeSettings, wanted))
 
 
 def write_settings(path: Path, settings: FederationSettings | NodeSettings, header: str) -> None:
@@ -142,29 +140,6 @@ def node_name(name: str) -> str:
         wanted = "at most 32 letters, digits, dots, dashes and underscores, beginning with a letter or digit"
         raise UserError(f"node name {brief(name, 40)}: give {wanted}")
     return name
-
-
-def _read(path: Path, kind: type[_Settings], missing: str) -> _Settings:
-    content = read_content(path)
-    if content is None:
-        raise UserError(missing)
-    try:
-        values = tomllib.loads(content.decode("utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} cannot be read: it is not TOML: {error}") from error
-    known = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
-    for name, value in values.items():
-        if name not in known:
-            raise UserError(f"{path}: {name!r} is not known; {nearest(name, known)}")
-        if type(value) is not known[name]:
-            raise UserError(f"{path}: {name} = {brief(value)} is not {_KINDS[known[name]]}")
-    needed = [field.name for field in fields(kind) if field.default is MISSING]  # type: ignore[arg-type]
-    if absent := [name for name in needed if name not in values]:
-        raise UserError(f"{path}: {', '.join(absent)} is missing; unskew federation init writes the file")
-    return kind(**values)
-
-
-_KINDS: dict[Any, str] = {str: "a text in quotes", int: "a whole number"}
 
 
 PORT = 8000

@@ -406,7 +406,7 @@ def test_the_slices_of_a_set_are_a_partition_of_its_images_and_of_its_test_image
     ("source", "wrong"),
     [
         (NodeSource("digits", clients=(0,)), "client 0 is one of a partition; give partition too"),
-        (NodeSource("digits", partition="iid", of=3), "say which clients"),
+        (NodeSource("digits", partition="iid", of=3), "give this node.s clients"),
         (NodeSource("digits", partition="iid", of=3, clients=(3,)), "counted from 0"),
         (NodeSource("digits", partition="iid", of=3, clients=(1, 1)), "each is named once"),
         (NodeSource("nothing"), "no data set is called"),

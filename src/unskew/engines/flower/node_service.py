@@ -1,4 +1,4 @@
-"""The node service: a process beside Flower's SuperNode that has PyTorch, the data and the clients' memories.
+"""The node service: a process next to Flower's SuperNode that has PyTorch, the data and the clients' memories.
 
 ``python -m unskew.engines.flower.node_service SETTINGS.toml`` serves in the foreground until SIGTERM. It listens on a
 Unix socket that only its owner can open.
@@ -8,16 +8,17 @@ import os
 import signal
 import socket
 import sys
-import tomllib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from unskew.core.errors import Ended, UserError
-from unskew.core.files import read_content
+from unskew.core.files import toml_record
 from unskew.core.machine import ready_device
 from unskew.engines.blueprint import keep_freed_memory
 from unskew.engines.codec import MAX_BODY, MAX_HEADER, Envelope
@@ -29,83 +30,68 @@ LENGTH = 8  # bytes of a length in front of a part, as in client_app
 CHUNK = 2**20
 PATIENCE = 60.0  # seconds that a line may be silent while a message is coming
 
-TEXTS = ("name", "data", "data_dir", "partition", "device", "folder", "socket", "policy", "key", "roster")
-NAMES = (*TEXTS, "client", "clients", "seed", "plugins")
+Name = Annotated[str, Meta(min_length=1)]
+Whole = Annotated[int, Meta(ge=0)]
 
 
 @dataclass(frozen=True)
-class NodeSettings:
-    """What a node's settings file says."""
+class ServiceSettings:
+    """What a node's service is started with; relative defaults are next to the settings file."""
 
-    name: str
-    source: NodeSource
-    folder: Path
-    socket: Path
+    name: Name
+    data: Name
+    folder: Name
+    data_dir: str = ""
+    partition: str = ""
+    client: Whole | tuple[Whole, ...] = ()  # this node's clients of the partition
+    clients: Whole | None = None  # how many the partition has
+    seed: Whole = 0
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
-    policy: Path | None = None  # None: policy.toml beside the folder, where there is one
-    key: Path = Path("node.key")  # with which it signs its part in secure sums
-    roster: Path = Path(ROSTER)  # the nodes whose signatures it accepts there
+    socket: str = ""
+    policy: str = ""
+    key: str = ""  # with which it signs its part in secure sums
+    roster: str = ""  # the nodes whose signatures it accepts there
+
+    @property
+    def source(self) -> NodeSource:
+        """Where the data come from."""
+        clients = self.client if isinstance(self.client, tuple) else (self.client,)
+        data_dir = self.data_dir or os.environ.get("UNSKEW_DATA")
+        return NodeSource(self.data, data_dir, self.partition or None, clients, self.clients, self.seed)
 
 
-def read_settings(file: Path) -> NodeSettings:
+def read_settings(file: Path) -> ServiceSettings:
     """The settings in a TOML file."""
-    content = read_content(file, 2**20)
-    if content is None:
-        raise UserError(f"there is no settings file {file}")
-    try:
-        values = tomllib.loads(content.decode())
-    except ValueError as error:
-        raise UserError(f"{file} is not TOML: {error}") from error
-    if odd := [name for name in values if name not in NAMES]:
-        raise UserError(f"{file}: there is no setting {odd[0]!r}; there are: {', '.join(NAMES)}")
-    for name in TEXTS:
-        if not isinstance(values.get(name, ""), str) or (name in ("name", "data", "folder") and not values.get(name)):
-            raise UserError(f"{file}: {name} must be a text")
-    folder = Path(values["folder"])
-    source = NodeSource(
-        values["data"], values.get("data_dir") or os.environ.get("UNSKEW_DATA"), values.get("partition") or None,
-        _whole(file, "client", values.get("client", [])), next(iter(_whole(file, "clients", values.get("clients", [])))
-        , None) if values.get("clients") is not None else None,
-        next(iter(_whole(file, "seed", values.get("seed", 0)))),
-    )  # fmt: skip
-    plugins = values.get("plugins", [])
-    if not isinstance(plugins, list) or not all(isinstance(each, str) for each in plugins):
-        raise UserError(f"{file}: plugins must be a list of texts")
-    place = Path(values.get("socket") or folder / "node.sock")
-    policy = Path(values["policy"]) if values.get("policy") else None
+    settings = toml_record(file, ServiceSettings, f"there is no settings file {file}")
     separate = file.parent / "signing.key"
-    own = separate if separate.exists() else file.parent / "node.key"
-    return NodeSettings(
-        values["name"], source, folder, place, values.get("device") or "cpu", tuple(plugins), policy,
-        Path(values.get("key") or own), Path(values.get("roster") or file.parent / ROSTER),
-    )  # fmt: skip
+    key = separate if separate.exists() else file.parent / "node.key"
+    policy = Path(settings.folder).absolute().parent / POLICY
+    return replace(
+        settings,
+        socket=settings.socket or str(Path(settings.folder) / "node.sock"),
+        policy=settings.policy or (str(policy) if policy.exists() else ""),
+        key=settings.key or str(key),
+        roster=settings.roster or str(file.parent / ROSTER),
+    )
 
 
-def own_policy(settings: NodeSettings) -> Policy:
-    """The policy that the owner wrote; the default where there is none."""
-    beside = settings.folder.absolute().parent / POLICY
-    if settings.policy is None and not beside.exists():
-        return Policy()
-    return read_policy(settings.policy or beside)
-
-
-def serve(settings: NodeSettings, say: Callable[[str], None]) -> None:
+def serve(settings: ServiceSettings, say: Callable[[str], None]) -> None:
     """Answer one message after another until the process is ended."""
     keep_freed_memory()
     ready_device(settings.device)
-    policy = own_policy(settings)
+    policy = read_policy(Path(settings.policy)) if settings.policy else Policy()
     data = read_node_data(settings.name, settings.source)
     try:
-        registered = Registered.read(settings.key, settings.roster)
+        registered = Registered.read(Path(settings.key), Path(settings.roster))
     except UserError as error:
         registered = None
         say(f"secure sums are refused: {error}")
     node = Node(
-        data, settings.folder, device=settings.device, plugins=settings.plugins, registered=registered, say=say,
+        data, Path(settings.folder), device=settings.device, plugins=settings.plugins, registered=registered, say=say,
         policy=policy,
     )  # fmt: skip
-    with listening(settings.socket) as line:
+    with listening(Path(settings.socket)) as line:
         facts = data.describe()
         say(
             f"ready: node {settings.name} with {sum(each.examples for each in facts.clients):,} training images, "
@@ -174,13 +160,6 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("the line was closed in the middle of a message")
         content += piece
     return bytes(content)
-
-
-def _whole(file: Path, name: str, value: Any) -> tuple[int, ...]:
-    values = value if isinstance(value, list) else [value]
-    if not all(type(each) is int and each >= 0 for each in values):
-        raise UserError(f"{file}: {name} must be a whole number, or a list of them")
-    return tuple(values)
 
 
 def _tell(line: str) -> None:

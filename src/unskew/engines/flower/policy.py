@@ -5,7 +5,6 @@ it is agreed on, before anything of it is imported or allocated, and every job b
 """
 
 import math
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -23,7 +22,7 @@ from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.jobs import FixedPointMoments, Moments
 from unskew.core import text
 from unskew.core.errors import UserError, brief, nearest
-from unskew.core.files import read_content, record_from
+from unskew.core.files import record_from, toml_record
 from unskew.core.plugins import Plugin, find_plugins, parse_plugin, plugin_sha256
 from unskew.core.types import Job, Tensors, Visit
 from unskew.core.units import counted, format_bytes
@@ -303,21 +302,8 @@ def read_request(values: Any) -> StatisticsRequest:
 
 
 def read_policy(file: Path) -> Policy:
-    """The policy in a file; one message for a mistake in it."""
-    content = read_content(file, 2**20)
-    if content is None:
-        raise UserError(f"there is no policy {file}; unskew federation node DIR --write-policy writes one")
-    try:
-        values = tomllib.loads(content.decode())
-    except ValueError as error:
-        raise UserError(f"{file} is not TOML: {error}") from error
-    known = [each.name for each in fields(Policy)]
-    if unknown := [name for name in values if name not in known]:
-        raise UserError(f"{file}: there is no key {brief(unknown[0])}; {nearest(unknown[0], known)}")
-    try:
-        return record_from(Policy, values)
-    except (ValueError, UserError) as error:
-        raise UserError(f"{file}: {error}") from error
+    """The policy in a file."""
+    return toml_record(file, Policy, f"there is no policy {file}; unskew federation node DIR --write-policy writes one")
 
 
 def commented(policy: Policy | None = None) -> str:
