@@ -83,9 +83,9 @@ def notebook_page(notebook: dict[str, Any], stem: str) -> tuple[str, dict[str, b
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Rewrite links that leave docs/ or come from outside; separate lists and tables from the paragraph above."""
-    if page.file.src_uri == "reference/options.md":
-        table: str = runpy.run_path(str(DOCS / "generate" / "options_table.py"))["options_table"]()
-        markdown = markdown.replace("<!-- options -->", table)
+    if name := {"reference/options.md": "options", "reference/methods/index.md": "methods"}.get(page.file.src_uri):
+        table: str = runpy.run_path(str(DOCS / "generate" / "tables.py"))[f"{name}_table"]()
+        markdown = markdown.replace(f"<!-- {name} -->", table)
     source = Path(page.file.abs_src_path or "/")
     if not source.is_relative_to(ROOT):
         return markdown

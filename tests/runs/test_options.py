@@ -56,7 +56,7 @@ def test_the_command_line_has_a_flag_for_each_option():
 
 
 def test_the_table_of_the_site_has_every_option():
-    table = runpy.run_path(str(ROOT / "docs" / "generate" / "options_table.py"))["options_table"]()
+    table = runpy.run_path(str(ROOT / "docs" / "generate" / "tables.py"))["options_table"]()
     assert re.findall(r"^\| `(--[a-z-]+)`", table, re.MULTILINE) == [option.flag for option in OPTIONS.values()]
 
 

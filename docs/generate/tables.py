@@ -1,6 +1,12 @@
-"""The table of options that the site shows on docs/reference/options.md."""
+"""Tables of options and methods that the site shows, made from the code."""
 
+import re
+from pathlib import Path
+
+from unskew.methods import describe
 from unskew.runs.config import OPTIONS, Option
+
+PAGES = Path(__file__).parents[1] / "reference" / "methods"
 
 
 def options_table() -> str:
@@ -23,3 +29,16 @@ def _takes(option: Option) -> str:
 
 def _default(option: Option) -> str:
     return option.otherwise if option.default is None else f"`{option.default_text}`"
+
+
+def methods_table() -> str:
+    """The methods with their slots as a Markdown table, each linked to its page."""
+    pages = {}
+    for page in sorted(PAGES.glob("*.md")):
+        names = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        pages |= dict.fromkeys(re.sub(r"\(.*?\)", "", names).split(", "), page.name)
+    pages["secure"] = "protections.md"  # which links to the page on secure updates
+    lines = ["| method | what it does | slots |", "| --- | --- | --- |"]
+    for method in describe():
+        lines.append(f"| [{method.name}]({pages[method.name]}) | {method.changes} | {method.slots} |")
+    return "\n".join(lines) + "\n"
