@@ -25,7 +25,6 @@ from unskew.core.errors import ClientFailure
 from unskew.core.files import write_whole
 from unskew.core.key import Key
 from unskew.core.machine import cores, neutral
-from unskew.core.units import format_bytes
 from unskew.data.population import Population
 from unskew.engines.blueprint import build
 from unskew.engines.loop import Loop
@@ -162,8 +161,8 @@ def table(work: Path, train: str, rates: dict[str, dict[str, float]]) -> list[st
     """Markdown: mean ± deviation over the seeds, as trained and calibrated; a row where all its runs are finished."""
     names = ["as trained", *(name.partition("(")[0] for name in CALIBRATIONS)]
     lines = [
-        f"| `--train {train}`, {MODES[train]} rounds | rate | {' | '.join(names)} | up, a run | calibration, up |",
-        "| --- | ---: | " + " | ".join("---:" for _ in names) + " | ---: | ---: |",
+        f"| `--train {train}`, {MODES[train]} rounds | rate | {' | '.join(names)} |",
+        "| --- | ---: | " + " | ".join("---:" for _ in names) + " |",
     ]
     for method in TRAINING:
         folders = [folder(work, train, method, seed) for seed in SEEDS]
@@ -172,9 +171,7 @@ def table(work: Path, train: str, rates: dict[str, dict[str, float]]) -> list[st
         results = [read_result(each) for each in folders]
         columns = [[each.accuracy for each in results]]
         columns += [[_calibrated(each, name).accuracy for each in results] for name in names[1:]]
-        sent = format_bytes(results[0].bytes_up) if results[0].bytes_up else "-"
-        statistic = format_bytes(max(each.bytes_up for each in results[0].calibrations.values()))
-        cells = [f"`{method}`", f"{best(rates[base(method)]):g}", *map(_spread, columns), sent, statistic]
+        cells = [f"`{method}`", f"{best(rates[base(method)]):g}", *map(_spread, columns)]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
