@@ -66,20 +66,19 @@ def test_what_cannot_be_opened_is_one_message(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"NaN", "NaN is not a number"),
-        (b"[-Infinity]", "-Infinity is not a number"),
-        (b'{"a": 1e999}', "1e999 is too large for a number"),
-        (b"-1e400", "too large"),
-        (b"9" * 5000, "too large for a whole number"),
-        (str(2**64 + 1).encode(), "too large for a whole number"),
+        (b"NaN", "invalid character"),
+        (b"[-Infinity]", "invalid character"),
+        (b'{"a": 1e999}', "Number out of range"),
+        (b"9" * 5000, "out of range"),
+        (str(2**64 + 1).encode(), r"larger than 2\^64"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),
         (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nested too deeply"),
         (b'{"a": "\xff"}', "decode"),
-        (b"\xef\xbb\xbf{}", "BOM"),
-        (b"", "Expecting value"),
-        (b"{} {}", "Extra data"),
-        (b"{'a': 1}", "Expecting property name"),
+        (b"\xef\xbb\xbf{}", "invalid character"),
+        (b"", "truncated"),
+        (b"{} {}", "trailing characters"),
+        (b"{'a': 1}", "object keys must be strings"),
     ],
 )
 def test_json_that_is_not_strict_is_refused(tmp_path, content, message):
@@ -132,20 +131,6 @@ def test_a_part_of_a_process_that_has_ended_goes_and_one_of_a_live_process_stays
     assert not dead.exists()
     assert own.exists()
     assert parent.exists()
-
-
-def test_a_number_that_another_process_has_got_since_does_not_keep_a_part(tmp_path):
-    process = subprocess.Popen(["sleep", "60"])
-    try:
-        file = part_of(tmp_path, process.pid)
-        clear_parts(tmp_path)
-        assert file.exists()
-        os.utime(file, (time.time() - 3600,) * 2)  # before the process began
-        clear_parts(tmp_path)
-        assert not file.exists()
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_another_machine_s_part_stays_for_a_day(tmp_path, ended):

@@ -11,6 +11,7 @@ from unskew.core.errors import UserError
 from unskew.data import binary
 
 HERE = Path("some/file")
+IMAGES = Path("some/images")
 
 
 def idx_bytes(shape=(2, 3, 4), magic=0x803, body=None):
@@ -60,16 +61,16 @@ def test_an_empty_file_and_a_missing_file_are_named(tmp_path):
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_an_idx_file_reads_the_same_gzipped_or_not(pack):
-    images = binary.idx(pack(idx_bytes()), HERE, dimensions=3)
+    images = binary.idx(pack(idx_bytes()), IMAGES)
     np.testing.assert_array_equal(images, np.arange(24).reshape(2, 3, 4))
-    labels = binary.idx(pack(idx_bytes((5,), 0x801)), HERE, dimensions=1)
+    labels = binary.idx(pack(idx_bytes((5,), 0x801)), Path("labels"))
     assert labels.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        (idx_bytes((5,), 0x801), "some/file starts with 00000801, but an idx file of images starts with 00000803"),
+        (idx_bytes((5,), 0x801), "some/images starts with 00000801, but an idx file of images with 00000803"),
         (idx_bytes(body=bytes(23)), "is truncated: 2×3×4 images take 24 bytes, 23 follow"),
         (idx_bytes(body=bytes(25)), "is longer than it declares"),
         (idx_bytes((0, 28, 28)), "it contains no images"),
@@ -77,28 +78,28 @@ def test_an_idx_file_reads_the_same_gzipped_or_not(pack):
 )
 def test_an_idx_file_of_something_else_or_of_another_length_is_refused(raw, says):
     with pytest.raises(UserError, match=says):
-        binary.idx(raw, HERE, dimensions=3)
+        binary.idx(raw, IMAGES)
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_an_idx_file_truncated_at_any_byte_is_named(pack):
     raw = pack(idx_bytes())
     for size in range(len(raw)):
-        with pytest.raises(UserError, match="some/file"):
-            binary.idx(raw[:size], HERE, dimensions=3)
+        with pytest.raises(UserError, match="some/images"):
+            binary.idx(raw[:size], IMAGES)
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_a_count_of_terabytes_is_refused_without_asking_for_memory(pack):
     with pytest.raises(UserError, match="is truncated"):
-        binary.idx(pack(struct.pack(">IIII", 0x803, *[2**32 - 1] * 3)), HERE, dimensions=3)
+        binary.idx(pack(struct.pack(">IIII", 0x803, *[2**32 - 1] * 3)), IMAGES)
 
 
 def test_a_flipped_bit_fails_the_gzip_checksum():
     raw = bytearray(gzip.compress(idx_bytes()))
     raw[-8] ^= 1  # the CRC is the last but one word
-    with pytest.raises(UserError, match=r"some/file is damaged inside its gzip compression .*CRC"):
-        binary.idx(bytes(raw), HERE, dimensions=3)
+    with pytest.raises(UserError, match=r"some/images is damaged inside its gzip compression .*CRC"):
+        binary.idx(bytes(raw), IMAGES)
 
 
 def test_joining_counts_letters_from_zero():

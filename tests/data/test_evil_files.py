@@ -134,9 +134,9 @@ def test_a_gzip_is_refused_by_its_header_and_never_unpacked_beyond_it(tmp_path):
     images = gzip.compress(struct.pack(">IIII", 0x803, 4, 1000, 1000) + bytes(4 * MB))
     labels = gzip.compress(struct.pack(">II", 0x801, 10) + bytes(8 * MB))
     with refused(r"images\.gz \(4×1,000×1,000 images\) unpacks to 4\.0 MB"):
-        binary.idx(images, tmp_path / "images.gz", dimensions=3)
+        binary.idx(images, tmp_path / "images.gz")
     with refused("is longer than it declares"):
-        binary.idx(labels, tmp_path / "labels.gz", dimensions=1)
+        binary.idx(labels, tmp_path / "labels.gz")
 
 
 def test_a_sparse_file_is_refused_by_its_size(tmp_path):

@@ -17,8 +17,8 @@ from unskew.core.errors import UserError
 from unskew.data import fetch as module
 from unskew.data import sources
 from unskew.data.fetch import fetch, unpack
+from unskew.data.inaturalist import read_split
 from unskew.data.interface import Download
-from unskew.data.rows import read_split
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from photo_tables import write_table
 from unskew.core.errors import UserError
 from unskew.data import published, sources
 from unskew.data.arrays import from_arrays, measure
@@ -293,46 +292,33 @@ def test_the_real_sets_read_whole(real_data, name):
         ("folder:pictures()", "pictures()", {}),
         ("folder:a:b=c", "a:b=c", {}),
         ("folder:what?", "what?", {}),
-        ("folder:a?size=8/b", "a?size=8/b", {}),
-        ("table:a.csv?size=128&broken=skip", "a.csv", {"size": 128, "broken": "skip"}),
         ("inaturalist(balance=0, size=64)", "", {"balance": 0, "size": 64}),
-        ("inaturalist?balance=0&size=64", "", {"balance": 0, "size": 64}),
         ("inaturalist(split='a (1).csv')", "", {"split": "a (1).csv"}),
     ],
 )
 def test_options_are_the_last_parentheses_with_option_and_value(text, path, options):
     source, request = sources.parse(text)
     assert (request.path, dict(request.call.knobs)) == (path, options)
-    assert source.name == text.partition(":")[0].partition("(")[0].partition("?")[0]
+    assert source.name == text.partition(":")[0].partition("(")[0]
     assert sources.parse(request.spell())[1].call.knobs == options
 
 
 def test_a_file_of_exactly_that_name_wins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("pictures(size=8)", "pictures?size=8"):
-        assert sources.parse(f"folder:{name}")[1].path == "pictures"
-        (tmp_path / name).mkdir()
-        assert sources.parse(f"folder:{name}")[1].path == name
-        assert sources.parse(f"folder:{name}(size=4)")[1].call.knobs == {"size": 4}
-        assert sources.make_absolute(f"folder:{name}") == f"folder:{tmp_path / name}"
+    name = "pictures(size=8)"
+    assert sources.parse(f"folder:{name}")[1].path == "pictures"
+    (tmp_path / name).mkdir()
+    assert sources.parse(f"folder:{name}")[1].path == name
+    assert sources.parse(f"folder:{name}(size=4)")[1].call.knobs == {"size": 4}
+    assert sources.make_absolute(f"folder:{name}") == f"folder:{tmp_path / name}"
 
 
-def test_paths_are_made_absolute_in_the_spelling_that_they_have(tmp_path, monkeypatch):
+def test_paths_are_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert sources.make_absolute("table:a.csv(size=8)") == f"table:{tmp_path}/a.csv(size=8)"
-    assert sources.make_absolute("table:a.csv?size=8&broken=skip") == f"table:{tmp_path}/a.csv?size=8&broken=skip"
     assert sources.make_absolute("arrays:a.npz") == f"arrays:{tmp_path}/a.npz"
-    for text in ("digits", "nodes", "package.module:function(path=a.csv)", "inaturalist?size=299"):
+    for text in ("digits", "nodes", "package.module:function(path=a.csv)", "inaturalist(size=299)"):
         assert sources.make_absolute(text) == text
-
-
-def test_the_old_spelling_reads_the_same_with_one_note(tmp_path):
-    np.savez(tmp_path / "a.npz", x_train=np.zeros((5, 2, 2), np.uint8), y_train=np.arange(5))
-    table = write_table(tmp_path, 10)
-    new, old = sources.load(f"table:{table}(size=8)", None), sources.load(f"table:{table}?size=8", None)
-    np.testing.assert_array_equal(new.train.images[:], old.train.images[:])
-    (note,) = set(old.notes) - set(new.notes)
-    assert note == f"the next release will not accept the spelling with ?; write table:{table}(size=8)"
 
 
 def load_noise(request, *, examples: int = 10, seed: int = 0):

@@ -265,7 +265,6 @@ def test_the_variable_stands_in_for_the_data_folder_and_both_become_absolute(mon
         ("data", "folder:~/pictures", "folder:{here}/home/pictures"),
         ("data", "digits", "digits"),
         ("partition", "file:split.csv", "file:{here}/split.csv"),
-        ("partition", "file:split.csv?ids=rows.csv", "file:{here}/split.csv?ids={here}/rows.csv"),
         ("partition", "file:split.csv(ids=rows.csv)", 'file:{here}/split.csv(ids="{here}/rows.csv")'),
         ("data", "table:a.csv(size=8)", "table:{here}/a.csv(size=8)"),
         ("partition", "dirichlet(alpha=0.1)", "dirichlet(alpha=0.1)"),

@@ -18,12 +18,12 @@ from unskew.core.files import write_whole
 from unskew.core.units import counted, format_bytes, span
 from unskew.data import fetch as fetching
 from unskew.data import partition_files, sources
-from unskew.data.interface import BROKEN, DAMAGED, Finding
+from unskew.data.interface import BROKEN, DAMAGED, Finding, Rows
 from unskew.data.population import Population, describe_sizes, emd
 from unskew.data.review import Summary
-from unskew.data.rows import Rows, table_csv
 from unskew.data.store import cache_of
 from unskew.data.synthetic_set import Shape, write_population
+from unskew.data.tables import table_csv
 from unskew.runs import config as configs
 from unskew.runs.config import OPTIONS, Config
 from unskew.runs.folder import write_arrays

@@ -1,7 +1,5 @@
 """How files are written, whole or not at all, and read: limited in size, JSON strictly, fields checked by type."""
 
-import json
-import math
 import os
 import platform
 import re
@@ -12,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
 from unskew.core.errors import UserError, brief, nearest
 
 FORGOTTEN_SECONDS = 24 * 3600  # no file takes a day to write: such a part is nobody's, on whichever machine
-_NAME = re.compile(r"\.(?:([A-Za-z0-9-]+)\.)?([0-9]{1,10})\.part$")  # earlier versions left the machine out
+_NAME = re.compile(r"\.([A-Za-z0-9-]+)\.([0-9]{1,10})\.part$")
 
 
 def part_beside(path: Path) -> Path:
@@ -37,35 +35,21 @@ def clear_parts(*folders: Path) -> None:
     for folder in folders:
         with suppress(OSError):
             for file in folder.iterdir():
-                if (found := _NAME.search(file.name)) and _left_behind(file, found[1], int(found[2])):
-                    file.unlink(missing_ok=True)
+                if found := _NAME.search(file.name):
+                    ended = found[1] == _machine() and not _is_running(int(found[2]))
+                    if ended or time.time() - file.stat().st_mtime > FORGOTTEN_SECONDS:
+                        file.unlink(missing_ok=True)
 
 
-def _left_behind(file: Path, machine: str | None, process: int) -> bool:
-    written = file.stat().st_mtime
-    if time.time() - written > FORGOTTEN_SECONDS:
-        return True
-    if machine is None or machine != _machine() or process == os.getpid():
-        return False
-    began = _began(process)
-    return began is None or began > written + 1  # another process has got its number since
-
-
-def _began(process: int) -> float | None:
-    """When the process started, in seconds since the epoch; None where there is none, 0 where that is unknown."""
-    if os.name != "posix":
-        return 0.0
+def _is_running(process: int) -> bool:
     try:
-        os.kill(process, 0)
+        if os.name == "posix":
+            os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
-        return None
-    except OSError:
-        return 0.0  # it belongs to another user
-    with suppress(OSError, ValueError, IndexError):
-        ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
-        up = float(Path("/proc/uptime").read_text().split()[0])
-        return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
-    return 0.0
+        return False
+    except OSError:  # it belongs to another user
+        pass
+    return True
 
 
 def _machine() -> str:
@@ -193,13 +177,19 @@ def read_content(path: Path, most: int = MAX_BYTES) -> bytes | None:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Strict JSON: finite numbers, whole numbers of at most 20 digits, little nesting. Raises ValueError."""
+    """Strict JSON: finite numbers, whole numbers up to 2^64, little nesting. Raises ValueError."""
     try:
-        text = content if isinstance(content, str) else content.decode("utf-8")
-        value = json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_whole)
+        value = msgspec.json.decode(content)
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
-    _check_depth(value)
+    level, depth = [value], 0
+    while level:  # not recursive, so that no nesting is too deep for this check itself
+        if any(isinstance(entry, int) and abs(entry) > MAX_WHOLE for entry in level):
+            raise ValueError("a whole number is larger than 2^64")
+        inner = [e.values() if isinstance(e, dict) else e for e in level if isinstance(e, list | dict)]
+        if inner and depth == MAX_DEPTH:
+            raise ValueError("lists or objects are nested too deeply")
+        level, depth = [entry for entries in inner for entry in entries], depth + 1
     return value
 
 
@@ -236,42 +226,12 @@ def json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a number")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{digits[:20]} is too large for a number")
-    return value
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > 21 or abs(value := int(digits)) > MAX_WHOLE:
-        raise ValueError(f"{digits[:20]}… is too large for a whole number")
-    return value
-
-
-def _check_depth(value: Any) -> None:
-    """Level by level, so that no nesting is too deep for this check itself."""
-    level, depth = [value], 0
-    while level := [each for each in level if isinstance(each, list | dict)]:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise ValueError("lists or objects are nested too deeply")
-        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
-
-
 T = TypeVar("T")
 
 
 def record_from(kind: type[T], values: Any) -> T:
-    """A dataclass from a dict of its fields, nested records included.
-
-    Raises ValueError with the field and what is wrong with it; whoever read the file adds its name.
-    """
-    known = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    """Make a dataclass from a dict of its fields, nested records included; ValueError says which field is wrong."""
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     if isinstance(values, Mapping) and (unknown := [name for name in values if name not in known]):
         raise ValueError(f"unknown field {str(unknown[0])[:40]!r}")
     try:

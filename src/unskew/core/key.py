@@ -70,7 +70,6 @@ class _Number(ISeedSequence):
         self.words = np.frombuffer(number.to_bytes(16, "little"), "<u8")
 
     def generate_state(self, n_words: int, dtype: object = np.uint32) -> npt.NDArray[np.uint64]:
-        """The two words that a Philox generator asks for."""
         return self.words
 
 

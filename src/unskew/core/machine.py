@@ -191,7 +191,6 @@ class _Process:
 
     @contextmanager
     def standard(self) -> Iterator[None]:
-        """As a new process has them."""
         with self._lock:
             if not self._inside:
                 self._change()

@@ -60,7 +60,6 @@ def _register() -> Path | None:
 
 
 def _place(call: str) -> str:
-    """Where the module's outermost package is, found without importing it; empty where it is nowhere."""
     try:
         see_own_folder()
         spec = importlib.util.find_spec(call.partition(":")[0].partition(".")[0])

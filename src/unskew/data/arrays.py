@@ -398,7 +398,6 @@ def _from_datasets(datasets: tuple[Any, ...], name: str) -> ImageSet:
 
 
 def _attribute(dataset: Any, name: str) -> Any:
-    """An attribute of a Dataset; a Subset has it from the Dataset that it is a part of."""
     if (value := getattr(dataset, name, None)) is not None:
         return value
     inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)

@@ -128,7 +128,6 @@ class Pixels:
         return images.mul_(self.scale).add_(self.offset), labels
 
     def _views(self, index: Tensor, shift: Tensor | None, flip: Tensor | None) -> Tensor:
-        """The stored output for these examples: of the plain image, or of the view that the draws choose."""
         rows, views = index * self.kept, self.kept - 1
         if shift is not None and flip is not None and views:
             if shift.shape[-1] == BOX:

@@ -11,6 +11,7 @@ import pickletools
 import re
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,10 +45,7 @@ def read_file(path: Path) -> bytes:
 
 
 def cifar(raw: bytes, path: Path, *, label_bytes: int, classes: int) -> tuple[Images, Labels]:
-    """One CIFAR binary file: records of ``label_bytes`` labels (the last is the one used) and 3072 pixels.
-
-    The images are a view into ``raw``: putting files together is the only copy.
-    """
+    """One CIFAR binary file: records of ``label_bytes`` labels (the last one counts) and 3072 pixels."""
     record = label_bytes + CIFAR_PIXELS
     if not raw or len(raw) % record:
         given = f"{len(raw):,} bytes are not a whole number of records of {record:,} bytes"
@@ -84,15 +82,14 @@ def in_range(labels: Labels, path: Path, *, classes: int, first: int = 0) -> Non
     """Refuse a label outside ``first`` .. ``first + classes - 1``, naming the record that holds it."""
     wrong = np.flatnonzero((labels < first) | (labels >= first + classes))
     if len(wrong):
-        given = (
-            f"the label of record {wrong[0]} is {labels[wrong[0]]}, but labels range from {first} to "
-            f"{first + classes - 1}"
-        )
-        raise UserError(f"{path}: {given}; the file is damaged or belongs to another data set: {REPLACE}")
+        given = f"the label of record {wrong[0]} is {labels[wrong[0]]}"
+        wanted = f"labels range from {first} to {first + classes - 1}"
+        raise UserError(f"{path}: {given}, but {wanted}; it is damaged or belongs to another data set: {REPLACE}")
 
 
-def idx(raw: bytes, path: Path, *, dimensions: int) -> Images:
-    """One idx file of unsigned bytes, gzipped or not: labels have 1 dimension, images 3."""
+def idx(raw: bytes, path: Path) -> Images:
+    """One idx file of unsigned bytes, gzipped or not: labels have 1 dimension, images 3, by the file's name."""
+    dimensions = 3 if "images" in path.name else 1
     what, magic = _IDX[dimensions]
     header_size = 4 * (1 + dimensions)
     packed = raw[:2] == b"\x1f\x8b"
@@ -100,10 +97,8 @@ def idx(raw: bytes, path: Path, *, dimensions: int) -> Images:
     try:
         header = stream.read(header_size)
         if len(header) < 4 or int.from_bytes(header[:4], "big") != magic:
-            given = (
-                f"{path} starts with {header[:4].hex() or 'nothing'}, but an idx file of {what} starts with {magic:08x}"
-            )
-            raise UserError(f"{given}; use the published file of that name")
+            start = f"{path} starts with {header[:4].hex() or 'nothing'}"
+            raise UserError(f"{start}, but an idx file of {what} with {magic:08x}; use the published file of that name")
         if len(header) < header_size:
             raise UserError(f"{path} is truncated inside its header of {header_size} bytes; {REPLACE}")
         shape = struct.unpack(f">{dimensions}I", header[4:])
@@ -127,10 +122,7 @@ def idx(raw: bytes, path: Path, *, dimensions: int) -> Images:
 def join(
     images: Images, labels: Images, paths: tuple[Path, Path], *, classes: int, first: int = 0
 ) -> tuple[Images, Labels]:
-    """The images of one idx file and the labels of the other, as [N, 1, H, W] and classes from 0.
-
-    ``first`` is the files' smallest label.
-    """
+    """The images of one idx file as [N, 1, H, W], and the labels of another, of which ``first`` is the smallest."""
     if len(images) != len(labels):
         given = f"{paths[0]} has {len(images):,} images, but {paths[1]} has {len(labels):,} labels"
         raise UserError(f"{given}; both files must come from the same data set")
@@ -156,9 +148,21 @@ _QUOTED = re.compile(rb"""(['"])((?:[^\\]++|\\(?:x[0-9a-fA-F]{2}|[\\'"nrt]))*+)(
 _OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _SCALARS = (type(None), bool, int, str, bytes)
 _CONTAINERS = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT")
-_NUMBERS = ("INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1")
-_BYTES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8")
-_TEXTS = ("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
+_AS_IS = (
+    "INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "UNICODE",
+    "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+)  # fmt: skip
+_PLAIN: dict[str, Callable[[Any], Any]] = {  # values from opcodes' arguments
+    **dict.fromkeys(_AS_IS, lambda argument: argument),
+    **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING"), lambda text: text.encode("latin-1")),  # bytes of Python 2
+    "BYTEARRAY8": bytes,
+    "NONE": lambda _: None,
+    "NEWTRUE": lambda _: True,
+    "NEWFALSE": lambda _: False,
+    "EMPTY_TUPLE": lambda _: (),
+    "EMPTY_LIST": lambda _: [],
+    "EMPTY_DICT": lambda _: {},
+}
 _MAX_CONTAINERS = 1_000_000  # in a file; at protocol 2 Python 3 writes a tuple for each file name
 
 
@@ -245,26 +249,16 @@ class _Machine:
         match name:
             case "PROTO" | "FRAME":
                 pass
-            case _ if name in (*_NUMBERS, *_BYTES, *_TEXTS):
-                self.push(argument)
-            case "BINSTRING" | "SHORT_BINSTRING":  # bytes of Python 2
-                self.push(argument.encode("latin-1"))
-            case "BYTEARRAY8":
-                self.push(bytes(argument))
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
-                self.push({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
+            case _ if name in _PLAIN:
+                self.push(_PLAIN[name](argument))
             case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
                 self.memo[len(self.memo) if argument is None else argument] = self.stacks[-1][-1]
             case "GET" | "BINGET" | "LONG_BINGET":
                 self.push(self.memo[argument])
             case "MARK":
                 self.stacks.append([])
-            case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
-                self.push(tuple(self.take(0 if name == "EMPTY_TUPLE" else int(name[-1]))))
-            case "TUPLE":
-                self.push(tuple(self.take()))
-            case "EMPTY_LIST" | "EMPTY_DICT":
-                self.push([] if name == "EMPTY_LIST" else {})
+            case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+                self.push(tuple(self.take(None if name == "TUPLE" else int(name[-1]))))
             case "LIST":
                 self.push(self.take())
             case "DICT":
@@ -296,7 +290,6 @@ class _Machine:
         return key.decode("latin-1") if isinstance(key, bytes) else key
 
     def plain(self, value: Any) -> Any:
-        """A value of the final dict: a scalar, an array, or a list of scalars."""
         if isinstance(value, _Array) and value.value is not None:
             return value.value
         if type(value) is list and id(value) not in self.flat and all(type(v) in _SCALARS for v in value):

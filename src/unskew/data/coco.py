@@ -16,10 +16,7 @@ from unskew.core.errors import UserError, brief
 from unskew.core.limits import check_unpacked, read_plain, size_on_disk, user_path
 from unskew.core.units import counted
 from unskew.data.arrays import every_fifth
-from unskew.data.interface import Request
-from unskew.data.photo_sources import photograph_source
-from unskew.data.photographs import Files, Pictures
-from unskew.data.rows import Rows
+from unskew.data.interface import OWN, Request, Rows, Source
 
 Id = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 Content = TypeVar("Content")
@@ -96,8 +93,8 @@ def classify(read: AnnotationFile, path: Path) -> dict[int, int]:
     return {image: max(shares, key=lambda category: (shares[category], -category)) for image, shares in areas.items()}
 
 
-def read_coco(request: Request, *, images: str = "", test: str = "") -> tuple[Pictures, Rows, str]:
-    """Read annotations.
+def read_coco(request: Request, *, images: str = "", test: str = "") -> Rows:
+    """List annotated photographs.
 
     Parameters
     ----------
@@ -126,7 +123,11 @@ def read_coco(request: Request, *, images: str = "", test: str = "") -> tuple[Pi
         users += ["" if image.location is None else str(image.location) for image in kept]
         part += [file == held] * len(kept)
         pairs = {(found.image_id, found.category_id) for found in read.annotations}
-        notes += _note_left_out(file.name, len(read.images) - len(kept), len(pairs) - len(category_of))
+        if without := len(read.images) - len(kept):
+            notes.append(f"{file.name}: {counted(without, 'photograph')} without an annotation left out")
+        if len(pairs) > len(category_of):
+            several = "more than one category; a photograph's class is the one with the largest area"
+            notes.append(f"{file.name}: some photographs have {several}")
     if not files:
         raise UserError(f"{path} has no photographs with an annotation; give one that has")
     kind = every_fifth(len(files)) if held is None else np.array(part)
@@ -137,11 +138,10 @@ def read_coco(request: Request, *, images: str = "", test: str = "") -> tuple[Pi
     texts = [names[category] for category in ids.tolist()]
     classes = tuple(f"{n} ({i})" if texts.count(n) > 1 else n for n, i in zip(texts, ids.tolist(), strict=True))
     owners = np.array(users, np.str_) if any(users) else None
-    rows = Rows(path.absolute().parent, files, numbers.astype(np.int64), classes, kind, owners, notes=tuple(notes))
-    return Files.of(rows.root, files), rows, f"coco:{path.absolute()}"
+    return Rows(path.absolute().parent, files, numbers.astype(np.int64), classes, kind, owners, notes=tuple(notes))
 
 
-COCO = photograph_source("coco", "photographs with COCO's annotations, one class each", read_coco, "FILE.json")
+COCO = Source("coco", "photographs with COCO's annotations, one class each", OWN, rows=read_coco, path="FILE.json")
 
 
 def _find_folder(file: Path, given: str, images: list[Image]) -> Path:
@@ -156,9 +156,3 @@ def _find_folder(file: Path, given: str, images: list[Image]) -> Path:
             return folder
     first = brief(images[0].file_name)
     raise UserError(f"{first} of {file} is in none of {', '.join(map(str, looked))}; give its folder as (images=DIR)")
-
-
-def _note_left_out(name: str, without: int, mixed: int) -> list[str]:
-    notes = [f"{name}: {counted(without, 'photograph')} without an annotation left out"] if without else []
-    several = "more than one category; a photograph's class is the one with the largest area"
-    return [*notes, *([f"{name}: some photographs have {several}"] if mixed else [])]

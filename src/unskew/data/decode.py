@@ -98,7 +98,6 @@ def center(pixels: Pixels, size: int | None) -> Pixels:
 
 @lru_cache(maxsize=1)
 def _formats() -> tuple[str, ...]:
-    """What this Pillow reads, with HEIC where its plug-in is installed."""
     Image.init()
     with suppress(ImportError):
         import_module("pillow_heif").register_heif_opener()
@@ -106,7 +105,6 @@ def _formats() -> tuple[str, ...]:
 
 
 def _flatten(picture: Image.Image) -> Image.Image:
-    """The picture in mode L or RGB."""
     if picture.mode.startswith("I;16"):
         levels = np.asarray(picture).astype(np.uint32)
         return Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
@@ -124,7 +122,6 @@ def _shorten(picture: Image.Image) -> Image.Image:
 
 
 def _orientation(picture: Image.Image) -> int:
-    """What EXIF says of how the camera was held; 1, upright, where that part cannot be read."""
     try:
         return int(picture.getexif().get(ORIENTATION, 1))
     except UNREADABLE:
@@ -132,7 +129,6 @@ def _orientation(picture: Image.Image) -> int:
 
 
 def _plain(given: Picture | None) -> Path | io.BytesIO:
-    """What Pillow may open: not a folder, a pipe or an empty file."""
     if given is None:
         raise Broken("has no bytes")
     if isinstance(given, NoBytes):
@@ -155,7 +151,6 @@ def _plain(given: Picture | None) -> Path | io.BytesIO:
 
 
 def _hint(path: Path) -> str:
-    """What people write in a column of paths that are none here."""
     if re.search(r"(^|/)(https?|s3|gs):/", str(path)):
         return ": it is a web address; download the file, and give its path"
     if "\\" in str(path):

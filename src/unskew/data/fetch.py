@@ -1,4 +1,4 @@
-"""Fetches a published image set into the data folder: what is downloaded from where, and what is kept of it."""
+"""Downloads a published image set into the data folder, and unpacks what is needed of it."""
 
 import gzip
 import hashlib
@@ -14,7 +14,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
@@ -116,11 +115,20 @@ def _fetch(url: str, part: Path, md5: str, report: Report, say: Say) -> None:
 
 def _continue(url: str, part: Path, report: Report) -> None:
     kept, headers = _size(part), {"User-Agent": "unskew", "Accept-Encoding": "identity"}
-    if kept:  # if the file has changed since, the checksum will tell
+    if kept:  # if the file has changed since, the checksum shows it
         headers["Range"] = f"bytes={kept}-"
-    with _open_url(url, headers) as answer:
-        if answer.status == 416:  # the server says that nothing is missing; the checksum will tell
+    try:
+        answer: http.client.HTTPResponse = urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=TIMEOUT
+        )
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and kept:  # the server has nothing more; the checksum shows whether it is complete
             return
+        raise _Refused(f"{url}: the server answered {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _Refused(f"{url} cannot be reached: {getattr(error, 'reason', error)}") from error
+    with answer:
         start = kept if answer.status == 206 else 0  # a server may ignore the range
         begins = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
         if start and begins != str(kept):
@@ -133,7 +141,14 @@ def _continue(url: str, part: Path, report: Report) -> None:
         with on_disk(part), part.open("ab" if start else "wb") as out:
             done = start
             report(done, total)
-            while block := _read_body(answer, url, done, total):
+            while True:
+                try:
+                    block = answer.read(_BLOCK)
+                except (OSError, http.client.HTTPException, ValueError) as error:
+                    lost = f"the connection was lost after {done:,}{'' if total is None else f' of {total:,}'} bytes"
+                    raise _BrokeOff(f"{url}: {lost} ({error or type(error).__name__})") from error
+                if not block:
+                    break
                 out.write(block)
                 done += len(block)
                 report(done, total)
@@ -142,28 +157,6 @@ def _continue(url: str, part: Path, report: Report) -> None:
                     raise _Refused(f"{url} is larger than {format_bytes(MAX_BYTES)}, so it is not the published file")
         if total is not None and done < total:
             raise _BrokeOff(f"{url}: the connection was lost after {done:,} of {total:,} bytes")
-
-
-def _read_body(answer: http.client.HTTPResponse, url: str, done: int, total: int | None) -> bytes:
-    try:
-        return answer.read(_BLOCK)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        lost = f"the connection was lost after {done:,}{'' if total is None else f' of {total:,}'} bytes"
-        raise _BrokeOff(f"{url}: {lost} ({error or type(error).__name__})") from error
-
-
-def _open_url(url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
-    request = urllib.request.Request(url, headers=headers)
-    try:
-        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if error.code == 416 and "Range" in headers:
-            return error  # type: ignore[return-value]
-        error.close()
-        raise _Refused(f"{url}: the server answered {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _Refused(f"{url} cannot be reached: {getattr(error, 'reason', error)}") from error
-    return answer
 
 
 def _size(part: Path) -> int:
@@ -182,13 +175,7 @@ EVERY = 25_000  # files between two lines on how far unpacking is
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, NotImplementedError)
 
 
-@dataclass(frozen=True)
-class ArchiveMember:
-    """What an archive has under a name."""
-
-    name: str
-    kind: str  # "file", "folder", or what else it is
-    open: Callable[[], IO[bytes] | None]
+Member = tuple[str, str, Callable[[], IO[bytes] | None]]  # its name; "file", "folder" or another kind; opens it
 
 
 def unpack(
@@ -200,17 +187,17 @@ def unpack(
     """
     folders, files, copied = set[str](), set[str](), set[str]()
     with _damage(name):
-        for number, member in enumerate(_members(archive, name), 1):
+        for number, (member, kind, open_member) in enumerate(_members(archive, name), 1):
             if number > MAX_MEMBERS:
                 raise UserError(f"{name} has more than {MAX_MEMBERS:,} members; it is not the published archive")
-            path = _check_member(member, folders, files, name).as_posix()
+            path = _check_member(member, kind, folders, files, name)
             kept = path in members if members else path.startswith(inside) and path != inside
-            if member.kind != "file" or not kept:
+            if kind != "file" or not kept:
                 continue
             target = folder / (path.rpartition("/")[2] if members else path.removeprefix(inside))
             with on_disk(folder):
                 target.parent.mkdir(parents=True, exist_ok=True)
-            _copy(member, target, name)
+            _copy(open_member, target, name)
             copied.add(path)
             if len(copied) % EVERY == 0:
                 say(f"unpacking {name}: {len(copied):,} files")
@@ -220,13 +207,13 @@ def unpack(
         raise UserError(f"{name} has no files below {inside or 'it'}; it is not the published archive")
 
 
-def _check_member(member: ArchiveMember, folders: set[str], files: set[str], name: str) -> PurePosixPath:
-    """Return the path of a member that may be written, and note it in ``folders`` and ``files``.
+def _check_member(member: str, kind: str, folders: set[str], files: set[str], name: str) -> str:
+    """Return the path of a member that may be written, and add it to ``folders`` and ``files``.
 
     The data filter of ``tarfile`` would let links and absolute paths pass in another form, and is not for zip archives.
     """
-    path, kind = PurePosixPath(member.name), member.kind
-    outside = path.is_absolute() or ".." in path.parts or set("\\\0") & set(member.name) or member.name[1:2] == ":"
+    path = PurePosixPath(member)
+    outside = path.is_absolute() or ".." in path.parts or set("\\\0") & set(member) or member[1:2] == ":"
     parts = [unicodedata.normalize("NFC", part).casefold() for part in path.parts]  # as any file system has it
     own, above = "/".join(parts), {"/".join(parts[:n]) for n in range(1, len(parts))}
     wrong = None
@@ -241,15 +228,14 @@ def _check_member(member: ArchiveMember, folders: set[str], files: set[str], nam
     elif kind == "file" and (own in folders or above & files):
         wrong = "appears both as a file and as a folder"
     if wrong:
-        raise UserError(f"{name}: the member {brief(member.name)} {wrong}; it is not the published archive")
+        raise UserError(f"{name}: the member {brief(member)} {wrong}; it is not the published archive")
     if kind == "file":
         files.add(own)
         folders |= above
-    return path
+    return path.as_posix()
 
 
-def _members(archive: Path, name: str) -> Iterator[ArchiveMember]:
-    """List the members of a tar or zip archive; what it unpacks to is bounded before it is."""
+def _members(archive: Path, name: str) -> Iterator[Member]:
     packed = size_on_disk([archive])
     if name.endswith(".zip"):
         with zipfile.ZipFile(archive) as zipped:
@@ -261,7 +247,7 @@ def _members(archive: Path, name: str) -> Iterator[ArchiveMember]:
                     raise UserError(f"{name}: the member {brief(info.filename)} is encrypted; fetch it again")
                 mode = 4 if info.is_dir() else info.external_attr >> 28  # as Unix has it, where that made the archive
                 kind = {0: "file", 4: "folder", 8: "file", 10: "a link"}.get(mode, "a device or a pipe")
-                yield ArchiveMember(info.filename, kind, partial(zipped.open, info))
+                yield info.filename, kind, partial(zipped.open, info)
         return
     with (
         gzip.open(archive) as stream,
@@ -273,7 +259,7 @@ def _members(archive: Path, name: str) -> Iterator[ArchiveMember]:
             check_space(archive.parent, entry.size, f"unpacking {name}")
             kind = "a link" if entry.islnk() or entry.issym() else "a device or a pipe"
             kind = "file" if entry.isreg() else "folder" if entry.isdir() else kind
-            yield ArchiveMember(entry.name, kind, partial(tar.extractfile, entry))
+            yield entry.name, kind, partial(tar.extractfile, entry)
 
 
 class _Limited:
@@ -293,10 +279,10 @@ class _Limited:
         return self._stream.seek(position)
 
 
-def _copy(member: ArchiveMember, path: Path, name: str) -> None:
+def _copy(open_member: Callable[[], IO[bytes] | None], path: Path, name: str) -> None:
     part = part_of(path)
     try:
-        with member.open() or io.BytesIO() as stream, on_disk(path), part.open("wb") as out:
+        with open_member() or io.BytesIO() as stream, on_disk(path), part.open("wb") as out:
             while True:
                 with _damage(name):
                     block = stream.read(1 << 20)
@@ -318,10 +304,10 @@ def _damage(name: str) -> Iterator[None]:
 
 
 def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say: Say = lambda line: None) -> Path:
-    """Download a set below ``data_dir`` and give its folder; what is there and reads whole is left alone.
+    """Download a set below ``data_dir``, unless it is complete there, and return its folder.
 
-    ``mirror`` replaces the published addresses up to the file's name. ``report`` starts again with every file, ``say``
-    is told what goes wrong on the way and what is tried next.
+    ``mirror`` replaces the published addresses up to the file's name. ``report`` starts again with every file; ``say``
+    is called with what goes wrong and what is tried next.
     """
     source = sources.parse(name)[0]
     if source.locate is None:
@@ -350,8 +336,20 @@ def _fetch_files(wanted: Download, data_dir: Path, mirror: str | None, report: R
         urls = [f"{base.rstrip('/')}/{file}" for base in bases]
         path = target / file if wanted.tree is None else folder.with_name(f"{folder.name}.{file}")
         download(urls, path, md5, report=report, say=say)
-        if wanted.members or wanted.tree is not None:
-            _unpack(path, file, wanted, target, say)
+        if not wanted.members and wanted.tree is None:
+            continue
+        if wanted.tree is not None:
+            say(f"unpacking {file}")
+        try:
+            unpack(path, file, target, members=wanted.members, inside=wanted.tree or "", say=say)
+        except DiskError:  # the archive is still good
+            raise
+        except UserError:
+            path.unlink(missing_ok=True)
+            if wanted.tree is not None:
+                shutil.rmtree(target, ignore_errors=True)
+            raise
+        path.unlink(missing_ok=True)
     if target != folder:
         with on_disk(folder):
             target.rename(folder)
@@ -382,22 +380,6 @@ def _fetch_splits(
     return folder
 
 
-def _unpack(archive: Path, file: str, wanted: Download, target: Path, say: Say) -> None:
-    """What is kept of an archive; the archive itself goes, unless the disk was at fault."""
-    try:
-        if wanted.tree is not None:
-            say(f"unpacking {file}")
-        unpack(archive, file, target, members=wanted.members, inside=wanted.tree or "", say=say)
-    except DiskError:
-        raise
-    except UserError:
-        archive.unlink(missing_ok=True)
-        if wanted.tree is not None:
-            shutil.rmtree(target, ignore_errors=True)
-        raise
-    archive.unlink(missing_ok=True)
-
-
 @contextmanager
 def _alone(data_dir: Path, folder: str) -> Iterator[None]:
     """One process at a time fetches into a folder: two would write to the same files."""
@@ -419,7 +401,6 @@ def _alone(data_dir: Path, folder: str) -> Iterator[None]:
 
 
 def _find_whole(source: Source, download: Download, data_dir: Path) -> Path | None:
-    """Find the set, if all of it reads whole; a folder of pictures that is not whole is left alone."""
     try:
         folder = sources.locate(source.name, data_dir)
     except UserError:

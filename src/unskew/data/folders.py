@@ -4,9 +4,9 @@
 """
 
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -15,10 +15,7 @@ import numpy as np
 from unskew.core.errors import UserError, brief
 from unskew.core.limits import check_plain, check_unpacked, is_folder, read_plain, size_on_disk, user_path
 from unskew.core.text import cut
-from unskew.data.interface import Download, Request
-from unskew.data.photo_sources import photograph_source, published_source
-from unskew.data.photographs import Files, Pictures
-from unskew.data.rows import Rows, is_number
+from unskew.data.interface import OWN, Download, Request, Rows, Source, find_by
 
 TESTS = ("test", "val", "valid", "validation")  # the first that is there
 LAYOUT = "DIR/CLASS/picture, or DIR/train/CLASS/picture and DIR/test/CLASS/picture"
@@ -32,8 +29,8 @@ _IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
 Parts = tuple[str, ...]  # of a path below the folder
 
 
-def read_folder(request: Request) -> tuple[Pictures, Rows, str]:
-    """Read ``folder:DIR``, where DIR may be a zip archive: a folder for each class, perhaps inside train/ and test/.
+def read_folder(request: Request) -> Rows:
+    """List ``folder:DIR``, where DIR may be a zip archive: a folder for each class, perhaps inside train/ and test/.
 
     Pictures may be deeper inside a class's folder, as torchvision's ImageFolder has it.
     """
@@ -59,11 +56,11 @@ def read_folder(request: Request) -> tuple[Pictures, Rows, str]:
         notes.append("every fifth picture of each class, by name, is used for testing, since there is no folder test")
     classes, numbers = np.unique(labels, return_inverse=True)
     names = ["/".join(parts) for parts in paths]
-    rows = Rows(root.absolute(), names, numbers.astype(np.int64), tuple(classes.tolist()), np.array(held))
-    return Files.of(rows.root, names), replace(rows, notes=tuple(notes)), f"folder:{rows.root}"
+    known = tuple(classes.tolist())
+    return Rows(root.absolute(), names, numbers.astype(np.int64), known, np.array(held), notes=tuple(notes))
 
 
-FOLDER = photograph_source("folder", "your own pictures, one folder per class (or a .zip of them)", read_folder, "DIR")
+FOLDER = Source("folder", "your own pictures, one folder per class (or a .zip)", OWN, rows=read_folder, path="DIR")
 
 
 def _walk(root: Path) -> Iterator[Parts]:
@@ -113,7 +110,6 @@ def _find_parts(root: Path, inside: list[Parts]) -> tuple[Parts, Parts | None, l
 
 
 def _by_class(root: Path, top: Parts, inside: list[Parts], notes: list[str]) -> dict[str, list[Parts]]:
-    """The pictures of each class in a folder; what is ignored goes into the notes."""
     depth = len(top)
     below = [parts for parts in inside if parts[:depth] == top and len(parts) > depth]
     loose = [parts[-1] for parts in below if len(parts) == depth + 1 and parts[-1]]
@@ -198,7 +194,7 @@ def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
             for character in _folders(folder / f"images_{held}" / alphabet):
                 for path in _pictures(folder, f"images_{held}/{alphabet}/{character}"):
                     drawer = Path(path).stem.rpartition("_")[2]
-                    if not is_number(drawer):
+                    if not re.fullmatch(r"\d{1,9}", drawer, re.ASCII):
                         raise UserError(
                             f"{folder / path}: its name must end with its drawer's number, as in 0001_07.png"
                         )
@@ -250,13 +246,14 @@ def _lines(path: Path) -> list[str]:
         raise UserError(f"{path} is not UTF-8 text; unpack the set again") from error
 
 
-CINIC10 = published_source(
+CINIC10 = Source(
     "cinic10",
     "CIFAR-10's classes, with pictures from ImageNet too",
     "Darlow et al. 2018, github.com/BayesWatch/cinic-10",
-    cinic10_rows,
-    folders=("cinic10", "CINIC-10", "cinic-10", "CINIC10"),
-    known_by=("train/airplane",),
+    rows=cinic10_rows,
+    locate=find_by(
+        "cinic10", ("cinic10", "CINIC-10", "cinic-10", "CINIC10"), ("train/airplane",), "github.com/BayesWatch/cinic-10"
+    ),
     classes=10,
     shape=(3, 32, 32),
     sizes=(90_000, 90_000),
@@ -269,13 +266,17 @@ CINIC10 = published_source(
         whole="(valid=train)",
     ),
 )
-TINY_IMAGENET = published_source(
+TINY_IMAGENET = Source(
     "tiny-imagenet",
     "small pictures from ImageNet",
     "Le & Yang 2015, cs231n.stanford.edu/tiny-imagenet-200.zip",
-    tiny_imagenet_rows,
-    folders=("tiny-imagenet-200", "tiny-imagenet"),
-    known_by=("wnids.txt",),
+    rows=tiny_imagenet_rows,
+    locate=find_by(
+        "tiny-imagenet",
+        ("tiny-imagenet-200", "tiny-imagenet"),
+        ("wnids.txt",),
+        "cs231n.stanford.edu/tiny-imagenet-200.zip",
+    ),
     classes=200,
     shape=(3, 64, 64),
     sizes=(100_000, 10_000),
@@ -286,13 +287,17 @@ TINY_IMAGENET = published_source(
         tree="tiny-imagenet-200/",
     ),
 )
-OMNIGLOT = published_source(
+OMNIGLOT = Source(
     "omniglot",
     "handwritten characters, with their drawers as users",
     "Lake et al. 2015, github.com/brendenlake/omniglot",
-    omniglot_rows,
-    folders=("omniglot", "omniglot-py", "omniglot/python"),
-    known_by=("images_background", "images_evaluation"),
+    rows=omniglot_rows,
+    locate=find_by(
+        "omniglot",
+        ("omniglot", "omniglot-py", "omniglot/python"),
+        ("images_background", "images_evaluation"),
+        "github.com/brendenlake/omniglot",
+    ),
     classes=964,
     shape=(1, 105, 105),
     sizes=(15_424, 3_856),

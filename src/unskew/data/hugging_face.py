@@ -13,10 +13,7 @@ from unskew.core.errors import UserError, brief
 from unskew.core.files import in_pieces
 from unskew.core.limits import user_path
 from unskew.core.plugins import require_extra
-from unskew.data.interface import Request
-from unskew.data.photo_sources import photograph_source
-from unskew.data.photographs import Parquet, Pictures
-from unskew.data.rows import Rows
+from unskew.data.interface import OWN, Request, Rows, Source
 from unskew.data.store import cache_of
 from unskew.data.tables import LEFT_OUT, check_columns, read_parquet
 
@@ -26,8 +23,8 @@ GROUP = 100  # rows that a reader unpacks together
 def read_hugging_face(
     request: Request, *, image: str = "", label: str = "", user: str = "", config: str = "", train: str = "train",
     test: str = "",
-) -> tuple[Pictures, Rows, str]:  # fmt: skip
-    """Read a data set.
+) -> Rows:  # fmt: skip
+    """Copy a data set into the cache and list it.
 
     Parameters
     ----------
@@ -70,18 +67,20 @@ def read_hugging_face(
     file = (request.cache or cache_of()).folder / "hf" / f"{name}.parquet"
     if not file.is_file():
         _write(datasets, chosen, columns, file, request)
-    table, column = read_parquet(file)
-    rows = check_columns(table)
-    return Parquet(file, column or "image", rows.kept if rows.kept is not None else rows.labels), rows, f"hf:{name}"
+    return check_columns(read_parquet(file))
 
 
-HUGGING_FACE = photograph_source(
-    "hf", "a data set of the Hugging Face Hub, or a saved one (an extra)", read_hugging_face, "NAME", remote=True
+HUGGING_FACE = Source(
+    "hf",
+    "a data set of the Hugging Face Hub, or a saved one (an extra)",
+    OWN,
+    rows=read_hugging_face,
+    path="NAME",
+    remote=True,
 )
 
 
 def _write(datasets: Any, parts: dict[str, Any], columns: dict[str, str], file: Path, request: Request) -> None:
-    """Copy what is needed of the splits into one parquet file, group by group."""
     arrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
     label = parts["train"].features[columns["label"]]
     names = {"info": {"features": {"label": {"names": getattr(label, "names", None)}}}}

@@ -2,8 +2,15 @@
 
 Reads train2017.json and val2017.json (COCO's form) and the locations with user ids that were added in 2019, unpacked or
 inside their zip archives. Pictures are below the folder at the ``file_name`` of the annotations.
+
+Also the published splits of iNaturalist and Landmarks (Hsu, Qi and Brown 2020): ``federated_train*.csv`` has user_id,
+image_id and class, ``test.csv`` next to it image_id and class. An image id is that of the original data set, a user id
+any text: a number, an author, a cell of the S2 grid.
 """
 
+import os
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -12,10 +19,10 @@ import numpy.typing as npt
 
 from unskew.core.errors import UserError, brief
 from unskew.core.key import Key
+from unskew.core.limits import user_path
 from unskew.data.coco import AnnotationFile, Image, classify, read_json
-from unskew.data.interface import SPLITS, Download
-from unskew.data.photo_sources import published_source
-from unskew.data.rows import Rows, draw_from_each, read_split
+from unskew.data.interface import SPLITS, Download, Rows, Source, find_by
+from unskew.data.tables import read_columns
 
 WHERE = "github.com/visipedia/inat_comp/tree/master/2017"
 AGAIN = f"get it from {WHERE}"
@@ -81,7 +88,6 @@ def _part(folder: Path, name: str) -> tuple[list[Image], Ints, dict[int, str]]:
 def _balanced(
     category: Ints, test: npt.NDArray[np.bool_], names: dict[int, str], balance: int, most: int, seed: int
 ) -> tuple[Ints, tuple[str, ...], Ints, list[str]]:
-    """Which rows are kept, the classes by their category ids, the rows' labels, and notes."""
     train = np.flatnonzero(~test)
     ids, frequency = np.unique(category[train], return_counts=True)
     held = ids[frequency >= max(balance, 1)]
@@ -107,7 +113,6 @@ def _balanced(
 
 
 def _locations(folder: Path, images: list[int]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.str_]]:
-    """Place and user of each image: NaN and "" where the files have none."""
     row = {image: at for at, image in enumerate(images)}
     places, users = np.full((len(images), 2), np.nan), [""] * len(images)
     for part in ("train", "val"):
@@ -130,12 +135,66 @@ def _names_by_label(labels: Ints, category: Ints, names: dict[int, str], split: 
     return tuple(names[int(category_id)] for category_id in pairs[:, 1])
 
 
-INATURALIST = published_source(
+@dataclass(frozen=True)
+class PublishedSplit:
+    """Train first, then test: which image, of which class (numbered by the split), of which user ("" in test)."""
+
+    images: list[str]
+    labels: Ints
+    users: list[str]
+    test: npt.NDArray[np.bool_]
+
+
+def read_split(text: str, folder: Path) -> PublishedSplit:
+    """Read a CSV and the test.csv next to it; a name alone is looked for in the set's folder."""
+    path = user_path(text)
+    if not os.path.lexists(path):
+        found = (file for depth in ("", "*/", "*/*/") for file in sorted(folder.glob(f"{depth}{path.name}")))
+        given, path = path, next(found, folder / path.name)
+        if not os.path.lexists(path):
+            instead = f"fetch it (unskew data fetch {folder.name} --data-dir DIR), or give its path"
+            raise UserError(f"the split {given} does not exist, not even in {folder}; {instead}")
+    users, images, classes = read_columns(path, ("user_id", "image_id", "class"))
+    test_images, test_classes = read_columns(path.with_name("test.csv"), ("image_id", "class"))
+    names, numbers = [*images, *test_images], [*classes, *test_classes]
+    if wrong := next((text for text in numbers if not is_number(text)), None):
+        raise UserError(f"{path}: the class {brief(wrong)} is not a whole number; give the published split")
+    labels = np.array(numbers, np.int64)
+    if len(names) and len(np.unique(labels)) != labels.max() + 1:
+        raise UserError(f"{path}: its classes are not numbered from 0 without gaps; give the published split")
+    if len(set(names)) != len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise UserError(
+            f"{path}: image_id {brief(twice)} appears twice, in it or in test.csv; give the published files"
+        )
+    test = np.arange(len(names)) >= len(images)
+    return PublishedSplit(names, labels, [*users, *[""] * len(test_images)], test)
+
+
+def draw_from_each(rows: Ints, owner: Ints, most: int, draw: np.random.Generator) -> Ints:
+    """Draw at most so many of the rows of each owner; ``owner`` is over all rows."""
+    mixed = draw.permutation(rows)
+    order = mixed[np.argsort(owner[mixed], kind="stable")]
+    sizes = np.unique(owner[order], return_counts=True)[1]
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return order[rank < most]
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a whole number of few digits."""
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+INATURALIST = Source(
     "inaturalist",
     "photographs of species with users and places (iNaturalist-2017)",
     f"Van Horn et al. 2018, {WHERE}",
-    inaturalist_rows,
-    folders=("inaturalist", "inaturalist-2017", "inat2017", "2017"),
-    known_by=("train2017.json", "train_val2017.zip"),
+    rows=inaturalist_rows,
+    locate=find_by(
+        "inaturalist",
+        ("inaturalist", "inaturalist-2017", "inat2017", "2017"),
+        ("train2017.json", "train_val2017.zip"),
+        WHERE,
+    ),
     download=Download(SPLITS, "inaturalist", {"inaturalist-user-120k.zip": "", "inaturalist-geo.zip": ""}, splits=True),
 )

@@ -1,14 +1,20 @@
-"""What a data source is: the record that the registry in ``sources.py`` lists, and what such a source is asked.
+"""What a data source is: the record that the registry in ``sources.py`` lists, and what such a source is asked for.
 
 A new source is one module that makes a ``Source``, and one line in the registry:
 
     def load_noise(request: Request, *, examples: int = 100) -> ImageSet:
         ...
 
-    NOISE = Source("noise", "random pixels", "drawn", load_noise)     # --data "noise(examples=500)"
+    NOISE = Source("noise", "random pixels", OWN, load_noise)     # --data "noise(examples=500)"
+
+A source of photographs lists them in ``Rows`` instead; decoding, caching and checking them is done for it:
+
+    def list_album(request: Request, *, year: int = 2026) -> Rows:
+        ...
+
+    ALBUM = Source("album", "a photo album", OWN, rows=list_album, path="FILE")     # --data "album:FILE(size=64)"
 """
 
-import inspect
 import os
 import re
 from collections.abc import Callable
@@ -16,12 +22,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unskew.core.limits import usable_path, user_path
+import numpy as np
+import numpy.typing as npt
+
+from unskew.core.errors import UserError
+from unskew.core.limits import is_folder, usable_path, user_path
 from unskew.core.text import Call, Value
-from unskew.core.types import Examples, ImageSet
-from unskew.data.photographs import Say, silent
+from unskew.core.types import ImageSet
+from unskew.data.photographs import Files, Parquet, Pictures, Say, silent
 from unskew.data.review import Summary
-from unskew.data.rows import Rows
 from unskew.data.store import Cache
 
 AS_PUBLISHED = "as published"
@@ -32,7 +41,6 @@ BROKEN = "is a broken photograph"
 
 SPLITS = "https://storage.googleapis.com/gresearch/federated-vision-datasets/"  # of Hsu, Qi and Brown 2020
 OWN = "yours"  # the origin of the user's own data
-SIDE = 224  # pixels: the size of photographs where no network is known
 
 _GROUP = re.compile(r"""(.+?)\s*\((\s*[A-Za-z_]\w*\s*=(?:[^()"']|"[^"]*"|'[^']*')*)\)\s*""", re.DOTALL)
 
@@ -44,19 +52,17 @@ class Request:
     Parameters
     ----------
     name
-        The text that the user wrote, which becomes the image set's name.
+        The user's text, which becomes the image set's name.
     call
         The source's name and its options.
     path
         What follows the colon, without the options; empty for a set that is found by its name.
-    old
-        Whether the options were spelled ``?a=1&b=2``.
     data_dir
-        The folder of the published sets; None where the user named none.
+        The folder of the published sets, if the user gave one.
     cache
-        Where decoded photographs are kept; None for the default.
+        Where decoded photographs are stored; None for the default.
     say
-        Is told how far reading is.
+        Called with the progress of reading.
     side
         The network's input size: photographs of different sizes become squares of this side. None: no network is known.
     """
@@ -64,16 +70,52 @@ class Request:
     name: str
     call: Call
     path: str = ""
-    old: bool = False
     data_dir: Path | None = None
     cache: Cache | None = None
     say: Say = silent
     side: int | None = None
 
     def spell(self, **changed: Value) -> str:
-        """The text with these options changed or added."""
+        """Return the text with these options changed or added."""
         head = f"{self.call.name}:{self.path}" if self.path else self.call.name
         return str(replace(self.call, name=head, knobs={**self.call.knobs, **changed}))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """N photographs and what is known of them; ``labels`` number the classes.
+
+    The photographs are the files ``paths`` below ``root``, or the ``column`` of the parquet file ``root``.
+    """
+
+    root: Path
+    paths: list[str]  # [N]; empty for a parquet file
+    labels: npt.NDArray[np.int64]  # [N]
+    classes: tuple[str, ...]
+    test: npt.NDArray[np.bool_]  # [N]
+    users: npt.NDArray[np.str_] | None = None  # [N]
+    places: npt.NDArray[np.float64] | None = None  # [N, 2], latitude and longitude in degrees; NaN where unknown
+    notes: tuple[str, ...] = ()
+    numbers: npt.NDArray[np.int64] | None = None  # [N], rows of the parquet file
+    column: str = ""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def pictures(self) -> Pictures:
+        """Where the photographs are."""
+        if self.numbers is None:
+            return Files.of(self.root, self.paths)
+        return Parquet(self.root, self.column, self.numbers)
+
+    def part(self, index: npt.NDArray[np.int64]) -> "Rows":
+        """Return these rows alone."""
+        own: dict[str, Any] = {
+            name: None if (column := getattr(self, name)) is None else column[index]
+            for name in ("labels", "test", "users", "places", "numbers")
+        }
+        return replace(self, paths=[self.paths[row] for row in index.tolist()] if self.paths else [], **own)
 
 
 @dataclass(frozen=True)
@@ -89,7 +131,7 @@ class Finding:
 
     @property
     def whole(self) -> bool:
-        """Whether it reads from its beginning to its end."""
+        """Whether it can be read completely."""
         return self.status not in (DAMAGED, BROKEN)
 
 
@@ -124,23 +166,20 @@ class Source:
     load
         ``load(request, *, options)`` returns the image set. Its keyword-only parameters are the options that the text
         may have in parentheses.
+    rows
+        For photographs, instead of ``load``: ``rows(request, *, options)`` lists them. If the source has ``locate``,
+        the first argument is the folder that it found. ``size`` and ``broken`` are options of every such source.
     path
         What follows the colon, such as ``DIR`` or ``FILE.npz``; empty for a set that is found by its name.
     locate
-        The folder of the set in a data folder; a UserError where it is not there. None: there is nothing to find.
-    rows
-        ``rows(request, **options)``, for a published set of photographs: the same as a table.
-    examples
-        The same as ``load``, without the images. None: ``load`` is quick enough.
+        Finds the set in a data folder, or raises a UserError. None: there is nothing to find.
     check
-        The same as ``load``, but looks at every file. None: the set is loaded.
+        Compares every file of a set with the published one. None: the set is loaded.
     classes, shape, sizes
         The published number of classes, [ch, H, W], and numbers of training and test images; None where the options
         or the user's files decide.
     download
         Where it can be fetched.
-    reads
-        A function that ``load`` calls with its own keyword-only parameters, which are options too.
     remote
         Whether what follows the colon may be a name instead of a file.
     """
@@ -148,17 +187,15 @@ class Source:
     name: str
     what: str
     origin: str
-    load: Callable[..., ImageSet]
+    load: Callable[..., ImageSet] | None = None
+    rows: Callable[..., Rows] | None = None
     path: str = ""
     locate: Callable[[Path | None], Path] | None = None
-    rows: Callable[..., Rows] | None = None
-    examples: Callable[..., Examples] | None = None
     check: Callable[..., list[Finding]] | None = None
     classes: int | None = None
     shape: tuple[int, int, int] | None = None
     sizes: tuple[int, int] | None = None
     download: Download | None = None
-    reads: Callable[..., Any] | None = None
     remote: bool = False
 
     @property
@@ -166,23 +203,45 @@ class Source:
         """How ``--data`` names it: ``digits``, ``folder:DIR``."""
         return f"{self.name}:{self.path}" if self.path else self.name
 
-    @property
-    def options(self) -> dict[str, inspect.Parameter]:
-        """The keyword-only parameters of ``reads`` and ``load``."""
-        signatures = [inspect.signature(function) for function in (self.reads, self.load) if function is not None]
-        parameters = [parameter for signature in signatures for parameter in signature.parameters.values()]
-        return {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+def find_by(
+    name: str, folders: tuple[str, ...], known_by: tuple[str, ...], where: str
+) -> Callable[[Path | None], Path]:
+    """Return a ``locate`` for a published set of photographs.
+
+    Parameters
+    ----------
+    name
+        The set's name.
+    folders
+        Where to look below the data folder, which is looked in last.
+    known_by
+        Files or folders of the set, any one of which identifies it.
+    where
+        The address at which a user gets the set.
+    """
+
+    def locate(data_dir: Path | None) -> Path:
+        files = " or ".join(known_by)
+        if data_dir is None or not is_folder(data_dir):
+            given = "no data folder was given" if data_dir is None else f"the data folder {data_dir} does not exist"
+            raise UserError(f"{name}: {given}; pass the folder that has {folders[0]}/{files} as --data-dir DIR")
+        candidates = [*(data_dir / folder for folder in folders), data_dir]
+        for folder in candidates:
+            if any((folder / file).exists() for file in known_by):
+                return folder
+        raise UserError(
+            f"{name} was not found: {files} is in none of {', '.join(map(str, candidates))}; get it from {where}"
+        )
+
+    return locate
 
 
-def split_options(text: str) -> tuple[str, str, str]:
-    """Split a path from the options behind it: the path, those in parentheses, those of the old spelling.
+def split_options(text: str) -> tuple[str, str]:
+    """Split a path from the options in parentheses behind it.
 
     A file of exactly that name has no options; neither has a last pair of parentheses without ``option=value``.
     """
-    if os.path.lexists(usable_path(user_path(text))):
-        return text, "", ""
-    if match := _GROUP.fullmatch(text):
-        return match[1], match[2], ""
-    if match := re.fullmatch(r"(.*?)\?([a-z]+=[^?/]*)", text, re.DOTALL):
-        return match[1], "", match[2]
-    return text, "", ""
+    if not os.path.lexists(usable_path(user_path(text))) and (match := _GROUP.fullmatch(text)):
+        return match[1], match[2]
+    return text, ""

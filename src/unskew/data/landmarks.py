@@ -12,9 +12,9 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, brief
 from unskew.core.key import Key
 from unskew.core.units import counted
-from unskew.data.interface import SPLITS, Download
-from unskew.data.photo_sources import published_source
-from unskew.data.rows import Rows, draw_from_each, is_number, read_columns, read_split
+from unskew.data.inaturalist import draw_from_each, is_number, read_split
+from unskew.data.interface import SPLITS, Download, Rows, Source, find_by
+from unskew.data.tables import read_columns
 
 WHERE = "github.com/cvdfoundation/google-landmark"
 MIN_IMAGES, MIN_USERS, MIN_LANDMARKS = 30, 10, 5  # of a landmark or user, of a landmark, of a user
@@ -90,7 +90,6 @@ def _enough(owner: Ints, kept: Flags, others: Ints, least: int) -> Flags:
 
 
 def _left_over(landmark: Ints, user: Ints, train: Flags, known: Flags, most: int, seed: int) -> Flags:
-    """Which images are test: of a training landmark, by an author who has no training image."""
     free = known & np.isin(landmark, landmark[train]) & ~np.isin(user, user[train])
     held = np.zeros(len(landmark), np.bool_)
     held[draw_from_each(np.flatnonzero(free), landmark, most, Key(seed).fold("landmarks").numpy())] = True
@@ -130,13 +129,12 @@ def _paths(images: list[str], below: str) -> list[str]:
     return [f"{below}{i[0]}/{i[1]}/{i[2]}/{i}.jpg" for i in images]
 
 
-LANDMARKS = published_source(
+LANDMARKS = Source(
     "landmarks",
     "photographs of landmarks with users (Google Landmarks v2, cleaned)",
     f"Weyand et al. 2020, {WHERE}",
-    landmarks_rows,
-    folders=("landmarks", "google-landmark", "gldv2"),
-    known_by=("train_clean.csv",),
+    rows=landmarks_rows,
+    locate=find_by("landmarks", ("landmarks", "google-landmark", "gldv2"), ("train_clean.csv",), WHERE),
     download=Download(
         SPLITS, "landmarks", {"landmarks-user-160k.zip": "53c36bd7d5fc12f927af2820b7e4a57c"}, splits=True
     ),

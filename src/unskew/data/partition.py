@@ -113,7 +113,6 @@ class Dirichlet:
         raise UserError(f"dirichlet: {failed}; {instead}, whose clients are of equal size")
 
     def _counts(self, frequency: Ints, clients: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
-        """[C, K] examples of each class for each client: one draw."""
         counts = np.zeros((len(frequency), clients), np.int32)
         step = 1 if self.cap else max(1, BLOCK // clients)
         sizes, full = np.zeros(clients, np.int64), frequency.sum() / clients
@@ -326,7 +325,6 @@ def _known_places(places: Places) -> npt.NDArray[np.bool_]:
 
 
 def _cell_notes(geo: Geo, sizes: npt.NDArray[np.int64], unknown: int) -> tuple[str, ...]:
-    """What the user should know of a partition: what belongs to no client, and cells that could not be divided."""
     small = sizes[sizes < geo.least]
     notes = []
     if len(small):
@@ -434,7 +432,6 @@ def partition_examples(
 
 
 def _by_user(users: npt.NDArray[np.str_], seed: int) -> Partition:
-    """A client for each user; an empty id is no user, and its examples belong to no client."""
     named = users != ""
     if not named.any():
         raise UserError("partition users: all user ids are empty; use dirichlet, iid or file:FILE")
@@ -449,7 +446,6 @@ def _by_user(users: npt.NDArray[np.str_], seed: int) -> Partition:
 
 
 def _enough(name: str, clients: int | None, labels: Ints) -> int:
-    """How many clients there are, if there are examples for all of them."""
     if clients is None:
         raise UserError(f"partition {name} needs the number of clients: --clients 10")
     if not 1 <= clients <= len(labels):

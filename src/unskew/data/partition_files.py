@@ -19,11 +19,10 @@ from unskew.core.text import Call, apply, cut, parse_call
 from unskew.data.arrays import DAMAGED, read_npz
 from unskew.data.interface import split_options
 from unskew.data.population import Ints, Partition, cells, check_clients, emd_of_cells, number_users
-from unskew.data.rows import csv_rows
+from unskew.data.tables import csv_rows
 
 COLUMNS = ("user_id", "image_id", "class")
 MAX_USER_ID = 200  # characters: the longest one decides how much memory all of them take
-OLD_IDS = "?ids="  # between the CSV's path and that of the table of ids, in the old spelling
 IDS_HELP = (
     "ids of the original data set, such as those of iNaturalist and Landmarks, need a table that gives their rows: "
     "file:SPLIT.csv(ids=TABLE.csv), with the columns image_id,row"
@@ -73,7 +72,6 @@ def to_csv_rows(partition: Partition, labels: Ints) -> Iterator[tuple[str, str, 
 
 
 def _read_ids(content: bytes, name: str, examples: int) -> dict[str, int]:
-    """Read the row of each id; each id and each row may appear once."""
     table: dict[str, int] = {}
     seen: set[int] = set()
     lines, (images, texts) = _columns(content, name, ("image_id", "row"))
@@ -90,7 +88,6 @@ def _read_ids(content: bytes, name: str, examples: int) -> dict[str, int]:
 def _check_classes(
     classes: list[str], lines: list[int], images: list[str], labels: Ints, name: str, *, exactly: bool
 ) -> None:
-    """Refuse a class that is not the example's label, or not the same label everywhere."""
     label_of: dict[int, int] = {}
     class_of: dict[int, int] = {}
     for text, line, image, label in zip(classes, lines, images, labels.tolist(), strict=True):
@@ -199,29 +196,23 @@ def from_arrays(
     return partition
 
 
-def split_ids(text: str) -> tuple[str, str | None, bool]:
-    """Split a file from its table of ids, ``SPLIT.csv(ids=TABLE.csv)``; and whether that is in the old spelling."""
-    path, old, table = text.partition(OLD_IDS)
-    if old:
-        return path, table.strip(), True
-    path, options, _ = split_options(text)
+def split_ids(text: str) -> tuple[str, str | None]:
+    """Split a file from its table of ids: ``SPLIT.csv(ids=TABLE.csv)``."""
+    path, options = split_options(text)
 
     def take(ids: str) -> str:
         return ids
 
-    return path, apply(parse_call(f"file({options})", "partition"), take, "partition") if options else None, False
+    return path, apply(parse_call(f"file({options})", "partition"), take, "partition") if options else None
 
 
 def make_file_absolute(text: str) -> str:
     """Make the paths of a partition ``file:FILE`` absolute, so that a run can be resumed from any folder."""
     if not text.startswith("file:") or text == "file:":
         return text
-    path, table, old = split_ids(text.removeprefix("file:"))
+    path, table = split_ids(text.removeprefix("file:"))
     whole = f"file:{user_path(path).absolute()}"
-    if not table:
-        return f"{whole}{OLD_IDS}" if old else whole
-    table = str(user_path(table).absolute())
-    return f"{whole}{OLD_IDS}{table}" if old else str(Call(whole, (), {"ids": table}, 0, ""))
+    return str(Call(whole, (), {"ids": str(user_path(table).absolute())}, 0, "")) if table else whole
 
 
 def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -> Partition:
@@ -229,7 +220,7 @@ def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -
 
     A CSV has no seed: it gets this one.
     """
-    text, table, old = split_ids(str(file))
+    text, table = split_ids(str(file))
     if not text.strip() or table == "":
         raise UserError(f"partition file:{file} has no file name; give file:FILE or file:SPLIT.csv(ids=TABLE.csv)")
     path = user_path(text)
@@ -238,10 +229,7 @@ def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -
         raise UserError(f"file:{file}: {path} is an .npz, which lists rows, not ids; leave ids={table} out")
     if not content.startswith(b"PK"):
         ids = (_content(user_path(table)), table) if table else None
-        found = from_csv(content, labels, name=str(path), seed=seed, ids=ids)
-        spelled = Call(f"file:{text}", (), {"ids": table or ""}, 0, "")
-        note = f"the next release will not accept the spelling with ?; write {spelled}"
-        return replace(found, notes=(*found.notes, note)) if old else found
+        return from_csv(content, labels, name=str(path), seed=seed, ids=ids)
     try:
         arrays, _ = read_npz(path)
     except DAMAGED as error:

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -53,35 +53,34 @@ class Files:
     """Photographs in files below ``root``, a folder or a zip archive."""
 
     root: Path
-    names: npt.NDArray[np.uint8]  # of all files, one text in UTF-8
-    ends: Numbers  # [N], where each name ends in it
+    names: npt.NDArray[np.uint8]  # [N, longest], paths below the root, padded with zeros
 
     @staticmethod
     def of(root: Path, paths: Iterable[str]) -> "Files":
         """Files by their paths."""
         encoded = [os.fsencode(path) for path in paths]
-        return Files(root, np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([len(name) for name in encoded]))
+        longest = max(map(len, encoded), default=0) or 1
+        check_memory(longest * len(encoded), f"the list of {len(encoded):,} paths", "shorten the longest path")
+        return Files(root, np.array(encoded, f"S{longest}").view(np.uint8).reshape(-1, longest))
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.names)
 
     def _name(self, row: int) -> str:
-        start = self.ends[row - 1] if row else 0
-        return os.fsdecode(self.names[start : self.ends[row]].tobytes())
+        return os.fsdecode(self.names[row].tobytes().rstrip(b"\0"))
 
     def name(self, row: int) -> str:
         """What a message calls it: its path."""
         return str(self.root / self._name(row))
 
     def stamps(self) -> list[bytes | None]:
-        """For each 16 bytes that change when its file does, by size or time; None where there is no file."""
-        text, root, start, stamps = self.names.tobytes(), os.fsencode(self.root), 0, list[bytes | None]()
-        zipped = os.stat(root) if _is_zip(self.root) else None
-        for end in self.ends.tolist():
-            path = os.path.join(root, text[start:end])
-            start = end
+        """For each, 16 bytes that change when its file does, by size or time; None where there is no file."""
+        root, stamps = os.fsencode(self.root), list[bytes | None]()
+        archive = os.stat(root) if self._zipped else None
+        for name in self.names:
+            path = os.path.join(root, name.tobytes().rstrip(b"\0"))
             try:
-                about = zipped or os.stat(path)
+                about = archive or os.stat(path)
             except (OSError, ValueError):
                 stamps.append(None)
                 continue
@@ -91,43 +90,37 @@ class Files:
 
     def contents(self, rows: Sequence[int]) -> list[Picture | None]:
         """These photographs as ``decode`` takes them: paths, or the bytes in an archive."""
-        if not _is_zip(self.root):
+        if not self._zipped:
             return [self.root / self._name(row) for row in rows]
         archive = _open_zip(self.root, self.root.stat().st_mtime_ns)
         return [_read_member(archive, self._name(row)) for row in rows]
 
     def together(self) -> int:
-        """How many ``contents`` may give at once: of paths all, they take next to nothing."""
-        return BATCH if _is_zip(self.root) else max(1, len(self))
+        """How many ``contents`` may return at once: paths take next to nothing."""
+        return BATCH if self._zipped else max(1, len(self))
 
     def part(self, rows: Numbers) -> "Files":
-        """These rows alone."""
-        starts = np.concatenate([[0], self.ends[:-1]])[rows]
-        text = self.names.tobytes()
-        pieces = [text[start:end] for start, end in zip(starts.tolist(), self.ends[rows].tolist(), strict=True)]
-        return Files(self.root, np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([len(piece) for piece in pieces]))
+        """Select these rows."""
+        return Files(self.root, self.names[rows])
 
     def described(self) -> tuple[dict[str, Any], Arrays]:
-        """How another process opens them: the root as a word, the rest as arrays."""
-        return {"kind": "files", "root": str(self.root)}, {"names": self.names, "ends": self.ends}
+        """How another process opens them: with ``Files(**text, **arrays)``."""
+        return {"root": str(self.root)}, {"names": self.names}
 
-
-def _is_zip(root: Path) -> bool:
-    return root.suffix.lower() == ".zip" and root.is_file()
+    @property
+    def _zipped(self) -> bool:
+        return self.root.suffix.lower() == ".zip" and self.root.is_file()
 
 
 @lru_cache(maxsize=2)
 def _open_zip(path: Path, changed: int) -> zipfile.ZipFile:
-    """The archive, opened once: reading its list of members takes a second where there are many."""
-    return zipfile.ZipFile(path)
+    return zipfile.ZipFile(path)  # reading its list of members takes a second where there are many
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> bytes | None:
-    try:
+    with suppress(KeyError, zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error, *DAMAGE):
         if archive.getinfo(name).file_size <= MEMBER_BYTES:
             return archive.read(name)
-    except (KeyError, zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error, *DAMAGE):
-        pass
     return None  # decode refuses it
 
 
@@ -135,7 +128,7 @@ def _read_member(archive: zipfile.ZipFile, name: str) -> bytes | None:
 class Parquet:
     """Photographs as bytes in a column of a parquet file, plain or as Hugging Face's struct of bytes and path."""
 
-    file: Path
+    root: Path
     column: str
     rows: Numbers  # [N], in the file
     _reader: "list[_Reader]" = field(default_factory=list, repr=False)  # where the last reading ended
@@ -145,12 +138,12 @@ class Parquet:
 
     def name(self, row: int) -> str:
         """The file and the row."""
-        return f"{self.file} row {int(self.rows[row])}"
+        return f"{self.root} row {int(self.rows[row])}"
 
     def stamps(self) -> list[bytes | None]:
         """From the row, and the size of the file and the time of its last change."""
-        about = os.stat(self.file)
-        facts = f"{self.file}\0{self.column}\0{about.st_size}\0{about.st_mtime_ns}\0".encode()
+        about = os.stat(self.root)
+        facts = f"{self.root}\0{self.column}\0{about.st_size}\0{about.st_mtime_ns}\0".encode()
         return [hashlib.blake2b(facts + str(row).encode(), digest_size=16).digest() for row in self.rows.tolist()]
 
     def contents(self, rows: Sequence[int]) -> list[Picture | None]:
@@ -159,31 +152,24 @@ class Parquet:
         found = dict[int, Picture | None]()
         for row in np.unique(wanted).tolist():
             if not self._reader or not self._reader[0].reaches(row):
-                self._reader[:] = [_Reader(self.file, self.column, row)]
+                self._reader[:] = [_Reader(self.root, self.column, row)]
             found[row] = self._reader[0].take(row)
         return [found[row] for row in wanted.tolist()]
 
     def together(self) -> int:
-        """As many as have a few megabytes."""
-        return at_once(open_parquet(self.file), self.column)
+        """How many have a few megabytes together."""
+        return _at_once(open_parquet(self.root), self.column)
 
     def part(self, rows: Numbers) -> "Parquet":
-        """These rows alone."""
-        return Parquet(self.file, self.column, self.rows[rows])
+        """Select these rows."""
+        return Parquet(self.root, self.column, self.rows[rows])
 
     def described(self) -> tuple[dict[str, Any], Arrays]:
-        """The file as a word, the rows as an array."""
-        return {"kind": "parquet", "file": str(self.file), "column": self.column}, {"rows": self.rows}
+        """How another process opens them: with ``Parquet(**text, **arrays)``."""
+        return {"root": str(self.root), "column": self.column}, {"rows": self.rows}
 
 
 Pictures = Files | Parquet  # where N photographs are
-
-
-def open_pictures(about: dict[str, Any], arrays: Arrays) -> Pictures:
-    """What ``described`` gave, in another process."""
-    if about["kind"] == "files":
-        return Files(Path(about["root"]), arrays["names"], arrays["ends"])
-    return Parquet(Path(about["file"]), about["column"], arrays["rows"])
 
 
 class _Reader:
@@ -198,14 +184,15 @@ class _Reader:
             raise StorageFailure(f"{file} has changed since it was read: row {row} is gone; start again")
         self._end = int(ends[group])  # of the first group: a later row is better begun at its own group
         self._next = self._end - sizes[group]
-        groups = list(range(group, len(sizes)))
         self._batches: Iterator[Any] = parquet.iter_batches(
-            batch_size=at_once(parquet, column), row_groups=groups, columns=[column], use_threads=False
+            batch_size=_at_once(parquet, column),
+            row_groups=list(range(group, len(sizes))),
+            columns=[column],
+            use_threads=False,
         )
         self._batch: list[Any] = []
 
     def reaches(self, row: int) -> bool:
-        """Whether a row comes soon: later in this pass, and not far."""
         return bool(self._next - len(self._batch) <= row < max(self._end, self._next + 4 * BATCH))
 
     def take(self, row: int) -> bytes | NoBytes | None:
@@ -223,8 +210,7 @@ class _Reader:
         return NoBytes(str(path)) if path else None
 
 
-def at_once(parquet: Any, column: str) -> int:
-    """How many photographs of a column are read together: a few megabytes of them, by the file's own words."""
+def _at_once(parquet: Any, column: str) -> int:
     return max(1, min(BATCH, BATCH_BYTES // max(1, _average(parquet, column))))
 
 
@@ -241,7 +227,7 @@ def _average(parquet: Any, column: str) -> int:
 
 
 def column_bytes(parquet: Any, names: Sequence[str]) -> int:
-    """What these columns unpack to, by the file's own account."""
+    """The bytes that these columns unpack to, by the file's metadata."""
     about = parquet.metadata
     groups = [about.row_group(group) for group in range(about.num_row_groups)]
     chunks = [group.column(column) for group in groups for column in range(about.num_columns)]
@@ -254,7 +240,7 @@ def reason(error: BaseException) -> str:
 
 
 def open_parquet(file: Path) -> Any:
-    """The parquet file, by its header; what is read of it is read piece by piece."""
+    """Open a parquet file by its metadata; nothing else is read yet."""
     arrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
     try:
         return parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
@@ -268,7 +254,7 @@ KEPT = "kept/"  # begins the names of the arrays that say where each image is
 
 
 class Recent:
-    """Images that were decoded last, as decoded: at most so many bytes, the longest unused go first."""
+    """The images that were decoded last, within a budget of bytes; those unused for longest go first."""
 
     def __init__(self, most: int) -> None:
         self.most, self.bytes = most, 0
@@ -276,14 +262,14 @@ class Recent:
         self._lock = threading.Lock()
 
     def get(self, name: tuple[str, int]) -> Pixels | None:
-        """The image of that name, if it is there."""
+        """The image of that name, if it is still here."""
         with self._lock:
             if name in self._images:
                 self._images.move_to_end(name)
             return self._images.get(name)
 
     def keep(self, name: tuple[str, int], image: Pixels) -> None:
-        """Keep it, and let go of others."""
+        """Keep an image, and drop others."""
         with self._lock:
             if name in self._images or image.nbytes > self.most:
                 return
@@ -298,7 +284,7 @@ _RECENT: "weakref.WeakValueDictionary[tuple[bytes, int], Recent]" = weakref.Weak
 
 
 class Photographs:
-    """Images of a table. ``memory`` is how many bytes of images that are not in the store are kept in memory."""
+    """Images of a table. ``memory`` is the budget for images that are not in the store."""
 
     def __init__(
         self, source: Pictures, where: Arrays, shape: tuple[int, int, int], size: int | None, store: StoreReader,
@@ -325,7 +311,6 @@ class Photographs:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Pixels:
-        """As of an array, along the first axis."""
         rows = np.arange(len(self))[index]
         return self.take(rows) if rows.ndim else self.take(rows[None])[0]
 
@@ -340,10 +325,14 @@ class Photographs:
         """[ch, h, w] each, the photographs of these numbers as they are stored."""
         found: dict[int, Pixels] = {}
         for row in dict.fromkeys(index.tolist()):
-            if (record := self._stored(row)) is None and (record := self.recent.get((self.sha256, row))) is None:
-                continue
-            found[row] = record
-        for row, record in self._decoded(sorted(set(index.tolist()) - set(found))).items():
+            if (record := self._stored(row)) is not None or (record := self.recent.get((self.sha256, row))) is not None:
+                found[row] = record
+        rows, step, records = sorted(set(index.tolist()) - set(found)), self._source.together(), list[Pixels]()
+        if rows:
+            with quiet(), ThreadPoolExecutor(min(len(rows), cores())) as pool:
+                for part in (rows[start : start + step] for start in range(0, len(rows), step)):
+                    records += pool.map(self._decode_again, part, self._source.contents(part))
+        for row, record in zip(rows, records, strict=True):
             found[row] = record
             self.recent.keep((self.sha256, row), record)
         return [found[row] for row in index.tolist()]
@@ -357,7 +346,6 @@ class Photographs:
         return json.dumps(about), arrays | {f"{KEPT}{name}": values for name, values in self._where.items()}
 
     def _stored(self, row: int) -> Pixels | None:
-        """Read it from the store; None where it is not there, or damaged."""
         offset = int(self._where["offset"][row])
         if self._file is None or offset < 0:
             return None
@@ -366,17 +354,8 @@ class Photographs:
             return None
         return record if zlib.crc32(record.data) == self._where["crc"][row] else None
 
-    def _decoded(self, rows: list[int]) -> dict[int, Pixels]:
-        if not rows:
-            return {}
-        step, records = self._source.together(), list[Pixels]()
-        with quiet(), ThreadPoolExecutor(min(len(rows), cores())) as pool:
-            for part in (rows[start : start + step] for start in range(0, len(rows), step)):
-                records += pool.map(self._decode_again, part, self._source.contents(part))
-        return dict(zip(rows, records, strict=True))
-
     def _decode_again(self, row: int, content: Picture | None) -> Pixels:
-        """The same pixels as at the first pass; what the store has lost is written there again."""
+        """The same pixels as in the first pass; what the store has lost is written there again."""
         name = self._source.name(row)
         try:
             record = decode(content, self._size)
@@ -390,10 +369,12 @@ class Photographs:
 
 
 def open_photographs(text: str, arrays: Arrays) -> Photographs:
-    """What ``described`` gave, in another process."""
+    """Open in another process what ``described`` returned."""
     about = json.loads(text)
     where = {name.removeprefix(KEPT): values for name, values in arrays.items() if name.startswith(KEPT)}
-    source = open_pictures(about["pictures"], arrays)
+    own: dict[str, Any] = {name: values for name, values in arrays.items() if not name.startswith(KEPT)}
+    own |= about["pictures"] | {"root": Path(about["pictures"]["root"])}
+    source = Parquet(**own) if "rows" in own else Files(**own)
     store = StoreReader(Path(about["folder"]), bytes.fromhex(about["number"]))
     return Photographs(source, where, tuple(about["shape"]), about["size"], store, about["memory"], about["sha256"])
 
@@ -414,126 +395,159 @@ Say = Callable[[str, int, int], None]  # the stage, how much is done, of how muc
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Say nothing."""
+    """Report nothing."""
 
 
 class DifferentSizes(Exception):
     """Photographs that cannot be used as they are; the message says which and why."""
 
 
-@dataclass(frozen=True)
-class Scanned:
-    """What a pass found: the entry of each photograph, why some have none, the training pixels' values."""
+class Scan:
+    """What is known of N photographs once all have been decoded: an entry for each, or why it cannot be read."""
 
-    good: Bools  # [N]
-    broken: dict[int, str]  # why, by row
-    photographs: Callable[[Numbers], Photographs]  # of these rows, all good
-    counts: Counts
-    gray: bool
-    on_disk: int  # bytes of these photographs in the store
-    beyond: int  # how many are not in the store
-    sha256: npt.NDArray[np.void]  # [N], of each photograph's pixels
-    size: int | None  # what the shorter side was scaled to
-    scaled: str = ""  # why, where nobody asked for it
+    def __init__(self, source: Pictures, train: Bools, size: int | None, memory: int) -> None:
+        self.source, self.train, self.size, self.memory = source, train, size, memory
+        self.scaled = ""  # why photographs were scaled although no size was given
+        self.stamps = source.stamps()
+        self.forget()
 
-
-def scan(source: Pictures, name: str, size: int | None, side: int, train: Bools, cache: Cache, say: Say) -> Scanned:
-    """Decode whatever the store does not have; ``name`` is the table's own, and decides which store it is.
-
-    Without a ``size``, photographs that all have one are used as they are, unless they are large. Others are scaled to
-    ``side``.
-    """
-    if size is not None:
-        return _scan(source, name, size, train, cache, say)
-    try:
-        return _scan(source, name, None, train, cache, say)
-    except DifferentSizes as reason:
-        return replace(_scan(source, name, side, train, cache, say), scaled=str(reason))
-
-
-def _scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cache, say: Say) -> Scanned:
-    def waiting() -> None:
-        say("waiting for another process that reads this table", 0, 0)
-
-    about = json.dumps([name, size, DECODER, PIL.__version__])  # one table, one way and version of decoding
-    with open_store(cache, hashlib.sha256(about.encode()).hexdigest()[:32], waiting) as store:
-        seen = _Pass(source.stamps(), train)
-        seen.recall(store.entries())
-        room = make_room(cache, store, needed := seen.bytes_to_store(size))
-        if room < needed and store.taken > 2 * seen.stored_bytes():  # most of it is of photographs that were changed
-            store.begin_again()
-            seen = _Pass(seen.stamps, train)
-            room = make_room(cache, store, seen.bytes_to_store(size))
-        todo = seen.todo(room)
-        done = len(source) - len(todo)
-        if size is None:
-            _check_sizes(source, seen.entries, seen.good)
-        for rows, found in _decode_chunks(source, todo, size):
-            room -= seen.add(store, rows, found, room)
-            done += len(rows)
-            say(READING, done, len(source))
-            if size is None:
-                _check_sizes(source, seen.entries, seen.good)
-        good, entries = seen.good, seen.entries
-        gray = bool((entries["channels"][good] == 1).all())
-        channels, reader = 1 if gray else 3, StoreReader(store.folder, store.number)
-
-        def photographs(rows: Numbers) -> Photographs:
-            mine = entries[rows]
-            where = {name: mine[name].astype(np.int64) for name in ("offset", "crc", "channels", "height", "width")}
-            height, width = (size, size) if size else (int(mine["height"][0]), int(mine["width"][0]))
-            digest = hashlib.sha256(f"{channels}\n".encode() + mine["sha256"].tobytes()).hexdigest()
-            shape = channels, height, width
-            return Photographs(source.part(rows), where, shape, size, reader, cache.memory, digest)
-
-        counts = _all_counts(store, seen, photographs, size, say)
-    beyond = int((good & (entries["offset"] == NOT_STORED)).sum())
-    on_disk = seen.stored_bytes()
-    return Scanned(good, seen.broken, photographs, counts, gray, on_disk, beyond, entries["sha256"], size)
-
-
-class _Pass:
-    def __init__(self, stamps: list[bytes | None], train: Bools) -> None:
-        self.stamps, self.train = stamps, train
-        self.entries: Entries = np.zeros(len(stamps), ENTRY)
-        self.good, self.counted = np.zeros(len(stamps), bool), np.zeros(len(stamps), bool)
-        self.broken: dict[int, str] = {}
+    def forget(self) -> None:
+        """Begin again: nothing is known of any photograph."""
+        self.entries: Entries = np.zeros(len(self.stamps), ENTRY)
+        self.good, self.counted = np.zeros(len(self.stamps), bool), np.zeros(len(self.stamps), bool)
+        self.broken: dict[int, str] = {}  # why, by row
         self.counts: Counts = np.zeros((3, 256), np.int64)  # of the training photographs that are ``counted``
 
-    def recall(self, stored: Entries) -> None:
+    @property
+    def sizes(self) -> Numbers:
+        """[N], the bytes of each photograph's pixels."""
+        sizes: Numbers = self.entries["height"].astype(np.int64) * self.entries["width"] * self.entries["channels"]
+        return sizes
+
+    @property
+    def beyond(self) -> Bools:
+        """[N], which photographs there was no room for in the store."""
+        beyond: Bools = self.good & (self.entries["offset"] == NOT_STORED)
+        return beyond
+
+    @property
+    def on_disk(self) -> int:
+        """The bytes of these photographs in the store."""
+        return int(self.sizes[self.good & ~self.beyond].sum())
+
+    @property
+    def channels(self) -> int:
+        """1 if all photographs are gray, otherwise 3."""
+        return 1 if (self.entries["channels"][self.good] == 1).all() else 3
+
+    def photographs(self, rows: Numbers) -> "Photographs":
+        """The photographs of these rows, which must be good."""
+        mine = self.entries[rows]
+        where = {name: mine[name].astype(np.int64) for name in ("offset", "crc", "channels", "height", "width")}
+        height, width = (self.size,) * 2 if self.size else (int(mine["height"][0]), int(mine["width"][0]))
+        digest = hashlib.sha256(f"{self.channels}\n".encode() + mine["sha256"].tobytes()).hexdigest()
+        shape = self.channels, height, width
+        return Photographs(self.source.part(rows), where, shape, self.size, self.store, self.memory, digest)
+
+    def run(self, store: Store, cache: Cache, say: Say) -> None:
+        """Decode every photograph that the store does not have."""
+        self._recall(store)
+        needed = self._bytes_to_store()
+        room = make_room(cache, store, needed)
+        if room < needed and store.taken > 2 * self.on_disk:  # most of it belongs to photographs that were changed
+            store.begin_again()
+            self.forget()
+            room = make_room(cache, store, self._bytes_to_store())
+        self.store = StoreReader(store.folder, store.number)
+        fits = np.cumsum(np.where(self.beyond, self.sizes, 0)) <= room
+        todo = np.flatnonzero(~self.good | (self.beyond & fits))
+        done = len(self.good) - len(todo)
+        self._check_sizes()
+        for rows, found in _decode_chunks(self.source, todo, self.size):
+            room -= self._add(store, rows, found, room)
+            done += len(rows)
+            say(READING, done, len(self.good))
+            self._check_sizes()
+        self._count_the_rest(store, say)
+
+    def _recall(self, store: Store) -> None:
+        stored = store.entries()
         entry_of = {stamp: at for at, stamp in enumerate(stored["stamp"].tolist())}
         found = np.array([-1 if stamp is None else entry_of.get(stamp, -1) for stamp in self.stamps], np.int64)
         self.good = found >= 0
         self.entries[self.good] = stored[found[self.good]]
 
-    def bytes_to_store(self, size: int | None) -> int:
-        """What the photographs that are not in the store will take there, as far as that is known."""
-        size_of_one = 4 * size**2 if size is not None else int(_bytes(self.entries).max(initial=0))  # sides of 4 : 3
-        return int((~self.good | (self.entries["offset"] == NOT_STORED)).sum()) * size_of_one
+    def _bytes_to_store(self) -> int:
+        one = 4 * self.size**2 if self.size is not None else int(self.sizes.max(initial=0))  # sides of 4 : 3
+        return int((~self.good | self.beyond).sum()) * one
 
-    def stored_bytes(self) -> int:
-        return int(_bytes(self.entries)[self.good & (self.entries["offset"] != NOT_STORED)].sum())
+    def _check_sizes(self) -> None:
+        if self.size is not None:
+            return
+        rows = np.flatnonzero(self.good)
+        height, width = self.entries["height"][rows], self.entries["width"][rows]
+        if len(other := np.flatnonzero((height != height[:1]) | (width != width[:1]))):
+            one, two = (f"{self.source.name(int(rows[n]))} is {width[n]}×{height[n]}" for n in (0, other[0]))
+            raise DifferentSizes(f"photographs have different sizes ({one}, {two})")
+        if len(rows) and max(height[0], width[0]) > AS_THEY_ARE:
+            raise DifferentSizes(f"photographs are large ({width[0]}×{height[0]})")
 
-    def todo(self, room: int) -> Numbers:
-        """The photographs to decode: those that are not known, and known ones for which there is room now."""
-        beyond = self.good & (self.entries["offset"] == NOT_STORED)
-        fits = np.cumsum(np.where(beyond, _bytes(self.entries), 0)) <= room
-        return np.flatnonzero(~self.good | (beyond & fits))
-
-    def add(self, store: Store, rows: Numbers, found: "list[_Decoded | str]", room: int) -> int:
-        """Take what a chunk's decoding gave, and store it; the bytes that were written."""
+    def _add(self, store: Store, rows: Numbers, found: "list[_Decoded | str]", room: int) -> int:
         self.broken |= {int(row): result for row, result in zip(rows, found, strict=True) if isinstance(result, str)}
         fine = rows[[not isinstance(result, str) for result in found]]
-        made = [result for result in found if not isinstance(result, str)]
-        entries = np.zeros(len(made), ENTRY)
-        for position, (row, result) in enumerate(zip(fine.tolist(), made, strict=True)):
+        decoded = [result for result in found if not isinstance(result, str)]
+        entries = np.zeros(len(decoded), ENTRY)
+        for position, (row, result) in enumerate(zip(fine.tolist(), decoded, strict=True)):
             facts = (self.stamps[row] or b"", result.sha256, NOT_STORED, result.crc, *result.pixels.shape[1:])
             entries[position] = (*facts, result.pixels.shape[0], b"", 0)
             if self.train[row]:
                 self.counts += result.counts
-        written = store.append(entries, [result.pixels for result in made], room)
+        written = store.append(entries, [result.pixels for result in decoded], room)
         self.entries[fine], self.good[fine], self.counted[fine] = entries, True, True
         return written
+
+    def _count_the_rest(self, store: Store, say: Say) -> None:
+        """Count the values of training pixels that were not decoded in this pass, unless the store has the counts."""
+        train = self.train & self.good
+        digest = hashlib.sha256(self.entries["sha256"][train].tobytes()).hexdigest()
+        path = store.folder / f"counts-{digest[:32]}.json"
+        areas = self.entries["height"][train].astype(np.int64) * self.entries["width"][train]
+        known = _read_counts(path, int(areas.sum()) if self.size is None else int(train.sum()) * self.size**2)
+        if known is not None or not train.any():
+            self.counts = self.counts if known is None else known
+            return
+        rest = np.flatnonzero(train & ~self.counted)
+        step = _together(int(self.sizes[rest].max(initial=0)))
+        for start in range(0, len(rest), step):
+            self.counts += count_values(self.photographs(rest[start : start + step])[:])
+            say("measuring the photographs", min(start + step, len(rest)), len(rest))
+        with suppress(UserError):  # the disk is full: they are counted again another time
+            write_whole(path, json.dumps({"counts": self.counts.tolist()}).encode())
+
+
+def scan(source: Pictures, name: str, size: int | None, side: int, train: Bools, cache: Cache, say: Say) -> Scan:
+    """Decode whatever the store does not have; ``name`` decides which store it is.
+
+    Without a ``size``, photographs that all have one are used as they are, unless they are large. Others are scaled to
+    ``side``.
+    """
+
+    def attempt(size: int | None) -> Scan:
+        about = json.dumps([name, size, DECODER, PIL.__version__])  # one table, one way and version of decoding
+        key = hashlib.sha256(about.encode()).hexdigest()[:32]
+        with open_store(cache, key, lambda: say("waiting for another process that reads this table", 0, 0)) as store:
+            found = Scan(source, train, size, cache.memory)
+            found.run(store, cache, say)
+        return found
+
+    if size is not None:
+        return attempt(size)
+    try:
+        return attempt(None)
+    except DifferentSizes as reason:
+        found = attempt(side)
+        found.scaled = str(reason)
+        return found
 
 
 @dataclass(frozen=True)
@@ -545,9 +559,9 @@ class _Decoded:
 
 
 def _decode_chunks(source: Pictures, todo: Numbers, size: int | None) -> Iterator[tuple[Numbers, list[_Decoded | str]]]:
-    """Chunk after chunk, decoded in threads; a text says why one could not be.
+    """Decode chunk after chunk in threads; a text says why a photograph cannot be used.
 
-    Where no size is given, how large photographs are is known from those before.
+    Where no size is given, those before show how large photographs are.
     """
     most, largest, start = source.together() if len(todo) else 1, 4 * (size or 0) ** 2, 0
     with quiet(), ThreadPoolExecutor(cores()) as pool:
@@ -560,7 +574,6 @@ def _decode_chunks(source: Pictures, todo: Numbers, size: int | None) -> Iterato
 
 
 def _together(size: int) -> int:
-    """How many photographs of that many bytes are in memory at once."""
     return max(FEW, min(CHUNK, CHUNK_BYTES // max(1, size)))
 
 
@@ -582,47 +595,11 @@ def count_values(images: Pixels) -> Counts:
     return np.broadcast_to(np.stack(channels), (3, 256)).astype(np.int64)
 
 
-def _check_sizes(source: Pictures, entries: Entries, good: Bools) -> None:
-    rows = np.flatnonzero(good)
-    height, width = entries["height"][rows], entries["width"][rows]
-    if len(other := np.flatnonzero((height != height[:1]) | (width != width[:1]))):
-        one, two = (f"{source.name(int(rows[at]))} is {width[at]}×{height[at]}" for at in (0, other[0]))
-        raise DifferentSizes(f"photographs have different sizes ({one}, {two})")
-    if len(rows) and max(height[0], width[0]) > AS_THEY_ARE:
-        raise DifferentSizes(f"photographs are large ({width[0]}×{height[0]})")
-
-
-def _all_counts(
-    store: Store, seen: _Pass, photographs: Callable[[Numbers], Photographs], size: int | None, say: Say
-) -> Counts:
-    """The values of all training pixels; photographs not decoded in this pass are read, unless the counts are kept."""
-    train, counts = seen.train & seen.good, seen.counts.copy()
-    rest = np.flatnonzero(train & ~seen.counted)
-    digest = hashlib.sha256(seen.entries["sha256"][train].tobytes()).hexdigest()
-    path = store.folder / f"counts-{digest[:32]}.json"
-    areas = seen.entries["height"][train].astype(np.int64) * seen.entries["width"][train]
-    known = _read_counts(path, int(areas.sum()) if size is None else int(train.sum()) * size**2)
-    if known is not None or not train.any():
-        return counts if known is None else known
-    step = _together(int(_bytes(seen.entries[rest]).max(initial=0)))
-    for start in range(0, len(rest), step):
-        counts += count_values(photographs(rest[start : start + step])[:])
-        say("measuring the photographs", min(start + step, len(rest)), len(rest))
-    with suppress(UserError):  # the disk is full: they are counted again another time
-        write_whole(path, json.dumps({"counts": counts.tolist()}).encode())
-    return counts
-
-
 def _read_counts(path: Path, pixels: int) -> Counts | None:
-    """The counts that were kept for these images, if they can be theirs."""
+    """The stored counts, if they can be those of images with so many pixels."""
     try:
         values = np.array(parse_json(read_content(path) or b"")["counts"])
     except (UserError, ValueError, TypeError, KeyError):
         return None
     fits = values.shape == (3, 256) and values.dtype.kind == "i" and (values >= 0).all()
     return values.astype(np.int64) if fits and (values.sum(axis=1) == pixels).all() else None
-
-
-def _bytes(entries: Entries) -> npt.NDArray[np.int64]:
-    taken: npt.NDArray[np.int64] = entries["height"].astype(np.int64) * entries["width"] * entries["channels"]
-    return taken

@@ -278,7 +278,6 @@ PUBLISHED = tuple(map(_make_source, _TABLE))
 
 
 def _twins(facts: PublishedSet) -> list[PublishedSet]:
-    """Other sets with files of the same names: MNIST and Fashion-MNIST."""
     files = {layout.train for layout in facts.layouts}
     return [other for other in SETS.values() if other.name != facts.name and files & {x.train for x in other.layouts}]
 
@@ -301,7 +300,7 @@ def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...])
     strange = [path for path, found in zip(paths, status, strict=True) if found == OTHER]
     images: Images
     if layout.kind == "idx":
-        pixels, numbers = (_read_idx(path, raw) for path, raw in zip(paths, raws, strict=True))
+        pixels, numbers = (binary.idx(raw, path) for path, raw in zip(paths, raws, strict=True))
         images, labels = binary.join(
             pixels, numbers, (paths[0], paths[1]), classes=len(facts.classes), first=facts.first
         )
@@ -313,10 +312,6 @@ def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...])
         given, wanted = list(images.shape[1:]), list(facts.shape)
         raise UserError(f"{paths[0]} has images of {given}, but {facts.name} has {wanted}; use it as arrays:FILE.npz")
     return Split(images, labels), strange
-
-
-def _read_idx(path: Path, raw: bytes) -> Images:
-    return binary.idx(raw, path, dimensions=3 if "images" in path.name else 1)
 
 
 def _read_batch(facts: PublishedSet, layout: FileLayout, path: Path, raw: bytes) -> tuple[Images, Labels]:
@@ -332,7 +327,7 @@ def _examine(facts: PublishedSet, layout: FileLayout, path: Path) -> Finding:
     try:
         raw = binary.read_file(path)
         status = _checksum(facts, path, raw)
-        held = _read_idx(path, raw) if layout.kind == "idx" else _read_batch(facts, layout, path, raw)[0]
+        held = binary.idx(raw, path) if layout.kind == "idx" else _read_batch(facts, layout, path, raw)[0]
     except UserError as error:
         return Finding(str(path), size, DAMAGED, str(error))
     return Finding(str(path), size, status, f"{len(held):,} {'labels' if held.ndim == 1 else 'images'}")

@@ -1,34 +1,36 @@
-"""The registry of data sources, and the text by which ``--data`` names one; nothing here uses a network.
+"""The registry of data sources, and how the text of ``--data`` becomes an image set; nothing here uses a network.
 
 ``digits``, ``inaturalist(balance=0, size=64)``, ``folder:DIR(size=64)``, ``package.module:function(knob=value)``. The
 options of a path are its last pair of parentheses, if that has the form ``(option=value, ...)``; a file or folder of
-exactly the given name wins. The old spelling ``table:FILE.csv?size=128&broken=skip`` is still read, with a note.
+exactly the given name wins.
 """
 
 import inspect
 import os
 import re
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.limits import user_path
-from unskew.core.text import Call, Value, apply, parse_call
-from unskew.core.types import Examples, ImageSet
-from unskew.data.arrays import ARRAYS, load_from_function
+from unskew.core.text import Value, apply, cut, parse_call
+from unskew.core.types import Examples, ImageSet, Split
+from unskew.core.units import counted, format_bytes
+from unskew.data.arrays import ARRAYS, load_from_function, moments
 from unskew.data.coco import COCO
 from unskew.data.folders import CINIC10, FOLDER, OMNIGLOT, TINY_IMAGENET
 from unskew.data.hugging_face import HUGGING_FACE
 from unskew.data.inaturalist import INATURALIST
-from unskew.data.interface import OWN, Finding, Request, Source, split_options
+from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, OWN, Finding, Request, Rows, Source, split_options
 from unskew.data.landmarks import LANDMARKS
-from unskew.data.photo_sources import describe_images
-from unskew.data.photographs import Say, silent
+from unskew.data.photographs import Pictures, Say, Scan, scan, silent
 from unskew.data.published import PUBLISHED
 from unskew.data.review import review, summarize
-from unskew.data.rows import Rows, is_number
-from unskew.data.store import Cache
+from unskew.data.store import Cache, cache_of
 from unskew.data.tables import TABLE
 
 SOURCES: dict[str, Source] = {
@@ -37,6 +39,9 @@ SOURCES: dict[str, Source] = {
         *PUBLISHED, INATURALIST, LANDMARKS, CINIC10, TINY_IMAGENET, OMNIGLOT, FOLDER, TABLE, COCO, HUGGING_FACE, ARRAYS
     )
 }  # fmt: skip
+SIDE = 224  # pixels: the size of photographs if no network is known
+NAMED = 5  # photographs in a message
+SAMPLED = 50  # check looks for every 50th picture of a published set
 
 
 def parse(
@@ -47,25 +52,43 @@ def parse(
     A user's function is not in the registry: see ``is_function``. The parameters are described in ``Request``.
     """
     kind, colon, rest = text.partition(":")
-    base = re.split(r"[(?]", text)[0].strip()
-    path, query = "", ""
+    base, path = text.partition("(")[0].strip(), ""
     if colon and kind in SOURCES and SOURCES[kind].path:
         base = kind
-        path, options, query = split_options(rest)
+        path, options = split_options(rest)
         call = parse_call(f"{kind}({options})", "data set")
     elif base not in SOURCES or SOURCES[base].path:
         known = [*(source.spelling for source in SOURCES.values()), "package.module:function"]
-        hint = _hint(text) or nearest(text.lower(), known)
-        raise UserError(f"no data set is called {brief(text)}; {hint}")
-    elif "?" in text.partition("(")[0]:
-        query = text.partition("?")[2]
+        raise UserError(f"no data set is called {brief(text)}; {_hint(text) or nearest(text.lower(), known)}")
     else:
         call = parse_call(text, "data set")
-    if query:
-        call = _parse_query(base, query, text)
-    request = Request(text, call, path, bool(query), data_dir, cache, say, side)
+    request = Request(text, call, path, data_dir, cache, say, side)
     _options(request)
     return SOURCES[base], request
+
+
+def _hint(text: str) -> str:
+    path = text.partition("(")[0]
+    kind = {".csv": "table", ".tsv": "table", ".parquet": "table", ".npz": "arrays", ".zip": "folder"}
+    kind |= {".json": "coco", "": "folder"}
+    suffix = Path(path).suffix.lower()
+    is_path = suffix in kind and (suffix or os.path.isdir(user_path(path)))
+    return f"did you mean {kind[suffix]}:{text}?" if is_path else ""
+
+
+def _options(request: Request) -> dict[str, Any]:
+    source = SOURCES[request.call.name]
+    functions = [function for function in (source.rows, load_photographs if source.rows else source.load) if function]
+    parameters = [each for function in functions for each in inspect.signature(function).parameters.values()]
+
+    def collect(**given: Value) -> dict[str, Value]:
+        return given
+
+    collect.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    )
+    options: dict[str, Any] = apply(request.call, collect, "data set")
+    return options
 
 
 def is_function(text: str) -> bool:
@@ -79,32 +102,38 @@ def load(
 ) -> ImageSet:
     """Load the image set of that text; the parameters are described in ``Request``."""
     if is_function(text):
-        images, old, own = load_from_function(text, data_dir), list[str](), True
+        images, own = load_from_function(text, data_dir), True
     else:
         source, request = parse(text, data_dir, cache, say, side)
-        images, own = source.load(request, **_options(request)), source.origin == OWN
-        old = [f"the next release will not accept the spelling with ?; write {request.spell()}"] * request.old
-    notes = review(summarize(images)) if own else []
-    return replace(images, notes=(*images.notes, *notes, *old))
+        images, own = _load(source, request, _options(request)), source.origin == OWN
+    return replace(images, notes=(*images.notes, *review(summarize(images)))) if own else images
+
+
+def _load(source: Source, request: Request, options: dict[str, Any]) -> ImageSet:
+    if source.load is not None:
+        return source.load(request, **options)
+    return load_photographs(source, request, **options)
 
 
 def load_examples(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> Examples:
-    """Load the training examples without their images: photographs are not read unless that is needed."""
+    """Load the training examples without their images: photographs are read only if broken ones are to be skipped."""
     if not is_function(text):
         source, request = parse(text, data_dir, cache, say)
-        if source.examples is not None:
-            return source.examples(request, **_options(request))
+        options = _options(request)
+        if source.rows is not None and options.get("broken") != "skip":
+            rows = _read_rows(source, request, **options)
+            train = rows.part(np.flatnonzero(~rows.test))
+            return Examples(train.labels, train.classes, train.users, train.places)
     return load(text, data_dir, cache, say).examples
 
 
 def load_rows(text: str, data_dir: Path | None) -> Rows:
     """List the photographs of a published set, as ``unskew data table`` writes them."""
     source, request = parse(text, data_dir)
-    if source.rows is None:
-        tables = ", ".join(other.name for other in SOURCES.values() if other.rows)
-        raise UserError(f"{text} does not consist of image files; give one of {tables}")
-    options = {option: value for option, value in _options(request).items() if option not in ("size", "broken")}
-    return source.rows(request, **options)
+    if source.rows is None or source.path:
+        tables = ", ".join(other.name for other in SOURCES.values() if other.rows and not other.path)
+        raise UserError(f"{text} is not a published set of image files; give one of {tables}")
+    return _read_rows(source, request, **_options(request))
 
 
 def check(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> list[Finding]:
@@ -115,17 +144,23 @@ def check(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say
     where = Path(text)
     if not is_function(text):
         source, request = parse(text, data_dir, cache, say)
+        options = _options(request)
         if source.check is not None:
-            found = source.check(request, **_options(request))
-            return [
-                replace(each, notes=(*each.notes, *review(each.summary))) if each.summary else each for each in found
-            ]
+            return source.check(request, **options)
+        if source.rows is not None:
+            return _check_photographs(source, request, **options)
         where = user_path(request.path) if request.path else where
-    return [describe_images(where, load(text, data_dir, cache, say))]
+    return [_describe(where, load(text, data_dir, cache, say))]
+
+
+def _describe(where: Path, images: ImageSet) -> Finding:
+    detail = f"{len(images.train):,} training and {len(images.test):,} test images"
+    size = where.stat().st_size if where.is_file() else images.train.images.nbytes + images.test.images.nbytes
+    return Finding(str(where), size, NO_CHECKSUM, detail, images.notes, summarize(images))
 
 
 def locate(text: str, data_dir: Path | None) -> Path | None:
-    """Find the folder of a published set; None where there is nothing to find, a UserError where it is not there."""
+    """Find the folder of a published set; None where there is nothing to find, a UserError where it is missing."""
     source = None if is_function(text) else parse(text)[0]
     return None if source is None or source.locate is None else source.locate(data_dir)
 
@@ -146,62 +181,137 @@ def survey(data_dir: Path | None) -> list[tuple[Source, str]]:
 
 def make_absolute(text: str) -> str:
     """Make the paths in a data set's text absolute, so that a run can be resumed from any folder."""
-    if is_function(text) or re.split(r"[:(?]", text)[0].strip() not in SOURCES:
+    if is_function(text) or re.split(r"[:(]", text)[0].strip() not in SOURCES:
         return text
     request, changed = parse(text)[1], {}
     if split := request.call.knobs.get("split"):
         changed["split"] = str(user_path(str(split)).absolute())
     named = SOURCES[request.call.name].remote and not user_path(request.path).exists()
     path = "" if named or not request.path else str(user_path(request.path).absolute())
-    return _spell(replace(request, path=path or request.path), **changed) if path or changed else text
+    return replace(request, path=path or request.path).spell(**changed) if path or changed else text
 
 
 def find_moved(text: str, data_dir: Path | None) -> str:
-    """Return the text of a user's own data; where they have moved to ``data_dir``, the text that finds them there."""
+    """Return the text of a user's own data; if they have moved to ``data_dir``, the text that finds them there."""
     if is_function(text) or not (path := (request := parse(text)[1]).path) or os.path.lexists(user_path(path)):
         return text
     if SOURCES[request.call.name].remote:
         return text
     if data_dir is not None and os.path.lexists(found := data_dir / Path(path).name):
-        return _spell(replace(request, path=str(found)))
+        return replace(request, path=str(found)).spell()
     raise UserError(f"{path} does not exist; if it has moved, give its new folder as --data-dir DIR")
 
 
-def _hint(text: str) -> str:
-    """The text that was meant, where it is a file or folder without its kind."""
-    path = re.split(r"\(|\?", text)[0]
-    kind = {".csv": "table", ".tsv": "table", ".parquet": "table", ".npz": "arrays", ".zip": "folder"}
-    kind |= {".json": "coco", "": "folder"}
-    suffix = Path(path).suffix.lower()
-    is_path = suffix in kind and (suffix or os.path.isdir(user_path(path)))
-    return f"did you mean {kind[suffix]}:{text}?" if is_path else ""
+def load_photographs(
+    source: Source, request: Request, *, size: int | None = None, broken: str = "stop", **options: Any
+) -> ImageSet:
+    """Decode the photographs of a source.
+
+    ``size`` is the side in pixels of the images; ``broken`` is stop, or skip to leave out what cannot be read.
+    """
+    rows = _read_rows(source, request, size=size, broken=broken, **options)
+    return _assemble(request, rows, _scan(request, rows, size), broken)
 
 
-def _spell(request: Request, **changed: Value) -> str:
-    """The text in the spelling that it had: that of a stored configuration must not change."""
-    if not request.old:
-        return request.spell(**changed)
-    head = f"{request.call.name}:{request.path}" if request.path else request.call.name
-    return f"{head}?{'&'.join(f'{knob}={value}' for knob, value in {**request.call.knobs, **changed}.items())}"
+def _read_rows(
+    source: Source, request: Request, *, size: int | None = None, broken: str = "stop", **options: Any
+) -> Rows:
+    if size is not None and not 1 <= size <= 4096:
+        raise UserError(f"{cut(request.name)}: size={cut(str(size))} must be from 1 to 4096, as in (size=128)")
+    if broken not in ("stop", "skip"):
+        raise UserError(f"{cut(request.name)}: broken={cut(broken)}: {nearest(broken, ('stop', 'skip'))}")
+    assert source.rows is not None
+    if source.locate is None:
+        return source.rows(request, **options)
+    folder = source.locate(request.data_dir)
+    request.say(f"reading the files of {source.name} in {folder}", 0, 0)
+    return source.rows(folder, **options)
 
 
-def _options(request: Request) -> dict[str, Any]:
-    """The options by name, checked against the parameters of the source."""
-
-    def collect(**given: Value) -> dict[str, Value]:
-        return given
-
-    parameters = list(SOURCES[request.call.name].options.values())
-    collect.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    options: dict[str, Any] = apply(request.call, collect, "data set")
-    return options
+def _scan(request: Request, rows: Rows, size: int | None) -> Scan:
+    store = str([request.call.name, str(user_path(request.path).absolute()) if request.path else "", str(rows.root)])
+    cache = request.cache or cache_of()
+    return scan(rows.pictures, store, size, request.side or SIDE, ~rows.test, cache, request.say)
 
 
-def _parse_query(name: str, query: str, text: str) -> Call:
-    knobs: dict[str, Value] = {}
-    for pair in query.split("&"):
-        knob, equals, value = pair.partition("=")
-        if not equals or not knob or not value or knob in knobs:
-            raise UserError(f"{brief(text)}: {brief(pair)} is not an option; give {name}(option=value), each once")
-        knobs[knob] = int(value) if is_number(value) else value
-    return Call(name, (), knobs, 0, text)
+def _check_photographs(
+    source: Source, request: Request, *, size: int | None = None, broken: str = "stop", **options: Any
+) -> list[Finding]:
+    """Return a finding for each broken photograph, then one for the whole; of a published set only look for some."""
+    rows = _read_rows(source, request, size=size, broken=broken, **options)
+    if source.locate is not None:
+        train, sample = int(np.count_nonzero(~rows.test)), rows.paths[::SAMPLED]
+        present = sum((rows.root / path).is_file() for path in sample)
+        numbers = f"{train:,} training and {len(rows) - train:,} test images of {len(rows.classes):,} classes"
+        detail = f"{numbers}; of {counted(len(sample), 'picture')} looked for, {present:,} exist"
+        return [Finding(str(rows.root), 0, NO_CHECKSUM, detail, rows.notes)]
+    found, pictures = _scan(request, rows, size), rows.pictures
+    findings = [Finding(pictures.name(row), 0, BROKEN, why) for row, why in sorted(found.broken.items())]
+    if findings and broken == "stop":
+        share = f"{len(findings):,} of {counted(len(pictures), 'photograph')} cannot be read"
+        detail = f"{share}; replace them, or leave them out: {request.spell(broken='skip')}"
+        return [*findings, Finding(request.name, 0, DAMAGED, detail)]
+    whole = _describe(user_path(request.path), _assemble(request, rows, found, broken))
+    notes = review(whole.summary) if whole.summary else []
+    return [*findings, replace(whole, notes=(*whole.notes, *notes))]
+
+
+def _assemble(request: Request, rows: Rows, found: Scan, broken: str) -> ImageSet:
+    name, cache, size, pictures = request.name, request.cache or cache_of(), found.size, rows.pictures
+    notes = [*rows.notes, *_note_broken(request, pictures, found, broken), *_note_repeated(pictures, rows, found)]
+    if found.scaled:
+        which = "size of photographs if no network is given" if request.side is None else "network's input size"
+        to = f"all are scaled and cropped to {size}×{size}, the {which}"
+        notes.append(f"{found.scaled}: {to}; (size={size}) sets it for every network")
+    elif size is not None:
+        notes.append(f"photographs are scaled and cropped to {size}×{size}")
+    parts = [np.flatnonzero(found.good & part) for part in (~rows.test, rows.test)]
+    for part, numbers in zip(("train", "test"), parts, strict=True):
+        if not len(numbers):
+            raise UserError(f"{name} has no photographs in the {part} part; add rows with split = {part}")
+    train, test = (rows.part(numbers) for numbers in parts)
+    first, second = (Split(found.photographs(numbers), rows.labels[numbers]) for numbers in parts)
+    mean, std = moments(found.counts[: found.channels])
+    disk = f"{format_bytes(found.on_disk)} on disk (at most {format_bytes(cache.disk)})"
+    notes.append(f"images: {disk}, at most {format_bytes(cache.memory)} in memory")
+    if beyond := int(found.beyond.sum()):
+        limit = f"--cache-disk {format_bytes(cache.disk)} (or half of the free space there)"
+        notes.append(f"{counted(beyond, 'photograph')} beyond {limit}: each is decoded again when it is needed")
+    images = ImageSet(name, rows.classes, first, second, mean, std, notes=tuple(notes))
+    return replace(images, users=train.users, test_users=test.users, places=train.places)
+
+
+def _note_broken(request: Request, pictures: Pictures, found: Scan, broken: str) -> list[str]:
+    if not found.broken:
+        return []
+    first = [f"{pictures.name(row)} {why}" for row, why in sorted(found.broken.items())[:NAMED]]
+    more = f"; and {len(found.broken) - NAMED:,} more" if len(found.broken) > NAMED else ""
+    share = f"{len(found.broken):,} of {counted(len(pictures), 'photograph')}"
+    if broken == "skip":
+        return [f"{share} cannot be read and are skipped: {'; '.join(first)}{more}"]
+    instead = f"{request.spell(broken='skip')} leaves them out"
+    raise UserError(f"{share} cannot be read: {'; '.join(first)}{more}; replace them, or {instead}")
+
+
+def _note_repeated(pictures: Pictures, rows: Rows, found: Scan) -> list[str]:
+    """Notes on equal photographs: in train and in test they raise accuracy, with two labels one of them is wrong."""
+    by_pixels = defaultdict[bytes, list[int]](list)
+    for row in np.flatnonzero(found.good).tolist():
+        by_pixels[found.entries["sha256"][row].tobytes()].append(row)
+    groups = [group for group in by_pixels.values() if len(group) > 1]
+    if not groups:
+        return []
+    count = sum(len(group) - 1 for group in groups)
+    both = sum(len(set(rows.test[group].tolist())) > 1 for group in groups)
+    more = f"; {both:,} of them are in train and in test" if both else ""
+    notes = [f"{counted(count, 'photograph')} {'repeats' if count == 1 else 'repeat'} another one{more}"]
+    torn = [group for group in groups if len(set(rows.labels[group].tolist())) > 1]
+    if torn:
+        first = []
+        for group in torn[:NAMED]:
+            labels = sorted({rows.classes[label] for label in rows.labels[group].tolist()})
+            first.append(f"{pictures.name(group[0])} ({', '.join(labels)})")
+        more = f" and {len(torn) - NAMED:,} more" if len(torn) > NAMED else ""
+        have = "photograph has" if len(torn) == 1 else "photographs have"
+        notes.append(f"{len(torn):,} {have} two labels or more: {', '.join(first)}{more}")
+    return notes

@@ -211,7 +211,6 @@ class StoreReader:
 
 
 def _open_files(folder: Path) -> tuple[bytes, list[int]]:
-    """The store's number and its two files; both are begun again where they do not belong together."""
     files = [os.open(folder / name, os.O_RDWR | os.O_CREAT, MODE) for name in FILES]
     heads = [os.pread(file, HEADER, 0) for file in files]
     number = heads[0][len(MARKS[0]) :]

@@ -18,7 +18,8 @@ from unskew.core.files import in_pieces, write_again, write_whole
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra
 from unskew.core.types import ImageSet, Split
-from unskew.data.rows import Rows, table_csv
+from unskew.data.interface import Rows
+from unskew.data.tables import table_csv
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -128,7 +129,6 @@ def class_sizes(shape: Shape, count: int) -> Ints:
 
 
 def _homes(users: int, key: Key) -> Floats:
-    """[U, 2] where the users live: in regions of which few have most of the people."""
     draw = key.fold("homes").numpy()
     centre = np.stack([np.degrees(np.arcsin(draw.uniform(-0.8, 0.95, REGIONS))), draw.uniform(-180, 180, REGIONS)], 1)
     people = np.arange(1, REGIONS + 1) ** -RANK
@@ -136,7 +136,6 @@ def _homes(users: int, key: Key) -> Floats:
 
 
 def _steps(draw: np.random.Generator, count: int, degrees: float, spread: float) -> Floats:
-    """[count, 2] ways in any direction, most short and few long."""
     return draw.standard_normal((count, 2)) * degrees * draw.lognormal(0, spread, (count, 1))
 
 
@@ -184,7 +183,6 @@ def _report(drawn: Iterator[bytes], total: int, report: Report) -> Iterator[byte
 
 
 def _write_parquet(file: Path, rows: Rows, drawn: Iterator[bytes] | None) -> None:
-    """Group by group, so that the pictures are never all in memory."""
     pyarrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
     writer = None
     with in_pieces(file) as beside, ExitStack() as stack:

@@ -1,13 +1,15 @@
-"""``table:FILE.csv`` and ``table:FILE.parquet``: a user's own photographs with labels, users and places.
+"""Tables: ``table:FILE.csv`` and ``table:FILE.parquet`` with a user's photographs, labels, users and places.
 
-Whatever is needed of the photographs themselves is read once, before any training; pixels are read when asked for.
+Also the columns of other CSV files, and writing a table. Shapes: N rows.
 """
 
 import csv
+import io
 import json
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -17,17 +19,13 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from unskew.core import limits
 from unskew.core.errors import UserError, brief
-from unskew.core.limits import MAX_CLASSES, check_memory, check_plain, check_unpacked, user_path
+from unskew.core.limits import MAX_CLASSES, check_memory, check_plain, check_unpacked, size_on_disk, user_path
 from unskew.core.plugins import require_extra
 from unskew.core.text import cut
 from unskew.data import photographs
 from unskew.data.arrays import every_fifth
-from unskew.data.interface import Request
-from unskew.data.photo_sources import photograph_source
-from unskew.data.photographs import Files, Parquet, Pictures
-from unskew.data.rows import Rows
+from unskew.data.interface import OWN, Request, Rows, Source
 
 OPTIONAL = ("user", "latitude", "longitude", "split")
 COLUMNS = ("path", "image", "label", *OPTIONAL)
@@ -51,7 +49,7 @@ Texts = Sequence[str]
 
 @dataclass(frozen=True)
 class Columns:
-    """A table as it was read: texts, one for each row; None where there is no such column."""
+    """A table as texts, one for each row; None where it has no such column."""
 
     file: Path
     line: Callable[[int], str]  # what a message calls a row
@@ -63,6 +61,7 @@ class Columns:
     longitude: Texts | None = None
     split: Texts | None = None
     notes: tuple[str, ...] = ()
+    image: str | None = None  # the column with the photographs as bytes
 
     def refuse(self, row: int, why: str) -> NoReturn:
         """Raise a UserError that names the row."""
@@ -165,8 +164,11 @@ def check_columns(columns: Columns) -> Rows:
     every, users = np.arange(len(labels)), None
     if columns.user is not None and any(user.strip() for user in columns.user):
         users = np.array([user.strip() for user in columns.user], np.str_)  # empty: the example belongs to no client
-    root, paths = columns.file.absolute().parent, list(columns.path or ())
-    rows = Rows(root, paths, labels, classes, test, users, _places(columns), kept=every).part(kept)
+    root, own = columns.file.absolute(), dict[str, Any]()
+    if columns.image is not None:
+        own = {"numbers": every, "column": columns.image}
+    paths = list(columns.path or ())
+    rows = Rows(root if own else root.parent, paths, labels, classes, test, users, _places(columns), **own).part(kept)
     return replace(rows, notes=(*columns.notes, *notes))
 
 
@@ -187,7 +189,6 @@ def _split(columns: Columns) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int6
 
 
 def _numbered(columns: Columns) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Labels as class numbers: whole numbers in their order, texts in alphabetical order."""
     texts = [text.strip() for text in columns.label]
     if (empty := next((row for row, text in enumerate(texts) if not text), None)) is not None:
         columns.refuse(empty, "the label is empty; give one, or remove the row")
@@ -238,8 +239,8 @@ KINDS = {"label": NAMES, "user": NAMES, "path": TEXTS, "split": TEXTS, "latitude
 WORDS = {TEXTS: "texts", NUMBERS: "numbers", NAMES: "texts or whole numbers"}
 
 
-def read_parquet(path: Path) -> tuple[Columns, str | None]:
-    """The columns, and the name of the one that has the photographs as bytes, if there is one."""
+def read_parquet(path: Path) -> Columns:
+    """Read all columns but the photographs themselves."""
     check_plain(path)
     parquet = photographs.open_parquet(path)
     arrow = require_extra("pyarrow", "tables")
@@ -248,19 +249,29 @@ def read_parquet(path: Path) -> tuple[Columns, str | None]:
     names = {known: schema.names[column] for known, column in places.items()}
     image = names.pop("image", None)
     if image is not None:
-        _check_image(arrow, schema.field(image).type, f"{path}: the column {image}")
+        kind, types = schema.field(image).type, arrow.types
+        inner = kind.field("bytes").type if types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
+        if not (types.is_binary(inner) or types.is_large_binary(inner) or types.is_binary_view(inner)):
+            wanted = "the bytes of image files, or a struct with bytes"
+            raise UserError(f"{path}: the column {image} is of type {kind}; give {wanted}")
         photographs.check_pages(parquet, image, path)
         names.pop("path", None)
-    unpacked = photographs.column_bytes(parquet, list(names.values()))
-    check_unpacked(unpacked, limits.size_on_disk([path]), str(path))
+    check_unpacked(photographs.column_bytes(parquet, list(names.values())), size_on_disk([path]), str(path))
     try:
         table = parquet.read(columns=list(names.values()))
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({photographs.reason(error)}); write it again") from error
-    columns = {known: _texts(arrow, table.column(name), known, f"{path}: {name}") for known, name in names.items()}
-    numbered = arrow.types.is_integer(schema.field(names["label"]).type)
-    classes = _class_names(schema, names["label"]) if numbered else None
-    return Columns(path, lambda row: f"row {row}", notes=notes, names=classes, **columns), image
+    columns: dict[str, Any] = {
+        known: _texts(arrow, table.column(name), known, f"{path}: {name}") for known, name in names.items()
+    }
+    classes = None
+    if arrow.types.is_integer(schema.field(names["label"]).type):
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
+            about = json.loads((schema.metadata or {})[b"huggingface"])
+            listed = about["info"]["features"][names["label"]]["names"]
+            if isinstance(listed, list) and listed and all(isinstance(name, str) for name in listed):
+                classes = tuple(listed)
+    return Columns(path, lambda row: f"row {row}", notes=notes, names=classes, image=image, **columns)
 
 
 def _texts(arrow: Any, column: Any, known: str, where: str) -> list[str]:
@@ -278,35 +289,78 @@ def _texts(arrow: Any, column: Any, known: str, where: str) -> list[str]:
     return ["" if value is None else repr(value) if isinstance(value, float) else str(value) for value in values]
 
 
-def _check_image(arrow: Any, kind: Any, where: str) -> None:
-    types = arrow.types
-    inner = kind.field("bytes").type if types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
-    if not (types.is_binary(inner) or types.is_large_binary(inner) or types.is_binary_view(inner)):
-        raise UserError(f"{where} is of type {kind}; give the bytes of image files, or a struct with bytes")
-
-
-def _class_names(schema: Any, label: str) -> tuple[str, ...] | None:
-    with suppress(KeyError, TypeError, ValueError, AttributeError):
-        about = json.loads((schema.metadata or {})[b"huggingface"])
-        names = about["info"]["features"][label]["names"]
-        if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
-            return tuple(names)
-    return None
-
-
-def read_table(request: Request) -> tuple[Pictures, Rows, str]:
-    """Read where a table's photographs are, what it says of them, and the name of its store."""
+def read_table(request: Request) -> Rows:
+    """List the photographs of a table."""
     path = user_path(request.path)
-    if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+    kind = path.suffix.lower()
+    if kind not in (".csv", ".tsv", ".parquet"):
         raise UserError(f"{cut(request.name)}: {brief(request.path)} is not a table; give FILE.csv or FILE.parquet")
     request.say("reading the table", 0, 0)
-    columns, image = read_parquet(path) if path.suffix.lower() == ".parquet" else (read_csv(path), None)
-    rows, store = check_columns(columns), f"table:{path.absolute()}"
-    if image is not None and rows.kept is not None:
-        return Parquet(path.absolute(), image, rows.kept), rows, store
-    return Files.of(rows.root, rows.paths), rows, store
+    return check_columns(read_parquet(path) if kind == ".parquet" else read_csv(path))
 
 
-TABLE = photograph_source(
-    "table", "your own photographs: path or image, label, user, latitude, longitude, split", read_table, "FILE.csv"
+TABLE = Source(
+    "table",
+    "your own photographs: path or image, label, user, latitude, longitude, split",
+    OWN,
+    rows=read_table,
+    path="FILE.csv",
 )
+
+
+def table_csv(rows: Rows, out: Path) -> bytes:
+    """Write a table; paths in it are relative to the folder of ``out``, so that both can be moved together."""
+    root = os.path.relpath(rows.root.resolve(), out.resolve().parent)
+    prefix = "" if root == os.curdir else f"{root}/"
+    columns: dict[str, Iterable[str]] = {
+        "path": (f"{prefix}{path}" for path in rows.paths),
+        "label": (rows.classes[label] for label in rows.labels.tolist()),
+    }
+    if rows.users is not None:
+        columns["user"] = rows.users.tolist()
+    if rows.places is not None:
+        for name, degrees in zip(("latitude", "longitude"), rows.places.T.tolist(), strict=True):
+            columns[name] = ("" if math.isnan(value) else repr(value) for value in degrees)
+    columns["split"] = ("test" if test else "train" for test in rows.test.tolist())
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(columns)
+    lines.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue().encode()
+
+
+MAX_FIELD = 1 << 24  # characters: train_clean.csv of Landmarks has all images of a landmark in one field
+
+
+def read_columns(path: Path, wanted: Sequence[str], *, only: set[str] | None = None) -> list[list[str]]:
+    """Read columns of a CSV row by row; ``only`` selects the rows whose first wanted column is in it."""
+    columns: list[list[str]] = [[] for _ in wanted]
+    check_plain(path)
+    before = csv.field_size_limit(MAX_FIELD)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for _, fields in csv_rows(file, str(path), wanted):
+                if only is None or fields[0] in only:
+                    for column, field in zip(columns, fields, strict=True):
+                        column.append(field)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}; it is part of the data set") from error
+    finally:
+        csv.field_size_limit(before)
+    return columns
+
+
+def csv_rows(file: Iterable[str], name: str, wanted: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Read the wanted columns of a CSV with a header: for each row its line number and its fields."""
+    try:
+        rows = csv.reader(file)
+        header = [column.strip() for column in next(rows, [])]
+        if missing := [column for column in wanted if column not in header]:
+            raise UserError(f"{name} has no column {missing[0]!r}: its first line must name {', '.join(wanted)}")
+        columns = [header.index(column) for column in wanted]
+        for row in filter(None, rows):
+            if len(row) != len(header):
+                raise UserError(f"{name}, line {rows.line_num}: {len(row)} fields, but the header has {len(header)}")
+            yield rows.line_num, [row[column].strip() for column in columns]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{name} is not a CSV file in UTF-8: {error}") from error

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from unskew.core import tensors
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.key import Key
-from unskew.core.plugins import load_function
+from unskew.core.plugins import load_function, require_extra
 from unskew.core.text import apply, parse_call
 from unskew.core.units import counted
 from unskew.models.any_module import (
@@ -26,7 +26,6 @@ from unskew.models.any_module import (
 )
 from unskew.models.imagenet import efficientnet_lite0, mobilenet_v2, resnet_18, resnet_50
 from unskew.models.networks import Network, Shape, lenet_64, simple_cnn, tiny_cnn
-from unskew.models.timm_networks import PREFIX, bind_timm
 
 NETWORKS: dict[str, Callable[[Shape, int], Network]] = {
     "simple-cnn": simple_cnn,
@@ -40,6 +39,7 @@ PUBLIC: dict[str, Callable[..., nn.Module]] = {
     "resnet-50": resnet_50,
     "efficientnet-lite0": efficientnet_lite0,
 }
+TIMM = "timm:"  # followed by the name of a network of that package, which is made without weights
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def build(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: in
         with torch.random.fork_rng(devices=[]):  # what the layers draw for themselves is drawn over
             return NETWORKS[model](shape, classes)
     name = model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
-    if isinstance(model, str) and model.startswith(PREFIX):
-        call = bind_timm(model, shape, classes)
+    if isinstance(model, str) and model.startswith(TIMM):
+        call = _parse_timm(model, shape, classes)
     elif isinstance(model, str) and ":" not in model:
         call = _parse_public(name, shape, classes)
     else:
@@ -77,7 +77,6 @@ def build(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: in
 
 
 def _parse_public(text: str, shape: Shape, classes: int) -> Callable[[], nn.Module]:
-    """A call that makes the network of this text, such as ``resnet-18(norm=group)``."""
     call = parse_call(text, "model")
     if text != text.strip() or call.name not in {**NETWORKS, **PUBLIC}:
         hint = nearest(call.name, [*NETWORKS, *PUBLIC])
@@ -86,6 +85,16 @@ def _parse_public(text: str, shape: Shape, classes: int) -> Callable[[], nn.Modu
         raise UserError(f"model {call.name} takes no knobs; give {call.name} alone")
     function = bind_factory(PUBLIC[call.name], shape, classes)
     return lambda: apply(call, function, "model")
+
+
+def _parse_timm(text: str, shape: Shape, classes: int) -> Callable[[], nn.Module]:
+    timm = require_extra("timm", "timm")
+    call = parse_call(text.removeprefix(TIMM), "model")
+    if call.values or "pretrained" in call.knobs:
+        raise UserError(f"{text}: give knobs by name, and weights with --pretrained FILE")
+    if not timm.is_model(call.name):
+        raise UserError(f"{text}: timm has no such network; {nearest(call.name, timm.list_models())}")
+    return lambda: timm.create_model(call.name, num_classes=classes, in_chans=shape[0], **call.knobs)
 
 
 SIDE = 224  # pixels, of the networks that are known for ImageNet

@@ -233,7 +233,6 @@ def _between(nodes: Sequence[fx.Node], start: fx.Node, end: fx.Node) -> list[fx.
 
 
 def _module(owner: nn.Module, start: fx.Node, between: Sequence[fx.Node], end: fx.Node) -> nn.Module:
-    """A module of these steps, with the owner's own layers under their own names."""
     graph = fx.Graph()
     made = {start: graph.placeholder("given")}
     for node in between:

@@ -90,7 +90,6 @@ def tiny_cnn(shape: Shape, classes: int) -> Network:
 def _padded_cnn(
     name: str, shape: Shape, classes: int, *, channels: tuple[int, int], kernel: int, features: tuple[int, ...]
 ) -> Network:
-    """Two convolutions that keep the image's size, each before pooling and ReLU, then linear layers with ReLU."""
     _at_least(SMALLEST, name, shape)
     encoder = nn.Sequential()
     for number, (inputs, outputs) in enumerate(pairwise((shape[0], *channels)), 1):
@@ -118,7 +117,6 @@ def _at_least(side: int, name: str, shape: Shape) -> None:
 
 
 def _fits(name: str, shape: Shape, weights: int) -> None:
-    """Refuse images whose first linear layer, with that many weights, cannot be trained in this memory."""
     if COPIES * 4 * weights > physical_memory():
         given = f"{name} for images of {shape[2]}x{shape[1]} pixels has a layer of {format_bytes(4 * weights)}"
         instead = "use smaller images (--resize) or resnet-18, whose layers do not grow with the images"

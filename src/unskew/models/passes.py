@@ -103,7 +103,6 @@ def _backward(layers: Sequence[Layer], above: Tensor, saved: Sequence[Any]) -> l
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean over the examples, and its gradient with respect to the logits [B, C]."""
     logarithms = _log_softmax(logits, 1, False)
     losses, weight = _losses(logarithms, labels, None, 0, -100)
     share = torch.full_like(losses, 1 / len(labels))

@@ -21,7 +21,7 @@ from unskew.core.machine import neutral, ready_device
 from unskew.data.augment import resize_images
 from unskew.data.decode import Broken, center, decode, quiet
 from unskew.data.photographs import Files, Parquet, Pictures, open_parquet
-from unskew.data.rows import read_columns
+from unskew.data.tables import read_columns
 from unskew.runs.finished import FinishedRun, find_calibration, load_network
 from unskew.runs.model_info import ModelInfo, Shape
 
