@@ -54,12 +54,6 @@ def test_each_image_of_a_batch_has_its_own_draw(draws, channels, height, width):
     assert np.array_equal(found, np.array(wanted, dtype=np.uint8).reshape(images.shape))
 
 
-def test_a_crop_at_the_centre_is_the_image():
-    images = pictures(2, 3, 10, 12)
-    assert np.array_equal(applied(images, [(PAD, PAD, False)] * 2).numpy(), images)
-    assert np.array_equal(applied(images, [(PAD, PAD, True)] * 2).numpy(), images[:, :, :, ::-1])
-
-
 def test_the_images_are_left_alone_and_may_be_floats():
     images = torch.from_numpy(pictures(1, 1, 6, 6))
     before = images.clone()
@@ -67,13 +61,6 @@ def test_the_images_are_left_alone_and_may_be_floats():
     found = crop_and_flip(images, shift, flip)
     assert torch.equal(images, before)
     assert torch.equal(crop_and_flip(images.double(), shift, flip), found.double())
-
-
-def test_images_that_are_views_are_read_as_they_look():
-    images = torch.from_numpy(pictures(4, 3, 8, 8))
-    shift, flip = (torch.from_numpy(value) for value in draw(Key(1).numpy(), 2))
-    view = images.permute(0, 1, 3, 2)[::2]
-    assert torch.equal(crop_and_flip(view, shift, flip), crop_and_flip(view.contiguous(), shift, flip))
 
 
 def test_draws_cover_all_crops_and_flips_evenly():

@@ -81,12 +81,6 @@ def test_the_same_key_gives_the_same_plan_and_another_key_another():
         assert not torch.equal(getattr(first, name), getattr(other, name))
 
 
-def test_epochs_have_orders_of_their_own_and_neither_is_the_files():
-    one, two = epochs_of(plan(np.arange(50, dtype=np.int32), None, Local(epochs=2), Key(0)), 2)
-    assert one != two
-    assert list(range(50)) not in (one, two)
-
-
 def test_augmentation_does_not_change_the_order():
     examples = np.arange(30, dtype=np.int32)
     with_crops, without = (plan(examples, None, Local(augment=on), Key(0)) for on in (True, False))

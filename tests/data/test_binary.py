@@ -111,11 +111,6 @@ def test_joining_counts_letters_from_zero():
         binary.join(pixels, labels - labels[0], (HERE, HERE), classes=26, first=1)
 
 
-def test_image_and_label_counts_must_agree():
-    with pytest.raises(UserError, match="a has 2 images, but b has 3 labels"):
-        binary.join(np.zeros((2, 1, 1), np.uint8), np.zeros(3, np.uint8), (Path("a"), Path("b")), classes=10)
-
-
 @pytest.mark.parametrize(
     ("batch", "complaint"),
     [

@@ -116,14 +116,6 @@ def test_a_pickle_that_would_run_a_command_is_refused_by_name_and_not_run(protoc
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("call", [eval, getattr, exec, open, __import__, bytearray])
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_call_of_a_builtin_is_refused_by_name(call, protocol):
-    message = refused(pickle.dumps(Malice(call, "1"), protocol))
-    assert "unsafe" in message
-    assert call.__name__ in message
-
-
 @pytest.mark.parametrize(
     "raw",
     [

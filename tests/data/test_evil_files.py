@@ -224,12 +224,6 @@ def test_a_partition_that_claims_more_clients_than_it_can_have_is_refused(tmp_pa
         partition_from(np.array([0, 2**31 - 2]), labels[:2])
 
 
-def test_some_clients_may_have_no_example(tmp_path):
-    path, labels = artefact(tmp_path, clients=1000)
-    assert partition_files.read_partition(path, labels, 2, seed=0).clients == 1000
-    assert len(partition_files.read_holdings(path).sizes) == 1000
-
-
 def test_one_long_user_id_does_not_make_all_of_them_long(tmp_path):
     rows = "".join(f"{'x' * 100_000 if n == 0 else n},{n},0\n" for n in range(5000))
     (tmp_path / "s.csv").write_text("user_id,image_id,class\n" + rows)

@@ -154,37 +154,11 @@ def test_the_four_files_of_mnist_are_fetched_one_by_one(tmp_path, server, monkey
     assert len(sources.load("mnist", tmp_path / "data").test) == 3
 
 
-def test_another_checksum_is_refused_and_nothing_is_kept(tmp_path, server):
-    server.files["/cifar-10-binary.tar.gz"] = tar(CIFAR100)
-    message = refused("cifar10", tmp_path, server.address)
-    assert "is not the published file" in message
-    assert "c32a1d4ab5d03f1284b67883e8d87530" in message
-
-
 def test_an_archive_without_its_members_is_refused(tmp_path, server, monkeypatch):
     publish(monkeypatch, server, "cifar100", "cifar-100-binary.tar.gz", tar({"other": b"x"}))
     assert "is missing cifar-100-binary/test.bin, cifar-100-binary/train.bin" in refused(
         "cifar100", tmp_path, server.address
     )
-
-
-@pytest.mark.parametrize("name", ["cifar100", "emnist"])
-def test_an_archive_that_is_none_is_refused(tmp_path, server, monkeypatch, name):
-    (archive,) = sources.SOURCES[name].download.files
-    publish(monkeypatch, server, name, archive, b"no archive")
-    assert f"{archive} is damaged" in refused(name, tmp_path, server.address)
-
-
-def test_an_archive_damaged_inside_leaves_no_half_file(tmp_path, server, monkeypatch):
-    raw = bytearray(tar({"cifar-100-binary/train.bin": hashlib.sha512(b"").digest() * 9000}))
-    raw[len(raw) // 2 :] = bytes(100)
-    publish(monkeypatch, server, "cifar100", "cifar-100-binary.tar.gz", bytes(raw))
-    assert "cifar-100-binary.tar.gz" in refused("cifar100", tmp_path, server.address)
-
-
-def test_a_file_the_server_has_not_is_said_with_its_answer(tmp_path, server):
-    message = refused("cifar10", tmp_path, server.address)
-    assert f"{server.address}/cifar-10-binary.tar.gz: the server answered 404" in message
 
 
 def test_a_refused_connection_is_said(tmp_path, monkeypatch):
@@ -206,18 +180,6 @@ def test_a_body_that_breaks_off_is_said(tmp_path, server):
     assert "the connection was lost after 400 of 1,000 bytes" in message
     assert "400 B were kept, and the same command continues from there" in message
     assert len(server.asked) == module.TRIES
-
-
-def test_a_chunked_body_that_breaks_off_is_said(tmp_path, server):
-    def half(handler):
-        handler.send_response(200)
-        handler.send_header("Transfer-Encoding", "chunked")
-        handler.end_headers()
-        handler.wfile.write(b"ff\r\nhalf")
-
-    server.files["/cifar-10-binary.tar.gz"] = half
-    with pytest.raises(UserError, match="connection was lost"):
-        fetch("cifar10", tmp_path, mirror=server.address, report=silent)
 
 
 def test_a_silent_server_is_given_up(tmp_path, server, monkeypatch):
@@ -444,14 +406,6 @@ def test_two_processes_do_not_fetch_into_one_folder_at_once(tmp_path, server, mo
     fetch("omniglot", tmp_path, mirror=None, report=silent)
     assert said == [f"another process is fetching omniglot into {tmp_path}; wait until it is done"]
     assert [p.name for p in tmp_path.iterdir()] == ["omniglot"]
-
-
-def test_how_far_unpacking_is_is_said(tmp_path, server, monkeypatch):
-    publish_omniglot(monkeypatch, server)
-    monkeypatch.setattr(module, "EVERY", 2)
-    said = []
-    fetch("omniglot", tmp_path, mirror=None, report=silent, say=said.append)
-    assert said[:3] == [f"unpacking images_background.zip{files}" for files in ("", ": 2 files", ": 4 files")]
 
 
 def test_a_file_without_end_is_given_up_and_the_next_address_is_tried(tmp_path, server, monkeypatch, write_idx):

@@ -82,73 +82,12 @@ def test_pictures_are_grey_only_if_all_are(tmp_path):
     assert load_folder(str(tmp_path)).shape == (3, 4, 6)
 
 
-def test_palettes_and_alpha_become_plain_colours(tmp_path):
-    paint(tmp_path / "a" / "0.png", mode="RGBA", colour=(10, 20, 30, 40))
-    palette = Image.new("P", (6, 4), 1)
-    palette.putpalette([0, 0, 0, 50, 60, 70])
-    palette.save(tmp_path / "a" / "1.png", transparency=bytes([0, 128]))
-    paint(tmp_path / "a" / "2.gif", mode="P")
-    paint(tmp_path / "a" / "3.png", mode="L", colour=9)
-    paint(tmp_path / "a" / "4.png")
-    read = load_folder(str(tmp_path))
-    assert read.train.images[[0, 1, 3]][:, :, 0, 0].tolist() == [[10, 20, 30], [50, 60, 70], [9, 9, 9]]
-
-
-def test_pictures_of_two_sizes_get_the_networks_size_and_a_note_names_two(pictures):
-    odd = paint(pictures / "cat" / "odd.png", size=(8, 9))
-    read = load_folder(str(pictures))
-    assert read.shape == (3, 224, 224)
-    assert any(f"{odd} is 8×9" in note and "is 6×4" in note for note in read.notes)
-
-
-@pytest.mark.parametrize("size", [1, 3, 4, 7])
-def test_a_size_scales_the_shorter_side_and_crops_the_centre(pictures, size):
-    paint(pictures / "cat" / "odd.png", size=(80, 9))
-    read = load_folder(f"{pictures}(size={size})")
-    assert read.shape == (3, size, size)
-    assert any(f"cropped to {size}×{size}" in note for note in read.notes)
-
-
-def test_the_centre_is_what_a_crop_keeps(tmp_path):
-    stripes = np.repeat(np.array([[10, 20, 30]], np.uint8), 5, axis=0).repeat(5, axis=1)  # [5, 15]
-    (tmp_path / "a").mkdir()
-    for i in range(5):
-        Image.fromarray(stripes).save(tmp_path / "a" / f"{i}.png")
-    assert set(load_folder(f"{tmp_path}(size=5)").train.images[:].ravel()) == {20}
-
-
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        ("0", "must be from 1 to 4096"),
-        ("-1", "must be from 1 to 4096"),
-        ("5000", "must be from 1 to 4096"),
-        ("x", "a whole number"),
-        ("1.5", "a whole number"),
-        ("", "expected a value"),
-    ],
-)
-def test_a_size_that_is_none_is_refused(pictures, size, message):
-    with pytest.raises(UserError, match=message):
-        load_folder(f"{pictures}(size={size})")
-
-
 def test_a_file_that_is_no_picture_is_ignored_by_its_name_or_refused(pictures):
     (pictures / "cat" / "notes.txt").write_text("no picture")
     assert any("not pictures of a class: cat/notes.txt" in note for note in load_folder(str(pictures)).notes)
     (pictures / "cat" / "notes.jpg").write_text("no picture")
     assert f"{pictures / 'cat' / 'notes.jpg'} is not a picture" in refused(load_folder, pictures)
     assert len(load_folder(f"{pictures}(broken=skip)").train) == 6
-
-
-@pytest.mark.parametrize("kind", ["png", "jpg", "gif", "bmp"])
-def test_a_truncated_picture_is_named_whatever_its_length(tmp_path, kind):
-    for i in range(5):
-        paint(tmp_path / "a" / f"{i}.{kind}", size=(40, 40))
-    whole = (tmp_path / "a" / f"2.{kind}").read_bytes()
-    for size in range(0, len(whole) // 2, 1 + len(whole) // 40):
-        (tmp_path / "a" / f"2.{kind}").write_bytes(whole[:size])
-        assert f"2.{kind}" in refused(load_folder, tmp_path)
 
 
 def test_a_class_only_in_test_is_noted_and_an_empty_class_is_refused(tmp_path):
@@ -159,16 +98,6 @@ def test_a_class_only_in_test_is_noted_and_an_empty_class_is_refused(tmp_path):
     assert "no test examples of 1 class of 3: c" in notes
     (tmp_path / "train" / "b").mkdir()
     assert f"{tmp_path / 'train' / 'b'} has no pictures" in refused(load_folder, tmp_path)
-
-
-def test_without_a_common_class_the_note_names_both_parts(tmp_path):
-    for name in ("train/cat", "train/dog", "test/CAT", "test/DOG"):
-        paint(tmp_path / name / "1.png")
-    notes = load_folder(str(tmp_path)).notes
-    assert any(
-        "no class in common, so accuracy measures nothing: train has cat, dog; test has" in note for note in notes
-    )
-    assert "labels that differ only in spelling are kept apart: CAT and cat, DOG and dog" in notes
 
 
 def test_pictures_deeper_inside_a_class_and_one_folder_around_all_are_read(tmp_path):

@@ -1,7 +1,6 @@
 """Partitions to files and back; what is foreign, changed or damaged is named."""
 
 import csv
-import io
 
 import numpy as np
 import pytest
@@ -263,12 +262,6 @@ def test_a_table_of_ids_is_for_a_csv(tmp_path):
         read("split.csv(ids='')")
 
 
-def test_a_csv_in_the_published_form_comes_out_as_it_went_in():
-    written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerows(to_csv_rows(from_text(ROWS), np.array([6, 9, 9, 4])))
-    assert written.getvalue() == ROWS
-
-
 def test_a_drawn_partition_survives_the_csv(tmp_path):
     path = tmp_path / "split.csv"
     with path.open("w", newline="") as file:
@@ -276,11 +269,6 @@ def test_a_drawn_partition_survives_the_csv(tmp_path):
     found = read(path, clients=8)
     assert found.hash == MADE.hash
     assert read_partition(path, LABELS, 10, seed=5).seed == 5
-
-
-def test_examples_of_nobody_have_no_row():
-    subset = from_text("user_id,image_id,class\na,3,4\n")
-    assert list(to_csv_rows(subset, np.array([6, 9, 9, 4])))[1:] == [("a", "3", "4")]
 
 
 def test_users_are_numbered_as_numbers_only_if_all_are():

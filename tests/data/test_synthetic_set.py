@@ -20,12 +20,6 @@ def test_it_has_users_places_and_the_sizes_that_were_asked_for():
     assert np.bincount(made.train.labels).tolist() == [12] * 5
 
 
-def test_a_seed_gives_the_same_population_and_another_another():
-    one, same, other = (population(**SMALL, seed=seed) for seed in (0, 0, 1))
-    assert (one.train.images == same.train.images).all()
-    assert not (one.train.labels == other.train.labels).all()
-
-
 def test_it_is_a_data_set_by_name():
     knobs = ", ".join(f"{name}={value}" for name, value in SMALL.items())
     made = load(f"unskew.data.synthetic_set:population({knobs})", None)

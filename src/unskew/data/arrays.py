@@ -11,7 +11,7 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -33,7 +33,7 @@ from unskew.core.text import apply, parse_call
 from unskew.core.types import ImageSet, Split, StoredImages
 from unskew.data.binary import Images
 from unskew.data.interface import OWN, Request, Source
-from unskew.data.photographs import Photographs
+from unskew.data.photographs import Photographs, count_values
 
 # all that reading was seen to raise for files with a few bytes changed or cut off
 DAMAGED: tuple[type[Exception], ...] = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, LookupError)
@@ -95,12 +95,10 @@ Numbers = tuple[float, ...]
 
 def measure(images: Images | StoredImages) -> tuple[Numbers, Numbers]:
     """Each channel's mean and standard deviation for pixels scaled to 0..1, exact: their values are counted."""
-    counts = np.zeros((images.shape[1], 256), np.int64)
+    counts = np.zeros((3, 256), np.int64)
     for start in range(0, len(images), _CHUNK):
-        part = images[start : start + _CHUNK]
-        for channel, row in enumerate(counts):
-            row += np.bincount(part[:, channel].ravel(), minlength=256)
-    return moments(counts)
+        counts += count_values(images[start : start + _CHUNK])
+    return moments(counts[: images.shape[1]])
 
 
 def moments(counts: npt.NDArray[np.int64]) -> tuple[Numbers, Numbers]:
@@ -136,9 +134,7 @@ ARRAYS = Source("arrays", "your own arrays: x_train, y_train, x_test, y_test", O
 
 
 def from_arrays(given: Mapping[str, Array], *, name: str, where: str, names: Sequence[str] = ()) -> ImageSet:
-    """The image set that these arrays are; ``where`` says in errors where they come from.
-
-    ``names`` are those of all that is there, for errors.
+    """Make an image set of arrays; ``where`` and ``names`` (of all arrays in the file) are for errors.
 
     Images are uint8, or floats in 0..1, of shape [N, H, W], [N, H, W, ch] or [N, ch, H, W] with 1 or 3 channels; where
     both of the latter fit, the channels are taken to be last. Labels are numbers from 0, or texts.
@@ -148,8 +144,9 @@ def from_arrays(given: Mapping[str, Array], *, name: str, where: str, names: Seq
     wanted = keys if keys[2] in held or keys[3] in held else keys[:2]
     missing = [k for k in wanted if k not in held]
     if missing:
+        shown = sorted(name if len(name) <= 40 else f"{name[:39]}…" for name in names or held)
+        have = ", ".join(shown[:9]) + (f" and {len(shown) - 9:,} more" if len(shown) > 9 else "") or "no arrays"
         wanted_names = " or ".join(", ".join(keys) for keys in KEYS)
-        have = _listed(names or held)
         raise UserError(f"{where} has no {missing[0]!r}; it has {have}; name the arrays {wanted_names}")
     classes = tuple(map(str, texts(held["classes"], f"{where}: classes"))) if "classes" in held else None
     numbers, classes = number_labels([held[y] for y in wanted[1::2]], classes, where, wanted[1::2])
@@ -182,19 +179,15 @@ def assemble(
         users = None if users is None else users[~out]
         notes = [*notes, "every fifth example is used for testing, since the data has no test part"]
     mean, std = measure(train.images)
-    notes = [*notes, *_empty_classes(np.concatenate([train.labels, tests[0].labels]), classes)]
+    labels = np.concatenate([train.labels, tests[0].labels])
+    empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0).tolist()
+    if empty == [0] and classes == tuple(map(str, range(len(classes)))):
+        notes = [*notes, "no example has the label 0: if labels start at 1, subtract 1; class 0 stays empty"]
+    elif empty:
+        named = ", ".join(classes[label] for label in empty[:9]) + (" …" if len(empty) > 9 else "")
+        notes = [*notes, f"{len(empty):,} of {len(classes):,} classes have no example in train or test: {named}"]
     images = ImageSet(name, classes, train, tests[0], mean, std, users=users, notes=tuple(notes))
     return check_image_set(images, where, fewest=1)  # a node of a federation may hold a single class
-
-
-def _empty_classes(labels: npt.NDArray[np.int64], classes: tuple[str, ...]) -> list[str]:
-    empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0).tolist()
-    if not empty:
-        return []
-    if empty == [0] and classes == tuple(map(str, range(len(classes)))):
-        return ["no example has the label 0: if labels start at 1, subtract 1 from all of them; class 0 stays empty"]
-    named = ", ".join(classes[label] for label in empty[:9]) + (" …" if len(empty) > 9 else "")
-    return [f"{len(empty):,} of {len(classes):,} classes have no example in train or test: {named}"]
 
 
 def number_labels(
@@ -264,11 +257,6 @@ def texts(given: Array, where: str, count: int | None = None) -> npt.NDArray[np.
     return np.char.decode(given, "utf-8") if given.dtype.kind == "S" else given.astype(np.str_)
 
 
-def _listed(names: Iterable[str]) -> str:
-    shown = sorted(name if len(name) <= 40 else f"{name[:39]}…" for name in names)
-    return ", ".join(shown[:9]) + (f" and {len(shown) - 9:,} more" if len(shown) > 9 else "") or "no arrays"
-
-
 FORMS = (
     "an ImageSet; a dict with x_train, y_train, x_test, y_test; a tuple of these four, (images, labels) or "
     "((images, labels), (images, labels)); a torch Dataset of (image, label), or a tuple (train, test) of two"
@@ -286,10 +274,17 @@ def image_set_from(value: Any, name: str = "your data") -> ImageSet:
         images = value
     elif isinstance(value, Mapping):
         images = from_arrays(_arrays_of(value, name), name=name, where=name)
-    elif isinstance(value, list | tuple) and value:
-        images = _from_tuple(tuple(value), name)
     elif _is_dataset(value):
         images = _from_datasets((value,), name)
+    elif isinstance(value, list | tuple) and 0 < len(value) <= 2 and all(map(_is_dataset, value)):
+        images = _from_datasets(tuple(value), name)
+    elif isinstance(value, list | tuple) and value:
+        parts = tuple(value)
+        if len(parts) == 2 and all(isinstance(p, list | tuple) and len(p) == 2 and _has_entries(p[1]) for p in parts):
+            parts = (*parts[0], *parts[1])
+        if len(parts) not in (2, 4):
+            raise UserError(f"{name} is a tuple of {len(parts)}; give {FORMS}")
+        images = from_arrays(_arrays_of(dict(zip(KEYS[0], parts, strict=False)), name), name=name, where=name)
     else:
         raise UserError(f"{name} is {a_kind(value)}; give {FORMS}")
     return check_image_set(images, name)
@@ -338,18 +333,8 @@ def _is(value: Any) -> str:
     return f"this is {f'{value.dtype} {list(value.shape)}' if isinstance(value, np.ndarray) else a_kind(value)}"
 
 
-def _from_tuple(value: tuple[Any, ...], name: str) -> ImageSet:
-    if len(value) <= 2 and all(_is_dataset(item) for item in value):
-        return _from_datasets(value, name)
-    if len(value) == 2 and all(isinstance(item, list | tuple) and len(item) == 2 and _many(item[1]) for item in value):
-        value = (*value[0], *value[1])
-    if len(value) not in (2, 4):
-        raise UserError(f"{name} is a tuple of {len(value)}; give {FORMS}")
-    return from_arrays(_arrays_of(dict(zip(KEYS[0], value, strict=False)), name), name=name, where=name)
-
-
-def _many(value: Any) -> bool:
-    """Whether a value has entries: the labels of one part have, the label of one example has not."""
+def _has_entries(value: Any) -> bool:
+    """Whether these are the labels of a part, not the label of one example."""
     return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
 
 
@@ -450,10 +435,9 @@ def _example(dataset: Any, index: int, where: str) -> tuple[Any, int | str]:
 
 def _picture(image: Any, where: str) -> Array:
     if isinstance(image, Image.Image):
-        return np.asarray(image.convert("L" if image.mode in _GREY else "RGB"))
-    if isinstance(image, Tensor):
-        one: Array = _array(image[None], where)[0]
-        return one
-    if isinstance(image, np.ndarray):
-        return image
-    raise UserError(f"{where} is {a_kind(image)}; give a PIL image, an array or a tensor")
+        image = np.asarray(image.convert("L" if image.mode in _GREY else "RGB"))
+    elif isinstance(image, Tensor):
+        image = _array(image[None], where)[0]
+    elif not isinstance(image, np.ndarray):
+        raise UserError(f"{where} is {a_kind(image)}; give a PIL image, an array or a tensor")
+    return image

@@ -84,10 +84,7 @@ class Dirichlet:
     def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
         """[N] clients, and how many draws left a client too small."""
         if clients * self.min_size > len(labels):
-            need = (
-                f"{clients} clients with at least {self.min_size} examples each (min_size) need "
-                f"{clients * self.min_size}"
-            )
+            need = f"{clients} clients with min_size={self.min_size} need {clients * self.min_size} examples"
             instead = "give fewer clients or a smaller min_size, or use dirichlet-client"
             raise UserError(f"dirichlet: {need}, but there are {len(labels)}; {instead}")
         frequency = np.bincount(labels)
@@ -105,10 +102,8 @@ class Dirichlet:
                 client[_by_class(labels, key)] = np.repeat(owner, counts.ravel())
                 return client, redraws
             best = max(best, smallest)
-        failed = (
-            f"none of {draws} draws gave all {clients} clients {self.min_size} examples; in the best "
-            f"one, the smallest client had {best}"
-        )
+        failed = f"none of {draws} draws gave all {clients} clients {self.min_size} examples"
+        failed += f"; in the best one, the smallest client had {best}"
         instead = "give fewer clients, a larger alpha, a smaller min_size, or use dirichlet-client"
         raise UserError(f"dirichlet: {failed}; {instead}, whose clients are of equal size")
 
@@ -381,14 +376,6 @@ def partition_from(
     return Partition(numbers, high + 1 if clients is None else clients, scheme, seed, notes=notes)
 
 
-def from_function(call: Call, labels: Ints, clients: int, key: Key) -> Partition:
-    """What ``package.module:function(knobs)`` gives for (labels, clients, key)."""
-    function = load_function(call.name, "partition")
-    own = labels.copy()  # so that a function that sorts in place leaves the data alone
-    value = apply(call, partial(function, own, clients, key.fold("partition", call.name)), "partition")
-    return partition_from(value, labels, clients=clients, seed=key.seed, scheme=str(call))
-
-
 def partition_examples(
     text: str,
     labels: Ints,
@@ -419,7 +406,10 @@ def partition_examples(
             raise UserError("partition geo: this data set has no places; use users, dirichlet-client or file:FILE")
         return _agree(deal_by_cell(geo, places, scheme=_canonical(call.name, geo), seed=key.seed), clients)
     if ":" in call.name:
-        return from_function(call, labels, _enough(call.name, clients, labels), key)
+        function, clients = load_function(call.name, "partition"), _enough(call.name, clients, labels)
+        own = labels.copy()  # a function that sorts in place leaves the data alone
+        value = apply(call, partial(function, own, clients, key.fold("partition", call.name)), "partition")
+        return partition_from(value, labels, clients=clients, seed=key.seed, scheme=str(call))
     if call.name not in SCHEMES:
         hint = nearest(call.name, [*SCHEMES, "users", "geo", "file:FILE", "package.module:function"])
         raise complain(text, call.start, f"there is no partition {call.name!r}; {hint}")
@@ -435,14 +425,12 @@ def _by_user(users: npt.NDArray[np.str_], seed: int) -> Partition:
     named = users != ""
     if not named.any():
         raise UserError("partition users: all user ids are empty; use dirichlet, iid or file:FILE")
-    if named.all():
-        client, names = number_users(users)
-        return Partition(client, len(names), "users", seed, names)
-    client = np.full(len(users), -1, np.int32)
+    client = np.full(len(users), -1, np.int32)  # an example without a user belongs to no client
     client[named], names = number_users(users[named])
     client.flags.writeable = False
-    note = f"not assigned to any client: {counted(int(np.count_nonzero(~named)), 'training example')} without a user"
-    return Partition(client, len(names), "users", seed, names, notes=(note,))
+    rest = counted(int(np.count_nonzero(~named)), "training example")
+    notes = () if named.all() else (f"not assigned to any client: {rest} without a user",)
+    return Partition(client, len(names), "users", seed, names, notes=notes)
 
 
 def _enough(name: str, clients: int | None, labels: Ints) -> int:

@@ -169,7 +169,8 @@ def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[
 def make_room(cache: Cache, store: Store, needed: int) -> int:
     """How many bytes may be added to the store; others that no process uses are removed where that is too few."""
     folders = [folder for folder in (cache.folder / "images").iterdir() if folder.is_dir()]
-    sizes = {folder: _size(folder) for folder in sorted(folders, key=_last_use)}
+    about = {folder: _look_at(folder) for folder in folders}
+    sizes = {folder: about[folder][1] for folder in sorted(folders, key=lambda folder: about[folder][0])}
     total = sum(sizes.values())
     for other, size in sizes.items():
         if total + needed > cache.disk and other != store.folder and _remove_unused(other):
@@ -246,15 +247,9 @@ def _remove_unused(folder: Path) -> bool:
     return False
 
 
-def _size(folder: Path) -> int:
-    total = 0
-    with suppress(OSError):
-        total = sum(file.stat().st_size for file in folder.iterdir())
-    return total
-
-
-def _last_use(folder: Path) -> float:
+def _look_at(folder: Path) -> tuple[float, int]:
+    """When a store was last used, and its bytes; another process may be removing it."""
     try:
-        return folder.stat().st_mtime
+        return folder.stat().st_mtime, sum(file.stat().st_size for file in folder.iterdir())
     except OSError:
-        return 0.0
+        return 0.0, 0

@@ -186,24 +186,20 @@ def _write_parquet(file: Path, rows: Rows, drawn: Iterator[bytes] | None) -> Non
     pyarrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
     writer = None
     with in_pieces(file) as beside, ExitStack() as stack:
-        for start in range(0, len(rows), GROUP):
-            table = pyarrow.table(_columns(pyarrow, rows, slice(start, start + GROUP), drawn))
+        for start in range(0, len(rows), GROUP):  # the pictures are never all in memory
+            part = rows.part(np.arange(start, min(start + GROUP, len(rows))))
+            columns: dict[str, Any] = {"path": part.paths}
+            if drawn is not None:
+                columns = {"image": pyarrow.array(list(islice(drawn, len(part))), pyarrow.binary())}
+            columns["label"] = [part.classes[label] for label in part.labels.tolist()]
+            if part.users is not None:
+                columns["user"] = part.users.tolist()
+            if part.places is not None:
+                columns["latitude"], columns["longitude"] = part.places.T
+            columns["split"] = ["test" if test else "train" for test in part.test.tolist()]
+            table = pyarrow.table(columns)
             writer = writer or stack.enter_context(parquet.ParquetWriter(beside, table.schema))
             writer.write_table(table)
-
-
-def _columns(pyarrow: Any, rows: Rows, part: slice, drawn: Iterator[bytes] | None) -> dict[str, Any]:
-    labels = rows.labels[part].tolist()
-    columns: dict[str, Any] = {"path": rows.paths[part]}
-    if drawn is not None:
-        columns = {"image": pyarrow.array(list(islice(drawn, len(labels))), pyarrow.binary())}
-    columns["label"] = [rows.classes[label] for label in labels]
-    if rows.users is not None:
-        columns["user"] = rows.users[part].tolist()
-    if rows.places is not None:
-        columns["latitude"], columns["longitude"] = rows.places[part, 0], rows.places[part, 1]
-    columns["split"] = ["test" if test else "train" for test in rows.test[part].tolist()]
-    return columns
 
 
 def population(
