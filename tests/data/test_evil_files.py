@@ -236,7 +236,7 @@ def test_one_long_user_id_does_not_make_all_of_them_long(tmp_path):
 def test_statistics_that_claim_sixteen_million_classes_are_refused(tmp_path):
     tensors = {"held": torch.tensor([0, 1]), "number": torch.tensor([2, 2]),
                "sums": torch.zeros(2, 3).double(), "squares": torch.zeros(2, 3).double()}  # fmt: skip
-    about = '{"statistics": 1, "classes": %d, "form": "diagonal"}'
+    about = '{"statistics": 2, "classes": %d, "form": "diagonal"}'
     save_file(tensors, tmp_path / "s.safetensors", metadata={"unskew": about % 2**24})
     with refused("16777216 is not a number of classes from 1 to 1,000,000"):
         ClassStatistics.load(tmp_path / "s.safetensors")

@@ -435,9 +435,8 @@ def _example(dataset: Any, index: int, where: str) -> tuple[Any, int | str]:
 
 def _picture(image: Any, where: str) -> Array:
     if isinstance(image, Image.Image):
-        image = np.asarray(image.convert("L" if image.mode in _GREY else "RGB"))
-    elif isinstance(image, Tensor):
-        image = _array(image[None], where)[0]
-    elif not isinstance(image, np.ndarray):
+        return np.asarray(image.convert("L" if image.mode in _GREY else "RGB"))
+    if not isinstance(image, Tensor | np.ndarray):
         raise UserError(f"{where} is {a_kind(image)}; give a PIL image, an array or a tensor")
-    return image
+    pixels: Array = _array(image[None], where)[0] if isinstance(image, Tensor) else image
+    return pixels
