@@ -25,7 +25,7 @@ from unskew.runs.config import Config
 from unskew.runs.folder import write_arrays
 from unskew.runs.prepare import make_partition, read_data
 
-PATIENCE = 240.0  # seconds: machines that run tests are busy
+PATIENCE = 900.0  # seconds: machines that run tests are busy
 LOCAL = {"epochs": 1, "batch": 32, "lr": 0.02}
 
 
@@ -179,12 +179,12 @@ class Run(threading.Thread):
         except UserError as error:
             self.trouble = error
 
-    def reaches(self, number: int, seconds: float = 400) -> list[dict]:
+    def reaches(self, number: int, seconds: float = PATIENCE) -> list[dict]:
         """Wait until so many rounds are done, or the run has ended; the rounds that are done."""
         until(lambda: len(rounds_done(self.out)) >= number or not self.is_alive(), seconds, f"round {number}")
         return rounds_done(self.out)
 
-    def wait(self, seconds: float = 600) -> "Run":
+    def wait(self, seconds: float = 2 * PATIENCE) -> "Run":
         self.join(seconds)
         assert not self.is_alive(), self.said
         return self

@@ -146,7 +146,7 @@ def gather(
     if len(parts) < (least := max(1, min_replies)):
         reasons = "; ".join(f"node {node}: {why}" for node, why in failures.items()) or "no node is connected"
         raise UserError(f"{counted(len(parts), 'node')} sent class statistics, {least} are needed: {reasons}")
-    parts.sort(key=lambda part: part[0])  # whoever answers first, the sum has the same bits
+    parts.sort(key=lambda part: part[0])  # the sum has the same bits in any order of arrival
     total = ClassStatistics.merged(part for _, part in parts)
     return Gathered(total, tuple(node for node, _ in parts), failures)
 
@@ -163,7 +163,7 @@ def calibrate(
 ) -> CalibratedClassifier:
     """Build a new classifier from the class statistics of all nodes.
 
-    Nodes that fail, or do not answer in time, are left out with a warning that tells why.
+    Nodes that fail, or do not answer in time, are left out with a warning that gives the reason.
 
     Parameters
     ----------

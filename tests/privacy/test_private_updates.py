@@ -53,12 +53,12 @@ def test_rounding_for_a_secure_sum_does_not_make_it_longer_than_promised():
     clipped = replace(PLAIN, clip=0.001).clip_update(sums_of(update.tolist()))
     steps = as_steps(clipped, 3, "test")["delta/params/0"]
     assert float(steps.double().norm()) * 2.0**-32 <= 0.001
-    with pytest.raises(UserError, match="too short beside steps"):
+    with pytest.raises(UserError, match="too short for steps"):
         replace(PLAIN, clip=1e-8).clip_update(sums_of(update.tolist()))
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("delta/buffers/mean", "would be sent beside the update"), ("stat/scaffold/x", "would be sent beside the update"),
+    ("delta/buffers/mean", "would be sent with the update"), ("stat/scaffold/x", "would be sent with the update"),
 ])  # fmt: skip
 def test_what_noise_does_not_cover_is_refused_on_the_client(name, words):
     with pytest.raises(UserError, match=words):

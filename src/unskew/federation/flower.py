@@ -1,4 +1,4 @@
-"""Flower's programs: their command lines, the environment that they get, what their command ``flwr`` says.
+"""Flower's programs: their command lines, their environment, and the output of their command ``flwr``.
 
 Three of them start through ``python -m unskew.federation.flower NAME``, which closes what Flower leaves open:
 
@@ -362,10 +362,10 @@ def deactivate(node: NodeFolder, number: int) -> bool:
 
 
 def program(name: str) -> str:
-    """A program of Flower's: beside our interpreter, or on the path."""
+    """A program of Flower's: next to our interpreter, or on the path."""
     flower_version()
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+    own = Path(sys.executable).parent / name
+    found = str(own) if own.exists() else shutil.which(name)
     if found is None:
         raise UserError(
             f'{name} is not found, though flwr is installed; pip install --force-reinstall "unskew[flower]"'
@@ -444,7 +444,7 @@ def _register(federation: FederationFolder) -> dict[str, str]:
 
 
 def runs(federation: FederationFolder, run: str | None = None) -> list[dict[str, Any]]:
-    """What the server says about its runs, or about one."""
+    """The server's runs, or one of them."""
     which = ("--run-id", run) if run else ("--limit", "5")
     ended = flwr(federation, "list", CONNECTION, *which, "--format", "json")
     try:
@@ -466,9 +466,9 @@ def run_command(federation: FederationFolder, config: Path) -> Sequence[str]:
     return [program("flwr"), "run", str(federation.app), CONNECTION, "--stream", "--run-config", str(config)]
 
 
-def _in_words(said: str) -> str:
-    """What Flower printed, without the frames that it draws."""
-    lines = ("".join(c for c in line if not "\u2500" <= c <= "\u257f").strip() for line in said.splitlines())
+def _in_words(output: str) -> str:
+    """Flower's output without the frames that it draws."""
+    lines = ("".join(c for c in line if not "\u2500" <= c <= "\u257f").strip() for line in output.splitlines())
     return " ".join(line for line in lines if line and line != "Error") or "nothing"
 
 

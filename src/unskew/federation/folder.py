@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 @dataclass(frozen=True)
 class FederationSettings:
-    """What ``federation.toml`` says."""
+    """The content of ``federation.toml``."""
 
     host: str  # by which the nodes reach the server
     port: int  # to which the nodes connect
@@ -81,7 +81,7 @@ def token(secret: bytes, purpose: str) -> str:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What ``node.toml`` says."""
+    """The content of ``node.toml``."""
 
     name: str
     server: str  # host:port
@@ -267,7 +267,7 @@ def make_private(*folders: Path) -> None:
 
 
 def check_secret(file: Path) -> None:
-    """Make a private key this user's alone; refuse one of which that cannot be said."""
+    """Make a private key this user's alone; refuse it where that is not possible."""
     about = file.stat()
     if about.st_uid not in (os.getuid(), 0):
         raise UserError(f"{file} belongs to another user; chown it to the one who runs this command")

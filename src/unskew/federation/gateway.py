@@ -303,7 +303,7 @@ class Visitor:
 
 
 class Gateway:
-    """The server that stands before Flower's.
+    """The server in front of Flower's.
 
     Parameters
     ----------
@@ -582,7 +582,7 @@ class Gateway:
         return bool(response.status_code == 200)
 
     def report(self) -> str:
-        """The counters for Prometheus, with what the folder says about nodes and the run."""
+        """The counters for Prometheus, with the nodes and the run as the folder has them."""
         gauges = {
             "connections": len(self._open),
             "strangers": self._strangers.total(),

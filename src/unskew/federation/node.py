@@ -34,7 +34,7 @@ def node_mark(node: NodeFolder, part: str = "both") -> str:
 
 
 def socket_path(node: NodeFolder) -> Path:
-    """Where the two parts meet: as node.toml says, in the node's folder, or where that path is too long below /tmp."""
+    """Where the two parts meet: by node.toml, in the node's folder, or where that path is too long below /tmp."""
     if node.settings.socket:
         return Path(node.settings.socket)
     inside = node.path / "service.sock"

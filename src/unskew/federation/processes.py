@@ -1,4 +1,4 @@
-"""Programs that run beside us: started with a log, watched, ended together with all that they have started."""
+"""Child programs: started with a log, watched, and ended together with all that they have started."""
 
 import os
 import signal

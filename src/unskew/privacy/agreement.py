@@ -11,7 +11,7 @@ All secrets of a member follow from one seed, so that it need not keep anything 
 what it has answered (``sessions``).
 
 Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, section 4
-and figure 4. The signatures against a server that lies are in ``signing``.
+and figure 4. The signatures against a dishonest server are in ``signing``.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ class Agreement:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 over all of it: members that were told different things share no mask."""
+        """SHA-256 over all of it: members that were sent different things share no mask."""
         numbers = self.threshold.to_bytes(8, "big") + len(self.publics).to_bytes(8, "big")
         entries = b"".join(_number(member) + self.publics[member] for member in self.members)
         content = numbers + len(self.session).to_bytes(8, "big") + self.session + entries + self.about.encode()
@@ -222,7 +222,7 @@ def own_mask_key(secret: bytes, session: bytes) -> bytes:
 
 
 def require_enough(count: int, least: int = MIN_CLIENTS, of: str = "clients") -> None:
-    """Refuse a sum over so few that it says too much of each."""
+    """Refuse a sum over so few that it reveals too much of each."""
     if least < 2:
         raise UserError(f"least={least}: the sum over one client is that client's statistics; give at least 2")
     if count < least:

@@ -71,7 +71,7 @@ def key_stream(key: bytes, length: int) -> bytes:
 
 
 def sealed(key: bytes, content: bytes, about: bytes) -> bytes:
-    """The content for whoever has the key, with 16 bytes that show whether it, or what it is about, was changed."""
+    """The content for the owner of the key, with 16 bytes that show whether it, or what it is about, was changed."""
     aead = require_extra("cryptography.hazmat.primitives.ciphers.aead")
     box: bytes = aead.ChaCha20Poly1305(key).encrypt(bytes(12), content, about)
     return box

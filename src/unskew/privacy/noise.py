@@ -175,7 +175,7 @@ ORDERS = (*range(2, 33), 48, 64)  # of the Rényi divergences
 
 @dataclass(frozen=True)
 class Participation:
-    """Who comes to a round: so many of all clients, on average (``poisson``) or always."""
+    """Who takes part in a round: so many of all clients, on average (``poisson``) or always."""
 
     drawn: int
     clients: int
@@ -183,7 +183,7 @@ class Participation:
 
     @property
     def everyone(self) -> bool:
-        """Whether every client comes to every round."""
+        """Whether every client takes part in every round."""
         return self.drawn >= self.clients
 
     @property
@@ -265,7 +265,7 @@ class PrivateUpdates:
         others = [name for name in sums if name.startswith(("delta/buffers/", "stat/"))]
         if others:
             raise UserError(
-                f"private-updates: {others[0]} would be sent beside the update, and no noise covers it; take a network "
+                f"private-updates: {others[0]} would be sent with the update, and no noise covers it; use a network "
                 "without running statistics (GroupNorm), or leave private-updates out"
             )
         if float(sums["weight"]) != 1:
@@ -318,7 +318,7 @@ class PrivateUpdates:
         return compute_epsilon(self.noise, self.delta, rounds, self.drawing(drawn, clients), replaced=replaced)
 
     def drawing(self, drawn: int, clients: int) -> Participation:
-        """Who comes to a round."""
+        """Who takes part in a round."""
         return Participation(drawn, clients, self.poisson)
 
     def unit(self, drawn: int, clients: int) -> str:
@@ -335,5 +335,5 @@ class PrivateUpdates:
         step = 2.0**-BITS + (self.noise * self.clip * 2.0**-SHARE_BITS if self.in_masks else 0.0)
         reserve = float(step / 2 * sum(value.numel() for value in update.values()) ** 0.5)
         if reserve > self.clip / 2:
-            raise UserError(f"private-updates(clip={self.clip:g}): too short beside steps of 2^-{BITS}; give more")
+            raise UserError(f"private-updates(clip={self.clip:g}): too short for steps of 2^-{BITS}; give a larger clip")
         return (self.clip - reserve) * (1 - 1e-12)

@@ -165,7 +165,7 @@ class MaskShares(SecureJob, frozen=True, tag="mask-shares"):
 class Masked(SecureJob, frozen=True, tag="masked"):
     """The inner job's words, masked before they leave the client.
 
-    ``sharing`` says who handed out shares; ``consents`` are their signatures of the agreement.
+    ``sharing`` marks who handed out shares; ``consents`` are their signatures of the agreement.
     """
 
     keys: tuple[bytes, ...]
@@ -280,7 +280,7 @@ class _Part:
         return len(self._side.population.examples(self._visit.client))
 
     def agreement(self, keys: Sequence[bytes]) -> Agreement:
-        """What the server says that all members agree on."""
+        """What all members agree on, by the server."""
         if len(keys) != len(self.numbers):
             raise UserError(f"the server sends {len(keys)} keys for {len(self.numbers)} members")
         if self.signer is not None and self._terms is None:
@@ -298,7 +298,7 @@ class _Part:
             raise UserError(f"the server sends terms of other members than the {count} of the secure sum")
         mine = self.numbers.index(self.member.number)
         if (terms.weights[mine], terms.takes[mine]) != (self._visit.weight, self._visit.take):
-            raise UserError(f"the server tells others that {named(self.member.number)} has another weight")
+            raise UserError(f"the server sends others another weight of {named(self.member.number)}")
 
     def check_statements(self, keys: Sequence[bytes]) -> None:
         """Refuse members that no registered node vouches for, and weights that do not follow from their examples."""
@@ -340,8 +340,8 @@ class _Part:
         count = sum(signed(keys[number], by_number[number], purpose, agreement, content) for number in who)
         if count < least:
             raise UserError(
-                f"only {count} of {len(who)} members have signed what {named(self.member.number)} was told, and "
-                f"{least} must: the server tells them different things"
+                f"only {count} of {len(who)} members have signed what {named(self.member.number)} was sent, and "
+                f"{least} must: the server sends them different things"
             )
 
     def survivors(self, agreement: Agreement, sharing: Sequence[bool], answered: Sequence[bool]) -> bytes:
@@ -469,7 +469,7 @@ def add_securely(
 ) -> Outcome:
     """The sum of a job's int64 words over these visits; of a single one the server learns nothing.
 
-    ``threshold`` is the share of the visits that must stay to the end. Where fewer stay, ``void`` says why.
+    ``threshold`` is the share of the visits that must stay to the end. Where fewer stay, ``void`` is the reason.
     """
     if len(visits) > MOST_MEMBERS:
         raise UserError(f"a secure sum over {len(visits):,} visits is refused; at most {MOST_MEMBERS:,} can take part")
@@ -551,7 +551,7 @@ class _Session:
             consents, signers = _signatures(outcome, sharing, count, "consent"), terms.statements
             sharing = self._drop(
                 sharing,
-                "it has not signed what it was told",
+                "it has not signed what it was sent",
                 lambda index: signed(Statement(signers[index]).key, consents[index], CONSENT, agreement),
             )
             self._count(present, up=STATEMENT_BYTES, down=STATEMENT_BYTES * len(present))
@@ -656,7 +656,7 @@ def _content(outcome: Outcome, index: int, name: str, size: int) -> bytes:
 
 
 def _acceptable(terms: Terms, session: bytes, numbers: Sequence[int], keys: Sequence[bytes]) -> Callable[[int], bool]:
-    """Whether the other members will take part with this one; so one that lies is left out, and not all of them."""
+    """Whether the other members will take part with this one; so that a dishonest one is left out alone."""
     statements = [Statement(content) for content in terms.statements]
     contexts = Counter(statement.context for statement in statements if statement.content)
     common, trial = max(contexts, key=contexts.__getitem__, default=b""), private_key(os.urandom(32))

@@ -183,7 +183,7 @@ class Sessions:
             return os.pread(self.descriptor, SLOT, SLOT * client).rstrip(b"\0")
 
     def join(self, client: int, slot: bytes) -> None:
-        """Add what another process's slot says of the client."""
+        """Add what another process has recorded of the client."""
         self._change(client, lambda record: record.joined(Record.from_bytes(slot.ljust(SLOT, b"\0"))))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Signatures in secure sums: who a member is, and that all members were told the same.
+"""Signatures in secure sums: who a member is, and that all members were sent the same.
 
 A node signs, with its registered key, each session's keys, what was agreed for the run and how many examples the client
 has. Every other node checks this statement against the roster that its owner was given, so that a server can neither
@@ -31,7 +31,7 @@ CONSENT, SURVIVORS = b"unskew consent 1 ", b"unskew survivors 1 "
 
 @dataclass(frozen=True)
 class Statement:
-    """What a node says of one member; ``content`` is all of it, with or without the node's signature."""
+    """A node's statement about one member; ``content`` is all of it, with or without the node's signature."""
 
     content: bytes
 
@@ -122,7 +122,7 @@ class Signer:
 
     ``context`` is the digest of what was agreed for the run. ``subject`` names what a sum is about, from its job and
     the digests of the tensors sent with it and of its key: two sums about one subject must have the same members, which
-    ``pin`` remembers. ``say`` is told what must not leave the node.
+    ``pin`` remembers. ``say`` gets what must not leave the node.
     """
 
     registered: Registered
@@ -147,13 +147,13 @@ class Signer:
         return stated + b"".join(numbers)
 
     def check(self, roster: Roster, who: str, statement: Statement, member: int, session: bytes, keys: bytes) -> None:
-        """Refuse a member that no node of the roster vouches for, or that was told otherwise what the run is."""
+        """Refuse a member that no node of the roster vouches for, or that was sent another run."""
         if statement.node not in roster.names:
             raise UserError(f"{who} is of a node that is not in this node's {self.registered.roster.name}")
         if not statement.holds(member, session, keys):
             raise UserError(f"the keys of {who} are not signed by its node")
         if statement.context != self.context:
-            raise UserError(f"{who} was told something else about the run: its method, its rates or its network")
+            raise UserError(f"{who} was sent another run: another method, rate or network")
 
 
 def load_private(path: Path) -> Any:
@@ -173,7 +173,7 @@ def load_private(path: Path) -> Any:
 
 
 def sign(member: Member, purpose: bytes, agreement: Agreement, content: bytes = b"") -> bytes:
-    """A member's signature, with its session's own key, of what all members must have been told alike."""
+    """A member's signature, with its session's own key, of what all members must have been sent alike."""
     signature: bytes = _signing_private(member).sign(purpose + agreement.digest + content)
     return signature
 

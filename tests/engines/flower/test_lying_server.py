@@ -130,7 +130,7 @@ def test_others_that_weigh_nothing_refuse(tmp_path):
     server = LyingServer(tmp_path, light(1e-30))
     outcome = server.train()
     assert outcome.void
-    assert "tells others that client 0 has another weight" in server.refusals("mask-shares", 100)[0]
+    assert "sends others another weight of client 0" in server.refusals("mask-shares", 100)[0]
     assert not server.sent("masked")
 
 
@@ -179,7 +179,7 @@ def test_signatures_of_something_else_do_not_unlock_the_victims_answer(tmp_path,
     monkeypatch.setattr("unskew.privacy.secure_sum._Session._drop", lambda self, who, *rest: list(who))
     server = LyingServer(tmp_path, other_model_in_their_terms)
     assert server.train().void
-    assert "only 1 of 4 members have signed what client 2 was told, and 4 must" in server.refusals("masked")[0]
+    assert "only 1 of 4 members have signed what client 2 was sent, and 4 must" in server.refusals("masked")[0]
     assert not server.sent("masked")
 
 
@@ -203,7 +203,7 @@ def test_another_learning_rate_for_the_others_is_noticed(tmp_path, monkeypatch, 
     server.train()
     if careless:
         assert (
-            "client 0 was told something else about the run: its method, its rates" in server.refusals("mask-shares")[0]
+            "client 0 was sent another run: another method, rate" in server.refusals("mask-shares")[0]
         )
     assert not server.sent("masked")
 
@@ -334,7 +334,7 @@ def test_two_lists_of_who_answered_open_nothing(tmp_path):
     assert server.train().void
     for node in (100, 101, VICTIM, 103):
         assert not server.sent("mask-openings", node)
-    assert "have signed what client 2 was told, and 3 must" in server.refusals("mask-openings")[0]
+    assert "have signed what client 2 was sent, and 3 must" in server.refusals("mask-openings")[0]
 
 
 def test_a_member_signs_one_list_alone(tmp_path):
@@ -408,7 +408,7 @@ def test_members_cannot_change_places_after_they_have_signed(tmp_path):
 
     server = LyingServer(tmp_path, lie)
     server.train(visits=visits)
-    assert "only 0 of 4 members have signed what client 2 was told" in server.refusals("masked")[0]
+    assert "only 0 of 4 members have signed what client 2 was sent" in server.refusals("masked")[0]
     assert not server.sent("masked")
 
 

@@ -65,7 +65,7 @@ def test_nothing_is_answered_without_masks_where_updates_were_to_be_masked(job):
 def test_masks_that_fewer_can_take_off_are_refused():
     algorithm = parse_method("fedavg + secure(threshold=0.9)", Local())
     for job in (MaskKeys(*about(WORDS, 3)), Masked(*about(WORDS, 3), KEYS, FLAGS)):
-        with pytest.raises(BadMessage, match="3 of 4 clients can take the masks off; 4 were agreed on"):
+        with pytest.raises(BadMessage, match="3 of 4 clients remove the masks; 4 were agreed on"):
             check_masked(job, algorithm)
     check_masked(MaskKeys(*about(WORDS, 4)), algorithm)
 

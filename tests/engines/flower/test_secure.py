@@ -269,7 +269,7 @@ def test_statistics_without_masks_are_refused_under_secure_and_a_plain_round_is_
 def test_masks_that_fewer_can_take_off_are_refused(wire):
     assert shares_needed(0.66, 4) == 3
     for job in ("mask-keys", "mask-shares", "masked", "mask-openings"):
-        assert "2 of 4 clients can take the masks off; 3 were agreed on" in wire.again(job, put(threshold=2))
+        assert "2 of 4 clients remove the masks; 3 were agreed on" in wire.again(job, put(threshold=2))
 
 
 def test_a_session_is_answered_once_also_after_the_node_was_killed(wire):
@@ -314,7 +314,7 @@ def put_parcel(change):
     return changed
 
 
-TOLD = "members have signed what client 2 was told"
+TOLD = "members have signed what client 2 was sent"
 OTHER_WORK = {"type": "rounded", "inner": {"type": "evaluate"}, "members": 4}
 FEWER = {"type": "rounded", "inner": {"type": "train", "round": 1}, "members": 3}
 

@@ -367,7 +367,7 @@ def read_results(
             read.append(_read_one(values, mine, forms, visit, known, shared, shapes))
         except BadMessage as error:
             read.append(LeftOut(f"its result is refused: {error.logged}"))
-        except Exception as error:  # noqa: BLE001  whatever a result brings about costs its sender alone
+        except Exception as error:  # noqa: BLE001  whatever a result causes costs its sender alone
             read.append(LeftOut(f"its result cannot be read ({type(error).__name__})"))
     if start != len(sent):
         raise BadMessage("it has more tensors than results")
@@ -663,7 +663,7 @@ class _Work:
 
 
 class RemoteMemory:
-    """What the clients keep is on their nodes; the server only says which of it a checkpoint refers to."""
+    """What the clients keep is on their nodes; the server only knows which of it a checkpoint refers to."""
 
     def __init__(self) -> None:
         self.pinned: dict[int, set[str]] = {}  # by client
@@ -673,7 +673,7 @@ class RemoteMemory:
         return visits
 
     def release(self, visits: Sequence[Visit], tickets: Mapping[int, str]) -> None:
-        """A node removes what is superseded with its next job, which says what to keep."""
+        """A node removes what is superseded with its next job, which lists what to keep."""
 
     def supersede(self, tickets: Iterable[str]) -> None:
         """As above."""

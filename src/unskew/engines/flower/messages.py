@@ -1,6 +1,6 @@
 """What goes over the wire between server and nodes: the codec's envelopes, with the version of the protocol.
 
-A header says what the message is (``kind``), of which run, and its number there. A hash finds what a machine or a disk
+A header has the kind of the message, its run and its number in that run. A hash finds what a machine or a disk
 on the way has damaged; who may send is the network's business.
 """
 
@@ -106,7 +106,7 @@ class ClientFacts:
 
 @dataclass(frozen=True)
 class Description:
-    """What a node says of itself."""
+    """A node and its data, for the server."""
 
     node: Text
     version: Text
@@ -172,7 +172,7 @@ class RunAgreement:
 
     @property
     def common(self) -> bytes:
-        """The digest of what all nodes are told alike: everything but the numbers of their clients."""
+        """The digest of what all nodes are sent alike: everything but the numbers of their clients."""
         return hashlib.sha256(json.dumps({**self.to_json(), "numbers": None}, sort_keys=True).encode()).digest()
 
     @staticmethod

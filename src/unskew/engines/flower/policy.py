@@ -1,4 +1,4 @@
-"""A node's policy: what its owner allows, whatever the server says.
+"""A node's policy: what its owner allows, whatever the server asks.
 
 The owner writes it as TOML; ``commented`` gives the defaults with an explanation of each key. A node checks a run when
 it is agreed on, before anything of it is imported or allocated, and every job before it is done.
@@ -125,7 +125,7 @@ class Policy:
         allowed = self.plugins.get(str(plugin))
         if allowed is None:
             raise BadMessage(
-                f"{plugin} is code that this node has not allowed; whoever runs the node may add it to its plugins",
+                f"{plugin} is code that this node has not allowed; its owner can add it to plugins in policy.toml",
                 "it names code that this node has not allowed",
             )
         if allowed and plugin_sha256(plugin) != allowed:
@@ -276,7 +276,7 @@ class Policy:
         if ":" in name or name in allowed:
             return
         if name in known:
-            raise BadMessage(f"the {kind} {name} is not allowed on this node; whoever runs it may add it to its policy")
+            raise BadMessage(f"the {kind} {name} is not allowed on this node; its owner can add it to policy.toml")
         raise BadMessage(f"no {kind} is called {brief(name)}", f"it names a {kind} that does not exist")
 
 
