@@ -12,12 +12,13 @@ from urllib.parse import unquote
 
 import httpx
 import pytest
-from fastapi import HTTPException
+from fastapi import FastAPI, HTTPException
 from fastapi.routing import iter_route_contexts
 from flwr.cli.build import build_fab_from_disk
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.node_pb2 import Node
 from flwr.superlink.main import create_app
+from sqlalchemy.exc import OperationalError
 
 from unskew.federation.flower import APP_SECONDS, Guard, WrongApp, answer_for_oneself, check_app, give_apps_time
 from unskew.federation.folder import GATEWAY_HEADER, initialise, renew_secrets, token
@@ -62,6 +63,19 @@ def test_without_a_token_every_route_of_flowers_is_closed_but_health(link):
     answers = ask(link, [(method, path, {}) for method, path in routes])
     opened = {route: status for route, status in zip(routes, answers, strict=True) if status not in (401, 403)}
     assert opened == {("GET", "/health"): 200, ("HEAD", "/health"): 200}
+
+
+@pytest.mark.parametrize(("words", "status"), [("database is locked", 503), ("disk I/O error", 500)])
+def test_a_database_that_is_busy_is_a_503_after_which_flowers_programs_try_again(words, status):
+    """After a 500 the program that starts apps ends, and with it the run: so once did the demo under load."""
+    app = FastAPI()
+
+    @app.post("/v1/runtime/acquire-task")
+    def acquire():
+        raise OperationalError("BEGIN", {}, Exception(words))
+
+    app.add_middleware(Guard, secret=SECRET)
+    assert ask(app, [("POST", "/v1/runtime/acquire-task", {})]) == [status]
 
 
 def test_each_token_opens_its_own_routes_alone(link):

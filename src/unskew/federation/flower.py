@@ -48,6 +48,7 @@ OFFLINE = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 APP_SECONDS = 180.0  # that an app may take to start; Flower gives up after 30, which a machine under load needs
+DATABASE_SECONDS = 60  # to wait for Flower's database; Flower gives up after 5, which a machine under load needs
 NODE_POLL = 0.2  # seconds between two looks for a message on the node itself; Flower's default is 1
 
 
@@ -175,7 +176,8 @@ def _run_superlink() -> None:
     main.create_app = create_guarded
     give_apps_time(_module("flwr.supercore.corestate.sql_corestate").SqlCoreState)
     answer_for_oneself(_module("flwr.superlink.servicer.fleet.fleet_handlers"))
-    database.SQLITE_PRAGMAS = (*database.SQLITE_PRAGMAS, ("secure_delete", "ON"))
+    pragmas = {**dict(database.SQLITE_PRAGMAS), "secure_delete": "ON", "busy_timeout": str(DATABASE_SECONDS * 1000)}
+    database.SQLITE_PRAGMAS = tuple(pragmas.items())
     flower_superlink()
 
 
@@ -274,12 +276,22 @@ class Guard:
         self, scope: dict[str, Any], receive: Any, send: Callable[[dict[str, Any]], Awaitable[None]]
     ) -> None:
         """Pass on what may pass."""
+        refusal = 401, "this port is for the programs of the server itself"
         if scope["type"] == "lifespan" or (scope["type"] == "http" and self._may_pass(scope)):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            body = json.dumps({"code": 401, "detail": "this port is for the programs of the server itself"}).encode()
+            try:
+                await self._app(scope, receive, send)
+            except Exception as error:
+                if type(error).__name__ != "OperationalError" or "locked" not in str(error):
+                    raise
+                refusal = 503, "the database is busy; try again"  # Flower's programs retry after 503, and end after 500
+            else:
+                return
+        if scope["type"] == "http":
+            status, detail = refusal
+            body = json.dumps({"code": status, "detail": detail}).encode()
             headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": 401, "headers": [*headers, (b"connection", b"close")]})
+            headers.append((b"connection", b"close"))
+            await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
 
     def _may_pass(self, scope: dict[str, Any]) -> bool:
@@ -373,7 +385,7 @@ def program(name: str) -> str:
     return found
 
 
-def flwr(federation: FederationFolder, *words: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+def flwr(federation: FederationFolder, *words: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
     """Run Flower's command on the server's machine."""
     try:
         return subprocess.run(

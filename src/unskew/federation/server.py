@@ -277,7 +277,9 @@ def _check_end(federation: FederationFolder, followed: _Followed, out: Path | No
     try:
         about = flower.runs(federation, followed.run)
     except UserError:
-        raise UserError(f"the server ended while the run was on; its output is in {followed.log.path}") from None
+        raise UserError(
+            f"the server does not answer, and the run has not finished; its output is in {followed.log.path}"
+        ) from None
     status, details = (str(about[0].get(key) or "") if about else "" for key in ("status", "status-details"))
     reason = f"{status or 'unknown'}{': ' + details if details else ''}"
     raise UserError(f"the run ended as {reason}; its output is in {followed.log.path}")

@@ -335,5 +335,7 @@ class PrivateUpdates:
         step = 2.0**-BITS + (self.noise * self.clip * 2.0**-SHARE_BITS if self.in_masks else 0.0)
         reserve = float(step / 2 * sum(value.numel() for value in update.values()) ** 0.5)
         if reserve > self.clip / 2:
-            raise UserError(f"private-updates(clip={self.clip:g}): too short for steps of 2^-{BITS}; give a larger clip")
+            raise UserError(
+                f"private-updates(clip={self.clip:g}): too short for steps of 2^-{BITS}; give a larger clip"
+            )
         return (self.clip - reserve) * (1 - 1e-12)

@@ -202,9 +202,7 @@ def test_another_learning_rate_for_the_others_is_noticed(tmp_path, monkeypatch, 
     server.exchange.between = lambda node, question, reply: agreed_as_asked(server, node, question, reply)
     server.train()
     if careless:
-        assert (
-            "client 0 was sent another run: another method, rate" in server.refusals("mask-shares")[0]
-        )
+        assert "client 0 was sent another run: another method, rate" in server.refusals("mask-shares")[0]
     assert not server.sent("masked")
 
 

@@ -65,9 +65,7 @@ def check_masked(job: Job, algorithm: Algorithm) -> None:
             return
         count = len(job.members)
         if job.threshold < (needed := shares_needed(algorithm.secure.threshold, count)):
-            raise BadMessage(
-                f"it lets {job.threshold} of {count} clients remove the masks; {needed} were agreed on"
-            )
+            raise BadMessage(f"it lets {job.threshold} of {count} clients remove the masks; {needed} were agreed on")
     elif masked:
         raise BadMessage(f"it asks for {name_of(job)} without masks; agreed was {algorithm.secure}")
 
