@@ -19,6 +19,7 @@ import methods
 import million
 import photographers
 import population
+import published
 import ranks
 import reliability
 import rounds
@@ -57,6 +58,7 @@ def main():
         "crowd": lambda: rounds.large_population(options.repeats),
         "million": lambda: million.suite(options.repeats),
         "population": lambda: population.suite(options.repeats),
+        "published": published.suite,
         "photographers": lambda: photographers.suite(options.images),
         "methods": lambda: methods.steps(images, 2 * options.repeats),
         "calibration": lambda: calibration.suite(images, 2 * options.repeats),
