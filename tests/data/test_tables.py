@@ -222,6 +222,14 @@ def test_equal_photographs_and_those_with_two_labels_are_noted(tmp_path, cache):
     assert f"1 photograph has two labels or more: {tmp_path / 'pictures' / '1.png'} (x, y)" in notes
 
 
+def test_a_photograph_with_many_labels_names_only_some(tmp_path, cache):
+    write_table(tmp_path, 1)
+    lines = [f"pictures/0.png,{label},{part}" for label in range(9) for part in ("train", "test")]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
+    notes = load_table(f"{tmp_path / 't.csv'}(size=8)", cache).notes
+    assert any("(0, 1, 2, 3, 4 and 4 more)" in note for note in notes)
+
+
 def test_what_is_not_a_table_is_refused(tmp_path, cache):
     path = tmp_path / "t.csv"
     assert "does not exist" in refused(path, cache)

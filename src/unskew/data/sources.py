@@ -310,7 +310,8 @@ def _note_repeated(pictures: Pictures, rows: Rows, found: Scan) -> list[str]:
         first = []
         for group in torn[:NAMED]:
             labels = sorted({rows.classes[label] for label in rows.labels[group].tolist()})
-            first.append(f"{pictures.name(group[0])} ({', '.join(labels)})")
+            others = f" and {len(labels) - NAMED:,} more" if len(labels) > NAMED else ""
+            first.append(f"{pictures.name(group[0])} ({', '.join(labels[:NAMED])}{others})")
         more = f" and {len(torn) - NAMED:,} more" if len(torn) > NAMED else ""
         have = "photograph has" if len(torn) == 1 else "photographs have"
         notes.append(f"{len(torn):,} {have} two labels or more: {', '.join(first)}{more}")
