@@ -16,7 +16,7 @@ from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.data import partition_files
 from unskew.federation.folder import initialise, read_node, toml
-from unskew.federation.network import free_ports
+from unskew.federation.network import free_port
 from unskew.federation.node import node_mark, socket_path
 from unskew.federation.processes import end_all, marked
 from unskew.federation.server import server_mark, submit
@@ -84,7 +84,7 @@ class Live:
     """A server and nodes, each holding one part of digits."""
 
     def __init__(self, path: Path, nodes: list[str], *, parts: int | None = None) -> None:
-        self.federation = initialise(path, nodes=nodes, port=free_ports()).federation
+        self.federation = initialise(path, nodes=nodes, port=free_port(3)).federation
         self.path, self.commands = path, dict[str, Command]()
         self.environments: dict[str, dict[str, str]] = {}  # what each command gets in addition, by name
         self.partition = path / "partition.npz"

@@ -211,7 +211,7 @@ def _reply(message: "Message", context: "Context", give: "Give", classes: int, l
 
 def _replies(grid: "Grid", messages: list["Message"], timeout: float, failures: dict[int, str]) -> Iterable["Message"]:
     """The replies as they arrive; nodes that fail or do not answer are entered in ``failures``."""
-    nodes = dict(zip(grid.push_messages(messages), (each.metadata.dst_node_id for each in messages), strict=True))
+    nodes = dict(zip(grid.push_messages(messages), (message.metadata.dst_node_id for message in messages), strict=True))
     end = time.monotonic() + timeout
     while nodes:
         for reply in grid.pull_messages(list(nodes)):

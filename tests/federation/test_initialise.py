@@ -131,7 +131,7 @@ def test_another_address_or_a_known_node_is_refused_for_a_federation_that_is_the
     initialise(tmp_path, nodes=["a"])
     with pytest.raises(UserError, match=r"--port 9: this federation has 8000, and its nodes know it"):
         initialise(tmp_path, port=9)
-    with pytest.raises(UserError, match="node a is there already"):
+    with pytest.raises(UserError, match="node a exists already"):
         initialise(tmp_path, nodes=["a"])
 
 

@@ -9,13 +9,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
 from unskew.federation.folder import initialise, read_node
-from unskew.federation.network import free_ports
+from unskew.federation.network import free_port
 from unskew.federation.node import _session_file, close_last_session
 
 
 @pytest.fixture
 def node(tmp_path):
-    return read_node(initialise(tmp_path, nodes=["a"], port=free_ports()).federation.node("a"))
+    return read_node(initialise(tmp_path, nodes=["a"], port=free_port(3)).federation.node("a"))
 
 
 @pytest.fixture

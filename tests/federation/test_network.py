@@ -8,7 +8,7 @@ import pytest
 
 from unskew.core.errors import UserError
 from unskew.federation import network
-from unskew.federation.network import NotReached, check_free, free_port, free_ports, greet, host_and_port
+from unskew.federation.network import NotReached, check_free, free_port, greet, host_and_port
 
 SIGNER = network.make_authority("here")
 
@@ -104,8 +104,18 @@ def test_a_port_in_use_is_said():
     check_free("127.0.0.1", port, "port in x")
 
 
+def test_a_connection_with_itself_is_no_server(tmp_path, monkeypatch):
+    """Where nobody listens at a local port, TCP may connect a socket that has this port with itself."""
+    port, connect = free_port(), socket.create_connection
+    own = {"source_address": ("127.0.0.1", port)}
+    monkeypatch.setattr(socket, "create_connection", lambda *given, **more: connect(*given, **more, **own))
+    (tmp_path / "ca.crt").write_bytes(SIGNER.certificate)
+    with pytest.raises(NotReached, match="nobody listens"):
+        greet(f"127.0.0.1:{port}", tmp_path / "ca.crt")
+
+
 def test_a_pair_of_ports_is_free():
-    first = free_ports()
+    first = free_port(3)
     check_free("127.0.0.1", first, "it")
     check_free("127.0.0.1", first + 1, "it")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unskew.console.federation import federation_app
-from unskew.engines.flower.node_service import listening
+from unskew.engines.flower.node_service import listen
 from unskew.federation.folder import initialise, read_node
 from unskew.federation.node import socket_path
 
@@ -55,7 +55,7 @@ def test_the_other_part_may_ask_and_do_nothing_else_and_strangers_not_even_that(
         os.setgid(SERVICE)
         os.setuid(SERVICE)
         os.umask(0o077)
-        with listening(place):
+        with listen(place):
             os.write(ready[1], b"x")
             os.read(done[0], 1)
         os._exit(0)
@@ -84,7 +84,7 @@ def test_the_other_part_may_ask_and_do_nothing_else_and_strangers_not_even_that(
 
 
 def test_in_a_folder_of_its_own_the_socket_is_its_owners_alone(tmp_path):
-    with listening(tmp_path / "own" / "service.sock"):
+    with listen(tmp_path / "own" / "service.sock"):
         assert (tmp_path / "own" / "service.sock").stat().st_mode & 0o777 == 0o600
 
 

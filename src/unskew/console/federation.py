@@ -92,7 +92,7 @@ def demo(
 
 def _prepare(folder: Path, say: Say) -> FederationFolder:
     """Certificates, keys, and one skewed part of digits for each node."""
-    federation = initialise(folder, nodes=NODES, port=network.free_ports()).federation
+    federation = initialise(folder, nodes=NODES, port=network.free_port(3)).federation
     say(f"{federation.path}: authority, server certificate, and keys for {', '.join(NODES)}")
     config = configs.checked(Config(data="digits", partition="dirichlet(alpha=0.3)", clients=len(NODES), seed=0))
     images = read_data(config)

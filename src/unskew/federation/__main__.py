@@ -66,8 +66,8 @@ def become(mark: str, words: list[str]) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)  # a second one has nothing to add: the programs are being ended
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.SIG_IGN)  # a second one has nothing to add: the programs are being ended
     raise Stopped(number)
 
 

@@ -298,7 +298,7 @@ class Guard:
         path, headers = scope["path"], scope["headers"]
         for prefix, (name, wanted) in self._shown.items():
             if path.startswith(prefix):
-                shown = [value for each, value in headers if each == name]
+                shown = [value for header, value in headers if header == name]
                 return len(shown) == 1 and hmac.compare_digest(shown[0], wanted)
         return bool(path == "/health" or path.startswith("/v1/runtime/"))
 

@@ -392,19 +392,19 @@ def _check_free(path: Path) -> None:
 
 
 def _check_same(settings: FederationSettings, host: str | None, port: int | None) -> None:
-    for name, given, there in (("host", host, settings.host), ("port", port, settings.port)):
-        if given is not None and given != there:
+    for name, given, current in (("host", host, settings.host), ("port", port, settings.port)):
+        if given is not None and given != current:
             raise UserError(
-                f"--{name} {given}: this federation has {there}, and its nodes know it; edit {FEDERATION} and the "
+                f"--{name} {given}: this federation has {current}, and its nodes know it; edit {FEDERATION} and the "
                 f"nodes' {NODE}, then run unskew federation init DIR --renew"
             )
 
 
 def _check_names(federation: FederationFolder, names: Sequence[str]) -> None:
-    there = federation.public_keys()
+    known = federation.public_keys()
     for name in names:
-        if node_name(name) in there:
-            raise UserError(f"node {name} is there already; to give it a new key, remove {there[name]} first")
+        if node_name(name) in known:
+            raise UserError(f"node {name} exists already; to give it a new key, remove {known[name]} first")
         if names.count(name) > 1:
             raise UserError(f"node {name} is named twice")
 

@@ -124,8 +124,8 @@ def read_head(head: bytes, most: int = Limits.head_bytes) -> Request:
     if path not in ROUTES:
         raise Refused(404, "this port is for the nodes of a federation", "path")
     headers: dict[str, str] = {}
-    for each in fields:
-        parts = _HEADER.fullmatch(each)
+    for field in fields:
+        parts = _HEADER.fullmatch(field)
         if parts is None:
             raise Refused(400, "a header is not written as HTTP asks", "head")
         name = parts[1].decode().lower()

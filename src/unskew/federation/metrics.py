@@ -103,7 +103,9 @@ class Counts:
     def get(self, name: str, **labels: str) -> int:
         """What was counted under these labels, whatever the others are."""
         wanted = set(labels.items())
-        return sum(count for (each, given), count in self._values.items() if each == name and wanted <= set(given))
+        return sum(
+            count for (counter, given), count in self._values.items() if counter == name and wanted <= set(given)
+        )
 
     def text(self, gauges: dict[str, int]) -> str:
         """All counters, and these gauges."""
@@ -111,8 +113,8 @@ class Counts:
         lines = []
         for name in names:
             lines.append(f"# TYPE unskew_gateway_{name}_total counter")
-            for (each, labels), count in sorted(self._values.items()):
-                if each == name:
+            for (counter, labels), count in sorted(self._values.items()):
+                if counter == name:
                     lines.append(_sample(f"unskew_gateway_{name}_total", count, dict(labels)))
         for name, value in gauges.items():
             lines += [f"# TYPE unskew_gateway_{name} gauge", _sample(f"unskew_gateway_{name}", value)]

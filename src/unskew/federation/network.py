@@ -3,10 +3,11 @@
 import datetime
 import ipaddress
 import re
+import secrets
 import socket
 import ssl
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,22 +34,18 @@ def check_free(host: str, port: int, what: str) -> None:
         raise UserError(f"port {port} of {host}, the {what}, cannot be opened: {why}") from error
 
 
-def free_port() -> int:
-    """A port of loopback that nobody uses now."""
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
+def free_port(count: int = 1) -> int:
+    """The first of so many consecutive ports of loopback that nobody uses now.
 
-
-def free_ports() -> int:
-    """A port of loopback that nobody uses now, and the next two neither."""
-    for _ in range(100):
-        first = free_port()
-        with socket.socket() as second, socket.socket() as third, suppress(OSError, OverflowError):
-            second.bind(("127.0.0.1", first + 1))
-            third.bind(("127.0.0.1", first + 2))
+    They are below those that systems give to outgoing connections, one of which could take them before we do.
+    """
+    for _ in range(1000):
+        first = 10_000 + secrets.randbelow(20_000)
+        with ExitStack() as trials, suppress(OSError):
+            for port in range(first, first + count):
+                trials.enter_context(socket.socket()).bind(("127.0.0.1", port))
             return first
-    raise UserError("no three free ports in a row were found on 127.0.0.1")
+    raise UserError(f"no {count} free ports in a row were found on 127.0.0.1")
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -67,11 +64,11 @@ def greet(address: str, authority: Path, *, name: str | None = None) -> None:
     except (OSError, ssl.SSLError) as error:
         raise UserError(f"{authority} is not a certificate: {error}") from error
     try:
-        with (
-            socket.create_connection((host, port), timeout=SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=name or host),
-        ):
-            return
+        with socket.create_connection((host, port), timeout=SECONDS) as plain:
+            if plain.getsockname() == plain.getpeername():  # TCP allows that where nobody listens at a local port
+                raise NotReached("nobody listens")
+            with context.wrap_socket(plain, server_hostname=name or host):
+                return
     except ssl.SSLCertVerificationError as error:
         why = f"{error.verify_message}; {_advice(error)}"
         raise UserError(f"the server at {address} has a certificate that cannot be trusted: {why}") from error

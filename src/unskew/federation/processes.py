@@ -66,25 +66,25 @@ def marked(mark: str) -> list[int]:
 
 def claim(mark: str, what: str, say: Callable[[str], None]) -> None:
     """Refuse to be the second to watch over these programs; end what one that was killed has left running."""
-    there = marked(mark)
-    if watching := [number for number in there if WATCHER in _words(Path(f"/proc/{number}/cmdline"))]:
+    running = marked(mark)
+    if watching := [number for number in running if WATCHER in _words(Path(f"/proc/{number}/cmdline"))]:
         raise UserError(f"{what} is already running as process {watching[0]}; end it with: unskew federation stop")
-    if there:
+    if running:
         end_all(mark)
-        say(f"ended {counted(len(there), 'program')} that a killed process had left running")
+        say(f"ended {counted(len(running), 'program')} that a killed process had left running")
 
 
 def end_all(mark: str, *, patience: float = PATIENCE) -> int:
     """End the processes that carry the mark: first those that watch over others, which end them in order."""
-    there = marked(mark)
-    above = [number for number in there if _parent(number) not in there]
-    for how, numbers in ((signal.SIGTERM, above), (signal.SIGTERM, there), (signal.SIGKILL, there)):
+    running = marked(mark)
+    above = [number for number in running if _parent(number) not in running]
+    for how, numbers in ((signal.SIGTERM, above), (signal.SIGTERM, running), (signal.SIGKILL, running)):
         for number in numbers:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(number, how)
         if _gone(mark, patience):
             break
-    return len(there)
+    return len(running)
 
 
 def _gone(mark: str, patience: float) -> bool:

@@ -135,16 +135,16 @@ class _Server:
 
     def _register(self) -> None:
         """Make Flower know the keys in the folder, whenever one is new or another one than before."""
-        there = {}
+        current = {}
         for name, file in self._federation.public_keys().items():
             with suppress(OSError):  # taken away just now
-                there[name] = file.stat().st_mtime
-        if not {name for name, written in there.items() if self._keys.get(name) != written}:
-            self._keys = there
+                current[name] = file.stat().st_mtime
+        if not {name for name, written in current.items() if self._keys.get(name) != written}:
+            self._keys = current
             return
         for name, trouble in flower.register_keys(self._federation).items():
             self._say(f"node {name} cannot join: {trouble}" if name else trouble)
-        self._keys = there
+        self._keys = current
 
     def _report_nodes(self) -> None:
         now = {name for name, when in last_seen(self._federation).items() if time.time() - when < GONE_SECONDS}

@@ -148,11 +148,11 @@ class Member:
         if len(answered) < agreement.threshold:
             words = f"{len(answered)} of {len(agreement.members)} members answered"
             raise UserError(f"{who}: {words}, {agreement.threshold} must")
-        place = agreement.members.index(self.number)
+        index = agreement.members.index(self.number)
         shares, refused = dict[int, bytes](), list[UserError]()
         for other in sorted(sharing):
             if other == self.number:
-                shares[other] = self._own_shares(agreement)[place]
+                shares[other] = self._own_shares(agreement)[index]
                 continue
             key = agreement.box_key(self._box_private, self.number, other, sends=False)
             try:
@@ -258,13 +258,13 @@ def unmask(
             f"{len(opened)} of {len(agreement.members)} clients opened their shares, {agreement.threshold} are needed; "
             "the sum stays masked"
         )
-    places = {giver: agreement.members.index(giver) + 1 for giver in sorted(opened)}
+    points = {giver: agreement.members.index(giver) + 1 for giver in sorted(opened)}
     for member in sorted(sharing):
-        there = {place: _share(opened, giver, member) for giver, place in places.items()}
-        chosen = [place for place, share in there.items() if any(share)][: agreement.threshold]  # zeros: it has none
+        shares = {point: _share(opened, giver, member) for giver, point in points.items()}
+        chosen = [point for point, share in shares.items() if any(share)][: agreement.threshold]  # zeros: it has none
         if len(chosen) < agreement.threshold:
             raise NoShares(member)
-        secret = secret_of(there, dict(zip(chosen, weights_at_zero(chosen), strict=True)))
+        secret = secret_of(shares, dict(zip(chosen, weights_at_zero(chosen), strict=True)))
         if member in answered:
             add_stream(total, own_mask_key(secret, agreement.session), -1)
         else:

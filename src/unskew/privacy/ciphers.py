@@ -95,7 +95,7 @@ DRAWN_BYTES = 32  # for each coefficient: reduced modulo the prime they are unif
 
 
 def shares_of(secret: bytes, threshold: int, count: int, key: bytes) -> list[bytes]:
-    """The shares for the places 1 to ``count``; the polynomial's other coefficients follow from the key."""
+    """The shares for the points 1 to ``count``; the polynomial's other coefficients follow from the key."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, this one {len(secret)}")
     if not 1 <= threshold <= count:
@@ -103,32 +103,32 @@ def shares_of(secret: bytes, threshold: int, count: int, key: bytes) -> list[byt
     drawn = key_stream(key, DRAWN_BYTES * (threshold - 1))
     parts = (drawn[at : at + DRAWN_BYTES] for at in range(0, len(drawn), DRAWN_BYTES))
     coefficients = [int.from_bytes(secret, "big"), *(int.from_bytes(part, "big") % PRIME for part in parts)]
-    return [_value(coefficients, place).to_bytes(SHARE_BYTES, "big") for place in range(1, count + 1)]
+    return [_value(coefficients, point).to_bytes(SHARE_BYTES, "big") for point in range(1, count + 1)]
 
 
-def weights_at_zero(places: Sequence[int]) -> list[int]:
-    """Lagrange's weights: with them the values at these places add up to the value at 0."""
+def weights_at_zero(points: Sequence[int]) -> list[int]:
+    """Lagrange's weights: with them the values at these points add up to the value at 0."""
     weights = []
-    for place in places:
+    for point in points:
         above, below = 1, 1
-        for other in places:
-            if other != place:
+        for other in points:
+            if other != point:
                 above = above * other % PRIME
-                below = below * (other - place) % PRIME
+                below = below * (other - point) % PRIME
         weights.append(above * pow(below, -1, PRIME) % PRIME)
     return weights
 
 
 def secret_of(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes:
-    """The secret, from at least t shares by place and the weights of these places."""
-    total = sum(weight * int.from_bytes(shares[place], "big") for place, weight in weights.items()) % PRIME
+    """The secret, from at least t shares by point and the weights of these points."""
+    total = sum(weight * int.from_bytes(shares[point], "big") for point, weight in weights.items()) % PRIME
     if total >> (8 * SECRET_BYTES):
         raise UserError("the shares do not belong together: they give no secret")
     return total.to_bytes(SECRET_BYTES, "big")
 
 
-def _value(coefficients: Sequence[int], place: int) -> int:
+def _value(coefficients: Sequence[int], point: int) -> int:
     value = 0
     for coefficient in reversed(coefficients):
-        value = (value * place + coefficient) % PRIME
+        value = (value * point + coefficient) % PRIME
     return value

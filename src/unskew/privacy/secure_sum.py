@@ -110,7 +110,9 @@ class Terms(msgspec.Struct, frozen=True):
 
     def unsigned(self) -> "Terms":
         """These terms without the signatures of their statements."""
-        return msgspec.structs.replace(self, statements=tuple(each[:STATED_BYTES] for each in self.statements))
+        return msgspec.structs.replace(
+            self, statements=tuple(statement[:STATED_BYTES] for statement in self.statements)
+        )
 
     @property
     def digest(self) -> str:
@@ -335,7 +337,10 @@ class _Part:
             return
         if len(signatures) != len(self.numbers):
             raise UserError(f"the server sends {len(signatures)} signatures of {len(self.numbers)} members")
-        keys = {number: Statement(each).key for number, each in zip(self.numbers, self._terms.statements, strict=True)}
+        keys = {
+            number: Statement(statement).key
+            for number, statement in zip(self.numbers, self._terms.statements, strict=True)
+        }
         by_number = dict(zip(self.numbers, signatures, strict=True))
         count = sum(signed(keys[number], by_number[number], purpose, agreement, content) for number in who)
         if count < least:
@@ -388,7 +393,9 @@ class _Part:
         if self.signer is None or self._terms is None:
             require_enough(len({number % MOST_CLIENTS for number in numbers}))
             return
-        nodes = dict(zip(self.numbers, (Statement(each).node for each in self._terms.statements), strict=True))
+        nodes = dict(
+            zip(self.numbers, (Statement(statement).node for statement in self._terms.statements), strict=True)
+        )
         require_enough(len({nodes[number] for number in numbers}), of="nodes")
 
 
@@ -630,8 +637,8 @@ class _Session:
         self.notes += outcome.notes
         if keep:
             self.tickets = outcome.tickets
-        answered = [who[place] for place in outcome.replied]
-        extra = {who[place]: values for place, values in outcome.extra.items()}
+        answered = [who[position] for position in outcome.replied]
+        extra = {who[position]: values for position, values in outcome.extra.items()}
         self._count(answered, up=8 * sum(value.numel() for value in outcome.sums.values()))  # masked words
         self._require_enough(answered, verb)
         return replace(outcome, extra=extra), answered

@@ -196,7 +196,9 @@ def signing_public(member: Member) -> bytes:
 
 def survivors(sharing: Collection[int], answered: Collection[int]) -> bytes:
     """The digest of who masked with whom, and of who answered."""
-    content = b"|".join(b"".join(number.to_bytes(8, "big") for number in sorted(each)) for each in (sharing, answered))
+    content = b"|".join(
+        b"".join(number.to_bytes(8, "big") for number in sorted(members)) for members in (sharing, answered)
+    )
     return hashlib.sha256(b"unskew opening 2 " + len(sharing).to_bytes(8, "big") + content).digest()
 
 

@@ -17,7 +17,7 @@ from nodes import PARTITION, SEED, make_node
 from unskew.core.errors import UserError
 from unskew.engines.codec import Envelope
 from unskew.engines.flower.messages import seal, unseal
-from unskew.engines.flower.node_service import answer_one, listening, main, read_settings
+from unskew.engines.flower.node_service import answer_one, listen, main, read_settings
 
 RUN = "cd" * 16
 SOURCE = Path(unskew.__file__).parent / "engines" / "flower" / "client_app.py"
@@ -37,7 +37,7 @@ def client_app():
 def serving(tmp_path):
     """A node behind a socket, for three messages."""
     node, place = make_node(tmp_path, 0), tmp_path / "node.sock"
-    line = listening(place)
+    line = listen(place)
 
     def serve():
         for _ in range(3):
@@ -91,16 +91,16 @@ def test_a_service_that_is_not_there_is_one_sentence(client_app, tmp_path):
 
 def test_a_second_service_at_the_same_place_is_refused_and_a_dead_ones_socket_replaced(serving, tmp_path):
     with pytest.raises(UserError, match="another node service answers"):
-        listening(serving)
+        listen(serving)
     dead = tmp_path / "dead.sock"
-    listening(dead).close()
+    listen(dead).close()
     assert dead.is_socket()
-    listening(dead).close()
+    listen(dead).close()
 
 
 def test_a_path_too_long_for_a_socket_says_so(tmp_path):
     with pytest.raises(UserError, match="give a shorter path"):
-        listening(tmp_path / ("x" * 120))
+        listen(tmp_path / ("x" * 120))
 
 
 def test_the_client_app_imports_flower_and_the_standard_library_alone():

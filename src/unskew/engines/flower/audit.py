@@ -135,20 +135,22 @@ def announce(side: ClientSide, jobs: Sequence[str]) -> list[str]:
         lines.append(
             f"each round, an update of the model: {count:,} numbers, {format_bytes(size)}, and its loss; {where}"
         )
-        if names := [each.name for each in algorithm.statistics if each.measure is not None]:
+        if names := [statistic.name for statistic in algorithm.statistics if statistic.measure is not None]:
             lines.append(f"each round, what the method measures: {', '.join(names)}; {where}")
         if algorithm.mechanism is not None:
             lines.append(f"updates are clipped, and their sum gets noise, with δ = {algorithm.mechanism.delta:g}")
-    if "survey" in jobs and (names := [each.name for each in algorithm.statistics if each.survey is not None]):
+    if "survey" in jobs and (
+        names := [statistic.name for statistic in algorithm.statistics if statistic.survey is not None]
+    ):
         lines.append(f"once, before the first round, a survey: {', '.join(names)} (per class); {where}")
     if "evaluate" in jobs and any(len(rows) for rows in side.own_tests.values()):
         lines.append(
             f"accuracy: how many test images of each class there are and how many are right, and the loss; {where}"
         )
-    for each in algorithm.finish if "moments" in jobs else ():
-        if not isinstance(each.needs, StatisticsRequest):
+    for finisher in algorithm.finish if "moments" in jobs else ():
+        if not isinstance(finisher.needs, StatisticsRequest):
             continue
-        needs, classes = each.needs, side.network.classifier.out_features
+        needs, classes = finisher.needs, side.network.classifier.out_features
         width = needs.encoder(side.network, side.train.shape)[1]
         shapes = needs.form.shapes(classes * needs.components, width).values()
         size = 8 * (classes * needs.components + sum(map(math.prod, shapes)))
@@ -161,8 +163,8 @@ def announce(side: ClientSide, jobs: Sequence[str]) -> list[str]:
         private = f"; noise on the sum, ε = {budget.epsilon:g} for every {EXAMPLE}" if budget else "; no noise"
         sums = "masked" if algorithm.secure else "not masked"
         lines.append(
-            f"for {each.text}, class statistics ({needs.form}, {width} features), up to {format_bytes(size)}, {least}; "
-            f"{sums}{private}"
+            f"for {finisher.text}, class statistics ({needs.form}, {width} features), up to {format_bytes(size)}, "
+            f"{least}; {sums}{private}"
         )
     return lines
 
@@ -254,15 +256,15 @@ def record_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     asked: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        for each in row["nodes"]:
-            asked.setdefault(str(each["node"]), []).append(each)
+        for entry in row["nodes"]:
+            asked.setdefault(str(entry["node"]), []).append(entry)
     for node, mine in sorted(asked.items()):
         key, version, data = (
-            ", then ".join(dict.fromkeys(str(each[name]) for each in mine if each[name])) or "unknown"
+            ", then ".join(dict.fromkeys(str(entry[name]) for entry in mine if entry[name])) or "unknown"
             for name in ("key", "version", "data")
         )
-        up, down = (format_bytes(sum(int(each[f"bytes_{way}"]) for each in mine)) for way in ("up", "down"))
-        failed = sum(each["left_out"] is not None for each in mine)
+        up, down = (format_bytes(sum(int(entry[f"bytes_{way}"]) for entry in mine)) for way in ("up", "down"))
+        failed = sum(entry["left_out"] is not None for entry in mine)
         lines.append(
             f"node {node}: key {key}, unskew {version}, data {data}; answered {len(mine) - failed} of {len(mine)}, "
             f"{up} up, {down} down"

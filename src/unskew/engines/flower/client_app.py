@@ -24,24 +24,24 @@ app = ClientApp()
 @app.query("unskew")
 def answer(message: Message, context: Context) -> Message:
     """The node service's answer to one message."""
-    place = str(context.node_config.get("socket") or os.environ.get("UNSKEW_NODE_SOCKET") or "")
-    if not place:
+    path = str(context.node_config.get("socket") or os.environ.get("UNSKEW_NODE_SOCKET") or "")
+    if not path:
         raise RuntimeError("the SuperNode does not say where its node service is: --node-config 'socket=\"…\"'")
     record = message.content.get(RECORD)
     if not isinstance(record, ArrayRecord) or not {"header"} <= set(record) <= set(PARTS):
         raise ValueError("the message is not one of unskew's")
-    parts = _asked(Path(place), [record[name].data if name in record else b"" for name in PARTS])
+    parts = _asked(Path(path), [record[name].data if name in record else b"" for name in PARTS])
     named = {name: part for name, part in zip(PARTS, parts, strict=True) if part}  # Flower has no empty arrays
     arrays = {name: Array("uint8", (len(part),), "unskew", part) for name, part in named.items()}
     return Message(RecordDict({RECORD: ArrayRecord(arrays)}), reply_to=message)
 
 
-def _asked(place: Path, parts: list[bytes]) -> list[bytes]:
+def _asked(path: Path, parts: list[bytes]) -> list[bytes]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         try:
-            line.connect(str(place))
+            line.connect(str(path))
         except OSError as error:
-            raise RuntimeError(f"the node service does not answer at {place}: {error.strerror}") from error
+            raise RuntimeError(f"the node service does not answer at {path}: {error.strerror}") from error
         for part in parts:
             line.sendall(len(part).to_bytes(LENGTH, "little"))
             if part:  # the service may have answered an empty last part, and closed, before nothing is sent

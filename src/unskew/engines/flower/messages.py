@@ -277,7 +277,7 @@ def _read(file: Path) -> tuple[int, set[int]]:
         return 0, set()
     try:
         match parse_json(content):
-            case [int(below), list(numbers)] if all(type(each) is int for each in numbers):
+            case [int(below), list(numbers)] if all(type(number) is int for number in numbers):
                 return below, set(numbers)
     except ValueError:
         pass

@@ -225,7 +225,7 @@ def _test_owners(names: tuple[str, ...] | None, clients: int, images: ImageSet) 
     """[n], the client of each test image: its user where users are clients, otherwise they are dealt out in turn."""
     users = images.test_users
     if names is not None and users is not None and len(users) == len(images.test):
-        number = {name: place for place, name in enumerate(names)}
+        number = {name: index for index, name in enumerate(names)}
         return np.array([number.get(user, -1) for user in users.tolist()], np.int64)
     return np.arange(len(images.test), dtype=np.int64) % clients
 
@@ -538,10 +538,10 @@ def _stored(
 def _disk_bytes(folder: Path) -> int:
     """What a folder's files take on disk; those that go meanwhile take nothing."""
     total = 0
-    for place, _, names in os.walk(folder):
+    for root, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                total += 512 * os.lstat(os.path.join(place, name)).st_blocks
+                total += 512 * os.lstat(os.path.join(root, name)).st_blocks
     return total
 
 

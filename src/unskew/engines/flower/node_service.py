@@ -91,10 +91,10 @@ def serve(settings: ServiceSettings, say: Callable[[str], None]) -> None:
         data, Path(settings.folder), device=settings.device, plugins=settings.plugins, registered=registered, say=say,
         policy=policy,
     )  # fmt: skip
-    with listening(Path(settings.socket)) as line:
+    with listen(Path(settings.socket)) as line:
         facts = data.describe()
         say(
-            f"ready: node {settings.name} with {sum(each.examples for each in facts.clients):,} training images, "
+            f"ready: node {settings.name} with {sum(client.examples for client in facts.clients):,} training images, "
             f"{len(facts.classes)} classes, at {settings.socket}"
         )
         while True:
@@ -126,26 +126,26 @@ def answer_one(connection: socket.socket, answer: Callable[[Envelope], Envelope]
             connection.sendall(part)
 
 
-def listening(place: Path) -> socket.socket:
-    """A socket at this place that only its owner can open, and the group of a folder that is open to its group.
+def listen(path: Path) -> socket.socket:
+    """A socket at this path that only its owner can open, and the group of a folder that is open to its group.
 
     One that a killed service left is replaced.
     """
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if place.is_socket():
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other, suppress(OSError):
-            other.connect(str(place))
-            raise UserError(f"another node service answers at {place}; give each its own folder")
-        place.unlink()
+            other.connect(str(path))
+            raise UserError(f"another node service answers at {path}; give each its own folder")
+        path.unlink()
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
-        line.bind(str(place))
-        if place.parent.stat().st_mode & 0o010:
-            place.chmod(0o660)
+        line.bind(str(path))
+        if path.parent.stat().st_mode & 0o010:
+            path.chmod(0o660)
     except OSError as error:
         line.close()
-        raise UserError(f"{place} cannot be a socket: {error.strerror or error}; give a shorter path") from error
+        raise UserError(f"{path} cannot be a socket: {error.strerror or error}; give a shorter path") from error
     finally:
         os.umask(before)
     line.listen()

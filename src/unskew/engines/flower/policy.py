@@ -185,9 +185,9 @@ class Policy:
             raise BadMessage("this node masks the statistics of calibrations; add secure to the method")
         if "statistics" in self.private and not (algorithm.private and algorithm.private.release):
             raise BadMessage("this node sends statistics for a noisy sum only; add private(release=true) to the method")
-        for each in algorithm.finish:
-            if isinstance(each.needs, StatisticsRequest):
-                self._check_request(each.needs, algorithm.withhold, algorithm)
+        for finisher in algorithm.finish:
+            if isinstance(finisher.needs, StatisticsRequest):
+                self._check_request(finisher.needs, algorithm.withhold, algorithm)
 
     # Before a job is done
 
@@ -219,7 +219,7 @@ class Policy:
             return
         request = read_request(work.request)
         self._check_request(request, request.min_count, side.algorithm)
-        agreed = [each.needs for each in side.algorithm.finish if isinstance(each.needs, StatisticsRequest)]
+        agreed = [finisher.needs for finisher in side.algorithm.finish if isinstance(finisher.needs, StatisticsRequest)]
         if request.components > max((needs.components for needs in agreed), default=1):
             raise BadMessage(f"it asks for {request.components} parts of each class, which was not agreed on")
         side.load(shared, training=False)
@@ -296,7 +296,7 @@ def read_request(values: Any) -> StatisticsRequest:
     """A job's request, checked."""
     try:
         plain = record_from(_PlainRequest, values)
-        return StatisticsRequest.from_plain({each.name: getattr(plain, each.name) for each in fields(plain)})
+        return StatisticsRequest.from_plain({item.name: getattr(plain, item.name) for item in fields(plain)})
     except (ValueError, UserError) as error:
         raise BadMessage(f"its request cannot be read: {error}", "its request cannot be read") from error
 
@@ -312,15 +312,15 @@ def commented(policy: Policy | None = None) -> str:
         policy or Policy(),
         ["# What this node takes part in, whatever the server asks. A key left out has its default."],
     )
-    for each in fields(Policy):
-        lines += ["", *(f"# {line}" for line in COMMENTS[each.name].split("\n"))]
-        value = getattr(chosen, each.name)
-        if each.name == "plugins":
+    for item in fields(Policy):
+        lines += ["", *(f"# {line}" for line in COMMENTS[item.name].split("\n"))]
+        value = getattr(chosen, item.name)
+        if item.name == "plugins":
             lines += ["[plugins]", *(f"{_toml(name)} = {_toml(digest)}" for name, digest in value.items())]
         elif value is None:
-            lines.append(f"# {each.name} = {EXAMPLES[each.name]}")
+            lines.append(f"# {item.name} = {EXAMPLES[item.name]}")
         else:
-            lines.append(f"{each.name} = {_toml(value)}")
+            lines.append(f"{item.name} = {_toml(value)}")
     return "\n".join(lines) + "\n"
 
 
