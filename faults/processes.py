@@ -29,7 +29,7 @@ from faults.wires import CLOSED, CORRUPT, HELD, OPEN, SLOW, TORN, Wire
 
 NODES = ("a", "b", "c")  # nothing happens to a's wire, clock and disk: one reply at least comes in every round
 METHODS = ("scaffold", "fedavgm(0.9)")
-ROUNDS, DEADLINE = 4, 40.0
+ROUNDS, DEADLINE = 4, 120.0
 LIMIT = 1800.0  # seconds for a trial on a busy machine; starting Flower's programs takes most of it
 MAX_RESUMES = 6
 
@@ -102,7 +102,7 @@ class Nemesis:
 
         replay = from_tests("replay")
         text = recipe(len(NODES), ROUNDS, method, data="digits", checkpoint_seconds=0, seed=0)
-        rules: dict[str, Any] = {"deadline": DEADLINE, "min_replies": 1, "wait": 120.0}
+        rules: dict[str, Any] = {"deadline": DEADLINE, "min_replies": 1, "wait": 600.0}
         self.heal()
         run = Run(self.live, out, text, **rules)
         run.reaches(1, LIMIT / 2)
