@@ -89,8 +89,8 @@ def table(results: dict[str, Result], page: str) -> list[str]:
     else:
         base = float(rows_there["centralised"].split("|")[2]) / 100
     lines = [
-        "| method | accuracy, % | relative, % | best round, % | rounds to 50 % relative | MB up | MB down | seconds |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| method | accuracy, % | relative, % | rounds to 50 % relative | seconds |",
+        "| --- | ---: | ---: | ---: | ---: |",
     ]
     for name, method in METHODS.items():
         if name not in results:
@@ -99,11 +99,10 @@ def table(results: dict[str, Result], page: str) -> list[str]:
         result = results[name]
         rows = read_metrics(result.path)
         seconds = len(rows) * np.quantile([row["seconds"] for row in rows[1:]], 0.25)
-        best = max(row["accuracy"] for row in rows)
         half = journal.rounds_to(rows, 0.5 * base)
         cells = [
             f"`{result.method}`", f"{100 * result.accuracy:.2f}", f"{100 * result.accuracy / base:.1f}",
-            f"{100 * best:.2f}", str(half or "-"), f"{result.bytes_up / 1e6:.1f}", f"{result.bytes_down / 1e6:.1f}",
+            str(half or "-"),
             f"{seconds:.0f}" if result.engine == "loop" else "-",  # several cores say nothing about one
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")

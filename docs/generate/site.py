@@ -25,6 +25,11 @@ OUTSIDE = {
     **{path: f"results/{path.relative_to(RESULTS)}" for path in RESULTS.rglob("*.md") if path.name != "README.md"},
     **{path: f"results/{path.relative_to(RESULTS)}" for path in RESULTS.rglob("*.svg")},
 }
+TABLES = {
+    "reference/commands.md": "commands",
+    "reference/methods/index.md": "methods",
+    "reference/options.md": "options",
+}
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
@@ -83,7 +88,7 @@ def notebook_page(notebook: dict[str, Any], stem: str) -> tuple[str, dict[str, b
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Rewrite links that leave docs/ or come from outside; separate lists and tables from the paragraph above."""
-    if name := {"reference/options.md": "options", "reference/methods/index.md": "methods"}.get(page.file.src_uri):
+    if name := TABLES.get(page.file.src_uri):
         table: str = runpy.run_path(str(DOCS / "generate" / "tables.py"))[f"{name}_table"]()
         markdown = markdown.replace(f"<!-- {name} -->", table)
     source = Path(page.file.abs_src_path or "/")

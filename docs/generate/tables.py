@@ -1,8 +1,9 @@
-"""Tables of options and methods that the site shows, made from the code."""
+"""Tables of commands, options and methods that the site shows, made from the code."""
 
 import re
 from pathlib import Path
 
+from unskew.console.main import COMMANDS
 from unskew.methods import describe
 from unskew.runs.config import OPTIONS, Option
 
@@ -42,3 +43,9 @@ def methods_table() -> str:
     for method in describe():
         lines.append(f"| [{method.name}]({pages[method.name]}) | {method.changes} | {method.slots} |")
     return "\n".join(lines) + "\n"
+
+
+def commands_table() -> str:
+    """The commands as a Markdown table."""
+    lines = ["| command | what it does |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| `{name}` | {words} |" for name, (_, words) in COMMANDS.items())]) + "\n"
