@@ -14,8 +14,8 @@ A method
     require_sgd             refuses Adam by the method's name, where its formula counts SGD's steps
     Available, Arrive       who can be drawn in a round; who of those drawn comes
     Sampler, Aggregate      who is drawn; how updates become one
-    ServerOptimizer         how the server moves; RoundInfo tells it where the run is
-    Statistic, Memory       what travels beside the model; what a client keeps. Both see a Visited
+    ServerOptimizer         how the server moves; RoundInfo is the state of the run
+    Statistic, Memory       what travels with the model; what a client keeps. Both see a Visited
     whole_model             the Memory that keeps a client's whole model
     check_method            tries every law on a method; LawBroken says which one it breaks
 A calibration
@@ -39,7 +39,7 @@ An engine
     open_loop               the plain engine, to build others from
     Roster, Visit, TestPart the clients and their sizes; one client's turn; a part of the test images
     Reply, Failure, Note    what an engine yields for a visit; one that failed; something else to report
-    Outcome, add            what an exchange came to; adds replies in visit order
+    Outcome, add            the outcome of an exchange; adds replies in visit order
     Progress                called after each visit: how much is done, of how much
     ClientSide              what a client's work is done with; Job: the work itself; PluginJob: one of your own
     answer                  does a job for one visit, as every engine's worker does

@@ -2,7 +2,7 @@
 
 Runs that differ only in the seed form one setting. A setting has a score for each of its classifiers: its own and every
 calibration that is not an upper bound. The highest mean leads. It wins only if, against every classifier of every other
-setting, the t-interval of the difference paired over common seeds lies above 0; classifiers that share fewer than three
+setting, the t-interval of the difference paired over common seeds is above 0; classifiers that share fewer than three
 seeds with it are listed as not ranked. The intervals hold jointly with 95 %: each has level 1 − 0.05/(N − 1) for N
 classifiers (Bonferroni), because a wrong winner would have to beat the truly best one, which is in at most N − 1 pairs.
 """

@@ -99,18 +99,18 @@ class HelpfulCommand(typer.core.TyperCommand):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write arguments, then the options of each group."""
-        places = {f"--{name}": (group, name) for group, names in GROUPS.items() for name in names.split()}
-        order = [("Arguments", ""), ("Options", ""), *places.values()]
+        ranks = {f"--{name}": (group, name) for group, names in GROUPS.items() for name in names.split()}
+        order = [("Arguments", ""), ("Options", ""), *ranks.values()]
         records: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            place = ("Arguments" if isinstance(parameter, click.Argument) else "Options", "")
-            if place[0] == "Options" and len(self.params) > MANY:
-                place = places.get(parameter.opts[0], place)
+            rank = ("Arguments" if isinstance(parameter, click.Argument) else "Options", "")
+            if rank[0] == "Options" and len(self.params) > MANY:
+                rank = ranks.get(parameter.opts[0], rank)
             if record := parameter.get_help_record(ctx):
-                records.setdefault(place, []).append(record)
+                records.setdefault(rank, []).append(record)
         for group, several in groupby(sorted(records, key=order.index), key=itemgetter(0)):
             with formatter.section(group):
-                formatter.write_dl([record for place in several for record in records[place]])
+                formatter.write_dl([record for rank in several for record in records[rank]])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
@@ -124,13 +124,13 @@ class HelpfulCommand(typer.core.TyperCommand):
 
 
 def suggest_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
-    """Say which option was meant: another program's name for ours, a knob of a method, or a typing error."""
+    """Suggest an option: another program's name for ours, a knob of a method, or a typing error."""
     given = error.option_name
     parameters, path = (error.ctx.command.params, error.ctx.command_path) if error.ctx else ([], "unskew")
-    flags = [flag for each in parameters for flag in (*each.opts, *each.secondary_opts)]
-    word = next((each for each in arguments if each.partition("=")[0] == given), given)
+    flags = [flag for parameter in parameters for flag in (*parameter.opts, *parameter.secondary_opts)]
+    word = next((text for text in arguments if text.partition("=")[0] == given), given)
     if not given.startswith("--"):  # click reads -lr as -l and -r
-        word = next((each for each in arguments if each.startswith(given) and not each.startswith("--")), given)
+        word = next((text for text in arguments if text.startswith(given) and not text.startswith("--")), given)
         given = f"-{word.partition('=')[0]}"
     name = given.removeprefix("--").lower().replace("_", "-")
     at = list(arguments).index(word) + 1 if word in arguments else len(arguments)

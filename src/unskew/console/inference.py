@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unskew.console.comparison import Trust
+from unskew.console.options import Trust
 from unskew.console.progress import Json, out, print_json
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole

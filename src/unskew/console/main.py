@@ -27,7 +27,7 @@ COMMANDS = {  # command: its function or group of commands, and its line in unsk
     "analyse": ("study:analyse", "Measure a finished run, or draw several in one figure."),
     "report": ("study:report", "Write one offline HTML page about a run, or several."),
     "check": ("study:check", "Check a run directory for damaged files."),
-    "compare": ("comparison:compare", "Compare finished runs in a table."),
+    "compare": ("study:compare", "Compare finished runs in a table."),
     "predict": ("inference:predict", "Classify new pictures with a finished run."),
     "export": ("inference:export", "Write a finished run's model for other programs."),
     "partition": ("data:partition", "Draw a partition, report its skew, write it to a file."),
@@ -59,8 +59,8 @@ def load_command(name: str) -> click.Command:
     found = getattr(importlib.import_module(f"unskew.console.{module}"), attribute)
     importlib.import_module("unskew.console.progress").out.stderr = False  # --json of an earlier command, in tests
     if isinstance(found, typer.Typer):
-        for each in found.registered_commands:
-            each.cls = HelpfulCommand
+        for command_info in found.registered_commands:
+            command_info.cls = HelpfulCommand
         group = typer.main.get_group(found)
         for command in group.commands.values():
             command.short_help = (command.help or "").partition("\n\n")[0]  # whole; click would cut it

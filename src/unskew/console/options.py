@@ -1,14 +1,37 @@
-"""Flags of commands, made from the options of a run."""
+"""What commands share: flags made from the options of a run, trust, and the run directories that were given."""
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from unskew import engines
+from unskew.core.units import counted
 from unskew.runs.config import OPTIONS, Option
+from unskew.runs.seals import unsealed_note
+from unskew.runs.seeds import finished_runs
+
+Trust = Annotated[bool, typer.Option("--trust", help="Trust plug-ins named in run directories by other authors.")]
+
+
+def note_unsealed(paths: Iterable[Path]) -> None:
+    """Note on standard error each run directory that has no manifest."""
+    for path in paths:
+        if note := unsealed_note(path):
+            print(f"note: {note}", file=sys.stderr)  # noqa: T201
+
+
+def runs_named(paths: Sequence[Path]) -> list[Path]:
+    """The finished runs in these folders; a note on standard error lists the unfinished ones."""
+    found, begun = finished_runs(paths)
+    if begun:
+        left_out = f"{counted(len(begun), 'run')} left out: not finished"
+        print(f"note: {left_out}: {', '.join(map(str, begun[:5]))}{' …' if begun[5:] else ''}", file=sys.stderr)  # noqa: T201
+    return found
 
 
 def with_options(
@@ -36,10 +59,10 @@ def with_options(
                 if parameter.name == "options"
                 else [parameter]
             )
-            parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in spelled]
+            parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in spelled]
         del called.__wrapped__  # typer would look at the hints of the command itself
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        called.__annotations__ = {one.name: one.annotation for one in parameters}
         return called
 
     return spread
@@ -48,8 +71,8 @@ def with_options(
 def _make_parameter(option: Option, default: str | None, several: bool) -> inspect.Parameter:
     flags = [option.flag, f"--no-{option.flag[2:]}"] if option.kind is bool else [option.flag]
     more = "; repeatable" if several else ""
-    words = f"{option.help.removesuffix('.')}{more} (default: {default or option.default_text})."
-    info = typer.Option("/".join(flags), help=words, metavar=option.metavar, show_default=False)
+    text = f"{option.help.removesuffix('.')}{more} (default: {default or option.default_text})."
+    info = typer.Option("/".join(flags), help=text, metavar=option.metavar, show_default=False)
     wanted: Any = list[str] if several else option.kind
     kind = Annotated[wanted | None, info]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)

@@ -125,7 +125,7 @@ class DownloadProgress(Bar):
         self._last = done
 
     def say(self, words: str) -> None:
-        """A sentence beside the bar."""
+        """Print a sentence above the bar."""
         self._console.print(words, soft_wrap=True)
 
     def _begin(self, done: int, total: int | None) -> None:

@@ -69,7 +69,7 @@ def curve(
     side, corner = ("|", "+") if ascii_only else ("│", "└")
     glyphs = _MARKS if ascii_only else [chr(0x2800 + dots) for dots in range(1, 256)]
     drawn = ["".join(glyphs[dots - 1] if dots else " " for dots in row).rstrip() for row in rows]
-    lines = [f"{names.get(place, ''):>{margin}} {side}{line}" for place, line in enumerate(drawn)]
+    lines = [f"{names.get(at, ''):>{margin}} {side}{line}" for at, line in enumerate(drawn)]
     first, last = f"round {points[0][0]:.0f}", f"{points[-1][0]:.0f}"
     end = last if len(points) > 1 else ""
     return [*lines, f"{'':>{margin}} {corner}{first}{end:>{max(1, columns - len(first))}}".rstrip()]
@@ -140,7 +140,7 @@ class View:
         self._live.start(refresh=True)
 
     def round(self, row: Metrics, figures: str) -> None:
-        """Take in a round; ``figures`` is the text beside the bar."""
+        """Take in a round; ``figures`` is the text next to the bar."""
         self._note(row.round, row.train_loss, row.accuracy, row.loss)
         self._examples += row.examples or 0
         self._seconds += row.seconds or 0.0

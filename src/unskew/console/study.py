@@ -1,4 +1,4 @@
-"""The commands about finished runs: analyse, report, check; and check-method."""
+"""The commands about finished runs: analyse, report, compare, check; and check-method."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,10 +10,11 @@ import typer
 from unskew import analysis
 from unskew.analysis import draw_runs
 from unskew.analysis.measure import Measured
-from unskew.console.comparison import Trust, note_unsealed, runs_named
-from unskew.console.options import with_options
+from unskew.console.options import Trust, note_unsealed, runs_named, with_options
 from unskew.console.progress import Json, StageProgress, out, print_json
-from unskew.core.errors import Missing, UserError
+from unskew.core.errors import Missing, UserError, nearest
+from unskew.report.table import FORMATS
+from unskew.report.table import compare as compare_runs
 from unskew.report.write import make_report
 from unskew.runs.seals import DAMAGED, UNSEALED, WHOLE, Examined, examine, seal_folder, unsealed_note
 
@@ -33,12 +34,12 @@ def check(
         files = examine(path)
         if not seal:
             _show(path, files)
-        damaged += [each for each in files if each.state == DAMAGED]
-        found.append({"run": path, "files": {each.name: each.state for each in files}})
+        damaged += [file for file in files if file.state == DAMAGED]
+        found.append({"run": path, "files": {file.name: file.state for file in files}})
     if as_json:
         print_json(found)
     if damaged:
-        raise UserError(f"{len(damaged)} damaged: {'; '.join(each.problem for each in damaged)}")
+        raise UserError(f"{len(damaged)} damaged: {'; '.join(file.problem for file in damaged)}")
 
 
 def check_method(
@@ -62,13 +63,13 @@ def check_method(
 
 
 def _show(path: Path, files: list[Examined]) -> None:
-    width = max((len(each.name) for each in files), default=0)
-    for each in files:
-        if each.state != UNSEALED or not each.name.startswith(("figures/", "logs/", "report")):
-            out.say(f"{each.name:<{width}}  {each.state}")
-    counts = Counter(each.state for each in files)
-    words = [f"{counts[state]} {state}" for state in (WHOLE, UNSEALED, DAMAGED) if counts[state]]
-    out.say(f"{path}: {', '.join(words)}")
+    width = max((len(file.name) for file in files), default=0)
+    for file in files:
+        if file.state != UNSEALED or not file.name.startswith(("figures/", "logs/", "report")):
+            out.say(f"{file.name:<{width}}  {file.state}")
+    counts = Counter(file.state for file in files)
+    states = [f"{counts[state]} {state}" for state in (WHOLE, UNSEALED, DAMAGED) if counts[state]]
+    out.say(f"{path}: {', '.join(states)}")
     if note := unsealed_note(path):
         out.say(f"note: {note}; seal it as it is with: unskew check {path} --seal")
 
@@ -129,7 +130,7 @@ def analyse(
     paths, measures = _split_words(words)
     runs = runs_named(paths)
     note_unsealed(runs)
-    chosen = serif or names or any(each is not None for each in (folder, width, height, title, against))
+    chosen = serif or names or any(given is not None for given in (folder, width, height, title, against))
     with StageProgress(out) as progress:
         if len(runs) > 1 or chosen:
             draw_runs(
@@ -186,9 +187,49 @@ def report(
         path, page = make_report(
             *paths, out=file, only=only or (), without=without or (), again=again, trust=trust, say=progress, **options
         )
-    missing = [f"{section.title}: {words}" for section in page.sections for words in section.missing]
-    notes = [f"{section.title}: {words}" for section in page.sections for words in section.notes]
-    out.say(*page.findings, *(f"not shown: {words}" for words in missing), *(f"note: {words}" for words in notes))
+    missing = [f"{section.title}: {reason}" for section in page.sections for reason in section.missing]
+    notes = [f"{section.title}: {note}" for section in page.sections for note in section.notes]
+    out.say(*page.findings, *(f"not shown: {reason}" for reason in missing), *(f"note: {note}" for note in notes))
     out.say(f"written to {path}")
     if as_json:
         print_json({"report": path, "findings": page.findings, "missing": missing, "notes": notes})
+
+
+def compare(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that contain some.")
+    ],
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A run with --method centralised, for relative accuracy.")
+    ] = None,
+    at_round: Annotated[
+        int | None, typer.Option(metavar="N", help="Accuracy at this round (default: the last that all runs reached).")
+    ] = None,
+    at_batch: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Accuracy at this batch count (default: the largest that all runs reached)."),
+    ] = None,
+    columns: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,NAME…",
+            help='The columns to show, such as "method,accuracy,after"; the beginning of a name is enough '
+            "(default: what differs, as far as it fits).",
+        ),
+    ] = "",
+    form: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="The format.")] = "table",
+    each: Annotated[
+        bool, typer.Option("--each", help="One row per run, even if runs differ only in the seed.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare finished runs in a table; runs that differ only in the seed share a row, mean ± deviation."""
+    if form not in FORMATS:
+        raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
+    paths = runs_named(paths)
+    note_unsealed([*paths, *([baseline] if baseline else [])])
+    table = compare_runs(*paths, baseline=baseline, at_round=at_round, at_batch=at_batch, columns=columns, each=each)
+    if form == "table" and not as_json:
+        out.print(table.render(out.width))
+    else:
+        print(table.text("json" if as_json else form))  # noqa: T201  for programs: no wrapping, no colour

@@ -17,9 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from unskew import methods
-from unskew.console.comparison import Trust, note_unsealed
 from unskew.console.main import fail
-from unskew.console.options import with_options
+from unskew.console.options import Trust, note_unsealed, with_options
 from unskew.console.progress import Json, StageProgress, out, print_json
 from unskew.console.screen import Screen, show_facts, summary
 from unskew.core.errors import IN_PLUGIN, ClientFailure, LostMemory, UserError, nearest

@@ -45,7 +45,7 @@ def kept(file: Path, make: Callable[[], str]) -> str:
 
 
 class TensorBoard:
-    """Event files. A resumed run tells TensorBoard to forget the rounds that are sent again."""
+    """Event files. A resumed run makes TensorBoard drop the rounds that are sent again."""
 
     def __init__(self) -> None:
         require_extra("tensorboard", "tensorboard")

@@ -1,1 +1,1 @@
-"""The papers' tables and figures, each by one command: recipes, the runs they take, ours beside theirs."""
+"""The papers' tables and figures, each by one command: recipes, the runs they take, ours next to theirs."""
