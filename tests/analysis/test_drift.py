@@ -103,7 +103,9 @@ def test_a_layer_of_zeros_divides_by_no_zero():
 
     recorded = {"clients": [0], "layers": ["a", "b"], "local": [[1.0, 0.0]], "server": [2.0, 0.0]}
     during = [{"round": 1, "drift": recorded}]
-    run = SimpleNamespace(number=lambda round: 1, during=during, local_models=nothing, notes=[])
+    holdings = SimpleNamespace(names=("ann",))
+    run = SimpleNamespace(number=lambda round: 1, during=during, local_models=nothing, notes=[], holdings=holdings)
+    assert drift.take_drift(run).rounds[0]["clients"] == ["ann"]
     assert drift.take_drift(run).rounds[0]["local"] == [[0.5, 0.0]]
 
 
