@@ -223,35 +223,36 @@ def test_layers_stand_in_the_order_of_the_network_and_clients_are_those_of_the_n
     assert (found.round, found.images) == (3, 120)
 
 
-def test_pairs_are_the_definition_on_outputs_found_without_hooks(finished, monkeypatch):
-    """Layer by layer by hand, all 120 images at once."""
+@pytest.mark.parametrize("activated", [False, True])
+def test_pairs_are_the_definition_on_outputs_found_without_hooks(finished, monkeypatch, activated):
+    """Layer by layer by hand, all 120 images at once; an activated output is what enters the next layer."""
     monkeypatch.setattr(cka, "WIDE", 5000)
     monkeypatch.setattr(cka, "IMAGES_AT_ONCE", 50)
     with finished_run(finished) as opened:
-        found = cka.take_cka(opened, images=120)
-        assert found.estimated == []
-        models = list(opened.local_models(3).values())
-        network = opened.side.network
-        images, _ = opened.side.test.batch(torch.arange(120))
+        found = cka.take_cka(opened, images=120, activated=activated)
+        network, images = opened.side.network, opened.side.test.batch(torch.arange(120))[0]
         outputs = []
-        for model in models:
+        for model in opened.local_models(3).values():
             opened.side.load(model, training=False)
-            parts, x, own = dict(network.encoder.named_children()), images, []
+            x, before, after = images, [], []
             with torch.no_grad():
-                for name, part in parts.items():
+                for name, part in network.encoder.named_children():
+                    if name in ("conv2", "fc1"):
+                        before.append(x.flatten(1).double())
                     x = part(x)
                     if name in ("conv1", "conv2", "fc1"):
-                        own.append(x.flatten(1).double())
-                own.append(network.classifier(x).double())
-            outputs.append(own)
-    for layer, table in enumerate(found.pairs):
+                        after.append(x.flatten(1).double())
+                own = [*before, x.double()] if activated else after
+                outputs.append([*own, network.classifier(x).double()])
+    assert (found.estimated, found.activated) == ([], activated)
+    assert found.layers == ["conv1", "conv2", "fc1", "classifier"]
+    assert ("after the activation" in cka.means_chart(found).title) == activated
+    for layer, (table, mean) in enumerate(zip(found.pairs, found.means, strict=True)):
         for i, one in enumerate(outputs):
             for j, other in enumerate(outputs):
                 assert table[i][j] == pytest.approx(cka.cka(one[layer], other[layer]), abs=1e-5)
-    for table, mean in zip(found.pairs, found.means, strict=True):
         apart = [value for i, row in enumerate(table) for j, value in enumerate(row) if i != j]
         assert mean == pytest.approx(sum(apart) / len(apart), abs=1e-12)
-        assert all(row[i] == pytest.approx(1, abs=1e-6) for i, row in enumerate(table))
         assert max(map(max, table)) <= 1 + 1e-6
 
 
@@ -275,20 +276,13 @@ def assert_equal_models(found, wanted):
             assert torch.equal(value.double(), wanted[client][name]), (client, name)
 
 
-def test_local_models_are_those_that_one_more_round_makes(finished):
+@pytest.mark.parametrize("number", [3, 0])
+def test_local_models_are_those_that_one_more_round_makes(finished, number):
     with finished_run(finished) as opened:
-        found = opened.local_models()
-        state, _ = load_checkpoint(finished)
-        assert tensors.sha256(state.tensors) == opened.result.weights_sha256
-    assert_equal_models(found, next_round(finished, state, 4))
-
-
-def test_round_0_gives_the_local_models_of_the_very_first_round(finished):
-    with finished_run(finished) as opened:
-        found = opened.local_models(0)
-        start = opened.state(0)
-        assert start.round == 0
-    assert_equal_models(found, next_round(finished, start, 1))
+        found, state = opened.local_models(number), opened.state(number)
+        assert state.round == number
+        assert number == 0 or tensors.sha256(load_checkpoint(finished)[0].tensors) == opened.result.weights_sha256
+    assert_equal_models(found, next_round(finished, state, number + 1))
     assert len({tensors.sha256(model) for model in found.values()}) == 4
 
 
@@ -419,34 +413,6 @@ def test_the_jackknife_is_its_definition():
         both = Similarity(3, 10, list(range(7)), ["a", "b"], [tables[1].tolist(), moved.tolist()], means, [])
         assert means[1] - means[0] == pytest.approx(shift * error)
         assert cka.differ_clearly(both, 0, 1) == (shift > 2)
-
-
-def test_after_the_activation_a_layer_is_what_enters_the_next(finished):
-    """tiny-cnn: conv, pool, ReLU, conv, pool, ReLU, flatten, fc1, ReLU, classifier; by hand, without hooks."""
-    with finished_run(finished) as opened:
-        found = cka.take_cka(opened, activated=True)
-        plain = cka.take_cka(opened)
-        models, side = opened.local_models(3, 10), opened.side
-        seen = []
-        for model in models.values():
-            side.load(model, training=False)
-            parts = dict(side.network.encoder.named_children())
-            names = list(parts)
-            with torch.no_grad():
-                x, outputs = side.test.batch(torch.arange(120))[0], []
-                for name in names:
-                    if name in ("conv2", "fc1"):
-                        outputs.append(x.flatten(1))
-                    x = parts[name](x)
-                seen.append([*outputs, x, side.network.classifier(x)])
-    assert found.activated
-    assert found.layers == plain.layers == ["conv1", "conv2", "fc1", "classifier"]
-    for layer in range(4):
-        wanted = cka.cka(seen[0][layer].double(), seen[1][layer].double())
-        assert found.pairs[layer][0][1] == pytest.approx(wanted, abs=1e-4)
-    assert found.means[-1] == pytest.approx(plain.means[-1], abs=1e-12)
-    assert abs(found.means[0] - plain.means[0]) > 1e-4
-    assert "after the activation" in cka.means_chart(found).title
 
 
 def test_a_network_of_one_layer_is_not_said_to_fall():

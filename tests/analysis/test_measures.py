@@ -179,14 +179,6 @@ def test_what_is_damaged_is_made_anew(run, how):
         assert known(opened, "skew").values == first.values
 
 
-def test_a_measure_of_another_round_is_not_taken_for_this_one(run):
-    """Round −1 is the last: what it stored must not stand in for round 1."""
-    with finished_run(run) as opened:
-        last = measured(opened, "cka(round=-1)", again=False)
-        first = measured(opened, "cka(round=1)", again=False)
-    assert (last.values.round, first.values.round) == (3, 1)
-
-
 @pytest.mark.parametrize("name", ["norms", "drift", "separability", "skew"])
 def test_what_was_taken_without_the_data_set_is_taken_anew_when_it_is_there_again(run, name):
     """What a machine without the images could not show must not be missing for ever."""
@@ -269,9 +261,3 @@ def test_without_names_what_cannot_be_taken_is_told_and_no_error(run):
     assert list(found) == ["skew", "curves", "norms", "drift", "separability", "fairness"]
     assert list(told) == list(MEASURES)
     assert all(isinstance(told[name], Missing) for name in MEASURES if name not in found)
-
-
-def test_a_run_whose_folder_cannot_be_written_is_one_message(run):
-    (run / "figures").write_text("in the way")
-    with pytest.raises(UserError, match="cannot be written"):
-        analysis.analyse(run, "skew")

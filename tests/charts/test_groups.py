@@ -2,8 +2,6 @@
 
 from itertools import pairwise
 
-import pytest
-
 from unskew.charts import grouped
 
 
@@ -16,10 +14,3 @@ def test_groups_stand_around_whole_numbers_without_touching():
     assert [mark.name for mark in marks] == ["a", "b", "c"]
     assert [mark.colour for mark in marks] == [0, 1, 2]
     assert list(marks[1].height) == [3, None]
-
-
-@pytest.mark.parametrize("count", [0, 1, 23])
-def test_any_number_of_groups_is_a_picture(count):
-    marks = grouped({str(name): [1.0] for name in range(count)}, lambda name, at: f"{name} {at}")
-    assert len(marks) == count
-    assert all(0 <= mark.colour < 10 and list(mark.tips) == [f"{mark.name} 0"] for mark in marks)

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, Rule, Words
@@ -42,11 +41,6 @@ def test_both_forms_are_files_of_their_kind_and_the_same_each_time():
         assert b"Software" not in made
 
 
-def test_a_picture_is_twice_as_many_pixels_as_the_chart_has_units():
-    assert pixels(ALL).shape == (600, 880, 3)
-    assert pixels(Chart("n", "", "", (), width=200, height=100)).shape == (200, 400, 3)
-
-
 def test_bars_have_their_place_and_their_colour():
     drawn = pixels(Chart("n", "", "", (Bars([0, 1], [1, 0]),), frame=False))
     blue = np.abs(drawn - (0x00, 0x72, 0xB2)).sum(axis=2) < 10
@@ -76,12 +70,6 @@ def test_what_is_there_for_the_pointer_is_not_drawn():
     line = Line([0, 1], [0, 1], points=True)
     told = Line([0, 1], [0, 1], points=True, tips=["a", "b"])
     assert (pixels(Chart("n", "", "", (line,))) == pixels(Chart("n", "", "", (told,)))).all()
-
-
-@pytest.mark.parametrize("marks", [(), (Line([1], [1]),), (Cells([], 0, 1),), (Dots([None], [1]), Bars([0], [0]))])
-def test_next_to_nothing_is_drawn_as_well(marks):
-    assert paper([Chart("n", "", "", marks)], "png").startswith(b"\x89PNG")
-    assert paper([Chart("n", "", "", marks)], "pdf").startswith(b"%PDF")
 
 
 def test_matplotlib_is_imported_where_it_is_used_and_nothing_global_is_touched():

@@ -477,7 +477,3 @@ def test_a_sheet_has_its_charts_below_one_another():
     assert len(ids) == len(set(ids))
     assert 'aria-label="a b"' in text
     ET.fromstring(text)
-
-
-def test_a_sheet_without_charts_is_an_empty_picture():
-    ET.fromstring(svg_sheet([]))

@@ -232,13 +232,6 @@ def test_without_utf8_everything_is_ascii():
     assert b"50.0% |" in out.buffer.getvalue()
 
 
-def test_no_color_means_no_colour():
-    terminal = console(no_color=True, color_system="standard")
-    last_view(terminal, overview(), evaluated(1, 0.25))
-    codes = re.findall("\x1b\\[([0-9;]*)m", terminal.file.getvalue())
-    assert not {int(part) for code in codes for part in code.split(";") if part} & {*range(30, 50), *range(90, 108)}
-
-
 def test_a_dumb_terminal_gets_plain_lines():
     terminal = console(_environ={"TERM": "dumb"})
     text = last_view(terminal, overview(), ROW, replace(ROW, round=2))
@@ -275,12 +268,6 @@ def test_lines_that_a_narrower_terminal_broke_are_taken_away():
     ups = terminal.file.getvalue().count("\x1b[1A")
     assert ups == len(widths) - 1 + sum(width > 70 for width in widths)
     view.close()
-
-
-def test_the_streams_are_as_they_were_when_the_view_is_closed():
-    before = sys.stdout, sys.stderr
-    last_view(console(), overview(), ROW)
-    assert (sys.stdout, sys.stderr) == before
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 
 from federation import image_set
@@ -135,17 +133,6 @@ def test_patience_says_that_it_peeks_and_the_summary_which_round_the_model_is_of
     assert "stopped after round 3; the model is that of round 1, the best" in text
 
 
-def test_one_of_anything_is_not_many():
-    one = Population.from_partition(Partition(np.zeros(3, np.int32), 1, "iid", 0))
-    changes = {"population": one, "partition": Partition(np.zeros(3, np.int32), 1, "iid", 0)}
-    text = overview_text(engine="pool", processes=processes("pool", 1), **changes)
-    assert "iid: 1 client of 3 examples, EMD" in text
-    assert "pool (1 worker)" in text
-    text = printed(replace(RESULT, rounds=1, failures=1))
-    assert "1 round, " in text
-    assert "1 visit; see metrics.jsonl" in text
-
-
 def test_the_overview_names_the_baseline_and_what_it_did_otherwise():
     text = overview_text(baseline=RESULT, unlike_baseline=("lr 0.1 there",))
     assert "baseline runs/a: 50.00%; other settings: lr 0.1 there" in text
@@ -176,15 +163,6 @@ def test_a_resumed_run_says_so_and_counts_its_time_from_there():
     assert "round 3/3" in text
 
 
-def test_a_line_of_many_digits_is_still_one_line():
-    """A pipe has no width: whoever reads it line by line must get a round a line."""
-    config = replace(overview().config, rounds=1_000_000)
-    row = replace(ROW, round=123_456, examples=10**12, train_loss=12_345.678, accuracy=1.0)
-    lines = shown(overview(config=config), row).split("\n")
-    assert lines[-2].startswith("round 123456/1000000  loss 12345.678  accuracy 100.00%")
-    assert lines[-2].endswith(" left")
-
-
 @pytest.mark.parametrize("terminal", [False, True])
 def test_metrics_without_accuracy_or_time_or_examples_are_shown(terminal):
     empty = replace(ROW, examples=0, seconds=0.0, train_loss=0.0)
@@ -200,14 +178,6 @@ def test_a_terminal_gets_a_bar_and_is_left_as_it_was():
     assert "3/3" in text
     assert "accuracy 50.00%" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor comes back
-
-
-def test_closing_twice_or_without_a_run_is_harmless():
-    screen = Screen(Console(file=io.StringIO(), force_terminal=True))
-    screen.close()
-    screen(overview())
-    screen.close()
-    screen.close()
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -258,15 +228,6 @@ def test_the_summary_says_what_came_out():
 )
 def test_bytes_are_shown_in_a_unit_that_suits_them(count, wanted):
     assert format_bytes(count) == wanted
-
-
-@settings(deadline=None)
-@given(st.integers(0, 10**14 - 1))
-def test_a_size_never_shows_a_thousand_of_a_unit_and_is_right_within_its_digits(count):
-    number, unit = format_bytes(count).split(" ")
-    scale = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}[unit]
-    assert abs(float(number) * scale - count) <= 0.0501 * scale
-    assert float(number) < 1000
 
 
 @pytest.mark.parametrize(
@@ -323,13 +284,6 @@ def test_a_terminal_shows_the_stage_and_how_far_it_is():
         assert (task.completed, task.total) == (2, 7)
     assert busy._progress.finished or not busy._progress.live.is_started
     assert "making local models …" not in out.file.getvalue()
-
-
-def test_nothing_said_is_nothing_shown():
-    out = console(False)
-    with StageProgress(out):
-        pass
-    assert out.file.getvalue() == ""
 
 
 def test_the_terminal_is_given_back_after_an_error():

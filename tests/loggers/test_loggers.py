@@ -290,17 +290,13 @@ def test_a_logger_changes_nothing_in_a_run(tmp_path, plain):
 
 @pytest.mark.parametrize("place", ["start", "write", "close"])
 def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(tmp_path, plain, place):
-    result, notes = logged(tmp_path / "a", Paper(place))
+    backend = Paper(place)
+    result, notes = logged(tmp_path / "a", backend)
+    assert backend.ended[0] is (place == "close")
     what = "OSError: [Errno 28] No space left on device"
     assert notes == [f"the paper log failed ({what}); the run continues without it"]
     assert result.weights_sha256 == plain.weights_sha256
     assert (tmp_path / "a" / "result.json").exists()
-
-
-def test_a_log_that_failed_is_closed_and_left_alone(tmp_path):
-    backend = Paper("write")
-    logged(tmp_path / "a", backend)
-    assert backend.ended == [False]
 
 
 def test_without_anybody_to_tell_a_failure_is_a_warning(tmp_path, monkeypatch):
@@ -360,14 +356,6 @@ def test_an_unknown_logger_is_named_before_anything_is_made(tmp_path, monkeypatc
         "unskew: --log tensorbord: did you mean 'tensorboard'?; or give package.module:function\n"
     )
     assert os.listdir(tmp_path) == []
-
-
-def test_events_that_are_no_figures_are_passed_over(tmp_path):
-    backend = Paper()
-    log = Logger("paper", backend, pytest.fail)
-    log(object())
-    log.close()
-    assert (backend.log, backend.ended) == ({}, [])
 
 
 def test_the_facts_are_plain_values_and_hold_the_resolved_configuration(tmp_path):

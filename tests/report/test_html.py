@@ -13,7 +13,6 @@ import pytest
 
 from unskew.analysis.measure import Choice, Column, Linked, Table
 from unskew.charts import Axis, Chart, Line
-from unskew.charts.files import STYLE
 from unskew.report.page import MAX_OPEN_ROWS, Page, Section, format_value, to_html
 
 VOID = {"meta", "link", "br", "input", "img"}
@@ -143,12 +142,6 @@ def test_nothing_is_asked_of_the_outside():
     )
 
 
-def test_scripts_and_styles_stand_whole_in_the_page():
-    read = Reader(to_html(FULL))
-    assert read.texts("script") == [files("unskew.report").joinpath("page.js").read_text("utf-8")]
-    assert read.texts("style") == [STYLE, files("unskew.report").joinpath("page.css").read_text("utf-8")]
-
-
 def test_every_chart_has_its_alternative_text_and_title():
     read = Reader(to_html(FULL))
     drawn = read.all("svg")
@@ -203,11 +196,6 @@ def test_text_from_outside_stays_text_wherever_it_stands(words):
 def test_what_cannot_be_shown_is_replaced_and_the_page_can_be_written():
     read = Reader(to_html(replace(FULL, title="a\x00b\x1b[31mc\udcff", sections=[])))
     assert read.texts("h1") == ["a\ufffdb\ufffd[31mc?"]
-
-
-def test_a_page_without_anything_is_a_page():
-    read = Reader(to_html(Page("", "", [], [], [])))
-    assert [len(read.all(tag)) for tag in ("header", "nav", "main", "footer", "section", "h1")] == [1, 0, 1, 0, 0, 1]
 
 
 def test_a_table_says_numbers_for_people_and_holds_them_for_sorting():
@@ -278,11 +266,6 @@ def test_a_kind_that_is_none_is_refused():
         to_html(one(table([[1]], "per cent")))
 
 
-def test_a_row_of_another_length_is_refused():
-    with pytest.raises(ValueError, match="shorter"):
-        to_html(one(table([["a"]], "text", "number")))
-
-
 @pytest.mark.parametrize(
     ("rows", "folded"), [(0, False), (MAX_OPEN_ROWS, False), (MAX_OPEN_ROWS + 1, True), (5000, True)]
 )
@@ -302,11 +285,6 @@ def luminance(colour):
 def contrast(one, other):
     bright, dark = sorted((luminance(one), luminance(other)), reverse=True)
     return (bright + 0.05) / (dark + 0.05)
-
-
-def test_contrast_is_what_the_textbook_says():
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
 
 @pytest.mark.parametrize("night", [0, 1], ids=["by day", "by night"])

@@ -380,10 +380,6 @@ def test_commands_that_differ_in_the_table_alone_are_one_in_the_index(table, tmp
     assert "\nunskew reproduce ccvr/table2 --scale paper --seeds 0\n" in text
 
 
-def test_the_index_of_nothing_is_empty(tmp_path):
-    assert write_index(tmp_path).read_text(encoding="utf-8") == "# Tables in this folder\n"
-
-
 def test_of_candidates_the_table_shows_the_best_in_each_column(tmp_path):
     """Figure 4 is the best of Figure 8's grid: here the middle rate is best, and one column has the highest."""
     best = {"α = 100": 0.01, "α = 0": 1}
