@@ -1,7 +1,5 @@
 """The picture shows what the partition is, for one client and for ten thousand."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -127,9 +125,3 @@ def test_examples_in_no_client_are_counted_in_the_heading_and_empty_clients_draw
     nothing = partition_charts(Partition(client * 0 - 1, 100, "by hand", 0), LABELS, NAMES)
     assert "0 examples · 6,000 in no client" in words(nothing)
     assert sheet_bytes(nothing, "svg")
-
-
-def test_nothing_global_is_touched():
-    before = "matplotlib.pyplot" in sys.modules
-    sheet_bytes(partition_charts(dealt("dirichlet(0.1)", 10), LABELS, NAMES), "pdf")
-    assert ("matplotlib.pyplot" in sys.modules) == before

@@ -124,6 +124,7 @@ def draw_together(runs: Sequence[Curves]) -> list[Chart]:
         if against != "round" and not any(any(getattr(run, against)) for run in runs):
             continue  # a release leaves it out
         marks: list[Mark] = []
+        unit = " s" if kind == "seconds" else ""
         for colour, (setting, group) in enumerate(groups.items()):
             x, mean, spread = average([run.points(against) for run in group])
             name = setting + (f" ({len(group)} seeds)" if len(group) > 1 else "") if len(runs) > 1 else ""
@@ -131,7 +132,8 @@ def draw_together(runs: Sequence[Curves]) -> list[Chart]:
                 marks.append(band(x, mean, spread, colour % 10))
             steps = _draw_calibrated(group, x, mean, name, colour if len(groups) > 1 else None)
             own = name or ("before calibration" if steps else "")
-            tips = [f"{name or against} {_format_amount(at, kind)}: {m:.2%}" for at, m in zip(x, mean, strict=True)]
+            spent = [f"{at / 1e6:,.1f} MB" if kind == "bytes" else f"{at:,.0f}{unit}" for at in x]
+            tips = [f"{name or against} {text}: {m:.2%}" for text, m in zip(spent, mean, strict=True)]
             look = {"dashed": colour // 10 % 2 == 1, "points": len(x) <= 40}  # after ten colours, dashes
             marks.append(Line(x, mean, own, colour % 10, **look, tips=tips if len(x) <= 200 else ()))
             marks += steps
@@ -159,10 +161,6 @@ def _draw_calibrated(
         own = place % 10 if colour is None else colour % 10
         steps.append(Line([x[-1], x[-1]], [mean[-1], accuracy], label, own, True, True, (tip, tip)))
     return steps
-
-
-def _format_amount(value: float, kind: str) -> str:
-    return f"{value / 1e6:,.1f} MB" if kind == "bytes" else f"{value:,.0f}{' s' if kind == 'seconds' else ''}"
 
 
 def curves_findings(values: Curves) -> list[str]:

@@ -78,7 +78,12 @@ def take_inversion(
     targets = torch.cat([features[:, 0], features[:, :of].mean(1)])  # [2m, d]
     with tensors.one_thread(), deterministic(side.device):  # such a small batch is slower on two threads
         if prior == "deep":
-            made = _invert_deep(side, targets, steps, rate, run)
+            found = []
+            for at, target in enumerate(targets):
+                run.say("inverting features", at, len(targets))
+                loss, key = feature_loss([side.network.encoder], [target]), run.key.fold("deep", at)
+                found.append(search_deep(loss, side.train.shape, *_ends(side), steps=steps, lr=rate, key=key))
+            made = torch.cat(found)
         else:
             made = invert(side, targets, steps, rate, smooth, run)
     original = images.view(len(chosen), of + 1, *images.shape[1:])
@@ -137,16 +142,6 @@ def invert(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: flo
         with torch.no_grad():
             x.clamp_(low, high)
     return x.detach()
-
-
-def _invert_deep(side: ClientSide, targets: Tensor, steps: int, lr: float, run: FinishedRun) -> Tensor:
-    """[m, ch, H, W]: one search with a deep prior for each target."""
-    made = []
-    for at, target in enumerate(targets):
-        run.say("inverting features", at, len(targets))
-        loss = feature_loss([side.network.encoder], [target])
-        made.append(search_deep(loss, side.train.shape, *_ends(side), steps=steps, lr=lr, key=run.key.fold("deep", at)))
-    return torch.cat(made)
 
 
 def feature_loss(encoders: Sequence[Callable[[Tensor], Tensor]], means: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:

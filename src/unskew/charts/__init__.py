@@ -1,6 +1,6 @@
 """A chart as a value: axes, marks, and a description for readers who cannot see it.
 
-Measures give charts; ``charts.files`` writes them as SVG, PNG or PDF.
+Measures return charts; ``charts.files`` writes them as SVG, PNG or PDF.
 Coordinates are those of the data. Colours are numbers of a palette of ten, safe for colour-blind readers, or names
 of roles.
 """
@@ -22,8 +22,8 @@ Numbers = Sequence[float | None]  # None: unknown; a line breaks, a bar is missi
 class Axis:
     """One direction of a chart.
 
-    ``low`` and ``high`` are the ends (None: what the marks need), ``ticks`` values and their words (None: chosen to be
-    round), ``kind`` says how numbers read: "number", "percent" (0.5 is 50 %), "count" (whole), "bytes", "seconds".
+    ``low`` and ``high`` are the ends (None: what the marks need), ``ticks`` values and their labels (None: round
+    numbers), ``kind`` is the format of numbers: "number", "percent" (0.5 is 50 %), "count" (whole), "bytes", "seconds".
     """
 
     label: str = ""
@@ -32,12 +32,12 @@ class Axis:
     ticks: tuple[tuple[float, str], ...] | None = None
     kind: str = "number"
     log: bool = False
-    reverse: bool = False  # the low end on top, or on the right
+    reverse: bool = False  # the low end at the top, or on the right
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points joined in their order; ``tips`` say in words what each of them is."""
+    """Points joined in their order; ``tips`` describe each point."""
 
     x: Numbers
     y: Numbers
@@ -61,7 +61,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Bars:
-    """Upright bars around ``x``, from ``base`` (0 where it is not given) up; horizontal with ``flat``."""
+    """Vertical bars around ``x``, from ``base`` (default 0) up; horizontal with ``flat``."""
 
     x: Numbers
     height: Numbers
@@ -75,10 +75,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Dots:
-    """Circles; ``area`` is the share of the largest that may be drawn, 1 where it is not given.
-
-    ``links`` are addresses that a reader of an SVG comes to from a circle.
-    """
+    """Circles; ``area`` is relative to the largest (default 1), ``links`` are addresses that an SVG's circles open."""
 
     x: Numbers
     y: Numbers
@@ -92,7 +89,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Cells:
-    """A table as shades: row 0 on top, cell (i, j) around x = j, y = i; None is left empty."""
+    """A heat map: row 0 on top, cell (i, j) around x = j, y = i; None is left empty."""
 
     values: Sequence[Numbers]
     low: float
@@ -103,7 +100,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Rule:
-    """A thin line across the picture at ``x`` or at ``y``, with a word on it."""
+    """A thin line across the picture at ``x`` or at ``y``, with a label."""
 
     x: float | None = None
     y: float | None = None
@@ -126,7 +123,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Words:
-    """A short text at a place."""
+    """A short text at a point."""
 
     x: float
     y: float
@@ -140,7 +137,7 @@ Mark = Line | Band | Bars | Dots | Cells | Rule | Picture | Words
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture. ``name`` is a word for files and links, ``alt`` says what a reader would see."""
+    """One picture. ``name`` is for files and links, ``alt`` describes the picture."""
 
     name: str
     title: str
@@ -151,13 +148,13 @@ class Chart:
     width: int = 440
     height: int = 300
     frame: bool = True  # axes with ticks; False: marks alone, as for pictures and embeddings
-    square: bool = False  # one unit is as long across as upwards
+    square: bool = False  # one unit has the same length on both axes
     physical: bool = False  # width and height are hundredths of an inch, in SVG too
     serif: bool = False
 
 
 def colour_name(colours: Colour | Sequence[Colour], index: int = 0) -> str:
-    """The name of a colour, or of one of several; numbers beyond the palette begin again."""
+    """The name of a colour, or of one of several; numbers beyond the palette wrap around."""
     if not isinstance(colours, str | int):
         colours = colours[index % len(colours)] if len(colours) else 0
     if not isinstance(colours, str):
@@ -170,7 +167,7 @@ def colour_name(colours: Colour | Sequence[Colour], index: int = 0) -> str:
 
 
 def grouped(groups: Mapping[str, Numbers], tip: Callable[[str, int], str] | None = None) -> list[Mark]:
-    """One set of bars for each name, a colour each, around 0, 1, 2, …; ``tip(name, place)`` says what a bar is."""
+    """One set of bars for each name, a colour each, around 0, 1, 2, …; ``tip(name, index)`` describes a bar."""
     width, marks = 0.8 / max(len(groups), 1), list[Mark]()
     for index, (name, heights) in enumerate(groups.items()):
         x = [at + (index - (len(groups) - 1) / 2) * width for at in range(len(heights))]

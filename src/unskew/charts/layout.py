@@ -12,7 +12,7 @@ from unskew.charts.scales import Scale, breadth, break_lines, ends, fit, locate,
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A line of text on its baseline, turned by ``turn`` degrees to the left; ``whole`` is the uncut text."""
+    """A line of text on its baseline, rotated by ``turn`` degrees counterclockwise; ``whole`` is the uncut text."""
 
     x: float
     y: float
@@ -26,7 +26,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Circle:
-    """A circle around (x, y); ``link`` is where it leads to."""
+    """A circle around (x, y) with an optional link."""
 
     x: float
     y: float
@@ -49,7 +49,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Polyline:
-    """Points joined; ``closed`` comes back to the first."""
+    """Points joined by lines; ``closed`` returns to the first."""
 
     points: Sequence[tuple[float, float]]
     closed: bool = False
@@ -75,7 +75,7 @@ Shape = Text | Circle | Box | Polyline | Image
 class Layer:
     """Shapes of one look: a colour's name, filled or, with a ``stroke``, drawn as lines of that width."""
 
-    colour: str  # a key of LIGHT, or "hit": unseen, and there for the pointer
+    colour: str  # a key of LIGHT, or "hit": invisible, a target for the pointer
     shapes: Sequence[Shape]
     stroke: float = 0.0
     dashed: bool = False
@@ -98,8 +98,8 @@ class Drawing:
 
 SMALL = 11.0  # letters of labels within the plot
 LEGIBLE = 6.5  # numbers in cells are not smaller
-PALEST = 0.08  # a cell of the lowest value is still seen to be there
-TURNS = {"pale": 0.54, "half": 0.75, "full": 1.0}  # up to which shade text of a colour is read; dark turns before light
+PALEST = 0.08  # a cell of the lowest value is still visible
+TURNS = {"pale": 0.54, "half": 0.75, "full": 1.0}  # up to which shade each text colour is readable
 Point = tuple[float, float]
 
 
@@ -113,7 +113,7 @@ class Plot:
 
 
 def layers(marks: Sequence[Mark], plot: Plot) -> list[Layer]:
-    """All marks from back to front: shades, bands, the others as they are given, words, hover targets."""
+    """All marks from back to front: cells, bands, the others in the order given, texts, hover targets."""
 
     def draw(function: Callable[[Any, Plot], list[Layer]], *kinds: type) -> list[Layer]:
         return [layer for mark in marks if isinstance(mark, kinds) for layer in function(mark, plot)]
@@ -228,7 +228,7 @@ def _dots(mark: Dots, plot: Plot) -> list[Layer]:
 
 
 def _draw_rules(marks: Sequence[Rule], plot: Plot) -> list[Layer]:
-    """The lines, and each one's word at the first place along it where no other line or word is."""
+    """The lines, each with its label at the first spot along it that is free."""
     frame = plot.frame
     right, bottom = frame.x + frame.width, frame.y + frame.height
     lines: list[tuple[Rule, Box]] = []
@@ -291,7 +291,7 @@ def _words(mark: Words, plot: Plot) -> list[Layer]:
     text = fit(mark.text, plot.frame.width)
     before = {"start": 0.0, "middle": 0.5, "end": 1.0}[mark.anchor] * breadth(text)
     left, right = plot.frame.x, plot.frame.x + plot.frame.width - breadth(text)
-    x = min(max(point[0] - before, left), max(left, right)) + before  # moved so far that all of it is seen
+    x = min(max(point[0] - before, left), max(left, right)) + before  # moved so that all of it is visible
     words = _cut(x, point[1] + 4, mark.text, plot.frame.width, anchor=mark.anchor)
     return [Layer(colour_name(mark.colour), [words])]
 
@@ -342,7 +342,7 @@ Placed = tuple[float, str]  # a tick's place and words
 
 @dataclass(frozen=True)
 class TickRow:
-    """The words below a plot, those of a tick in lines: where each is, whether slanted, how deep they reach."""
+    """The labels below a plot: position and text of each, whether they are slanted, and their depth."""
 
     ticks: Sequence[Placed]
     slanted: bool
@@ -350,7 +350,7 @@ class TickRow:
 
 
 def column_width(column: Sequence[Placed]) -> float:
-    """How much room the words beside a plot take."""
+    """The width of the labels to the left of a plot."""
     return max((breadth(word) for _, word in column), default=0.0) + 6
 
 
@@ -364,7 +364,7 @@ def _marked(axis: Axis, scale: Scale, most: int) -> list[Placed]:
 
 
 def column(chart: Chart, plot: Plot) -> list[Placed]:
-    """The ticks beside the plot, every second or third of them where they are too close."""
+    """The ticks to the left of the plot; every second or third where they are too close."""
     every = _marked(chart.y, plot.y, int(plot.frame.height / 28))
     for stride in range(1, len(every) + 1):
         kept = every[::stride]
@@ -399,13 +399,13 @@ def _apart(row: Sequence[Placed]) -> bool:
 
 
 def axes(chart: Chart, plot: Plot, below: TickRow) -> list[Layer]:
-    """Grid, axes, ticks and what the axes are called."""
-    frame, beside = plot.frame, column(chart, plot)
+    """Grid, axes, ticks and the axes' titles."""
+    frame, labels = plot.frame, column(chart, plot)
     right, bottom = frame.x + frame.width, frame.y + frame.height
     shaded = any(isinstance(mark, Cells) for mark in chart.marks)
     upright = any(isinstance(mark, Bars) and not mark.flat for mark in chart.marks)
     horizontal = any(isinstance(mark, Bars) and mark.flat for mark in chart.marks)
-    across: list[Shape] = [Polyline(((frame.x, y), (right, y))) for y, _ in beside if not horizontal]
+    across: list[Shape] = [Polyline(((frame.x, y), (right, y))) for y, _ in labels if not horizontal]
     down: list[Shape] = [Polyline(((x, frame.y), (x, bottom))) for x, _ in below.ticks if not upright]
     zero = locate(plot.y, 0.0) if upright or (chart.y.ticks is None and plot.y.low < 0) else bottom
     level = zero if zero is not None and frame.y <= zero <= bottom else bottom
@@ -413,7 +413,7 @@ def axes(chart: Chart, plot: Plot, below: TickRow) -> list[Layer]:
     solid: list[Shape] = [Polyline(((upward, frame.y), (upward, bottom)))] if upward is not None else []
     solid += [] if horizontal else [Polyline(((frame.x, level), (right, level)))]
     texts: list[Shape] = [
-        Text(frame.x - 6, y + 4, word, anchor="end", whole=_whole(chart.y, word)) for y, word in beside
+        Text(frame.x - 6, y + 4, word, anchor="end", whole=_whole(chart.y, word)) for y, word in labels
     ]
     for x, words in below.ticks:
         whole = _whole(chart.x, words)
@@ -423,7 +423,7 @@ def axes(chart: Chart, plot: Plot, below: TickRow) -> list[Layer]:
             lines = enumerate(words.split("\n"))
             texts += [Text(x, bottom + LINE + 14 * i, line, anchor="middle", whole=whole) for i, line in lines]
     grid = [] if shaded else [Layer("grid", [*across, *down], stroke=1.0), Layer("axis", solid, stroke=1.0)]
-    return [*grid, Layer("ink", texts), Layer("quiet", _titles(chart, plot, below, column_width(beside)))]
+    return [*grid, Layer("ink", texts), Layer("quiet", _titles(chart, plot, below, column_width(labels)))]
 
 
 def _whole(axis: Axis, word: str) -> str:
@@ -434,7 +434,7 @@ def _whole(axis: Axis, word: str) -> str:
     return next((whole for whole in wholes if whole.startswith(part) or whole.endswith(part)), "")
 
 
-def _titles(chart: Chart, plot: Plot, below: TickRow, beside: float) -> list[Shape]:
+def _titles(chart: Chart, plot: Plot, below: TickRow, labels: float) -> list[Shape]:
     frame = plot.frame
     made: list[Shape] = []
     if chart.x.label:
@@ -443,7 +443,7 @@ def _titles(chart: Chart, plot: Plot, below: TickRow, beside: float) -> list[Sha
         y = frame.y + frame.height + below.depth + 13
         made.append(_cut(middle, y, chart.x.label, chart.width - 16, anchor="middle"))
     if chart.y.label:
-        x, y = frame.x - beside - 7, frame.y + frame.height / 2
+        x, y = frame.x - labels - 7, frame.y + frame.height / 2
         made.append(_cut(x, y, chart.y.label, frame.height + 20, anchor="middle", turn=90))
     return made
 
@@ -496,7 +496,7 @@ Ends = tuple[float, float]
 
 
 def lay_out(chart: Chart) -> Drawing:
-    """Everything that is seen of a chart, from back to front; a legend of many lines makes it higher."""
+    """Lay out a chart, from back to front; a legend of many lines makes it higher."""
     head, top = lay_out_head(chart)
     if not chart.physical:
         _, short = lay_out_head(replace(chart, marks=()))
@@ -583,7 +583,7 @@ def _plot(chart: Chart, across: Ends, upwards: Ends, left: float, top: float, ri
 
 
 def _overhang(row: TickRow) -> tuple[float, float]:
-    """How far to the left and to the right the words below a plot reach."""
+    """How far the labels below a plot reach to the left and to the right."""
     left, right = (SLANT, 0.0) if row.slanted else (0.5, 0.5)
     widths = [(at, max(map(breadth, words.split("\n")))) for at, words in row.ticks]
     lefts, rights = [at - left * width for at, width in widths], [at + right * width for at, width in widths]
@@ -591,7 +591,7 @@ def _overhang(row: TickRow) -> tuple[float, float]:
 
 
 def _framed(chart: Chart, top: float, across: Ends, upwards: Ends) -> tuple[Plot, TickRow]:
-    """The plot beside its ticks; they need room as wide as their words, and which words depends on the room."""
+    """The plot next to its ticks: the labels need room, and which labels there are depends on the room."""
     floor = chart.height - EDGE - (LINE if chart.x.label else 0)
     wall = chart.width - _quantity_width(chart)
     left, right, bottom = EDGE, wall - 12, floor - LINE
@@ -601,8 +601,8 @@ def _framed(chart: Chart, top: float, across: Ends, upwards: Ends) -> tuple[Plot
         before = plot
         bottom = floor - below.depth
         first, last = _overhang(below)
-        beside = column_width(column(chart, plot)) + (LINE if chart.y.label else 0)
-        left = max(left, EDGE + beside, left + 4 - first)
+        labels = column_width(column(chart, plot)) + (LINE if chart.y.label else 0)
+        left = max(left, EDGE + labels, left + 4 - first)
         right = min(right, right + wall - 4 - last)
         plot = _plot(chart, across, upwards, left, top, right, bottom)
         below = row(chart, plot)

@@ -1,4 +1,4 @@
-"""From numbers to places and words: the ends of an axis, round ticks, how numbers read, how much room a text takes.
+"""From numbers to positions and texts: the ends of an axis, round ticks, number formats, the width of a text.
 
 Lengths are in units of the picture, of which a chart is 440 wide unless it says otherwise.
 """
@@ -15,7 +15,7 @@ from unskew.core.errors import UserError, nearest
 KINDS = ("number", "percent", "count", "bytes", "seconds")
 HUGE = 1e300  # beyond, sums of two numbers overflow
 POWER = 300  # of ten
-FAR = 20.0  # axis lengths: farther away the exact place does not matter
+FAR = 20.0  # axis lengths: farther away the exact position does not matter
 CLOCK = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)  # seconds
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
@@ -25,7 +25,7 @@ NARROW, BROAD = frozenset("fijlrtI.,:;|!'()[]/ "), frozenset("mwMW@%+=<>")
 
 @dataclass(frozen=True)
 class Scale:
-    """Places for the numbers from ``low`` to ``high``: from ``start`` to ``end``."""
+    """Maps numbers from ``low`` to ``high`` to positions from ``start`` to ``end``."""
 
     low: float
     high: float
@@ -44,7 +44,7 @@ def to_number(value: float | None) -> float | None:
 
 
 def locate(scale: Scale, value: float | None) -> float | None:
-    """Where a number is, None where it is unknown; zero and less have no place on a logarithmic axis."""
+    """The position of a number; None if it is unknown, or not positive on a logarithmic axis."""
     number = to_number(value)
     low, high = scale.low, scale.high
     if number is None or (scale.log and number <= 0):
@@ -56,12 +56,15 @@ def locate(scale: Scale, value: float | None) -> float | None:
 
 
 def ends(values: Iterable[float | None], axis: Axis, *, room: float = 0.0, zero: bool = False) -> tuple[float, float]:
-    """The ends of an axis as they are given, else such that these values fit in.
+    """The ends of an axis as given, or such that these values fit.
 
     ``room`` is the share of the span that is left free at either side; with ``zero`` the axis begins at zero. Free room
     crosses neither zero nor a hundred per cent.
     """
-    _check(axis)
+    if axis.kind not in KINDS:
+        raise UserError(f"unknown kind of axis {axis.kind!r}; {nearest(axis.kind, KINDS)}")
+    if axis.low is not None and axis.high is not None and axis.low > axis.high:
+        raise UserError(f"an axis from {axis.low} to {axis.high}: low must be below high; reverse=True flips the axis")
     numbers = [number for value in values if (number := to_number(value)) is not None]
     low, high = to_number(axis.low), to_number(axis.high)
     if not axis.log:
@@ -75,15 +78,6 @@ def ends(values: Iterable[float | None], axis: Axis, *, room: float = 0.0, zero:
     return 10.0 ** max(low, -POWER), 10.0 ** min(high, POWER)
 
 
-def _check(axis: Axis) -> None:
-    if axis.kind not in KINDS:
-        raise UserError(f"unknown kind of axis {axis.kind!r}; {nearest(axis.kind, KINDS)}")
-    if axis.low is not None and axis.high is not None and axis.low > axis.high:
-        raise UserError(
-            f"an axis from {axis.low} to {axis.high}: low must be below high; use reverse=True to flip the axis"
-        )
-
-
 def _ends(
     numbers: Sequence[float], low: float | None, high: float | None, axis: Axis, room: float, zero: bool
 ) -> tuple[float, float]:
@@ -92,7 +86,7 @@ def _ends(
     least, most = min(wanted, default=0.0), max(wanted, default=1.0)
     plain = axis.ticks is None and not axis.log
     if plain and 0 < least < 0.25 * most:
-        least = 0.0  # so near, zero belongs into the picture
+        least = 0.0  # this close to zero, show it
     flat = not most - least > max(1e-9 * max(abs(least), abs(most)), 1 / HUGE)
     free = _half(least, axis, zero) if flat else room * (most - least)
     below = 0.0 if least == 0 and zero else least - free
@@ -153,7 +147,7 @@ def _step(least: float, kind: str) -> float:
 
 
 def format_numbers(values: Sequence[float], kind: str = "number") -> list[str]:
-    """How these numbers read beside each other, with as many decimals as they need to differ."""
+    """Format numbers for one axis, with as many decimals as they need to differ."""
     if kind == "percent":
         return [f"{word}%" for word in _plain([100 * value for value in values])]
     if kind == "bytes":
@@ -181,7 +175,7 @@ def _plain(values: Sequence[float]) -> list[str]:
 
 
 def breadth(text: str, size: float = 12.0) -> float:
-    """About how wide a text is, at this size of letters."""
+    """The approximate width of a text at this font size."""
     return size * sum(map(_em, text))
 
 

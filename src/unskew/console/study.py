@@ -146,13 +146,14 @@ def analyse(
 
 def _split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Separate runs from measures: the first word is a run, and so are paths that no measure is called."""
-    runs = [not place or (word not in KNOWN and _is_path(word)) for place, word in enumerate(words)]
-    measures = [word for word, run in zip(words, runs, strict=True) if not run]
-    return [Path(word) for word, run in zip(words, runs, strict=True) if run], measures
-
-
-def _is_path(word: str) -> bool:
-    return Path(word).is_dir() or ("/" in word.partition("(")[0] and ":" not in word)
+    paths, measures = [Path(words[0])], list[str]()
+    for word in words[1:]:
+        is_path = Path(word).is_dir() or ("/" in word.partition("(")[0] and ":" not in word)
+        if is_path and word not in KNOWN:
+            paths.append(Path(word))
+        else:
+            measures.append(word)
+    return paths, measures
 
 
 @with_options(WHERE, default="the run's")

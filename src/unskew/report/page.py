@@ -4,14 +4,13 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from unskew.analysis.measure import CellValue, Choice, Column, Element, Linked
-from unskew.charts import Chart
 from unskew.charts.files import STYLE, svg
 from unskew.core.units import format_bytes, format_duration
 
@@ -65,15 +64,12 @@ def _template() -> Any:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {
         "draw": lambda chart, name: Markup(svg(replace(chart, name=name, title=""), standalone=False)),
-        "span": _span, "check_start": _check_start, "lay_out_row": _lay_out_row, "max_open_rows": MAX_OPEN_ROWS,
+        "span": lambda charts: " wide" if any(chart.width > WIDE for chart in charts) else "",
+        "check_start": _check_start, "lay_out_row": _lay_out_row, "max_open_rows": MAX_OPEN_ROWS,
         "chart_style": Markup(STYLE), "style": Markup(assets["page.css"]), "script": Markup(assets["page.js"]),
         "script_hash": own,
     }  # fmt: skip
     return environment.from_string(files("unskew.report").joinpath("page.html").read_text("utf-8"))
-
-
-def _span(charts: Iterable[Chart]) -> str:
-    return " wide" if any(chart.width > WIDE for chart in charts) else ""
 
 
 def _check_start(choice: Choice) -> str:

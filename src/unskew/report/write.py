@@ -77,12 +77,17 @@ def order_requests(only: Sequence[MeasureSource]) -> list[MeasureRequest]:
 
 
 def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
-    """The page of one run."""
+    """The page of one run; on top the first finding of each measure, in the order of their headlines."""
     result = run.result
+    ranked = [
+        (rank, measured.findings)
+        for request, measured in taken
+        if isinstance(measured, Measured) and (rank := request.measure.headline) is not None
+    ]
     return Page(
         title=f"{result.method} on {result.data}",
         subtitle=f"{result.partition}, {_who(run)}, {counted(result.rounds, 'round')}, seed {result.seed}",
-        findings=_headlines(taken),
+        findings=[findings[0] for _, findings in sorted(ranked, key=lambda pair: pair[0]) if findings],
         facts=_facts(run),
         sections=[
             *(_section(run, item) for item in taken),
@@ -119,16 +124,6 @@ def _list_events(run: FinishedRun) -> list[Section]:
     table = Table("Round by round", columns, rows[:MAX_EVENTS], left)
     text = "Failed visits that were skipped, and other notes from metrics.jsonl."
     return [Section("happened", "Events during training", text, [table])]
-
-
-def _headlines(taken: Sequence[Taken]) -> list[str]:
-    """The first finding of each measure, in the order of their headlines; the others are in the sections."""
-    ranked = [
-        (rank, result.findings)
-        for request, result in taken
-        if isinstance(result, Measured) and (rank := request.measure.headline) is not None
-    ]
-    return [findings[0] for _, findings in sorted(ranked, key=lambda pair: pair[0]) if findings]
 
 
 def _probabilities(run: FinishedRun) -> list[Section]:
@@ -210,7 +205,7 @@ def _who(run: FinishedRun) -> str:
 def _made(run: FinishedRun) -> str:
     if run.result.released:
         return (
-            "A release: its noise came from the operating system, so the run cannot be repeated. "
+            "A release: its noise is from the operating system, so the run cannot be repeated. "
             f"Anything that (ε, δ) does not cover was left out. Weights: sha256 {run.result.weights_sha256}."
         )
     if run.result.partition == NODES:

@@ -1,6 +1,6 @@
 """The papers' figures, drawn from records: charts of a measure, runs compared, a table's values as lines or shades."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import accumulate
 from math import inf
@@ -54,18 +54,19 @@ def draw_curves(result: TableResult, spec: Spec) -> list[Chart]:
         for colour, (name, one) in enumerate(lines.values()):
             runs = _list_points(one, what, against)
             kept = [{number: point for number, point in points.items() if point[0] <= until} for points in runs]
-            marks += _average_curves(name, kept, colour % 10)
+            x, y, spread = average(kept)
+            marks += [band(x, y, spread, colour % 10)] if x and len(kept) > 1 else []
+            marks += [Line(x, y, name, colour % 10, points=len(x) <= 40)] if x else []
         if not marks:
             continue
         x_label, where = WORDS[against], ", ".join(filter(None, (column.name, only)))
         title = f"{where or result.recipe.title}: {what} by {x_label.partition(',')[0]}"
         alt = f"{what.capitalize()} by {x_label}, {where}: {', '.join(name for name, _ in lines.values())}."
-        x = Axis(x_label, low=0, kind="count")
-        y = Axis(
-            "relative accuracy" if what == "relative" else what, kind="number" if what == "silhouette" else "percent"
-        )
+        x_axis = Axis(x_label, low=0, kind="count")
+        y_label = "relative accuracy" if what == "relative" else what
+        y_axis = Axis(y_label, kind="number" if what == "silhouette" else "percent")
         name = f"curves-{what}-{against}-{where}"
-        charts.append(Chart(name, title, alt, marks, x=x, y=y, width=520, height=340))
+        charts.append(Chart(name, title, alt, marks, x=x_axis, y=y_axis, width=520, height=340))
     return charts
 
 
@@ -90,13 +91,6 @@ def _list_points(one: CellResult, what: str, against: str) -> list[dict[int, tup
         by_round = against == "round"
         runs.append({r["round"]: (float(r["round"] if by_round else at), r["accuracy"] / whole) for r, at in rows})
     return runs
-
-
-def _average_curves(name: str, runs: Sequence[dict[int, tuple[float, float]]], colour: int) -> list[Mark]:
-    """The mean over the runs at their common rounds, with a band of one deviation."""
-    x, y, spread = average(runs)
-    bands = [band(x, y, spread, colour)] if len(runs) > 1 else []
-    return [*bands, Line(x, y, name, colour, points=len(x) <= 40)] if x else []
 
 
 def _draw_lines(result: TableResult, spec: Spec) -> list[Chart]:
