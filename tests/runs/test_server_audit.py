@@ -16,7 +16,7 @@ from unskew.engines.flower.grid import fingerprint
 from unskew.engines.flower.node import COMMITMENT, commit
 from unskew.federation.network import make_node_key, public_pem
 from unskew.runs.federated import audit_file
-from unskew.runs.prepare import PROCESS_BYTES, REPLY_COPIES, Overview
+from unskew.runs.prepare import FLOWER_BYTES, PROCESS_BYTES, REPLY_COPIES, SERVER_COPIES, Overview
 from unskew.runs.seals import DAMAGED, WHOLE, examine
 
 ROUNDS = 2
@@ -139,4 +139,4 @@ def test_the_memory_announced_has_room_for_the_replies_of_a_round(tmp_path, node
     announced = next(event for event in seen if isinstance(event, Overview))
     assert len(announced.visits) == 3
     model = 4 * announced.parameters
-    assert announced.memory_bytes > PROCESS_BYTES + (8 + 3 * REPLY_COPIES) * model
+    assert announced.memory_bytes > PROCESS_BYTES + FLOWER_BYTES + (8 + SERVER_COPIES + 3 * REPLY_COPIES) * model

@@ -633,7 +633,9 @@ def _refuse_recordings(method: str, recordings: Sequence[Recorded]) -> None:
 
 # What a run will be
 
-REPLY_COPIES = 6  # of a model, for each reply of a round: as Flower holds it, as it is decoded, and as float64 sums
+# what a federation's server takes in addition, fitted to measurements (docs/how-to/federation.md)
+FLOWER_BYTES = 70 * 2**20
+SERVER_COPIES, REPLY_COPIES = 6, 4  # of a model: for each run, and for each reply of a round
 
 
 @dataclass(frozen=True)
@@ -677,7 +679,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, engine: str, pr
     visited = min(len(prepared.population.roster.inhabited), config.rounds * len(visits))
     memory = PROCESS_BYTES * processes.count + data * processes.copies + (model * 8 + plans) * processes.working
     if prepared.nodes is not None:
-        memory += REPLY_COPIES * model * len(visits)
+        memory += FLOWER_BYTES + (SERVER_COPIES + REPLY_COPIES * len(visits)) * model
     return Overview(
         path=path,
         config=config,
