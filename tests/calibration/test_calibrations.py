@@ -521,7 +521,7 @@ WRONG_TEXTS = {
     "lda(-1)": "lda(ridge=-1.0): give a number above 0, or 0 to choose it automatically",
     "lda(layers=0)": "lda(layers=0): give a number above 0",
     "lda(expand=-1)": "lda(expand=-1): expand must be 0 or more random features",
-    "lda(covariance=full)": "calibration lda has no knob 'covariance'",
+    "lda(covariance=ful)": "no covariance form is called 'ful'; did you mean 'full'?",
     "oracle(some)": "oracle(per_class=some): give all, or the number of features per class",
     "oracle(0)": "oracle(per_class=0): give all, or the number of features per class",
     "oracle(true)": "oracle(per_class=True): give all, or the number of features per class",

@@ -162,19 +162,32 @@ class Named(nn.Module):
 
 
 def test_inputs_in_a_dict_and_outputs_with_features_are_taken_as_hugging_face_has_them():
-    batch = ({"pixel_values": torch.randn(6, 4), "mask": torch.ones(6, 1)}, torch.arange(6) % 2)
-    assert ClassStatistics.measure(Named(), [batch], 2).width == 3
+    images, labels = {"pixel_values": torch.randn(6, 4), "mask": torch.ones(6, 1)}, torch.arange(6) % 2
+    batch = (images, labels)
+    assert ClassStatistics.measure(Named(), [batch, {"image": images, "label": labels}], 2).width == 3
     with pytest.raises(
         UserError, match="returns an Output with logits, which are a classifier's output; give the part"
     ):
         ClassStatistics.measure(Named("logits"), [batch], 2)
 
 
+class TakesDict(nn.Module):
+    def forward(self, batch):
+        return batch["pixel_values"].flatten(1)
+
+
+def test_an_encoder_may_take_the_whole_dict():
+    images, labels = torch.randn(6, 1, 2, 2), torch.arange(6) % 2
+    for batch in ({"pixel_values": images, "label": labels}, ({"pixel_values": images}, labels)):
+        assert ClassStatistics.measure(TakesDict(), [batch], 2).width == 4
+
+
 def test_images_of_whole_numbers_are_for_their_owner_to_normalize():
     encoder = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten())
-    batch = (torch.zeros(4, 3, 5, 5, dtype=torch.uint8), torch.arange(4) % 2)
-    with pytest.raises(UserError, match=r"the images are torch.uint8, the encoder takes torch.float32; normalize them"):
-        ClassStatistics.measure(encoder, [batch], 2)
+    images, labels = torch.zeros(4, 3, 5, 5, dtype=torch.uint8), torch.arange(4) % 2
+    for given in (images, images.numpy()):
+        with pytest.raises(UserError, match=r"the images are torch.uint8, the encoder takes torch.float32; normalize"):
+            ClassStatistics.measure(encoder, [(given, labels)], 2)
 
 
 def test_statistics_that_memory_does_not_hold_are_refused_before_they_are_made(monkeypatch):

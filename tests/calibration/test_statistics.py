@@ -158,11 +158,8 @@ def test_a_client_that_holds_nothing_adds_nothing_and_addition_changes_no_operan
     assert all(torch.equal(value, a.tensors()[name]) for name, value in before.items())
 
 
-@pytest.mark.parametrize("block", [1, 50, 2**25])
 @pytest.mark.parametrize("form", FORMS)
-def test_many_are_merged_as_if_added_one_after_another(form, block, monkeypatch):
-    """However the rows lie in memory."""
-    monkeypatch.setattr(statistics, "BLOCK_BYTES", block)
+def test_many_are_merged_as_if_added_one_after_another(form):
     parts = [ClassStatistics.of_features(features_of(n, n), labels_of(n, n), C, form) for n in (0, 1, 2, 9, 0, 30)]
     found, pooled = ClassStatistics.merged(iter(parts)), ((features_of(n, n), labels_of(n, n)) for n in (1, 2, 9, 30))
     same(found, reduce(add, parts))

@@ -19,6 +19,7 @@ from unskew.core.errors import UserError, a_kind, brief, nearest
 from unskew.core.key import Key
 from unskew.core.machine import physical_memory
 from unskew.core.types import Tensors
+from unskew.core.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from unskew.calibration.statistics import ClassStatistics
@@ -381,8 +382,24 @@ def parse_form(source: str | Form) -> Form:
 
 def list_smaller_forms(form: Form, held: int, width: int) -> str:
     """The forms other than this one that take little memory, with their sizes."""
-    forms = [other for other in (Shared(), Diagonal(), LowRank(min(32, width))) if other != form]
-    return ", ".join(f"{other} ({statistics_bytes(other, held, width) / 1e9:.2f} GB)" for other in forms)
+    sizes = {other: statistics_bytes(other, held, width) for other in (Shared(), Diagonal(), LowRank(min(32, width)))}
+    most = statistics_bytes(form, held, width)
+    return ", ".join(f"{other} ({format_bytes(size)})" for other, size in sizes.items() if size < most)
+
+
+LARGE = 10**6  # bytes of statistics that are worth advice
+MANY_TIMES = 50  # the size of the features that they summarize
+
+
+def advise_smaller_form(form: Form, held: int, width: int, examples: int) -> str:
+    """What to do about statistics that are far larger than the features they summarize; empty where they are not."""
+    size = statistics_bytes(form, held, width)
+    if size < LARGE or size < MANY_TIMES * 4 * width * examples:
+        return ""
+    smaller = list_smaller_forms(form, held, width)
+    return f"{counted(examples, 'example')} {'take' if examples > 1 else 'takes'} {format_bytes(size)} of {form} " + (
+        f"statistics; if many clients have as few, let all of them use another form: {smaller}"
+    )
 
 
 def check_memory(form: Form, held: int, width: int) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
 from unskew.calibration.classifier import CalibratedClassifier
-from unskew.calibration.covariances import Diagonal, statistics_bytes
+from unskew.calibration.covariances import Diagonal, advise_smaller_form, statistics_bytes
 from unskew.calibration.feasible import class_cells, named
 from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest
 from unskew.calibration.forecast import Forecast, forecast
@@ -114,6 +114,7 @@ class Calibrator:
             centres = centres_of(first, request.components, lambda moved: self.gather(step, moved), self.key)
         else:
             self.observe(Gathering(name, f"{request.form} class statistics", self._clients, sent))
+            self._advise_small_clients(request)
         statistics = self.gather(request, centres)
         if (budget := self.algorithm.private) is not None and not self._clients_add_noise:
             key = None if budget.release else self.key.fold("private")
@@ -167,6 +168,20 @@ class Calibrator:
         owner, count = class_cells(self.side)
         held = np.bincount(owner[count >= request.min_count], minlength=int(owner.max()) + 1)[np.unique(owner)]
         return sum(statistics_bytes(request.form, int(classes) * request.components, width) for classes in held)
+
+    def _advise_small_clients(self, request: StatisticsRequest) -> None:
+        """Warn where clients have few examples and send much; not where their sizes are secret or not known here."""
+        if not len(self.side.labels) or (self.algorithm.private is not None and self.algorithm.private.release):
+            return
+        owner, count = class_cells(self.side)
+        cells = np.stack([np.bincount(owner), np.bincount(owner, weights=count)]).astype(np.int64)
+        kinds, clients = np.unique(cells[:, cells[0] > 0], axis=1, return_counts=True)
+        width, form = self._width(request), request.form
+        advice = [advise_smaller_form(form, held, width, examples) for held, examples in kinds.T.tolist()]
+        if any(advice):
+            few = sum(number for number, text in zip(clients.tolist(), advice, strict=True) if text)
+            example = next(filter(None, advice))
+            warnings.warn(f"{few} of {self._clients} clients have few examples, such as: {example}", stacklevel=2)
 
 
 def protected_request(needs: StatisticsRequest, algorithm: "Algorithm", classes: int, width: int) -> StatisticsRequest:

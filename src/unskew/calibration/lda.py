@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from unskew.calibration.ccvr import check_positive
 from unskew.calibration.classifier import last_linear, replace_rows
-from unskew.calibration.covariances import CLIPPED, TINY, ClassReport, Shared, drop_negative, negative_share
+from unskew.calibration.covariances import CLIPPED, TINY, ClassReport, drop_negative, negative_share, parse_form
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
 from unskew.calibration.protection import pooled_edge
 from unskew.calibration.statistics import ClassStatistics
@@ -32,7 +32,7 @@ LEAST_SIGNAL = 0.01  # of the means' squared lengths: what is assumed to be no n
 
 
 @finisher
-def lda(ridge: float = 0.0, layers: int = 1, expand: int = 0) -> Finisher:
+def lda(ridge: float = 0.0, layers: int = 1, expand: int = 0, covariance: str = "shared") -> Finisher:
     """Replaces the classifier by a linear discriminant, in closed form.
 
     It needs only the counts, the class means and the pooled covariance: one exchange of sums. No training, nothing
@@ -61,6 +61,8 @@ def lda(ridge: float = 0.0, layers: int = 1, expand: int = 0) -> Finisher:
     expand
         Random features, ReLU of random sums of the layers' input, next to ReLU of the input itself: the classifier is
         then not linear in the input.
+    covariance
+        What the clients send: shared, or less for clients with few examples, diagonal or "low-rank(32)".
 
     References: Fisher, "The Use of Multiple Measurements in Taxonomic Problems", Annals of Eugenics, 1936. δ and the
     factor for unseen features: Wang, Jiang, "On the Dimension Effect of Regularized Linear Discriminant Analysis",
@@ -84,7 +86,7 @@ def lda(ridge: float = 0.0, layers: int = 1, expand: int = 0) -> Finisher:
             notes.append(f"class means were shrunk by up to {1 - float(found.shrinkage.min()):.0%} (class {least})")
         return Made(linear, classes=report_pooled(statistics), notes=tuple(notes))
 
-    return Finisher(make, StatisticsRequest(Shared(), layers, expand))
+    return Finisher(make, StatisticsRequest(parse_form(covariance), layers, expand))
 
 
 @dataclass(frozen=True, eq=False)

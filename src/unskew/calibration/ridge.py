@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew.calibration.classifier import last_linear, replace_rows
-from unskew.calibration.covariances import Shared, drop_negative
+from unskew.calibration.covariances import drop_negative, parse_form
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
 from unskew.calibration.lda import NEGATIVE, add_ridge, check_shape, features_vary, report_pooled
 from unskew.calibration.protection import pooled_edge, raise_eigenvalues
@@ -25,7 +25,9 @@ LEAST_GAP = 0.01  # of the gap between classes on the examples themselves: what 
 
 
 @finisher
-def ridge(strength: float = 0.0, balanced: bool = True, layers: int = 1, expand: int = 0) -> Finisher:
+def ridge(
+    strength: float = 0.0, balanced: bool = True, layers: int = 1, expand: int = 0, covariance: str = "shared"
+) -> Finisher:
     """Replaces the classifier by ridge regression on the features, in closed form.
 
     It needs only the class means, the counts and the second moment over all classes: one exchange of sums.
@@ -51,6 +53,8 @@ def ridge(strength: float = 0.0, balanced: bool = True, layers: int = 1, expand:
     expand
         Random features, ReLU of random sums of the layers' input, next to ReLU of the input itself: the classifier is
         then not linear in the input.
+    covariance
+        What the clients send: shared, or less for clients with few examples, diagonal or "low-rank(32)".
 
     Reference: Fanì, Camoriano, Caputo, Ciccone, "Accelerating Heterogeneous Federated Learning with Closed-form
     Classifiers", ICML 2024; the strength: Golub, Heath, Wahba, "Generalized Cross-Validation as a Method for Choosing a
@@ -68,7 +72,7 @@ def ridge(strength: float = 0.0, balanced: bool = True, layers: int = 1, expand:
         notes = () if strength else (f"strength {chosen:.2g} was chosen by generalised cross-validation",)
         return Made(linear, classes=report_pooled(statistics), notes=notes)
 
-    return Finisher(make, StatisticsRequest(Shared(), layers, expand))
+    return Finisher(make, StatisticsRequest(parse_form(covariance), layers, expand))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,10 @@
 Shapes: C classes, P of them held, d features.
 """
 
+import inspect
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from unskew.calibration.classifier import device_of
 from unskew.calibration.covariances import (
     MAX_FEATURES,
     Form,
+    advise_smaller_form,
     check_memory,
     packed_diagonal,
     parse_form,
@@ -54,8 +57,8 @@ LABEL_KEYS = ("label", "labels", "y", "target")
 def split_batch(batch: Any, device: torch.device, dtype: torch.dtype | None) -> tuple[Any, Tensor]:
     """Images on the device and labels [n] on the CPU, of a pair or a dict.
 
-    Tensors keep their type. Arrays and lists of numbers become ``dtype``, the encoder's. Images of any other type are
-    the encoder's own affair and stay as they are.
+    Tensors and whole numbers keep their type. Other arrays and lists become ``dtype``, the encoder's. Images of any
+    other kind are the encoder's own affair and stay as they are.
     """
     if isinstance(batch, Mapping):
         images, labels = _find_value(batch, IMAGE_KEYS, "images"), _find_value(batch, LABEL_KEYS, "labels")
@@ -66,13 +69,17 @@ def split_batch(batch: Any, device: torch.device, dtype: torch.dtype | None) -> 
         raise UserError(f"batches must be pairs of (images, labels) or dicts with both; this is a {kind}")
     if isinstance(images, np.ndarray | list | tuple):
         images = _to_tensor(images, "images")
-        if dtype is not None:
+        if dtype is not None and images.is_floating_point():
             images = images.to(dtype)
     if isinstance(images, Tensor):
         images = images.to(device)
     elif isinstance(images, Mapping):
-        images = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in images.items()}
+        images = _move(images, device)
     return images, as_labels(labels)
+
+
+def _move(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 
 def as_labels(labels: Any) -> Tensor:
@@ -85,16 +92,12 @@ def as_labels(labels: Any) -> Tensor:
 def encode(encoder: nn.Module, images: Any, dtype: torch.dtype | None) -> Any:
     """The encoder's features; where it refuses images of another type, they become its own first.
 
-    Whole numbers are refused instead: only their owner knows how they are normalized. Several inputs in a dict are
-    passed by name where the encoder takes no dict. Of an output with ``pooler_output`` (Hugging Face) these are the
-    features.
+    Whole numbers are refused instead: only their owner knows how they are normalized. A dict whose keys are parameters
+    of the encoder is passed by name. Of an output with ``pooler_output`` (Hugging Face) these are the features.
     """
     try:
-        found = encoder(images)
-    except TypeError:
-        if not isinstance(images, Mapping):
-            raise
-        found = encoder(**images)
+        named = isinstance(images, Mapping) and takes_by_name(encoder, images)
+        found = encoder(**images) if named else encoder(images)
     except RuntimeError as error:  # "expected … to have the same dtype", "Input type … and weight type …"
         other = isinstance(images, Tensor) and images.dtype != dtype
         if not other or dtype is None or not dtype.is_floating_point or "type" not in str(error).lower():
@@ -114,6 +117,14 @@ def encode(encoder: nn.Module, images: Any, dtype: torch.dtype | None) -> Any:
             "returns features, such as model.base_model, or a module that returns the tensor you want"
         )
     return found
+
+
+def takes_by_name(encoder: nn.Module, images: Mapping[str, Any]) -> bool:
+    """Whether the encoder's parameters have the names of these inputs."""
+    parameters = inspect.signature(encoder.forward).parameters
+    return set(images) <= set(parameters) or [knob.kind for knob in parameters.values()] == [
+        inspect.Parameter.VAR_KEYWORD
+    ]
 
 
 def check_batch(features: Any, labels: Tensor, classes: int) -> None:
@@ -163,81 +174,61 @@ def _to_tensor(values: Any, what: str) -> Tensor:
         raise UserError(f"{what} must be {wanted}, not {a_kind(values)} ({error})") from error
 
 
-BLOCK_BYTES = 2**25  # rows are kept in blocks: many small pieces of memory would leave holes between them
-
-
 class Merging:
-    """A sum that grows. A class has a row in every sum, the next free one when a client first has it."""
+    """A sum that grows: every class has a row of its own, made when a client first has it."""
 
     def __init__(self, without: str = "no statistics to add up: no client sent any") -> None:
         self._without = without  # the message where nothing was added
         self._kind: tuple[int, Form, int] | None = None  # classes, form and width of all statistics so far
         self._about = ""  # the first statistics, in words
-        self._rows: dict[int, int] = {}  # of each label
-        self._number: list[int] = []  # of each row
-        self._blocks: dict[str, list[Tensor]] = {}
-        self._common: dict[str, Tensor] = {}  # sums that are one for all classes
+        self._number: dict[int, int] = {}  # by class
+        self._rows: dict[str, dict[int, Tensor]] = {}  # of each sum, by class
+        self._common: Tensors = {}  # sums that are one for all classes
         self._noise: KnownNoise | None = None  # where a part has a class that another lacks, this is the most it can be
 
     def add(self, part: "ClassStatistics") -> None:
         """Add a client's statistics; refused where they do not belong with those before."""
         if not hasattr(part, "held"):
             raise UserError(f"only ClassStatistics can be added up, not {a_kind(part)}")
-        kind = part.classes, part.form, part.width
+        kind, labels = (part.classes, part.form, part.width), part.held.tolist()
         if self._kind is None:
             self._kind, self._about = kind, part.about()
         elif self._kind != kind:
             raise UserError(f"these statistics do not belong together: {self._about} and {part.about()}")
         if part.noise is not None:
             self._noise = part.noise if self._noise is None else self._noise + part.noise
-        for label, number in zip(part.held.tolist(), part.number.tolist(), strict=True):
-            row = self._rows.setdefault(label, len(self._rows))
-            if row == len(self._number):
-                self._number.append(0)
-            self._number[row] += number
-        rows = torch.tensor([self._rows[label] for label in part.held.tolist()], dtype=torch.int64)
+        if new := set(labels) - set(self._number):
+            check_memory(part.form, len(self._number) + len(new), part.width)
+        for label, number in zip(labels, part.number.tolist(), strict=True):
+            self._number[label] = self._number.get(label, 0) + number
         for name, value in part.sums.items():
-            if name not in part.form.common:
-                self._add_rows(name, value, rows)
-            elif name in self._common:
-                self._common[name] += value
-            else:
-                self._common[name] = value.clone()
-
-    def _add_rows(self, name: str, value: Tensor, rows: Tensor) -> None:
-        assert self._kind is not None
-        (classes, form, width), blocks = self._kind, self._blocks.setdefault(name, [])
-        shape = value.shape[1:]
-        size = max(1, min(classes, BLOCK_BYTES // (8 * shape.numel())))
-        if len(blocks) * size < len(self._number):
-            check_memory(form, len(self._number), width)
-        while len(blocks) * size < len(self._number):
-            blocks.append(torch.zeros(size, *shape, dtype=torch.float64))
-        for index, block in enumerate(blocks):
-            mine = (rows // size == index).nonzero()[:, 0]
-            if len(mine):
-                block.index_add_(0, rows[mine] - index * size, value if len(mine) == len(rows) else value[mine])
+            if name in part.form.common:
+                _accumulate(self._common, name, value)
+                continue
+            rows = self._rows.setdefault(name, {})
+            for label, row in zip(labels, value, strict=True):
+                _accumulate(rows, label, row)
 
     def total(self) -> "ClassStatistics":
         """The sum; nothing can be added after this."""
         if self._kind is None:
             raise UserError(self._without)
-        (classes, form, width), held = self._kind, sorted(self._rows)
-        order = torch.tensor([self._rows[label] for label in held], dtype=torch.int64)  # the rows, by label
-        position = torch.empty_like(order)
-        position[order] = torch.arange(len(held))
+        (classes, form, width), held = self._kind, sorted(self._number)
         sums = dict(self._common)
         for name, shape in form.shapes(len(held), width).items():
-            if name in sums:
-                continue
-            sums[name], done = torch.empty(shape, dtype=torch.float64), 0
-            while blocks := self._blocks.get(name):
-                block = blocks.pop(0)  # given back as soon as it is copied: never the whole sum twice in memory
-                some = position[done : done + len(block)]
-                sums[name][some] = block[: len(some)]
-                done += len(block)
-        number = torch.tensor([self._number[row] for row in order.tolist()], dtype=torch.int64)
+            if name not in sums:
+                sums[name] = torch.empty(shape, dtype=torch.float64)
+                for row, label in zip(sums[name], held, strict=True):
+                    row.copy_(self._rows[name].pop(label))  # given back at once: never the whole sum twice in memory
+        number = torch.tensor([self._number[label] for label in held], dtype=torch.int64)
         return ClassStatistics(classes, form, torch.tensor(held, dtype=torch.int64), number, sums, self._noise)
+
+
+def _accumulate(sums: dict[Any, Tensor], name: str | int, value: Tensor) -> None:
+    if name in sums:
+        sums[name] += value
+    else:
+        sums[name] = value.clone()
 
 
 BUFFER = 2048  # features held back before they are added: one product a class for many batches
@@ -378,7 +369,12 @@ class ClassStatistics:
         with eval_mode(encoder), torch.no_grad():
             for batch in batches:
                 images, labels = split_batch(batch, device, dtype)
-                features = encode(encoder, images, dtype)
+                try:
+                    features = encode(encoder, images, dtype)
+                except (TypeError, IndexError, KeyError):
+                    if not isinstance(batch, Mapping) or isinstance(images, Mapping):
+                        raise
+                    features = encode(encoder, _move(batch, device), dtype)
                 if relabel is not None:
                     labels = relabel(features, labels)
                 check_batch(features, labels, classes)
@@ -504,6 +500,8 @@ class ClassStatistics:
         """Write them to a safetensors file."""
         if not (file := usable_path(path)).name:
             raise UserError(f"{str(path)!r} is not a file name; give a file to write the statistics to")
+        if advice := advise_smaller_form(self.form, len(self.held), self.width, int(self.number.sum())):
+            warnings.warn(f"{file.name}: {advice}", stacklevel=2)
         write_whole(file, self.to_bytes())
 
     @staticmethod

@@ -10,7 +10,7 @@ from typing import Any
 
 from unskew import engines
 from unskew.calibration.classifier import CalibratedClassifier
-from unskew.calibration.feasible import named
+from unskew.calibration.feasible import named, protections
 from unskew.calibration.federated import Calibrator, Forecasted, Gathering, Known
 from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.calibration.jobs import EvaluateCalibrated
@@ -261,7 +261,11 @@ class Execution:
             self.observe(event)
 
         try:
-            finish(self.engine, self.side, model, self.algorithm, self.key, keep, by_image=self.by_image)
+            untrained = untrained_model(self.prepared)
+            finish(
+                self.engine, self.side, model, self.algorithm, self.key, keep, by_image=self.by_image,
+                untrained=untrained,
+            )  # fmt: skip
         except UserError as error:
             self._conclude(model, calibrated, seconds)
             later = f"add another with: unskew calibrate {self.path} METHOD"
@@ -584,13 +588,17 @@ def finish(
     known: Known | None = None,
     *,
     by_image: bool = False,
+    untrained: tuple[Tensors, Known] | None = None,
 ) -> None:
     """Make and evaluate each of the algorithm's calibrations in turn.
 
     Statistics that are ``known`` already are not gathered again. With ``by_image`` the scores mark which test images
-    are right.
+    are right. A calibration that would be better on the ``untrained`` model gets a note.
     """
     calibrator = Calibrator(engine, side, model, algorithm, key, observe, {} if known is None else known)
+    rival = None
+    if untrained is not None:
+        rival = Calibrator(engine, side, untrained[0], algorithm, key, lambda event: None, untrained[1])
     count, exchange = len(side.test.labels), algorithm.exchange
     for finisher in algorithm.finish:
         classifier, sent, seconds, notes = _calibrate(calibrator, finisher)
@@ -598,9 +606,25 @@ def finish(
         score = evaluate(
             engine, shared, count, key, job=EvaluateCalibrated, by_image=by_image, confidence=True, exchange=exchange
         )
+        if rival is not None and not isinstance(finisher.needs, RealFeatures):
+            shared = rival.model | tensors.prefixed(_calibrate(rival, finisher)[0].tensors(), "calibrated/")
+            before = evaluate(engine, shared, count, key, job=EvaluateCalibrated, exchange=exchange).accuracy
+            if before > score.accuracy:
+                better = f"on the pretrained network, without any training, it has {before:.2%}"
+                notes = (*notes, f"{better}: train fewer layers, at a smaller rate, or not at all (--rounds 0)")
         numbers = score.accuracy, score.loss, sent, seconds
         result = Calibration(named(finisher, algorithm), *numbers, **confidence_fields(score))
         observe(Calibrated(result, classifier, notes, score))
+
+
+def untrained_model(prepared: Prepared) -> tuple[Tensors, Known] | None:
+    """The pretrained model before training, if comparing calibrations with it reveals and costs nothing in use.
+
+    That is a simulation, whose statistics nothing protects.
+    """
+    algorithm, config = prepared.algorithm, prepared.config
+    secret = prepared.nodes is not None or algorithm.released or protections(algorithm)
+    return None if secret or not config.pretrained or not config.rounds else (prepared.first, {})
 
 
 def confidence_fields(score: Evaluation) -> dict[str, Any]:

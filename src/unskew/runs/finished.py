@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from unskew import engines, methods, models
 from unskew.calibration.classifier import load_calibrated
-from unskew.calibration.feasible import check, named
+from unskew.calibration.feasible import check, named, protections
 from unskew.calibration.federated import Known
 from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.core import tensors
@@ -44,7 +44,7 @@ from unskew.runs import folder as folders
 from unskew.runs import journal
 from unskew.runs.client_accuracy import CLIENTS, measure_clients, read_clients, summarise_clients, with_classifier
 from unskew.runs.config import FROM_PYTHON, NODES, PLUGGABLE, from_python
-from unskew.runs.execute import Calibrated, Event, Stage, calibrate_start, finish
+from unskew.runs.execute import Calibrated, Event, Stage, calibrate_start, finish, untrained_model
 from unskew.runs.federated import FEDERATION, images_of, nodes_of, read_terms
 from unskew.runs.given import Given, take_same
 from unskew.runs.journal import read_metrics
@@ -124,10 +124,11 @@ def calibrate_run(
 
     known: Known = {}
     by_image = run.prepared.test_owners is not None
-    model_weights = run.model
+    model_weights, untrained = run.model, untrained_model(run.prepared)
     with folders.locked_folder(run.path), closing(run.opened(None, passes=1 / 3)) as opened:
         for algorithm in algorithms:
-            finish(opened, side, model_weights, algorithm, run.key, keep, known, by_image=by_image)
+            rival = None if protections(algorithm) else untrained
+            finish(opened, side, model_weights, algorithm, run.key, keep, known, by_image=by_image, untrained=rival)
     return result
 
 
