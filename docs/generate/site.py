@@ -92,6 +92,10 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         table: str = runpy.run_path(str(DOCS / "generate" / "tables.py"))[f"{name}_table"]()
         markdown = markdown.replace(f"<!-- {name} -->", table)
     source = Path(page.file.abs_src_path or "/")
+    if source.parent == DOCS / "reference" / "methods":
+        made = runpy.run_path(str(DOCS / "generate" / "tables.py"))
+        markdown = markdown.replace("<!-- knobs -->", made["knobs_table"](source))
+        markdown = markdown.replace("<!-- references -->", made["references_of"](source))
     if not source.is_relative_to(ROOT):
         return markdown
     parts, end = [], 0

@@ -34,10 +34,7 @@ def _default(option: Option) -> str:
 
 def methods_table() -> str:
     """The methods with their slots as a Markdown table, each linked to its page."""
-    pages = {}
-    for page in sorted(PAGES.glob("*.md")):
-        names = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-        pages |= dict.fromkeys(re.sub(r"\(.*?\)", "", names).split(", "), page.name)
+    pages = {name: page.name for page in sorted(PAGES.glob("*.md")) for name in methods_of(page)}
     pages["secure"] = "protections.md"  # which links to the page on secure updates
     lines = ["| method | what it does | slots |", "| --- | --- | --- |"]
     for method in describe():
@@ -49,3 +46,29 @@ def commands_table() -> str:
     """The commands as a Markdown table."""
     lines = ["| command | what it does |", "| --- | --- |"]
     return "\n".join([*lines, *(f"| `{name}` | {words} |" for name, (_, words) in COMMANDS.items())]) + "\n"
+
+
+def knobs_table(page: Path) -> str:
+    """The knobs of a page's methods as a Markdown table."""
+    described = [method for method in describe() if method.name in methods_of(page)]
+    lines = ["| knob | default | meaning |", "| --- | --- | --- |"]
+    for method in described:
+        for knob in method.knobs:
+            name, default, meaning = re.fullmatch(r"(\w+):.*? = (\S+)(?:  (.*))?", knob).groups()  # type: ignore[union-attr]
+            shown = name if len(described) == 1 else f"{method.name}({name})"
+            value = {"True": "true", "False": "false", "''": "none", "None": "none"}.get(default, default.strip("'"))
+            cells = [f"`{shown}`", value, meaning or ""]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def methods_of(page: Path) -> list[str]:
+    """The methods that a page describes: its title lists them."""
+    title = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    return re.sub(r"\(.*?\)", "", title).split(", ")
+
+
+def references_of(page: Path) -> str:
+    """The papers of a page's methods, each once."""
+    papers = [method.reference for method in describe() if method.name in methods_of(page) and method.reference]
+    return " ".join(dict.fromkeys(paper[0].upper() + paper[1:] for paper in papers))
