@@ -1,6 +1,5 @@
 """What the engine torchrun promises: any number of ranks gives the loop's bits, and what goes wrong is said."""
 
-import os
 import shlex
 import signal
 import sys
@@ -22,7 +21,7 @@ from unskew.console.main import main
 from unskew.core.errors import ClientFailure, LostMemory, UserError
 from unskew.core.key import Key
 from unskew.core.types import Split, TestPart, Visit
-from unskew.engines.results import ResultFile, open_results
+from unskew.engines.results import ResultFile, SharedFile, offer, open_offered
 from unskew.engines.torchrun import join, link
 from unskew.engines.torchrun.engine import Signals
 from unskew.round.client import Train
@@ -266,7 +265,7 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch):
 
 
 def test_measures_and_sweeps_say_that_they_are_for_one_machine(tmp_path):
-    with pytest.raises(UserError, match="--engine torchrun: measures of finished runs are taken on one machine"):
+    with pytest.raises(UserError, match="--engine torchrun: finished runs are measured on one machine"):
         unskew.analyse(tmp_path, "curves", engine="torchrun")
     with pytest.raises(UserError, match="--engine torchrun: a sweep spreads its runs over this machine's cores"):
         unskew.sweep(over="lr=0.1,0.2", engine="torchrun", out=tmp_path / "sweep")
@@ -309,14 +308,17 @@ def test_in_another_thread_interrupts_are_left_alone():
     assert signal.getsignal(signal.SIGINT) == before
 
 
-def test_ranks_of_one_machine_leave_sums_in_shared_memory_and_others_send_them(two, monkeypatch):
+def test_ranks_of_one_machine_exchange_model_and_sums_in_shared_memory_and_others_send_them(two, monkeypatch):
     seen = []
-    read = ResultFile.read
+    read, write = ResultFile.read, SharedFile.write
     monkeypatch.setattr(ResultFile, "read", lambda self, *where: seen.append(where) or read(self, *where))
+    monkeypatch.setattr(SharedFile, "write", lambda self, model: seen.append("model") or write(self, model))
     shared = federation().run(2, "torchrun")
-    assert seen
-    seen.clear()
-    monkeypatch.setattr("unskew.engines.torchrun.engine.open_results", lambda *file: None)  # as on another machine
+    assert seen.count("model") == 2
+    assert len(seen) > 2
+    seen.clear()  # from here on as on another machine
+    monkeypatch.setattr("unskew.engines.torchrun.engine.open_offered", lambda *offered: None)
+    monkeypatch.setattr("unskew.engines.torchrun.engine.offer", lambda file: (2**22 + 1, 0, 0))
     assert same(federation().run(2, "torchrun"), shared)
     assert not seen
     assert same(federation().run(2), shared)
@@ -324,9 +326,9 @@ def test_ranks_of_one_machine_leave_sums_in_shared_memory_and_others_send_them(t
 
 def test_a_file_of_another_process_is_taken_only_with_its_token():
     file = ResultFile()
-    file.running[0] = 7
-    assert open_results(os.getpid(), file.descriptor, 8) is None
-    assert open_results(2**22 + 1, file.descriptor, 7) is None
-    opened = open_results(os.getpid(), file.descriptor, 7)
+    process, descriptor, token = offer(file)
+    assert open_offered(process, descriptor, token + 1) is None
+    assert open_offered(2**22 + 1, descriptor, token) is None
+    opened = ResultFile(open_offered(process, descriptor, token))
     where = file.write(torch.arange(9.0, dtype=torch.float64))
     assert torch.equal(opened.read(*where), torch.arange(9.0, dtype=torch.float64))

@@ -35,8 +35,6 @@ from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory, anonymous_file
 from unskew.round.local_optimizers import make_optimizer
 
-LATER = ("stacked", "flower")
-
 START_SECONDS = 3.0  # what a pool costs before its first visit: each worker imports PyTorch
 
 
@@ -105,8 +103,6 @@ PARTS = ("roster", "visit", "close")  # what an engine must have
 
 def check_name(name: str) -> None:
     """Refuse an engine that does not exist."""
-    if name in LATER:
-        raise UserError(f"engine {name!r} is planned for a later version; choose from: {', '.join(NAMES)}")
     if ":" in name:
         load_function(_call(name).name, "engine")
     elif name not in NAMES:
@@ -150,7 +146,7 @@ def rehearse(name: str, setup: EngineSetup) -> None:
 
 
 def work_beside(name: object) -> None:
-    """In a process that torchrun started for another rank than 0: work for rank 0, and end with it."""
+    """In a process that torchrun started as a rank above 0: work for rank 0, and end with it."""
     if name == "torchrun":
         place = launched()
         if place.rank > 0:
@@ -159,7 +155,7 @@ def work_beside(name: object) -> None:
 
 
 def inherited(name: str) -> str:
-    """The engine for a command on a run that was made with this one: torchrun must be asked for each time."""
+    """The default engine for a command on a run that was trained with this one; torchrun is never a default."""
     return "auto" if name == "torchrun" else name
 
 
@@ -169,12 +165,12 @@ class Processes:
 
     count: int
     working: int  # those that do clients' work
-    copies: int  # of the data, in the memory of all
+    copies: int  # of the data, over all processes
     words: str
 
 
 def processes(name: str, workers: int) -> Processes:
-    """What an engine takes, before it is opened."""
+    """The processes that an engine would start."""
     if name == "pool":
         return Processes(1 + workers, workers, 2, counted(workers, "worker"))
     if name == "torchrun":
@@ -191,7 +187,7 @@ def _call(name: str) -> text.Call:
 
 
 def seconds_per_step(side: ClientSide, batch: int) -> float:
-    """What one step of training takes on one thread: measured, on images of the set, weights left as they were."""
+    """Measure one step of training on one thread; the weights do not change."""
     network = copy.deepcopy(side.network)
     index = torch.arange(min(batch, len(side.train.labels)))
     values: list[Tensor] = [value for value in network.parameters() if value.requires_grad]

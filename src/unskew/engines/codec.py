@@ -112,8 +112,13 @@ def decode(envelope: Envelope, most: int = MAX_BODY) -> tuple[dict[str, Any], li
     header = decode_header(envelope)
     if len(envelope.body) > most:
         raise BadMessage(f"oversized: its tensors take {len(envelope.body):,} bytes; the limit is {most:,}")
+    return header, decode_tensors(header.pop("tensors", None), envelope.body)
+
+
+def decode_tensors(described: Any, body: bytes | memoryview) -> list[tuple[str, Tensor]]:
+    """The tensors in a message's body; ``described`` is its list of names, types and shapes."""
     try:
-        entries = msgspec.convert(header.pop("tensors", None), list[Entry])
+        entries = msgspec.convert(described, list[Entry])
     except msgspec.ValidationError as error:
         raise BadMessage(f"its tensors are not described by name, type and shape: {error}") from error
     if len(entries) > MAX_TENSORS:
@@ -122,9 +127,9 @@ def decode(envelope: Envelope, most: int = MAX_BODY) -> tuple[dict[str, Any], li
         if dtype not in DTYPES or len(name) > MAX_NAME or len(shape) > 16 or not all(0 <= n <= MAX_BODY for n in shape):
             raise BadMessage("a tensor is not described by its name, type and shape")
     sizes = [math.prod(shape) * DTYPES[dtype].itemsize for _, dtype, shape in entries]
-    if sum(sizes) != len(envelope.body):
-        raise BadMessage(f"its tensors should take {sum(sizes):,} bytes, but {len(envelope.body):,} arrived")
-    tensors, start, content = list[tuple[str, Tensor]](), 0, memoryview(envelope.body)
+    if sum(sizes) != len(body):
+        raise BadMessage(f"its tensors should take {sum(sizes):,} bytes, but {len(body):,} arrived")
+    tensors, start, content = list[tuple[str, Tensor]](), 0, memoryview(body)
     for (name, dtype, shape), size in zip(entries, sizes, strict=True):
         if size and not content.readonly and start % ALIGN == 0:
             value = torch.frombuffer(content, dtype=DTYPES[dtype], count=math.prod(shape), offset=start).view(shape)
@@ -134,7 +139,7 @@ def decode(envelope: Envelope, most: int = MAX_BODY) -> tuple[dict[str, Any], li
                 raw(value).numpy().data[:] = content[start : start + size]
         tensors.append((name, value))
         start += size
-    return header, tensors
+    return tensors
 
 
 def by_name(tensors: Iterable[tuple[str, Tensor]]) -> Tensors:

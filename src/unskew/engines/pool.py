@@ -129,7 +129,7 @@ class Pool:
                 self._hear(selected.data, schedule, begin)
 
     def close(self) -> None:
-        """End the workers and give the memory back."""
+        """End the workers and release the shared memory."""
         for worker in self._workers:
             worker.close()
         self._workers.clear()
@@ -148,7 +148,7 @@ class Pool:
         return worker
 
     def _feed(self, worker: "Worker", schedule: Scheduler) -> None:
-        """Give a worker its next visits; a second group only while many are open, so that the last do not queue."""
+        """Send a worker its next visits; a second group only while many are open, so that the last ones do not wait."""
         while worker.ready and len(worker.tasks) < AHEAD:
             if worker.tasks and not schedule.may_queue(len(self._workers)):
                 return
@@ -162,7 +162,7 @@ class Pool:
             worker.child.send(VisitGroup(slot, visits, parts))
 
     def _free_slot(self, worker: "Worker", schedule: Scheduler) -> int | None:
-        """A slot for the next group's results; those of a worker that has nothing to do are copied out of one."""
+        """A slot for the next group's results; for an idle worker one is emptied by copying its results."""
         for slot in [slot for slot, indices in worker.held.items() if not schedule.waits(indices)]:
             del worker.held[slot]
         free = next((slot for slot in range(SLOTS) if slot not in worker.tasks and slot not in worker.held), None)
@@ -201,7 +201,7 @@ class Pool:
                 schedule.finish(result.index, worker.read(message.slot, result))
 
     def _replace(self, worker: "Worker", schedule: Scheduler, begin: Begin) -> None:
-        """A worker died: another takes its place and its visits are done again."""
+        """Replace a worker that died, and repeat its visits."""
         self._selector.unregister(worker.child)
         self._workers.remove(worker)
         reason, running = worker.child.exit_reason(), worker.running()
@@ -254,7 +254,7 @@ class Worker:
         return next((index for index in indices if any(index in group for group in self.tasks.values())), None)
 
     def close(self) -> None:
-        """End the process and give everything back."""
+        """End the process and close its files."""
         self.child.end(PATIENCE)
         for file in self._results:
             file.close()

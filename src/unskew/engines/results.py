@@ -95,13 +95,20 @@ class ResultFile:
         self._file.close()
 
 
-def open_results(process: int, descriptor: int, token: int) -> ResultFile | None:
-    """Another process's file, which has the token in its first line; None where this process cannot reach it."""
+def offer(file: ResultFile | SharedFile) -> tuple[int, int, int]:
+    """Put a token into the file's first line; the arguments with which another process can open it."""
+    token = int.from_bytes(os.urandom(7), "little")
+    memoryview(SharedFile(file.descriptor).mapped(ALIGN)).cast("q")[0] = token
+    return os.getpid(), file.descriptor, token
+
+
+def open_offered(process: int, descriptor: int, token: int) -> int | None:
+    """The descriptor of another process's file; None if that process is on another machine."""
     try:
         found = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
     except OSError:
         return None
-    if os.fstat(found).st_size >= ALIGN and ResultFile(found).running[0] == token:
-        return ResultFile(found)
+    if os.fstat(found).st_size >= ALIGN and memoryview(SharedFile(found).mapped(ALIGN)).cast("q")[0] == token:
+        return found
     os.close(found)
     return None

@@ -26,8 +26,8 @@ from unskew.core.machine import neutral
 from unskew.core.tensors import Layout, PackedSums, under
 from unskew.core.types import EVERYONE, Failure, Job, Note, Reply, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, keep_freed_memory
-from unskew.engines.codec import Body
-from unskew.engines.results import ResultFile, open_results
+from unskew.engines.codec import NO_TENSORS, Body
+from unskew.engines.results import ResultFile, SharedFile, offer, open_offered
 from unskew.engines.scheduler import Scheduler
 from unskew.engines.torchrun.join import Rank
 from unskew.engines.torchrun.link import ALIVE, Message, Writer, receive
@@ -93,6 +93,7 @@ class _Other:
     left: bool = False  # whether it said that it ends
     tasks: list[list[int]] = field(default_factory=list)  # indices of the visits that it was given, group by group
     layout: Layout | None = None  # of its last result: it is nearly always the same
+    shares: bool = False  # whether it is on this machine, so that it reads the model from shared memory
     files: list[ResultFile] = field(default_factory=list)  # where it writes sums, if it is on this machine
     slots: dict[int, list[int]] = field(default_factory=dict)  # by file, the visits whose sums are or will be in it
 
@@ -112,7 +113,8 @@ class Others:
         self._interrupted = False  # whether another rank was interrupted
         self._signals = Signals()
         self._closing = False
-        self._others = [_Other(each) for each in known]
+        self._shared = SharedFile()  # what the server sends, for ranks on this machine
+        self._others = [_Other(rank) for rank in known]
         for other in self._others:
             other.writer = Writer(other.known.rank, partial(self._lose, other))
         self._listeners = [Thread(target=self._listen, args=(other,), daemon=True) for other in self._others]
@@ -121,6 +123,7 @@ class Others:
 
     def open(self, opening: Message, data: Tensors) -> None:
         """Give every rank all that it needs for any client's work, and wait until they have it."""
+        opening = opening | {"shared": offer(self._shared)}
         for other in self._others:
             other.writer.send(opening)
             for item in data.items():
@@ -131,14 +134,20 @@ class Others:
                 self._raise_what_happened()
                 self._changed.wait()
 
-    def begin(self, schedule: Scheduler, job: Message, shared: Body) -> None:
+    def begin(self, schedule: Scheduler, job: Message, shared: Tensors) -> None:
         """Begin a job with all ranks."""
+        near, far = ([other for other in self._others if other.shares == local] for local in (True, False))
+        layout = self._shared.write(shared) if near else []
+        body = Body.of(shared.items()) if far else NO_TENSORS
         with self._changed:
             self._schedule, self._number, self._added = schedule, self._number + 1, 0
             for other in self._others:
                 other.tasks.clear()
                 other.slots.clear()
-                other.writer.send(job, shared)
+            for other in near:
+                other.writer.send(job | {"layout": layout})
+            for other in far:
+                other.writer.send(job, body)
         self._hand_out()
 
     def take(self, schedule: Scheduler) -> list[Reply | Failure]:
@@ -190,6 +199,7 @@ class Others:
             other.writer.finish(CLOSE_SECONDS)
             for file in other.files:
                 file.close()
+        self._shared.close()
         self._signals.restore(self._wait)
         return not any(listener.is_alive() for listener in self._listeners)
 
@@ -259,10 +269,10 @@ class Others:
                 kind = LostMemory if message["lost"] else StorageFailure
                 raise kind(f"{other.known.name}: {message['storage']}")
             if "ready" in message:
-                files = [open_results(*each) for each in message["files"]]
+                found = [open_offered(*offered) for offered in message["files"]]
                 with self._changed:
-                    other.ready = True
-                    other.files = [file for file in files if file is not None]
+                    other.ready, other.shares = True, message["shares"]
+                    other.files = [ResultFile(descriptor) for descriptor in found if descriptor is not None]
                     self._changed.notify_all()
             else:
                 self._take(other, message, tensors)
@@ -364,7 +374,7 @@ class Ranks:
         schedule = Scheduler(job, visits, self.roster, self._local, self._numbers)
         begin = {"begin": encode_job(job), "seed": str(key.seed), "key": list(key.path)}
         try:
-            self._others.begin(schedule, begin, Body.of(shared.items()))
+            self._others.begin(schedule, begin, shared)
             while True:
                 yield from self._others.take(schedule)
                 if not (indices := self._others.next_own(schedule)):

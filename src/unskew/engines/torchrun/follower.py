@@ -1,6 +1,6 @@
-"""What the other ranks do: wait for rank 0, do the visits that it gives, end when it ends.
+"""The other ranks: wait for rank 0, do the visits that it sends, end when it ends.
 
-One thread listens, so that rank 0's end is noticed in the middle of a visit too; one writes; the main thread works.
+One thread listens, so that the end of rank 0 is noticed even during a visit; one writes; the main thread works.
 """
 
 import os
@@ -23,7 +23,7 @@ from unskew.core.machine import device_count, neutral, resolve_device, worker_de
 from unskew.core.tensors import Layout, PackedSums, prefixed
 from unskew.core.types import EVERYONE, Failure, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, build, keep_freed_memory
-from unskew.engines.results import ResultFile
+from unskew.engines.results import ResultFile, SharedFile, offer, open_offered
 from unskew.engines.torchrun.engine import INTERRUPTS
 from unskew.engines.torchrun.join import Launched, come
 from unskew.engines.torchrun.link import ALIVE, FOREVER, Message, Writer, receive
@@ -59,6 +59,7 @@ class _Follower:
         self._ending = Lock()  # taken by the first that ends the process
         self._side: ClientSide | None = None
         self._layout: Layout | None = None  # the last one that rank 0 was sent
+        self._inputs: SharedFile | None = None  # rank 0's file of what the server sends; None: it sends it
         self._files: list[ResultFile] = []
         self._file: ResultFile | None = None  # for the sums of these visits; None: they are sent
         for number in INTERRUPTS:
@@ -84,6 +85,8 @@ class _Follower:
                 data = {}
             elif "begin" in message:
                 self._job, self._shared = decode_job(message["begin"]), tensors
+                if self._inputs is not None:
+                    self._shared = self._inputs.read(message["layout"])
                 self._key = Key(int(message["seed"]), tuple(message["key"]))
             elif self._side is not None:
                 self._answer(self._side, message, tensors)
@@ -102,14 +105,12 @@ class _Follower:
                 side, secret=bytes.fromhex(opening["secret"]), sessions=Sessions.temporary(), room=self._room
             )
             self._files = [ResultFile() for _ in range(SLOTS)]
-            files = []
-            for file in self._files:
-                file.running[0] = int.from_bytes(os.urandom(7), "little")
-                files.append((os.getpid(), file.descriptor, file.running[0]))
-        except Exception as error:  # noqa: BLE001  rank 0 decides what follows, and says it
+            descriptor = open_offered(*opening["shared"])
+            self._inputs = None if descriptor is None else SharedFile(descriptor)
+        except Exception as error:  # noqa: BLE001  rank 0 reports it
             self._send({"refused": str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"})
         else:
-            self._send({"ready": True, "files": files})
+            self._send({"ready": True, "shares": self._inputs is not None, "files": list(map(offer, self._files))})
 
     def _room(self, count: int) -> Tensor:
         return new_room(count) if self._file is None else self._file.room(count)
@@ -161,9 +162,9 @@ class _Follower:
     def _close(self) -> None:
         if self._side is not None:
             self._side.close()
-        for file in self._files:
+        for file in self._files if self._inputs is None else (*self._files, self._inputs):
             file.close()
-        self._side, self._layout, self._files = None, None, []
+        self._side, self._layout, self._inputs, self._files = None, None, None, []
 
     def _send(self, message: Message, tensors: Iterable[tuple[str, Tensor]] = ()) -> None:
         if (writer := self._writer) is not None:

@@ -1,4 +1,4 @@
-"""Coming together: each rank says what it is, rank 0 looks whether they can give the same bits, gloo connects them."""
+"""Rendezvous: each rank reports its versions, rank 0 checks that they give the same bits, gloo connects them."""
 
 import atexit
 import hashlib
@@ -40,7 +40,7 @@ class Launched:
 
 
 def launched() -> Launched:
-    """This process's place; refused where nothing started it as one of several."""
+    """Read this process's rank from torchrun's variables."""
     missing = [name for name in VARIABLES if not os.environ.get(name)]
     if missing:
         why = f"{missing[0]} is not set, so torchrun did not start this process"

@@ -11,20 +11,21 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from unskew.core.types import Tensors
 from unskew.core.units import format_duration
-from unskew.engines.codec import MAX_BODY, MAX_HEADER, BadMessage, Body, Envelope, by_name, decode, encode
+from unskew.engines.codec import MAX_BODY, MAX_HEADER, BadMessage, Body, Envelope, by_name, decode_tensors, encode
 
 Message = dict[str, Any]
 
 ALIVE = "alive"  # the message that says nothing else
 BEAT = 1.0  # seconds between such messages
 PIECE = 16 * 2**20  # bytes that are sent at once: one piece must come within the time that a rank may be silent
-FRAME = 512  # bytes: most headers fit, and each transfer costs more than these
+FRAME = 4096  # bytes: most headers fit, and a second transfer costs more than these
 LENGTH = 8  # bytes of a length
 TAG = 1  # of all our messages
 FOREVER = 30 * 24 * 3600.0  # seconds
@@ -84,9 +85,9 @@ def receive(rank: int, seconds: float = FOREVER) -> tuple[Message, Tensors]:
         for start in range(0, len(part), PIECE):
             _take(part[start : start + PIECE], rank, seconds)
     try:
-        message, tensors = decode(Envelope(bytes(text + rest), content))
-        return message, by_name(tensors)
-    except BadMessage as error:
+        message = msgspec.json.decode(text + rest)
+        return message, by_name(decode_tensors(message.pop("tensors"), content))
+    except (BadMessage, msgspec.DecodeError) as error:
         raise ConnectionError(f"a message cannot be read: {error}") from error
 
 
