@@ -19,7 +19,7 @@ from unskew import engines
 from unskew.console.main import main
 from unskew.core.types import Memory, Visit
 from unskew.round import driver
-from unskew.round.client_memory import ClientMemory, Slots
+from unskew.round.client_memory import ClientMemory
 from unskew.round.driver import Metrics
 from unskew.runs import execute, train
 from unskew.runs.checkpoint import MAX_MEMORY_BYTES_KEPT, MEMORIES, load_checkpoint, open_memories
@@ -198,11 +198,11 @@ def test_a_run_killed_again_and_again_gets_to_the_same_end(tmp_path, monkeypatch
 def test_client_memory_are_durable_before_a_checkpoint_refers_to_them_and_free_only_after(tmp_path, monkeypatch):
     """Power may fail at any moment: written, synced, referred to, and only then are older ones given up."""
     said = []
-    fsync, replaced, write, pin = os.fsync, os.replace, ClientMemory.write, Slots.pin
+    fsync, replaced, write, pin = os.fsync, os.replace, ClientMemory.write, ClientMemory.pin
     monkeypatch.setattr(os, "fsync", lambda fd: (said.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name), fsync(fd)))
     monkeypatch.setattr(os, "replace", lambda a, b: (said.append(f"replace {Path(b).name}"), replaced(a, b)))
     monkeypatch.setattr(ClientMemory, "write", lambda *given: (said.append("keep"), write(*given))[1])
-    monkeypatch.setattr(Slots, "pin", lambda *given: (said.append("pin"), pin(*given)))
+    monkeypatch.setattr(ClientMemory, "pin", lambda *given: (said.append("pin"), pin(*given)))
     train.run(out=tmp_path / "run", engine="loop", method=BOTH, checkpoint_seconds=0, **{**OPTIONS, "rounds": 2})
     mattered = [word for word in said if word in ("keep", "memories.bin", "replace state.safetensors", "pin")]
     each = ["keep", "keep", "keep", "memories.bin", "replace state.safetensors", "pin"]

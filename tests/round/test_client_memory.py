@@ -19,7 +19,7 @@ from unskew.core.errors import ClientFailure, LostMemory, StorageFailure, UserEr
 from unskew.core.key import Key
 from unskew.core.types import Local, Memory, Statistic, Visit, Visited
 from unskew.round import driver
-from unskew.round.client_memory import ClientMemory, Slots, anonymous_file, whole_model, with_tickets
+from unskew.round.client_memory import ClientMemory, anonymous_file, whole_model, with_tickets
 from unskew.runs.checkpoint import MEMORIES, RunProgress, load_checkpoint, open_memories, save_checkpoint
 
 ODD = {
@@ -104,14 +104,13 @@ class Store:
 
     def __init__(self, remember, model, file: Path):
         self.memory = ClientMemory(remember, model, os.open(file, os.O_RDWR | os.O_CREAT))
-        self.slots = Slots()
         self.slot_bytes, self.descriptor = self.memory.slot_bytes, self.memory.descriptor
         self.pin, self.recall, self.sync, self.close = (
-            self.slots.pin, self.memory.recall, self.memory.sync, self.memory.close
+            self.memory.pin, self.memory.recall, self.memory.sync, self.memory.close
         )  # fmt: skip
 
     def assign(self, visits, tickets):
-        return self.slots.assign(with_tickets(visits, tickets))
+        return self.memory.assign(with_tickets(visits, tickets))
 
     def keep(self, visit, model):
         """The ticket, of a visit that keeps."""
@@ -122,6 +121,15 @@ class Store:
 
 def opened(file: Path, model=NOTE) -> Store:
     return Store([whole_model("own")], model, file)
+
+
+@pytest.fixture
+def slots(tmp_path):
+    """A file with room for ten slots, all of them free."""
+    store = opened(tmp_path / "slots")
+    os.truncate(tmp_path / "slots", 10 * store.slot_bytes)
+    yield store.memory
+    store.close()
 
 
 def visited(visit: Visit, model) -> Visited:
@@ -143,7 +151,7 @@ def one_round(store, tickets, clients, number):
     for visit in store.assign(visits_to(clients), tickets):
         if (ticket := store.keep(visit, note(visit.client, number, visit.repeat))) is not None:
             receipts[visit.client] = ticket
-    store.slots.accept(tickets[client] for client in receipts if client in tickets)
+    store.memory.supersede(tickets[client] for client in receipts if client in tickets)
     return {**tickets, **receipts}
 
 
@@ -276,33 +284,30 @@ def test_visits_of_one_round_do_not_see_each_other_in_either_engine(tmp_path, en
     assert same(small.run(3, engine, per_round=9, folder=tmp_path), plain)
 
 
-def test_slots_in_use_or_pinned_are_not_given_and_the_lowest_are_taken_first():
-    slots = Slots()
+def test_slots_in_use_or_pinned_are_not_given_and_the_lowest_are_taken_first(slots):
     slots.pin([ticket_of(0, 7), ticket_of(3, 7)])
     visits = slots.assign(with_tickets(visits_to([5, 6, 5, 7]), {5: ticket_of(3, 7)}))
     assert [visit.slot for visit in visits] == [None, 1, 2, 4]
     assert [visit.ticket for visit in visits] == [ticket_of(3, 7), None, ticket_of(3, 7), None]
 
 
-def test_a_new_checkpoint_frees_what_the_last_one_held():
-    slots = Slots()
+def test_a_new_checkpoint_frees_what_the_last_one_held(slots):
     slots.pin([ticket_of(0, 0), ticket_of(1, 0)])
     slots.pin([ticket_of(2, 0)])
     assert [visit.slot for visit in slots.assign(with_tickets(visits_to([5, 6, 7]), {}))] == [0, 1, 3]
 
 
-def test_slots_of_failed_visits_and_superseded_memories_are_used_again():
-    slots = Slots()
+def test_slots_of_failed_visits_and_superseded_memories_are_used_again(slots):
     visits = slots.assign(with_tickets(visits_to([5, 6, 7]), {}))
-    slots.give_back(visits, {5: ticket_of(0, 0), 7: ticket_of(2, 0)})  # client 6 failed
+    slots.release(visits, {5: ticket_of(0, 0), 7: ticket_of(2, 0)})  # client 6 failed
     assert [visit.slot for visit in slots.assign(with_tickets(visits_to([6, 5]), {}))] == [1, 3]
-    slots.accept([ticket_of(0, 0)])
+    slots.supersede([ticket_of(0, 0)])
     assert [visit.slot for visit in slots.assign(with_tickets(visits_to([7]), {}))] == [0]
 
 
-def test_giving_tickets_changes_neither_the_visits_nor_the_tickets():
+def test_giving_tickets_changes_neither_the_visits_nor_the_tickets(slots):
     visits, tickets = visits_to([1, 2, 1]), {1: ticket_of(0, 5)}
-    Slots().assign(with_tickets(visits, tickets))
+    slots.assign(with_tickets(visits, tickets))
     assert (visits, tickets) == (visits_to([1, 2, 1]), {1: ticket_of(0, 5)})
 
 
@@ -345,11 +350,11 @@ def test_rounds_failures_checkpoints_and_crashes_in_any_order_lose_nothing(tmp_p
                     ticket = memories.keep(visit, note(visit.client, number, visit.repeat))
                     if at not in failed and ticket is not None:
                         receipts[visit.client], news[visit.client] = ticket, (visit.client, number, visit.repeat)
-            memories.slots.give_back(visits, receipts)
+            memories.memory.release(visits, receipts)
             abandoned += len(receipts) if event == "failed round" else 0
             worst = max(worst, abandoned)
             if event == "round":
-                memories.slots.accept(places[client] for client in receipts if client in places)
+                memories.memory.supersede(places[client] for client in receipts if client in places)
                 state = ({**places, **receipts}, {**twin, **news})
         for places, twin in (state, checkpoint):
             assert {client: told(memories, client, places) for client in places} == twin

@@ -7,7 +7,7 @@ import torch
 
 import unskew
 from unskew.core.key import Key
-from unskew.round.confidence import BINS, TEMPERATURES, confidence_sums, read_confidence
+from unskew.round.evaluation import BINS, TEMPERATURES, confidence_sums, read_confidence
 
 
 def drawn(count=4000, classes=5, sharpness=3.0):

@@ -1,1 +1,1 @@
-"""A round, step by step: who comes, what they minimise, what they do, how results become one, how the server moves."""
+"""A round, step by step: sampling, the objective, local training, aggregation, the server's update."""

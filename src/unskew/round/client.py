@@ -1,4 +1,4 @@
-"""3. What they do: a client's jobs before and during a round, and what a process needs to do any client's work."""
+"""3. Local training: a client's jobs before and during a round, and all that a process needs to do them."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from unskew.core.errors import LostMemory, StorageFailure
-from unskew.core.tensors import Layout, copy, plan_layout, prefixed, views
+from unskew.core.tensors import copy, plan_layout, prefixed, views
 from unskew.core.types import Memory, Tensors, Visit, Visited
 
 START_A_NEW_RUN = "start a new run"
@@ -52,7 +52,12 @@ class MemoryFormat:
         values: Tensors = {}
         for memory in self._remember:
             values |= prefixed(memory.keep(visited), f"{memory.name}/")
-        _require_same_kinds(self._layout, plan_layout(values)[0])
+        layouts = self._layout, plan_layout(values)[0]
+        declared, given = ({name: f"{dtype} {shape}" for name, dtype, shape, _ in layout} for layout in layouts)
+        for name in declared | given:  # copying would broadcast another shape and round another type
+            if declared.get(name) != given.get(name):
+                before, after = declared.get(name, "nothing"), given.get(name, "nothing")
+                raise ValueError(f"memory {name}: blank declares {before}, but keep returns {after}")
         return values
 
     def packed(self, values: Tensors) -> bytearray:
@@ -74,25 +79,47 @@ class ClientMemory:
         self._format = MemoryFormat(remember, model)
         self.slot_bytes = self._format.bytes
         self.descriptor = descriptor
-        self._slots = Slots()
+        self._used: set[int] = set()
+        self._pinned: set[int] = set()
+        self._free: list[int] = []  # a heap, below the first slot never used
+        self._next = 0
 
-    def assign(self, visits: Sequence[Visit]) -> Sequence[Visit]:
-        """The visits, each one that keeps a memory with a free slot to write it to."""
-        return self._slots.assign(visits)
+    def assign(self, visits: Sequence[Visit]) -> list[Visit]:
+        """The visits, with a free slot for each one that keeps a memory."""
+        return [replace(visit, slot=self._take()) if visit.keep else visit for visit in visits]
 
     def release(self, visits: Sequence[Visit], tickets: Mapping[int, str]) -> None:
-        """Free the slots of visits whose memory does not count."""
-        self._slots.give_back(visits, tickets)
+        """Free the slots of visits that left no memory."""
+        kept = {_read_ticket(ticket)[0] for ticket in tickets.values()}
+        self._free_slots({visit.slot for visit in visits if visit.slot is not None} - kept)
 
     def supersede(self, tickets: Iterable[str]) -> None:
-        """No state refers to these any more, though a checkpoint may."""
-        self._slots.accept(tickets)
+        """Free the slots of memories that only a checkpoint may still refer to."""
+        self._free_slots(_read_ticket(ticket)[0] for ticket in tickets)
 
     def pin(self, tickets: Iterable[str]) -> None:
-        """A checkpoint refers to these memories and to no others."""
-        tickets = list(tickets)
-        self.require(tickets)
-        self._slots.pin(tickets)
+        """Note that the checkpoint and the server's state refer to these memories and to no others."""
+        self._pinned = {_read_ticket(ticket)[0] for ticket in tickets}
+        self._next = max(self._pinned, default=-1) + 1
+        if self._next and os.fstat(self.descriptor).st_size < self._next * self.slot_bytes:
+            raise LostMemory(f"the clients' saved state is incomplete: its file is truncated; {START_A_NEW_RUN}")
+        self._used = set(self._pinned)
+        self._free = [slot for slot in range(self._next) if slot not in self._pinned]  # ascending: a heap already
+
+    def _free_slots(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            if slot in self._used:
+                self._used.remove(slot)
+                if slot not in self._pinned:
+                    heapq.heappush(self._free, slot)
+
+    def _take(self) -> int:
+        if self._free:
+            slot = heapq.heappop(self._free)
+        else:
+            slot, self._next = self._next, self._next + 1
+        self._used.add(slot)
+        return slot
 
     def recall(self, visit: Visit) -> Tensors:
         """What the client kept at its last visit; nothing at its first."""
@@ -102,8 +129,12 @@ class ClientMemory:
 
     def content(self, ticket: str, client: int) -> bytearray:
         """The bytes that are kept under a ticket, for a process that does not share the file."""
-        slot, checksum = _read_ticket(ticket)
-        content = self._read(slot, client)
+        (slot, checksum), content = _read_ticket(ticket), bytearray()
+        while len(content) < self.slot_bytes:
+            more = os.pread(self.descriptor, self.slot_bytes - len(content), slot * self.slot_bytes + len(content))
+            if not more:
+                raise LostMemory(f"client {client}'s saved state is missing: its file is truncated; {START_A_NEW_RUN}")
+            content += more
         if zlib.crc32(content) != checksum:
             raise LostMemory(f"client {client}'s saved state is damaged on disk; {START_A_NEW_RUN}")
         return content
@@ -129,77 +160,17 @@ class ClientMemory:
         with storage_failures():
             os.fsync(self.descriptor)
 
-    def require(self, tickets: Iterable[str]) -> None:
-        """Refuse at once a file that is too short for these tickets."""
-        size = os.fstat(self.descriptor).st_size
-        if any(size < (_read_ticket(ticket)[0] + 1) * self.slot_bytes for ticket in tickets):
-            raise LostMemory(f"the clients' saved state is incomplete: its file is truncated; {START_A_NEW_RUN}")
-
     def close(self) -> None:
         """Close the file."""
         os.close(self.descriptor)
 
-    def _read(self, slot: int, client: int) -> bytearray:
-        content = bytearray()
-        while len(content) < self.slot_bytes:
-            more = os.pread(self.descriptor, self.slot_bytes - len(content), slot * self.slot_bytes + len(content))
-            if not more:
-                raise LostMemory(f"client {client}'s saved state is missing: its file is truncated; {START_A_NEW_RUN}")
-            content += more
-        return content
-
-
-class Slots:
-    """Which slots of the file are free: one list for all the processes that write to it."""
-
-    def __init__(self) -> None:
-        self._used: set[int] = set()
-        self._pinned: set[int] = set()
-        self._free: list[int] = []  # a heap, below the first slot never used
-        self._next = 0
-
-    def assign(self, visits: Sequence[Visit]) -> list[Visit]:
-        """The visits, each one that keeps a memory with a free slot to write it to."""
-        return [replace(visit, slot=self._take()) if visit.keep else visit for visit in visits]
-
-    def give_back(self, visits: Iterable[Visit], tickets: Mapping[int, str]) -> None:
-        """Free the slots of visits that left nothing behind."""
-        kept = {_read_ticket(ticket)[0] for ticket in tickets.values()}
-        self._free_slots({visit.slot for visit in visits if visit.slot is not None} - kept)
-
-    def accept(self, superseded: Iterable[str]) -> None:
-        """No state refers to these any more, though a checkpoint may."""
-        self._free_slots(_read_ticket(ticket)[0] for ticket in superseded)
-
-    def pin(self, tickets: Iterable[str]) -> None:
-        """A checkpoint refers to these and to no others, and so does the server's state."""
-        self._pinned = {_read_ticket(ticket)[0] for ticket in tickets}
-        self._used = set(self._pinned)
-        self._next = max(self._pinned, default=-1) + 1
-        self._free = [slot for slot in range(self._next) if slot not in self._pinned]  # ascending: a heap already
-
-    def _free_slots(self, slots: Iterable[int]) -> None:
-        for slot in slots:
-            if slot in self._used:
-                self._used.remove(slot)
-                if slot not in self._pinned:
-                    heapq.heappush(self._free, slot)
-
-    def _take(self) -> int:
-        if self._free:
-            slot = heapq.heappop(self._free)
-        else:
-            slot, self._next = self._next, self._next + 1
-        self._used.add(slot)
-        return slot
-
 
 def with_tickets(visits: Sequence[Visit], tickets: Mapping[int, str]) -> list[Visit]:
-    """The visits with the tickets for their clients' memories. Of several visits to one client the last one keeps."""
-    last = {visit.client: place for place, visit in enumerate(visits)}
+    """The visits with their clients' tickets; of several visits to one client, only the last keeps a memory."""
+    last = {visit.client: index for index, visit in enumerate(visits)}
     return [
-        replace(visit, ticket=tickets.get(visit.client), keep=last[visit.client] == place)
-        for place, visit in enumerate(visits)
+        replace(visit, ticket=tickets.get(visit.client), keep=last[visit.client] == index)
+        for index, visit in enumerate(visits)
     ]
 
 
@@ -209,15 +180,6 @@ def _read_ticket(ticket: str) -> tuple[int, int]:
         return int(slot), int(checksum, 16)
     except ValueError:
         raise LostMemory(f"{ticket!r} is not a ticket for a client's saved state; {START_A_NEW_RUN}") from None
-
-
-def _require_same_kinds(blank: Layout, kept: Layout) -> None:
-    """Copying would stretch another shape, round another type, and drop what has no place."""
-    declared, given = ({name: f"{dtype} {shape}" for name, dtype, shape, _ in each} for each in (blank, kept))
-    for name in declared | given:
-        if declared.get(name) != given.get(name):
-            before, after = declared.get(name, "nothing"), given.get(name, "nothing")
-            raise ValueError(f"memory {name}: blank declares {before}, but keep returns {after}")
 
 
 @contextmanager

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from unskew.core import tensors
 from unskew.core.errors import IN_PLUGIN, ClientFailure, UserError, describe_error
 from unskew.core.key import Key, no_global_draws
-from unskew.core.types import CLASSIFIER, Engine, Failure, Job, Outcome, RoundInfo, ServerState, Sums, Tensors, Visit
+from unskew.core.types import CLASSIFIER, Engine, Failure, Job, Outcome, RoundInfo, ServerState, Tensors, Visit
 from unskew.data.batches import steps_for
 from unskew.round import statistics
 from unskew.round.client import Survey, Train
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Watched:
-    """What a round's visits recorded, by client in visit order, and what the clients were sent."""
+    """A round's recordings by client, in visit order, and the tensors that the clients were sent."""
 
     sent: Tensors
     clients: Mapping[int, Mapping[str, Tensor]]
@@ -43,7 +43,7 @@ class Metrics:
     round: int
     clients: int | None  # None, like everything about participation, if a release omits it
     examples: int | None
-    train_loss: float | None  # None if nobody came
+    train_loss: float | None  # None if no client took part
     batches_max: int | None
     bytes_up: int | None
     bytes_down: int | None
@@ -54,12 +54,12 @@ class Metrics:
     lr: float | None = None  # the clients' rate, where a schedule changes it
     epsilon: float | None = None  # of all rounds so far, for every client, where updates are private
     delta: float | None = None
-    unit: str | None = None  # whom ε protects
-    void: str | None = None  # why the round does not count: the state is as before
-    available: int | None = None  # clients that could be drawn, where a method says who can
-    absent: int | None = None  # visits that were drawn and did not come, where a method keeps some away
-    notes: tuple[str, ...] = ()  # what else happened: a client that joined, or lost its memory
-    released: bool | None = None  # True: what (ε, δ) does not cover was left out
+    unit: str | None = None  # what ε protects: a client, or an example
+    void: str | None = None  # why the round does not count: the state is unchanged
+    available: int | None = None  # clients that could be drawn, if a method decides it
+    absent: int | None = None  # drawn visits that failed to arrive, if a method decides it
+    notes: tuple[str, ...] = ()  # such as a client that joined, or lost its memory
+    released: bool | None = None  # True: everything that (ε, δ) does not cover was left out
 
 
 def start(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> ServerState:
@@ -84,11 +84,10 @@ def run_round(
     watch: Sequence[str] = (),
     record: Record | None = None,
 ) -> tuple[ServerState, Metrics]:
-    """Sample, train, aggregate, update. ``rounds`` is how many there will be, for methods that follow a schedule.
+    """Sample, train, aggregate, update.
 
-    ``per_round`` clients are sampled; 0: as many as there are now.
-
-    ``watch`` names what is recorded of each visit; ``record`` is called with it.
+    ``per_round`` clients are sampled (0: all); ``rounds`` is the planned total, for schedules; ``watch`` names what is
+    recorded of each visit, and ``record`` is called with it.
     """
     began = perf_counter()
     number = state.round + 1
@@ -100,13 +99,17 @@ def run_round(
     visits = drawn.visits
     if len({(visit.client, visit.repeat) for visit in visits}) < len(visits):
         raise UserError(
-            "the sampler gives a client two visits with the same repeat, so they would see the same batches"
+            "the sampler returns two visits to a client with the same repeat, so they would draw the same batches; "
+            "number them with repeat=0, 1, …"
         )
     memory = engine.memory if algorithm.remember else None
     if memory is not None:
         visits = list(memory.assign(with_tickets(visits, state.clients)))
     elif algorithm.remember:
-        raise UserError("a method keeps client state between visits, which this engine does not support")
+        raise UserError(
+            "the method keeps client state between visits, which this engine does not support; give --engine loop or "
+            "pool"
+        )
     if not visits and algorithm.mechanism is None:
         return replace(state, round=number), _nobody_came(number, drawn, asked, perf_counter() - began)
     rate = rate_of_round(algorithm.local, number, max(rounds, number))
@@ -119,7 +122,13 @@ def run_round(
         void = _nobody_came(number, drawn, asked + (outcome.bytes_up or 0), perf_counter() - began)
         void = replace(void, failures=outcome.failures, void=outcome.void, notes=outcome.notes)
         return replace(state, round=number), void
-    sums, epsilon = _released(algorithm, engine, outcome.sums, state, per_round, here)
+    sums, privacy = outcome.sums, dict[str, Any]()
+    if (mechanism := algorithm.mechanism) is not None:
+        clients = len(engine.roster.inhabited)
+        expected = min(per_round, clients)
+        sums = mechanism.add_noise(sums, tensors.parameters(state.tensors), expected, here)
+        if (epsilon := mechanism.epsilon(number, expected, clients)) is not None:
+            privacy = {"epsilon": epsilon, "delta": mechanism.delta, "unit": mechanism.unit(expected, clients)}
     info = RoundInfo(number, max(rounds, number), engine.roster, float(sums["weight"]) / engine.roster.examples)
     gradient = algorithm.aggregate(sums)
     old, steps = tensors.parameters(state.tensors), tensors.parameters(gradient)
@@ -129,7 +138,7 @@ def run_round(
     sent = statistics.fold_statistics(algorithm.statistics, state.sent, sums, info)
     if not tensors.finite(params | kept | sent):
         raise ClientFailure(
-            f"server, round {number}: its step produced NaN or infinity; a smaller server learning rate may help"
+            f"server, round {number}: its step produced NaN or infinity; try a smaller server learning rate"
         )
 
     sizes = [engine.roster.size(visit.client) if visit.take is None else visit.take for visit in visits]
@@ -145,37 +154,16 @@ def run_round(
         seconds=perf_counter() - began,
         failures=outcome.failures,
         lr=rate,
-        epsilon=epsilon,
-        delta=None if epsilon is None or algorithm.mechanism is None else algorithm.mechanism.delta,
-        unit=_unit(algorithm, engine, per_round) if epsilon is not None else None,
         available=drawn.available,
         absent=drawn.absent,
         notes=outcome.notes,
+        **privacy,
     )
     if record is not None:
         record(Watched(shared, {visits[index].client: seen for index, seen in outcome.extra.items()}))
     if memory is not None:
         memory.supersede(state.clients[client] for client in outcome.tickets if client in state.clients)
     return ServerState(number, params | buffers, kept, sent, {**state.clients, **outcome.tickets}), metrics
-
-
-def _released(
-    algorithm: "Algorithm", engine: Engine, sums: Sums, state: ServerState, per_round: int, key: Key
-) -> tuple[Sums, float | None]:
-    """The sums that the server uses, with noise where updates are private, and ε of all rounds with this one."""
-    if (mechanism := algorithm.mechanism) is None:
-        return sums, None
-    clients = len(engine.roster.inhabited)
-    expected = min(per_round, clients)
-    noisy = mechanism.add_noise(sums, tensors.parameters(state.tensors), expected, key)
-    return noisy, mechanism.epsilon(state.round + 1, expected, clients)
-
-
-def _unit(algorithm: "Algorithm", engine: Engine, per_round: int) -> str | None:
-    if algorithm.mechanism is None:
-        return None
-    clients = len(engine.roster.inhabited)
-    return algorithm.mechanism.unit(min(per_round, clients), clients)
 
 
 def _bytes_up(outcome: Outcome, state: ServerState, visits: Sequence[Visit], reported: int, asked: int = 0) -> int:
@@ -185,7 +173,7 @@ def _bytes_up(outcome: Outcome, state: ServerState, visits: Sequence[Visit], rep
 
 
 def _nobody_came(number: int, drawn: Drawn, asked: int, seconds: float) -> Metrics:
-    """A round without visits: the server waits for the next one, its model and all that it keeps stay as they are."""
+    """The metrics of a round that leaves the server's state as it was."""
     return Metrics(
         round=number,
         clients=0,
@@ -232,7 +220,7 @@ def run(
 
 @contextmanager
 def plugin_errors(where: str) -> Iterator[None]:
-    """Report what a plug-in's own code raises on the server, such as a sampler or an aggregate, with its place."""
+    """Report an error in a plug-in's server-side code, such as a sampler, with file and line."""
     try:
         yield
     except (UserError, ClientFailure):
@@ -244,7 +232,7 @@ def plugin_errors(where: str) -> Iterator[None]:
 
 
 def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key) -> tuple[ServerState, int]:
-    """Ask every client once what the methods need before the first round; the new state, and the bytes it took."""
+    """Ask every client once for what the methods need before the first round; the new state, and the bytes up."""
     if all(statistic.survey is None for statistic in algorithm.statistics):
         return state, 0
     visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]

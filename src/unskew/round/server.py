@@ -1,6 +1,6 @@
-"""5. How the server moves: θ ← θ − step(ḡ), ḡ the pseudo-gradient old − new.
+"""5. The server's update: θ ← θ − step(ḡ), ḡ the pseudo-gradient old − new.
 
-All of it is done in float64 and rounded once, to the parameters' own type.
+It is computed in float64 and rounded once, to the parameters' own type.
 """
 
 from collections.abc import Callable
