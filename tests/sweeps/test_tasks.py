@@ -47,17 +47,6 @@ def test_a_calibration_or_measure_that_fails_does_not_stop_the_others(trained):
     assert (trained.path / "figures" / "curves.json").exists()
 
 
-@pytest.mark.heavy
-def test_several_processes_make_the_same(trained, tmp_path):
-    ended = {}
-    tasks = [Task(SMALL, tmp_path / str(place), ("lda",), ("skew",)) for place in range(2)]
-    do_tasks(tasks, 2, ended.__setitem__, lambda place, number: None)
-    assert ended == {0: None, 1: None}
-    alone, other = (read_result(path) for path in (trained.path, tmp_path / "1"))
-    assert other.weights_sha256 == alone.weights_sha256
-    assert other.calibrations["lda"].accuracy == alone.calibrations["lda"].accuracy
-
-
 @pytest.fixture
 def workers(monkeypatch):
     """The worker processes, in the order of their start."""

@@ -1,4 +1,4 @@
-"""The laws, one function each: None where a method keeps it, otherwise what was seen and in which round."""
+"""The laws, one function each: None if a method obeys it, otherwise what happened and in which round."""
 
 import copy
 import os
@@ -122,9 +122,9 @@ def watching_loss(algorithm: Algorithm, report: Report) -> Algorithm:
     """The same algorithm; margins, blends and terms that do what another slot is for are reported."""
     return replace(
         algorithm,
-        margin=tuple(_shaped_margin(margin, report) for margin in algorithm.margin),
-        blend=algorithm.blend and _shaped_blend(algorithm.blend, report),
-        terms=tuple(_checked_term(term, report) for term in algorithm.terms),
+        margin=tuple(_check_margin(margin, report) for margin in algorithm.margin),
+        blend=algorithm.blend and _check_blend(algorithm.blend, report),
+        terms=tuple(_check_term(term, report) for term in algorithm.terms),
     )
 
 
@@ -155,7 +155,7 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
             yield from _tensors(f"{type(value).__name__.lower()}.{part.name}", getattr(value, part.name))
 
 
-def _shaped_margin(margin: types.Margin, report: Report) -> types.Margin:
+def _check_margin(margin: types.Margin, report: Report) -> types.Margin:
     def call(step: types.Step) -> Tensor:
         added, shape = margin(step), step.logits.shape
         if added.shape not in (shape, shape[1:]):
@@ -168,7 +168,7 @@ def _shaped_margin(margin: types.Margin, report: Report) -> types.Margin:
     return call
 
 
-def _shaped_blend(blend: types.Blend, report: Report) -> types.Blend:
+def _check_blend(blend: types.Blend, report: Report) -> types.Blend:
     def call(entropy: Tensor, step: types.Step) -> Tensor:
         blended = blend(entropy, step)
         if blended.shape != entropy.shape:
@@ -181,7 +181,7 @@ def _shaped_blend(blend: types.Blend, report: Report) -> types.Blend:
     return call
 
 
-def _checked_term(term: types.Term, report: Report) -> types.Term:
+def _check_term(term: types.Term, report: Report) -> types.Term:
     """Called once as it is, and once on a loss that already has weights and a penalty."""
 
     def call(loss: types.Loss, step: types.Step) -> types.Loss:

@@ -130,26 +130,27 @@ def _momentum(config: Config) -> float:
 
 def server_step(method: str) -> tuple[float, float] | None:
     """The server's rate γ and momentum β; None for another server optimizer."""
+
+    def plain(lr: float = 1.0) -> tuple[float, float]:
+        fedavg(lr)  # checks the knob
+        return lr, 0.0
+
+    def with_momentum(beta: float = 0.9, lr: float = 1.0, damped: bool = False) -> tuple[float, float]:
+        fedavgm(beta, lr, damped)
+        return (lr * (1 - beta) if damped else lr), beta
+
+    step = 1.0, 0.0
     try:
         calls = {call.name: call for call in text.parse_calls(method, "method")}
         if OTHER_SERVERS & set(calls):
             return None
-        name = "fedavgm" if "fedavgm" in calls else "fedavg"
-        read: Callable[..., tuple[float, float]] = _with_momentum if name == "fedavgm" else _plain
-        step: tuple[float, float] = text.apply(calls[name], read, "method") if name in calls else (1.0, 0.0)
+        if "fedavgm" in calls:
+            step = text.apply(calls["fedavgm"], with_momentum, "method")
+        elif "fedavg" in calls:
+            step = text.apply(calls["fedavg"], plain, "method")
     except UserError:
         return None
     return step
-
-
-def _plain(lr: float = 1.0) -> tuple[float, float]:
-    fedavg(lr)
-    return lr, 0.0
-
-
-def _with_momentum(beta: float = 0.9, lr: float = 1.0, damped: bool = False) -> tuple[float, float]:
-    fedavgm(beta, lr, damped)
-    return (lr * (1 - beta) if damped else lr), beta
 
 
 def effective_rates(outcomes: Sequence[TriedSetting]) -> list[float] | None:
@@ -190,7 +191,7 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
 def _one(sweep: Sweep, option: Dimension) -> Chart:
     """The best score for each value of an option, over all else that is varied."""
     tried, name = _tried(sweep, option), option.option.replace("_", " ")
-    best = [_best(sweep, lambda item, value=value: item.values[option.option] == value) for value in tried]  # type: ignore[misc]
+    best = [_best(sweep, {option.option: value}) for value in tried]
     means = [item.score.mean if item and item.score else None for item in best]
     positions = [float(value) for value in tried] if _numeric(option) else [float(at) for at in range(len(tried))]
     ticks = (
@@ -221,17 +222,17 @@ def _one(sweep: Sweep, option: Dimension) -> Chart:
 def _two(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
     """A heat map; each cell shows the best over the other options."""
     columns, rows = _tried(sweep, across), _tried(sweep, upwards)
-    best = [[_best(sweep, _has({across.option: column, upwards.option: row})) for column in columns] for row in rows]
+    best = [[_best(sweep, {across.option: column, upwards.option: row}) for column in columns] for row in rows]
     scale = 1 if sweep.by == "loss" else 100
     values = [[scale * item.score.mean if item and item.score else None for item in line] for line in best]
     known = [value for line in values for value in line if value is not None] or [0.0, 1.0]
     tips = [[_tip(item) if item else "diverged or failed" for item in line] for line in best]
     marks: list[Mark] = [Cells(values, min(known), max(known), ".3f" if sweep.by == "loss" else ".1f", tips)]
     marks += [
-        Words(float(j), float(i), "×", "quiet")
-        for i, line in enumerate(values)
-        for j, v in enumerate(line)
-        if v is None
+        Words(float(column), float(row), "×", "quiet")
+        for row, line in enumerate(values)
+        for column, value in enumerate(line)
+        if value is None
     ]
     x, y = across.option.replace("_", " "), upwards.option.replace("_", " ")
     rest = "" if len(sweep.over) == 2 else ", best over the other options"
@@ -288,8 +289,8 @@ def _by_effective_rate(sweep: Sweep, rates: Sequence[float]) -> Chart:
     marks: list[Mark] = []
     for colour, (name, points) in enumerate(sorted(lines.items())):
         best: dict[float, TriedSetting] = {}
-        for rate, item in points:  # keep the best of settings with the same rate
-            best[rate] = _better(sweep, best.get(rate), item)
+        for rate, item in sorted(points, key=lambda point: sweep.ranked.index(point[1])):
+            best.setdefault(rate, item)  # the best of settings with the same rate
         ordered = sorted(best.items())
         scores = [item.score.mean if item.score else None for _, item in ordered]
         tips = [f"η_eff {rate:.4g}: {_tip(item)}" for rate, item in ordered]
@@ -324,16 +325,9 @@ def _log(option: Dimension, tried: Sequence[Value]) -> bool:
     return min(numbers) > 0 and max(numbers) / min(numbers) > LOGARITHMIC
 
 
-def _has(values: dict[str, Value]) -> Callable[[TriedSetting], bool]:
-    return lambda item: all(item.values[name] == value for name, value in values.items())
-
-
-def _best(sweep: Sweep, chosen: Callable[[TriedSetting], bool]) -> TriedSetting | None:
-    return next((item for item in sweep.ranked if chosen(item) and item.score), None)
-
-
-def _better(sweep: Sweep, one: TriedSetting | None, other: TriedSetting) -> TriedSetting:
-    return other if one is None else next(item for item in sweep.ranked if item in (one, other))
+def _best(sweep: Sweep, values: Mapping[str, Value]) -> TriedSetting | None:
+    """The best setting that has these values."""
+    return next((item for item in sweep.ranked if item.score and values.items() <= item.values.items()), None)
 
 
 def _tip(outcome: TriedSetting) -> str:
@@ -344,7 +338,7 @@ def _tip(outcome: TriedSetting) -> str:
 
 
 def _score(sweep: Sweep) -> str:
-    return sweep.by if sweep.by in ("accuracy", "loss") else f"accuracy after {sweep.by}"
+    return sweep.by if sweep.by in SCORES else f"accuracy after {sweep.by}"
 
 
 def _axis(sweep: Sweep) -> Axis:
@@ -355,25 +349,20 @@ def tabulate(sweep: Sweep) -> list[dict[str, str]]:
     """A row for each setting, the best first: values, score and deviation over the seeds, failure."""
     rates = effective_rates(sweep.outcomes)
     by_name = dict(zip((item.name for item in sweep.outcomes), rates or (), strict=False))
+    score_name = sweep.by if sweep.by in SCORES else f"after {sweep.by}"
+    scale, decimals = (1, 4) if sweep.by == "loss" else (100, 2)
     rows = []
     for item in sweep.ranked:
         row = {name.replace("_", " "): spell_value(value) for name, value in item.values.items()}
         if rates:
             row["effective lr"] = f"{by_name[item.name]:.4g}"
-        row |= _scores(sweep, item)
-        rows.append(row)
+        score = item.score
+        row[score_name] = f"{scale * score.mean:.{decimals}f}" if score else ""
+        if len(sweep.seeds) > 1:
+            row["±"] = f"{scale * score.deviation:.{decimals}f}" if score and score.deviation is not None else ""
+            row["n"] = str(score.count) if score else ""
+        rows.append(row | {"failed": item.failure})
     return rows
-
-
-def _scores(sweep: Sweep, item: TriedSetting) -> dict[str, str]:
-    score, loss = item.score, sweep.by == "loss"
-    name = sweep.by if sweep.by in ("accuracy", "loss") else f"after {sweep.by}"
-    scale, decimals = (1, 4) if loss else (100, 2)
-    row = {name: f"{scale * score.mean:.{decimals}f}" if score else ""}
-    if len(sweep.seeds) > 1:
-        row["±"] = f"{scale * score.deviation:.{decimals}f}" if score and score.deviation is not None else ""
-        row["n"] = str(score.count) if score else ""
-    return row | {"failed": item.failure}
 
 
 def write_summary(sweep: Sweep, form: str = "svg") -> list[Path]:
@@ -435,15 +424,15 @@ def open_sweep(path: Path, asked: SweepRequest) -> Iterator[dict[str, RunFailure
     """Open and lock the sweep's folder; yields the known failures by run. Another sweep's folder is rejected."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is not a folder; choose another --out")
-    there = (path / ABOUT).exists()
-    if path.exists() and not there and any(one.name != ".lock" for one in path.iterdir()):
+    begun = (path / ABOUT).exists()
+    if path.exists() and not begun and any(one.name != ".lock" for one in path.iterdir()):
         raise UserError(f"{path} exists but is not the folder of a sweep; choose another --out")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"the folder {path} cannot be created: {error.strerror}") from error
     with locked_folder(path):
-        failures = _read_failures(path, asked) if there else {}
+        failures = _read_failures(path, asked) if begun else {}
         write_about(path, asked, failures)
         yield failures
 
@@ -500,28 +489,8 @@ def _read_failures(path: Path, asked: SweepRequest) -> dict[str, RunFailure]:
     return failures
 
 
-TOGETHER = 4  # settings that are asked for before the next is answered
-DIGITS = 4  # of a number that is tried: folders and tables have it in full
-
-
-class Search:
-    """Optuna's search: ``ask`` for settings, ``tell`` their scores. A failed setting counts as ``worst``."""
-
-    def __init__(self, dimensions: Sequence[Dimension], key: Key, *, maximise: bool, worst: float) -> None:
-        optuna = require_extra("optuna", "sweeps")
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.TPESampler(seed=key.fold("sweep").number() % 2**32)
-        self._study = optuna.create_study(sampler=sampler, direction="maximize" if maximise else "minimize")
-        self._dimensions, self._worst = dimensions, worst
-
-    def ask(self) -> tuple[Any, dict[str, Value]]:
-        """The next setting, and its handle for ``tell``."""
-        trial = self._study.ask()
-        return trial, {one.option: _suggest(trial, one) for one in self._dimensions}
-
-    def tell(self, trial: Any, score: float | None) -> None:
-        """Report a setting's score; None if it failed."""
-        self._study.tell(trial, self._worst if score is None else score)
+TOGETHER = 4  # settings that Optuna chooses before it sees their scores
+DIGITS = 4  # significant digits of a number that is tried
 
 
 def _suggest(trial: Any, dimension: Dimension) -> Value:
@@ -659,7 +628,16 @@ def sweep(
     _check_settings(asked, settings, say)
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs {jobs}: give at least 1")
-    path = home / usable_path(out) if out else _own_folder(home / "runs", asked)
+    if out:
+        path = home / usable_path(out)
+    else:
+        name = f"sweep-{slug(asked.base, seed=False)}-over-{'-'.join(one.option for one in asked.over)}"[:100]
+        path = home / "runs" / name
+        try:
+            with open_sweep(path, asked):  # this sweep has begun there, or the folder is unused
+                pass
+        except UserError:
+            path = unused_path(home / "runs", name)
     with open_sweep(path, asked) as failures:
         if begun is not None:
             begun(path)
@@ -701,7 +679,7 @@ def _asked(
 
 
 def _check_settings(asked: SweepRequest, settings: Sequence[dict[str, Value]] | None, say: Say) -> None:
-    """Refuse what could not run: every combination as texts, and each value once with the whole set-up of a run."""
+    """Refuse settings that cannot run: parse every combination, and prepare a run for each value once."""
     first = {one.option: one.ends[0] for one in asked.over}
     tried = [first, *({**first, one.option: value} for one in asked.over for value in one.ends[1:])]
     use_sgd = [_check_texts(asked, values) for values in settings or tried]
@@ -728,8 +706,8 @@ def _check_texts(asked: SweepRequest, values: dict[str, Value]) -> bool:
             parse_start(config.start, algorithm)
     made = [named(one, algorithm) for one in algorithm.finish]
     if asked.by not in SCORES and asked.by not in made:
-        there = f"makes {', '.join(made)}" if made else "makes no calibration"
-        raise UserError(f"--by {asked.by}: the method {config.method} {there}; add {asked.by} to it, or give another")
+        found = f"makes {', '.join(made)}" if made else "makes no calibration"
+        raise UserError(f"--by {asked.by}: the method {config.method} {found}; add {asked.by} to it, or give another")
     return uses_sgd(algorithm.local)
 
 
@@ -741,23 +719,17 @@ def _name_setting(values: dict[str, Value]) -> Iterator[None]:
         raise UserError(f"with {describe_values(values)}: {error}") from error
 
 
-def _own_folder(parent: Path, asked: SweepRequest) -> Path:
-    """``sweep-name`` if that is unused or contains this sweep, otherwise the first unused ``sweep-name-2``, …"""
-    name = f"sweep-{slug(asked.base, seed=False)}-over-{'-'.join(one.option for one in asked.over)}"[:100]
-    try:
-        with open_sweep(parent / name, asked):
-            return parent / name
-    except UserError:
-        return unused_path(parent, name)
-
-
 def _search(trials: Trials, asked: SweepRequest) -> list[TriedSetting]:
+    """Try the settings that Optuna chooses."""
+    optuna = require_extra("optuna", "sweeps")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=Key(asked.seeds[0]).fold("sweep").number() % 2**32)
+    study = optuna.create_study(sampler=sampler, direction="minimize" if asked.by == "loss" else "maximize")
     count, outcomes = asked.trials or 0, list[TriedSetting]()
-    search = Search(asked.over, Key(asked.seeds[0]), maximise=asked.by != "loss", worst=WORST.get(asked.by, 0.0))
     for start in range(0, count, TOGETHER):
-        some = [search.ask() for _ in range(min(TOGETHER, count - start))]
-        tried = trials.do([values for _, values in some])
-        for (trial, _), outcome in zip(some, tried, strict=True):
-            search.tell(trial, outcome.score.mean if outcome.score else None)
+        chosen = [study.ask() for _ in range(min(TOGETHER, count - start))]
+        tried = trials.do([{one.option: _suggest(trial, one) for one in asked.over} for trial in chosen])
+        for trial, outcome in zip(chosen, tried, strict=True):
+            study.tell(trial, outcome.score.mean if outcome.score else WORST.get(asked.by, 0.0))
         outcomes += tried
     return outcomes

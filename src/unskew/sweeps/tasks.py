@@ -1,4 +1,4 @@
-"""The runs of a sweep as tasks, in this process or in several; what fails is a result too."""
+"""The runs of a sweep as tasks, in this process or in several; a failure is a result too."""
 
 import selectors
 import signal
@@ -41,33 +41,28 @@ class RunFailure:
 
 
 def do_task(task: Task, say: Say | None = None) -> RunFailure | None:
-    """Do the run, or what is left of it; None where it has all that was asked for then."""
-    failure = None if (task.path / RESULT).exists() else _train(task, say)
-    if failure is not None:
-        return failure
-    failures = [*_calibrate(task), *(_measure(task) if task.measures else ())]  # one that fails stops no other
-    return RunFailure("; ".join(failures)) if failures else None
+    """Do the run, or the rest of it; None if nothing failed."""
 
-
-def _train(task: Task, say: Say | None) -> RunFailure | None:
     def observe(event: object) -> None:
         if say is not None and isinstance(event, Metrics):
             say(event.round)
 
     try:
-        if (task.path / CONFIG).exists():
+        if (task.path / RESULT).exists():
+            pass
+        elif (task.path / CONFIG).exists():
             train.resume(task.path, observe=observe, **{name: getattr(task.config, name) for name in train.WORK})
         else:
             train.run(task.config, out=task.path, observe=observe)
     except (ClientFailure, UserError, OSError) as error:
-        if (task.path / RESULT).exists():  # it was trained, and a calibration was not possible
-            return None
-        return RunFailure(str(error), OVERFLOW in str(error))
-    return None
+        if not (task.path / RESULT).exists():  # otherwise it was trained, and a calibration failed
+            return RunFailure(str(error), OVERFLOW in str(error))
+    failures = [*_calibrate(task), *(_measure(task) if task.measures else ())]
+    return RunFailure("; ".join(failures)) if failures else None
 
 
 def _calibrate(task: Task) -> list[str]:
-    """Make the calibrations that are not there, those of one exchange together; the reasons of those that fail."""
+    """Make the missing calibrations, those of one exchange together; the reasons of failures."""
     failures: list[str] = []
     made = read_result(task.path).calibrations if task.calibrations else {}
     left = [name for name in task.calibrations if name not in made]
@@ -83,7 +78,7 @@ def _calibrate(task: Task) -> list[str]:
 
 
 def _measure(task: Task) -> list[str]:
-    """Take the measures that are not stored; the reasons of those that cannot be taken."""
+    """Take the missing measures; the reasons of failures."""
     from unskew.analysis import parse_measure  # here: a sweep takes none, and they need scikit-learn
     from unskew.analysis.measure import load_or_take
     from unskew.runs.finished import FinishedRun
@@ -99,7 +94,7 @@ def _measure(task: Task) -> list[str]:
 
 
 def _where(task: Task) -> dict[str, Any]:
-    """How a finished run is worked on: as it is trained here, its data where they are now."""
+    """The options with which a finished run is calibrated and measured."""
     config = task.config
     return {"engine": config.engine, "workers": config.workers, "data_dir": config.data_dir, "device": config.device}
 
