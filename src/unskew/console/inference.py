@@ -20,7 +20,6 @@ Calibration = Annotated[
     str | None, typer.Option(metavar="NAME", help="The calibrated classifier to use (default: the run's own).")
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run.")]
-DataDir = Annotated[Path | None, typer.Option(metavar="DIR", help="The data set, for runs of older versions.")]
 
 
 def predict(
@@ -33,13 +32,12 @@ def predict(
     file: Annotated[Path | None, typer.Option("--out", help="Write all probabilities to FILE.csv.")] = None,
     as_json: Json = False,
     device: Annotated[str, typer.Option(metavar="NAME", help=OPTIONS["device"].help)] = "auto",
-    data_dir: DataDir = None,
     trust: Trust = False,
 ) -> None:
     """Classify new pictures; the training data are not needed."""
     if file is not None and file.suffix != ".csv":
         raise UserError(f"--out {file}: predictions are written as .csv")
-    found = inference.predict(run, pictures, calibration=calibration, device=device, data_dir=data_dir, trust=trust)
+    found = inference.predict(run, pictures, calibration=calibration, device=device, trust=trust)
     if file is not None:
         text = io.StringIO()
         header, rows = inference.predictions_table(found)
@@ -63,12 +61,11 @@ def export(
     folder: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="A new folder (default: the run's name and the format).")
     ] = None,
-    data_dir: DataDir = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Write the model for other programs, with preprocessing, class names and a model card."""
-    file = exports.export(run, form, calibration=calibration, out=folder, data_dir=data_dir, trust=trust)
+    file = exports.export(run, form, calibration=calibration, out=folder, trust=trust)
     about, card = file.parent / "model.json", file.parent / exports.CARD
     out.say(f"{file}; class names in {about}, model card in {card}")
     if as_json:

@@ -1,4 +1,4 @@
-"""Checkpoints: all that resuming needs, in one file that is replaced at once, and the file of client memories."""
+"""Checkpoints: everything that resuming needs, in one file that is replaced atomically, and the clients' memories."""
 
 import json
 import os
@@ -34,7 +34,7 @@ MAX_MEMORY_BYTES_KEPT = 64 * 2**20  # bytes of its clients' saved states that a 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """What a checkpoint has besides the state: how much of the growing files belongs to it, and to which run."""
+    """What a checkpoint has in addition to the state: the run, and the part of the growing files that belongs to it."""
 
     metrics_bytes: int
     seconds: float
@@ -48,7 +48,7 @@ class RunProgress:
 
     @property
     def run(self) -> tuple[str, str, str]:
-        """What tells one run's states from another's: its data, partition and configuration."""
+        """What identifies the run: its data, partition and configuration."""
         return self.data_sha256, self.partition_hash, self.config_sha256
 
     @property
@@ -63,12 +63,12 @@ class RunProgress:
 
 
 def kept_state(path: Path, number: int) -> Path:
-    """The file of the server's state after that round, if it was kept."""
+    """The file for the server's state after that round."""
     return path / "states" / f"round-{number:06d}.safetensors"
 
 
 def save_checkpoint(path: Path, state: ServerState, progress: RunProgress) -> None:
-    """All that resuming needs, in one file that is replaced at once."""
+    """Write everything that resuming needs."""
     save_state(path / CHECKPOINT, state, progress)
 
 
@@ -78,18 +78,18 @@ def earlier_checkpoints(path: Path) -> dict[int, Path]:
 
 
 def keep_checkpoint(path: Path, number: int) -> None:
-    """Keep the checkpoint of this round, and of the others those of about 1, 2, 4, 8, … rounds before it."""
+    """Keep the checkpoint of this round, and those of about 1, 2, 4, 8, … rounds before it."""
     write_whole(path / CHECKPOINT.parent / f"round-{number:06d}.safetensors", (path / CHECKPOINT).read_bytes())
     kept: set[int] = set()
     for earlier, file in earlier_checkpoints(path).items():
-        age = max(number - earlier, 0).bit_length()  # 0, 1, 2 to 3, 4 to 7, …: the oldest of each stays
+        age = max(number - earlier, 0).bit_length()  # 0, 1, 2 to 3, 4 to 7, …: the oldest of each is kept
         if age in kept:
             file.unlink(missing_ok=True)
         kept.add(age)
 
 
 def roll_back(path: Path, number: int, out: Path) -> None:
-    """Make a run directory that continues after that round; the one it is made from stays as it is."""
+    """Make a new run directory that continues after that round."""
     kept = earlier_checkpoints(path)
     if number not in kept:
         rounds = ", ".join(map(str, kept)) or "none; only runs of a federation keep some"
@@ -104,12 +104,12 @@ def roll_back(path: Path, number: int, out: Path) -> None:
                 check_beginning(path / name, mark)
                 write_whole(out / name, (path / name).read_bytes()[: mark.bytes])
         write_whole(out / CHECKPOINT, kept[number].read_bytes())
-        if (begun := read_content(path / BEGUN)) is not None:  # rounds that are trained again cost ε twice
+        if (begun := read_content(path / BEGUN)) is not None:  # retrained rounds cost ε twice
             write_whole(out / BEGUN, begun)
 
 
 def save_state(file: Path, state: ServerState, progress: RunProgress) -> None:
-    """The server's state in one file that is replaced at once."""
+    """Write the server's state to one file, atomically."""
     entries = {f"model/{name}": value for name, value in state.tensors.items()}
     entries |= {f"memory/{name}": value for name, value in state.memory.items()}
     entries |= {f"sent/{name}": value for name, value in state.sent.items()}
@@ -124,7 +124,7 @@ def save_state(file: Path, state: ServerState, progress: RunProgress) -> None:
 
 
 def open_memories(path: Path) -> int:
-    """The descriptor of the file of the clients' memories; created if it does not exist."""
+    """Open or create the file of the clients' memories; its descriptor."""
     file = path / MEMORIES
     try:
         make_folder(file.parent)
@@ -145,20 +145,20 @@ def memories_named(path: Path) -> Iterator[None]:
 
 
 def drop_memories(path: Path) -> None:
-    """A finished run keeps them for measures of its local models, unless they are large."""
+    """Remove a finished run's memories if they are large; measures of local models use them."""
     file = path / MEMORIES
     if file.exists() and file.stat().st_size > MAX_MEMORY_BYTES_KEPT:
         file.unlink()
 
 
 def load_checkpoint(path: Path) -> tuple[ServerState, RunProgress] | None:
-    """The last checkpoint, or None if the run was stopped before its first."""
+    """The last checkpoint; None before the first."""
     file = path / CHECKPOINT
     return load_state(file) if file.exists() else None
 
 
 def load_state(file: Path) -> tuple[ServerState, RunProgress]:
-    """What ``save_state`` wrote; any changed bit is refused."""
+    """Read what ``save_state`` wrote; any changed bit is refused."""
     try:
         entries, about = read_tensors(file)
         if about.pop("seal", None) != seal(entries, about):

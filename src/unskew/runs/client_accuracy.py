@@ -1,7 +1,7 @@
 """Accuracy for each client: under its own label distribution, and on its own test images where it has some.
 
-The experimenter's view of a simulation, taken after the run from the partition and the test set. Nothing of it crosses
-the border: the server of a federation has no label counts, and does not need any for this (docs/how-to/analysis.md).
+The experimenter's view of a simulation, computed after the run from the partition and the test set. The server of a
+federation has no label counts and needs none for this (docs/how-to/analysis.md).
 
 Shapes: K clients, C classes, N training examples, n test images, m classifiers.
 """
@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ClientSpread:
-    """How accuracy is spread over the clients, each of them counted once unless a field says otherwise.
+    """How accuracy is spread over the clients; every client counts once, except in ``by_examples``.
 
     ``jain`` is Jain's index (Σa)² / (K·Σa²): 1 where every client has the same accuracy, and s where a share s of the
     clients has all the right answers in equal parts and the others none. It has no unit, does not depend on the number

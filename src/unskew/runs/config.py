@@ -301,7 +301,7 @@ def read(path: Path) -> Config:
 
 
 def read_recipe(path: Path, *, trust: bool = False) -> tuple[Config, tuple[Any, ...]]:
-    """A recipe, and the ``seeds`` that it lists for several runs, unchecked.
+    """A recipe and its list of ``seeds``, unchecked.
 
     The config.toml of a run directory is a recipe too; its plug-ins need ``trust`` as in ``read_own_run``.
     """
@@ -339,10 +339,9 @@ def read_run(path: Path) -> Config:
 
 
 def read_own_run(path: Path, *, trust: bool = False, only: tuple[str, ...] = PLUGGABLE) -> Config:
-    """The configuration of a run directory, for running what it names, or ``only`` some of it.
+    """The configuration of a run directory whose plug-ins, or ``only`` some of them, may be run.
 
-    The directory may come from somebody else. Plug-ins that the user has not named on this machine are refused, unless
-    the user trusts whoever wrote it.
+    The directory may be somebody else's: without ``trust``, plug-ins never used on this machine are refused.
     """
     config = read_run(path)
     if not trust:
@@ -383,7 +382,7 @@ def _table(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config:
-    """The configuration with these values over it, of the right types; keys may be written with dashes."""
+    """The configuration with these values; types are checked, and keys may be written with dashes."""
     changes = {}
     for name, value in values.items():
         key = str(name).replace("-", "_")
@@ -402,7 +401,7 @@ def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config
 
 
 def checked(config: Config) -> Config:
-    """The configuration if every value is possible, with its paths made absolute."""
+    """Check every value, and make the paths absolute."""
     for option in OPTIONS.values():
         if (value := getattr(config, option.name)) is not None:
             _check(option, value)
@@ -443,7 +442,7 @@ def fingerprint(config: Config) -> str:
 
 
 def deciding(config: Config) -> dict[str, Value]:
-    """The options that decide the result, with the values that the run had; None and most defaults are left out."""
+    """The options that decide the result and their values; None and most defaults are left out."""
     values = {option: getattr(config, option.name) for option in OPTIONS.values() if option.decides}
     return {
         option.name: value
@@ -498,12 +497,6 @@ def _check(option: Option, value: Any) -> None:
         raise UserError(f"{flag} {text.cut(value)}: {nearest(value, option.choices)}")
     if value == "" and option.default is None:
         raise UserError(f"{flag} is empty; leave it out, or give a value")
-    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise UserError(
-            f"{flag}: {value!a} contains bytes that are not text in this locale, so it cannot be written "
-            "to config.toml; rename it, or "
-            "set a UTF-8 locale such as LC_ALL=C.UTF-8"
-        )
     if option.check is not None:
         option.check(value)
     if option.most is not None and value > option.most:
@@ -517,16 +510,17 @@ def _check(option: Option, value: Any) -> None:
 
 
 def check_text(name: str, value: str) -> None:
-    """Refuse a text that no file could have: too long, with a null byte, or not Unicode."""
+    """Refuse a text that config.toml cannot contain: too long, with a null byte, or not Unicode."""
     if len(value) > text.MAX_TEXT:
         raise UserError(f"{name}: the text has {len(value):,} characters; the limit is {text.MAX_TEXT:,}")
     if "\0" in value:
-        raise UserError(f"{name} {brief(value)}: it contains a null byte; remove it")
+        raise UserError(f"{name} {brief(value)} contains a null byte; remove it")
     try:
         value.encode()
     except UnicodeEncodeError:
         raise UserError(
-            f"{name} {brief(value)}: it is not valid UTF-8, which run directories need; rename it"
+            f"{name} {brief(value)} is not valid UTF-8, so it cannot be written to config.toml; rename it, or set a "
+            "UTF-8 locale such as LC_ALL=C.UTF-8"
         ) from None
 
 

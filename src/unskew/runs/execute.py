@@ -36,16 +36,25 @@ from unskew.runs import recording
 from unskew.runs.client_accuracy import CLIENTS, OWN, measure_clients, summarise_clients, to_arrays
 from unskew.runs.config import CONFIG
 from unskew.runs.journal import DURING, METRICS, LineFile, Mark, leave_out, metrics_row
-from unskew.runs.model_info import MODEL_INFO, ModelInfo
 from unskew.runs.prepare import Overview, Prepared, overview
-from unskew.runs.result import AT_NODES, RESULT, TEST, VALIDATION, Calibration, Result, to_json
+from unskew.runs.result import (
+    AT_NODES,
+    MODEL_INFO,
+    RESULT,
+    TEST,
+    VALIDATION,
+    Calibration,
+    ModelInfo,
+    Result,
+    to_json,
+)
 
-# What an observer is called with, besides the Overview and each round's Metrics
+# The events of an observer, in addition to the Overview and each round's Metrics
 
 
 @dataclass(frozen=True)
 class InitialModel:
-    """The model before the first round: how well it does, and the calibration that made its classifier, if any."""
+    """The evaluation of the model before the first round, and the calibration that made its classifier, if any."""
 
     accuracy: float
     loss: float
@@ -89,7 +98,7 @@ class Position:
 
 
 def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
-    """Train the remaining rounds, calibrate, and write the result; the run directory can be resumed at any moment."""
+    """Train the remaining rounds, calibrate, and write the result; the run can be resumed after any interruption."""
     with ExitStack() as resources, checkpoints.memories_named(path):
         run = Execution(prepared, path, observe, resources)
         try:
@@ -103,16 +112,16 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
 
 
 class Execution:
-    """A run in progress. ``position`` is replaced as a whole, so whatever interrupts the run finds it consistent."""
+    """A run in progress. ``position`` is replaced as a whole, so an interrupt always finds it consistent."""
 
     def __init__(self, prepared: Prepared, path: Path, observe: Observer, resources: ExitStack) -> None:
         config, side = prepared.config, prepared.side
         self.prepared, self.path, self.observe = prepared, path, observe
         self.side, self.algorithm, self.key = side, side.algorithm, Key(config.seed)
         if self.algorithm.mechanism is not None and not self.algorithm.mechanism.repeatable:
-            self.key = Key(system_key().number() % 2**63)  # nobody may know the seed of a release's private updates
+            self.key = Key(system_key().number() % 2**63)  # the seed of a release's private updates must be secret
         self.by_image = prepared.test_owners is not None
-        self.score: tuple[int, Evaluation] | None = None  # the latest evaluation that can be used, and its round
+        self.score: tuple[int, Evaluation] | None = None  # the latest usable evaluation, and its round
         prepared.initialise(side.network)
         state, self.progress = load_or_start(prepared, path)
 
@@ -120,9 +129,15 @@ class Execution:
         self.engine_name = choose_engine(prepared, workers, config.rounds - state.round)
         observe(overview(prepared, path, state, self.engine_name, engines.processes(self.engine_name, workers)))
 
-        self.metrics, self.during = open_journals(path, state, self.progress)
+        self.metrics = LineFile(path / METRICS, self.progress.metrics)
+        self.during = LineFile(path / DURING, self.progress.during)
         resources.callback(self.metrics.close)
         resources.callback(self.during.close)
+        if (rounds := [row.get("round") for row in self.metrics.rows()]) != list(range(1, state.round + 1)):
+            raise UserError(
+                f"{path / METRICS} has {len(rounds)} rounds, but the checkpoint was written after round {state.round}; "
+                f"restore it from a copy, or delete {path / 'checkpoint'} to start the run from the beginning"
+            )
         self.position = Position(state, self.metrics.mark, self.during.mark)
         begun = read_content(path / checkpoints.BEGUN) or b""
         self.begun = max(state.round, int(begun) if begun.isdigit() else 0)  # rounds that a release has begun
@@ -143,14 +158,19 @@ class Execution:
         self.began = time.monotonic() - self.progress.seconds
 
     def begin(self) -> None:
-        """Make the classifier that --start asks for; evaluate a model that no round will train."""
-        if self.prepared.start is not None and self.progress.start is None:
-            model, initial = self.position.state.tensors, self.prepared.start
-            state, begun = make_start(model, initial, self.side, self.engine, self.key, self.observe)
-            self.progress = replace(self.progress, start=begun.start)
+        """Make the classifier of --start; evaluate a model that no round will train."""
+        start = self.prepared.start
+        if start is not None and self.progress.start is None:
+            model, sent, seconds, notes = calibrate_start(
+                self.position.state.tensors, start, self.side, self.engine, self.key, self.observe
+            )
+            state = driver.start(self.algorithm, model, self.side.classifier)
+            score = self._evaluate(state)
+            made = Calibration(named(start.finish[0], start), score.accuracy, score.loss, sent, seconds)
+            self.progress = replace(self.progress, start=made)
             self.position = replace(self.position, state=state)
             self.save()
-            self.observe(begun)
+            self.observe(InitialModel(score.accuracy, score.loss, made, notes))
         elif self.prepared.config.rounds == 0:
             score = self._evaluate(self.position.state)
             self.observe(InitialModel(score.accuracy, score.loss, self.progress.start))
@@ -196,32 +216,26 @@ class Execution:
                 break
 
     def _counted(self, rounds: Iterator[tuple[ServerState, Metrics]]) -> Iterator[tuple[ServerState, Metrics]]:
-        """The rounds as they end. Under a release each is counted durably before it begins: one that a crash undoes
-        and that is trained again, with other clients and other noise, costs ε twice.
+        """The rounds as they end. A release counts each one durably before it begins: a round that a crash undoes is
+        retrained with other clients and other noise, so it costs ε twice.
         """
-        mechanism, roster = self.algorithm.mechanism, self.engine.roster
-        while True:
-            if (
-                mechanism is not None
-                and not mechanism.repeatable
-                and self.position.state.round < self.prepared.config.rounds
-            ):
+        mechanism, config = self.algorithm.mechanism, self.prepared.config
+        counting = mechanism is not None and not mechanism.repeatable
+        while self.position.state.round < config.rounds:
+            if counting:
                 self.begun += 1
                 write_whole(self.path / checkpoints.BEGUN, str(self.begun).encode())
-            try:
-                state, row = next(rounds)
-            except StopIteration:
-                return
+            state, row = next(rounds)
             if self.algorithm.released:
                 row = leave_out(row)
-            if row.epsilon is not None and mechanism is not None and not mechanism.repeatable:
-                clients = len(roster.inhabited)
-                drawn = min(self.prepared.config.per_round or clients, clients)
+            if counting and mechanism is not None and row.epsilon is not None:
+                clients = len(self.engine.roster.inhabited)
+                drawn = min(config.per_round or clients, clients)
                 row = replace(row, epsilon=mechanism.epsilon(self.begun, drawn, clients))
             yield state, row
 
     def save(self) -> None:
-        """Write a checkpoint of the current position; what it refers to is durable before it is written."""
+        """Write a checkpoint of the current position; everything that it refers to is made durable first."""
         position = self.position
         self.metrics.sync()
         self.during.sync()
@@ -238,7 +252,7 @@ class Execution:
         if self.best is not None:
             self.best.save(position.state, progress)
         checkpoints.save_checkpoint(self.path, position.state, progress)
-        if self.prepared.nodes is not None:  # nobody can train these rounds again as they were
+        if self.prepared.nodes is not None:  # the rounds of a federation cannot be repeated
             checkpoints.keep_checkpoint(self.path, position.state.round)
         if self.best is not None:
             self.best.clear(lambda number: "model" in self.recorder.due(number))
@@ -247,10 +261,10 @@ class Execution:
         self.saved = time.monotonic()
 
     def finish(self) -> Result:
-        """Calibrate the final model and write the result; if a calibration fails, write what was trained."""
+        """Calibrate the final model and write the result, even if a calibration fails."""
         final = self.position.state if self.best is None or self.best.best is None else self.best.best.state
         model = driver.as_used(self.algorithm, final.tensors, self.side.classifier)
-        if self.score is None or self.score[0] != final.round:  # resumed after the last round, or an earlier was best
+        if self.score is None or self.score[0] != final.round:  # resumed after the last round, or an earlier is best
             self.score = final.round, self._evaluate(final, by_image=self.by_image, confidence=True)
         seconds = time.monotonic() - self.began  # calibrations report their own
         calibrated: list[Calibrated] = []
@@ -269,8 +283,8 @@ class Execution:
         except UserError as error:
             self._conclude(model, calibrated, seconds)
             later = f"add another with: unskew calibrate {self.path} METHOD"
-            if self.prepared.nodes is not None:  # most likely a node was away
-                later = "resume the run when all nodes are connected to add it"
+            if self.prepared.nodes is not None:  # most likely a node was disconnected
+                later = "to add it, resume the run when all nodes are connected"
             raise UserError(f"{error}; the run finished without it; {later}") from error
         return self._conclude(model, calibrated, seconds)
 
@@ -281,7 +295,7 @@ class Execution:
         )
 
     def _conclude(self, model: Tensors, calibrated: Sequence[Calibrated], seconds: float) -> Result:
-        """Write the model, the calibrations and the result, sealed with the metrics; the result comes last."""
+        """Write the model, the calibrations and, last, the result, sealed with the metrics."""
         assert self.score is not None
         prepared, path, config = self.prepared, self.path, self.prepared.config
         classifier, model, rows = self.side.classifier, prepared.whole(model), self.metrics.rows()
@@ -327,10 +341,11 @@ class Execution:
             baseline=config.baseline,
             baseline_accuracy=reference,
             relative_accuracy=None if reference is None else score.accuracy / reference,
-            **confidence_fields(score),
+            **({} if score.confidence is None else asdict(score.confidence)),
             **({"failures": None, "released": True} if self.algorithm.released else self._exact(rows)),
         )
-        info = ModelInfo.of(prepared.images, prepared.blueprint.shape)
+        images = prepared.images
+        info = ModelInfo(images.classes, images.shape, prepared.blueprint.shape, images.mean, images.std)
         if not self.algorithm.released:
             for name, one in scores.items():
                 info = info.with_score(name, one)
@@ -343,7 +358,7 @@ class Execution:
             files[folders.calibration_file(path, each.result.name).name] = folders.calibration_bytes(
                 each.result.name, each.classifier
             )
-        checkpoints.drop_memories(path)  # before the result, which says that nothing is left to do
+        checkpoints.drop_memories(path)  # before the result: a finished run is never resumed
         grown = {METRICS: self.metrics.mark.sha256}
         if self.during.mark.bytes:
             grown[DURING] = self.during.mark.sha256
@@ -353,10 +368,10 @@ class Execution:
         return result
 
     def _coverage(self, scores: Mapping[str, Evaluation]) -> list[str]:
-        """Which clients an accuracy does not cover, because they did not answer."""
+        """Notes on clients that an accuracy does not cover, because they did not reply."""
         notes, clients = [], len(self.engine.roster.inhabited)
         for name, score in scores.items():
-            if score.failures and not self.algorithm.released:  # who took part is nobody's business then
+            if score.failures and not self.algorithm.released:  # a release does not reveal who took part
                 missing = sorted(str(failure.client) for failure in score.failures)
                 model = "the trained model" if name == OWN else name
                 notes.append(
@@ -366,7 +381,7 @@ class Execution:
         return notes
 
     def _exact(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What a result says of the data and of who took part, exactly; a release leaves it out."""
+        """The exact numbers about data and participation, which a release leaves out."""
         prepared, start = self.prepared, self.progress.start
         examples = sum(row["examples"] for row in rows)
         return {
@@ -387,19 +402,19 @@ class Execution:
 def without_private(
     state: ServerState, progress: checkpoints.RunProgress
 ) -> tuple[ServerState, checkpoints.RunProgress]:
-    """A state to keep: without who took part, and without hashes of the data."""
+    """Remove participation and the data's hashes from a state to be kept."""
     return replace(state, clients={}), replace(progress, data_sha256="", partition_hash="")
 
 
 def remove_private_files(path: Path) -> None:
-    """Remove what a released run needed until it was finished: who has what, the data's hashes, who took part."""
+    """Remove the files that only an unfinished release needs: partition, checkpoints, saved states."""
     private = [path / name for name in (checkpoints.CHECKPOINT, checkpoints.MEMORIES, checkpoints.BEGUN)]
     for file in (*private, *checkpoints.earlier_checkpoints(path).values()):
         file.unlink(missing_ok=True)
     folders.remove_sealed(path, [folders.PARTITION])
 
 
-# Where it begins
+# The start
 
 
 def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, checkpoints.RunProgress]:
@@ -411,26 +426,20 @@ def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, checkpoi
         return state, checkpoints.RunProgress(0, 0.0, prepared.data_sha256, prepared.partition.hash, fingerprint)
     state, progress = checkpoint
     if progress.data_sha256 != prepared.data_sha256:
-        raise UserError(f"the data set {prepared.config.data} is not the one that {path} was started with")
+        raise UserError(
+            f"the data set {prepared.config.data} is not the one that {path} was started with; restore the original"
+        )
     if progress.partition_hash != prepared.partition.hash:
-        raise UserError(f"{path / 'partition.npz'} is not the partition that the checkpoint was made with")
+        raise UserError(
+            f"{path / 'partition.npz'} is not the partition of the checkpoint; restore it from a copy, or start "
+            "another run"
+        )
     if progress.config_sha256 != fingerprint:
         raise UserError(
-            f"{path / checkpoints.CHECKPOINT} and {path / CONFIG} belong to different runs: one of them "
-            "was changed or replaced; restore it, or start another run"
+            f"{path / checkpoints.CHECKPOINT} and {path / CONFIG} belong to different runs; restore the one that was "
+            "changed, or start another run"
         )
     return state, progress
-
-
-def open_journals(path: Path, state: ServerState, progress: checkpoints.RunProgress) -> tuple[LineFile, LineFile]:
-    """metrics.jsonl and during.jsonl, cut off after the lines that belong to the state."""
-    metrics, during = LineFile(path / METRICS, progress.metrics), LineFile(path / DURING, progress.during)
-    if (rounds := [row.get("round") for row in metrics.rows()]) != list(range(1, state.round + 1)):
-        raise UserError(
-            f"{path / METRICS} has {len(rounds)} rounds up to the checkpoint's, which is after round {state.round}; "
-            f"restore it from a copy, or delete {path / 'checkpoint'} to start the run from the beginning"
-        )
-    return metrics, during
 
 
 def choose_engine(prepared: Prepared, workers: int, rounds: int) -> str:
@@ -450,24 +459,10 @@ def choose_engine(prepared: Prepared, workers: int, rounds: int) -> str:
     return engines.choose("auto", workers, work, len(sizes))
 
 
-def make_start(
-    model: Tensors, start: Algorithm, side: ClientSide, engine: Engine, key: Key, observe: Callable[[Any], Any]
-) -> tuple[ServerState, InitialModel]:
-    """The state before the first round with the classifier of --start, and how well its model does.
-
-    What the methods send and what the server keeps is made from the model with the new classifier.
-    """
-    model, sent, seconds, notes = calibrate_start(model, start, side, engine, key, observe)
-    state = driver.start(side.algorithm, model, side.classifier)
-    score = evaluate(engine, state.tensors, len(side.test.labels), key, exchange=side.algorithm.exchange)
-    made = Calibration(named(start.finish[0], start), score.accuracy, score.loss, sent, seconds)
-    return state, InitialModel(score.accuracy, score.loss, made, notes)
-
-
 def calibrate_start(
     model: Tensors, start: Algorithm, side: ClientSide, engine: Engine, key: Key, observe: Callable[[Any], Any]
 ) -> tuple[Tensors, int, float, tuple[str, ...]]:
-    """The model with the calibration's classifier; the bytes and seconds that it took, and notes."""
+    """The model with the calibration's classifier, its bytes up and seconds, and notes."""
     calibrator = Calibrator(engine, side, model, start, key, observe, {})
     classifier, sent, seconds, notes = _calibrate(calibrator, start.finish[0])
     linear = classifier.linear()
@@ -477,7 +472,7 @@ def calibrate_start(
 
 
 def _calibrate(calibrator: Calibrator, finisher: Finisher) -> tuple[CalibratedClassifier, int, float, tuple[str, ...]]:
-    """A calibrated classifier, the bytes and seconds that it took, and notes."""
+    """A calibrated classifier, its bytes up and seconds, and notes."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         classifier, sent, seconds = calibrator.calibrate(finisher)
@@ -485,8 +480,8 @@ def _calibrate(calibrator: Calibrator, finisher: Finisher) -> tuple[CalibratedCl
     return classifier, sent, seconds + classifier.report.seconds, tuple(notes)
 
 
-# Early stopping. A round is better if its measure is better than that of every round before: of two equal ones the
-# earlier stays. Which round is the best follows from metrics.jsonl, so a resumed run stops in the same round.
+# Early stopping. Of equally good rounds the first is the best. The best round follows from metrics.jsonl, so a resumed
+# run stops in the same round.
 
 
 @dataclass(frozen=True)
@@ -514,7 +509,7 @@ def is_better(value: float, other: float, monitor: str) -> bool:
 
 
 class BestRound:
-    """Tracks the best round. Between two checkpoints its state is in memory, at a checkpoint also on disk."""
+    """Tracks the best round; its state is in memory, and at a checkpoint also on disk."""
 
     def __init__(
         self,
@@ -531,14 +526,14 @@ class BestRound:
         self._run = without_private(now, progress)[1].run if released else progress.run
         self._written: set[int] = set()
         self.best: Best | None = None
-        self.over = False  # patience has run out: the last evaluation was this many rounds after the best, or more
+        self.over = False  # whether the last evaluation was ``patience`` rounds after the best, or more
         if (row := best_row(rows, monitor)) is not None:
             number = row["round"]
             self.best = Best(number, row[monitor], now if number == now.round else self._read(number))
             self.over = rows[-1].get(monitor) is not None and now.round - number >= patience
 
     def see(self, state: ServerState, measured: float | None) -> None:
-        """Take note of a finished round; ``measured`` is None if it was not evaluated."""
+        """Record a finished round; ``measured`` is None if it was not evaluated."""
         if measured is None:
             return
         if self.best is None or is_better(measured, self.best.value, self._monitor):
@@ -546,14 +541,14 @@ class BestRound:
         self.over = state.round - self.best.round >= self._patience
 
     def save(self, now: ServerState, progress: checkpoints.RunProgress) -> None:
-        """Before a checkpoint of ``now`` is written: write the best state, unless it is that one."""
+        """Write the best state, before a checkpoint of ``now`` is written."""
         if self.best is not None and self.best.round not in {now.round, *self._written}:
             kept = (self.best.state, progress) if not self._released else without_private(self.best.state, progress)
             checkpoints.save_state(checkpoints.kept_state(self._path, self.best.round), *kept)
             self._written.add(self.best.round)
 
     def clear(self, kept: Callable[[int], bool]) -> None:
-        """After the checkpoint was written: remove states that are no longer the best and not kept for other uses."""
+        """Remove states that are no longer the best and not ``kept``, after the checkpoint was written."""
         for number in self._written - ({self.best.round} if self.best else set()):
             if not kept(number):
                 checkpoints.kept_state(self._path, number).unlink(missing_ok=True)
@@ -575,7 +570,7 @@ class BestRound:
         return state
 
 
-# Calibrations, and what private updates promise at the end
+# Calibrations, and the privacy that was spent
 
 
 def finish(
@@ -592,8 +587,8 @@ def finish(
 ) -> None:
     """Make and evaluate each of the algorithm's calibrations in turn.
 
-    Statistics that are ``known`` already are not gathered again. With ``by_image`` the scores mark which test images
-    are right. A calibration that would be better on the ``untrained`` model gets a note.
+    Statistics that are already ``known`` are not gathered again. With ``by_image`` the scores mark the test images that
+    are classified correctly. A calibration that would be better on the ``untrained`` model gets a note.
     """
     calibrator = Calibrator(engine, side, model, algorithm, key, observe, {} if known is None else known)
     rival = None
@@ -613,7 +608,8 @@ def finish(
                 better = f"on the pretrained network, without any training, it has {before:.2%}"
                 notes = (*notes, f"{better}: train fewer layers, at a smaller rate, or not at all (--rounds 0)")
         numbers = score.accuracy, score.loss, sent, seconds
-        result = Calibration(named(finisher, algorithm), *numbers, **confidence_fields(score))
+        confidence = {} if score.confidence is None else asdict(score.confidence)
+        result = Calibration(named(finisher, algorithm), *numbers, **confidence)
         observe(Calibrated(result, classifier, notes, score))
 
 
@@ -627,13 +623,8 @@ def untrained_model(prepared: Prepared) -> tuple[Tensors, Known] | None:
     return None if secret or not config.pretrained or not config.rounds else (prepared.first, {})
 
 
-def confidence_fields(score: Evaluation) -> dict[str, Any]:
-    """The fields of a result that say how far its probabilities can be trusted."""
-    return {} if score.confidence is None else asdict(score.confidence)
-
-
 def spent_in_rounds(prepared: Prepared, rounds: int) -> Spent | None:
-    """What so many rounds of private updates promise; None if they are not private or have no noise."""
+    """The privacy spent in so many rounds of private updates; None without noise."""
     mechanism = prepared.algorithm.mechanism
     if not isinstance(mechanism, PrivateUpdates) or not mechanism.noise or not rounds:
         return None
@@ -657,18 +648,17 @@ def spent_in_rounds(prepared: Prepared, rounds: int) -> Spent | None:
 
 
 def notes_on_protections(prepared: Prepared) -> list[str]:
-    """What (ε, δ) does not cover."""
-    algorithm, validation = prepared.algorithm, bool(prepared.config.validation)
-    notes = []
+    """Notes on what (ε, δ) does not cover."""
+    algorithm, notes = prepared.algorithm, []
     if algorithm.released and prepared.nodes is not None and not len(prepared.images.test):
         notes.append("accuracy is measured on the nodes' own test images, which (ε, δ) does not cover")
     if algorithm.mechanism is None:
         if algorithm.released and prepared.config.rounds:
-            notes.append("(ε, δ) covers the statistics of calibrations, not the model that was trained before them")
+            notes.append("(ε, δ) covers the statistics of calibrations, not the trained model")
         return notes
     if algorithm.private is None:
-        open_ones = [each.text for each in algorithm.finish if not isinstance(each.needs, RealFeatures)]
-        notes += [f"{text}: its statistics have no noise, so (ε, δ) does not cover it" for text in open_ones]
-    if validation:
+        plain = [finisher.text for finisher in algorithm.finish if not isinstance(finisher.needs, RealFeatures)]
+        notes += [f"{text}: its statistics have no noise, so (ε, δ) does not cover it" for text in plain]
+    if prepared.config.validation:
         notes.append("accuracy is measured on clients' own examples, which (ε, δ) does not cover")
     return notes

@@ -16,8 +16,7 @@ from unskew.core.machine import neutral
 from unskew.core.plugins import require_extra
 from unskew.core.units import counted
 from unskew.runs.inference import Predictor, load_predictor
-from unskew.runs.model_info import MODEL_INFO, ModelInfo
-from unskew.runs.result import Calibration, Result, read_result
+from unskew.runs.result import MODEL_INFO, Calibration, ModelInfo, Result, read_result
 
 CARD = "README.md"
 INPUT, OUTPUT = "images", "probabilities"
@@ -31,7 +30,6 @@ def export(
     *,
     calibration: str | None = None,
     out: str | Path | None = None,
-    data_dir: str | Path | None = None,
     trust: bool = False,
     model: Any = None,
 ) -> Path:
@@ -50,7 +48,7 @@ def export(
         The calibrated classifier to use instead of the run's own.
     out
         The folder to write, which must be new or empty (default: the run's name and the format).
-    data_dir, trust, model
+    trust, model
         As for ``unskew.predict``.
 
     Returns
@@ -61,7 +59,7 @@ def export(
     if form not in FORMATS:
         raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
     write, suffix = FORMATS[form]
-    predictor = load_predictor(path, calibration, data_dir=data_dir, trust=trust, model=model)
+    predictor = load_predictor(path, calibration, trust=trust, model=model)
     folder = Path(out) if out is not None else Path(f"{Path(path).absolute().name}-{form}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder; choose another --out")

@@ -1,4 +1,4 @@
-"""A run whose clients are the nodes of a federation: waiting for them, agreeing with them, running and resuming."""
+"""A run whose clients are the nodes of a federation: gather them, agree on terms, run and resume."""
 
 import math
 import os
@@ -45,7 +45,7 @@ FEDERATION = "federation.json"
 
 @dataclass(frozen=True)
 class Terms:
-    """What was agreed: classes, images and normalisation of all nodes; ``clients`` by name."""
+    """The terms that all nodes agreed on: classes, images and normalisation; ``clients`` by name."""
 
     run: str
     starts: int = 0
@@ -67,7 +67,7 @@ def terms_bytes(terms: Terms) -> bytes:
 
 
 def read_terms(path: Path) -> Terms:
-    """What a run directory says of its federation."""
+    """Read a run directory's federation.json."""
     content = read_sealed(path, FEDERATION)
     if content is None:
         raise UserError(f"{path} is not the run directory of a federation: it has no {FEDERATION}")
@@ -79,11 +79,11 @@ def read_terms(path: Path) -> Terms:
 
 
 def agree_on_terms(terms: Terms, nodes: Sequence[Description], classes: tuple[str, ...]) -> Terms:
-    """The classes (those that were asked for, or all that a node has), the images' shape and their normalisation."""
+    """Choose the classes (those requested, or those of all nodes), the images' shape and their normalisation."""
     sizes = [node.shape[1:] for node in nodes]
-    size = max(set(sizes), key=lambda each: (sizes.count(each), each))  # what most nodes have
+    size = max(set(sizes), key=lambda found: (sizes.count(found), found))  # the most common one
     shapes = [node.shape for node in nodes if node.shape[1:] == size]
-    shape = max(set(shapes), key=lambda each: (shapes.count(each), each))
+    shape = max(set(shapes), key=lambda found: (shapes.count(found), found))
     if shape[0] == 1 and (3, *size) in shapes:
         shape = 3, *size
     fitting = [_in_colour(node, shape) for node in nodes if _in_colour(node, shape).shape == shape]
@@ -105,7 +105,7 @@ def agree_on_terms(terms: Terms, nodes: Sequence[Description], classes: tuple[st
 
 
 def _in_colour(node: Description, shape: tuple[int, int, int]) -> Description:
-    """The node's grey images as images of three equal channels, where the others' are in colour."""
+    """The node's gray images as images of three equal channels, if the others' are in color."""
     if node.shape[0] != 1 or shape[0] != 3:
         return node
     return replace(node, shape=(3, *node.shape[1:]), mean=3 * node.mean, std=3 * node.std)
@@ -117,15 +117,15 @@ def _refuse_look_alikes(classes: Sequence[str], nodes: Sequence[Description]) ->
     for name in classes:
         plain = "".join(filter(str.isalnum, name.casefold())) or name
         if (other := seen.setdefault(plain, name)) != name:
-            first, second = (next(node.node for node in nodes if each in node.classes) for each in (other, name))
+            first, second = (next(node.node for node in nodes if label in node.classes) for label in (other, name))
             raise UserError(
-                f"node {first} has the class {other!r}, node {second} the class {name!r}; rename one of them, or list "
-                "both under classes in the recipe's table [federation] if they differ"
+                f"node {first} has the class {other!r}, node {second} the class {name!r}; rename one of them, or, if "
+                "they are different classes, list both under classes in the recipe's table [federation]"
             )
 
 
 def why_not(node: Description, terms: Terms) -> str | None:
-    """Why a node's data do not fit what was agreed; None if they do."""
+    """Why a node's data do not fit the terms; None if they do."""
     if _in_colour(node, terms.shape).shape != terms.shape:
         return (
             f"its images are {_shape(node.shape)}, the others' are {_shape(terms.shape)}; scale them to the same size"
@@ -141,14 +141,8 @@ def why_not(node: Description, terms: Terms) -> str | None:
     return None
 
 
-def why_too_late(node: Description, terms: Terms) -> str | None:
-    """Why a node cannot join a run whose ε counts on a draw among the clients that it began with; None if it can."""
-    late = [facts.name for facts in node.clients if facts.name not in terms.clients]
-    return f"private-updates counts on the clients that the run began with, and {late[0]!r} is new" if late else None
-
-
 def _pool_pixels(nodes: Sequence[Description]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of all nodes' pixels together, from each node's own and its number of examples."""
+    """The mean and deviation of all nodes' pixels, from each node's own and its number of examples."""
     if len({(node.mean, node.std) for node in nodes}) == 1:
         return nodes[0].mean, nodes[0].std
     sizes = [sum(facts.examples for facts in node.clients) for node in nodes]
@@ -173,18 +167,27 @@ ENGINE = "flower"
 
 
 def images_of(terms: Terms, config: Config, own: ImageSet | None) -> ImageSet:
-    """What the server has of the images: their classes and shape, and its own test images if it has some."""
+    """The server's image set: classes and shape without training images, and its own test images if it has some."""
     empty = Split(np.zeros((0, *terms.shape), np.uint8), np.zeros(0, np.int64))
-    if own is not None and own.shape != terms.shape:
-        raise UserError(
-            f"the server's test images, {config.data}, are {own.shape[2]}x{own.shape[1]} with {own.shape[0]} channels, "
-            f'the nodes\' are {terms.shape[2]}x{terms.shape[1]} with {terms.shape[0]}; give data = "{NODES}"'
-        )
+    test = empty
+    if own is not None:
+        if own.shape != terms.shape:
+            raise UserError(
+                f"the server's test images, {config.data}, are {_shape(own.shape)}, the nodes' are "
+                f'{_shape(terms.shape)}; give data = "{NODES}"'
+            )
+        if unknown := [name for name in own.classes if name not in terms.classes]:
+            raise UserError(
+                f"the server's test images have the class {unknown[0]!r}, which is not among the nodes' classes; "
+                f'rename it, or give data = "{NODES}"'
+            )
+        numbers = np.array([terms.classes.index(name) for name in own.classes], np.int64)
+        test = Split(own.test.images, numbers[own.test.labels], own.test.rows)
     return ImageSet(
         name=config.data if own else "the nodes' images",
         classes=terms.classes,
         train=empty,
-        test=_relabel(own, terms.classes) if own else empty,
+        test=test,
         mean=terms.mean,
         std=terms.std,
         augment=terms.augment,
@@ -192,77 +195,67 @@ def images_of(terms: Terms, config: Config, own: ImageSet | None) -> ImageSet:
 
 
 def nodes_of(terms: Terms, config: Config) -> Nodes:
-    """Who the clients were when the run began, and how many examples each has; nobody can be asked."""
+    """The clients at the start of the run and their numbers of examples; their nodes cannot be reached."""
+
+    def refuse(setup: EngineSetup) -> Engine:
+        raise Missing("the clients of this run are nodes of a federation, which can be reached only while it runs")
+
     roster = flower.roster_of(known for known in terms.clients.values() if not known.late)
     client = np.repeat(np.arange(roster.clients, dtype=np.int32), roster.sizes)
-    return Nodes(Partition(client, roster.clients, NODES, config.seed), _nobody, ENGINE)
-
-
-def _nobody(setup: EngineSetup) -> Engine:
-    raise Missing("the clients of this run are the nodes of a federation, which can only be asked while it runs")
-
-
-def _relabel(own: ImageSet, classes: tuple[str, ...]) -> Split:
-    """The server's test images under the numbers of the classes agreed on."""
-    if own.classes == classes:
-        return own.test
-    if unknown := [name for name in own.classes if name not in classes]:
-        raise UserError(f"the server's test images have the class {unknown[0]!r}, which the nodes have not agreed on")
-    table = np.array([classes.index(name) for name in own.classes], np.int64)
-    return Split(own.test.images, table[own.test.labels], own.test.rows)
+    return Nodes(Partition(client, roster.clients, NODES, config.seed), refuse, ENGINE)
 
 
 RULES = ("deadline", "min-replies", "wait")
 TABLE_KEYS = (*RULES, "classes")  # of a recipe's table [federation]
-BACK = 60.0  # seconds that a resumed run waits for the clients it began with; Flower's nodes come back within 20
+BACK = 60.0  # seconds that a resumed run waits for its first clients; Flower's nodes reconnect within 20
 SETTLE = 3.0  # seconds without a new node after which a federation of unknown size begins
 
 
 @dataclass(frozen=True)
 class FederatedRequest:
-    """What is asked of the federation: a recipe and its folder, or a folder to go on with, and the rules."""
+    """A run to train: a recipe and its run directory, or a run directory to resume, and the rules."""
 
     recipe: Path
     out: Path
     resume: bool = False
     rules: flower.Rules = field(default_factory=flower.Rules)
     classes: tuple[str, ...] = ()
-    check: bool = False  # whether the nodes are only asked what they have
-    submitter: str = ""  # who asked for it
+    check: bool = False  # whether the nodes are only asked for their data's description
+    submitter: str = ""
 
 
 def check_nodes(exchange: Transport, asked: FederatedRequest, say: Callable[[str], None]) -> None:
-    """Ask every node what it has, say whether it fits the others and the recipe, and train nothing."""
+    """Ask every node to describe its data, and report whether it fits the others and the recipe."""
     config = check_request(asked)
     terms = Terms(run=os.urandom(16).hex())
     session = flower.Session(flower.Mailbox(exchange, terms.run, 0), flower.Members(), asked.rules, say)
     own = None if config.data == NODES else read_data(config)
     session.hold_back()
     until = exchange.now() + asked.rules.wait
-    _gather(session, config.clients or 0, until, lambda: sum(len(said.clients) for said in session.described.values()))
-    nodes = sorted(session.described.values(), key=lambda said: said.node)
-    for said in nodes:
-        examples, test = (sum(getattr(facts, name) for facts in said.clients) for name in ("examples", "test"))
+    _gather(session, config.clients or 0, until, lambda: sum(len(node.clients) for node in session.described.values()))
+    nodes = sorted(session.described.values(), key=lambda node: node.node)
+    for node in nodes:
+        examples, test = (sum(getattr(facts, name) for facts in node.clients) for name in ("examples", "test"))
         say(
-            f"node {said.node}: {counted(len(said.clients), 'client')}, {examples:,} training and {test:,} test images "
-            f"of {_shape(said.shape)}, {counted(len(said.classes), 'class')}: {', '.join(said.classes[:10])}"
-            f"{', …' if len(said.classes) > 10 else ''}"
+            f"node {node.node}: {counted(len(node.clients), 'client')}, {examples:,} training and {test:,} test images "
+            f"of {_shape(node.shape)}, {counted(len(node.classes), 'class')}: {', '.join(node.classes[:10])}"
+            f"{', …' if len(node.classes) > 10 else ''}"
         )
     terms = agree_on_terms(terms, nodes, asked.classes or (own.classes if own else ()))
-    images_of(terms, config, own)  # refuses the server's test images where they do not fit
+    images_of(terms, config, own)  # refuses test images that do not fit
     say(f"agreed: {_shape(terms.shape)}, {counted(len(terms.classes), 'class')}")
-    for said in nodes:
-        if missing := [name for name in terms.classes if name not in said.classes]:
-            say(f"node {said.node} lacks {', '.join(missing[:10])}{', …' if len(missing) > 10 else ''}")
+    for node in nodes:
+        if missing := [name for name in terms.classes if name not in node.classes]:
+            say(f"node {node.node} lacks {', '.join(missing[:10])}{', …' if len(missing) > 10 else ''}")
     session.finish()
-    if left := [f"node {said.node}: {reason}" for said in nodes if (reason := why_not(said, terms))]:
-        raise UserError(f"{len(left)} of {counted(len(nodes), 'node')} cannot take part; {'; '.join(left)}")
+    if rejected := [f"node {node.node}: {reason}" for node in nodes if (reason := why_not(node, terms))]:
+        raise UserError(f"{len(rejected)} of {counted(len(nodes), 'node')} cannot take part; {'; '.join(rejected)}")
     say(f"all {counted(len(nodes), 'node')} can take part")
 
 
 @neutral()
 def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observer, say: Any) -> Result:
-    """Train over the nodes that the exchange reaches; the run directory is like any other's."""
+    """Train with the nodes that the exchange reaches."""
     config = check_request(asked)
     before = read_terms(asked.out) if asked.resume else None
     terms = before or Terms(run=os.urandom(16).hex())
@@ -272,10 +265,10 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
     if before is None:
         clients, until = config.clients or 0, exchange.now() + asked.rules.wait
         session.hold_back()
-        _gather(session, clients, until, lambda: sum(len(said.clients) for said in session.described.values()))
+        _gather(session, clients, until, lambda: sum(len(node.clients) for node in session.described.values()))
         wanted = asked.classes or (own.classes if own else ())
         terms = agree_on_terms(terms, [session.described[node] for node in sorted(session.described)], wanted)
-    else:  # those that were there when the run began: with fewer the bits would differ
+    else:  # those that the run began with: fewer would change the bits
         clients = sum(not known.late for known in terms.clients.values())
         until = exchange.now() + min(BACK, asked.rules.wait)
     session.fits = lambda node: why_not(node, terms)
@@ -287,7 +280,13 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
     session.members.begun = True
     prepared = _prepared(config, terms, own, session)
     if prepared.algorithm.mechanism is not None:
-        session.fits = lambda node: why_not(node, terms) or why_too_late(node, terms)
+
+        def fits(node: Description) -> str | None:
+            late = next((facts.name for facts in node.clients if facts.name not in terms.clients), None)
+            reason = f"private-updates counts on the clients that the run began with, and {late!r} is new"
+            return why_not(node, terms) or (None if late is None else reason)
+
+        session.fits = fits
     path = asked.out
     if before is None:
         rehearse(prepared)
@@ -307,29 +306,24 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
         about = {"run": terms.run, "start": start, "submitter": asked.submitter or None, "version": own_version()}
         session.record = lambda entry: log.append({**about, **entry})
         result = execute(prepared, path, observe)
-        if result.released:
-            write_sealed(path, {FEDERATION: terms_bytes(_without_counts(terms, session.members))})
+        if result.released:  # for others to read: without numbers of examples and the nodes' own pixel statistics
+            known = {name: replace(client, examples=1) for name, client in session.members.remembered.items()}
+            half = (0.5,) * len(terms.mean)
+            write_sealed(path, {FEDERATION: terms_bytes(replace(terms, clients=known, mean=half, std=half))})
         session.finish()
     if result.history and not any(row.get("clients", "void" not in row) for row in result.history):
         reason = next((row["void"] for row in reversed(result.history) if row.get("void")), "no client took part")
-        raise UserError(f"no round counted, the model is as it was before training: {reason}")
+        raise UserError(f"no round counted, so the model is the initial one: {reason}")
     return result
 
 
 def audit_file(path: Path, *, released: bool = False) -> Path:
-    """The server's audit log of a run. That of a release is beside the run directory, which others may read."""
+    """The server's audit log of a run; that of a release is next to the run directory, which others may read."""
     return path.with_name(f"{path.name}.{AUDIT}") if released else path / AUDIT
 
 
-def _without_counts(terms: Terms, members: flower.Members) -> Terms:
-    """The terms of a release for others to read: without numbers of examples and the nodes' own pixel statistics."""
-    known = {name: replace(each, examples=1) for name, each in members.remembered.items()}
-    half = (0.5,) * len(terms.mean)
-    return replace(terms, clients=known, mean=half, std=half)
-
-
 def check_request(asked: FederatedRequest) -> Config:
-    """What is to be trained; a mistake in it is reported before any node is asked."""
+    """Read and check the configuration before any node is contacted."""
     if not asked.resume:
         if (asked.out / CONFIG).exists():
             raise UserError(f"{asked.out} has a run already; choose another folder, or resume it")
@@ -340,30 +334,23 @@ def check_request(asked: FederatedRequest) -> Config:
         config = replace(config, method=with_release(config.method))
     else:
         config = configs.read_own_run(asked.out)
-        if read_sealed(asked.out, RESULT) is not None and not _uncalibrated(asked.out, config):
-            raise UserError(f"{asked.out} is finished: it has a result.json")
+        if read_sealed(asked.out, RESULT) is not None:  # a client may have been missing from a calibration
+            algorithm, made = parse_method(config.method, Local()), read_result(asked.out).calibrations
+            if all(named(finisher, algorithm) in made for finisher in algorithm.finish):
+                raise UserError(f"{asked.out} is finished: it has a result.json; start another run")
     config = configs.checked(replace(config, on_failure="skip", partition=NODES, engine="auto"))
     if config.per_round is not None and asked.rules.min_replies > config.per_round:
         raise UserError(
-            f"min-replies is {asked.rules.min_replies}, and a round asks {config.per_round}; raise --per-round, or "
-            "lower min-replies"
+            f"min-replies is {asked.rules.min_replies}, but only {config.per_round} clients take part in a round; "
+            "raise --per-round, or lower min-replies"
         )
     if config.validation:
-        raise UserError("--validation holds out training images, which are at the nodes; leave it out")
+        raise UserError("--validation holds out training images, which only the nodes have; leave it out")
     return config
 
 
-def _uncalibrated(path: Path, config: Config) -> bool:
-    """Whether a finished run lacks a calibration that its method names: a client was missing when it was made."""
-    algorithm, made = parse_method(config.method, Local()), read_result(path).calibrations
-    return any(named(each, algorithm) not in made for each in algorithm.finish)
-
-
 def _gather(session: flower.Session, wanted: int, until: float, count: Callable[[], int]) -> None:
-    """Wait until there are so many clients; with 0, until no more join.
-
-    After ``until`` it continues with those that are there, if a round needs no more.
-    """
+    """Wait for ``wanted`` clients (0: until no more join), or ``until`` a round has enough."""
     exchange, least = session.mailbox.exchange, max(1, session.rules.min_replies)
     began = changed = exchange.now()
     last = began + session.rules.wait  # for the fewest that a round needs
@@ -383,8 +370,8 @@ def _gather(session: flower.Session, wanted: int, until: float, count: Callable[
     if known < least:
         reasons = "".join(f"; {line}" for line in session.notes if " is left out: " in line)
         raise UserError(
-            f"only {counted(max(known, 0), 'client')} joined within {waited}, {least} are needed; start more nodes, or "
-            f"give a longer wait{reasons}"
+            f"only {counted(max(known, 0), 'client')} joined within {waited}, but {least} are needed; start more "
+            f"nodes, or give a longer wait{reasons}"
         )
     session.note(f"{known} of {wanted or known} clients joined within {waited}; others may join later")
 
@@ -404,7 +391,7 @@ def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: flowe
 
 
 def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
-    """What Flower's run configuration asks for, over what the recipe's table says; 0, -1 and "" mean not given."""
+    """Read Flower's run configuration, which overrides the recipe's table; 0, -1 and "" mean not given."""
     given = {name: value for name, value in run_config.items() if value and value != -1}
     if "out" not in given or not ("recipe" in given or "resume" in given):
         raise UserError("the run configuration needs recipe and out: absolute paths on the server's machine")
@@ -422,15 +409,21 @@ def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
         wait=_number(values, "wait", flower.Rules.wait),
     )
     classes = values.get("classes", [])
-    if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
-        raise UserError(f'classes must be a list of texts such as ["cat", "dog"], {brief(classes)} given')
-    resumes, checks = bool(given.get("resume", False)), bool(given.get("check", False))
-    submitter = str(given.get("submitter", ""))
-    return FederatedRequest(recipe, out, resumes, rules, tuple(classes), checks, submitter)
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise UserError(f'classes must be a list of texts such as ["cat", "dog"], not {brief(classes)}')
+    return FederatedRequest(
+        recipe,
+        out,
+        resume=bool(given.get("resume", False)),
+        rules=rules,
+        classes=tuple(classes),
+        check=bool(given.get("check", False)),
+        submitter=str(given.get("submitter", "")),
+    )
 
 
 def _number(values: Mapping[str, Any], name: str, default: float, *, whole: bool = False) -> float:
     value = values.get(name, default)
     if not isinstance(value, int if whole else int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise UserError(f"{name} must be {'a whole' if whole else 'a'} number above 0, {brief(value)} given")
+        raise UserError(f"{name} must be {'a whole' if whole else 'a'} number above 0, not {brief(value)}")
     return float(value)

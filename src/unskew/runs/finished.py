@@ -48,9 +48,8 @@ from unskew.runs.execute import Calibrated, Event, Stage, calibrate_start, finis
 from unskew.runs.federated import FEDERATION, images_of, nodes_of, read_terms
 from unskew.runs.given import Given, take_same
 from unskew.runs.journal import read_metrics
-from unskew.runs.model_info import MODEL_INFO, ModelInfo, read_model_info
 from unskew.runs.prepare import Prepared, prepare, read_data
-from unskew.runs.result import RESULT, Result, read_result, to_json
+from unskew.runs.result import MODEL_INFO, RESULT, ModelInfo, Result, read_model_info, read_result, to_json
 from unskew.runs.seals import unsealed_note
 
 
@@ -95,11 +94,17 @@ def calibrate_run(
         raise UserError(f"no calibration was given for {path}; give one or more, such as ccvr or lda")
     algorithms = [_parse_calibration(source) for source in sources]
     notify = observe or (lambda event: None)
-    values = {"data": data, "model": model, "method": method}
     run = FinishedRun(
-        path, data_dir=data_dir, engine=engine, workers=workers, device=device, values=values, measured=False,
-        trust=trust, say=lambda words, done, total: notify(Stage(words, done, total)),
-    )  # fmt: skip
+        path,
+        data_dir=data_dir,
+        engine=engine,
+        workers=workers,
+        device=device,
+        values={"data": data, "model": model, "method": method},
+        measured=False,
+        trust=trust,
+        say=lambda activity, done, total: notify(Stage(activity, done, total)),
+    )
     result, side = run.result, run.side
     remember(source if isinstance(source, str) else source.text for source in sources)
     if run.prepared.nodes is not None:
@@ -134,20 +139,10 @@ def calibrate_run(
 
 @neutral()
 @accepts
-def load(
-    path: str | Path,
-    calibration: str | None = None,
-    *,
-    data_dir: str | Path | None = None,
-    trust: bool = False,
-    data: Any = None,
-    model: Any = None,
-    method: Any = None,
-) -> nn.Module:
-    """A finished run's model in eval mode, [B, ch, H, W] -> [B, C].
+def load(path: str | Path, calibration: str | None = None, *, trust: bool = False, model: Any = None) -> nn.Module:
+    """Load a finished run's model in eval mode, [B, ch, H, W] -> [B, C]; the training data are not needed.
 
-    Images are normalized as model.json says: (x/255 − mean) / std. The training data are not needed, except for a run
-    written by an older version.
+    Images must be normalized as (x/255 − mean) / std, with the mean and std in model.json.
 
     Parameters
     ----------
@@ -155,15 +150,12 @@ def load(
         The run directory.
     calibration
         The calibrated classifier to use instead of the run's own.
-    data_dir
-        The folder of the data set, if it was moved since the run.
     trust
-        Whether plug-ins that the directory names may run, though it is from somebody else.
-    data, model, method
-        The run's own values, if it was given values from Python.
+        Whether the network may be a plug-in of somebody else's run directory.
+    model
+        The run's network, if it was given from Python.
     """
-    values = {"data": data, "model": model, "method": method}
-    run = FinishedRun(path, data_dir=data_dir, device="cpu", values=values, trust=trust, only_model=True)
+    run = FinishedRun(path, device="cpu", values={"model": model}, trust=trust, only_model=True)
     if note := unsealed_note(run.path):
         warnings.warn(note, stacklevel=4)
     return load_network(run, find_calibration(run, calibration))
@@ -183,11 +175,11 @@ def find_calibration(run: "FinishedRun", name: str | None) -> str | None:
 
 
 def load_network(run: "FinishedRun", calibration: str | None) -> nn.Module:
-    """The run's network with its final weights, and with a calibrated classifier if one is named; no data are read."""
+    """The run's network with its final weights, and with a calibrated classifier if one is named."""
     given = take_same({"model": run.values.get("model")}, run.config).model
     if given is None and from_python(run.config.model):
-        made = (run.config.model or "").removeprefix(FROM_PYTHON)
-        raise UserError(f"the network of {run.path} was given from Python ({made}); pass it again as model=…")
+        description = (run.config.model or "").removeprefix(FROM_PYTHON)
+        raise UserError(f"the network of {run.path} was given from Python ({description}); pass it again as model=…")
     network = models.build(given or run.config.model or "", run.info.shape, len(run.info.classes))
     tensors.overwrite(network, run.weights_for(network))
     network.eval()
@@ -210,7 +202,6 @@ def calibrated_parts(path: Path, name: str, values: Tensors, network: Any) -> tu
 
 
 def _parse_calibration(source: str | Finisher) -> Algorithm:
-    """The calibrations of a text; methods that need training are refused."""
     if isinstance(source, Finisher):
         algorithm: Algorithm = source(Algorithm())
         return algorithm
@@ -227,22 +218,16 @@ def plain_name(source: str) -> str:
     return named(algorithm.finish[0], algorithm)
 
 
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
 def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Result:
-    """The run's result with one more calibration; one of the same name is replaced."""
-    result, name = read_result(path), event.result.name
-    spent = add_release(result.privacy, event.classifier.report.release)
-    content = folders.calibration_bytes(name, event.classifier)
-    files, added = {folders.calibration_file(path, name).name: content}, event.result
-    if (info := read_model_info(path)) is not None and not result.released:
-        files[MODEL_INFO] = info.with_score(name, event.score).to_bytes()
+    """Write the calibration into the run directory; one of the same name is replaced."""
+    result, name, added = read_result(path), event.result.name, event.result
     release = event.classifier.report.release
-    if release is None or not release.released:  # accuracy by client tells which classes each one holds
-        held = prepared.partition, prepared.images.train.labels, prepared.test_owners
-        by_client = measure_clients(*held, event.score)
+    spent = add_release(result.privacy, release)
+    files = {folders.calibration_file(path, name).name: folders.calibration_bytes(name, event.classifier)}
+    if not result.released:
+        files[MODEL_INFO] = read_model_info(path).with_score(name, event.score).to_bytes()
+    if release is None or not release.released:  # accuracy by client would show which classes each one holds
+        by_client = measure_clients(prepared.partition, prepared.images.train.labels, prepared.test_owners, event.score)
         added = replace(added, clients_accuracy=summarise_clients(*by_client))
         files[CLIENTS] = folders.arrays_bytes(with_classifier(read_clients(path), name, by_client))
     result = replace(result, calibrations={**result.calibrations, name: added}, privacy=spent)
@@ -253,30 +238,35 @@ def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Resul
 # States and local models of any round
 
 
-UNCOVERED = "the run is a release (release=true), and this would show what (ε, δ) does not cover"
+UNCOVERED = "the run is a release (release=true), and this would reveal more than (ε, δ) covers"
 MAX_BYTES = 2**30  # of local models in memory at one time
 T = TypeVar("T")
 
 
 def replay(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState], T]) -> T:
-    """Train again up to that round, then call ``then`` while the engine still has the clients' saved states."""
+    """Retrain up to that round, then call ``then`` while the engine still has the clients' saved states."""
     state, config = _earlier_state(run, number), run.prepared.config
-    begun = state.round
-    if begun < number and run.algorithm.mechanism is not None and not run.algorithm.mechanism.repeatable:
+    first = state.round
+    if first < number and run.algorithm.mechanism is not None and not run.algorithm.mechanism.repeatable:
         raise Missing(
-            f"round {number} cannot be trained again: its noise came from the operating system (private-updates with "
+            f"round {number} cannot be retrained: its noise came from the operating system (private-updates with "
             "release=true); --during model keeps the server's state of chosen rounds"
         )
-    # a run's own memories must not be written over
+    # the run's own memories must not be overwritten
     engine = run.opened(None) if run.algorithm.remember else run.engine
-    per_round, skip = config.per_round or 0, config.on_failure == "skip"
     rounds = driver.run(
-        run.algorithm, engine, state, run.key, rounds=config.rounds, per_round=per_round, skip_failures=skip
+        run.algorithm,
+        engine,
+        state,
+        run.key,
+        rounds=config.rounds,
+        per_round=config.per_round or 0,
+        skip_failures=config.on_failure == "skip",
     )
     try:
         while state.round < number:
             state, _ = next(rounds)
-            run.say("training again up to that round", state.round - begun, number - begun)
+            run.say("retraining up to that round", state.round - first, number - first)
         return then(engine, state)
     finally:
         if run.algorithm.remember:
@@ -284,7 +274,7 @@ def replay(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState]
 
 
 def _checkpoint_state(run: "FinishedRun") -> ServerState | None:
-    """The checkpoint's state, if it is that of the finished run; only saved states need it undamaged."""
+    """The checkpoint's state, if it is that of the finished run."""
     try:
         checkpoint = checkpoints.load_checkpoint(run.path)
     except UserError as error:
@@ -302,29 +292,23 @@ def _checkpoint_state(run: "FinishedRun") -> ServerState | None:
 
 
 def _kept_state(run: "FinishedRun", number: int) -> ServerState | None:
-    """What ``--during model`` kept of that round; None where the file is damaged or of another round or run."""
-    file = checkpoints.kept_state(run.path, number)
+    """What ``--during model`` kept of that round; None if the file is damaged or from another round or run."""
     with suppress(UserError):
-        if file.exists():
+        if (file := checkpoints.kept_state(run.path, number)).exists():
             state, progress = checkpoints.load_state(file)
-            return replace(state, clients={}) if state.round == number and _of_this_run(run, progress) else None
+            known = run.result.data_sha256 or "", run.result.partition_hash or ""
+            configured = [configs.fingerprint(run.config)]
+            if (checkpoint := checkpoints.load_checkpoint(run.path)) is not None:  # config.toml may have a new path
+                configured.append(checkpoint[1].config_sha256)
+            same_data = (progress.data_sha256, progress.partition_hash) == known
+            if state.round == number and same_data and progress.config_sha256 in configured:
+                return replace(state, clients={})
     return None
 
 
-def _of_this_run(run: "FinishedRun", progress: checkpoints.RunProgress) -> bool:
-    """Whether a kept state was made with the run's data, partition and configuration, or with its checkpoint's."""
-    known = run.result.data_sha256 or "", run.result.partition_hash or ""
-    if (progress.data_sha256, progress.partition_hash) != known:
-        return False
-    if progress.config_sha256 == configs.fingerprint(run.config):
-        return True
-    checkpoint = checkpoints.load_checkpoint(run.path)  # a path in config.toml may have been changed since
-    return checkpoint is not None and checkpoint[1].config_sha256 == progress.config_sha256
-
-
 def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
-    """A state from which that round can be reached by training: the latest kept before it, or the first."""
-    if not run.algorithm.remember:  # what clients remembered at a kept state is gone
+    """A state from which that round can be reached by training: the latest kept one, or the initial one."""
+    if not run.algorithm.remember:  # a kept state lacks the clients' memories
         for earlier in range(number, 0, -1):
             if (state := _kept_state(run, earlier)) is not None:
                 return state
@@ -338,18 +322,17 @@ def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
 
 
 def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most: int) -> dict[int, Tensors]:
-    key = run.key.fold("round", state.round + 1)
     if run.result.released:
         raise Missing(UNCOVERED)
+    config, number = run.prepared.config, state.round + 1
     if state.round == 0:  # the survey of all clients belongs to the first round
         state, _ = driver.survey(run.algorithm, engine, state, run.key)
-    config, number = run.prepared.config, state.round + 1
-    coming = draw(run.algorithm, run.key, number, engine.roster, config.per_round or 0).visits
-    if not coming:
+    drawn = draw(run.algorithm, run.key, number, engine.roster, config.per_round or 0).visits
+    if not drawn:
         raise Missing(f"no client takes part in round {number}, so there are no local models; give another round")
-    first = {visit.client: visit for visit in reversed(coming)}  # of two to one client, the first
+    first = {visit.client: visit for visit in reversed(drawn)}  # a client's first visit
     clients, count = sorted(first), min(most, len(first))
-    visits = [first[clients[place]] for place in np.linspace(0, len(clients) - 1, count).round().astype(int)]
+    visits = [first[clients[index]] for index in np.linspace(0, len(clients) - 1, count).round().astype(int)]
     size = tensors.count_bytes({name: value.double() for name, value in state.tensors.items()})
     if size * len(visits) > MAX_BYTES:
         raise Missing(
@@ -358,11 +341,11 @@ def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most:
         )
     visits = [replace(visit, ticket=state.clients.get(visit.client)) for visit in visits]
     sent = statistics.build_shared(state) | encode_rate(rate_of_round(run.algorithm.local, number, config.rounds))
-    replies = engine.visit(Train(number, ("model",)), sent, visits, key)
-    outcome = add(replies, visits, partial(run.say, "training local models again"))
+    replies = engine.visit(Train(number, ("model",)), sent, visits, run.key.fold("round", number))
+    outcome = add(replies, visits, partial(run.say, "retraining local models"))
     if outcome.failures:
         failure = outcome.failures[0]
-        raise Missing(f"client {failure.client} failed while its local model was trained again: {failure.reason}")
+        raise Missing(f"client {failure.client} failed while its local model was retrained: {failure.reason}")
     by_client: dict[int, Tensors] = {}
     for index, seen in outcome.extra.items():  # in the network's own order, which files do not keep
         model = tensors.under(dict(seen), "model/")
@@ -380,7 +363,7 @@ class Outputs:
 
 
 class FinishedRun:
-    """A finished run, read from its folder. ``close`` ends the worker processes that it may have started.
+    """A finished run, read from its directory. ``close`` ends the worker processes that it may have started.
 
     Parameters
     ----------
@@ -391,7 +374,7 @@ class FinishedRun:
     engine, workers, device
         As in ``unskew.run``; by default as in the run.
     say
-        Called with what is being done, and how much of how much.
+        Called with the current activity, the work done and the total.
     values
         The run's own data, model and method, if it was given values from Python.
     measured
@@ -399,23 +382,32 @@ class FinishedRun:
     trust
         Whether plug-ins that the directory names may run, though it is from somebody else.
     only_model
-        Whether the network is all that is needed: other plug-ins are not asked about until the data set is read.
+        Whether only the network is needed: other plug-ins need no trust until the data set is read.
     """
 
     def __init__(
-        self, path: str | Path, *, data_dir: str | Path | None = None, engine: str | None = None,
-        workers: int | None = None, device: str | None = None, say: Say | None = None,
-        values: Mapping[str, Any] | None = None, measured: bool = True, trust: bool = False, only_model: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | Path,
+        *,
+        data_dir: str | Path | None = None,
+        engine: str | None = None,
+        workers: int | None = None,
+        device: str | None = None,
+        say: Say | None = None,
+        values: Mapping[str, Any] | None = None,
+        measured: bool = True,
+        trust: bool = False,
+        only_model: bool = False,
+    ) -> None:
         if engine == "torchrun" and measured:
-            raise UserError("--engine torchrun: measures of finished runs are taken on one machine; give auto or pool")
+            raise UserError("--engine torchrun: finished runs are measured on one machine; give auto or pool")
         self.path = usable_path(path)
         self.result: Result = read_result(self.path)
         self.config = configs.read_own_run(self.path, trust=trust, only=("model",) if only_model else PLUGGABLE)
         self.rows = read_metrics(self.path)
         self.during = journal.read_during(self.path)
         self.say: Say = say or silent
-        self._here: dict[str, Any] = {"data_dir": data_dir, "engine": engine, "workers": workers, "device": device}
+        self._changes: dict[str, Any] = {"data_dir": data_dir, "engine": engine, "workers": workers, "device": device}
         self._trust = trust
         self.values = values or {}
         self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
@@ -447,26 +439,18 @@ class FinishedRun:
         if self.result.released:
             raise Missing(UNCOVERED)
         if (self.path / FEDERATION).exists():
-            raise Missing("only the nodes of the federation know which client has what")
-        folders.require_sealed(self.path, "partition.npz")
-        return read_holdings(self.path / "partition.npz")
+            raise Missing("only the nodes of the federation know which client holds which examples")
+        folders.require_sealed(self.path, folders.PARTITION)
+        return read_holdings(self.path / folders.PARTITION)
 
     @cached_property
     def info(self) -> ModelInfo:
-        """The model's classes and inputs; from the data set if an older version wrote the run directory."""
-        if (info := read_model_info(self.path)) is not None:
-            return info
-        try:
-            return ModelInfo.of(self.prepared.images, self.prepared.blueprint.shape)
-        except Missing as error:
-            raise Missing(
-                f"{self.path} was written by an older version and has no {MODEL_INFO}, so its data set is needed: "
-                f"{error}; give data_dir (--data-dir)"
-            ) from error
+        """The model's classes and inputs."""
+        return read_model_info(self.path)
 
     @cached_property
     def prepared(self) -> Prepared:
-        """The federation as it was; raises Missing where its data set is not available."""
+        """The federation as it was; raises Missing if its data set is not available."""
         if self._lacking is not None:
             raise self._lacking
         try:
@@ -479,9 +463,8 @@ class FinishedRun:
             raise self._lacking from error
 
     def _prepare(self) -> Prepared:
-        """The data set is read from its old location or from the ``data_dir`` given."""
-        path, config, folder = self.path, self.config, self._here["data_dir"]
-        changes = {name: value for name, value in self._here.items() if value is not None}
+        path, config, folder = self.path, self.config, self._changes["data_dir"]
+        changes = {name: value for name, value in self._changes.items() if value is not None}
         if folder is not None:
             changes["data_dir"] = str(folder)
             kind, colon, location = config.data.partition(":")
@@ -500,19 +483,19 @@ class FinishedRun:
         elif self.result.released:  # without its partition: the sums over all clients are those of any other
             config = replace(config, partition="iid")
         else:
-            file = (path / "partition.npz").absolute()
+            file = (path / folders.PARTITION).absolute()
             if not file.is_file():
-                raise UserError(f"{file} is missing; it records which client has which examples")
+                raise UserError(f"{file} is missing; it records which client holds which examples")
             folders.require_sealed(path, file.name)
             kept = f"file:{file}"
         weights = self.weights if config.pretrained is not None or config.train != "all" else None
         prepared = prepare(config, kept, given, weights, self.say)
         if self.result.data_sha256 not in (prepared.data_sha256, None):
             raise UserError(
-                f"the data set {config.data} is not the one that {path} was made with; restore the original"
+                f"the data set {config.data} is not the one that {path} was trained on; restore the original"
             )
         if kept is not None and prepared.partition.hash != self.result.partition_hash:
-            raise UserError(f"{path / 'partition.npz'} is not the partition that {path} was trained with")
+            raise UserError(f"{file} is not the partition that {path} was trained with; restore it from a copy")
         return prepared
 
     @property
@@ -544,32 +527,31 @@ class FinishedRun:
 
     @cached_property
     def weights(self) -> Tensors:
-        """The run's final weights by the network's own names, without a data set."""
+        """The run's final weights by the network's own names."""
         return self._final[0]
 
     @cached_property
     def _final(self) -> tuple[Tensors, dict[str, str]]:
-        """The weights, if they are those of the result, and the words beside them in the file."""
-        weights, about = folders.read_model(self.path)
-        if (
-            folders.seal(weights, about) != self.result.weights_seal
-            or tensors.sha256(weights) != self.result.weights_sha256
-        ):
+        """The weights, which must match the result, and the file's metadata."""
+        weights, metadata = folders.read_model(self.path)
+        found = folders.seal(weights, metadata), tensors.sha256(weights)
+        if found != (self.result.weights_seal, self.result.weights_sha256):
             raise UserError(
-                f"{self.path / folders.MODEL} does not have the weights that result.json names; it was changed after "
-                "the run: restore it from a copy"
+                f"{self.path / folders.MODEL} does not contain the weights of result.json; restore it from a copy"
             )
-        return weights, about
+        return weights, metadata
 
     def weights_for(self, network: nn.Module) -> Tensors:
         """The final weights by the names of ``tensors.of_module``, if they fit the network."""
         names, weights = tensors.of_module(network), self.weights
+
+        def kind(tensor: Tensor | None) -> str:
+            return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
+
         for name, own in folders.plain_names(names).items():
-            found = weights.get(name)
-            if found is None or found.dtype != own.dtype or found.shape != own.shape:
-                given = "is missing" if found is None else f"is {_kind(found)}"
+            if (found := kind(weights.get(name))) != kind(own):
                 file = self.path / folders.MODEL
-                raise UserError(f"{file} does not fit the network: {name} must be {_kind(own)}, but {given}")
+                raise UserError(f"{file} does not fit the network: {name} must be {kind(own)}, but is {found}")
         return {name: weights[plain] for name, plain in zip(names, folders.plain_names(names), strict=True)}
 
     @property
@@ -588,7 +570,7 @@ class FinishedRun:
 
     @cached_property
     def calibrated(self) -> dict[str, Tensors]:
-        """The calibrated classifiers' tensors by name; one that cannot be read is left out, with a note."""
+        """The calibrated classifiers' tensors by name; an unreadable one is left out, with a note."""
         classifiers = {}
         for name in self.result.calibrations:
             try:
@@ -601,15 +583,12 @@ class FinishedRun:
 
     @property
     def classes(self) -> list[str]:
-        """The classes' names; their numbers if neither model.json nor the data set is available."""
-        try:
-            return list(self.info.classes)
-        except Missing:
-            return [str(label) for label in range(len(self.classifier_weight))]
+        """The classes' names."""
+        return list(self.info.classes)
 
     @property
     def engine(self) -> Engine:
-        """Where local models are trained again."""
+        """Where local models are retrained."""
         if self._engine is None:
             self._engine = self.opened(checkpoints.open_memories(self.path) if self.remembered else None)
         return self._engine
@@ -620,10 +599,10 @@ class FinishedRun:
         return bool(self.algorithm.remember) and (self.path / checkpoints.MEMORIES).exists()
 
     def opened(self, memories: int | None, passes: float | None = None) -> Engine:
-        """An engine; without a file for what clients remember, it has one that goes with it.
+        """Open an engine; with None for ``memories``, clients' memories are in a temporary file.
 
         ``auto`` weighs the start of a pool against ``passes`` over all images, by default those of a visit. A pass
-        without gradient counts as a third of one with it.
+        without gradients counts as a third of one with them.
         """
         prepared, config, sizes = self.prepared, self.prepared.config, self.prepared.population.sizes
         if prepared.nodes is not None:
@@ -667,7 +646,7 @@ class FinishedRun:
     def state(self, number: int | None = None) -> ServerState:
         """The server's state after that round (None: the last, 0: before the first), without clients' saved states.
 
-        It is as it was kept, or made by training again up to that round.
+        It is read if it was kept, otherwise retrained.
         """
         rounds, last = self.result.rounds, self.result.final_round
         number = last if number is None else number
@@ -685,21 +664,21 @@ class FinishedRun:
         number = self.result.final_round if number is None else number
         if most < 1:
             raise UserError(f"clients={most}: give at least 1")
-        if (number, most) not in self._local:
-            self._local[number, most] = self._train_local_models(number, most)
-        return self._local[number, most]
-
-    def _train_local_models(self, number: int, most: int) -> dict[int, Tensors]:
-        if self.algorithm.remember and 0 < number != self.result.final_round:  # what they remembered comes with it
-            return replay(self, number, lambda engine, state: _train_locally(self, engine, state, most))
-        state = self.state(number)
-        if self.algorithm.remember and number and not (self.remembered and state.clients):
-            self.notes.append(
-                "local models were trained as on a first visit, since the clients' saved states of that "
-                "round were not kept"
-            )
-            state = replace(state, clients={})
-        return _train_locally(self, self.engine, state, most)
+        if (number, most) in self._local:
+            return self._local[number, most]
+        if self.algorithm.remember and 0 < number != self.result.final_round:  # retraining restores the memories
+            found = replay(self, number, lambda engine, state: _train_locally(self, engine, state, most))
+        else:
+            state = self.state(number)
+            if self.algorithm.remember and number and not (self.remembered and state.clients):
+                self.notes.append(
+                    "local models were trained as on a first visit, since the clients' saved states of that "
+                    "round were not kept"
+                )
+                state = replace(state, clients={})
+            found = _train_locally(self, self.engine, state, most)
+        self._local[number, most] = found
+        return found
 
     def number(self, round: int) -> int:
         """The round that a knob means: −1 is the one whose model is the result (the last; with --patience the best)."""

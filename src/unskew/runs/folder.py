@@ -44,7 +44,7 @@ class SealBroken(UserError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """By a file's path below the run directory, its SHA-256; and that of the files about to be written."""
+    """The SHA-256 of each file by its path below the run directory, and of the files about to be written."""
 
     files: Mapping[str, str]
     coming: Mapping[str, str]
@@ -62,13 +62,13 @@ class Manifest:
 
 
 def start_manifest(path: Path, contents: Mapping[str, bytes]) -> None:
-    """Begin a run directory with these files: what is written with ``write_sealed`` from now on is sealed too."""
+    """Begin a run directory with these files; everything that ``write_sealed`` writes later is sealed too."""
     with _locked(path / MANIFEST_LOCK, wait=True):  # measures and calibrations of one run may be made at once
         _replace_files(path, Manifest({}, {}), contents, {})
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """The manifest of a run directory; None where it has none."""
+    """The manifest of a run directory, if it has one."""
     return None if (content := read_content(path / MANIFEST)) is None else _parse_manifest(content, path)
 
 
@@ -100,21 +100,21 @@ def remove_sealed(path: Path, names: Iterable[str]) -> None:
 
 
 def read_sealed(path: Path, name: str) -> bytes | None:
-    """A file of the run directory, if it is as it was written; None where it is missing and may be."""
+    """A file of the run directory, refused if it was changed; None if it is missing and may be."""
     return _read_verified(path, name, read_content, lambda content: None if content is None else _sha256(content))
 
 
 def require_sealed(path: Path, name: str) -> None:
-    """Refuse a file of the run directory that is not as it was written; for files that are read elsewhere."""
+    """Refuse a file of the run directory that was changed; for files that are read elsewhere."""
     _read_verified(path, name, file_sha256, lambda sha256: sha256)
 
 
 def _read_verified(
     path: Path, name: str, read: Callable[[Path], T | None], hashed: Callable[[T | None], str | None]
 ) -> T | None:
-    """What ``read`` gives of the file, if the manifest accepts it.
+    """What ``read`` returns for the file, if the manifest accepts it.
 
-    A writer may come between: what does not fit counts only where the manifest is the same before and after.
+    Another process may be writing: a mismatch counts only if the manifest is the same before and after.
     """
     content = read_content(path / MANIFEST)
     while True:
@@ -137,7 +137,7 @@ def seal_as_it_is(path: Path, names: list[str]) -> None:
 
 
 def file_sha256(file: Path) -> str | None:
-    """Of a file of any size; None where there is none."""
+    """The SHA-256 of a file of any size; None if it does not exist."""
     try:
         if not file.is_file():
             return None
@@ -148,7 +148,7 @@ def file_sha256(file: Path) -> str | None:
 
 
 def _replace_files(path: Path, before: Manifest, contents: Mapping[str, bytes], grown: Mapping[str, str]) -> None:
-    """Name the hashes to come, replace the files, drop the old hashes."""
+    """List the new hashes, replace the files, drop the old hashes."""
     coming = {**grown, **{name: _sha256(content) for name, content in contents.items()}}
     _write(path, replace(before, coming={**before.coming, **coming}))
     for name, content in contents.items():
@@ -179,7 +179,7 @@ def _broken(path: Path, name: str, manifest: Manifest, *, missing: bool) -> Seal
 
 
 def _settle(path: Path) -> Manifest:
-    """The manifest with what a crash left open decided by the files; what fits neither hash stays open."""
+    """The manifest after a crash: files with their new hash are taken over, others stay pending."""
     manifest = read_manifest(path) or Manifest({}, {})
     files, coming = dict(manifest.files), dict(manifest.coming)
     for name, expected in manifest.coming.items():
@@ -222,7 +222,7 @@ def _sha256(content: bytes) -> str:
 @contextmanager
 def _locked(file: Path, *, wait: bool) -> Iterator[None]:
     """Hold a lock file; the operating system releases it when the process ends, however it ends."""
-    if file.exists() and not file.is_file():  # to open a named pipe would take forever
+    if file.exists() and not file.is_file():  # opening a named pipe would block
         raise UserError(f"{file} cannot be locked: it is not a plain file; delete it")
     try:
         held = FileLock(file).acquire(timeout=-1 if wait else 0)
@@ -234,7 +234,7 @@ def _locked(file: Path, *, wait: bool) -> Iterator[None]:
         yield
 
 
-# Everything that safetensors was seen to raise for files with a few bytes changed
+# What safetensors raises for damaged files
 UNREADABLE = (
     OSError,
     SafetensorError,
@@ -249,7 +249,7 @@ UNREADABLE = (
 
 
 def seal(entries: Tensors, about: Mapping[str, str]) -> str:
-    """SHA-256 over the words, and over the tensors in the order of their names: name, type, shape and bytes of each."""
+    """SHA-256 over the metadata and, in the order of their names, every tensor's name, type, shape and bytes."""
     names = sorted(entries)
     kinds = [[name, str(entries[name].dtype), list(entries[name].shape)] for name in names]
     digest = hashlib.sha256(json.dumps([sorted(about.items()), kinds]).encode())
@@ -259,7 +259,7 @@ def seal(entries: Tensors, about: Mapping[str, str]) -> str:
 
 
 def read_tensors(file: Path) -> tuple[Tensors, dict[str, str]]:
-    """The tensors of a safetensors file and the words beside them. Raises one of ``UNREADABLE``."""
+    """The tensors of a safetensors file and its metadata. Raises one of ``UNREADABLE``."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist")
     with safe_open(file, framework="pt") as content:
@@ -274,7 +274,7 @@ PARTITION = "partition.npz"
 
 
 def create_run_folder(path: Path) -> None:
-    """Create a run directory; one that exists may only have what a run left that was killed before it began."""
+    """Create a run directory; an existing one may contain only the remains of a run killed before it began."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is not a folder; choose another --out")
     if (path / "result.json").exists():
@@ -290,7 +290,7 @@ def create_run_folder(path: Path) -> None:
 def is_blank(path: Path) -> bool:
     """Whether a folder has nothing but locks, parts and a manifest without its files."""
     spare = (LOCK, MANIFEST_LOCK, MANIFEST)
-    return all(each.name in spare or is_part(each.name) for each in path.iterdir())
+    return all(file.name in spare or is_part(file.name) for file in path.iterdir())
 
 
 def unused_path(parent: Path, name: str) -> Path:
@@ -304,17 +304,14 @@ def unused_path(parent: Path, name: str) -> Path:
 
 @contextmanager
 def locked_folder(path: Path) -> Iterator[None]:
-    """Lock the run directory for this process alone, and remove what a killed process left half written."""
+    """Lock the run directory for this process, and remove files that a killed process left half written."""
     with _locked(path / LOCK, wait=False):
         clear_parts(*(path / name for name in (".", "checkpoint", "states", "figures")))
         yield
 
 
 def arrays_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """An .npz file; numpy adds no time stamps, so that the same arrays give the same bytes.
-
-    Large arrays, those of a million clients, are packed in the quick way.
-    """
+    """An .npz file without time stamps: the same arrays give the same bytes. Large arrays are compressed less."""
     content = io.BytesIO()
     if pickled := [name for name, value in arrays.items() if value.dtype.hasobject]:
         raise TypeError(f"arrays of Python objects cannot be stored: {', '.join(pickled)}")
@@ -339,14 +336,14 @@ def json_bytes(values: Mapping[str, Any]) -> bytes:
 
 
 def classifier_words(classifier: Sequence[str]) -> dict[str, str]:
-    """What a model's file says beside the weights: which of them are the classifier's, where that is not usual."""
+    """A model file's metadata: the names of the classifier's weights, if they are not the usual ones."""
     if set(classifier) <= set(CLASSIFIER):
         return {}
     return {"classifier": json.dumps([name.partition("/")[2] for name in classifier])}
 
 
 def model_bytes(model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> bytes:
-    """Weights as safetensors, under the network's own names; the file says which of them are the classifier's."""
+    """Weights as safetensors, under the network's own names, with the names of the classifier's."""
     plain = {name: value.contiguous() for name, value in plain_names(model).items()}
     return save(plain, metadata=classifier_words(classifier) or None)
 
@@ -384,7 +381,7 @@ def read_calibration(path: Path, name: str) -> Tensors:
 
 
 def read_model(path: Path) -> tuple[Tensors, dict[str, str]]:
-    """A run's final weights under the network's own names, and the words beside them in the file."""
+    """A run's final weights under the network's own names, and the file's metadata."""
     require_sealed(path, MODEL)
     try:
         return read_tensors(path / MODEL)
@@ -393,7 +390,7 @@ def read_model(path: Path) -> tuple[Tensors, dict[str, str]]:
 
 
 def classifier_names(path: Path, about: Mapping[str, str]) -> list[str]:
-    """The names of the classifier's weight and, where it has one, bias, from the words of ``read_model``."""
+    """The names of the classifier's weight and, if it has one, bias, from the metadata of ``read_model``."""
     try:
         names = parse_json(about.get("classifier", "null")) or [n.partition("/")[2] for n in CLASSIFIER]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -6,7 +6,8 @@ and the configuration has a description of it that begins with ``python:``.
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from os import PathLike
 from typing import Any
@@ -32,9 +33,9 @@ PLAIN = (int, float, bool, str, type(None))  # values that a description spells 
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """A federation whose images are at its nodes: how many each client has, and the engine that reaches them."""
+    """A federation whose images are at its nodes: the clients' sizes, and the engine that reaches them."""
 
-    partition: Partition  # its examples are numbered client after client; nobody here knows their labels
+    partition: Partition  # examples are numbered client after client; their labels are not known here
     open_engine: Callable[[EngineSetup], Engine]
     name: str  # of the engine
 
@@ -51,7 +52,7 @@ class Given:
 
     @property
     def crosses(self) -> bool:
-        """Whether another process can make the same: data and partitions go through shared memory."""
+        """Whether another process can build the same; data and partitions go through shared memory."""
         return self.model is None and self.method is None
 
 
@@ -70,7 +71,7 @@ def take_values(options: Mapping[str, Any]) -> tuple[dict[str, Any], Given]:
 
 
 def take_same(values: Mapping[str, Any], config: Config) -> Given:
-    """The values for a run that has begun; those that are described otherwise than the run's own are refused."""
+    """The values for a run that has begun; they must have the run's own descriptions."""
     texts, given = take_values(values)
     for name, text in texts.items():
         if text is not None and text != (before := getattr(config, name)):
@@ -81,24 +82,27 @@ def take_same(values: Mapping[str, Any], config: Config) -> Given:
 
 
 def parse_given(given: Given, method: str) -> tuple[str, Callable[[Local], Algorithm]]:
-    """The method's plainest spelling, and what makes the algorithm from the clients' training settings."""
-    if isinstance(given.method, Algorithm):
-        return method, functools.partial(_with_local, given.method)
-    named = methods.parse_methods(method) if given.method is None else _named(given.method)
-    spelling = " + ".join(each.name for each in named) if given.method is None else method
-    return spelling, lambda local: compose(named, Algorithm(local=local))
-
-
-def _with_local(algorithm: Algorithm, local: Local) -> Algorithm:
-    """The algorithm with the run's settings, but for those that it changes itself."""
-    standard = Local()
-    own = {each.name: getattr(algorithm.local, each.name) for each in fields(Local)}
-    changed = {name: value for name, value in own.items() if value != getattr(standard, name)}
-    return replace(algorithm, local=replace(local, **changed))
+    """The method's plainest spelling, and a function from the clients' training settings to the algorithm."""
+    algorithm = given.method
+    if isinstance(algorithm, Algorithm):
+        own, standard = vars(algorithm.local), vars(Local())
+        changed = {name: value for name, value in own.items() if value != standard[name]}
+        return method, lambda local: replace(algorithm, local=replace(local, **changed))
+    if algorithm is None:
+        named = methods.parse_methods(method)
+        method = " + ".join(one.name for one in named)
+    else:
+        named = []
+        for part in algorithm:
+            if isinstance(part, str):
+                named += methods.parse_methods(part)
+            else:  # a method takes the algorithm; a function without required parameters makes a method
+                named.append(Named(description(part), part if methods.required_parameters(part) else part()))
+    return method, lambda local: compose(named, Algorithm(local=local))
 
 
 def importable(function: Any) -> str | None:
-    """``package.module:function`` where another process can import the function by that name, otherwise None."""
+    """``package.module:function`` if another process can import the function by that name, otherwise None."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not module or module == "__main__" or not name.isidentifier():
         return None
@@ -110,7 +114,7 @@ def importable(function: Any) -> str | None:
 
 
 def description(value: Any) -> str:
-    """A function by its name and the plain values that it was made with: the same for the same value in another run."""
+    """A function's name and the plain values that it was made with: the same for the same value in another run."""
     if isinstance(value, functools.partial):
         knobs = {str(index): knob for index, knob in enumerate(value.args)} | value.keywords
         return description(value.func) + _spelled(
@@ -184,31 +188,14 @@ def _engine(value: Any) -> tuple[str, None]:
     raise UserError(f"engine must be a name, or a function in a module that takes an EngineSetup, not {value!r}")
 
 
-def _named(parts: Sequence[str | Callable[..., Any]]) -> list[Named]:
-    """Texts parsed; a function with one required argument is a method, one that needs none makes a method."""
-    named = []
-    for part in parts:
-        if isinstance(part, str):
-            named += methods.parse_methods(part)
-        else:
-            named.append(Named(description(part), part if methods.required_parameters(part) else part()))
-    return named
-
-
 def _method_name(function: Callable[..., Any]) -> str | None:
-    """The text of a function that ``parse_methods`` understands as this function is meant."""
+    """The text from which ``parse_methods`` makes the same method in another process, if there is one."""
     if isinstance(function, Finisher):
-        return function.text if _reads_back(function) else None
+        with suppress(UserError):
+            return function.text if len(methods.parse_methods(function.named().text)) == 1 else None
+        return None
     name = importable(function)
     return name if methods.takes_algorithm(function) or not methods.required_parameters(function) else None
-
-
-def _reads_back(calibration: Finisher) -> bool:
-    """Whether another process can make the calibration from its text."""
-    try:
-        return len(methods.parse_methods(calibration.named().text)) == 1
-    except UserError:
-        return False
 
 
 def _slots(algorithm: Algorithm) -> str:

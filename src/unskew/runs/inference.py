@@ -23,7 +23,7 @@ from unskew.data.decode import Broken, center, decode, quiet
 from unskew.data.photographs import Files, Parquet, Pictures, open_parquet
 from unskew.data.tables import read_columns
 from unskew.runs.finished import FinishedRun, find_calibration, load_network
-from unskew.runs.model_info import ModelInfo, Shape
+from unskew.runs.result import ModelInfo, Shape
 
 AT_ONCE = 64  # pictures in a forward pass
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
@@ -70,15 +70,10 @@ class Predictor(nn.Module):
 
 
 def load_predictor(
-    path: str | Path,
-    calibration: str | None = None,
-    *,
-    data_dir: str | Path | None = None,
-    trust: bool = False,
-    model: Any = None,
+    path: str | Path, calibration: str | None = None, *, trust: bool = False, model: Any = None
 ) -> Predictor:
     """A finished run's model from bytes to probabilities; the parameters are those of ``predict``."""
-    run = FinishedRun(path, data_dir=data_dir, device="cpu", values={"model": model}, trust=trust, only_model=True)
+    run = FinishedRun(path, device="cpu", values={"model": model}, trust=trust, only_model=True)
     name = find_calibration(run, calibration)
     scored = run.result if name is None else run.result.calibrations[name]
     return Predictor(load_network(run, name), run.info, scored.temperature or 1.0, name)
@@ -114,7 +109,6 @@ def predict(
     *,
     calibration: str | None = None,
     device: str = "cpu",
-    data_dir: str | Path | None = None,
     trust: bool = False,
     model: Any = None,
 ) -> Predictions:
@@ -131,8 +125,6 @@ def predict(
         The calibrated classifier to use instead of the run's own.
     device
         Where to compute: cpu, cuda, cuda:N, mps or auto.
-    data_dir
-        The folder of the data set, for a run written by an older version.
     trust
         Whether the network may be a plug-in of somebody else's run directory.
     model
@@ -143,8 +135,7 @@ def predict(
     Predictions
         Names, classes and probabilities.
     """
-    predictor = load_predictor(path, calibration, data_dir=data_dir, trust=trust, model=model)
-    found = predictor.to(ready_device(device))
+    predictor = load_predictor(path, calibration, trust=trust, model=model).to(ready_device(device))
     if isinstance(pictures, np.ndarray):
         wanted = list(predictor.info.image)
         if pictures.dtype != np.uint8 or list(pictures.shape[1:]) != wanted:
@@ -152,11 +143,11 @@ def predict(
             raise UserError(f"the array is {given}; give uint8 [N, {', '.join(map(str, wanted))}]")
         names = tuple(str(row) for row in range(len(pictures)))
         batches: Iterable[Bytes] = (pictures[row : row + AT_ONCE] for row in range(0, len(pictures), AT_ONCE))
-        return Predictions(names, predictor.info.classes, _classify(found, batches))
+        return Predictions(names, predictor.info.classes, _classify(predictor, batches))
     source, labels = find_pictures(pictures)
     rows = range(0, len(source), AT_ONCE)
     batches = (_read(source, range(row, min(row + AT_ONCE, len(source))), predictor.info.image) for row in rows)
-    probabilities = _classify(found, batches)
+    probabilities = _classify(predictor, batches)
     names = tuple(source.name(row) for row in range(len(source)))
     return Predictions(names, predictor.info.classes, probabilities, labels)
 
@@ -170,7 +161,7 @@ def _classify(predictor: Predictor, batches: Iterable[Bytes]) -> npt.NDArray[np.
 
 
 def find_pictures(given: str | Path | Sequence[str | Path]) -> tuple[Pictures, tuple[str, ...] | None]:
-    """Where the pictures are, and their labels if a table has some."""
+    """The pictures, and their labels if a table has some."""
     several = [given] if isinstance(given, str | PathLike) else given
     if not isinstance(several, Sequence) or not all(isinstance(path, str | PathLike) for path in several):
         raise UserError(f"pictures are paths or an array uint8 [N, ch, H, W], not {type(given).__name__}")

@@ -1,4 +1,4 @@
-"""The files that grow with the rounds, metrics.jsonl and during.jsonl: appended, verified, read, and summarised."""
+"""The files that grow with the rounds, metrics.jsonl and during.jsonl: append, verify, read, summarise."""
 
 import hashlib
 import json
@@ -19,17 +19,17 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 @dataclass(frozen=True)
 class Mark:
-    """A position in a file, and SHA-256 over what is before it; empty if nothing vouches for that."""
+    """A position in a file, and the SHA-256 of the content before it, if known."""
 
     bytes: int = 0
     sha256: str = ""
 
 
 class LineFile:
-    """Lines are appended after a mark. The file is made with its first line."""
+    """Appends lines after a mark. The file is created with its first line."""
 
     def __init__(self, path: Path, keep: Mark) -> None:
-        """Continue after ``keep``: what is before it must be as it was, what a crash left after it is cut off."""
+        """Continue after ``keep``: the content before it must be unchanged, anything after it is cut off."""
         self._path = path
         self._file: int | None = None
         self._digest = check_beginning(path, keep)
@@ -38,7 +38,7 @@ class LineFile:
         self.mark = Mark(keep.bytes, self._digest.hexdigest())
 
     def append(self, row: Mapping[str, Any]) -> Mark:
-        """One line; the mark after it."""
+        """Append one line; the mark after it."""
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         try:
             if self._file is None:
@@ -52,7 +52,7 @@ class LineFile:
         return self.mark
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows as they are on disk, which must be what was appended."""
+        """Read all rows from disk; they must be those that were appended."""
         content = read_content(self._path) or b""
         if hashlib.sha256(content).hexdigest() != self.mark.sha256:
             raise UserError(f"{self._path} was changed while the run was writing it: {_restore(self._path)}")
@@ -64,14 +64,14 @@ class LineFile:
             os.fsync(self._file)
 
     def close(self) -> None:
-        """Nothing is lost: every line went to the file at once."""
+        """Close the file; every line has been written already."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 def check_beginning(path: Path, keep: Mark) -> "hashlib._Hash":
-    """The running hash over the file up to the mark; refused where that is not what the mark vouches for."""
+    """The running hash of the file up to the mark, which must match the mark's."""
     content = (read_content(path) or b"")[: keep.bytes]
     if len(content) < keep.bytes:
         raise UserError(f"{path} is shorter than when the checkpoint was written: {_restore(path)}")
@@ -129,14 +129,14 @@ LEFT_OUT = (
 
 
 def leave_out(metrics: Metrics) -> Metrics:
-    """A round of a release as others may read it: nothing of who took part, and nothing that no noise covers."""
+    """A round of a release without participation and everything else that no noise covers."""
     void = None if metrics.void is None else "too few clients stayed"
     none: dict[str, Any] = dict.fromkeys(LEFT_OUT)
     return replace(metrics, failures=(), notes=(), void=void, released=True, **none)
 
 
 def metrics_row(metrics: Metrics) -> dict[str, Any]:
-    """A round as its line has it: without what was not measured."""
+    """A round's line: without values that were not measured."""
     return {key: value for key, value in asdict(metrics).items() if value is not None and value != ()}
 
 

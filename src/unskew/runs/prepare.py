@@ -1,9 +1,9 @@
-"""Before the first round: read the images, make the partition, fill in what the data decides, reject bad settings."""
+"""Before the first round: read the images, draw the partition, fill in defaults, reject impossible settings."""
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +47,19 @@ from unskew.runs import config as configs
 from unskew.runs.client_accuracy import test_owners
 from unskew.runs.config import FROM_PYTHON, OPTIONS, SHA256, Config, from_python
 from unskew.runs.given import Given, Nodes, parse_given
-from unskew.runs.recording import Recorded, parse_recording, plain_spelling
+from unskew.runs.recording import OF_CLIENTS, Recorded, parse_recording, plain_spelling
 from unskew.runs.result import Result, read_result
 
 DEFAULT_CLIENTS = 10
-MEMORY_SHARE = 3  # stored features may take one part in so many of the memory
-PROCESS_BYTES = 260 * 2**20  # what PyTorch itself takes in a process, measured
-OF_SINGLE_CLIENTS = ("norms", "drift")  # recordings that look at one client's model
+MEMORY_SHARE = 3  # stored features may take 1/MEMORY_SHARE of the memory
+PROCESS_BYTES = 260 * 2**20  # memory of a process that has imported PyTorch, measured
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A federation ready to start.
 
-    With a validation part, ``images.test`` is that part, and ``population`` does not have it; ``partition`` is whole.
+    With --validation, ``images.test`` is the validation part, which ``partition`` includes and ``population`` does not.
     """
 
     config: Config
@@ -75,13 +74,13 @@ class Prepared:
     model_notes: tuple[str, ...] = ()  # where the weights come from, what is frozen
     recordings: tuple[Recorded, ...] = ()
     start: Algorithm | None = None  # the calibration that makes the initial classifier
-    finished: Tensors | None = None  # the whole network's weights at a run's end, by their plain names
-    say: Say = silent  # reports the progress of long work
-    nodes: Nodes | None = None  # where the training images are; None: here
+    finished: Tensors | None = None  # a finished run's weights of the whole network, by their plain names
+    say: Say = silent  # reports progress
+    nodes: Nodes | None = None  # who has the training images; None: this process
 
     @cached_property
     def first(self) -> Tensors:
-        """The whole network's weights before the first round: drawn from the seed, those of the file over them."""
+        """The whole network's initial weights: drawn from the seed, replaced where the pretrained file has some."""
         network, file = self.blueprint.whole(), self.pretrained
         if self.finished is not None and self.config.pretrained is not None:
             config, values = _read_pretrained(self.config)
@@ -92,7 +91,7 @@ class Prepared:
 
     @cached_property
     def frozen(self) -> Tensors:
-        """The weights that nobody trains, by the names of ``tensors.of_module``; none where all are trained."""
+        """The weights that nobody trains, by the names of ``tensors.of_module``."""
         if self.blueprint.layers is None:
             return {}
         trained = tensors.of_module(self.blueprint.network())
@@ -101,8 +100,8 @@ class Prepared:
         names = [name for name in tensors.of_module(self.blueprint.whole()) if name not in trained]
         if missing := [name for name in names if name.partition("/")[2] not in self.finished]:
             raise UserError(
-                f"the run's weights do not fit its network {self.config.model}: {missing[0]} is missing; "
-                "has the network changed since?"
+                f"the run's weights do not fit its network {self.config.model}: {missing[0]} is missing; restore the "
+                "network as it was"
             )
         return {name: self.finished[name.partition("/")[2]] for name in names}
 
@@ -114,12 +113,12 @@ class Prepared:
         return {name: model[name] if name in model else self.frozen[name] for name in names}
 
     def initialise(self, network: Network) -> None:
-        """Give what is trained the weights that it has before the first round."""
+        """Give the trained part its initial weights."""
         tensors.overwrite(network, self.first)
 
     @cached_property
     def data(self) -> Tensors:
-        """Everything that the clients hold: images, or the output of a frozen part, which is computed once."""
+        """The clients' data: images, or the output of a frozen part, which is computed once."""
         images = self.images
         if self.blueprint.stored:
             network = self.blueprint.whole()
@@ -168,13 +167,22 @@ def prepare(
     finished: Tensors | None = None,
     say: Say = silent,
 ) -> Prepared:
-    """Read the images, make the partition, fill in what the data decides in a checked configuration.
+    """Read the images, draw the partition and fill in what the data decides in a checked configuration.
 
-    ``kept`` is the partition of an earlier start of this run, as ``file:FILE``. ``finished`` has the whole network's
-    weights by their plain names if the run is over: no pretrained weights are read then.
+    ``kept`` is the partition of a run that has begun, as ``file:FILE``. With ``finished``, the weights of a finished
+    run by their plain names, no pretrained weights are read.
     """
     given = given or Given()
-    _check_given(config, given, kept)
+    for name in ("data", "model", "method", *(() if kept else ("partition",))):
+        if from_python(getattr(config, name)) and getattr(given, name) is None:
+            raise UserError(
+                f"{name} is {getattr(config, name).removeprefix(FROM_PYTHON)!r}, which was given from "
+                f"Python; pass it again from Python, as {name}=…"
+            )
+    if not given.crosses and config.engine not in ("auto", "loop"):
+        name = "model" if given.model is not None else "method"
+        what = getattr(config, name).removeprefix(FROM_PYTHON)
+        raise UserError(f"--engine {config.engine} with {name} {what}: {CANNOT_CROSS}")
     if config.patience is None and config.monitor != OPTIONS["monitor"].default:
         raise UserError(f"--monitor {config.monitor} needs --patience; add --patience N, or leave --monitor out")
     resolve_device(config.device)
@@ -187,10 +195,10 @@ def prepare(
     )
     parts = given.nodes.partition if given.nodes else make_partition(config, images.examples, kept, given)
     per_round = config.per_round
-    if not given.nodes:  # of a federation all take part, also those that join late
+    if not given.nodes:  # in a federation all nodes take part, also those that join late
         per_round = per_round or parts.clients
         if per_round > parts.clients:
-            raise UserError(f"--per-round {per_round}: there are only {parts.clients} clients")
+            raise UserError(f"--per-round {per_round}: there are only {parts.clients} clients; give at most that")
     augmented = config.augment and choose_augmentation(config.augmentation, images) != SHIFT
     config = replace(
         config,
@@ -207,9 +215,7 @@ def prepare(
     check_rounds(algorithm.local, config.rounds)
     masked = algorithm.secure is not None and algorithm.exchange is None
     if not algorithm.finish and (algorithm.withhold or masked or algorithm.private):
-        raise UserError(
-            f"{method}: there is nothing to protect, since no calibration sends statistics; add ccvr or lda"
-        )
+        raise UserError(f"{method}: no calibration sends statistics that could be protected; add ccvr or lda")
     start = parse_start(config.start, algorithm) if config.start else None
     if start is not None:
         config = replace(config, start=named(start.finish[0], start))
@@ -240,20 +246,6 @@ def prepare(
     )
 
 
-def _check_given(config: Config, given: Given, kept: str | None) -> None:
-    """Refuse descriptions whose values are missing, and values that cannot go where the engine would send them."""
-    for name in ("data", "model", "method", *(() if kept else ("partition",))):
-        if from_python(getattr(config, name)) and getattr(given, name) is None:
-            raise UserError(
-                f"{name} is {getattr(config, name).removeprefix(FROM_PYTHON)!r}, which was given from "
-                f"Python; pass it again from Python, as {name}=…"
-            )
-    if not given.crosses and config.engine not in ("auto", "loop"):
-        name = "model" if given.model is not None else "method"
-        what = getattr(config, name).removeprefix(FROM_PYTHON)
-        raise UserError(f"--engine {config.engine} with {name} {what}: {CANNOT_CROSS}")
-
-
 def _read_baseline(config: Config, sha256: str) -> Result:
     """The finished run that accuracy is compared with; it must be on the same data."""
     path = config.baseline or ""
@@ -266,13 +258,11 @@ def _read_baseline(config: Config, sha256: str) -> Result:
         raise UserError(f"--baseline {path} was trained on other data ({result.data}); give a run on the same data")
     if result.settings.get("validation", 0.0) != config.validation:
         raise UserError(
-            f"--baseline {path} was evaluated on {result.measured_on}, with another --validation than this run's; give "
+            f"--baseline {path} was evaluated on {result.measured_on} with another --validation than this run's; give "
             f"a baseline with --validation {config.validation:g}"
         )
     if not result.accuracy > 0:
-        raise UserError(
-            f"--baseline {path} has an accuracy of {result.accuracy}, so no relative accuracy can be computed"
-        )
+        raise UserError(f"--baseline {path} has an accuracy of {result.accuracy}; give a run with some accuracy")
     return result
 
 
@@ -282,7 +272,7 @@ def _read_baseline(config: Config, sha256: str) -> Result:
 def read_data(config: Config, say: Say = silent, model: Any = None) -> ImageSet:
     """The data set that a configuration names; a user's own is also found in --data-dir, if it was moved there.
 
-    ``model`` is the network where it was given from Python: photographs of different sizes get its input size.
+    ``model`` is a network given from Python: photographs of different sizes are scaled to its input size.
     """
     folder = Path(config.data_dir) if config.data_dir else None
     side = config.resize or models.input_size(model or config.model)
@@ -291,24 +281,24 @@ def read_data(config: Config, say: Say = silent, model: Any = None) -> ImageSet:
         raise UserError(f"{config.data}: all training examples have the same label; a classifier needs two or more")
     if found == config.data:
         return images
-    note = f"{config.data.partition(':')[2]} no longer exists; it is read from {folder}"
+    note = f"{config.data.partition(':')[2]} no longer exists; reading it from {folder}"
     return replace(images, name=config.data, notes=(*images.notes, note))
 
 
 def read_examples(config: Config, say: Say = silent) -> Examples:
-    """The training examples of that data set: photographs are not read unless that is needed."""
+    """The training examples of that data set; photographs are read only if necessary."""
     return load_examples(config.data, Path(config.data_dir) if config.data_dir else None, cache_settings(config), say)
 
 
 def cache_settings(config: Config) -> Cache:
-    """Where decoded photographs are kept, and what they may take."""
+    """Where decoded photographs are kept, and how much space they may take."""
     return cache_of(config.cache_dir, config.cache_disk, config.cache_memory)
 
 
 def make_partition(
     config: Config, examples: Examples, kept: str | None = None, given: Given | None = None
 ) -> Partition:
-    """The partition that a configuration asks for, or the one that was given."""
+    """The partition that was given as a value, or the one that the configuration names."""
     if given is not None and given.partition is not None and not kept:
         return _given_partition(given.partition, config, len(examples.labels))
     decides_clients = kept or config.partition.strip().startswith(("file:", "users", "geo"))
@@ -324,16 +314,15 @@ def make_partition(
 
 
 def _given_partition(value: Partition | Ints, config: Config, examples: int) -> Partition:
-    """The partition that was given as a value, if it fits the training examples and ``--clients``."""
     client = value.client if isinstance(value, Partition) else value
     if len(client) != examples:
         raise UserError(f"partition: {len(client):,} client numbers for {examples:,} examples; give one per example")
     if client.min(initial=0) < -1 or client.max(initial=-1) < 0:
-        raise UserError("partition: client numbers start at 0; -1 means that no client has the example")
-    clients = value.clients if isinstance(value, Partition) else config.clients or int(client.max()) + 1
+        raise UserError("partition: client numbers must start at 0; -1 means that no client has the example")
     found = int(client.max()) + 1
+    clients = value.clients if isinstance(value, Partition) else config.clients or found
     if found > clients or (config.clients or clients) != clients:
-        raise UserError(f"--clients {config.clients}: the partition has {found:,} clients; leave it out")
+        raise UserError(f"--clients {config.clients}: the partition has {found:,} clients; leave --clients out")
     if isinstance(value, Partition):
         return replace(value, scheme=config.partition)
     return Partition(client.astype(np.int32), clients, config.partition, config.data_key.seed)
@@ -345,10 +334,10 @@ def _given_partition(value: Partition | Ints, config: Config, examples: int) -> 
 def _plan_model(
     config: Config, images: ImageSet, given: Given, finished: Tensors | None
 ) -> tuple[Config, ImageSet, Blueprint, Tensors, tuple[str, ...]]:
-    """Read the pretrained weights, and fill in what follows from them.
+    """Read the pretrained weights and fill in the options that depend on them.
 
-    Returns the configuration and images as the run uses them, a blueprint that has no method yet, what the network
-    takes from the file, and notes.
+    Returns the configuration and images as the run uses them, a blueprint without its method, the weights that the
+    network takes from the file, and notes.
     """
     channels, height, width = images.shape
     shape = (channels, config.resize or height, config.resize or width)
@@ -359,12 +348,23 @@ def _plan_model(
     if config.pretrained is not None:
         if finished is None:
             config, file = _read_pretrained(config)
-        if channels == 1 and _takes_colour(models.build(model, shape, classes), file):
-            shape = (3, *shape[1:])
-            notes.append("grey images are repeated in three channels, as the pretrained network expects")
+        if channels == 1:
+            parts = models.build(model, shape, classes).named_modules()
+            first = next((name for name, part in parts if isinstance(part, nn.Conv2d)), None)
+            ends = [value for name, value in file.items() if name.endswith(f"{first}.weight")]  # after wrappers' names
+            if any(weight.dim() == 4 and weight.shape[1] == 3 for weight in ends):
+                shape = (3, *shape[1:])
+                notes.append("gray images are repeated in three channels, as the pretrained network expects")
     config = replace(config, normalise=config.normalise or _expected_normalisation(config))
     images = set_normalisation(images, config.normalise or DATA, shape[0])
-    config = _with_augment(config, images, layers)
+    if config.views is not None:
+        if layers is None:
+            raise UserError(f"--views {config.views}: views are stored only behind a frozen part; give --train too")
+        if config.augment is False:
+            raise UserError(f"--views {config.views}: views are augmented images; leave --no-augment out")
+        config = replace(config, augment=True)
+    elif config.augment is None:  # a frozen part's output is stored once
+        config = replace(config, augment=images.augment and layers is None)
     weights, stored = dict[str, Tensor](), False
     if config.pretrained is not None or layers is not None:
         network = models.build(model, shape, classes)
@@ -372,7 +372,13 @@ def _plan_model(
         weights, note = _fit_pretrained(network, file, config)
         notes.append(note)
     if layers is not None:
-        notes.append(_trained_note(config.train, network, layers, shape))
+        trained = {id(value) for part in last_layers(network, shape, layers)[0] for value in part.parameters()}
+        counts = [(id(value) in trained, value.numel()) for value in network.parameters()]
+        some, total = sum(count for mine, count in counts if mine), sum(count for _, count in counts)
+        notes.append(
+            f"--train {config.train}: {some:,} of {counted(total, 'parameter')} are trained and sent; the others are "
+            "frozen"
+        )
         unstored = _why_unstored(config, images, network, shape, layers)
         stored = unstored is None
         notes += [] if unstored is None else [unstored]
@@ -393,19 +399,19 @@ def _plan_model(
 
 
 def _with_normalisation(config: Config, released: bool) -> Config:
-    """For a release pixels are normalised by fixed numbers: the data's own mean would tell about single examples."""
+    """A release normalises pixels by fixed numbers: the data's own mean would reveal something of single examples."""
     if not released or config.normalise not in (None, DATA):
         return config
     if config.normalise == DATA:
         raise UserError(
-            "--normalise data with release=true: the mean and deviation of the clients' pixels would be published "
-            "without noise; give half, or leave it out"
+            "--normalise data with release=true would publish the mean and deviation of the clients' pixels without "
+            "noise; give half, or leave it out"
         )
     return replace(config, normalise=_expected_normalisation(config, HALF))
 
 
 def _read_pretrained(config: Config) -> tuple[Config, Tensors]:
-    """The file's tensors, and the configuration with their hash, which they must have if it is known already."""
+    """The file's tensors, and the configuration with their hash; a hash that it has already must match."""
     where, _, known = (config.pretrained or "").partition(SHA256)
     path = Path(where)
     if where == pretrained.IMAGENET and not from_python(config.model):
@@ -414,14 +420,14 @@ def _read_pretrained(config: Config) -> tuple[Config, Tensors]:
     found = pretrained.hash_weights(values)
     if known and known != found:
         raise UserError(
-            f"--pretrained {where} has other weights (sha256 {found}…) than the run was started with ({known}…); give "
-            "that file, or start another run"
+            f"--pretrained {where} has other weights (sha256 {found}…) than those the run was started with "
+            f"({known}…); give the original file, or start another run"
         )
     return replace(config, pretrained=f"{where}{SHA256}{found}"), values
 
 
 def _fit_pretrained(network: Network, file: Tensors, config: Config) -> tuple[Tensors, str]:
-    """What the network takes from the file, and a note on what it does not."""
+    """The weights that the network takes from the file, and a note on the others."""
     where, _, sha256 = (config.pretrained or "").partition(SHA256)
     fit = pretrained.fit(network, file, where, config.model or "")
     note = f"starts from {where} (sha256 {sha256}), pixels normalised as --normalise {config.normalise}"
@@ -439,35 +445,15 @@ def _fit_pretrained(network: Network, file: Tensors, config: Config) -> tuple[Te
 
 
 def _expected_normalisation(config: Config, otherwise: str | None = None) -> str | None:
-    """How the pretrained network's pixels were normalised; without one, None: as the data set says."""
+    """How the pretrained network's pixels were normalised."""
     if config.pretrained is None:
         return otherwise
     where, name = config.pretrained.partition(SHA256)[0], (config.model or "").partition("(")[0]
-    if where != pretrained.IMAGENET and (Path(where).parent / configs.CONFIG).is_file():  # of a run of ours
+    if where != pretrained.IMAGENET and (Path(where).parent / configs.CONFIG).is_file():  # from a run directory
         return configs.read_run(Path(where).parent).normalise or DATA
     if name == pretrained.IMAGENET_FOR:
         return "lite"
     return "imagenet" if name in models.PUBLIC else DATA
-
-
-def _takes_colour(network: Network, file: Tensors) -> bool:
-    """Whether the file's first convolution takes three channels, where this network takes one."""
-    first = next((name for name, part in network.named_modules() if isinstance(part, nn.Conv2d)), None)
-    weights = [value for name, value in file.items() if name.endswith(f"{first}.weight")]  # wrappers may be before it
-    return any(weight.dim() == 4 and weight.shape[1] == 3 for weight in weights)
-
-
-def _with_augment(config: Config, images: ImageSet, layers: int | None) -> Config:
-    """Augmentation as suits the data; a frozen part's output is stored once, so there only on request."""
-    if config.views is not None:
-        if layers is None:
-            raise UserError(f"--views {config.views}: views are stored only behind a frozen part; give --train too")
-        if config.augment is False:
-            raise UserError(f"--views {config.views}: views are augmented images; leave --no-augment out")
-        return replace(config, augment=True)
-    if config.augment is None:
-        return replace(config, augment=images.augment and layers is None)
-    return config
 
 
 def _why_unstored(
@@ -483,28 +469,17 @@ def _why_unstored(
     if size > (most := physical_memory() / MEMORY_SHARE):
         return (
             f"its output for all images would take {format_bytes(size)}, more than the limit of "
-            f"{format_bytes(most)}, so "
-            f"{again}"
+            f"{format_bytes(most)}, so {again}"
         )
     return None
 
 
-def _trained_note(train: str, network: Network, layers: int, shape: tuple[int, int, int]) -> str:
-    trained = {id(v) for part in last_layers(network, shape, layers)[0] for v in part.parameters()}
-    counts = [(id(value) in trained, value.numel()) for value in network.parameters()]
-    some, total = sum(n for mine, n in counts if mine), sum(n for _, n in counts)
-    return f"--train {train}: {some:,} of {counted(total, 'parameter')} are trained and sent, the others are frozen"
-
-
 def parse_start(source: str, algorithm: Algorithm) -> Algorithm:
-    """The one calibration of ``--start``, with what protects it; refused if its classifier cannot be trained further.
-
-    ``algorithm`` is what the run trains with.
-    """
+    """The one calibration of ``--start`` and its protections; ``algorithm`` is what the run trains with."""
     start = methods.parse_calibrations(source)
     if len(start.finish) > 1:
-        names = " and ".join(each.text for each in start.finish)
-        raise UserError(f"--start {source}: training starts from one classifier, but {names} are given; give one")
+        names = " and ".join(finisher.text for finisher in start.finish)
+        raise UserError(f"--start {source}: {names} were given, but training starts from one classifier; give one")
     finisher, needs = start.finish[0], start.finish[0].needs
     because, instead = "", "give lda, ridge or ccvr"
     if isinstance(needs, RealFeatures):
@@ -514,19 +489,18 @@ def parse_start(source: str, algorithm: Algorithm) -> Algorithm:
     elif needs.expand:
         because = "it also uses random features (expand)"
     elif finisher.bends:
-        because = "features are transformed first (relu, tukey)"
+        because = "it transforms the features first (relu, tukey)"
     elif start.private is not None:
-        because, instead = "features are clipped first (private)", "leave private out of it"
+        because, instead = "it clips the features first (private)", "leave private out of it"
     elif algorithm.head is not None:
-        because = "the method uses the classifier's rows scaled to length 1 (clsnorm)"
+        because = "the method scales the classifier's rows to length 1 (clsnorm)"
         instead = "leave --start out, or clsnorm"
     if because:
         raise UserError(f"--start {source} cannot become the network's classifier: {because}; {instead}")
-    if lacking := [each for each in protections(algorithm) if each not in protections(start)]:
-        added = " + ".join([source, *lacking])
+    if lacking := " + ".join(name for name in protections(algorithm) if name not in protections(start)):
         raise UserError(
-            f"--start {source} would send statistics without {' + '.join(lacking)}, which the method has; give --start "
-            f'"{added}"'
+            f"--start {source} would send statistics without the method's {lacking}; give --start "
+            f'"{source} + {lacking}"'
         )
     return start
 
@@ -535,7 +509,7 @@ def parse_start(source: str, algorithm: Algorithm) -> Algorithm:
 
 
 def rehearse(prepared: Prepared) -> None:
-    """Build what the run needs and draw its first visits, so that it is refused now and not when a folder exists."""
+    """Build everything and draw the first visits, so that bad settings are refused before a run directory exists."""
     check_protections(prepared)
     side, config = prepared.side, prepared.config
     prepared.initialise(side.network)
@@ -547,8 +521,7 @@ def rehearse(prepared: Prepared) -> None:
         finisher = prepared.start.finish[0]
         if side.network.classifier.bias is None:
             raise UserError(
-                f"--start {finisher.text}: its classifier has a bias, but the network's has none; add one "
-                "to the network"
+                f"--start {finisher.text}: its classifier has a bias, the network's has none; add one to the network"
             )
         check(finisher, prepared.start, side)
     for finisher in side.algorithm.finish:
@@ -556,35 +529,53 @@ def rehearse(prepared: Prepared) -> None:
 
 
 def check_protections(prepared: Prepared) -> None:
-    """Refuse what the run's protections cannot cover, or cannot do with so few clients."""
+    """Refuse settings that the run's protections do not cover, and numbers of clients that they cannot work with."""
     algorithm, config = prepared.algorithm, prepared.config
     clients = len(prepared.population.roster.inhabited)
     drawn = min(config.per_round or clients, clients)
-    if isinstance(algorithm.exchange, SecureUpdates):
-        require_extra("cryptography")
-        _refuse_recordings("secure(updates=true)", prepared.recordings)
-        if drawn < MIN_CLIENTS:
+    masked = isinstance(algorithm.exchange, SecureUpdates)
+    hiding = {
+        "secure(updates=true)": masked,
+        "release=true": algorithm.released,
+        "private-updates": algorithm.mechanism is not None,
+    }
+    for method, recording in product((name for name, used in hiding.items() if used), prepared.recordings):
+        if recording.name in OF_CLIENTS:
             raise UserError(
-                f"secure(updates=true): {drawn} of {clients} clients take part in a round, but a secure "
-                f"sum needs at least {MIN_CLIENTS}; raise --per-round"
+                f"{method} and --during {recording.name}: it would record single clients, which the method hides from "
+                "the server; leave it out (silhouette and model use only the server's model)"
             )
-        if drawn > MOST_MEMBERS:
+    if masked:
+        require_extra("cryptography")
+        if not MIN_CLIENTS <= drawn <= MOST_MEMBERS:
             raise UserError(
-                f"secure(updates=true): {drawn:,} clients take part in a round, too many for a secure sum; "
-                f"give --per-round {MOST_MEMBERS} or less"
+                f"secure(updates=true): {drawn:,} of {clients:,} clients take part in a round, but a secure sum needs "
+                f"{MIN_CLIENTS} to {MOST_MEMBERS:,}; change --per-round"
             )
         sampled = drawn < clients or algorithm.available is not None or algorithm.arrive is not None
-        if sampled and (steady := [each.name for each in algorithm.statistics if each.steady]):
-            found = f"secure(updates=true) and {steady[0]}: what a client sends for it hardly changes"
-            words = f"{found}, so sums over different clients in different rounds would reveal it"
+        if sampled and (steady := [statistic.name for statistic in algorithm.statistics if statistic.steady]):
+            warning = (
+                f"secure(updates=true) and {steady[0]}: what a client sends for it hardly changes, so sums over "
+                "different clients in different rounds would reveal it"
+            )
             if prepared.nodes:
-                raise UserError(f"{words}; let every client take part in every round, or leave one of them out")
-            warnings.warn(words, stacklevel=2)
+                raise UserError(f"{warning}; let every client take part in every round, or leave one of them out")
+            warnings.warn(warning, stacklevel=2)
     if algorithm.released:
-        _check_release(prepared)
+        if config.validation:
+            raise UserError(
+                "--validation with release=true would measure accuracy on the clients' own examples without noise; "
+                "leave it out"
+            )
+        private = algorithm.private is not None and algorithm.private.release
+        for finisher in algorithm.finish:
+            if isinstance(finisher.needs, RealFeatures) or not private:
+                raise UserError(
+                    f"{finisher.text} with release=true would publish its statistics without noise from the operating "
+                    "system; " + ("leave it out" if private else "add private(release=true)")
+                )
     if algorithm.mechanism is not None:
         require_extra("dp_accounting")
-        _refuse_recordings("private-updates", prepared.recordings)
         if prepared.start is not None:
             raise UserError(
                 f"private-updates with --start {config.start}: the model would start from client "
@@ -597,50 +588,21 @@ def check_protections(prepared: Prepared) -> None:
                 "clients would send without noise; use a network with GroupNorm"
             )
         poisson = isinstance(algorithm.mechanism, PrivateUpdates) and algorithm.mechanism.poisson
-        if poisson and drawn < clients and isinstance(algorithm.exchange, SecureUpdates):
+        if poisson and drawn < clients and masked:
             raise UserError(
                 "secure(updates=true) and private-updates(sampling=poisson): a round with fewer clients than a secure "
                 "sum needs would show who was drawn; give sampling=fixed, or let every client take part in every round"
             )
 
 
-def _check_release(prepared: Prepared) -> None:
-    """Refuse what a release would publish without noise."""
-    algorithm, config = prepared.algorithm, prepared.config
-    _refuse_recordings("release=true", prepared.recordings)
-    if config.validation:
-        raise UserError(
-            "--validation with release=true: accuracy would be measured on the clients' own examples, without noise; "
-            "leave it out"
-        )
-    private = algorithm.private is not None and algorithm.private.release
-    for finisher in algorithm.finish:
-        if isinstance(finisher.needs, RealFeatures) or not private:
-            raise UserError(
-                f"{finisher.text} with release=true: its statistics would be published without noise from the "
-                "operating system; " + ("leave it out" if private else "add private(release=true)")
-            )
-
-
-def _refuse_recordings(method: str, recordings: Sequence[Recorded]) -> None:
-    for each in recordings:
-        if each.name in OF_SINGLE_CLIENTS:
-            raise UserError(
-                f"{method} and --during {each.name}: it would record single clients, which the method "
-                "hides from the server; leave it out (silhouette and model use only the server's model)"
-            )
-
-
-# What a run will be
-
-# what a federation's server takes in addition, fitted to measurements (docs/how-to/federation.md)
+# What a federation's server takes in addition, fitted to measurements (docs/how-to/federation.md)
 FLOWER_BYTES = 70 * 2**20
 SERVER_COPIES, REPLY_COPIES = 6, 4  # of a model: for each run, and for each reply of a round
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What a run will be, known before its first round."""
+    """What is known of a run before its first round."""
 
     path: Path
     config: Config
@@ -653,7 +615,7 @@ class Overview:
     parameters: int
     first_round: int
     local: Local
-    visits: tuple[Visit, ...]  # of a first round: how many there are and how much each takes
+    visits: tuple[Visit, ...]  # those of a first round, as an estimate
     data_bytes: int
     memory_bytes: int
     disk_bytes: int
@@ -665,7 +627,7 @@ class Overview:
 
 
 def overview(prepared: Prepared, path: Path, state: ServerState, engine: str, processes: Processes) -> Overview:
-    """What the run will be; its memory and disk space are estimates."""
+    """Describe the run; its memory and disk space are estimates."""
     config, algorithm, visits = prepared.config, prepared.algorithm, prepared.first_visits
     model = tensors.count_bytes(state.tensors)
     read_lazily = sum(
@@ -709,11 +671,11 @@ def overview(prepared: Prepared, path: Path, state: ServerState, engine: str, pr
 
 
 def _differences(prepared: Prepared) -> tuple[str, ...]:
-    """The baseline's settings that differ: relative accuracy means most where only the method does."""
-    there, here = configs.read_run(Path(prepared.config.baseline or "")), prepared.config
-    others = [(key, getattr(there, key), getattr(here, key)) for key in ("model", "augment", "rounds", "seed")]
-    if not from_python(there.method) and not strangers(there.method):
-        local = methods.parse_method(there.method, there.local()).local  # as the methods use it: fedvc sets the epochs
+    """The baseline's settings that differ: relative accuracy is most meaningful if only the method does."""
+    baseline, own = configs.read_run(Path(prepared.config.baseline or "")), prepared.config
+    values = [(key, getattr(baseline, key), getattr(own, key)) for key in ("model", "augment", "rounds", "seed")]
+    if not from_python(baseline.method) and not strangers(baseline.method):
+        local = methods.parse_method(baseline.method, baseline.local()).local  # fedvc sets the epochs
         keys = [key for key in asdict(local) if key not in ("augment", "augmentation")]
-        others += [(key, getattr(local, key), getattr(prepared.algorithm.local, key)) for key in keys]
-    return tuple(f"{key.replace('_', ' ')} {theirs} there" for key, theirs, ours in others if theirs != ours)
+        values += [(key, getattr(local, key), getattr(prepared.algorithm.local, key)) for key in keys]
+    return tuple(f"{key.replace('_', ' ')} {theirs} there" for key, theirs, ours in values if theirs != ours)

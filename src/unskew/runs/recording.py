@@ -1,7 +1,7 @@
-"""What is recorded while a run trains, at chosen rounds: ``--during "silhouette(every=5) + norms(first=3)"``.
+"""Recordings while a run trains, at chosen rounds: ``--during "silhouette(every=5) + norms(first=3)"``.
 
-It does not change a bit of the result: clients are measured after their training, the server between two rounds, and
-what was recorded is taken out of the sums before the server uses them.
+They do not change a bit of the result: clients are measured after their training, the server between two rounds, and
+recordings are removed from the replies before the server uses them.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,7 @@ from unskew.round.client import IMAGES_AT_ONCE, ClientSide, class_norms, layer_n
 
 MAX_CLIENTS = 100  # recorded in one round: those of the round's first visits
 MAX_IMAGES = 2000  # test images of the silhouette
+OF_CLIENTS = ("norms", "drift")  # recordings that measure single clients' models
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,13 @@ class Recorded:
 RECORDED: dict[str, Callable[..., Recorded]] = {
     "silhouette": partial(Recorded, "silhouette"),  # coefficient of the server's features of test images, by class
     "norms": partial(Recorded, "norms"),  # of each class's row in the classifier: the server's and the clients'
-    "drift": partial(Recorded, "drift"),  # how far the round's clients went from the model they got, by layer
-    "model": partial(Recorded, "model", every=10),  # the server's whole state, for measures of that round
+    "drift": partial(Recorded, "drift"),  # distance between the round's clients and the model sent, by layer
+    "model": partial(Recorded, "model", every=10),  # the server's state, for measures of that round
 }
 
 
 def parse_recording(source: str) -> tuple[Recorded, ...]:
-    """What a text such as ``"silhouette(every=5) + norms"`` asks for."""
+    """Parse a text such as ``"silhouette(every=5) + norms"``."""
     recordings: list[Recorded] = []
     for call in text.parse_calls(source, "recording"):
         build = RECORDED.get(call.name)
@@ -89,7 +90,7 @@ class Recorder:
 
     def watched(self, number: int) -> list[str]:
         """The part of it that clients report."""
-        return [name for name in self.due(number) if name in ("norms", "drift")]
+        return [name for name in self.due(number) if name in OF_CLIENTS]
 
     def line(self, state: ServerState) -> dict[str, Any] | None:
         """The row of during.jsonl for the round that has just ended; None where nothing is due."""
@@ -99,7 +100,7 @@ class Recorder:
             return None
         row: dict[str, Any] = {"round": state.round}
         self.side.load(state.tensors, training=False)
-        for name in ("norms", "drift"):
+        for name in OF_CLIENTS:
             if name in due:
                 visited = {} if seen is None else dict(list(seen.clients.items())[:MAX_CLIENTS])
                 row[name] = {"clients": list(visited), "local": [found[name].tolist() for found in visited.values()]}

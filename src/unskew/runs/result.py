@@ -1,7 +1,7 @@
-"""The result of a run: the record behind result.json, and how it shows itself in Python and in a notebook."""
+"""A finished run's records: result.json and how it is displayed, and model.json, which inference needs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ from unskew.core.errors import UserError
 from unskew.core.files import json_object, record_from
 from unskew.core.units import counted, emd_words, format_bytes, format_duration
 from unskew.privacy.ledger import SEEDED, Spent
+from unskew.round.evaluation import Evaluation
 from unskew.runs.client_accuracy import ClientSpread
-from unskew.runs.folder import read_sealed
+from unskew.runs.folder import json_bytes, read_sealed
 from unskew.runs.journal import read_metrics
 
 RESULT = "result.json"
+MODEL_INFO = "model.json"
 TEST, VALIDATION, AT_NODES = "test", "validation", "nodes"
 MAX_POINTS_MARKED = 40  # of a line in a chart; with more the dots would hide it
 
@@ -233,3 +235,48 @@ def result_from(values: Mapping[str, Any], file: Path, path: Path) -> Result:
         return record_from(Result, {**values, "calibrations": calibrations, "path": path})
     except ValueError as error:
         raise UserError(f"{file} is damaged, or not a result of this version: {error}") from error
+
+
+# model.json
+
+MAX_SIDE = 2**16  # pixels, and classes: what a damaged file may not exceed
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The model's classes and inputs; pixels are normalized as (x/255 − mean) / std."""
+
+    classes: tuple[str, ...]
+    image: Shape  # [ch, H, W] of the data set's pictures
+    shape: Shape  # [ch, H, W] that the network takes
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    class_accuracy: dict[str, list[float | None]] = field(default_factory=dict)  # by calibration ("": none) and class
+
+    def with_score(self, name: str, score: Evaluation) -> "ModelInfo":
+        """Add the accuracy of each class."""
+        by_class = [right / total if total else None for right, total in zip(score.right, score.total, strict=True)]
+        return replace(self, class_accuracy={**self.class_accuracy, name: by_class})
+
+    def to_bytes(self) -> bytes:
+        """The content of model.json."""
+        return json_bytes(asdict(self))
+
+
+def read_model_info(path: Path) -> ModelInfo:
+    """Read a run directory's model.json."""
+    content = read_sealed(path, MODEL_INFO)
+    if content is None:
+        raise UserError(f"{path} has no {MODEL_INFO}; restore it from a copy, or train the model again")
+    try:
+        info = record_from(ModelInfo, json_object(content, path / MODEL_INFO))
+        channels = info.shape[0]
+        if not all(0 < side <= MAX_SIDE for side in (*info.image, *info.shape, len(info.classes))):
+            raise ValueError("sizes must be positive")
+        if info.image[0] not in (1, channels) or len(info.mean) != channels or len(info.std) != channels:
+            raise ValueError("the channels of image, shape, mean and std do not agree")
+        return info
+    except ValueError as error:
+        raise UserError(f"{path / MODEL_INFO} is damaged: {error}; restore it from a copy") from error

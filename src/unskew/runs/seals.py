@@ -14,8 +14,7 @@ from unskew.runs.federated import FEDERATION, read_terms
 from unskew.runs.folder import GROWING, LOCK, MANIFEST, MODEL, Manifest, read_manifest, require_sealed, seal_as_it_is
 from unskew.runs.folder import MANIFEST_LOCK as MANIFEST_LOCK
 from unskew.runs.journal import DURING, METRICS, check_beginning, read_during, read_metrics
-from unskew.runs.model_info import MODEL_INFO, read_model_info
-from unskew.runs.result import RESULT, read_result
+from unskew.runs.result import MODEL_INFO, RESULT, read_model_info, read_result
 
 WHOLE, DAMAGED, UNSEALED = "unchanged", "damaged", "not sealed"
 SEALED_KINDS = (

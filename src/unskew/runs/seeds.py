@@ -1,6 +1,6 @@
-"""One setting with several seeds: a run directory each, kept where finished, resumed where begun.
+"""One setting with several seeds: one run directory each; finished ones are kept, others resumed.
 
-The seed decides everything that is drawn: the partition, the initial weights, who comes, the batches.
+The seed decides everything that is drawn: the partition, the initial weights, the clients, the batches.
 """
 
 import re
@@ -54,22 +54,21 @@ DEPTH = 3  # levels of folders that are searched
 
 
 def finished_runs(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The run directorys that these paths name, and those in folders of runs that are not finished.
+    """The finished run directories in these paths, and those that have begun.
 
-    A path that is a run, or does not exist, is returned as it is: whatever reads it reports what is wrong.
+    A path that is a run, or does not exist, is returned unchanged: its reader reports what is wrong.
     """
-    found: list[Path] = []
-    begun: list[Path] = []
+    found, begun = list[Path](), list[Path]()
     for path in paths:
         inside = [] if not path.is_dir() or _is_run(path) else list(_runs_in(path, DEPTH))
         if not inside:
             found.append(path)
             continue
-        done = [each for each in inside if (each / RESULT).exists()]
+        done = [run for run in inside if (run / RESULT).exists()]
         if not done:
             raise UserError(f"{path} has no finished run; finish one with: unskew resume {inside[0]}")
-        found += [each for each in done if each not in found]
-        begun += [each for each in inside if each not in done]
+        found += [run for run in done if run not in found]
+        begun += [run for run in inside if run not in done]
     return found, begun
 
 
@@ -78,17 +77,15 @@ def _is_run(path: Path) -> bool:
 
 
 def _runs_in(path: Path, depth: int) -> Iterator[Path]:
-    for each in sorted(path.iterdir(), key=_counted):
-        if each.is_dir() and not each.name.startswith("."):
-            if _is_run(each):
-                yield each
+    def number_parts(child: Path) -> list[tuple[int, str]]:  # seed2 comes before seed10
+        return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", child.name)]
+
+    for child in sorted(path.iterdir(), key=number_parts):
+        if child.is_dir() and not child.name.startswith("."):
+            if _is_run(child):
+                yield child
             elif depth > 1:
-                yield from _runs_in(each, depth - 1)
-
-
-def _counted(path: Path) -> list[tuple[int, str]]:
-    """As people count: seed2 comes before seed10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", path.name)]
+                yield from _runs_in(child, depth - 1)
 
 
 MAX_SEEDS = 1000
@@ -97,7 +94,7 @@ NEW, BEGUN, FINISHED = "new", "begun", "finished"
 
 @dataclass(frozen=True)
 class SeedStep:
-    """One run of several: its folder, and how far it is."""
+    """One run of several: its directory and state."""
 
     seed: int
     path: Path
@@ -106,9 +103,9 @@ class SeedStep:
 
 @dataclass(frozen=True)
 class SeedPlan:
-    """The runs of one setting, before they are done."""
+    """The runs of one setting."""
 
-    path: Path  # the folder that has the runs' folders
+    path: Path  # the folder with the run directories
     base: Config
     options: dict[str, Any]
     steps: tuple[SeedStep, ...]
@@ -128,7 +125,7 @@ class SeedPlan:
 
 @dataclass(frozen=True, repr=False)
 class SeedRuns:
-    """What ``unskew.run_seeds`` gives: the results in the order of the seeds, and the folder that has them."""
+    """The result of ``unskew.run_seeds``: the results in the order of the seeds, and their folder."""
 
     path: Path
     results: tuple[Result, ...]
@@ -159,17 +156,12 @@ class SeedRuns:
 def run_seeds(
     recipe: str | PathLike[str] | None = None, *, observe: Observer | None = None, **options: Any
 ) -> SeedRuns:
-    """Run one setting with several seeds: ``out/seed0``, ``out/seed1``, … Called again, it goes on where it stopped.
+    """Run one setting with several seeds: ``out/seed0``, ``out/seed1``, … Called again, it continues where it stopped.
 
     The options are those of ``plan_runs``.
     """
-    plan = plan_seeds(recipe, **options)
+    plan = plan_runs(recipe, **options)[0]
     return SeedRuns(plan.path, tuple(plan.complete(step, observe) for step in plan.steps))
-
-
-def plan_seeds(recipe: str | PathLike[str] | None = None, **options: Any) -> SeedPlan:
-    """The runs of one setting; the options are those of ``plan_runs``."""
-    return plan_runs(recipe, **options)[0]
 
 
 def plan_runs(
@@ -183,10 +175,10 @@ def plan_runs(
     trust: bool = False,
     **options: Any,
 ) -> list[SeedPlan]:
-    """The runs that are asked for, and how far each is; a folder that has something else is refused now.
+    """List the runs and their states; a folder with other content is refused.
 
-    Several ``methods`` have a folder each inside ``out``. ``say`` is told how far the images are read for that;
-    ``trust`` is as in ``run``.
+    Several ``methods`` have a folder each inside ``out``. ``say`` reports how many images have been read; ``trust`` is
+    as in ``run``.
     """
     engines.work_beside(options.get("engine"))
     base, listed = configs.read_recipe(Path(recipe), trust=trust) if recipe else (Config(), ())
@@ -207,22 +199,28 @@ def plan_runs(
         settings[folder] = (chosen, filled)
     configured = {folder: config for folder, (_, config) in settings.items()}
     path = home / usable_path(out) if out else _own_folder(home / "runs", configured)
-    return [
-        SeedPlan(path / folder, base, dict(chosen), _list_steps(path / folder, config, numbers), trust)
-        for folder, (chosen, config) in settings.items()
-    ]
-
-
-def _list_steps(path: Path, config: Config, seeds: Sequence[int]) -> tuple[SeedStep, ...]:
-    folders = {seed: path / f"seed{seed}" for seed in seeds}
-    return tuple(
-        SeedStep(seed, folder, progress_of(folder, replace(config, seed=seed))) for seed, folder in folders.items()
-    )
+    plans = []
+    for folder, (chosen, config) in settings.items():
+        runs = {seed: path / folder / f"seed{seed}" for seed in numbers}
+        steps = [SeedStep(seed, run, progress_of(run, replace(config, seed=seed))) for seed, run in runs.items()]
+        plans.append(SeedPlan(path / folder, base, dict(chosen), tuple(steps), trust))
+    return plans
 
 
 def parse_seeds(given: str | Iterable[int]) -> tuple[int, ...]:
     """``"0,1,2"``, ``"0-4"``, ``"0-2,7"`` or whole numbers, each once."""
-    numbers = list(_spelled(given)) if isinstance(given, str) else list(given)
+    numbers = [] if isinstance(given, str) else list(given)
+    if isinstance(given, str):
+        for part in given.split(","):
+            match = re.fullmatch(r"\s*(\d{1,19})\s*(?:-\s*(\d{1,19})\s*)?", part)
+            if match is None:
+                raise UserError(f"--seeds {cut(given)}: {cut(part.strip())!r} is not a seed; give 0,1,2 or 0-4")
+            first, last = int(match[1]), int(match[2] or match[1])
+            if last < first or last - first >= MAX_SEEDS:
+                raise UserError(
+                    f"--seeds {cut(given)}: {part.strip()} is not an ascending range of at most {MAX_SEEDS:,} seeds"
+                )
+            numbers += range(first, last + 1)
     if not numbers:
         raise UserError("no seeds were given; give whole numbers such as 0,1,2 or 0-4")
     if len(numbers) > MAX_SEEDS:
@@ -235,44 +233,27 @@ def parse_seeds(given: str | Iterable[int]) -> tuple[int, ...]:
     return tuple(typed)
 
 
-def _spelled(text: str) -> Iterable[int]:
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,19})\s*(?:-\s*(\d{1,19})\s*)?", part)
-        if match is None:
-            raise UserError(f"--seeds {cut(text)}: {cut(part.strip())!r} is not a seed; give 0,1,2 or 0-4")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last - first >= MAX_SEEDS:
-            raise UserError(
-                f"--seeds {cut(text)}: {part.strip()} is not an ascending range of at most {MAX_SEEDS:,} seeds"
-            )
-        yield from range(first, last + 1)
-
-
 def progress_of(path: Path, config: Config) -> str:
-    """How far the run of this configuration is in that folder; a folder that has something else is refused."""
+    """NEW, BEGUN or FINISHED: the state of this configuration's run; a folder with other content is refused."""
     if not (path / CONFIG).exists():
         if path.exists() and not (path.is_dir() and is_blank(path)):
             raise UserError(f"{path} exists and is not a run directory; choose another --out")
         return NEW
     found = configs.read_run(path)
     if configs.fingerprint(found) != configs.fingerprint(config):
-        raise UserError(f"{path} has a run with other settings: {_differences(found, config)}; choose another --out")
+        old, new = configs.deciding(found), configs.deciding(config)
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        differences = ", ".join(
+            f"{name} {old.get(name, 'left out')} there, {new.get(name, 'left out')} here" for name in names
+        )
+        raise UserError(f"{path} has a run with other settings: {differences}; choose another --out")
     return FINISHED if (path / RESULT).exists() else BEGUN
-
-
-def _differences(there: Config, here: Config) -> str:
-    before, now = configs.deciding(there), configs.deciding(here)
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return ", ".join(f"{name} {before.get(name, 'left out')} there, {now.get(name, 'left out')} here" for name in names)
 
 
 def _own_folder(parent: Path, settings: Mapping[str, Config]) -> Path:
     """The first of ``name``, ``name-2``, … that is unused, or has only runs of these settings, by their folders."""
-    first = next(iter(settings.values()))
-    name, number = (
-        train.slug(replace(first, method=" vs ".join(each.method for each in settings.values())), seed=False),
-        1,
-    )
+    both = replace(next(iter(settings.values())), method=" vs ".join(config.method for config in settings.values()))
+    name, number = train.slug(both, seed=False), 1
     while True:
         path = parent / (name if number == 1 else f"{name}-{number}")
         if not path.exists() or _fits(path, settings):
@@ -294,7 +275,7 @@ def _fits(path: Path, settings: Mapping[str, Config]) -> bool:
 
 
 def describe_steps(steps: Sequence[SeedStep], what: str = "seeds") -> str:
-    """How many runs there are, and how far they are."""
+    """Count the runs by state, in words."""
     counts = {state: sum(step.state == state for step in steps) for state in (FINISHED, BEGUN)}
     parts = [f"{count} {state}" for state, count in counts.items() if count]
     return f"{len(steps)} {what}" + (f", {' and '.join(parts)} already" if parts else "")

@@ -64,7 +64,7 @@ def run(
 ) -> Result:
     """Train, evaluate, write the run directory. ``unskew.run`` is this function with every option spelled out.
 
-    Whatever is refused is refused before the run directory is made. A relative ``out`` is below ``home``; if that is
+    Bad settings are refused before the run directory is created. A relative ``out`` is below ``home``; if that is
     absolute, the run does not depend on the working directory. With ``trust``, plug-ins in the config.toml of somebody
     else's run directory may run.
     """
@@ -143,7 +143,6 @@ def _stopping(observe: Observer | None, path: Path, config: Config) -> Observer:
 
 
 def _report_stages(observe: Observer | None) -> Say:
-
     def say(words: str, done: int, total: int) -> None:
         if observe is not None:
             observe(Stage(words, done, total))

@@ -162,8 +162,10 @@ class _Follower:
     def _close(self) -> None:
         if self._side is not None:
             self._side.close()
-        for file in self._files if self._inputs is None else (*self._files, self._inputs):
+        for file in self._files:
             file.close()
+        if self._inputs is not None:
+            self._inputs.close()
         self._side, self._layout, self._inputs, self._files = None, None, None, []
 
     def _send(self, message: Message, tensors: Iterable[tuple[str, Tensor]] = ()) -> None:
