@@ -512,16 +512,10 @@ def test_data_that_changed_since_the_run_are_noticed(capsys, tmp_path):
     assert unskew.load(tmp_path / "run")(torch.zeros(1, 1, 8, 8)).shape == (1, 2)  # reads no data
 
 
-def test_loading_damaged_weights_is_refused_too(run):
-    tampered(run, "model.safetensors", flipped)
-    with pytest.raises(unskew.UserError, match=r"model\.safetensors was changed after it was written"):
-        unskew.load(run)
-
-
 REFUSED_RUNS = {
-    "a protection without calibration": ("fedavg + secure", [], "there is nothing to protect, since no"),
-    "noise without calibration": ("fedavg + private", [], "there is nothing to protect, since no"),
-    "a minimum without calibration": ("fedavg + withhold", [], "there is nothing to protect, since no"),
+    "a protection without calibration": ("fedavg + secure", [], "no calibration sends statistics that could"),
+    "noise without calibration": ("fedavg + private", [], "no calibration sends statistics that could"),
+    "a minimum without calibration": ("fedavg + withhold", [], "no calibration sends statistics that could"),
     "an oracle that is protected": ("fedavg + oracle + private", [], "does not protect; leave"),
     "too many layers": ("fedavg + ccvr(layers=3)", [], "this network ends in 2 linear layers; give 1 to that many"),
     "everything withheld": ("fedavg + ccvr + withhold(500)", [], "so none of them would send anything; give"),

@@ -282,19 +282,6 @@ def test_a_large_batch_takes_no_memory_for_examples_that_are_not_there(capsys):
     assert unskew(capsys, "run", *FAST, "--batch", "1000000000", "--out", "a")[0] == 0
 
 
-@pytest.mark.parametrize(
-    "damage", [{"accuracy": None}, {"accuracy": "high"}, {"calibrations": 3}, {"method": None, "odd": 1}]
-)
-def test_a_damaged_result_is_named(capsys, run, damage):
-    file = run / "result.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | damage))
-    for message in ("result.json was changed after it was written", "result.json is damaged, or not a result of this"):
-        code, _, error = unskew(capsys, "compare", "a")
-        assert code == 2
-        assert message in error
-        (run / "manifest.json").unlink(missing_ok=True)
-
-
 @pytest.mark.parametrize("words", [["methods"], *(["methods", name] for name in METHODS)], ids=" ".join)
 def test_methods_fit_80_columns(capsys, monkeypatch, words):
     monkeypatch.setenv("COLUMNS", "80")
@@ -329,13 +316,3 @@ def test_a_strangers_logger_gets_the_figures(capsys, tmp_path):
     ]
     assert [row["step"] for row in rows] == [1, 2, -1]
     assert rows[-1]["finished"] is True
-
-
-def test_a_run_on_a_device_can_be_resumed_on_another(capsys, tmp_path):
-    assert unskew(capsys, "run", *FAST, "--device", "cpu", "--lr", "1e20", "--out", "a")[0] == 2
-    file = tmp_path / "a" / "config.toml"
-    assert 'device = "cpu"' in file.read_text()
-    file.write_text(file.read_text().replace('device = "cpu"', 'device = "cuda:999"'))
-    (tmp_path / "a" / "manifest.json").unlink()
-    assert "cuda:999" in unskew(capsys, "resume", "a")[2]
-    assert "client" in unskew(capsys, "resume", "a", "--device", "cpu")[2]

@@ -10,7 +10,6 @@ import pytest
 
 from analysis.finished import (
     EVERYTHING,
-    NAMES,
     SMALL,
     changed,
     command,
@@ -87,13 +86,6 @@ def test_a_measure_named_that_cannot_be_taken_is_one_message(run, capsys):
     assert "cka" in error
     assert "digits.npz does not exist" in error
     assert error.count("\n") == 1
-
-
-def test_a_data_set_that_moved_is_found_by_data_dir(run, capsys):
-    other = away(run)
-    said = done(capsys, "analyse", run, "confusion", "--data-dir", other)
-    assert NAMES[0] in said or "classes" in said
-    assert "not shown" not in said
 
 
 @pytest.mark.parametrize(("form", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
@@ -271,13 +263,6 @@ def test_a_calibration_that_cannot_be_read_is_left_out_with_a_note(run, capsys, 
     assert "the calibration lda is left out" in said
     assert "calibration-lda.safetensors" in said
     assert "lda" not in json.loads((run / "figures" / "norms.json").read_text())["values"]["calibrated"]
-
-
-@pytest.mark.parametrize("line", ['{"round": 2, "silhouette": "much"}', "[1]", '{"norms": {}}'])
-def test_records_of_another_kind_are_one_message(run, capsys, line):
-    with open(unsealed(run) / "during.jsonl", "a") as file:
-        file.write(line + "\n")
-    assert "during.jsonl is damaged" in refused(capsys, "analyse", run, "norms", "separability")
 
 
 # While training

@@ -80,7 +80,7 @@ def everything(modules, folder):
     again = unskew.calibrate_run(folder / "run", "uscc(epochs=1)", data=data())
     seen["calibrate_run"] = [(each.accuracy, each.loss) for each in again.calibrations.values()]
     for name in (None, "lda"):
-        module = unskew.load(folder / "run", name, data=data())
+        module = unskew.load(folder / "run", name)
         seen["load", name] = digest(*module.state_dict().values()), any(p.is_inference() for p in module.parameters())
     measured = unskew.analyse(folder / "run", "norms", "cka", "drift", "projection", data=data())
     seen["analyse"] = {name: repr(each.values) for name, each in measured.items()}

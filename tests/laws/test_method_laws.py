@@ -69,13 +69,6 @@ def test_each_method_of_a_composition_takes_part(texts):
 # Knobs at zero, and federations in which a method has nothing to do
 
 
-@pytest.mark.parametrize("nothing", ["moon(mu=0)", "clsprox(mu=0)"])
-@pytest.mark.parametrize("beside", ["", " + fedavgm(0.8)", " + fedvc(size=6)"])
-def test_a_method_with_its_knob_at_zero_is_not_there(nothing, beside):
-    left, right = (run(f"{text}{beside}", dtype="float32").tensors for text in (nothing, "fedavg"))
-    assert all(torch.equal(left[name], right[name]) for name in right)
-
-
 @pytest.mark.parametrize("method", ["scaffold", "fednova", "fedir", "scaffold + fednova + fedir"])
 def test_a_client_alone_has_no_drift_no_other_pace_and_no_other_shares(method):
     """One client that holds all: c = c_k, p = q_k, one number of steps."""

@@ -15,7 +15,6 @@ from unskew.core.errors import UserError
 from unskew.core.files import record_from
 from unskew.core.types import ImageSet, Split
 from unskew.data.population import Partition
-from unskew.report.table import make_table, side_by_side
 from unskew.round.evaluation import Evaluation
 from unskew.runs import client_accuracy
 from unskew.runs.client_accuracy import (
@@ -27,7 +26,6 @@ from unskew.runs.client_accuracy import (
     summarise_clients,
 )
 from unskew.runs.folder import SealBroken
-from unskew.runs.journal import read_metrics
 from unskew.runs.result import read_result
 from unskew.runs.seals import examine, seal_folder
 
@@ -131,11 +129,6 @@ def test_a_run_tells_it_of_its_model_and_of_each_calibration(finished):
     assert said["calibrations"][0]["clients_accuracy"]["jain"] == result.calibrations["lda"].clients_accuracy.jain
 
 
-def test_the_pool_tells_the_same(finished, tmp_path):
-    unskew.run(data=users(), out=tmp_path / "run", engine="pool", workers=1, **OPTIONS)
-    assert (tmp_path / "run/clients.npz").read_bytes() == (finished / "clients.npz").read_bytes()
-
-
 def test_the_measure_reads_what_is_stored(finished, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
     values, arrays = unskew.analyse(run, "fairness")["fairness"].values, read_clients(run)
@@ -144,13 +137,13 @@ def test_the_measure_reads_what_is_stored(finished, tmp_path):
     for row, name in enumerate(("before", "lda")):
         assert values.curves[name] == pytest.approx(sorted(arrays["accuracy"][row].tolist()))
         assert values.own_curves[name] == pytest.approx(sorted(arrays["own_images"][row].tolist()))
-    older(run)
+    without_clients(run)
     with pytest.raises(UserError, match="the accuracy of single clients is not known"):
         unskew.analyse(run, "fairness")
 
 
-def older(run):
-    """Make a run folder one of the version before."""
+def without_clients(run):
+    """Remove the accuracy of single clients, as in the run of a federation."""
     (run / "clients.npz").unlink()
     said = json.loads((run / "result.json").read_text())
     del said["clients_accuracy"]
@@ -158,19 +151,6 @@ def older(run):
         del row["clients_accuracy"]
     (run / "result.json").write_text(json.dumps(said))
     seal_folder(run)
-
-
-def test_an_older_run_is_read_compared_and_calibrated(finished, tmp_path):
-    run = shutil.copytree(finished, tmp_path / "run")
-    older(run)
-    result = read_result(run)
-    assert result.clients_accuracy is None
-    assert "worst" not in make_table(side_by_side([result], [read_metrics(run)])).text("csv")
-    both = make_table(side_by_side([result, read_result(finished)], [read_metrics(run)] * 2)).text("csv").splitlines()
-    assert {"worst", "p10"} <= set(both[0].split(","))
-    unskew.calibrate_run(run, "lda(layers=1)", data=users())
-    assert read_clients(run)["classifiers"].tolist() == ["lda"]
-    assert read_result(run).calibrations["lda"].clients_accuracy.clients == 4
 
 
 def test_a_calibration_made_again_replaces_its_row(finished, tmp_path):

@@ -316,8 +316,3 @@ def test_steps_replace_epochs_and_the_later_of_the_two_counts():
 def test_epochs_and_steps_together_are_refused():
     with pytest.raises(UserError, match="here: epochs and steps are both given; give one"):
         with_values(Config(), {"epochs": 2, "steps": 3}, "here")
-
-
-def test_the_new_options_leave_old_fingerprints_alone():
-    assert fingerprint(Config()) == fingerprint(Config(steps=None, partition_seed=None))
-    assert fingerprint(Config()) != fingerprint(Config(partition_seed=0))

@@ -1,6 +1,5 @@
 """--patience: which round is the best, when a run stops, and that stopping it by force changes nothing."""
 
-import json
 import shutil
 
 import pytest
@@ -190,15 +189,6 @@ def test_a_stopped_run_is_calibrated_and_looked_at_as_of_its_best_round(tmp_path
     assert result.weights_sha256
     assert read_model(path)
     analyse(path, "curves")
-
-
-def test_an_older_result_has_no_best_round(tmp_path, scripted):
-    path = tmp_path / "run"
-    train.run(out=path, **(OPTIONS | {"rounds": 2, "patience": None}))
-    written = json.loads((path / "result.json").read_text())
-    assert not {"best_round", "stopped_at"} & set(written)
-    assert not {"schedule", "optimizer", "clip", "decay", "patience", "monitor"} & set(written["settings"])
-    assert read_result(path).final_round == 2
 
 
 @pytest.mark.parametrize(

@@ -429,7 +429,7 @@ def test_a_resumed_run_keeps_the_rules_that_it_began_with(tmp_path):
 
 
 def test_more_replies_than_a_round_asks_for_are_refused(tmp_path):
-    with pytest.raises(UserError, match="min-replies is 3, and a round asks 2"):
+    with pytest.raises(UserError, match="min-replies is 3, but only 2 clients"):
         federated(tmp_path, exchange_of(make_nodes(tmp_path)), rules=Rules(min_replies=3), per_round=2)
 
 

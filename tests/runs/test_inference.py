@@ -15,7 +15,7 @@ from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.runs import folder as folders
 from unskew.runs.inference import load_predictor
-from unskew.runs.model_info import MODEL_INFO, read_model_info
+from unskew.runs.result import MODEL_INFO, read_model_info
 
 SIDE, NAMES = 20, ("bright", "dark", "striped")
 
@@ -125,17 +125,6 @@ def test_an_unknown_calibration_is_named(trained, capsys):
     code, _, err = says(capsys, "predict", trained[0], trained[1], "--calibration", "ccvr")
     assert code == 2
     assert "has no calibration 'ccvr'; it has: lda" in err
-
-
-def test_an_older_run_directory_needs_its_data_and_says_so(trained, tmp_path):
-    path, pictures, _ = trained
-    old = tmp_path / "old"
-    shutil.copytree(path, old)
-    folders.remove_sealed(old, [MODEL_INFO])
-    with pytest.raises(UserError, match=r"older version and has no model.json, so its data set is needed"):
-        unskew.load(old)
-    shutil.copytree(pictures.parent, tmp_path / "data")
-    assert unskew.predict(old, pictures / "dark", data_dir=tmp_path).answers == ["dark"] * 10
 
 
 def test_a_damaged_model_json_is_refused(trained, tmp_path):

@@ -22,10 +22,6 @@ runs = st.lists(st.tuples(st.integers(1, 50), st.none() | st.floats(0, 1)), max_
 )
 
 
-def test_accuracy_at_an_evaluated_round_is_that_rounds():
-    assert [accuracy_at_round(ROWS, number) for number in (2, 4)] == [0.3, 0.6]
-
-
 def test_accuracy_at_a_round_never_evaluated_is_that_of_the_last_evaluated_before():
     assert accuracy_at_round(ROWS, 3) == 0.3
 
@@ -62,12 +58,6 @@ def test_an_accuracy_reached_once_counts_though_it_is_lost_again():
 def test_a_share_that_is_rounded_up_is_still_reached():
     assert 0.9 * 0.1 > 0.09
     assert rounds_to([{"round": 1, "batches_max": 1, "accuracy": 0.09}], 0.9 * 0.1) == 1
-
-
-def test_a_single_evaluated_round_is_enough():
-    (row,) = rows = [{"round": 1, "batches_max": 7, "accuracy": 0.5}]
-    assert accuracy_at_round(rows, 1) == accuracy_at_batch(rows, 7) == row["accuracy"]
-    assert rounds_to(rows, 0.5) == 1
 
 
 def test_a_run_without_rounds_has_reached_nothing():

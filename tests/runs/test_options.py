@@ -63,8 +63,8 @@ def test_the_table_of_the_site_has_every_option():
 OLD = Config(clients=10, per_round=10, model="tiny-cnn", augment=False)
 
 
-def test_the_fingerprint_is_that_of_older_checkpoints():
-    # printed by the version before the table, for the same configuration
+def test_a_fingerprint_stays_the_same_from_version_to_version():
+    # names the folders of the recipes' runs
     assert fingerprint(OLD) == "11c9cfd1dbd71eb12e8b92fdc1492b4c1a25d9efe68e6baf7a271a73dd7899ea"
 
 

@@ -205,7 +205,7 @@ def test_a_released_run_is_read_reported_and_calibrated_like_any_other(tmp_path,
     unskew.write_report(result.path)
     page = (result.path / "report.html").read_text()
     assert "for every example" in page
-    assert "this would show what (ε, δ) does not cover" in page  # skew, fairness, inversion, …
+    assert "this would reveal more than (ε, δ) covers" in page  # skew, fairness, inversion, …
     with FinishedRun(result.path) as study:
         for measure in (lambda: study.holdings, lambda: study.local_models()):
             with pytest.raises(Missing, match=r"a release \(release=true\)"):
@@ -223,7 +223,7 @@ def test_a_released_run_is_read_reported_and_calibrated_like_any_other(tmp_path,
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"method": f"{UPDATES} + lda"}, r"lda with release=true: its statistics would .* add private\(release=true\)"),
+    ({"method": f"{UPDATES} + lda"}, r"lda with release=true would publish .* add private\(release=true\)"),
     ({"method": f"{UPDATES} + lda + private"}, r"add private\(release=true\)"),
     ({"method": f"{UPDATES} + oracle + private(release=true)"}, "oracle"),
     ({"method": UPDATES, "validation": 0.1}, "--validation with release=true"),
@@ -239,7 +239,7 @@ def test_what_would_be_published_without_noise_is_refused(tmp_path, options, wor
 def test_pixels_are_normalised_by_fixed_numbers_and_statistics_alone_do_not_cover_training(tmp_path):
     result = run(tmp_path / "a", method=f"fedavg + {STATISTICS}")
     assert result.settings["normalise"] == "half"
-    assert result.notes == ["(ε, δ) covers the statistics of calibrations, not the model that was trained before them"]
+    assert result.notes == ["(ε, δ) covers the statistics of calibrations, not the trained model"]
 
 
 # Its price

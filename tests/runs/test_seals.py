@@ -160,7 +160,7 @@ def test_a_checkpoint_with_too_few_rounds_in_the_metrics_is_refused(stopped):
     run, _ = stopped
     state, progress = load_checkpoint(run)
     save_checkpoint(run, state, replace(progress, metrics_bytes=0, metrics_sha256=""))
-    with pytest.raises(UserError, match=r"metrics\.jsonl has 0 rounds up to the checkpoint's, which is after round 2"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl has 0 rounds, but the checkpoint was written after round 2"):
         train.resume(run)
 
 
@@ -220,9 +220,3 @@ def test_a_sound_model_keeps_its_hash(run):
     weights = load_file(run / "model.safetensors")
     assert result.weights_sha256 == tensors.sha256(weights)
     assert result.weights_seal == seal(weights, {})
-
-
-def test_loading_an_unsealed_run_says_so(run):
-    unsealed(run)
-    with pytest.warns(UserWarning, match=r"is not sealed: it has no manifest\.json"):
-        load(run)

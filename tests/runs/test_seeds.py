@@ -80,7 +80,7 @@ def test_the_spread_of_one_value_has_no_deviation_and_unknown_ones_do_not_count(
 
 def test_started_again_finished_runs_are_kept_and_a_new_seed_is_added(three):
     before = {each.path: (each.path / "result.json").stat().st_mtime_ns for each in three.results}
-    plan = seeding.plan_seeds(seeds=[0, 1, 2, 5], out=three.path, **SMALL)
+    plan = seeding.plan_runs(seeds=[0, 1, 2, 5], out=three.path, **SMALL)[0]
     assert [step.state for step in plan.steps] == [seeding.FINISHED, seeding.FINISHED, seeding.FINISHED, seeding.NEW]
     again = seeding.run_seeds(seeds=[2, 0], out=three.path, **SMALL)
     assert [each.seed for each in again.results] == [2, 0]
@@ -99,7 +99,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_never_stopped(three, tmp_p
 
     with pytest.raises(unskew.StopRun):
         seeding.run_seeds(seeds="0,1", out=tmp_path / "cut", observe=stop, **SMALL)
-    assert [step.state for step in seeding.plan_seeds(seeds="0,1", out=tmp_path / "cut", **SMALL).steps] == [
+    assert [step.state for step in seeding.plan_runs(seeds="0,1", out=tmp_path / "cut", **SMALL)[0].steps] == [
         seeding.BEGUN,
         seeding.NEW,
     ]
@@ -122,14 +122,14 @@ def test_without_a_folder_other_settings_get_another_one_and_the_same_ones_the_s
     one = unskew.run_seeds(seeds=[0], **SMALL)
     assert one.path.name == "digits-fedavg"
     assert unskew.run_seeds(seeds=[0, 1], **SMALL).path == one.path
-    other = seeding.plan_seeds(seeds=[0], home=tmp_path, **SMALL | {"rounds": 3})
+    other = seeding.plan_runs(seeds=[0], home=tmp_path, **SMALL | {"rounds": 3})[0]
     assert other.path.name == "digits-fedavg-2"
 
 
 def test_a_recipe_lists_seeds(three, tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('partition = "iid"\nrounds = 2\nepochs = 1\nclients = 3\nseeds = [0, 2]\n')
-    assert [step.state for step in seeding.plan_seeds(recipe, out=three.path).steps] == [
+    assert [step.state for step in seeding.plan_runs(recipe, out=three.path)[0].steps] == [
         seeding.FINISHED,
         seeding.FINISHED,
     ]

@@ -223,9 +223,9 @@ def test_a_start_is_spelled_plainly_and_changes_the_fingerprint(started):
 REFUSED = {
     "lda(layers=2)": "it replaces 2 layers (layers)",
     "ridge(expand=5)": "it also uses random features (expand)",
-    "ccvr(relu=true, tukey=0.5)": "features are transformed first (relu, tukey)",
+    "ccvr(relu=true, tukey=0.5)": "it transforms the features first (relu, tukey)",
     "oracle": "it pools real features, which a federation cannot do",
-    "lda + private(epsilon=1, clip=1)": "features are clipped first (private); leave private out of it",
+    "lda + private(epsilon=1, clip=1)": "it clips the features first (private); leave private out of it",
     "lda + ridge": "training starts from one classifier, but lda and ridge are given; give one",
     "fedprox": "changes the training (terms); give only calibrations",
     "secure": "contains no calibration",
@@ -243,9 +243,9 @@ def test_what_cannot_become_the_classifier_is_refused_by_name_before_a_folder_is
 
 
 def test_what_the_method_does_to_its_classifier_or_its_statistics_counts(tmp_path):
-    with pytest.raises(UserError, match=r"scaled to length 1 \(clsnorm\); leave --start out, or clsnorm$"):
+    with pytest.raises(UserError, match=r"to length 1 \(clsnorm\); leave --start out, or clsnorm$"):
         run(tmp_path / "run", rounds=1, start="lda", method="clsnorm")
-    with pytest.raises(UserError, match=r'without secure, which the method has; give --start "lda \+ secure"$'):
+    with pytest.raises(UserError, match=r"without the method's secure; give --start .lda \+ secure.$"):
         run(tmp_path / "run", rounds=1, start="lda", method="fedavg + ridge + secure")
     with pytest.raises(UserError, match="the network's has none; add one to the network"):
         run(tmp_path / "run", rounds=1, start="lda", model=without_bias)

@@ -2,14 +2,12 @@
 
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from analysis.finished import (
     EVERYTHING,
-    changed,
     content,
     copied,
     finished_run,
@@ -31,7 +29,6 @@ METHODS = [
     "fedavg", "fedavgm(0.9)", "fedprox(mu=0.1)", "moon", "scaffold", "feddyn", "fedir", "fedvc(20)", "prototypes",
     "clsnorm", "centralised",
 ]  # fmt: skip
-REMEMBER = ("moon", "scaffold", "feddyn")
 
 
 def seen_again(opened, number):
@@ -212,7 +209,7 @@ def test_too_many_local_models_for_the_memory_are_refused_with_how_many_would_fi
 def test_a_client_that_fails_is_named(run):
     changed_text = (unsealed(run) / "config.toml").read_text().replace("lr = 0.05", "lr = 1e30")
     (run / "config.toml").write_text(changed_text)
-    with finished_run(run) as opened, pytest.raises(Missing, match="failed while its local model was trained again"):
+    with finished_run(run) as opened, pytest.raises(Missing, match="failed while its local model was retrained"):
         opened.local_models()
 
 
@@ -232,14 +229,6 @@ def test_a_data_set_that_has_moved_is_found_in_the_folder_that_is_named(run, tmp
         assert opened.classes[0] == "zero"
 
 
-def test_another_data_set_in_its_place_is_refused(run, tmp_path):
-    with np.load(tmp_path / "digits.npz") as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    np.savez(tmp_path / "digits.npz", **(arrays | {"x_test": arrays["x_test"][::-1]}))
-    with finished_run(run) as opened, pytest.raises(Missing, match="is not the one that"):
-        _ = opened.prepared
-
-
 def test_a_damaged_model_is_one_message(run):
     file = unsealed(run) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -252,7 +241,7 @@ def test_a_damaged_model_is_one_message(run):
 def test_another_run_s_model_is_refused(run):
     weights = load_file(run / "model.safetensors")
     save_file({**weights, "classifier.bias": weights["classifier.bias"] + 1}, unsealed(run) / "model.safetensors")
-    with finished_run(run) as opened, pytest.raises(UserError, match="does not have the weights that result"):
+    with finished_run(run) as opened, pytest.raises(UserError, match="does not contain the weights of result"):
         _ = opened.model
 
 
@@ -283,12 +272,6 @@ def test_a_damaged_kept_state_is_made_again(run, finished, length):
 def test_an_unfinished_run_says_how_to_finish_it(run):
     (unsealed(run) / "result.json").unlink()
     with pytest.raises(UserError, match="finish it with: unskew resume"):
-        FinishedRun(run)
-
-
-def test_a_result_of_another_version_is_refused(run):
-    changed(unsealed(run) / "result.json", lambda values: values.pop("weights_sha256"))
-    with pytest.raises(UserError, match="not a result of this version"):
         FinishedRun(run)
 
 
@@ -341,9 +324,3 @@ def looked_at(run):
             taken = measured(opened, source)
             assert taken.charts is not None
             assert taken.findings is not None
-
-
-def test_a_torn_last_line_of_the_records_is_no_damage(run):
-    with open(unsealed(run) / "during.jsonl", "ab") as file:
-        file.write(b'{"round": 4, "norms": {"cli')
-    assert [row["round"] for row in FinishedRun(run).during] == [1, 2, 3]
