@@ -435,6 +435,31 @@ from unskew.console import federated
 app = federated.app
 '''
 
+_PROJECT = """# Made by unskew federation init; made again whenever the server starts.
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "unskew-federation"
+version = "{own}"
+description = "Federated training on skewed image data"
+license = {{ file = "LICENSE" }}
+dependencies = ["flwr>={flower},<{next}"]
+
+[tool.flwr.app]
+publisher = "unskew"
+fab-format-version = 1
+flwr-version-target = "{flower}"
+
+[tool.flwr.app.components]
+serverapp = "{server}"
+clientapp = "{client}"
+
+[tool.flwr.app.config]
+{config}
+"""
+
 _README = """# The Flower app of this federation
 `unskew federation run RECIPE` submits it. Flower's own command does the same:
 
@@ -480,31 +505,8 @@ def _project(recipe: Path, out: Path) -> str:
     installed = flower_version()
     major, minor = installed.split(".")[:2]
     values = RUN_CONFIG | {"recipe": str(recipe), "out": str(out)}
-    return "\n".join(
-        [
-            "# Made by unskew federation init; made again whenever the server starts.",
-            "[build-system]",
-            'requires = ["hatchling"]',
-            'build-backend = "hatchling.build"',
-            "",
-            "[project]",
-            'name = "unskew-federation"',
-            f'version = "{_own_version()}"',
-            'description = "Federated training on skewed image data"',
-            'license = { file = "LICENSE" }',
-            f'dependencies = ["flwr>={installed},<{major}.{int(minor) + 1}"]',
-            "",
-            "[tool.flwr.app]",
-            'publisher = "unskew"',
-            "fab-format-version = 1",
-            f'flwr-version-target = "{installed}"',
-            "",
-            "[tool.flwr.app.components]",
-            f'serverapp = "{SERVER_APP}"',
-            f'clientapp = "{CLIENT_APP}"',
-            "",
-            "[tool.flwr.app.config]",
-            *(f"{name} = {json.dumps(value)}" for name, value in values.items()),
-            "",
-        ]
-    )
+    config = "\n".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
+    return _PROJECT.format(
+        own=_own_version(), flower=installed, next=f"{major}.{int(minor) + 1}", server=SERVER_APP, client=CLIENT_APP,
+        config=config,
+    )  # fmt: skip
