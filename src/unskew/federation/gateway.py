@@ -65,7 +65,7 @@ _HOLD = 20.0  # seconds for which a question is kept open; nodes give up after 3
 _A_RUN_IS_ON = 300.0  # seconds since the last message to any node
 _SHORTEST, _EACH, _LONGEST = 0.25, 0.1, 2.0  # seconds until Flower is asked again: so much for each waiting node
 _LOOK_AGAIN = 1.0  # seconds between two looks at the folder, and between two writings of who was seen
-_TELL_AGAIN = 60.0  # seconds between two lines about the same refusal
+_LOG_AGAIN = 60.0  # seconds between two log lines about the same refusal
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ def read_head(head: bytes, most: int = Limits.head_bytes) -> Request:
 class KnownKeys:
     """Node names by key; a file that is taken away is a node refused, from the next second on."""
 
-    def __init__(self, federation: FederationFolder, tell: Callable[[str], None]) -> None:
-        self._federation, self._tell = federation, tell
+    def __init__(self, federation: FederationFolder, log: Callable[[str], None]) -> None:
+        self._federation, self._log = federation, log
         self._nodes: dict[str, tuple[str, Any]] = {}
         self._files: dict[Path, tuple[int, int, int]] = {}
         self._seen: dict[str, float] = {}
@@ -178,11 +178,11 @@ class KnownKeys:
             try:
                 pem = public_pem(path)
             except UserError as error:
-                self._tell(f"node {name} cannot join: {error}")
+                self._log(f"node {name} cannot join: {error}")
                 continue
             header = base64.b64encode(pem).decode()
             if header in self._nodes:
-                self._tell(f"node {name} cannot join: node {self._nodes[header][0]} has the same key")
+                self._log(f"node {name} cannot join: node {self._nodes[header][0]} has the same key")
                 continue
             self._nodes[header] = name, self._load(pem)
 
@@ -311,20 +311,20 @@ class Gateway:
         Whose keys may enter, and whose server is asked.
     limits
         What a sender may take.
-    tell
+    log
         Gets a line for the log.
     """
 
     def __init__(
-        self, federation: FederationFolder, limits: Limits | None = None, tell: Callable[[str], None] | None = None
+        self, federation: FederationFolder, limits: Limits | None = None, log: Callable[[str], None] | None = None
     ) -> None:
-        self._federation, self._limits, self._tell = federation, limits or Limits(), tell or _print
+        self._federation, self._limits, self._log = federation, limits or Limits(), log or _print
         self._httpx = require_extra("httpx", "flower")
         hazmat = "cryptography.hazmat.primitives"
         ec, hashes = require_extra(f"{hazmat}.asymmetric.ec", "flower"), require_extra(f"{hazmat}.hashes", "flower")
         self._scheme = ec.ECDSA(hashes.SHA256())
         self._wrong = require_extra("cryptography.exceptions", "flower").InvalidSignature
-        self._keys, self._signatures = KnownKeys(federation, self._tell), Signatures()
+        self._keys, self._signatures = KnownKeys(federation, self._log), Signatures()
         limit = self._limits
         self._budget = Budget(limit)
         self._rates = Buckets(limit.burst, limit.rate)
@@ -333,7 +333,7 @@ class Gateway:
         self._strangers: Counter[str] = Counter()
         self._open: set[asyncio.Task[None]] = set()
         self.counts = metrics.Counts()
-        self._told: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
         self._last_message = float("-inf")
         self._waiting = 0
         self._stirred = asyncio.Event()
@@ -388,7 +388,7 @@ class Gateway:
             with suppress(OSError, ssl.SSLError):  # one of the two files is written first: the next look has both
                 if self._certificate_files() != self._certified:
                     self._tls = self._certificate()
-                    self._tell("the server's new certificate is in use")
+                    self._log("the server's new certificate is in use")
 
     def _let_in(self, line: socket.socket, address: str) -> None:
         limits = self._limits
@@ -564,14 +564,14 @@ class Gateway:
         return stays
 
     def _refuse(self, address: str, reason: str, label: str) -> None:
-        """Count a refusal; tell it, but each only once a minute."""
+        """Count a refusal, and log it, the same one at most once a minute."""
         self.counts.add("refused", 1, reason=label)
         line, now = f"refused {address}: {reason}", time.monotonic()
-        if now > self._told.get(line, -_TELL_AGAIN) + _TELL_AGAIN:
-            if len(self._told) > 1000:
-                self._told.clear()
-            self._told[line] = now
-            self._tell(line)
+        if now > self._logged.get(line, -_LOG_AGAIN) + _LOG_AGAIN:
+            if len(self._logged) > 1000:
+                self._logged.clear()
+            self._logged[line] = now
+            self._log(line)
 
     async def healthy(self) -> bool:
         """Whether Flower's server answers."""

@@ -324,7 +324,7 @@ FEWER = {"type": "rounded", "inner": {"type": "train", "round": 1}, "members": 3
     (put(members=[[0, 0, 0]] * 4), "Expected `array` of length 2"),
     (put(members=[[0.5, 0]] * 4), "Expected `int`, got `float`"),
     (put(members=[]), "from 1 to 2,000 members, 0 given"),
-    (put(members=[[client, 0] for client in range(2001)]), "3 of 2001 clients can take the masks off"),
+    (put(members=[[client, 0] for client in range(2001)]), "3 of 2001 clients remove the masks"),
     (put(members=[[client, 0] for client in range(2001)], threshold=2000), "from 1 to 2,000 members, 2,001 given"),
     (put(members=[[0, 0], [0, 0], [2, 0], [3, 0]]), "names one member twice"),
     (put(members=[[-1, 0], [1, 0], [2, 0], [3, 0]]), "numbers that are not possible"),
