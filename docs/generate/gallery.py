@@ -103,9 +103,8 @@ def main() -> None:
         "Charts of three real runs, made by `unskew analyse` and `unskew report`. `make gallery` generates this page.",
         "",
     ]
-    seed = "One run each, seed 0: small differences may go the other way with another seed."
     more = "[Analyze a run](../how-to/analysis.md#over-more-seeds) repeats some of this with more seeds."
-    lines += [*claims(paths), "", seed, "", more, ""]
+    lines += [*claims(paths), "", f"One run each, seed 0; {more}", ""]
     lines += ["## Three runs compared", ""]
     lines += table(paths)
     if pictured(page, target / "report.png", 1200, 1500) and pictured(both, target / "comparison.png", 1200, 1500):
