@@ -238,6 +238,11 @@ def _draw_rules(marks: Sequence[Rule], plot: Plot) -> list[Layer]:
             lines.append((mark, Box(x, frame.y, 0, frame.height)))
         if y is not None and not _beyond([(frame.x, y)], plot):
             lines.append((mark, Box(frame.x, y, frame.width, 0)))
+
+    def overlap(one: Box, other: Box) -> bool:
+        across = one.x < other.x + other.width and other.x < one.x + one.width
+        return across and one.y < other.y + other.height and other.y < one.y + one.height
+
     made: list[Layer] = []
     occupied = [line for _, line in lines]
     for mark, line in lines:
@@ -252,16 +257,11 @@ def _draw_rules(marks: Sequence[Rule], plot: Plot) -> list[Layer]:
             spots = [(x, frame.y + 13 * step) for step in range(int(frame.height / 26) + 1) for x in lefts]
         if mark.label and spots:
             boxes = [Box(x, y, wide, 12) for x, y in spots]
-            spot = next((box for box in boxes if not any(_touch(box, other) for other in occupied)), boxes[0])
+            spot = next((box for box in boxes if not any(overlap(box, other) for other in occupied)), boxes[0])
             occupied.append(spot)
             text = _cut(spot.x, spot.y + 10, mark.label, frame.width / 2, SMALL)
             made.append(Layer(colour_name(mark.colour), [text]))
     return made
-
-
-def _touch(one: Box, other: Box) -> bool:
-    across = one.x < other.x + other.width and other.x < one.x + one.width
-    return across and one.y < other.y + other.height and other.y < one.y + one.height
 
 
 def _pictures(marks: Sequence[Picture], plot: Plot) -> list[Layer]:
@@ -454,20 +454,12 @@ Named = Line | Band | Bars | Dots
 
 
 def legend(chart: Chart, left: float, top: float, room: float) -> tuple[list[Layer], float]:
-    """The entries from the left, and how far down they reach."""
+    """Every name in full, in as many lines as it takes, and how far down they reach."""
     named = [mark for mark in chart.marks if isinstance(mark, Line | Band | Bars | Dots) and mark.name]
-    entries = list({mark.name: mark for mark in reversed(named)}.items())[::-1]  # the first of a name gives its colour
-    if not entries:
-        return [], top + 4
-    made = _entries(entries, left, top, room)
-    return made, max(shape.y for layer in made for shape in layer.shapes if isinstance(shape, Text)) + 12
-
-
-def _entries(entries: Sequence[tuple[str, Named]], left: float, top: float, room: float) -> list[Layer]:
-    """Every name in full, in as many lines as it takes."""
+    entries = {mark.name: mark for mark in reversed(named)}  # the first of a name gives its colour
     made: list[Layer] = []
-    x, y = left, top + 9
-    for name, mark in entries:
+    x, y, bottom = left, top + 9, top + 4
+    for name, mark in reversed(entries.items()):
         lines = break_lines(name, room - SWATCH)
         wide = SWATCH + max(map(breadth, lines)) + GAP
         if x > left and (len(lines) > 1 or x + wide - GAP > left + room):
@@ -477,7 +469,8 @@ def _entries(entries: Sequence[tuple[str, Named]], left: float, top: float, room
         x += wide
         if len(lines) > 1:
             x, y = left + room, y + LINE * (len(lines) - 1)  # the next begins a row
-    return made
+        bottom = y + 16
+    return made, bottom
 
 
 def _swatch(mark: Named, x: float, y: float) -> Layer:
@@ -582,14 +575,6 @@ def _plot(chart: Chart, across: Ends, upwards: Ends, left: float, top: float, ri
     )
 
 
-def _overhang(row: TickRow) -> tuple[float, float]:
-    """How far the labels below a plot reach to the left and to the right."""
-    left, right = (SLANT, 0.0) if row.slanted else (0.5, 0.5)
-    widths = [(at, max(map(breadth, words.split("\n")))) for at, words in row.ticks]
-    lefts, rights = [at - left * width for at, width in widths], [at + right * width for at, width in widths]
-    return min(lefts, default=1e9), max(rights, default=0.0)
-
-
 def _framed(chart: Chart, top: float, across: Ends, upwards: Ends) -> tuple[Plot, TickRow]:
     """The plot next to its ticks: the labels need room, and which labels there are depends on the room."""
     floor = chart.height - EDGE - (LINE if chart.x.label else 0)
@@ -600,7 +585,10 @@ def _framed(chart: Chart, top: float, across: Ends, upwards: Ends) -> tuple[Plot
     for _ in range(8):  # each time a little narrower, until everything fits
         before = plot
         bottom = floor - below.depth
-        first, last = _overhang(below)
+        share = SLANT if below.slanted else 0.5  # of a label's width that is to the left of its tick
+        widths = [(at, max(map(breadth, label.split("\n")))) for at, label in below.ticks]
+        first = min((at - share * width for at, width in widths), default=1e9)
+        last = max((at + (0 if below.slanted else 0.5) * width for at, width in widths), default=0.0)
         labels = column_width(column(chart, plot)) + (LINE if chart.y.label else 0)
         left = max(left, EDGE + labels, left + 4 - first)
         right = min(right, right + wall - 4 - last)
