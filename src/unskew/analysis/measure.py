@@ -230,7 +230,10 @@ def find_requested_round(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def name_clients(run: FinishedRun, clients: Iterable[int]) -> list[str]:
     """The clients' names where the data set has some, otherwise their numbers."""
-    names = run.holdings.names
+    try:
+        names = run.holdings.names
+    except Missing:  # of a release, or at the nodes of a federation
+        names = None
     return [str(client) if names is None or client < 0 else names[client] for client in clients]
 
 

@@ -8,6 +8,7 @@ import torch
 from nodes import (
     engine_over,
     exchange_of,
+    federated,
     first_state,
     loop_over,
     make_node,
@@ -24,6 +25,7 @@ from unskew.engines.flower.engine import Rules
 from unskew.engines.flower.exchange import Presence
 from unskew.engines.flower.messages import read_header
 from unskew.engines.flower.node import Node
+from unskew.report.write import make_report
 from unskew.round import statistics
 from unskew.round.client import Survey
 from unskew.round.client_memory import with_tickets
@@ -289,3 +291,14 @@ def test_several_visits_to_one_client_go_in_one_message_and_add_up_in_their_orde
     again = train(loop_over(), shared, visits, number=2)
     assert tensors.sha256(outcome.sums) == tensors.sha256(again.sums)
     assert torch.equal(outcome.sums["metric/visits"], torch.tensor(3.0, dtype=torch.float64))
+
+
+def test_the_report_of_a_run_with_a_lost_node_names_its_client_by_number(tmp_path):
+    """Which client has which examples is known to the nodes alone, and the report does without it."""
+    exchange = exchange_of(make_nodes(tmp_path))
+    exchange.between = lambda node, question, reply: (
+        None if node == 101 and read_header(question)["kind"] == "job" else reply
+    )
+    federated(tmp_path, exchange, data="nodes", rounds=1, rules=Rules(deadline=5, wait=5))
+    page, _ = make_report(tmp_path / "run")
+    assert "client 1" in page.read_text()
