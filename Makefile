@@ -9,7 +9,7 @@ MINUTES ?= 10
 export CHROMIUM
 
 .DEFAULT_GOAL := help
-.PHONY: help setup package browser run test check format faults bench peers docs notebooks pictures methods-table calibration-table epsilon-table updates-table transfer-table one-exchange-table long-tail-table inversion-study gallery test-all lock clean
+.PHONY: help setup package browser run test check format faults bench peers docs notebooks pictures methods-table calibration-table epsilon-table updates-table transfer-table one-exchange-table long-tail-table forecast-figure inversion-study gallery test-all lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ one-exchange-table: $(READY) ## Measure one exchange of statistics against round
 
 long-tail-table: $(READY) ## Measure calibrations on long tails (UNSKEW_DATA) and write docs/how-to/long-tail.md: half an hour
 	$(BIN)/python docs/generate/long_tail_table.py
+
+forecast-figure: $(READY) ## Measure the forecast of calibrations (CIFAR-10 too with UNSKEW_DATA) and write docs/how-to/forecast.svg: minutes
+	$(BIN)/python docs/generate/forecast_figure.py
 
 epsilon-table: $(READY) ## Measure calibrations under differential privacy over ten draws and write docs/explanation/privacy.md: minutes
 	$(BIN)/python docs/generate/epsilon_table.py

@@ -11,7 +11,7 @@ import torch
 import unskew
 from measure import Row, at_most, medians
 from unskew import models
-from unskew.calibration.covariances import Full, check_memory, statistics_bytes
+from unskew.calibration.covariances import Full, check_memory, pack, parse_form, statistics_bytes
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -56,13 +56,29 @@ def _measuring(images, repeats):
         return work
 
     forms = ("full", "diagonal", "shared", "low-rank(32)")
-    seconds = medians({"forward": forward} | {form: measured(form) for form in forms}, repeats)
+    variants = {"forward": forward} | {form: measured(form) for form in forms}
+    seconds = medians(variants, repeats, time.process_time)  # one thread: other programs do not count
     base = seconds["forward"]
     return [
         Row("a forward pass over 10,000 images", base, "s", remark="simple-cnn, 256 features, 10 classes, 1 thread"),
         at_most("measuring full statistics / that pass", seconds["full"] / base, "", 1.15),
         *(Row(f"measuring {form} statistics / that pass", seconds[form] / base, "") for form in forms[1:]),
+        *(
+            Row(f"{form} statistics that a client sends", statistics_bytes(parse_form(form), 10, 256) / 1e6, "MB")
+            for form in forms
+        ),
+        Row("packing a triangle of 256 features / its product", *_packing(repeats), remark="500 examples"),
     ]
+
+
+def _packing(repeats):
+    features = torch.randn(500, 256, generator=Key(0).torch(), dtype=torch.float64)
+    square = features.t() @ features
+    with one_thread():
+        variants = {"product": lambda: features.t() @ features, "pack": lambda: pack(square)}
+        seconds = medians({name: lambda work=work: [work() for _ in range(100)] for name, work in variants.items()},
+                          repeats, time.process_time)  # fmt: skip
+    return seconds["pack"] / seconds["product"], ""
 
 
 def _retraining(images, repeats):

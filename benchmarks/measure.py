@@ -23,15 +23,15 @@ class Row:
         return [self.name, f"{number} {self.unit}".strip(), self.wanted, verdict, self.remark]
 
 
-def medians(variants, repeats):
+def medians(variants, repeats, clock=time.perf_counter):
     """Call every variant ``repeats`` times in turn, after one call that does not count; median seconds by name."""
     times = {name: [] for name in variants}
     for turn in range(repeats + 1):
         for name, work in variants.items():
-            began = time.perf_counter()
+            began = clock()
             work()
             if turn:
-                times[name].append(time.perf_counter() - began)
+                times[name].append(clock() - began)
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 

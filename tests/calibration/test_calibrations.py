@@ -14,7 +14,6 @@ from unskew.calibration import CALIBRATIONS, is_bound, parse_calibration
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
 from unskew.calibration.ccvr import draw_virtual_features, retrain
 from unskew.calibration.classifier import CalibratedClassifier, Lift, Transformation
-from unskew.calibration.finisher import RealFeatures
 from unskew.calibration.lda import solve_discriminant
 from unskew.calibration.oracle import SEVERAL, minimise
 from unskew.calibration.statistics import ClassStatistics
@@ -104,17 +103,6 @@ def test_a_class_of_several_parts_has_their_features_in_the_proportion_of_their_
     assert torch.bincount(labels).tolist() == [56, 7, 56]  # 40·(40, 5, 40)/(85/3), part by part
 
 
-def test_a_virtual_feature_is_the_mean_and_the_spread_of_what_its_class_drew():
-    """For variances alone it can be said in a line: μ + √v·ε, ε from the stream of key and class."""
-    features, labels = examples()
-    drawn, _, _ = draw_virtual_features(ClassStatistics.of_features(features, labels, C, "diagonal"), 9, Key(4))
-    for label in range(C):
-        own = features[labels == label].double().numpy()
-        noise = torch.randn(9, D, generator=Key(4).fold("class", label).torch(), dtype=torch.float64).numpy()
-        wanted = own.mean(0) + np.sqrt(own.var(0, ddof=1)) * noise
-        assert np.allclose(drawn[9 * label : 9 * label + 9], wanted, rtol=1e-5, atol=1e-6)
-
-
 def test_more_virtual_features_than_memory_are_refused_with_how_many_fit(monkeypatch):
     module = sys.modules["unskew.calibration.ccvr"]  # the name in the package is the function
     monkeypatch.setattr(module, "physical_memory", lambda: 4 * D * 150 / 0.8)  # room for 150
@@ -178,18 +166,6 @@ def test_ccvr_has_the_papers_settings_and_uscc_is_ccvr_with_its_own_counts():
     assert same(weights(uscc), weights(ccvr))
 
 
-def test_ccvr_without_a_number_draws_2000_features_a_class(monkeypatch):
-    asked = []
-
-    def noted(statistics, per_class, key, **knobs):
-        asked.append((per_class, knobs))
-        return draw_virtual_features(statistics, 5, key, **knobs)
-
-    monkeypatch.setattr(sys.modules["unskew.calibration.ccvr"], "draw_virtual_features", noted)
-    calibrate(linear(), statistics_of(), "ccvr(epochs=1)")
-    assert asked == [(2000, {"proportional": False, "components": 1, "mix": True})]
-
-
 def test_a_classifier_that_favours_a_class_is_set_right():
     features, labels = examples((200, 200, 200), seed=3)
     skewed = linear()
@@ -199,14 +175,6 @@ def test_a_classifier_that_favours_a_class_is_set_right():
     for method in ("ccvr(per_class=200, lr=0.5)", "lda", "ridge"):
         found = calibrate(skewed, ClassStatistics.of_features(features, labels, C), method)
         assert float((found(features).argmax(1) == labels).float().mean()) > 0.95
-
-
-@pytest.mark.parametrize("proportional", ["true", "false"])
-def test_knobs_reach_what_they_name(proportional):
-    statistics, classifier, key = statistics_of((10, 30, 200)), linear(), Key(2).fold("calibrate")
-    found = calibrate(classifier, statistics, f"ccvr(per_class=20, epochs=1, proportional={proportional})", seed=2)
-    features, labels, _ = draw_virtual_features(statistics, 20, key, proportional=proportional == "true")
-    assert same(weights(found.head), weights(retrain(classifier, features, labels, Local(epochs=1, lr=0.001), key)[0]))
 
 
 @pytest.mark.parametrize("knobs", ["relu=true", "relu=true, tukey=0.5", "relu=true, tukey=0"])
@@ -440,11 +408,6 @@ def test_the_oracle_trains_on_the_features_it_is_given(make):
 def test_the_oracle_says_that_it_has_nothing_to_train_on():
     with pytest.raises(UserError, match=r"^oracle: there are no features to train on$"):
         calibrate_on_features(linear(), torch.zeros(0, D), torch.zeros(0, dtype=torch.int64), "oracle")
-
-
-def test_the_oracle_takes_all_or_so_many_features():
-    assert parse_calibration("oracle").needs == parse_calibration("oracle(all)").needs == RealFeatures(1, 0)
-    assert parse_calibration("oracle(per_class=100, layers=2)").needs == RealFeatures(2, 100)
 
 
 def test_the_papers_oracle_is_sgd_with_the_papers_knobs_and_so_is_one_with_a_knob_of_sgd():

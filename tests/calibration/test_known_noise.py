@@ -145,12 +145,10 @@ def test_a_note_says_when_noise_rules():
 
 
 def test_the_share_of_noise_between_means_is_what_was_added():
-    variance, share = share_of_noise(released(1.0, apart=0.0))  # the means are equal: all of it is noise
-    assert variance == pytest.approx((released(1.0).noise.sums / 600) ** 2, rel=0.1)
-    assert share > 0.6
-    assert share_of_noise(released(1e5))[1] < 0.01
+    assert share_of_noise(released(1.0, apart=0.0)) > 0.6  # the means are equal: all of it is noise
+    assert share_of_noise(released(1e5)) < 0.01
     features, labels = examples()
-    assert share_of_noise(ClassStatistics.of_features(features, labels, C)) == (0.0, 0.0)
+    assert share_of_noise(ClassStatistics.of_features(features, labels, C)) == 0.0
 
 
 def test_the_forecast_knows_of_the_noise():

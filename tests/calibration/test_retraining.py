@@ -11,7 +11,6 @@ from torch import nn
 
 from unskew.calibration.calibrate import calibrate
 from unskew.calibration.ccvr import draw_virtual_features, retrain
-from unskew.calibration.classifier import NEVER
 from unskew.calibration.lda import solve_discriminant
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
@@ -215,28 +214,6 @@ def test_it_is_sklearns_discriminant_with_the_same_covariance(ridge):
     assert np.allclose(found.bias.detach(), wanted.intercept_ - np.log(1 / 3), rtol=1e-8, atol=1e-10)
     fresh = normal(500, 5, seed=11) * 4
     assert np.array_equal(found(fresh).argmax(1), wanted.predict(fresh.numpy()))
-
-
-def test_answers_do_not_depend_on_the_features_scale():
-    features, labels = classes_apart()
-    for factor in (1e-6, 1e6):
-        plain, scaled = (
-            solve_discriminant(None, *parts_of(ClassStatistics.of_features(some, labels, 3)), 1e-3, 3).double()
-            for some in (features, factor * features)
-        )
-        assert torch.allclose(plain(features), scaled(factor * features), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("factor", [1.0, 1e-3])
-def test_where_there_are_no_rows_to_keep_such_classes_are_never_answered(factor):
-    """However narrow the classes are, and however far from all of them a feature lies."""
-    features, labels = classes_apart()
-    means = torch.stack([features[labels == label].mean(0) for label in range(3)])
-    narrow = means[labels] + factor * (features - means[labels])
-    found = solve_discriminant(None, *parts_of(ClassStatistics.of_features(narrow, labels + 1, 5)), 1e-3, 5)
-    answers = found(10 * normal(1000, 5, seed=3, dtype=torch.float32))
-    assert set(answers.argmax(1).tolist()) <= {1, 2, 3}
-    assert torch.equal(answers[:, [0, 4]], torch.full((1000, 2), NEVER))
 
 
 def test_it_has_the_classifiers_own_type_also_where_it_stands_for_several_layers():

@@ -158,17 +158,6 @@ def test_a_client_that_holds_nothing_adds_nothing_and_addition_changes_no_operan
     assert all(torch.equal(value, a.tensors()[name]) for name, value in before.items())
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_many_are_merged_as_if_added_one_after_another(form):
-    parts = [ClassStatistics.of_features(features_of(n, n), labels_of(n, n), C, form) for n in (0, 1, 2, 9, 0, 30)]
-    found, pooled = ClassStatistics.merged(iter(parts)), ((features_of(n, n), labels_of(n, n)) for n in (1, 2, 9, 30))
-    same(found, reduce(add, parts))
-    close(found, ClassStatistics.of_features(*map(torch.cat, zip(*pooled, strict=True)), C, form), 1e-12)
-    same(ClassStatistics.merged(parts[3:4]), parts[3])
-    with pytest.raises(UserError, match="no client sent any"):
-        ClassStatistics.merged([])
-
-
 def test_classes_that_nobody_holds_take_no_room_in_a_sum_either():
     """Of a million classes two are held; all of them would take 8·10⁶·64² bytes, 33 GB."""
     features, far = features_of(8, width=64), torch.arange(8) % 2 * 999_999
@@ -360,14 +349,6 @@ def test_measuring_uses_eval_mode_and_leaves_the_encoder_as_it_was():
     close(found, ClassStatistics.of_features(wanted, labels, C), 1e-5)  # float32 products, in other batches
 
 
-def test_no_graph_is_kept_while_the_encoder_runs():
-    seen = []
-    encoder = mixed_encoder()
-    encoder.register_forward_hook(lambda module, given, found: seen.append((found.requires_grad, module.training)))
-    ClassStatistics.measure(encoder, in_batches(features_of(9).float(), labels_of(9), 3), C)
-    assert set(seen) == {(False, False)}
-
-
 @pytest.mark.parametrize("culprit", ["encoder", "batches", "features", "labels"])
 def test_an_encoder_is_left_as_it_was_whoever_fails_midway(culprit):
     encoder, calls = mixed_encoder(), []
@@ -437,14 +418,6 @@ def test_what_is_spread_out_over_all_classes_adds_up_entry_by_entry_and_is_gathe
         same(statistics.from_sums(wide, part.form), part)
     total = {name: sum(wide[name] for wide in spread) for name in shapes}
     close(statistics.from_sums(total, parts[0].form), reduce(add, parts), 1e-13)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_what_is_spread_out_has_memory_of_its_own(form):
-    found = example(form)
-    for value in found.to_sums().values():
-        value.fill_(-1)
-    same(found, example(form))
 
 
 # files
@@ -667,11 +640,6 @@ EMPTY = {"held": ("I64", [0]), "number": ("I64", [0])}
 def test_a_header_that_asks_for_more_than_its_file_holds_is_refused_and_no_memory_taken(form, sums, tmp_path):
     with pytest.raises(UserError, match="stranger"):
         ClassStatistics.load(header(tmp_path / "stranger", EMPTY | sums, form))
-
-
-def test_headers_written_by_hand_are_read_where_they_are_true(tmp_path):
-    sums = {"sums": ("F64", [0, 3]), "squares": ("F64", [0, 3])}
-    same(ClassStatistics.load(header(tmp_path / "some", EMPTY | sums, "diagonal")), example("diagonal", 0))
 
 
 def test_a_file_cut_off_anywhere_is_refused_in_its_name(tmp_path):

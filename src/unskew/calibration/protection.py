@@ -308,16 +308,13 @@ def raise_eigenvalues(matrix: Tensor, limit: float) -> Tensor:
     return factor @ factor.t()
 
 
-def share_of_noise(statistics: ClassStatistics) -> tuple[float, float]:
-    """The noise's variance on an entry of a class mean, averaged over classes; its share of that between the means."""
-    if statistics.noise is None:
-        return 0.0, 0.0
-    means = statistics.means()
+def share_of_noise(statistics: ClassStatistics) -> float:
+    """The noise's variance on an entry of a class mean, averaged over classes, as a share of that between the means."""
+    if statistics.noise is None or len(statistics.held) < 2:
+        return 0.0
+    between = float(statistics.means().var(0).mean())
     variance = float((statistics.noise.sums / statistics.number.double()).square().mean())
-    if len(means) < 2:
-        return variance, 0.0
-    between = float(means.var(0).mean())
-    return variance, min(1.0, variance / between) if between > 0 else 1.0
+    return min(1.0, variance / between) if between > 0 else 1.0
 
 
 def notes_on_noise(statistics: ClassStatistics) -> tuple[str, ...]:
@@ -328,7 +325,7 @@ def notes_on_noise(statistics: ClassStatistics) -> tuple[str, ...]:
     """
     if statistics.noise is None or int(statistics.number.sum()) - len(statistics.held) < 1:
         return ()
-    _, share = share_of_noise(statistics)
+    share = share_of_noise(statistics)
     values, limit = torch.linalg.eigvalsh(statistics.within()), pooled_edge(statistics)
     if share < MUCH and float((limit - values).clamp(min=0).sum()) < float(values.sum()):
         return ()

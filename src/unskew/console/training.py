@@ -314,7 +314,7 @@ def show_methods(
         raise UserError(f"no method is called {name!r}; {nearest(name, methods.METHODS)}")
     rows = describe() if build is None or name is None else [describe_method(name, build)]
     if as_json:
-        print_json([asdict(row) | {"group": row.group.title} for row in rows])
+        print_json([asdict(row) for row in rows])
     elif name:
         _show_method(rows[0])
     else:
@@ -324,7 +324,7 @@ def show_methods(
 def _list_methods(rows: Sequence[MethodDescription]) -> None:
     width = max(len(row.name) for row in rows)
     for group in GROUPS:
-        out.print(group.title)
+        out.print(group)
         table = Table.grid(padding=(0, 2))
         table.add_column(width=width)
         table.add_column(overflow="fold")
@@ -343,5 +343,5 @@ def _show_method(row: MethodDescription) -> None:
     for paragraph in row.body.split("\n\n") if row.body else ():
         out.print(Padding(Text(" ".join(paragraph.split())), (1, 0, 0, 2)))
     slots = row.slots or "none: it changes nothing with its defaults"
-    rows = [("knobs", "\n".join(row.knobs) or "none"), ("slots", slots), ("group", row.group.title)]
+    rows = [("knobs", "\n".join(row.knobs) or "none"), ("slots", slots), ("group", row.group)]
     out.print(Padding(show_facts([*rows, *([("reference", row.reference)] if row.reference else [])]), (1, 0, 0, 2)))

@@ -73,13 +73,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 RELEASING = {"private": 3, "private-updates": 4}  # how many knobs come before ``release``
-ON_FEATURES = (
-    "moon",
-    "feddecorr",
-    "fedetf",
-    "prototypes",
-    "fedeccr",
-)  # whose terms act on the features and on nothing behind them
+ON_FEATURES = ("moon", "feddecorr", "fedetf", "prototypes", "fedeccr")  # their terms act on nothing but the features
 
 
 def parse_method(source: str, local: Local | None = None, base: Algorithm | None = None) -> Algorithm:
@@ -164,19 +158,11 @@ def takes_algorithm(function: Callable[..., Any]) -> bool:
 PROTECTIONS = {"withhold", "secure", "private", "mechanism", "exchange"}  # slots that protect what clients send
 
 
-@dataclass(frozen=True)
-class MethodGroup:
-    """Methods of one kind, under a title."""
-
-    name: str
-    title: str
-
-
 GROUPS = (
-    MethodGroup("training", "Training: how clients train"),
-    MethodGroup("server", "Server: how the model is updated"),
-    MethodGroup("calibration", "Calibration: a new classifier after the last round"),
-    MethodGroup("privacy", "Privacy: how what clients send is protected"),
+    "Training: how clients train",
+    "Server: how the model is updated",
+    "Calibration: a new classifier after the last round",
+    "Privacy: how what clients send is protected",
 )
 
 
@@ -190,7 +176,7 @@ class MethodDescription:
     body: str  # formula and details
     knobs: tuple[str, ...]  # "mu: float = 0.01  The weight of the term."
     slots: str
-    group: MethodGroup
+    group: str  # one of GROUPS
     reference: str
 
 
@@ -244,7 +230,7 @@ def _spell(knob: inspect.Parameter) -> str:
     return f"{knob.name}={text.spell(knob.default) if plain else repr(knob.default)}"
 
 
-def _choose_group(slots: set[str]) -> MethodGroup:
+def _choose_group(slots: set[str]) -> str:
     training, server, calibration, privacy = GROUPS
     if "finish" in slots:
         return calibration
