@@ -183,7 +183,7 @@ def test_to_another_rank_go_texts_numbers_and_raw_tensors(two, monkeypatch):
     )
     federation("moon + fedvc(8)", dtype="float32", epochs=1).run(2, "torchrun")
     known = (
-        {"open", "secret", "remembers"}, {"data"}, {"build"}, {"close"}, {"begin", "seed", "key"},
+        {"open", "secret", "remembers", "shared"}, {"data"}, {"build"}, {"close"}, {"begin", "seed", "key", "layout"},
         {"number", "tasks", "slot"},
     )  # fmt: skip
     plain = [msgspec.to_builtins(message) for message in told]
