@@ -141,7 +141,7 @@ def _watched(function: Callable[..., Any], what: str, report: Report) -> Callabl
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor inside a value, with a name that says where."""
+    """Every tensor inside a value, named by its path."""
     if isinstance(value, Tensor):
         yield name or "its argument", value
     elif isinstance(value, Mapping):

@@ -32,10 +32,7 @@ Entry = tuple[str, str, tuple[int, ...]]  # name, type, shape
 
 
 class BadMessage(Exception):
-    """A message that is not what it should be; the text says what is wrong with it.
-
-    ``logged`` is what a log may have: the same, without the sender's own words.
-    """
+    """An invalid message. ``logged`` is the reason for logs, without content from the sender."""
 
     def __init__(self, reason: str, logged: str | None = None) -> None:
         super().__init__(reason)

@@ -58,8 +58,7 @@ class Frozen:
     def cut(self) -> Cut:
         """Where the network is cut."""
         cut = find_cut(self.network, self.blueprint.shape, self.blueprint.layers or 0)
-        if cut is None:
-            raise ValueError("this network cannot be cut")
+        assert cut is not None  # otherwise nothing is stored
         return cut
 
     def fingerprint(self, cut: Cut) -> str:
@@ -80,7 +79,7 @@ def stored_features(frozen: Frozen, images: ImageSet, cache: Path, say: Say) -> 
     fingerprint = frozen.fingerprint(cut)
     folder = cache / f"features-{fingerprint[:32]}"
     size = stored_bytes(images, cut.shape, frozen.views)
-    words = f"features of the frozen part: {format_bytes(size)} in {folder}"
+    activity = f"features of the frozen part: {format_bytes(size)} in {folder}"
     _check_room(folder, size)
     total = len(images.train) * (1 + frozen.views) + (len(images.test) if images.test.rows is None else 0)
     done, parts = 0, dict[str, Floats]()
@@ -96,7 +95,7 @@ def stored_features(frozen: Frozen, images: ImageSet, cache: Path, say: Say) -> 
                 file = folder / f"{part}-{start:09d}.safetensors"
                 rows = made[start * kept : stop * kept]
                 if not _read(file, fingerprint, rows):
-                    say(words, done, total)
+                    say(activity, done, total)
                     encoder.fill(rows, frozen.parts[part], start, kept)
                     _write(file, fingerprint, rows)
                 done += len(rows)
@@ -156,8 +155,8 @@ class _Encoder:
             for view in range(kept)
             for first in range(0, examples, AT_ONCE)
         ]
-        for each in work:
-            each.result()
+        for part in work:
+            part.result()
 
     def _pass(self, rows: Floats, pixels: Pixels, start: int, view: int) -> None:
         index = torch.arange(start, start + len(rows))

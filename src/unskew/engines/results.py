@@ -1,4 +1,4 @@
-"""Shared memory between processes of one machine: what visits return is written where the other side reads it."""
+"""Shared memory between processes of one machine, for models and for the results of visits."""
 
 import mmap
 import os
@@ -32,7 +32,7 @@ class SharedFile:
         return self._map
 
     def write(self, tensors: Tensors) -> Layout:
-        """Copy the tensors in; the layout says where each one is."""
+        """Copy the tensors in; their layout."""
         layout, end = plan_layout(tensors)
         for name, view in views(self.mapped(end), layout).items():
             view.copy_(tensors[name])

@@ -122,7 +122,7 @@ def score_images(
     """What ``logits`` makes of the visit's test images, as sums.
 
     ``by_image``: ``extra`` marks which ones are right. ``confidence``: the sums contain those of ``confidence_sums``.
-    Of its own images a client says only how many are right by class.
+    For its own images a client reports only the number of right answers by class.
     """
     if isinstance(visit, Visit):
         index = side.own_tests.get(visit.client, torch.zeros(0, dtype=torch.int64))

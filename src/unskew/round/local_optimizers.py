@@ -24,7 +24,7 @@ DECAYS = ("all", "weights")
 
 
 def make_optimizer(values: list[Tensor], local: Local, steps: int | None = None) -> Update:
-    """The update that the settings ask for, of these parameters; ``steps`` says how many there will be, if known."""
+    """The update of these parameters that the settings describe; ``steps`` is their number, if known."""
     if steps == 1 and local.momentum and uses_sgd(local):
         local = replace(local, momentum=0.0)  # a first step is the gradient's own, and nothing reads the momentum then
     make = sgd if local.optimizer == "sgd" else parse_optimizer(local.optimizer)

@@ -173,7 +173,7 @@ def read_clients(path: Path) -> dict[str, npt.NDArray[Any]]:
         arrays, _ = read_npz(path / CLIENTS)
         count, clients = len(arrays["classifiers"]), len(arrays["counted"])
         tables = [arrays[name] for name in ("accuracy", "own_images") if name in arrays]
-        if any(each.shape != (count, clients) for each in tables) or "accuracy" not in arrays:
+        if any(table.shape != (count, clients) for table in tables) or "accuracy" not in arrays:
             raise ValueError("its arrays do not match")
         return arrays
     except DAMAGED as error:
@@ -188,7 +188,7 @@ def with_classifier(
     if not arrays:
         return new
     keep = arrays["classifiers"] != name
-    rows = [each for each in ("classifiers", "accuracy", "own_images") if each in arrays and each in new]
+    rows = [key for key in ("classifiers", "accuracy", "own_images") if key in arrays and key in new]
     counts = ("counted", *(("own_counts",) if "own_images" in rows else ()))
-    joined = {each: np.concatenate([arrays[each][keep], new[each]]) for each in rows}
-    return joined | {each: new[each] for each in counts}
+    joined = {key: np.concatenate([arrays[key][keep], new[key]]) for key in rows}
+    return joined | {key: new[key] for key in counts}

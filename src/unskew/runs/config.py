@@ -255,7 +255,7 @@ class Config:
 
     def local(self) -> Local:
         """The clients' training settings."""
-        settings = {each.name: getattr(self, each.name) for each in fields(Local)}
+        settings = {setting.name: getattr(self, setting.name) for setting in fields(Local)}
         crops = RESIZED_CROP if self.augmentation == RESIZED_CROP else SHIFT
         return Local(**settings | {"augment": bool(self.augment), "augmentation": crops})
 

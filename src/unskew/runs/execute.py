@@ -300,14 +300,14 @@ class Execution:
         prepared, path, config = self.prepared, self.path, self.prepared.config
         classifier, model, rows = self.side.classifier, prepared.whole(model), self.metrics.rows()
         score, start = self.score[1], self.progress.start
-        scores = {OWN: score} | {each.result.name: each.score for each in calibrated}
+        scores = {OWN: score} | {one.result.name: one.score for one in calibrated}
         held = prepared.partition, prepared.images.train.labels, prepared.test_owners
         known = () if prepared.nodes or self.algorithm.released else scores.items()
-        by_client = {name: measure_clients(*held, each) for name, each in known}
-        spreads = {name: summarise_clients(*each) for name, each in by_client.items()}
+        by_client = {name: measure_clients(*held, evaluation) for name, evaluation in known}
+        spreads = {name: summarise_clients(*measured) for name, measured in by_client.items()}
         spent = spent_in_rounds(prepared, max(self.begun, len(rows)))
-        for each in calibrated:
-            spent = add_release(spent, each.classifier.report.release)
+        for one in calibrated:
+            spent = add_release(spent, one.classifier.report.release)
         best = best_row(rows, config.monitor) if config.patience else None
         reference = None if prepared.baseline is None else prepared.baseline.accuracy
         result = Result(
@@ -326,8 +326,8 @@ class Execution:
             weights_sha256=tensors.sha256(model),
             model=config.model or "",
             calibrations={
-                each.result.name: replace(each.result, clients_accuracy=spreads.get(each.result.name))
-                for each in calibrated
+                one.result.name: replace(one.result, clients_accuracy=spreads.get(one.result.name))
+                for one in calibrated
             },
             clients_accuracy=spreads.get(OWN),
             settings=configs.deciding(config),
@@ -354,9 +354,9 @@ class Execution:
             files[CLIENTS] = folders.arrays_bytes(to_arrays(by_client))
         if not rows:
             files[METRICS] = b""  # a run without rounds has the file too
-        for each in calibrated:
-            files[folders.calibration_file(path, each.result.name).name] = folders.calibration_bytes(
-                each.result.name, each.classifier
+        for one in calibrated:
+            files[folders.calibration_file(path, one.result.name).name] = folders.calibration_bytes(
+                one.result.name, one.classifier
             )
         checkpoints.drop_memories(path)  # before the result: a finished run is never resumed
         grown = {METRICS: self.metrics.mark.sha256}

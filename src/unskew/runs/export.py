@@ -216,8 +216,8 @@ def _per_class(info: ModelInfo, name: str) -> list[str]:
     if not (accuracy := info.class_accuracy.get(name)):
         return []
     rows = [
-        f"| {each} | {'-' if value is None else f'{value:.1%}'} |"
-        for each, value in zip(info.classes, accuracy, strict=True)
+        f"| {label} | {'-' if value is None else f'{value:.1%}'} |"
+        for label, value in zip(info.classes, accuracy, strict=True)
     ]
     return ["| class | accuracy |", "| --- | ---: |", *rows, ""]
 

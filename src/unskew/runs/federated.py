@@ -73,7 +73,7 @@ def read_terms(path: Path) -> Terms:
         raise UserError(f"{path} is not the run directory of a federation: it has no {FEDERATION}")
     values = json_object(content, path / FEDERATION)
     try:
-        return record_from(Terms, {**values, "clients": {each["name"]: each for each in values["clients"]}})
+        return record_from(Terms, {**values, "clients": {client["name"]: client for client in values["clients"]}})
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path / FEDERATION} is damaged: {error}; restore it from a copy") from error
 

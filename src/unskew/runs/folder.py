@@ -91,8 +91,8 @@ def remove_sealed(path: Path, names: Iterable[str]) -> None:
     with _locked(path / MANIFEST_LOCK, wait=True):
         if (manifest := read_manifest(path)) is not None:
             files, coming = (
-                {name: sha256 for name, sha256 in each.items() if name not in gone}
-                for each in (manifest.files, manifest.coming)
+                {name: sha256 for name, sha256 in hashes.items() if name not in gone}
+                for hashes in (manifest.files, manifest.coming)
             )
             _write(path, Manifest(files, coming))
         for name in gone:

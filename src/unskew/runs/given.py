@@ -200,7 +200,7 @@ def _method_name(function: Callable[..., Any]) -> str | None:
 
 def _slots(algorithm: Algorithm) -> str:
     base = Algorithm()
-    changed = {each.name: getattr(algorithm, each.name) for each in fields(Algorithm)}
+    changed = {slot.name: getattr(algorithm, slot.name) for slot in fields(Algorithm)}
     slots = [f"{name}={_value_text(value)}" for name, value in changed.items() if value != getattr(base, name)]
     return f"Algorithm({', '.join(slots)})"
 
@@ -212,9 +212,9 @@ def _value_text(value: Any) -> str:
         return repr(value)
     if is_dataclass(value):
         parts = [
-            f"{each.name}={_value_text(getattr(value, each.name))}"
-            for each in fields(value)
-            if getattr(value, each.name) != each.default
+            f"{part.name}={_value_text(getattr(value, part.name))}"
+            for part in fields(value)
+            if getattr(value, part.name) != part.default
         ]
         return f"{type(value).__name__}({', '.join(parts)})"
     return description(value)
@@ -241,7 +241,7 @@ def _captured(value: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
         if isinstance(inside, PLAIN):
             yield name, inside
         else:
-            yield from ((f"{name}.{deeper}", each) for deeper, each in _captured(inside, depth - 1))
+            yield from ((f"{name}.{deeper}", captured) for deeper, captured in _captured(inside, depth - 1))
 
 
 def _spelled(values: Mapping[str, Any]) -> str:

@@ -244,7 +244,7 @@ def predictions_json(found: Predictions) -> str:
     records = [
         {"picture": name, "class": answer, "probability": round(float(row.max()), 6)}
         | ({} if found.labels is None else {"label": found.labels[number]})
-        | {"probabilities": {each: round(float(value), 6) for each, value in zip(found.classes, row, strict=True)}}
+        | {"probabilities": {label: round(float(value), 6) for label, value in zip(found.classes, row, strict=True)}}
         for number, (name, answer, row) in enumerate(zip(found.names, found.answers, found.probabilities, strict=True))
     ]
     return json.dumps(records, indent=2, ensure_ascii=False)

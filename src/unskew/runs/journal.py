@@ -159,7 +159,7 @@ def read_during(path: Path) -> list[dict[str, Any]]:
         try:
             record = record_from(DuringRow, row)
             for vectors in filter(None, (record.norms, record.drift)):
-                widths = {len(each) for each in (vectors.server, *vectors.local)}
+                widths = {len(vector) for vector in (vectors.server, *vectors.local)}
                 widths |= {len(vectors.layers)} if isinstance(vectors, RecordedDrift) else set()
                 if len(widths) > 1 or len(vectors.clients) != len(vectors.local):
                     raise ValueError("its vectors have different lengths")

@@ -637,7 +637,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, engine: str, pr
     )
     data = tensors.count_bytes(prepared.data) + min(read_lazily, cache_settings(config).memory)
     plans = 11 * examples_for(max(prepared.first_sizes, default=0), algorithm.local)
-    memories = sum(tensors.count_bytes(each.blank(state.tensors)) for each in algorithm.remember)
+    memories = sum(tensors.count_bytes(memory.blank(state.tensors)) for memory in algorithm.remember)
     visited = min(len(prepared.population.roster.inhabited), config.rounds * len(visits))
     memory = PROCESS_BYTES * processes.count + data * processes.copies + (model * 8 + plans) * processes.working
     if prepared.nodes is not None:

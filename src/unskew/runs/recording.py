@@ -59,7 +59,7 @@ def parse_recording(source: str) -> tuple[Recorded, ...]:
         build = RECORDED.get(call.name)
         if build is None:
             raise text.complain(source, call.start, f"{call.name!r} cannot be recorded; {nearest(call.name, RECORDED)}")
-        if any(each.name == call.name for each in recordings):
+        if any(recording.name == call.name for recording in recordings):
             raise text.complain(source, call.start, f"{call.name} is given twice; give it once")
         recordings.append(text.apply(call, build, "recording"))
     return tuple(recordings)
@@ -86,7 +86,7 @@ class Recorder:
 
     def due(self, number: int) -> list[str]:
         """What is recorded after this round."""
-        return [each.name for each in self.asked if each.due(number, self.rounds)]
+        return [recording.name for recording in self.asked if recording.due(number, self.rounds)]
 
     def watched(self, number: int) -> list[str]:
         """The part of it that clients report."""

@@ -102,7 +102,7 @@ class Result:
         return read_metrics(self.path)
 
     def __repr__(self) -> str:
-        after = "".join(f", {name} {each.accuracy:.2%}" for name, each in self.calibrations.items())
+        after = "".join(f", {name} {calibration.accuracy:.2%}" for name, calibration in self.calibrations.items())
         return f"<Result of {self.method} on {self.data}: accuracy {self.accuracy:.2%}{after}; {self.path}>"
 
     def __str__(self) -> str:
@@ -142,15 +142,15 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     if result.relative_accuracy is not None:
         relative = f"{result.relative_accuracy:.2%} of {result.baseline_accuracy:.2%}, {result.baseline}"
         rows.append(("relative", relative))
-    made = [(f"after {name}", each) for name, each in result.calibrations.items()]
+    made = [(f"after {name}", calibration) for name, calibration in result.calibrations.items()]
     spreads = {
         "": result.clients_accuracy,
         **{f"{name}: ": c.clients_accuracy for name, c in result.calibrations.items()},
     }
-    known = [name + each.words() for name, each in spreads.items() if each is not None and each.clients > 1]
-    for name, each in [*made, *([(f"start {result.start.name}", result.start)] if result.start else [])]:
-        costs = f"{format_bytes(each.bytes_up)} up, {format_duration(each.seconds)}"
-        rows.append((name, f"{each.accuracy:.2%}, loss {each.loss:.4f}{ece_words(each)}; {costs}"))
+    known = [name + spread.words() for name, spread in spreads.items() if spread is not None and spread.clients > 1]
+    for name, calibration in [*made, *([(f"start {result.start.name}", result.start)] if result.start else [])]:
+        costs = f"{format_bytes(calibration.bytes_up)} up, {format_duration(calibration.seconds)}"
+        rows.append((name, f"{calibration.accuracy:.2%}, loss {calibration.loss:.4f}{ece_words(calibration)}; {costs}"))
     rows += [("" if number else "clients", summary) for number, summary in enumerate(known)]
     if result.privacy is not None:
         rows += [("privacy", result.privacy.describe()), *([("", SEEDED)] if result.privacy.seeded else [])]

@@ -68,7 +68,7 @@ def seal_folder(path: Path) -> list[str]:
     _require_run_folder(path)
     before = read_content(path / MANIFEST)
     (path / MANIFEST).unlink(missing_ok=True)
-    if damaged := [each for each in examine(path) if each.state == DAMAGED]:
+    if damaged := [file for file in examine(path) if file.state == DAMAGED]:
         if before is not None:
             write_whole(path / MANIFEST, before)
         raise UserError(f"{damaged[0].problem}; nothing was sealed")
@@ -100,7 +100,7 @@ def _examine_file(path: Path, name: str, manifest: Manifest | None) -> Examined:
         if name == AUDIT:  # each line vouches for the one before it
             read_audit(path / name)
             return Examined(name, WHOLE)
-        kind = any(Path(name).match(each) for each in SEALED_KINDS)
+        kind = any(Path(name).match(pattern) for pattern in SEALED_KINDS)
         if kind:
             require_sealed(path, name)
         if name in _READERS and (path / name).exists():

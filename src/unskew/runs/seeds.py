@@ -133,22 +133,22 @@ class SeedRuns:
     @property
     def accuracy(self) -> SeedSpread | None:
         """Mean and deviation of the runs' accuracy."""
-        return spread_over_seeds(each.accuracy for each in self.results)
+        return spread_over_seeds(result.accuracy for result in self.results)
 
     @property
     def calibrations(self) -> dict[str, SeedSpread | None]:
         """Mean and deviation of the accuracy after each calibration, over the runs that have it."""
-        names = dict.fromkeys(name for each in self.results for name in each.calibrations)
+        names = dict.fromkeys(name for result in self.results for name in result.calibrations)
         return {
             name: spread_over_seeds(
-                each.calibrations[name].accuracy for each in self.results if name in each.calibrations
+                result.calibrations[name].accuracy for result in self.results if name in result.calibrations
             )
             for name in names
         }
 
     def __repr__(self) -> str:
         known = {"accuracy": self.accuracy, **self.calibrations}
-        words = ", ".join(f"{name} {each.words(100)} %" for name, each in known.items() if each)
+        words = ", ".join(f"{name} {spread.words(100)} %" for name, spread in known.items() if spread)
         return f"<{len(self.results)} runs of {self.results[0].method} on {self.results[0].data}: {words}; {self.path}>"
 
 
@@ -263,7 +263,7 @@ def _own_folder(parent: Path, settings: Mapping[str, Config]) -> Path:
 
 def _fits(path: Path, settings: Mapping[str, Config]) -> bool:
     """Whether a folder has nothing but runs of these settings, whatever their seeds."""
-    folders = [path] if "" in settings else sorted(each for each in path.iterdir() if each.is_dir())
+    folders = [path] if "" in settings else sorted(folder for folder in path.iterdir() if folder.is_dir())
     runs = [run for folder in folders for run in sorted(folder.glob("seed*"))]
     try:
         for run in runs:

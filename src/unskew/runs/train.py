@@ -85,7 +85,12 @@ def run(
     with folders.locked_folder(path):
         if (path / CONFIG).exists():
             raise UserError(f"another process has just started a run in {path}; choose another --out")
-        remember([*configs.plugin_texts(prepared.config).values(), *(each.text for each in prepared.algorithm.finish)])
+        remember(
+            [
+                *configs.plugin_texts(prepared.config).values(),
+                *(finisher.text for finisher in prepared.algorithm.finish),
+            ]
+        )
         config_text = configs.to_toml(prepared.config).encode()
         folders.start_manifest(path, {CONFIG: config_text, PARTITION: _partition_bytes(prepared)})
         return execute(prepared, path, _stopping(observe, path, prepared.config))
@@ -143,9 +148,9 @@ def _stopping(observe: Observer | None, path: Path, config: Config) -> Observer:
 
 
 def _report_stages(observe: Observer | None) -> Say:
-    def say(words: str, done: int, total: int) -> None:
+    def say(activity: str, done: int, total: int) -> None:
         if observe is not None:
-            observe(Stage(words, done, total))
+            observe(Stage(activity, done, total))
 
     return say
 
@@ -164,5 +169,5 @@ def slug(config: Config, *, seed: bool = True) -> str:
     """A name for a run's folder."""
     data = config.data.removeprefix(configs.FROM_PYTHON).partition(",")[0]
     method = "method-from-python" if configs.from_python(config.method) else config.method
-    words = slug_of(f"{Path(data).stem}-{method}")
-    return f"{words}-seed{config.seed}"[:80] if seed else words[:80]
+    name = slug_of(f"{Path(data).stem}-{method}")
+    return f"{name}-seed{config.seed}"[:80] if seed else name[:80]

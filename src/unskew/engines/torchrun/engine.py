@@ -79,8 +79,8 @@ class Signals:
 
 
 AHEAD = 2  # groups of visits that a rank has at once: one under way, one waiting, so that it is never idle
-SILENT_SECONDS = 15.0  # after which a rank that says nothing counts as lost
-CLOSE_SECONDS = 5.0  # that the others have to say goodbye
+SILENT_SECONDS = 15.0  # after which a silent rank counts as lost
+CLOSE_SECONDS = 5.0  # that the others have to confirm the end of a run
 SIGNAL_SECONDS = 2.0  # within which torchrun ends the ranks of a machine where one has died
 GO_ON = "the run can be resumed with any number of ranks, or without torchrun"
 
@@ -90,7 +90,7 @@ class _Other:
     known: Rank
     writer: Writer = field(init=False)
     ready: bool = False
-    left: bool = False  # whether it said that it ends
+    left: bool = False  # whether it has announced its end
     tasks: list[list[int]] = field(default_factory=list)  # indices of the visits that it was given, group by group
     layout: Layout | None = None  # of its last result: it is nearly always the same
     shares: bool = False  # whether it is on this machine, so that it reads the model from shared memory
@@ -189,7 +189,7 @@ class Others:
             return self._error or KeyboardInterrupt()
 
     def close(self) -> bool:
-        """Let them wait for another run; whether all have said that they do."""
+        """Let them wait for another run; whether all have confirmed."""
         self._closing = True
         for other in self._others:
             other.writer.send({"close": True})

@@ -121,21 +121,21 @@ def expect(place: Launched) -> None:
 def gather(place: Launched, *, processors: bool) -> list[Rank]:
     """On rank 0: the other ranks, connected; they are refused where they would not give the same bits.
 
-    ``processors`` says whether they compute on those, so that others would give other bits.
+    ``processors``: whether they compute on CPUs, which must then be of the same kind.
     """
     others, own = range(1, place.ranks), facts()
     if not others:
         return []
     store = _store(place)
     _wait_for(store, others)
-    said: dict[int, Facts] = {rank: json.loads(store.get(_key(rank))) for rank in others}
+    reported: dict[int, Facts] = {rank: json.loads(store.get(_key(rank))) for rank in others}
     known = [
-        Rank(rank, name_of(rank, each), place.by_torchrun and each["group"] == own["group"])
-        for rank, each in said.items()
+        Rank(rank, name_of(rank, about), place.by_torchrun and about["group"] == own["group"])
+        for rank, about in reported.items()
     ]
     if store.check([BEGIN]):  # connected since an earlier run of this process
         return known
-    _require_same(own, said, processors)
+    _require_same(own, reported, processors)
     store.set(BEGIN, GO)
     _interruptible(lambda: _connect(store, place))
     return known
@@ -173,10 +173,10 @@ def _store(place: Launched) -> Store:
         patience = timedelta(seconds=COME_SECONDS)
         store = TCPStore(place.host, place.port, None, master, patience, wait_for_workers=False, multi_tenant=True)
     except (RuntimeError, ValueError) as error:
-        said = str(error).partition("\n")[0][:300]
+        reason = str(error).partition("\n")[0][:300]
         raise UserError(
             f"rank {place.rank} on {socket.gethostname()} cannot reach rank 0's machine at {place.host}, port "
-            f"{place.port} ({said}); is that its address, and is the port open?"
+            f"{place.port} ({reason}); check the address, and that the port is open"
         ) from error
     if place.rank == 0:
         atexit.register(_dismiss, store)
@@ -196,9 +196,9 @@ def _wait_for(store: Store, others: Iterable[int]) -> None:
     end = time.monotonic() + COME_SECONDS
     while missing := [rank for rank in others if not store.check([_key(rank)])]:
         if time.monotonic() > end:
-            words = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
+            ranks = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
             raise UserError(
-                f"{words} not joined within {COME_SECONDS:.0f} s; check that the same command with "
+                f"{ranks} not joined within {COME_SECONDS:.0f} s; check that the same command with "
                 "--engine torchrun was started on every machine and did not fail there"
             )
         time.sleep(POLL_SECONDS)
@@ -229,9 +229,9 @@ def _connect(store: Store, place: Launched) -> None:
         own, patience = PrefixStore("unskew", store), timedelta(seconds=CONNECT_SECONDS)
         dist.init_process_group("gloo", store=own, rank=place.rank, world_size=place.ranks, timeout=patience)
     except RuntimeError as error:
-        said = str(error).partition("\n")[0][:300]
+        reason = str(error).partition("\n")[0][:300]
         raise UserError(
-            f"rank {place.rank} on {socket.gethostname()} cannot connect to the others ({said}); on each "
+            f"rank {place.rank} on {socket.gethostname()} cannot connect to the others ({reason}); on each "
             f"machine, set the network interface that they share, as in {INTERFACE}=eth0, and open its ports"
         ) from error
     finally:

@@ -2,7 +2,7 @@
 
 A message begins with a frame of one size: the lengths of its header and body, and as much of the header as fits. Then
 come the rest of the header and the body, in pieces. What crosses is on the CPU, so gloo carries it whatever the ranks
-compute with. Whoever writes also reports every second that it is alive.
+compute with. A writer also sends a heartbeat every second.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ from unskew.engines.codec import MAX_BODY, MAX_HEADER, BadMessage, Body, Envelop
 
 Message = dict[str, Any]
 
-ALIVE = "alive"  # the message that says nothing else
+ALIVE = "alive"  # the message of a heartbeat
 BEAT = 1.0  # seconds between such messages
 PIECE = 16 * 2**20  # bytes that are sent at once: one piece must come within the time that a rank may be silent
 FRAME = 4096  # bytes: most headers fit, and a second transfer costs more than these
@@ -71,8 +71,7 @@ class Writer:
 def receive(rank: int, seconds: float = FOREVER) -> tuple[Message, Tensors]:
     """The next message of that rank; ConnectionError where it is gone, or silent for so long.
 
-    Gloo then closes the connections to all ranks: the others that wait get a ConnectionAbortedError, which says nothing
-    about their rank.
+    Gloo then closes the connections to all ranks: those waiting for other ranks get a ConnectionAbortedError.
     """
     frame = bytearray(FRAME)
     _take(frame, rank, seconds)
@@ -118,7 +117,7 @@ def _take(room: bytearray | memoryview, rank: int, seconds: float) -> None:
 
 
 def _loss(error: RuntimeError, seconds: float = FOREVER) -> ConnectionError:
-    """Gloo's complaint in few words."""
+    """Gloo's error, shortened."""
     complaint = str(error)
     if "imeout caused pair closure" in complaint:
         return ConnectionAbortedError(complaint)
