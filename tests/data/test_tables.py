@@ -133,7 +133,7 @@ def test_a_run_is_resumed_with_a_table_that_has_moved(tmp_path):
     result = unskew.resume(tmp_path / "run", data_dir=tmp_path / "there", observe=said.append)
     assert result.weights_sha256 == whole.weights_sha256
     (overview,) = (event for event in said if hasattr(event, "images"))
-    assert any("no longer exists; it is read from" in note for note in overview.images.notes)
+    assert any("no longer exists; reading it from" in note for note in overview.images.notes)
 
 
 def test_another_photograph_is_other_data(tmp_path):

@@ -455,7 +455,7 @@ WRONG = {
     "another partition": (QUICK, another_partition, "partition.npz is not the partition that"),
     "no model": (QUICK, lambda run: (run / "model.safetensors").unlink(), "model.safetensors does not exist"),
     "half a model": (QUICK, lambda run: tampered(run, "model.safetensors", lambda data: data[:-9]), "cannot be read"),
-    "a bit of the model": (QUICK, lambda run: tampered(run, "model.safetensors", flipped), "does not have the weights"),
+    "a bit of the model": (QUICK, lambda run: tampered(run, "model.safetensors", flipped), "does not contain"),
     "another network": (
         QUICK,
         lambda run: tampered(run, "config.toml", lambda data: data.replace(b"tiny-cnn", b"lenet-64")),

@@ -292,7 +292,7 @@ def test_the_servers_own_test_images_must_fit(tmp_path):
 
 def test_a_federation_of_which_too_few_come_does_not_begin(tmp_path):
     nodes = {1: make_node(tmp_path, 0)}
-    with pytest.raises(UserError, match="only 1 client joined within 30 seconds, 2 are needed"):
+    with pytest.raises(UserError, match="only 1 client joined within 30 seconds, but 2 are needed"):
         federated(tmp_path, exchange_of(nodes), rules=Rules(min_replies=2, wait=30))
     assert not (tmp_path / "run").exists()
 

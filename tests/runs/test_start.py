@@ -226,7 +226,7 @@ REFUSED = {
     "ccvr(relu=true, tukey=0.5)": "it transforms the features first (relu, tukey)",
     "oracle": "it pools real features, which a federation cannot do",
     "lda + private(epsilon=1, clip=1)": "it clips the features first (private); leave private out of it",
-    "lda + ridge": "training starts from one classifier, but lda and ridge are given; give one",
+    "lda + ridge": "lda and ridge were given, but training starts from one classifier; give one",
     "fedprox": "changes the training (terms); give only calibrations",
     "secure": "contains no calibration",
     "nonsense": "no method is called 'nonsense'",
