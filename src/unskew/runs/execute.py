@@ -347,8 +347,8 @@ class Execution:
         images = prepared.images
         info = ModelInfo(images.classes, images.shape, prepared.blueprint.shape, images.mean, images.std)
         if not self.algorithm.released:
-            for name, one in scores.items():
-                info = info.with_score(name, one)
+            for name, evaluation in scores.items():
+                info = info.with_score(name, evaluation)
         files = {folders.MODEL: folders.model_bytes(model, classifier), MODEL_INFO: info.to_bytes()}
         if by_client:
             files[CLIENTS] = folders.arrays_bytes(to_arrays(by_client))
