@@ -38,7 +38,7 @@ def test_the_recipes_app_runs_with_flwr_run_and_gains_from_its_calibration(tmp_p
         until(lambda: sum("SuperNode ID" in line for line in heard) == 2, what=f"both nodes in {heard}")
         ended = subprocess.run(
             [flower.program("flwr"), "run", ".", "--stream", "--run-config", "rounds=2"],
-            env=surroundings, cwd=app, capture_output=True, text=True, timeout=400, check=False,
+            env=surroundings, cwd=app, capture_output=True, text=True, timeout=1500, check=False,
         )  # fmt: skip
     said = ended.stdout + ended.stderr
     assert ended.returncode == 0, said

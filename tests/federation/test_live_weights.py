@@ -43,7 +43,7 @@ def test_flowers_own_command_runs_the_app_folder_with_the_recipe_beside_it(live)
     (live.path / "recipe.toml").write_text(recipe(3, 1, "fedavg", data="digits"))
     ended = subprocess.run(
         [flower.program("flwr"), "run", str(live.federation.app), "--stream"],
-        env=environment(live.federation.flower_home), capture_output=True, text=True, timeout=400, check=False,
+        env=environment(live.federation.flower_home), capture_output=True, text=True, timeout=1500, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert read_result(live.path / "runs" / "first").engine == "flower"
