@@ -200,7 +200,7 @@ def test_a_min_that_no_cell_reaches_is_refused():
 
 def test_clients_must_be_the_number_of_cells():
     assert deal([[1, 2], [-60, 100]], "geo(100)", clients=2).clients == 2
-    with pytest.raises(UserError, match=r"geo\(max=100\) has 2 clients, but --clients asks for 3; leave --clients out"):
+    with pytest.raises(UserError, match=r"geo\(max=100\) has 2 clients, but --clients asks for 3; leave it out"):
         deal([[1, 2], [-60, 100]], "geo(100)", clients=3)
 
 

@@ -60,20 +60,20 @@ class ClientFailure(Exception):
 LIBRARIES = frozenset(
     ("unskew", "torch", "torchvision", "numpy", "scipy", "sklearn", "PIL", "msgspec", "pyarrow", "flwr")
 )
-IN_PLUGIN = "\n  File "  # how the place in a plug-in begins
+IN_PLUGIN = "\n  File "  # how the location in a plug-in begins
 
 
 def describe_error(error: BaseException) -> str:
     """An error as a message shows it, with file, line and code if a plug-in raised it or called what did."""
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    place = None
+    location = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in LIBRARIES and package not in sys.stdlib_module_names:
-            place = frame.f_code.co_filename, line, frame.f_code.co_name
-    if place is None or isinstance(error, UserError):
+            location = frame.f_code.co_filename, line, frame.f_code.co_name
+    if location is None or isinstance(error, UserError):
         return text
-    file, line, function = place
+    file, line, function = location
     inside = file.startswith(os.getcwd() + os.sep)
     code = linecache.getline(file, line).strip()
     return f'{text}{IN_PLUGIN}"{os.path.relpath(file) if inside else file}", line {line}, in {function}\n    {code}'
@@ -118,7 +118,7 @@ LONGEST = 60  # characters of a value in a message
 class Kind:
     """What an argument may be, in words and as a test."""
 
-    words: str
+    name: str
     fits: Callable[[Any], bool]
 
 
@@ -156,7 +156,7 @@ def accepts(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
             if get_origin(parameter.annotation) in (Union, UnionType)
             else (parameter.annotation,)
         )
-        types = {get_origin(each) or each for each in members if each is not NoneType}
+        types = {get_origin(member) or member for member in members if member is not NoneType}
         for kind, accepted in _KINDS:
             if types in accepted:
                 kinds[name] = kind, NoneType in members
@@ -168,13 +168,13 @@ def accepts(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
             several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
             for value in given.get(name, ()) if several else [given[name]] if name in given else []:
                 if not kind.fits(value) and not (optional and value is None):
-                    words = f"{kind.words}, or None" if optional else kind.words
-                    raise UserError(f"{function.__name__}: {name} must be {words}, not {_shown(value)}")
+                    wanted = f"{kind.name}, or None" if optional else kind.name
+                    raise UserError(f"{function.__name__}: {name} must be {wanted}, not {_shown(value)}")
         return function(*args, **kwargs)
 
     return checked
 
 
 def _shown(value: Any) -> str:
-    words = repr(value) if isinstance(value, str | bytes | int | float | type(None)) else a_kind(value)
-    return words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+    text = repr(value) if isinstance(value, str | bytes | int | float | type(None)) else a_kind(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -65,18 +65,18 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
 
 def write_whole(path: Path, content: bytes, *, secret: bool = False) -> None:
     """Replace a file at once: it is the old one or the new one, never half of either. A secret is its owner's alone."""
-    beside = part_beside(path)
+    temporary = part_beside(path)
     try:
         make_folder(path.parent)
-        with open(os.open(beside, _NEW, 0o600 if secret else 0o666), "wb") as file:
+        with open(os.open(temporary, _NEW, 0o600 if secret else 0o666), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
@@ -126,16 +126,16 @@ def append_secret(path: Path, content: bytes) -> None:
 @contextmanager
 def in_pieces(path: Path) -> Iterator[Path]:
     """Where to write a large file piece by piece; at the end it takes the path's place, after an error it is gone."""
-    beside = part_beside(path)
+    temporary = part_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield beside
-        os.replace(beside, path)
+        yield temporary
+        os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def write_again(path: Path, content: bytes) -> None:
@@ -249,7 +249,7 @@ def toml_record(file: Path, kind: type[T], missing: str) -> T:
         values = tomllib.loads(content.decode())
     except ValueError as error:
         raise UserError(f"{file} is not TOML: {error}") from error
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     if unknown := [name for name in values if name not in known]:
         raise UserError(f"{file}: there is no key {brief(unknown[0])}; {nearest(unknown[0], known)}")
     try:

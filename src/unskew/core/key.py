@@ -67,10 +67,10 @@ class _Number(ISeedSequence):
     """
 
     def __init__(self, number: int) -> None:
-        self.words = np.frombuffer(number.to_bytes(16, "little"), "<u8")
+        self.key = np.frombuffer(number.to_bytes(16, "little"), "<u8")
 
     def generate_state(self, n_words: int, dtype: object = np.uint32) -> npt.NDArray[np.uint64]:
-        return self.words
+        return self.key
 
 
 @contextmanager

@@ -47,29 +47,23 @@ def parse_size(text: str, where: str) -> int:
 
 def allowed(on_disk: int, *, at_once: bool = True) -> int:
     """How many bytes files that take ``on_disk`` bytes may unpack to; ``at_once``: all are in memory together."""
-    if (given := limit_set()) is not None:
-        return given
-    return min(max(FLOOR, RATIO * on_disk), int(physical_memory() / 2) if at_once else 2**63)
+    most = min(max(FLOOR, RATIO * on_disk), int(physical_memory() / 2) if at_once else 2**63)
+    return most if (given := limit_set()) is None else given
 
 
 def check_memory(needed: int, name: str, instead: str) -> None:
     """Refuse what needs more memory than a data set may have here; ``instead`` says what to do."""
     if needed > (most := limit_set() or int(physical_memory() / 2)):
-        raise UserError(
-            f"{name} takes {format_bytes(needed)} of memory, more than the limit of {format_bytes(most)}; "
-            f"{instead}, or set "
-            f"{UNPACK_VARIABLE}={_rounded_up(needed)}"
-        )
+        takes = f"{name} takes {format_bytes(needed)} of memory, more than the limit of {format_bytes(most)}"
+        raise UserError(f"{takes}; {instead}, or set {UNPACK_VARIABLE}={_rounded_up(needed)}")
 
 
 def check_unpacked(claimed: int, on_disk: int, name: str, *, at_once: bool = True) -> None:
     """Refuse what claims to unpack to more than is allowed."""
     if claimed > (most := allowed(on_disk, at_once=at_once)):
-        raise UserError(
-            f"{name} unpacks to {format_bytes(claimed)} from {format_bytes(on_disk)} on disk, above the "
-            f"limit of {format_bytes(most)}; "
-            f"if you trust it and have the memory, set {UNPACK_VARIABLE}={_rounded_up(claimed)}"
-        )
+        unpacks = f"{name} unpacks to {format_bytes(claimed)} from {format_bytes(on_disk)} on disk"
+        instead = f"if you trust it and have the memory, set {UNPACK_VARIABLE}={_rounded_up(claimed)}"
+        raise UserError(f"{unpacks}, above the limit of {format_bytes(most)}; {instead}")
 
 
 def size_on_disk(paths: Iterable[Path]) -> int:
@@ -116,10 +110,7 @@ def working_directory() -> Path:
 
 
 def check_plain(path: Path) -> None:
-    """Refuse a path that cannot be one, and whatever is there but is not a file: a named pipe would never end.
-
-    Where there is nothing, nothing is said: whoever opens the file says it best.
-    """
+    """Refuse a path that cannot be one, and whatever exists but is not a file: a named pipe would never end."""
     try:
         mode = usable_path(path).stat().st_mode
     except OSError as error:
@@ -127,7 +118,7 @@ def check_plain(path: Path) -> None:
             raise UserError(f"{path} cannot be read: it is a circular link; give a file") from error
         return
     if not stat.S_ISREG(mode):
-        kind = next((words for test, words in _KINDS if test(mode)), "not a file")
+        kind = next((name for test, name in _KINDS if test(mode)), "not a file")
         raise UserError(f"{path} cannot be read: it is {kind}; give a file")
 
 
@@ -139,12 +130,15 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def read_plain(path: Path) -> bytes:
-    """All bytes of a file; a sparse one counts as what it takes on disk. OSError as ``Path.read_bytes``."""
+def read_plain(path: Path, advice: str = "check the path and its permissions") -> bytes:
+    """All bytes of a file; a sparse one counts as what it takes on disk."""
     check_plain(path)
-    with path.open("rb") as file:
-        check_unpacked(os.fstat(file.fileno()).st_size, size_on_disk([path]), str(path))
-        return file.read()
+    try:
+        with path.open("rb") as file:
+            check_unpacked(os.fstat(file.fileno()).st_size, size_on_disk([path]), str(path))
+            return file.read()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}; {advice}") from error
 
 
 def _rounded_up(count: int) -> str:

@@ -39,7 +39,7 @@ _check: ContextVar[Check | None] = ContextVar("check", default=None)
 
 
 def parse_plugin(name: str, what: str = "plug-in") -> Plugin:
-    """The only reading of ``package.module:function``: whoever loads, lists or allows plug-ins uses it."""
+    """Parse ``package.module:function``; nothing else does, so that loading, listing and allowing agree."""
     found = _PLUGIN.fullmatch(name)
     if found is None:
         raise UserError(f"{what} {brief(name)} cannot be imported: it does not have the form package.module:function")

@@ -86,8 +86,8 @@ def add(left: Sums | None, right: Sums) -> Sums:
         return right
     names = list(left)
     if names != list(right):
-        odd = sorted(set(left) ^ set(right))
-        raise ValueError(f"sums with other entries cannot be added: {', '.join(odd) or 'their order differs'}")
+        differing = sorted(set(left) ^ set(right))
+        raise ValueError(f"sums with other entries cannot be added: {', '.join(differing) or 'their order differs'}")
     total = torch._foreach_add(list(left.values()), [right[name] for name in names])
     return dict(zip(names, total, strict=True))
 
@@ -98,12 +98,12 @@ def finite(tensors: Tensors) -> bool:
     Many entries may be views of one tensor; then that one is added up.
     """
     whole = {id(base): base for base in (value if value._base is None else value._base for value in tensors.values())}
-    total = sum(each.sum(dtype=torch.float64).item() for each in whole.values())
+    total = sum(base.sum(dtype=torch.float64).item() for base in whole.values())
     return math.isfinite(total) or all(bool(value.isfinite().all()) for value in tensors.values())
 
 
 def plan_layout(tensors: Tensors) -> tuple[Layout, int]:
-    """A place for each tensor, and where the last one ends."""
+    """A position for each tensor, and where the last one ends."""
     layout: Layout = []
     end = 0
     for name, value in tensors.items():
@@ -178,7 +178,7 @@ DOUBLE = 8  # bytes of a number in a sum
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Where a tensor is in the vector: its shape, its strides and its first element."""
 
     shape: torch.Size
@@ -188,17 +188,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Packed:
-    """The vector and each tensor's place in it, by name; ``others`` names the tensors that are not in it."""
+    """The vector and each tensor's position in it, by name; ``others`` names the tensors that are not in it."""
 
     vector: Tensor
-    places: dict[str, Place]
+    positions: dict[str, Position]
     others: tuple[str, ...]
 
     def views(self, vector: Tensor, prefix: str = "") -> Tensors:
         """The tensors in a vector like this one, one namespace deeper: not copies."""
         return {
-            prefix + name: vector.as_strided(place.shape, place.strides, place.start)
-            for name, place in self.places.items()
+            prefix + name: vector.as_strided(position.shape, position.strides, position.start)
+            for name, position in self.positions.items()
         }
 
     def copied(self, tensors: Tensors, dtype: torch.dtype) -> Tensor:
@@ -219,16 +219,16 @@ def pack(module: nn.Module) -> Packed:
     first = next(iter(own.values()), torch.empty(0))
     step = max(1, ALIGN // first.element_size())
     sharing = Counter(value.untyped_storage().data_ptr() for value in own.values())
-    places: dict[str, Place] = {}
+    positions: dict[str, Position] = {}
     end = 0
     for name, value in own.items():
         storage = value.untyped_storage()
         alone = sharing[storage.data_ptr()] == 1 and storage.nbytes() == value.numel() * value.element_size()
         if alone and value.is_contiguous() and (value.dtype, value.device) == (first.dtype, first.device):
-            places[name] = Place(value.shape, value.stride(), end)
+            positions[name] = Position(value.shape, value.stride(), end)
             end += -(-value.numel() // step) * step
     vector = torch.zeros(end, dtype=first.dtype, device=first.device)
-    packed = Packed(vector, places, tuple(name for name in own if name not in places))
+    packed = Packed(vector, positions, tuple(name for name in own if name not in positions))
     for name, view in packed.views(vector).items():
         view.copy_(own[name].detach())
         own[name].data = view

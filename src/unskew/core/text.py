@@ -164,12 +164,12 @@ def _fit(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Val
     """The value in the knob's type: whole numbers pass for floats, nothing else is converted."""
     wanted = {"int": int, "float": float, "bool": bool, "str": str}.get(annotation, annotation)
     if isinstance(wanted, UnionType) and NoneType in wanted.__args__:  # a knob that need not be given
-        wanted = next(each for each in wanted.__args__ if each is not NoneType)
+        wanted = next(member for member in wanted.__args__ if member is not NoneType)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    if wanted in words and type(value) is not wanted:
-        message = f"{what} {call.name}: {knob} must be {words[wanted]}, not {cut(spell(value))}"
+    kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    if wanted in kinds and type(value) is not wanted:
+        message = f"{what} {call.name}: {knob} must be {kinds[wanted]}, not {cut(spell(value))}"
         raise complain(call.source, call.start, message)
     most = 2**63 - 1 if ":" in call.name else MAX_COUNT
     if type(value) is int and abs(value) > most:

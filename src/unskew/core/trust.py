@@ -34,7 +34,7 @@ def remember(texts: Iterable[str]) -> None:
     new, file = [call for text in texts for call in strangers(text)], _register()
     with suppress(OSError):
         if new and file is not None:
-            append_secret(file, "".join(json.dumps([call, _place(call)]) + "\n" for call in new).encode())
+            append_secret(file, "".join(json.dumps([call, _locate(call)]) + "\n" for call in new).encode())
 
 
 def strangers(text: str) -> list[str]:
@@ -46,24 +46,24 @@ def strangers(text: str) -> list[str]:
     with suppress(UserError):
         for line in ((file and read_content(file)) or b"").splitlines():
             with suppress(ValueError, TypeError):
-                call, place = parse_json(line)
-                known.setdefault(str(call), set()).add(str(place))
+                call, location = parse_json(line)
+                known.setdefault(str(call), set()).add(str(location))
     # a module that is nowhere cannot run
-    return [call for call in calls if call not in known or _place(call) not in {"", *known[call]}]
+    return [call for call in calls if call not in known or _locate(call) not in {"", *known[call]}]
 
 
 def _register() -> Path | None:
-    """The list, below an absolute path alone: whoever sends a folder must not bring one along. None without a home."""
+    """The list, always below an absolute path: a received folder must not bring its own. None without a home."""
     base = os.environ.get("XDG_STATE_HOME") or ""
     folder = Path(base if os.path.isabs(base) else os.path.expanduser("~/.local/state"))
     return folder / "unskew" / "plugins.jsonl" if folder.is_absolute() else None
 
 
-def _place(call: str) -> str:
+def _locate(call: str) -> str:
     try:
         see_own_folder()
         spec = importlib.util.find_spec(call.partition(":")[0].partition(".")[0])
     except (OSError, ImportError, ValueError):
         return ""
-    places = () if spec is None else (spec.origin, *(spec.submodule_search_locations or ()))
-    return next(filter(None, places), "")
+    locations = () if spec is None else (spec.origin, *(spec.submodule_search_locations or ()))
+    return next(filter(None, locations), "")

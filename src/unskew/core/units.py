@@ -26,7 +26,7 @@ def counted(count: int, word: str) -> str:
 
 
 def span(low: int, high: int, word: str) -> str:
-    """From the least to the most, said once where they are the same: 2 to 9 examples, 242 examples."""
+    """A range, or one number if both ends are equal: 2 to 9 examples, 242 examples."""
     return counted(high, word) if low == high else f"{low:,} to {counted(high, word)}"
 
 

@@ -156,7 +156,7 @@ def from_arrays(given: Mapping[str, Array], *, name: str, where: str, names: Seq
         images, exact = to_bytes(held.pop(x), f"{where}: {x}")  # popped: floats are freed once they are bytes
         if len(images) != len(labels):
             raise UserError(
-                f"{where}: {len(images):,} images in {x}, {len(labels):,} labels in {y}; give one label per image"
+                f"{where}: {len(images):,} images in {x}, {len(labels):,} labels in {y}; give one per image"
             )
         notes += [] if exact else [f"{x}: pixels were rounded to 256 levels"]
         splits.append(Split(images, labels))
@@ -291,7 +291,7 @@ def image_set_from(value: Any, name: str = "your data") -> ImageSet:
 
 
 def load_from_function(name: str, data_dir: Path | None) -> ImageSet:
-    """What ``package.module:function(knobs)`` gives; a function with a knob ``data_dir`` is told the data folder."""
+    """What ``package.module:function(knobs)`` returns; a function with a knob ``data_dir`` receives the data folder."""
     call = parse_call(name, "data set")
     function = load_function(call.name, "data set")
     with suppress(TypeError, ValueError):

@@ -136,7 +136,5 @@ def set_normalisation(images: ImageSet, name: str, channels: int) -> ImageSet:
         return replace(images, mean=(0.5,) * channels, std=(0.5,) * channels)
     mean, std = NORMALISED[name]
     if channels != len(mean):
-        raise UserError(
-            f"--normalise {name} is for colour images, but these have {channels} channel; give --normalise data"
-        )
+        raise UserError(f"--normalise {name} is for color, but these images have {channels} channel; give data")
     return replace(images, mean=mean, std=std)

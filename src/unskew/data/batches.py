@@ -52,7 +52,7 @@ class Pixels:
     """Images, in memory or read when asked for, and how they are normalised: (x/255 − mean) / std.
 
     Floating point instead of bytes is what a frozen part made of the images: it is given out as it is. Of each
-    example there may be ``views`` more beside the plain one, made of augmented images: the draws then choose a view.
+    example there may be ``views`` in addition to the plain one, made of augmented images: the draws then choose a view.
     """
 
     images: Images  # uint8 [N, ch, H, W], or floating point [N·(1 + views), ch, H, W]
@@ -142,8 +142,8 @@ def _crop_photographs(images: StoredImages, index: Tensor, box: Tensor, flip: Te
     """float32 [B, ch, H, W], each part cut out of its whole photograph, one after the other: their sizes differ."""
     _, channels, height, width = images.shape
     crops = torch.empty(len(index), channels, height, width)
-    for place, pixels in enumerate(images.whole(index.numpy())):
-        one = slice(place, place + 1)
+    for row, pixels in enumerate(images.whole(index.numpy())):
+        one = slice(row, row + 1)
         crops[one] = augment.resized_crop(torch.from_numpy(pixels)[None], box[one], flip[one], (height, width))
     return crops
 

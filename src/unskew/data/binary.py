@@ -34,12 +34,7 @@ _DEFLATE_LIMIT = 1032  # deflate never packs more than this many bytes into one
 
 def read_file(path: Path) -> bytes:
     """All bytes of a file; an unreadable or empty one is a UserError."""
-    try:
-        raw = read_plain(path)
-    except OSError as error:
-        why = f"cannot be read: {error.strerror or error}; check the path and its permissions"
-        raise UserError(f"{path} {why}") from error
-    if not raw:
+    if not (raw := read_plain(path)):
         raise UserError(f"{path} is empty; {REPLACE}")
     return raw
 

@@ -4,6 +4,7 @@ A photograph's class is the category with the largest area in it: by its annotat
 otherwise their number. Photographs without an annotation are left out. Camera traps' field ``location`` is the user.
 """
 
+import os
 import zipfile
 from collections import defaultdict
 from pathlib import Path
@@ -57,8 +58,11 @@ class AnnotationFile(msgspec.Struct):
 def read_json(path: Path, kind: type[Content], archive: Path | None = None, again: str = "write it again") -> Content:
     """Read a JSON file of that kind, or the file of its name inside an archive."""
     try:
+        if not os.path.lexists(path) and not (archive and archive.is_file()):
+            packed = f", nor does {archive.name}" if archive else ""
+            raise UserError(f"{path} does not exist{packed}; {again}")
         if archive is None or path.is_file() or not archive.is_file():
-            content = read_plain(path)
+            content = read_plain(path, again)
         else:
             with zipfile.ZipFile(archive) as zipped:
                 inside = next((info for info in zipped.infolist() if Path(info.filename).name == path.name), None)
@@ -67,9 +71,6 @@ def read_json(path: Path, kind: type[Content], archive: Path | None = None, agai
                 check_unpacked(inside.file_size, size_on_disk([archive]), f"{archive}/{path.name}")
                 content = zipped.read(inside)
         return msgspec.json.decode(content, type=kind)
-    except FileNotFoundError as error:
-        packed = f", nor does {archive.name}" if archive else ""
-        raise UserError(f"{path} does not exist{packed}; {again}") from error
     except (OSError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
         raise UserError(f"{path} cannot be read: {error}; {again}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

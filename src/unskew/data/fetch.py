@@ -26,7 +26,7 @@ from unskew.core.units import format_bytes
 from unskew.data import sources
 from unskew.data.interface import Download, Source
 
-Report = Callable[[int, int | None], None]  # bytes so far and in all, of the file on its way; None: not said
+Report = Callable[[int, int | None], None]  # bytes so far and in all, of the file on its way; None: unknown
 Say = Callable[[str], None]
 
 TIMEOUT = 60.0  # seconds without a byte
@@ -368,14 +368,14 @@ def _fetch_splits(
         with on_disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
         download([f"{(mirror or wanted.base).rstrip('/')}/{file}"], archive, md5, report=report, say=say)
-        beside = part_of(target)
-        shutil.rmtree(beside, ignore_errors=True)
+        temporary = part_of(target)
+        shutil.rmtree(temporary, ignore_errors=True)
         try:
-            unpack(archive, file, beside)
+            unpack(archive, file, temporary)
         finally:
             archive.unlink(missing_ok=True)
         with on_disk(target):
-            beside.rename(target)
+            temporary.rename(target)
     say(f"these are the published splits of {source.name}; get its photographs from {source.origin.split()[-1]}")
     return folder
 

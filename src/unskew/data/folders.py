@@ -133,6 +133,7 @@ def _by_class(root: Path, top: Parts, inside: list[Parts], notes: list[str]) -> 
 
 
 PICTURES = (".png", ".jpg", ".jpeg")
+UNPACK = "unpack the complete data set there"
 Listed = list[tuple[str, int, bool]]  # path, label, whether it is test
 
 
@@ -142,9 +143,7 @@ def cinic10_rows(folder: Path, *, valid: str = "out") -> Rows:
     90,000 images each, in folders of CIFAR-10's class names (Darlow et al. 2018).
     """
     if valid not in ("out", "train"):
-        raise UserError(
-            f"cinic10(valid={valid}): give out to leave the validation images out, or train to use them for training"
-        )
+        raise UserError(f"cinic10(valid={valid}): give train to train on the validation images, or out not to use them")
     classes = _folders(folder / "train")
     parts = ["train", *["valid"] * (valid == "train"), "test"]
     listed = [
@@ -195,9 +194,7 @@ def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
                 for path in _pictures(folder, f"images_{held}/{alphabet}/{character}"):
                     drawer = Path(path).stem.rpartition("_")[2]
                     if not re.fullmatch(r"\d{1,9}", drawer, re.ASCII):
-                        raise UserError(
-                            f"{folder / path}: its name must end with its drawer's number, as in 0001_07.png"
-                        )
+                        raise UserError(f"{folder / path}: its name must end with a drawer's number, as 0001_07.png")
                     listed.append((path, len(classes), int(drawer) % 5 == 0))
                     users.append(f"{alphabet} {int(drawer)}")
                 classes.append(f"{alphabet}/{character}")
@@ -227,23 +224,17 @@ def _entries(directory: Path, what: str, wanted: Callable[[os.DirEntry[str]], bo
         with os.scandir(directory) as entries:
             names = sorted(entry.name for entry in entries if wanted(entry) and not entry.name.startswith("."))
     except OSError as error:
-        raise UserError(
-            f"{directory} cannot be read: {error.strerror or error}; unpack the complete data set there"
-        ) from error
+        raise UserError(f"{directory} cannot be read: {error.strerror or error}; {UNPACK}") from error
     if not names:
-        raise UserError(f"{directory} has no {what}; unpack the complete data set there")
+        raise UserError(f"{directory} has no {what}; {UNPACK}")
     return names
 
 
 def _lines(path: Path) -> list[str]:
     try:
-        return read_plain(path).decode("utf-8").splitlines()
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read: {error.strerror or error}; unpack the complete data set there"
-        ) from error
+        return read_plain(path, UNPACK).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text; unpack the set again") from error
+        raise UserError(f"{path} is not UTF-8 text; {UNPACK}") from error
 
 
 CINIC10 = Source(

@@ -85,7 +85,7 @@ def _write(datasets: Any, parts: dict[str, Any], columns: dict[str, str], file: 
     label = parts["train"].features[columns["label"]]
     names = {"info": {"features": {"label": {"names": getattr(label, "names", None)}}}}
     writer, done, total = None, 0, sum(map(len, parts.values()))
-    with in_pieces(file) as beside, ExitStack() as stack:
+    with in_pieces(file) as temporary, ExitStack() as stack:
         for part, rows in parts.items():
             for batch in rows.with_format("arrow").iter(GROUP):
                 embedded = datasets.table.embed_table_storage(batch)
@@ -94,7 +94,7 @@ def _write(datasets: Any, parts: dict[str, Any], columns: dict[str, str], file: 
                 if len(parts) > 1:
                     held["split"] = arrow.array([part] * len(batch))
                 table = arrow.table(held).replace_schema_metadata({"huggingface": json.dumps(names)})
-                writer = writer or stack.enter_context(parquet.ParquetWriter(beside, table.schema))
+                writer = writer or stack.enter_context(parquet.ParquetWriter(temporary, table.schema))
                 writer.write_table(table)
                 done += len(batch)
                 request.say("copying the photographs", done, total)

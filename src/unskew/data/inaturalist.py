@@ -129,9 +129,7 @@ def _names_by_label(labels: Ints, category: Ints, names: dict[int, str], split: 
     """The name of each class of a published split; its classes must be the categories, numbered in another way."""
     pairs = np.unique(np.stack([labels, category], axis=1), axis=0)
     if len(pairs) != len(np.unique(labels)) or len(pairs) != len(np.unique(category)):
-        raise UserError(
-            f"{split}: its classes are not the categories of the annotations; does it belong to other data?"
-        )
+        raise UserError(f"{split}: its classes are not the annotations' categories; does it belong to other data?")
     return tuple(names[int(category_id)] for category_id in pairs[:, 1])
 
 
@@ -164,9 +162,7 @@ def read_split(text: str, folder: Path) -> PublishedSplit:
         raise UserError(f"{path}: its classes are not numbered from 0 without gaps; give the published split")
     if len(set(names)) != len(names):
         twice = next(name for name, count in Counter(names).items() if count > 1)
-        raise UserError(
-            f"{path}: image_id {brief(twice)} appears twice, in it or in test.csv; give the published files"
-        )
+        raise UserError(f"{path}: image_id {brief(twice)} appears twice, here or in test.csv; give the published files")
     test = np.arange(len(names)) >= len(images)
     return PublishedSplit(names, labels, [*users, *[""] * len(test_images)], test)
 

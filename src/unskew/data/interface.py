@@ -230,9 +230,8 @@ def find_by(
         for folder in candidates:
             if any((folder / file).exists() for file in known_by):
                 return folder
-        raise UserError(
-            f"{name} was not found: {files} is in none of {', '.join(map(str, candidates))}; get it from {where}"
-        )
+        looked = ", ".join(map(str, candidates))
+        raise UserError(f"{name} was not found: {files} is in none of {looked}; get it from {where}")
 
     return locate
 

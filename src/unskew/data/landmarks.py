@@ -33,7 +33,11 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
         raise UserError(f"landmarks: test, the test images per landmark, must be at least 1, not {test}")
     below = "train/" if (folder / "train").is_dir() else ""
     if split is not None:
-        return _published(folder, split, below)
+        given = read_split(split, folder)
+        check_ids(given.images, split)
+        names, users = tuple(map(str, np.unique(given.labels).tolist())), np.array(given.users, np.str_)
+        note = f"examples, classes and users are those of {split}"
+        return Rows(folder, _paths(given.images, below), given.labels, names, given.test, users, notes=(note,))
     images, ids, landmark, authors, user = _annotations(folder)
     known = user > 0
     train = core(landmark, user, known)
@@ -41,11 +45,11 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
         rule = f"landmarks with {MIN_IMAGES} images of {MIN_USERS} users"
         rule += f" and users with {MIN_IMAGES} images of {MIN_LANDMARKS} landmarks"
         raise UserError(f"landmarks: {folder} has no {rule}; give the files as published")
-    held = _left_over(landmark, user, train, known, test, seed)
+    free = known & np.isin(landmark, landmark[train]) & ~np.isin(user, user[train])
+    held = np.zeros(len(landmark), np.bool_)
+    held[draw_from_each(np.flatnonzero(free), landmark, test, Key(seed).fold("landmarks").numpy())] = True
     if not held.any():
-        raise UserError(
-            f"landmarks: {folder} leaves no images for testing, which must be by other authors; give all files"
-        )
+        raise UserError(f"landmarks: {folder} has no images by other authors to test on; give all files")
     kept = np.flatnonzero(train | held)
     classes, labels = np.unique(ids[landmark[kept]], return_inverse=True)
     people = list(authors)
@@ -57,14 +61,6 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
     paths, names = _paths([images[row] for row in kept], below), tuple(map(str, classes.tolist()))
     owners = np.array([people[n] for n in user[kept]], np.str_)
     return Rows(folder, paths, labels.astype(np.int64), names, held[kept], owners, notes=notes)
-
-
-def _published(folder: Path, split: str, below: str) -> Rows:
-    given = read_split(split, folder)
-    check_ids(given.images, split)
-    users, notes = np.array(given.users, np.str_), (f"examples, classes and users are those of {split}",)
-    names = tuple(map(str, np.unique(given.labels).tolist()))
-    return Rows(folder, _paths(given.images, below), given.labels, names, given.test, users, notes=notes)
 
 
 def core(landmark: Ints, user: Ints, kept: Flags) -> Flags:
@@ -87,13 +83,6 @@ def _enough(owner: Ints, kept: Flags, others: Ints, least: int) -> Flags:
     count = int(owner.max()) + 1
     enough: Flags = np.bincount(owner[kept], minlength=count) >= MIN_IMAGES
     return enough & (np.bincount(others, minlength=count) >= least)
-
-
-def _left_over(landmark: Ints, user: Ints, train: Flags, known: Flags, most: int, seed: int) -> Flags:
-    free = known & np.isin(landmark, landmark[train]) & ~np.isin(user, user[train])
-    held = np.zeros(len(landmark), np.bool_)
-    held[draw_from_each(np.flatnonzero(free), landmark, most, Key(seed).fold("landmarks").numpy())] = True
-    return held
 
 
 def _annotations(folder: Path) -> tuple[list[str], Ints, Ints, dict[str, int], Ints]:

@@ -228,9 +228,7 @@ class Geo:
         if self.max < 1:
             raise ValueError(f"geo: max, the most examples in a cell, must be at least 1, not {self.max}")
         if self.min is not None and not 0 <= self.min <= self.max:
-            raise ValueError(
-                f"geo: min, the fewest examples in a cell, must be from 0 to max ({self.max}), not {self.min}"
-            )
+            raise ValueError(f"geo: min, the fewest examples in a cell, must be 0 to {self.max} (max), not {self.min}")
 
     @property
     def least(self) -> float:
@@ -343,9 +341,7 @@ def partition_from(
     if isinstance(value, Partition):
         client, clients = np.asarray(value.client), value.clients if clients is None else clients
         if clients != value.clients:
-            raise UserError(
-                f"{scheme} has {value.clients} clients, but --clients asks for {clients}; leave --clients out"
-            )
+            raise UserError(f"{scheme} has {value.clients} clients, but --clients asks for {clients}; leave it out")
     else:
         try:
             client = np.asarray(value.cpu() if hasattr(value, "cpu") else value)
@@ -364,9 +360,7 @@ def partition_from(
         raise UserError(f"{scheme} assigns no example to any client (all are −1); assign at least one")
     check_clients(high + 1 if clients is None else clients, len(labels), scheme)
     if clients is not None and high >= clients:
-        raise UserError(
-            f"{scheme} assigns an example to client {high}, but there are {clients}, counted from 0; raise --clients"
-        )
+        raise UserError(f"{scheme} assigns an example to client {high}, but there are {clients}; raise --clients")
     if isinstance(value, Partition):
         return value
     numbers = client.astype(np.int32)
@@ -453,6 +447,6 @@ def _canonical(name: str, scheme: Any) -> str:
 
 def _agree(made: Partition, clients: int | None) -> Partition:
     if clients is not None and clients != made.clients:
-        given = f"but --clients asks for {clients}; leave --clients out"
+        given = f"but --clients asks for {clients}; leave it out"
         raise UserError(f"partition {made.scheme} has {made.clients} clients, {given}")
     return made

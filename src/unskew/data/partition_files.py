@@ -1,7 +1,4 @@
-"""Partitions as files: our .npz artefact, and by way of ``partition_csv`` the published CSV.
-
-Nothing is written here: ``to_arrays`` and ``to_csv_rows`` give what a file holds, and others write it.
-"""
+"""Partitions as files: our .npz artefact and the published CSV. ``to_arrays`` and ``to_csv_rows`` return contents."""
 
 import io
 from collections.abc import Iterator, Mapping
@@ -41,14 +38,14 @@ def from_csv(content: bytes, labels: Ints, *, name: str, seed: int, ids: tuple[b
     examples = len(labels)
     if ids is None:
         numbered = zip(images, lines, strict=True)
-        places = [_row(image, "image_id", name, line, examples, f"; {IDS_HELP}") for image, line in numbered]
+        numbers = [_row(image, "image_id", name, line, examples, f"; {IDS_HELP}") for image, line in numbered]
     else:
         table = _read_ids(*ids, examples)
         if unknown := next(((n, image) for n, image in zip(lines, images, strict=True) if image not in table), None):
             missing = f"{ids[1]} has no image_id {cut(unknown[1], 40)}"
             raise UserError(f"{name}, line {unknown[0]}: {missing}; add it, or remove the line")
-        places = [table[image] for image in images]
-    rows = np.array(places, np.int64)
+        numbers = [table[image] for image in images]
+    rows = np.array(numbers, np.int64)
     order = np.argsort(rows, kind="stable")
     twice = np.sort(order[1:][rows[order][1:] == rows[order][:-1]])
     if len(twice):
@@ -95,9 +92,7 @@ def _check_classes(
         where = f"{name}, line {line}: image_id {cut(image, 40)}"
         both = f"{where} has class {given} in the file and {label} in the training set"
         if exactly and given != label:
-            raise UserError(
-                f"{both}; is the split for another data set, or for another order of the images? {IDS_HELP}"
-            )
+            raise UserError(f"{both}; is the split for other data, or for another order of the images? {IDS_HELP}")
         if label_of.setdefault(given, label) != label or class_of.setdefault(label, given) != given:
             before = f"class {given} has the label {label_of[given]}"
             if label_of[given] == label:
@@ -224,11 +219,11 @@ def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -
     if not text.strip() or table == "":
         raise UserError(f"partition file:{file} has no file name; give file:FILE or file:SPLIT.csv(ids=TABLE.csv)")
     path = user_path(text)
-    content = _content(path)
+    content = read_plain(path, "give the path of a partition")
     if table and content.startswith(b"PK"):
         raise UserError(f"file:{file}: {path} is an .npz, which lists rows, not ids; leave ids={table} out")
     if not content.startswith(b"PK"):
-        ids = (_content(user_path(table)), table) if table else None
+        ids = (read_plain(user_path(table)), table) if table else None
         return from_csv(content, labels, name=str(path), seed=seed, ids=ids)
     try:
         arrays, _ = read_npz(path)
@@ -241,7 +236,7 @@ def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -
 
 @dataclass(frozen=True, eq=False)
 class Holdings:
-    """Who holds how much of what, as a partition's file tells it: no data set is needed."""
+    """Who holds how much of what, by a partition's file alone, without the data set."""
 
     scheme: str
     names: tuple[str, ...] | None
@@ -278,10 +273,3 @@ def read_holdings(file: Path) -> Holdings:
         raise UserError(f"{file} does not exist; it records which client has which examples") from None
     except DAMAGED as error:
         raise UserError(f"{file} is damaged, or not an Unskew partition: {error}") from error
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return read_plain(path)
-    except OSError as error:
-        raise UserError(f"cannot read the partition {path}: {error.strerror or error}") from error

@@ -76,14 +76,14 @@ def _named(names: Sequence[str]) -> str:
 def _review_names(names: Iterable[str], what: str) -> list[str]:
     """Names that look like one: ``CAT`` and ``cat``, ``3`` and ``3.0``; and numbers among labels that are words."""
     alike = defaultdict[str, list[str]](list)
-    numbers, words = list[str](), list[str]()
+    numbers, texts = list[str](), list[str]()
     for name in names:
         number = re.fullmatch(r"[+-]?0*(\d+)(\.0*)?", name)
         alike[number[1] if number else re.sub(r"[\s_-]+", " ", name).casefold()].append(name)
-        (numbers if number else words).append(name)
+        (numbers if number else texts).append(name)
     twins = [" and ".join(group) for group in alike.values() if len(group) > 1]
     notes = [f"{what} that differ only in spelling are kept apart: {_named(twins)}"] if twins else []
-    if what == "labels" and numbers and words:
-        few = min(numbers, words, key=len)
+    if what == "labels" and numbers and texts:
+        few = min(numbers, texts, key=len)
         notes.append(f"labels are numbers and words; {counted(len(few), 'label')} may be wrong: {_named(few)}")
     return notes

@@ -79,7 +79,7 @@ def _hint(text: str) -> str:
 def _options(request: Request) -> dict[str, Any]:
     source = SOURCES[request.call.name]
     functions = [function for function in (source.rows, load_photographs if source.rows else source.load) if function]
-    parameters = [each for function in functions for each in inspect.signature(function).parameters.values()]
+    parameters = [parameter for function in functions for parameter in inspect.signature(function).parameters.values()]
 
     def collect(**given: Value) -> dict[str, Value]:
         return given

@@ -185,7 +185,7 @@ def _report(drawn: Iterator[bytes], total: int, report: Report) -> Iterator[byte
 def _write_parquet(file: Path, rows: Rows, drawn: Iterator[bytes] | None) -> None:
     pyarrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
     writer = None
-    with in_pieces(file) as beside, ExitStack() as stack:
+    with in_pieces(file) as temporary, ExitStack() as stack:
         for start in range(0, len(rows), GROUP):  # the pictures are never all in memory
             part = rows.part(np.arange(start, min(start + GROUP, len(rows))))
             columns: dict[str, Any] = {"path": part.paths}
@@ -198,7 +198,7 @@ def _write_parquet(file: Path, rows: Rows, drawn: Iterator[bytes] | None) -> Non
                 columns["latitude"], columns["longitude"] = part.places.T
             columns["split"] = ["test" if test else "train" for test in part.test.tolist()]
             table = pyarrow.table(columns)
-            writer = writer or stack.enter_context(parquet.ParquetWriter(beside, table.schema))
+            writer = writer or stack.enter_context(parquet.ParquetWriter(temporary, table.schema))
             writer.write_table(table)
 
 

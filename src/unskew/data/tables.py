@@ -86,9 +86,9 @@ def read_csv(path: Path) -> Columns:
             if named:
                 next(rows)
             header = [name.strip().lower() for name in next(rows, [])]
-            places, notes = choose_columns(header, str(path), without=("image",))
-            columns: dict[str, Any] = {name: [] for name in places}
-            wanted = [(columns[name], column) for name, column in places.items()]
+            positions, notes = choose_columns(header, str(path), without=("image",))
+            columns: dict[str, Any] = {name: [] for name in positions}
+            wanted = [(columns[name], column) for name, column in positions.items()]
             numbers: list[int] = []
             for row in rows:
                 if len(row) != len(header):
@@ -118,16 +118,16 @@ def choose_columns(
         raise UserError(f"{where} is empty; give a header with path and label, then one row per photograph")
     if double := next((name for name in COLUMNS if header.count(name) > 1), None):
         raise UserError(f"{where}: the column {double} appears twice; remove one")
-    places = {name: list(header).index(name) for name in COLUMNS if name in header and name not in without}
+    positions = {name: list(header).index(name) for name in COLUMNS if name in header and name not in without}
     for name in ("label", "path"):
-        if name not in places and not (name == "path" and "image" in places):
+        if name not in positions and not (name == "path" and "image" in positions):
             raise UserError(f"{where} has no column {name}; {_instead(name, header)}")
     for given, other in (("latitude", "longitude"), ("longitude", "latitude")):
-        if given in places and other not in places:
+        if given in positions and other not in positions:
             instead = _instead(other, header)
             raise UserError(f"{where} has a column {given} but no {other}; {instead}, or leave both out")
-    free = [column for column in OPTIONAL if column not in places]
-    others = [name for name in header if name not in places]
+    free = [column for column in OPTIONAL if column not in positions]
+    others = [name for name in header if name not in positions]
     meant = {
         name: next((c for c in free if name in OTHER_NAMES.get(c, ())), None) or _near(name, free, 0.75)
         for name in others
@@ -135,7 +135,7 @@ def choose_columns(
     wanted = {"user": "rename it to user to make a client of each"}
     hints = {name: wanted.get(like, f"did you mean {like}?") for name, like in meant.items() if like}
     shown = _shown([f"{name} ({hints[name]})" if name in hints else name for name in others])
-    return places, (f"unused columns: {shown}",) if others else ()
+    return positions, (f"unused columns: {shown}",) if others else ()
 
 
 def _instead(name: str, header: Sequence[str]) -> str:
@@ -245,8 +245,8 @@ def read_parquet(path: Path) -> Columns:
     parquet = photographs.open_parquet(path)
     arrow = require_extra("pyarrow", "tables")
     schema = parquet.schema_arrow
-    places, notes = choose_columns([name.lower() for name in schema.names], str(path))
-    names = {known: schema.names[column] for known, column in places.items()}
+    positions, notes = choose_columns([name.lower() for name in schema.names], str(path))
+    names = {known: schema.names[column] for known, column in positions.items()}
     image = names.pop("image", None)
     if image is not None:
         kind, types = schema.field(image).type, arrow.types

@@ -138,9 +138,7 @@ def initialise(network: nn.Module, key: Key) -> None:
     if origin is not None:
         made, own = tensors.of_module(origin.make(key)), tensors.of_module(network)
         if {name: value.shape for name, value in made.items()} != {name: value.shape for name, value in own.items()}:
-            raise UserError(
-                "the model's factory returns different layers on a second call; it must return the same ones"
-            )
+            raise UserError("the model's factory returned other layers on a second call; it must return the same ones")
         tensors.overwrite(network, made)
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):

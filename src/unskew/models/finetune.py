@@ -112,7 +112,7 @@ def layers_in_order(network: Network, shape: Shape) -> list[nn.Module]:
 def last_layers(network: Network, shape: Shape, count: int) -> tuple[list[nn.Module], list[nn.Module]]:
     """The last ``count`` layers with weights, and these with all that runs after the first of them without weights.
 
-    A norm belongs to the layer before it. The classifier is the last layer, whatever runs beside it.
+    A norm belongs to the layer before it. The classifier is the last layer, whatever runs in parallel.
     """
     order = [part for part in layers_in_order(network, shape) if part is not network.classifier]
     weighty = [part for part in order if part._parameters or part._buffers]

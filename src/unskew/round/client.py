@@ -250,7 +250,7 @@ class ClientSide:
         numbers: Layout = [(name, "float64", [], place * DOUBLE) for place, name in enumerate(NUMBERS)]
         deltas: Layout = [
             (f"delta/{name}", "float64", list(place.shape), (HEAD + place.start) * DOUBLE)
-            for name, place in self.packed.places.items()
+            for name, place in self.packed.positions.items()
         ]
         return [*numbers[:2], *deltas, *numbers[2:]]
 
