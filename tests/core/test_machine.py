@@ -134,15 +134,6 @@ def test_an_operation_that_cannot_be_repeated_is_named():
         raise RuntimeError("out of memory")
 
 
-def test_waiting_for_a_device_asks_the_right_one(monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: asked.append(str(device)))
-    monkeypatch.setattr(torch.mps, "synchronize", lambda: asked.append("mps"))
-    for name in ("cpu", "cuda:1", "mps"):
-        machine.synchronize(torch.device(name))
-    assert asked == ["cuda:1", "mps"]
-
-
 def test_nothing_is_imported_that_only_linux_has():
     code = (
         "import sys\n"
@@ -240,14 +231,3 @@ def test_nested_contexts_restore_at_the_outermost_end_alone():
         assert torch.get_default_dtype() == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def test_as_a_decorator_the_function_keeps_its_name_and_signature():
-    @neutral()
-    def kind(count: int) -> torch.device:
-        """Words."""
-        return torch.zeros(count).device
-
-    with torch.device("meta"):
-        assert kind(2).type == "cpu"
-    assert (kind.__name__, kind.__doc__) == ("kind", "Words.")

@@ -98,10 +98,6 @@ def test_what_the_language_reads(source, name, given, knobs):
     assert content(call) == content(wanted)
 
 
-def test_calls_know_where_they_stood():
-    assert [call.start for call in parse_calls("  a(1) +  b + c", "method")] == [2, 10, 14]
-
-
 @pytest.mark.parametrize(
     ("value", "wanted"),
     [
@@ -174,11 +170,6 @@ def test_an_empty_text_is_told_what_to_give(source, what, such):
 @pytest.mark.parametrize("before", ["", "   "])
 def test_a_call_that_does_not_fit_is_pointed_at(before, source, message):
     assert complaint(before + source, knobs) == (message, len(before))
-
-
-def test_a_function_without_knobs_takes_none():
-    assert complaint("f(1)", lambda: None) == ("method f takes no values, but 1 given", 0)
-    assert complaint("f(mu=1)", lambda: None) == ("method f has no knob 'mu'; it takes none", 0)
 
 
 def test_a_knob_without_a_default_must_be_given():

@@ -5,8 +5,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from unskew.core.key import Key
 from unskew.data.augment import PAD, crop_and_flip, draw
@@ -41,26 +39,6 @@ def test_every_crop_and_flip_is_numpys(channels, height, width):
     assert found.dtype == torch.uint8
     for got, image, (top, left, flip) in zip(found.numpy(), images, ALL, strict=True):
         assert np.array_equal(got, plain(image, top, left, flip))
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.sampled_from(ALL), min_size=1, max_size=6), st.integers(1, 3), st.integers(1, 12), st.integers(1, 12)
-)
-def test_each_image_of_a_batch_has_its_own_draw(draws, channels, height, width):
-    images = pictures(len(draws), channels, height, width)
-    found = applied(images, draws).numpy()
-    wanted = [plain(image, *one) for image, one in zip(images, draws, strict=True)]
-    assert np.array_equal(found, np.array(wanted, dtype=np.uint8).reshape(images.shape))
-
-
-def test_the_images_are_left_alone_and_may_be_floats():
-    images = torch.from_numpy(pictures(1, 1, 6, 6))
-    before = images.clone()
-    shift, flip = torch.zeros(1, 2, dtype=torch.uint8), torch.ones(1, dtype=torch.bool)
-    found = crop_and_flip(images, shift, flip)
-    assert torch.equal(images, before)
-    assert torch.equal(crop_and_flip(images.double(), shift, flip), found.double())
 
 
 def test_draws_cover_all_crops_and_flips_evenly():

@@ -192,20 +192,6 @@ def test_wrong_knobs_are_refused(inat, name, says):
         sources.load_rows(name, inat())
 
 
-def test_how_pictures_are_read_is_not_a_matter_of_rows(inat):
-    folder = inat()
-    plain, sized = (
-        sources.load_rows(f"inaturalist(balance=4{more})", folder) for more in ("", ", size=224, broken=skip")
-    )
-    assert sized.paths == plain.paths
-    for name, says in (
-        ("omniglot(size=0)", "must be from 1 to 4096"),
-        ("omniglot(broken=no)", "broken=no: .*stop"),
-    ):
-        with pytest.raises(UserError, match=says):
-            sources.load(name, folder)
-
-
 def test_where_it_is_looked_for_is_said(tmp_path):
     with pytest.raises(UserError, match=r"pass the folder that has landmarks/train_clean.csv as --data-dir DIR"):
         sources.load_rows("landmarks", None)
@@ -411,14 +397,6 @@ def test_the_command_writes_a_table_that_reads_back(inat, tmp_path, capsys):
     assert [line["label"] for line in lines] == [rows.classes[k] for k in rows.labels]
     assert [float(line["latitude"]) for line in lines] == rows.places[:, 0].tolist()
     assert [line["split"] for line in lines] == ["test" if t else "train" for t in rows.test]
-
-
-def test_a_table_without_places_has_no_columns_for_them(tmp_path):
-    write_landmarks(tmp_path / "landmarks", crowd())
-    write_rows_table("landmarks", tmp_path, tmp_path / "landmarks" / "a.csv")
-    first, second = (tmp_path / "landmarks" / "a.csv").read_text().splitlines()[:2]
-    assert first == "path,label,user,split"
-    assert second == f"0/0/0/{name_of(0)}.jpg,0,user 0,train"
 
 
 def test_data_list_and_check_know_them(inat, capsys):

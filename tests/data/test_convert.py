@@ -39,10 +39,6 @@ def same_train(found, images=FIRST, labels=Y):
     assert found.train.labels.tolist() == list(labels)
 
 
-def without_fifth(values):
-    return values[np.arange(len(values)) % 5 != 4]
-
-
 def refused(value):
     with pytest.raises(UserError, match=r"\Amine[^\n]+\Z") as caught:
         image_set_from(value, name="mine")
@@ -79,16 +75,6 @@ def test_every_form_gives_the_same_bytes_and_labels(value):
     assert (found.name, found.classes, found.notes, found.users) == ("mine", ("0", "1", "2"), (), None)
     assert found.mean == pytest.approx(X.mean(axis=(0, 1, 2)) / 255)
     assert found.std == pytest.approx(X.std(axis=(0, 1, 2)) / 255)
-
-
-@pytest.mark.parametrize(
-    "value", [(X, Y), {"x_train": X, "y_train": Y}, pairs(Image.fromarray), (pairs(Image.fromarray),)]
-)
-def test_without_a_test_part_every_fifth_example_is_test(value):
-    found = image_set_from(value)
-    same_train(found, without_fifth(FIRST), without_fifth(Y))
-    np.testing.assert_array_equal(found.test.images, FIRST[4::5])
-    assert any("every fifth" in note for note in found.notes)
 
 
 def test_an_image_set_is_given_back_as_it_is():
@@ -135,15 +121,6 @@ def test_classes_and_users_come_from_the_dataset_and_through_a_subset():
     assert part.classes == ("a", "b", "c")
     assert part.users.tolist() == ["u3", "u1", "u5"]
     assert len(image_set_from(data).users) == 10
-
-
-def test_floats_off_the_256_levels_are_rounded_with_a_note():
-    for value in ((X / 254.9 * 0.99, Y), pairs(lambda image: image / 300)):
-        assert any("rounded to 256 levels" in note for note in image_set_from(value).notes)
-    for dtype in (np.float16, np.float32, np.float64):
-        found = image_set_from(((X / 255).astype(dtype), Y))
-        assert not any("rounded" in note for note in found.notes)
-        np.testing.assert_array_equal(found.train.images, without_fifth(FIRST))
 
 
 def test_transforms_that_draw_with_torch_draw_the_same_every_time_and_leave_the_generator_alone():

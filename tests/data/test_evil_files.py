@@ -58,13 +58,6 @@ def test_an_npz_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(tmp_pa
         load_arrays(str(path))
 
 
-def test_a_raised_limit_reads_it(tmp_path, monkeypatch):
-    path = tmp_path / "zeros.npz"
-    np.savez_compressed(path, x_train=np.zeros((10, 700, 700), np.uint8), y_train=np.arange(10) % 2)
-    monkeypatch.setenv(limits.UNPACK_VARIABLE, "5MB")
-    assert len(load_arrays(str(path)).train) == 8
-
-
 def test_only_the_arrays_that_are_read_count(tmp_path):
     path = tmp_path / "more.npz"
     np.savez_compressed(path, x_train=np.ones((10, 4, 4), np.uint8), y_train=np.arange(10) % 2, other=np.zeros(10**6))

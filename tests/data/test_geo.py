@@ -151,12 +151,6 @@ def test_parents_and_tokens_are_the_librarys(ids, level):
 # Places at the edge
 
 
-def test_one_place_is_one_client_with_a_whole_face():
-    found = deal([[51.5, -0.12]], "geo(min=1)")
-    assert (found.clients, found.client.tolist()) == (1, [0])
-    assert s2.S2CellId.FromToken(found.names[0]).is_face()
-
-
 def test_more_examples_at_one_place_than_a_cell_may_have_stay_together_and_a_note_says_so():
     found = deal([[51.5, -0.12]] * 250 + [[-33.9, 151.2]], "geo(max=100, min=0)")
     assert sorted(Population.from_partition(found).sizes.tolist()) == [1, 250]

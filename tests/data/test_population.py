@@ -50,13 +50,6 @@ def test_a_client_that_does_not_exist_is_refused(client):
         Population.from_partition(made([0, 1])).examples(client)
 
 
-def test_examples_are_a_view_that_nobody_can_change():
-    population = Population.from_partition(made([0, 1, 0]))
-    assert np.shares_memory(population.examples(0), population.order)
-    with pytest.raises(ValueError, match="read-only"):
-        population.examples(0)[0] = 5
-
-
 def test_a_hundred_thousand_clients_cost_at_most_200_bytes_each_beyond_the_data():
     sizes = np.random.default_rng(0).integers(1, 31, 100_000)
     client = np.repeat(np.arange(100_000, dtype=np.int32), sizes)

@@ -64,12 +64,6 @@ def test_a_changed_file_is_decoded_again_and_alone(table, cache, decoded, tmp_pa
     assert again.train.images.sha256 != first.train.images.sha256
 
 
-def test_other_sizes_have_stores_of_their_own(table, cache, decoded):
-    load_table(table, cache)
-    assert load_table(table.replace("size=16", "size=8"), cache).shape == (3, 8, 8)
-    assert len(decoded) == 40
-
-
 def test_a_damaged_record_is_decoded_again_and_mended(table, cache, decoded):
     images = load_table(table, cache)
     right = pixels(images)

@@ -1,7 +1,5 @@
 """A network cut in two is the same network, wherever it is cut; what cannot be cut so far is told how far it can."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 from torch import nn
@@ -31,14 +29,6 @@ def ready(encoder, classifier):
 def network(name, shape):
     made = build(name, shape, 7)
     return ready(made.encoder, made.classifier)
-
-
-def mlp(*between, sizes=(16, 9, 8, 6)):
-    """Nothing but linear layers, with these parts after each of them."""
-    parts = [nn.Flatten()]
-    for inputs, outputs in pairwise(sizes):
-        parts += [nn.Linear(inputs, outputs), *(part() for part in between)]
-    return ready(nn.Sequential(*parts), nn.Linear(sizes[-1], 3))
 
 
 def same_function(made, layers, x):
@@ -110,16 +100,6 @@ def test_an_encoder_that_is_no_sequence_has_its_classifier_alone():
         match=r"layers=2: this network ends in 1 linear layer .*only an nn.Sequential can be split\); give 1$",
     ):
         cut(made, 2)
-
-
-@pytest.mark.parametrize("layers", [1, 2, 3, 4])
-def test_a_network_of_linear_layers_alone_is_all_head_where_all_are_asked_for(layers):
-    made = mlp(nn.ReLU)
-    encoder, head = same_function(made, layers, images(5, SHAPE))
-    assert len(linear_layers(head)) == layers
-    if layers == 4:
-        assert not list(encoder.parameters())
-        assert width_of(encoder, SHAPE) == 16
 
 
 @pytest.mark.parametrize("between", [lambda: nn.Softmax(1), lambda: nn.LayerNorm(8), lambda: nn.Sequential(nn.ReLU())])

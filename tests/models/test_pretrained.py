@@ -158,12 +158,6 @@ def test_what_is_no_weights_is_one_sentence(content, suffix, tmp_path):
     assert ": ;" not in str(error.value)
 
 
-def test_a_whole_module_is_refused(tmp_path):
-    torch.save(nn.Linear(2, 2), tmp_path / "w.pth")
-    with pytest.raises(UserError, match=r"objects other than tensors, which are never loaded; .*state_dict"):
-        read_weights(tmp_path / "w.pth")
-
-
 def test_a_missing_file_a_folder_and_a_number_are_named(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         read_weights(tmp_path / "none.pth")

@@ -97,15 +97,8 @@ def classify(read: AnnotationFile, path: Path) -> dict[int, int]:
 def read_coco(request: Request, *, images: str = "", test: str = "") -> Rows:
     """List annotated photographs.
 
-    Parameters
-    ----------
-    request
-        What is asked for; its path is the file with the training annotations.
-    images
-        The folder of the photographs; otherwise it is looked for next to the annotations, as COCO has it.
-    test
-        The annotations of the test photographs; otherwise the file whose name has ``val`` instead of ``train``.
-        Without one every fifth photograph is test.
+    ``images`` is their folder, by default one next to the annotations, as COCO has it. ``test`` is the annotations of the
+    test photographs, by default the file with ``val`` instead of ``train``; without one every fifth is test.
     """
     path = user_path(request.path)
     request.say(f"reading {path}", 0, 0)

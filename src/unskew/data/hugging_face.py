@@ -26,16 +26,8 @@ def read_hugging_face(
 ) -> Rows:  # fmt: skip
     """Copy a data set into the cache and list it.
 
-    Parameters
-    ----------
-    request
-        What is asked for; its path is the data set's name, or a folder.
-    image, label, user
-        The columns. Otherwise the first column of images, the first of classes, and no users.
-    config
-        The configuration, for data sets that have several.
-    train, test
-        The splits. Otherwise test is ``test`` or a validation split; without one every fifth example is test.
+    ``image``, ``label`` and ``user`` are columns, by default the first of images, the first of classes, and no users.
+    ``train`` and ``test`` are splits; without a test or validation split every fifth example is test.
     """
     datasets = require_extra("datasets", "hf")
     request.say(f"loading {request.path} with Hugging Face's datasets", 0, 0)

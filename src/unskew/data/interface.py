@@ -207,18 +207,9 @@ class Source:
 def find_by(
     name: str, folders: tuple[str, ...], known_by: tuple[str, ...], where: str
 ) -> Callable[[Path | None], Path]:
-    """Return a ``locate`` for a published set of photographs.
+    """Return a ``locate`` for a published set: in one of ``folders`` below the data folder, or in that folder itself.
 
-    Parameters
-    ----------
-    name
-        The set's name.
-    folders
-        Where to look below the data folder, which is looked in last.
-    known_by
-        Files or folders of the set, any one of which identifies it.
-    where
-        The address at which a user gets the set.
+    Any one of the files or folders in ``known_by`` identifies it. ``where`` is the address at which users get the set.
     """
 
     def locate(data_dir: Path | None) -> Path:

@@ -103,11 +103,8 @@ SIDE = 224  # pixels, of the networks that are known for ImageNet
 def input_size(model: Any) -> int:
     """Return the side of the images that a network is made for; photographs of different sizes are scaled to it.
 
-    Parameters
-    ----------
-    model
-        As for ``build``, or None for the default network. A function or module may have an attribute ``input_size``, a
-        number or a shape that ends with it; timm's modules have it in ``default_cfg``. Without one it is 224.
+    A function or module may have an attribute ``input_size``, a number or a shape that ends with it; timm's modules
+    have it in ``default_cfg``. Without one it is 224.
     """
     if model is None or model in NETWORKS:
         return 32
