@@ -3,6 +3,7 @@
 import io
 import os
 import struct
+import warnings
 import zlib
 from contextlib import suppress
 
@@ -11,12 +12,12 @@ import pytest
 from PIL import Image, ImageOps
 
 from unskew.data import decode as decoding
-from unskew.data.decode import Broken, center, decode, quiet
+from unskew.data.decode import Broken, center, decode
 
 
 @pytest.fixture(autouse=True)
 def silence():
-    with quiet():
+    with warnings.catch_warnings(action="ignore"):
         yield
 
 

@@ -187,10 +187,10 @@ def test_dirichlet_draws_again_until_every_client_has_enough():
 
 
 def test_dirichlet_gives_up_after_a_counted_number_of_draws_and_says_what_to_change():
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(UserError, match=r"dirichlet: none of .* draws gave all 100 clients") as error:
         deal("dirichlet(0.001)", 100)
-    assert time.perf_counter() - start < 10  # 0.1 s on a quiet machine
+    assert time.process_time() - start < 10  # 0.1 s on a quiet machine
     message = str(error.value)
     remedies = ("fewer clients", "larger alpha", "smaller min_size", "dirichlet-client")
     for part in ("1000 draws", "the smallest client had 0", *remedies):

@@ -185,6 +185,10 @@ def test_an_unknown_name_brings_the_nearest(given, meant):
     assert (f"did you mean {meant!r}?" if meant else "fashion-mnist") in message
 
 
+def test_options_after_a_question_mark_bring_the_right_spelling():
+    assert refused("inaturalist?size=8&seed=1").endswith("give options in parentheses: inaturalist(size=8, seed=1)")
+
+
 def test_without_a_data_folder_the_error_says_what_to_pass():
     message = refused("cifar10", None)
     for part in ("--data-dir", "UNSKEW_DATA", "cifar-10-batches-bin", "unskew data fetch cifar10"):

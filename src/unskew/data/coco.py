@@ -97,8 +97,8 @@ def classify(read: AnnotationFile, path: Path) -> dict[int, int]:
 def read_coco(request: Request, *, images: str = "", test: str = "") -> Rows:
     """List annotated photographs.
 
-    ``images`` is their folder, by default one next to the annotations, as COCO has it. ``test`` is the annotations of the
-    test photographs, by default the file with ``val`` instead of ``train``; without one every fifth is test.
+    ``images`` is their folder, by default one next to the annotations, as COCO has it. ``test`` is the file of the test
+    photographs, by default the one with ``val`` instead of ``train``; without one every fifth photograph is test.
     """
     path = user_path(request.path)
     request.say(f"reading {path}", 0, 0)

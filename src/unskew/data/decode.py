@@ -7,9 +7,7 @@ import io
 import os
 import re
 import struct
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -167,11 +165,3 @@ def _unknown(where: Path | io.BytesIO) -> str:
     if start[4:8] == b"ftyp" and start[8:12] in HEIC:
         return "is in the HEIC format; install its plug-in (pip install pillow-heif), or convert it to JPEG"
     return "is not a picture"
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Pillow's warnings on odd files are not shown: what matters is whether a file can be read."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

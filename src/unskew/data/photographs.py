@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import threading
+import warnings
 import weakref
 import zipfile
 import zlib
@@ -36,7 +37,7 @@ from unskew.core.limits import check_memory
 from unskew.core.machine import cores
 from unskew.core.plugins import require_extra
 from unskew.core.types import Arrays
-from unskew.data.decode import DAMAGE, DECODER, Broken, NoBytes, Picture, Pixels, center, decode, quiet
+from unskew.data.decode import DAMAGE, DECODER, Broken, NoBytes, Picture, Pixels, center, decode
 from unskew.data.store import ENTRY, NOT_STORED, Cache, Entries, Store, StoreReader, make_room, open_store
 
 BATCH, BATCH_BYTES = 64, 32 * 10**6  # photographs of a parquet file that are read at a time, and their bytes
@@ -329,7 +330,7 @@ class Photographs:
                 found[row] = record
         rows, step, records = sorted(set(index.tolist()) - set(found)), self._source.together(), list[Pixels]()
         if rows:
-            with quiet(), ThreadPoolExecutor(min(len(rows), cores())) as pool:
+            with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(min(len(rows), cores())) as pool:
                 for part in (rows[start : start + step] for start in range(0, len(rows), step)):
                     records += pool.map(self._decode_again, part, self._source.contents(part))
         for row, record in zip(rows, records, strict=True):
@@ -564,7 +565,7 @@ def _decode_chunks(source: Pictures, todo: Numbers, size: int | None) -> Iterato
     Where no size is given, those before show how large photographs are.
     """
     most, largest, start = source.together() if len(todo) else 1, 4 * (size or 0) ** 2, 0
-    with quiet(), ThreadPoolExecutor(cores()) as pool:
+    with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(cores()) as pool:
         while start < len(todo):
             rows = todo[start : start + (min(most, _together(largest)) if largest else FEW)]
             found = list(pool.map(_examine, source.contents(rows.tolist()), [size] * len(rows)))

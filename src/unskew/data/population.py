@@ -88,8 +88,6 @@ class Population:
         """The row numbers of the client's examples, ascending; a view. EVERYONE holds the examples of all clients."""
         if client == EVERYONE:
             return self.order
-        if not 0 <= client < self.clients:
-            raise IndexError(f"client {client} does not exist: there are {self.clients}, counted from 0")
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
 

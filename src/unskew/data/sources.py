@@ -68,6 +68,9 @@ def parse(
 
 
 def _hint(text: str) -> str:
+    name, mark, options = text.partition("?")
+    if mark and name in SOURCES:
+        return f"give options in parentheses: {name}({options.replace('&', ', ')})"
     path = text.partition("(")[0]
     kind = {".csv": "table", ".tsv": "table", ".parquet": "table", ".npz": "arrays", ".zip": "folder"}
     kind |= {".json": "coco", "": "folder"}

@@ -4,6 +4,7 @@ Shapes: B pictures, uint8 [B, ch, H, W] as the data set has them; probabilities 
 """
 
 import json
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from unskew.core.errors import UserError, accepts
 from unskew.core.machine import neutral, ready_device
 from unskew.data.augment import resize_images
-from unskew.data.decode import Broken, center, decode, quiet
+from unskew.data.decode import Broken, center, decode
 from unskew.data.photographs import Files, Parquet, Pictures, open_parquet
 from unskew.data.tables import read_columns
 from unskew.runs.finished import FinishedRun, find_calibration, load_network
@@ -216,7 +217,7 @@ def _read(source: Pictures, rows: range, shape: Shape) -> Bytes:
     images, size = np.empty((len(rows), *shape), np.uint8), shape[1] if shape[1] == shape[2] else None
     for image, row, content in zip(images, rows, source.contents(list(rows)), strict=True):
         try:
-            with quiet():
+            with warnings.catch_warnings(action="ignore"):
                 pixels = center(decode(content, size), size)
         except Broken as error:
             raise UserError(f"{source.name(row)} {error}; replace it, or leave it out") from error
