@@ -45,10 +45,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class Log:
-    """The lines that a program prints, without colours; in a file, each has date and time (UTC) before it.
-
-    Without a file, only the last ones are remembered.
-    """
+    """The lines that a program prints, without colors: the last ones, and in a file all, with date and time (UTC)."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -253,10 +250,7 @@ class Child:
 
 
 def start_worker(module: str, *descriptors: int) -> Child:
-    """Start a process that calls ``main(parent, *descriptors)`` of a module and dies with this one.
-
-    The module is imported with this process's ``sys.path``; ``descriptors`` have the same numbers there.
-    """
+    """Start a process that calls ``main(parent, *descriptors)`` of a module and dies with this one."""
     if os.name != "posix":
         raise UserError("worker processes need Linux or macOS; use --engine loop and --jobs 1")
     ours, theirs = socket.socketpair()

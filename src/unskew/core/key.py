@@ -61,10 +61,7 @@ def system_key() -> Key:
 
 
 class _Number(ISeedSequence):
-    """128 bits that are a Philox generator's key as they are.
-
-    ``Philox(key=…)`` draws the same, but takes four times as long: it first asks the system for entropy.
-    """
+    """A Philox generator's key. ``Philox(key=…)`` draws the same but is four times as slow: it reads system entropy."""
 
     def __init__(self, number: int) -> None:
         self.key = np.frombuffer(number.to_bytes(16, "little"), "<u8")
@@ -75,11 +72,7 @@ class _Number(ISeedSequence):
 
 @contextmanager
 def seeded(key: Key) -> Iterator[None]:
-    """Torch's global generators at the start of this key's stream inside, as they were outside.
-
-    For code that is not ours and draws from them: a network's own initialisation, its dropout, a Dataset's transforms.
-    Nothing of ours draws from a global generator.
-    """
+    """Seed torch's global generators for code that is not ours, such as a network's dropout; restore them after."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(key.number() % 2**63)

@@ -47,11 +47,7 @@ def parse_plugin(name: str, what: str = "plug-in") -> Plugin:
 
 
 def find_plugins(text: str, what: str = "plug-in") -> list[Plugin]:
-    """The plug-ins that a text names, wherever in it. Nothing is imported.
-
-    Every word with a colon counts, so for ``--data`` and ``--partition`` take ``folder:``, ``file:`` and the like off
-    first. A word with a colon that is no plug-in is refused.
-    """
+    """The plug-ins in a text, not imported; every word with a colon must be one (not ``folder:``, ``file:``)."""
     return [parse_plugin(word, what) for word in _WORD.findall(text) if ":" in word]
 
 

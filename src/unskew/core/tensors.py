@@ -93,10 +93,7 @@ def add(left: Sums | None, right: Sums) -> Sums:
 
 
 def finite(tensors: Tensors) -> bool:
-    """Whether no entry holds NaN or infinity: a sum is either if one is, and only then every value is looked at.
-
-    Many entries may be views of one tensor; then that one is added up.
-    """
+    """Whether no entry is NaN or infinite: their sum is if one of them is, and only then is every value checked."""
     whole = {id(base): base for base in (value if value._base is None else value._base for value in tensors.values())}
     total = sum(base.sum(dtype=torch.float64).item() for base in whole.values())
     return math.isfinite(total) or all(bool(value.isfinite().all()) for value in tensors.values())

@@ -121,10 +121,7 @@ def parse_call(source: str, what: str) -> Call:
 
 
 def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
-    """Call ``function`` with the call's values; a wrong knob or type is a UserError that points at the call.
-
-    A ``ValueError`` or ``OverflowError`` from the function is about a value, and becomes a UserError too.
-    """
+    """Call ``function`` with the call's values; a wrong knob, type or value is a UserError that points at the call."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:

@@ -46,10 +46,7 @@ Array = npt.NDArray[Any]
 
 
 def read_npz(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[str, Array], list[str]]:
-    """The arrays of these names, or all, and the names of everything in the file.
-
-    One of ``DAMAGED`` where it is not a whole .npz of plain arrays; UserError where it is not a file or too large.
-    """
+    """The arrays of these names, or all, and the names of everything in the file. Raises one of ``DAMAGED``."""
     check_plain(path)
     on_disk = size_on_disk([path])
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -102,10 +99,7 @@ def measure(images: Images | StoredImages) -> tuple[Numbers, Numbers]:
 
 
 def moments(counts: npt.NDArray[np.int64]) -> tuple[Numbers, Numbers]:
-    """Mean and standard deviation of each channel, from how many of its pixels have each value: [ch, 256].
-
-    A deviation below one grey level counts as one, so that a constant channel does not divide by zero.
-    """
+    """Mean and standard deviation (at least one gray level) of each channel, from counts of its values [ch, 256]."""
     values = np.arange(256) / 255
     share = counts / counts.sum(axis=1, keepdims=True)
     mean = share @ values  # [ch]
@@ -265,11 +259,7 @@ _GREY = ("1", "L", "LA", "La")
 
 
 def image_set_from(value: Any, name: str = "your data") -> ImageSet:
-    """The image set that a value is; the forms that are accepted are listed in ``FORMS``.
-
-    Labels are whole numbers from 0 or texts. Names of classes come from ``classes`` and the owners of the training
-    examples from ``users``: entries of a dict, attributes of a Dataset.
-    """
+    """Make an image set of any of ``FORMS``; a dict or Dataset may also have ``classes`` and ``users``."""
     if isinstance(value, ImageSet):
         images = value
     elif isinstance(value, Mapping):

@@ -29,10 +29,7 @@ Shape = tuple[int, int, int]  # [ch, H, W]
 
 @dataclass(frozen=True)
 class Plan:
-    """``index`` [steps, B] holds example ids, −1 past the end of a short batch; draws as in augment, or None.
-
-    ``shift`` has a crop's corner, or a box with four numbers as in augment_crop.
-    """
+    """Which examples are in which step; −1 past the end of a short batch. Draws are as in augment, or None."""
 
     index: Tensor  # int64 [steps, batch]
     counts: tuple[int, ...]  # examples in each step
@@ -194,11 +191,9 @@ def check_visit(examples: int, local: Local, shape: tuple[int, int, int]) -> Non
 
 
 def plan(examples: npt.NDArray[np.int32], take: int | None, local: Local, key: Key) -> Plan:
-    """Each epoch a new permutation cut into batches, the last one short; ``take`` first draws that many examples.
+    """Each epoch a new permutation cut into batches, the last one short; with ``local.steps`` until there are enough.
 
-    With ``local.steps`` the epochs go on until there are that many batches.
-
-    A client that holds fewer than ``take`` draws with replacement, any other without.
+    ``take`` first draws that many examples, with replacement if the client has fewer.
     """
     generator = key.fold("plan").numpy()
     if take is not None:

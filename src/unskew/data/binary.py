@@ -178,10 +178,7 @@ class _Array:
 
 
 def read_pickle(raw: bytes, path: Path) -> dict[str, Any]:
-    """Read the dict in a pickle of any protocol, without running it; keys are str, whether written as bytes or str.
-
-    The standard library takes the opcodes apart; what they may do is decided here, and bounded by the file's size.
-    """
+    """Read the dict in a pickle of any protocol, without running it: the opcodes that it may have are listed here."""
     machine = _Machine(raw, path)
     try:
         top = machine.run()

@@ -181,10 +181,7 @@ Member = tuple[str, str, Callable[[], IO[bytes] | None]]  # its name; "file", "f
 def unpack(
     archive: Path, name: str, folder: Path, members: Sequence[str] = (), inside: str = "", say: Say = lambda line: None
 ) -> None:
-    """Copy files of an archive into ``folder``: ``members`` under their last names, or else all below ``inside``.
-
-    Every member is checked before the next one is written.
-    """
+    """Copy files of an archive into ``folder``: ``members`` under their last names, or else all below ``inside``."""
     folders, files, copied = set[str](), set[str](), set[str]()
     with _damage(name):
         for number, (member, kind, open_member) in enumerate(_members(archive, name), 1):

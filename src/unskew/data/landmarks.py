@@ -86,10 +86,7 @@ def _enough(owner: Ints, kept: Flags, others: Ints, least: int) -> Flags:
 
 
 def _annotations(folder: Path) -> tuple[list[str], Ints, Ints, dict[str, int], Ints]:
-    """Of the cleaned part: image ids; landmark ids and each image's place in them; authors and each image's.
-
-    Authors are numbers from the start: as texts, the longest one would decide what 1.6 million of them take.
-    """
+    """The cleaned part: image ids; landmark ids and each image's index in them; authors by number and each image's."""
     path = folder / "train_clean.csv"
     names, lists = read_columns(path, ("landmark_id", "images"))
     if wrong := next((name for name in names if not is_number(name)), None):

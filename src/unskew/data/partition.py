@@ -237,11 +237,7 @@ class Geo:
 
 
 def deal_by_cell(geo: Geo, places: Places, *, scheme: str, seed: int) -> Partition:
-    """The partition into cells: clients are numbered along S2's curve and named by their cells' tokens.
-
-    It depends on the places alone: not on the seed, nor on the order of the rows. Examples without a place and those in
-    cells that were dropped belong to no client; the notes count them.
-    """
+    """Partition by cell: clients are numbered along S2's curve and named by their cells' tokens, whatever the seed."""
     known = _known_places(places)
     cell = np.zeros(len(places), np.uint64)
     cell[known] = divide(leaf_cells(places[known]), geo.max)
@@ -267,10 +263,7 @@ def leaf_cells(places: Places) -> Cells:
 
 
 def divide(leaves: Cells, most: int) -> Cells:
-    """[M] the cell of each leaf cell, when cells with more than ``most`` of them are divided, from the faces down.
-
-    Leaf cells are not divided: if more than ``most`` photographs are from one square centimetre, they stay together.
-    """
+    """[M] the cell of each leaf cell; from the faces down, cells with more than ``most`` leaves are divided."""
     order = np.argsort(leaves, kind="stable")
     left, found = leaves[order], np.zeros(len(leaves), np.uint64)
     at = np.arange(len(leaves))  # where what is left goes
@@ -334,10 +327,7 @@ def _cell_notes(geo: Geo, sizes: npt.NDArray[np.int64], unknown: int) -> tuple[s
 def partition_from(
     value: Any, labels: Ints, *, clients: int | None = None, seed: int = 0, scheme: str = "your partition"
 ) -> Partition:
-    """A Partition, or an array with the client of each training example, as a partition of these examples.
-
-    −1 marks an example that no client has. Without ``clients`` there are as many as the largest number says.
-    """
+    """Make a partition of an array with the client of each training example (−1: none), or check a Partition."""
     if isinstance(value, Partition):
         client, clients = np.asarray(value.client), value.clients if clients is None else clients
         if clients != value.clients:

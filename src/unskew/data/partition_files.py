@@ -125,11 +125,7 @@ def _whole(text: str, column: str, name: str, line: int, hint: str = "") -> int:
 
 
 def to_arrays(partition: Partition, labels: Ints, classes: int) -> dict[str, npt.NDArray[Any]]:
-    """What the .npz artefact holds.
-
-    ``counts`` [cells, 3] lists (client, class, examples) where there are any, so that 100,000 clients and
-    1203 classes stay small.
-    """
+    """The contents of our .npz artefact; ``counts`` [cells, 3] lists (client, class, examples) where there are any."""
     filled = cells(partition.client, labels, classes)
     seed = partition.seed if abs(partition.seed) < 2**63 else str(partition.seed)
     arrays: dict[str, npt.NDArray[Any]] = {
@@ -211,10 +207,7 @@ def make_file_absolute(text: str) -> str:
 
 
 def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -> Partition:
-    """The partition in a file, .npz or CSV by its content; ``split.csv(ids=table.csv)`` for a CSV with a table of ids.
-
-    A CSV has no seed: it gets this one.
-    """
+    """Read a partition, .npz or CSV by its content; ``seed`` is for a CSV, which has none."""
     text, table = split_ids(str(file))
     if not text.strip() or table == "":
         raise UserError(f"partition file:{file} has no file name; give file:FILE or file:SPLIT.csv(ids=TABLE.csv)")

@@ -49,11 +49,7 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """The examples grouped by client: client k holds ``order[offsets[k]:offsets[k + 1]]``, ascending.
-
-    Two flat arrays and nothing for each client, so that 100,000 clients cost 8 bytes each beyond their
-    examples.
-    """
+    """Examples grouped by client in two flat arrays: client k has ``order[offsets[k]:offsets[k + 1]]``, ascending."""
 
     order: npt.NDArray[np.int32]  # [M]
     offsets: Ints  # [K + 1]
