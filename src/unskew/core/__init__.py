@@ -1,1 +1,1 @@
-"""What all other packages use; imports nothing else of ours."""
+"""What all other packages use; it imports none of them."""

@@ -1,4 +1,4 @@
-"""Paths and sizes that are accepted from outside: what an input may cost is decided before it is read.
+"""Paths and sizes that are accepted from outside: the cost of an input is limited before it is read.
 
 A few bytes can claim gigabytes. A file may unpack to ``RATIO`` times the bytes it takes on disk, or to ``FLOOR`` where
 that is more, but never to more than half of the memory. The variable ``UNSKEW_UNPACK_LIMIT`` sets another limit."""

@@ -1,4 +1,4 @@
-"""Who the clients are: which examples each holds, how many of each class, how far from the whole.
+"""The clients: which examples each has, how many of each class, and how far their labels are from the whole.
 
 Shapes: N training examples, M of them held by a client, K clients, C classes.
 """

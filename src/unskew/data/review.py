@@ -1,4 +1,4 @@
-"""What is odd about a data set: classes or users in one part only, labels that differ in spelling only."""
+"""Oddities of a data set: classes or users in one part only, labels that differ only in spelling."""
 
 import re
 from collections import defaultdict

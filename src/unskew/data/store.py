@@ -53,7 +53,7 @@ class Cache:
 
 
 def cache_of(folder: str | None = None, disk: str | None = None, memory: str | None = None) -> Cache:
-    """The cache that these options mean; what is None is the variable UNSKEW_CACHE, or the default."""
+    """The cache for these options; None means the variable UNSKEW_CACHE, or the default."""
     most = int(physical_memory() / MEMORY_SHARE)
     return Cache(
         cache_folder(folder),
@@ -80,13 +80,13 @@ class Store:
         self._end = os.fstat(pixels).st_size
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         os.close(self._pixels)
         os.close(self._index)
 
     @property
     def taken(self) -> int:
-        """The bytes of all images in it, also of those that no table has any more."""
+        """The bytes of all images in it, including those that no table refers to any more."""
         return self._end - HEADER
 
     def begin_again(self) -> None:
@@ -96,7 +96,7 @@ class Store:
         self._end = HEADER
 
     def entries(self) -> Entries:
-        """All entries that are whole and whose record may be there; of two with one stamp the last."""
+        """All intact entries whose record is inside the file; of two with one stamp the last."""
         size = os.fstat(self._index).st_size - HEADER
         raw = np.frombuffer(os.pread(self._index, size, HEADER), np.uint8)
         table = raw[: len(raw) // ENTRY.itemsize * ENTRY.itemsize].view(ENTRY)
@@ -111,7 +111,7 @@ class Store:
         return whole
 
     def append(self, entries: Entries, records: list[npt.NDArray[np.uint8]], room: int) -> int:
-        """Write these images as far as there is room; ``entries`` learn where. The bytes that were written."""
+        """Write the images that fit, set their offsets in ``entries``, and return the bytes written."""
         start = self._end
         for entry, record in zip(entries, records, strict=True):
             offset = self._end
@@ -136,7 +136,7 @@ class Store:
 
 @contextmanager
 def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[Store]:
-    """Open the store of that key, made where it is missing or damaged; no other process writes to it meanwhile."""
+    """Open the store of that key, or make it; no other process writes to it meanwhile."""
     if not hasattr(os, "preadv"):
         raise UserError("the photograph cache needs preadv, which this system lacks; use Linux or macOS")
     folder, lock = cache.folder / "images" / key, _lock_of(cache.folder / "images" / key)
@@ -167,7 +167,7 @@ def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[
 
 
 def make_room(cache: Cache, store: Store, needed: int) -> int:
-    """How many bytes may be added to the store; others that no process uses are removed where that is too few."""
+    """Return how many bytes may be added to the store; unused stores are removed if that is too few."""
     folders = [folder for folder in (cache.folder / "images").iterdir() if folder.is_dir()]
     about = {folder: _look_at(folder) for folder in folders}
     sizes = {folder: about[folder][1] for folder in sorted(folders, key=lambda folder: about[folder][0])}
@@ -181,13 +181,13 @@ def make_room(cache: Cache, store: Store, needed: int) -> int:
 
 @dataclass(frozen=True)
 class StoreReader:
-    """What another process reads a store by: its folder, and the number that its files begin with."""
+    """How another process reads a store: its folder, and the number that its files begin with."""
 
     folder: Path
     number: bytes
 
     def open(self, mode: int = os.O_RDONLY) -> int | None:
-        """A descriptor of the store's pixels; None where they are not there any more, or are others."""
+        """Open the store's pixels; None if they are gone or were replaced."""
         with suppress(OSError):
             descriptor = os.open(self.folder / FILES[0], mode)
             if os.pread(descriptor, HEADER, 0) == MARKS[0] + self.number:
@@ -204,7 +204,7 @@ class StoreReader:
         return None
 
     def repair(self, offset: int, record: bytes) -> None:
-        """Write a record again where it was found damaged, if the file is still the same one."""
+        """Write a damaged record again, if the file is still the same one."""
         if (descriptor := self.open(os.O_RDWR)) is not None:
             with suppress(OSError):
                 os.pwrite(descriptor, record, offset)
@@ -223,7 +223,7 @@ def _open_files(folder: Path) -> tuple[bytes, list[int]]:
 
 
 def _create_files(folder: Path) -> tuple[bytes, list[int]]:
-    """Two new files and their number: who still reads the old ones keeps them."""
+    """Make two new files and their number; processes that read the old ones keep them."""
     number, files = os.urandom(HEADER - len(MARKS[0])), []
     for name, mark in zip(FILES, MARKS, strict=True):
         (folder / name).unlink(missing_ok=True)
