@@ -198,7 +198,7 @@ def test_dirichlet_gives_up_after_a_counted_number_of_draws_and_says_what_to_cha
 
 
 def test_an_impossible_least_size_is_refused_at_once():
-    with pytest.raises(UserError, match="need 6000, but there are 5000"):
+    with pytest.raises(UserError, match="need 6000 examples, but there are 5000"):
         deal("dirichlet(0.1, min_size=60)", 100)
 
 
