@@ -136,5 +136,7 @@ def set_normalisation(images: ImageSet, name: str, channels: int) -> ImageSet:
         return replace(images, mean=(0.5,) * channels, std=(0.5,) * channels)
     mean, std = NORMALISED[name]
     if channels != len(mean):
-        raise UserError(f"--normalise {name} is for color, but these images have {channels} channel; give data")
+        raise UserError(
+            f"--normalise {name} is for colour images; these have {channels} channel: give --normalise data"
+        )
     return replace(images, mean=mean, std=std)
