@@ -10,9 +10,7 @@ from unskew.calibration.statistics import ClassStatistics
 
 def test_a_site_with_one_photograph_is_advised_a_smaller_form(tmp_path):
     one = ClassStatistics.of_features(torch.randn(1, 1280), [3], 10, "shared")
-    with pytest.warns(
-        UserWarning, match=r"^site: 1 example takes 6\.6 MB of shared .*: diagonal \(20\.5 kB\), low-rank"
-    ):
+    with pytest.warns(UserWarning, match=r"^1 example takes 6\.6 MB of shared .*: diagonal \(20\.5 kB\), low-rank"):
         one.save(tmp_path / "site")
     with pytest.warns(UserWarning, match=r"40 examples take .* of full statistics"):
         ClassStatistics.of_features(torch.randn(40, 512), torch.arange(40) % 10, 10).save(tmp_path / "few")

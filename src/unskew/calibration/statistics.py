@@ -488,9 +488,11 @@ class ClassStatistics:
         try:
             if self.noise is not None:
                 about["noise"] = [self.noise.sums, self.noise.second]
+            if advice := advise_smaller_form(self.form, len(self.held), self.width, int(self.number.sum())):
+                warnings.warn(advice, stacklevel=2)
             contiguous = {name: value.contiguous() for name, value in self.tensors().items()}
             return save(contiguous, metadata={"unskew": json.dumps(about)})
-        except (AttributeError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
             raise UserError(
                 f"these statistics cannot be saved: {error}; make them with ClassStatistics.measure or of_features"
             ) from error
@@ -500,8 +502,6 @@ class ClassStatistics:
         """Write them to a safetensors file."""
         if not (file := usable_path(path)).name:
             raise UserError(f"{str(path)!r} is not a file name; give a file to write the statistics to")
-        if advice := advise_smaller_form(self.form, len(self.held), self.width, int(self.number.sum())):
-            warnings.warn(f"{file.name}: {advice}", stacklevel=2)
         write_whole(file, self.to_bytes())
 
     @staticmethod
