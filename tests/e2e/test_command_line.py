@@ -55,7 +55,6 @@ WRONG = {
     "an unknown model": (["run", "--model", "simple-cn"], "did you mean 'simple-cnn'?"),
     "a model too large for the images": (["run", "--model", "simple-cnn"], "8x8"),
     "an unknown engine": (["run", "--engine", "pol"], "did you mean 'pool'?"),
-    "an engine of a later version": (["run", "--engine", "flower"], "later version"),
     "an unknown method": (["run", "--method", "fedprx"], "did you mean 'fedprox'?"),
     "an open bracket": (["run", "--method", "fedprox(0.1"], "^"),
     "two servers": (["run", "--method", "fedavgm + fedadam"], "fedavgm and fedadam both claim the server slot"),

@@ -116,7 +116,7 @@ def test_a_run_of_values_goes_the_whole_way_with_the_same_values(page):
         unskew.calibrate_run("runs/python", "lda")
     with pytest.raises(unskew.UserError, match=r"data is .*60 train.*but the run was started with .*100 train"):
         unskew.analyse("runs/python", "confusion", data=mine.bars(60))
-    assert unskew.load("runs/python", "mine:adjusted(0.2)", data=images) is not None
+    assert unskew.load("runs/python", "mine:adjusted(0.2)") is not None
     assert unskew.analyse("runs/python", "confusion", data=images)["confusion"].findings
     _, made = make_report("runs/python", only=["norms", mine.brightness()], data=images)
     assert not [words for section in made.sections for words in section.missing]

@@ -49,7 +49,7 @@ CALLS = {
     "sweep": (unskew.sweep, {"over": ["lr=0.1"], "data": data(), "out": "@run"}),
     "draw_runs": (unskew.draw_runs, {"paths": ["nowhere"], "sources": "?"}),
     "resume": (unskew.resume, {"path": "@run", "data": data()}),
-    "load": (unskew.load, {"path": "@run", "data": data()}),
+    "load": (unskew.load, {"path": "@run"}),
     "predict": (unskew.predict, {"path": "@run", "pictures": np.zeros((1, 1, 8, 8), np.uint8)}),
     "export": (unskew.export, {"path": "@run", "form": "safetensors", "out": "@exported"}),
     "calibrate_run": (unskew.calibrate_run, {"path": "@run", "sources": "lda", "data": data()}),

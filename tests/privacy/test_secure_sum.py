@@ -146,7 +146,7 @@ def test_a_round_below_the_threshold_has_not_happened(small):
     assert metrics.clients == 0
     assert metrics.void == "3 of 6 visits opened their shares, and 4 must for a secure sum"
     assert [failure.client for failure in metrics.failures] == [0, 1, 2]
-    assert sorted(engine.memory._slots._free) == list(range(6, 12))  # what the clients kept of it is given back
+    assert sorted(engine.memory._free) == list(range(6, 12))  # what the clients kept of it is given back
     engine._lost = {}
     last, metrics = driver.run_round(fed.algorithm, engine, after, fed.key, per_round=6, skip_failures=True)
     engine.close()

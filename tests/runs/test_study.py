@@ -83,7 +83,7 @@ def test_training_again_goes_on_from_the_nearest_kept_state(run):
     told = []
     with finished_run(run, say=lambda *words: told.append(words)) as opened:
         opened.state(2)
-    assert [words[1:] for words in told if "training again" in words[0]] == [(1, 1)]
+    assert [words[1:] for words in told if "retraining" in words[0]] == [(1, 1)]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "prototypes", "clsnorm", "scaffold"])
@@ -194,7 +194,7 @@ def test_the_state_before_the_first_round_is_the_network_as_the_key_draws_it(fin
 def test_local_models_are_made_once(finished, monkeypatch):
     with finished_run(finished) as opened:
         first = opened.local_models()
-        monkeypatch.setattr(FinishedRun, "_train_local_models", None)
+        monkeypatch.setattr("unskew.runs.finished._train_locally", None)
         assert opened.local_models() is first
         assert opened.local_models(3) is first
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from unskew.calibration.ccvr import check_virtual_memory
-from unskew.calibration.covariances import LowRank, Shared, list_smaller_forms, statistics_bytes
+from unskew.calibration.covariances import Full, LowRank, Shared, list_smaller_forms, statistics_bytes
 from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest, width_of
 from unskew.calibration.protection import Layout
 from unskew.core.errors import UserError
@@ -35,7 +35,10 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
         return
     width, classes = width_of(encoder, side.train.shape) + needs.expand, side.network.classifier.out_features
     parts = classes * needs.components
-    if (needed := statistics_bytes(needs.form, parts, width)) > MAX_BYTES:
+    needed = statistics_bytes(needs.form, parts, width)
+    if isinstance(needs.form, (Full, Shared)):
+        needed = max(needed, 8 * width**2)  # a second moment is a square until its triangle is taken
+    if needed > MAX_BYTES:
         hint = f"use covariance={list_smaller_forms(needs.form, parts, width)}"
         raise UserError(
             f"{finisher.text}: {needs.form} covariances of {parts:,} classes and {width:,} features take "

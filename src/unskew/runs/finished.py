@@ -129,7 +129,9 @@ def calibrate_run(
 
     known: Known = {}
     by_image = run.prepared.test_owners is not None
-    model_weights, untrained = run.model, untrained_model(run.prepared)
+    model_weights, untrained = run.model, None
+    with suppress(UserError):  # the file of pretrained weights may be gone
+        untrained = untrained_model(run.prepared)
     with folders.locked_folder(run.path), closing(run.opened(None, passes=1 / 3)) as opened:
         for algorithm in algorithms:
             rival = None if protections(algorithm) else untrained
