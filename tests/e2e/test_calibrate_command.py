@@ -451,7 +451,11 @@ WRONG = {
     "too many features to sum": ("lda(expand=20000)", None, "GB per client, more than 2.1 GB; give a smaller expand"),
     "an unfinished run": (QUICK, lambda run: (run / "result.json").unlink(), "finish it with: unskew resume"),
     "no configuration": (QUICK, lambda run: (run / "config.toml").unlink(), "config.toml"),
-    "no partition": (QUICK, lambda run: (run / "partition.npz").unlink(), "it records which client holds which examples"),
+    "no partition": (
+        QUICK,
+        lambda run: (run / "partition.npz").unlink(),
+        "it records which client holds which examples",
+    ),
     "another partition": (QUICK, another_partition, "partition.npz is not the partition that"),
     "no model": (QUICK, lambda run: (run / "model.safetensors").unlink(), "model.safetensors does not exist"),
     "half a model": (QUICK, lambda run: tampered(run, "model.safetensors", lambda data: data[:-9]), "cannot be read"),
