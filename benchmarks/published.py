@@ -1,6 +1,6 @@
 """Published sets at full size, generated in their public layout: CINIC-10, iNaturalist-2017, Google Landmarks v2.
 
-    python benchmarks/published.py DIR        # writes all three, about 1.2 million links to a few small pictures
+    python benchmarks/published.py DIR        # writes all three, about 2.5 million links to a few small pictures
 
 Annotations, numbers of files, classes and users are as large as the real ones. The pictures are not: hard links to 64
 small files. ``unskew data check`` and ``unskew run`` then work on DIR as on the real files.
