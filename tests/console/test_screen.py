@@ -180,6 +180,25 @@ def test_a_terminal_gets_a_bar_and_is_left_as_it_was():
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor comes back
 
 
+def test_a_note_is_printed_above_the_bar():
+    out = io.StringIO()
+    screen = Screen(Console(file=out, force_terminal=True, highlight=False, width=80))
+    screen(overview())
+    screen.note("the [log] failed")
+    screen.close()
+    assert out.getvalue().index("note: the [log] failed") < out.getvalue().rindex("0/3")
+
+
+def test_a_resumed_run_begins_its_bar_where_it_stopped():
+    assert "2/3" in shown(overview(first_round=3), terminal=True, width=80)
+
+
+def test_a_dumb_terminal_gets_plain_lines():
+    text = shown(overview(), ROW, terminal=True, _environ={"TERM": "dumb"})
+    assert "\x1b" not in text
+    assert re.search(r"^round 1/3  loss 1\.235  1,200 examples/s", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 @pytest.mark.parametrize("reason", ["KeyError: [a]", "ValueError: [/x] is not here", "IndexError: [0, 1]"])
 def test_a_clients_error_is_shown_as_it_is(reason, terminal):

@@ -1,249 +1,32 @@
 """What a run shows while it trains: settings, rounds and result, in a terminal, a pipe or a notebook."""
 
 import importlib
-import math
-import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
-from rich.control import Control
-from rich.live import Live
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
 from unskew.calibration.federated import Forecasted, Gathering
 from unskew.console.progress import StageProgress
 from unskew.core import text
-from unskew.core.errors import UserError
-from unskew.core.key import Key
 from unskew.core.types import EVERYONE, Local
 from unskew.core.units import counted, emd_words, format_bytes, format_duration
 from unskew.data.batches import RESIZED_CROP
 from unskew.data.population import describe_sizes
 from unskew.round.driver import Metrics
 from unskew.round.local_optimizers import uses_sgd
-from unskew.round.sampling import draw
 from unskew.runs.execute import Event, InitialModel, Stage
 from unskew.runs.journal import read_metrics
 from unskew.runs.prepare import Overview
 from unskew.runs.result import Result, accuracy_picture, measured_on, summary_rows
-
-Point = tuple[float, float]  # round, value
-
-_BRAILLE_DOTS = (
-    (0x01, 0x02, 0x04, 0x40),
-    (0x08, 0x10, 0x20, 0x80),
-)  # of a braille character: left and right column, downwards
-_MARKS = ".-'"  # of an ASCII character: the lowest third of its line, the middle, the highest
-
-
-def curve(
-    points: Sequence[Point], width: int, height: int, label: Callable[[float], str], ascii_only: bool
-) -> list[str]:
-    """The points as ``height`` lines and one for the rounds, none longer than ``width``; ``label`` spells a value."""
-    low, high = min(value for _, value in points), max(value for _, value in points)
-    margin = max(len(label(low)), len(label(high)))
-    across, down = (1, len(_MARKS)) if ascii_only else (len(_BRAILLE_DOTS), len(_BRAILLE_DOTS[0]))
-    columns = width - margin - 2
-    levels = _levels(points, columns * across, height * down, low, high)
-    rows = [[0] * columns for _ in range(height)]  # of each character, its dots or the highest of its marks
-    for x, (bottom, top) in enumerate(levels):
-        for level in range(bottom, top + 1):
-            row, part = divmod(height * down - 1 - level, down)
-            if ascii_only:
-                rows[row][x] = max(rows[row][x], down - part)
-            else:
-                rows[row][x // across] |= _BRAILLE_DOTS[x % across][part]
-    names = {0: label(high), height - 1: label(low)} if high > low else {height // 2: label(low)}
-    side, corner = ("|", "+") if ascii_only else ("│", "└")
-    glyphs = _MARKS if ascii_only else [chr(0x2800 + dots) for dots in range(1, 256)]
-    drawn = ["".join(glyphs[dots - 1] if dots else " " for dots in row).rstrip() for row in rows]
-    lines = [f"{names.get(at, ''):>{margin}} {side}{line}" for at, line in enumerate(drawn)]
-    first, last = f"round {points[0][0]:.0f}", f"{points[-1][0]:.0f}"
-    end = last if len(points) > 1 else ""
-    return [*lines, f"{'':>{margin}} {corner}{first}{end:>{max(1, columns - len(first))}}".rstrip()]
-
-
-def _levels(points: Sequence[Point], columns: int, levels: int, low: float, high: float) -> list[tuple[int, int]]:
-    """For each column of dots the lowest and the highest that is set: columns that touch make a line.
-
-    A column shows the mean of its rounds; one without rounds is interpolated between its neighbours.
-    """
-    rounds, values = np.array(points, float).T
-    if rounds[-1] <= rounds[0]:
-        return [(levels // 2, levels // 2)]
-    column = np.rint((rounds - rounds[0]) / (rounds[-1] - rounds[0]) * (columns - 1)).astype(int)
-    counts = np.bincount(column, minlength=columns)
-    known = np.flatnonzero(counts)
-    means = np.interp(np.arange(columns), known, np.bincount(column, values, columns)[known] / counts[known])
-    heights = [levels // 2] * columns
-    if high > low:
-        heights = np.rint((means - low) / (high - low) * (levels - 1)).astype(int).tolist()
-    return [
-        (here, here) if abs(here - before) <= 1 else (min(here, before + 1), max(here, before - 1))
-        for before, here in pairwise([heights[0], *heights])
-    ]
-
-
-MIN_SIZE = (60, 16)  # columns and lines; with fewer there is the bar alone
-RATE_WIDTH = 80  # columns; with fewer the rate is only in the lines below the bar
-HEIGHT = 6  # lines of the curve
-PER_SECOND = 4  # how often it is drawn
-MEMORY_SECONDS = 1.0  # between two readings of the memory
-MAX_CLIENTS_SHOWN = 12  # by number; more are counted
-
-
-class View:
-    """The live view of one run. A round only leaves its figures here; a thread of rich's draws them."""
-
-    def __init__(self, console: Console, seen: Overview) -> None:
-        self._console, self._seen = console, seen
-        self._algorithm = seen.algorithm
-        self._progress = Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self._task = self._progress.add_task(
-            "rounds", total=seen.config.rounds, completed=seen.first_round - 1, figures=""
-        )
-        self._losses: list[Point] = []
-        self._accuracies: list[Point] = []
-        self._best: tuple[float, int] | None = None  # accuracy, round
-        self._evaluated: tuple[float, float, int] | None = None  # accuracy, loss, round
-        self._last: Metrics | None = None
-        self._figures = ""
-        self._examples, self._seconds, self._failures = 0, 0.0, 0
-        self._memory = (0.0, "")  # when it was read, and its text
-        self._drawn: list[int] = []  # the widths of the lines on the screen
-        self._width = console.width
-        with suppress(UserError):  # the run itself complains about a damaged file
-            for row in read_metrics(seen.path):
-                if row["round"] < seen.first_round:
-                    self._note(row["round"], row.get("train_loss"), row.get("accuracy"), row.get("loss"))
-                    self._failures += len(row.get("failures", ()))
-        self._live = Live(console=console, refresh_per_second=PER_SECOND, get_renderable=self._draw)
-        self._live.start(refresh=True)
-
-    def round(self, row: Metrics, figures: str) -> None:
-        """Take in a round; ``figures`` is the text next to the bar."""
-        self._note(row.round, row.train_loss, row.accuracy, row.loss)
-        self._examples += row.examples or 0
-        self._seconds += row.seconds or 0.0
-        self._failures += len(row.failures)
-        self._last, self._figures = row, figures
-        self._progress.update(self._task, completed=row.round)
-
-    def close(self) -> None:
-        """Draw the last state and leave it there."""
-        self._live.stop()
-
-    def _note(self, number: int, train_loss: float | None, accuracy: float | None, loss: float | None) -> None:
-        if train_loss is not None and math.isfinite(train_loss):
-            self._losses.append((number, train_loss))
-        if accuracy is not None and loss is not None:
-            self._accuracies.append((number, accuracy))
-            self._evaluated = (accuracy, loss, number)
-            if self._best is None or accuracy > self._best[0]:
-                self._best = (accuracy, number)
-
-    def _draw(self) -> RenderableType:
-        width, height = self._console.size
-        self._wipe(width)
-        whole_view = width >= MIN_SIZE[0] and height >= MIN_SIZE[1]
-        crowded = whole_view and width < RATE_WIDTH
-        self._progress.update(self._task, figures=self._figures.rpartition("  ")[0] if crowded else self._figures)
-        parts: list[RenderableType] = [self._progress.get_renderable()]
-        if whole_view:
-            parts += [Text(line, no_wrap=True, overflow="crop") for line in [*self._curve(width - 1), *self._facts()]]
-        whole = Group(*parts)
-        lines = self._console.render_lines(whole, self._console.options, pad=False)
-        self._drawn, self._width = [sum(part.cell_length for part in line) for line in lines], width
-        return whole
-
-    def _wipe(self, width: int) -> None:
-        """A terminal that became narrower has broken our lines: remove those that rich does not know of."""
-        more = sum(-(-drawn // width) - 1 for drawn in self._drawn if drawn > width) if width < self._width else 0
-        if more:
-            up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
-            self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), *up * more))
-
-    def _curve(self, width: int) -> list[str]:
-        """Accuracy, or the training loss until a round is evaluated."""
-        evaluated = bool(self._accuracies)
-        points = list(self._accuracies or self._losses)  # a copy: the run may add to it while this draws
-        if not points:
-            return []
-        name = f"accuracy on {measured_on(bool(self._seen.config.validation))}" if evaluated else "training loss"
-        spell = (lambda value: f"{value:.1%}") if evaluated else (lambda value: f"{value:.3f}")
-        return [name, *curve(points, width, HEIGHT, spell, self._console.options.ascii_only)]
-
-    def _facts(self) -> list[str]:
-        rows = [("clients", self._clients())]
-        if (row := self._last) is not None and row.examples is not None and row.seconds is not None:
-            now, mean = row.examples / max(row.seconds, 1e-9), self._examples / max(self._seconds, 1e-9)
-            rows.append(("rate", f"{now:,.0f} examples/s, {mean:,.0f} on average"))
-        if time.monotonic() - self._memory[0] >= MEMORY_SECONDS:
-            self._memory = (time.monotonic(), _describe_memory())
-        rows.append(("memory", self._memory[1]))
-        if self._evaluated is not None and self._best is not None:
-            accuracy, loss, number = self._evaluated
-            best = f"best {self._best[0]:.2%}, round {self._best[1]}"
-            name = "validation" if self._seen.config.validation else "test"
-            rows.append((name, f"{accuracy:.2%}, loss {loss:.4f}, round {number}; {best}"))
-        return [f"{name:<8}{fact}" for name, fact in rows if fact]
-
-    def _clients(self) -> str:
-        config, row = self._seen.config, self._last
-        under_way = self._seen.first_round if row is None else row.round + 1
-        parts = []
-        if under_way <= config.rounds:
-            parts.append(f"round {under_way}: {self._who(under_way)}")
-        if row is not None:
-            failed = f", {len(row.failures)} failed" if row.failures else ""
-            away = f", {row.absent:,} did not" if row.absent else ""
-            if row.clients is not None:
-                parts.append(f"round {row.round}: {row.clients:,} participated{away}{failed}")
-        if self._failures:
-            parts.append(f"{self._failures:,} failures so far")
-        return "; ".join(parts)
-
-    def _who(self, number: int) -> str:
-        """The clients of a round, by name where they are few: the sampler depends on the round's number alone."""
-        visits, config = self._seen.visits, self._seen.config
-        if visits[0].client == EVERYONE or len(visits) > MAX_CLIENTS_SHOWN:
-            return "all examples in one place" if visits[0].client == EVERYONE else counted(len(visits), "visit")
-        if self._algorithm.released:
-            return "participation is not shown"
-        roster, per_round = self._seen.population.roster, config.per_round or len(visits)
-        names, drawn = self._seen.partition.names, draw(self._algorithm, Key(config.seed), number, roster, per_round)
-        return ", ".join(names[one.client] if names else str(one.client) for one in drawn.visits) or "nobody"
-
-
-def _describe_memory() -> str:
-    """The resident memory of this process and its descendants; "" where the system has no /proc."""
-    processes, pages = [os.getpid()], 0
-    for process in processes:  # the list grows as children are found
-        with suppress(OSError, ValueError):  # the process has ended
-            pages += int(Path(f"/proc/{process}/statm").read_text().split()[1])
-            for thread in os.listdir(f"/proc/{process}/task"):
-                processes += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
-    total, count = pages * os.sysconf("SC_PAGE_SIZE"), counted(len(processes), "process")
-    return f"{format_bytes(total)} resident in {count}" if pages else ""
 
 
 def overview_rows(seen: Overview) -> list[tuple[str, str]]:
@@ -330,7 +113,7 @@ class Screen:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._view: View | None = None
+        self._bar: Progress | None = None
         self._rounds = 0
         self._began = 0.0
         self._first = 0
@@ -354,9 +137,9 @@ class Screen:
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        if self._view is not None:
-            view, self._view = self._view, None
-            view.close()
+        if self._bar is not None:
+            bar, self._bar = self._bar, None
+            bar.stop()
         if self._stages is not None:
             stages, self._stages = self._stages, None
             stages.__exit__(None, None, None)
@@ -387,15 +170,18 @@ class Screen:
         if seen.first_round > 1:
             self._console.print(f"resuming after round {seen.first_round - 1}")
         if self._rounds and self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._view = View(self._console, seen)
+            columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[figures]}"))
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
+            self._bar.add_task("rounds", total=self._rounds, completed=self._done, figures="")
+            self._bar.start()
 
     def _round(self, row: Metrics) -> None:
         for failure in row.failures:
             self._print(f"round {row.round}: continued without client {failure.client}: {failure.reason}")
         self._done = row.round
         figures = round_figures(row)
-        if self._view is not None:
-            self._view.round(row, figures)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=row.round, figures=figures)
         else:
             done = row.round - self._first + 1
             left = (time.monotonic() - self._began) / done * (self._rounds - row.round)
