@@ -271,6 +271,11 @@ def console(terminal):
     return Console(file=io.StringIO(), force_terminal=terminal, width=100, highlight=False, markup=False)
 
 
+def test_a_slow_rate_is_not_rounded_to_zero():
+    assert "0.43 examples/s" in shown(replace(ROW, examples=48, seconds=112.0))
+    assert "1,200 examples/s" in shown(ROW)
+
+
 def test_piped_output_has_one_plain_line_a_stage():
     out = console(False)
     with StageProgress(out) as busy:

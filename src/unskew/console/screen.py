@@ -18,7 +18,7 @@ from unskew.calibration.federated import Forecasted, Gathering
 from unskew.console.progress import StageProgress
 from unskew.core import text
 from unskew.core.types import EVERYONE, Local
-from unskew.core.units import counted, emd_words, format_bytes, format_duration
+from unskew.core.units import counted, emd_words, format_bytes, format_duration, format_rate
 from unskew.data.batches import RESIZED_CROP
 from unskew.data.population import describe_sizes
 from unskew.round.driver import Metrics
@@ -201,7 +201,7 @@ def round_figures(row: Metrics) -> str:
     if row.examples is None or row.seconds is None:  # a release
         return f"{spent}{accuracy}{rate}".strip()
     away = f"  {row.clients} participated, {row.absent} did not" if row.absent else ""
-    return f"{loss}{spent}{accuracy}{rate}{away}  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
+    return f"{loss}{spent}{accuracy}{rate}{away}  {format_rate(row.examples / max(row.seconds, 1e-9))} examples/s"
 
 
 def calibration_lines(event: Event) -> list[str]:

@@ -19,6 +19,11 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+def format_rate(rate: float) -> str:
+    """A number per second: whole, or with two digits where it is small."""
+    return f"{rate:,.0f}" if rate >= 9.5 else f"{rate:.2g}"
+
+
 def counted(count: int, word: str) -> str:
     """A number and the word for it: 1 round, 2 rounds."""
     plural = f"{word}es" if word.endswith("s") else f"{word}s"

@@ -10,7 +10,7 @@ from unskew.charts import Axis, Chart, Line
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
 from unskew.core.files import json_object, record_from
-from unskew.core.units import counted, emd_words, format_bytes, format_duration
+from unskew.core.units import counted, emd_words, format_bytes, format_duration, format_rate
 from unskew.privacy.ledger import SEEDED, Spent
 from unskew.round.evaluation import Evaluation
 from unskew.runs.client_accuracy import ClientSpread
@@ -157,7 +157,7 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     if result.examples is None or result.bytes_up is None or result.bytes_down is None:  # a release
         rows.append(("trained", f"{counted(result.rounds, 'round')}, {format_duration(result.seconds)}"))
     else:
-        rate = f"{format_duration(result.seconds)}, {result.examples_per_second:,.0f} examples per second"
+        rate = f"{format_duration(result.seconds)}, {format_rate(result.examples_per_second)} examples per second"
         rows += [
             ("trained", f"{counted(result.rounds, 'round')}, {result.examples:,} examples, {rate}"),
             ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
