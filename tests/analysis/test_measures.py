@@ -38,7 +38,7 @@ def test_a_measure_is_named_in_its_plainest_spelling():
         ("cka(client=3)", "measure cka has no knob 'client'; did you mean 'clients'?", 0),
         ("cka(run=3)", "measure cka has no knob 'run'; ", 0),
         ("cka(clients=many)", "measure cka: clients must be a whole number, not many", 0),
-        ("curves(3)", "measure curves takes no values, but 1 given", 0),
+        ("curves(3)", "measure curves takes no values, but 1 were given", 0),
         ("cka(", "measure: expected a value, found 'the end'", 4),
     ],
 )

@@ -199,7 +199,9 @@ def test_a_log_that_cannot_be_written_is_a_message(tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no such groups here")
 @pytest.mark.parametrize("grouped", [True, False], ids=["parent in a group", "parent in none"])
 def test_a_new_session_keeps_the_priority_of_a_process_that_yields_to_others(grouped):
-    words = "from unskew.core.child import keep_priority; keep_priority(); print(open('/proc/self/autogroup').read())"
+    words = (
+        "from unskew.core.child import inherit_priority; inherit_priority(); print(open('/proc/self/autogroup').read())"
+    )
     parent = "" if grouped else "import os; os.getppid = lambda: 1; "  # init is in no group: its file is empty
     nice = ["nice", "-n", "7", sys.executable, "-c", parent + words]
     said = subprocess.run(nice, capture_output=True, text=True, start_new_session=True, check=True).stdout

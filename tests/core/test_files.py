@@ -98,7 +98,7 @@ def test_strict_json_comes_through_as_it_is():
 
 def test_pipes_devices_and_large_files_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="not a plain file"):
+    with pytest.raises(UserError, match="not a regular file"):
         read_content(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"x" * 100)
     with pytest.raises(UserError, match="it has 100 bytes; the limit is 99"):

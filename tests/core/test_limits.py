@@ -16,12 +16,12 @@ def plenty_of_memory(monkeypatch):
 
 
 def test_a_file_may_unpack_to_a_hundred_times_its_size_or_256_mb_and_half_of_the_memory(monkeypatch):
-    assert limits.allowed(4096) == 256 * 10**6
-    assert limits.allowed(10**7) == 10**9
-    assert limits.allowed(10**9) == 32 * 10**9
-    assert limits.allowed(10**9, at_once=False) == 10**11
+    assert limits.unpack_limit(4096) == 256 * 10**6
+    assert limits.unpack_limit(10**7) == 10**9
+    assert limits.unpack_limit(10**9) == 32 * 10**9
+    assert limits.unpack_limit(10**9, at_once=False) == 10**11
     monkeypatch.setattr(limits, "physical_memory", lambda: 1e8)
-    assert limits.allowed(4096) == 5 * 10**7
+    assert limits.unpack_limit(4096) == 5 * 10**7
 
 
 @pytest.mark.parametrize(
@@ -30,14 +30,14 @@ def test_a_file_may_unpack_to_a_hundred_times_its_size_or_256_mb_and_half_of_the
 )
 def test_the_variable_sets_another_limit(monkeypatch, text, bytes_):
     monkeypatch.setenv(limits.UNPACK_VARIABLE, text)
-    assert limits.allowed(10**6) == limits.allowed(1, at_once=False) == bytes_
+    assert limits.unpack_limit(10**6) == limits.unpack_limit(1, at_once=False) == bytes_
 
 
 @pytest.mark.parametrize("text", ["much", "-1GB", "1e9", "8 GiB", "9" * 30, "٣GB"])
 def test_a_variable_that_is_not_a_size_is_refused(monkeypatch, text):
     monkeypatch.setenv(limits.UNPACK_VARIABLE, text)
     with pytest.raises(UserError, match="give a size such as 8GB"):
-        limits.allowed(1)
+        limits.unpack_limit(1)
 
 
 def test_the_message_says_how_to_raise_the_limit_and_that_is_enough(monkeypatch):

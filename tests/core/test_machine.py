@@ -41,7 +41,7 @@ def test_a_device_that_is_there_is_taken(devices):
 @pytest.mark.parametrize(
     ("name", "cuda", "message"),
     [
-        ("cuda", 0, "--device cuda: PyTorch finds no CUDA device here; give auto or cpu"),
+        ("cuda", 0, "--device cuda: PyTorch found no CUDA device; use auto or cpu"),
         ("cuda:0", 0, "no CUDA device"),
         ("cuda:2", 2, "this machine has cuda:0 to cuda:1"),
         ("mps", 2, "no MPS device"),

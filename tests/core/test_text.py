@@ -155,7 +155,7 @@ def test_an_empty_text_is_told_what_to_give(source, what, such):
     [
         ("f(sise=3)", "method f has no knob 'sise'; did you mean 'size'?"),
         ("f(zzz=3)", "method f has no knob 'zzz'; choose from: mu, size, cap, kind"),
-        ("f(1, 2, true, a, 5)", "method f takes at most 4 (mu, size, cap, kind), but 5 given"),
+        ("f(1, 2, true, a, 5)", "method f takes at most 4 (mu, size, cap, kind), but 5 were given"),
         ("f(1, mu=2)", "method f: mu is given twice"),
         ("f(wide)", "method f: mu must be a number, not wide"),
         ("f(true)", "method f: mu must be a number, not true"),

@@ -66,7 +66,7 @@ WRONG = {
     "a partition by users without users": (["run", "--partition", "users"], "users"),
     "a partition file that is not there": (["run", "--partition", "file:none.npz"], "none.npz"),
     "a function that is no method": (["run", "--method", "os:getcwd"], "is not a method"),
-    "a class that is no method": (["run", "--method", "builtins:dict"], "its arguments do not fit"),
+    "a class that is no method": (["run", "--method", "builtins:dict"], "its signature is unknown"),
     "a method that gives nothing": (["run", "--method", "outside_methods:empty"], "is not a method"),
     "a module that raises": (["run", "--method", "outside_broken:m"], "ZeroDivisionError"),
     "a function that is no model": (["run", "--model", "os:getcwd"], "os:getcwd"),

@@ -41,7 +41,7 @@ def test_the_device_reaches_the_run(capsys, options, tmp_path):
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        ("cuda", "--device cuda: PyTorch finds no CUDA device here; give auto or cpu"),
+        ("cuda", "--device cuda: PyTorch found no CUDA device; use auto or cpu"),
         ("cuda:3", "no CUDA device"),
         ("mps", "no MPS device"),
         ("tpu", "--device tpu: give auto, cpu, cuda, cuda:N or mps"),

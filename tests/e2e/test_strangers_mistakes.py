@@ -71,7 +71,11 @@ def test_a_name_that_leads_nowhere(capsys, flag, change, message):
         ("--engine", "outside_engines:complains", "mine: start the server first"),
         ("--engine", "outside_engines:nothing", "returns None without roster, visit, close"),
         ("--engine", "outside_engines:half", "returns a Half without visit, close"),
-        ("--engine", "outside_engines:no_setup", "engine outside_engines:no_setup: its arguments do not fit"),
+        (
+            "--engine",
+            "outside_engines:no_setup",
+            "engine outside_engines:no_setup cannot be called from a text: its signature is unknown",
+        ),
         ("--engine", "outside_engines:knobs(seed=high)", "seed must be a whole number, not high"),
         ("--engine", "outside_engines:knobs + loop", "give one engine"),
         ("--log", "outside_loggers:nothing", "it returns None without start, write, close"),

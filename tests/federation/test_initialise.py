@@ -148,7 +148,7 @@ def test_a_damaged_or_mistaken_folder_is_named(tmp_path):
     for content, message in [
         ("port = [", "is not TOML"),
         ('port = "x"', "missing required field host|port: expected int, got str"),
-        ("prot = 1", "there is no key 'prot'; did you mean 'port'"),
+        ("prot = 1", "unknown key 'prot'; did you mean 'port'"),
         ("port = 1", "missing required field host"),
     ]:
         (federation.path / "federation.toml").write_text(content)

@@ -44,7 +44,7 @@ def test_a_policy_is_written_with_its_defaults_checked_and_enforced(federation):
         lambda: command("node", folder, "--check-policy"),
         lambda: read_policy(Path(read_settings(settings).policy)),
     ):
-        with pytest.raises(UserError, match="there is no key 'min_clas'; did you mean 'min_class'"):
+        with pytest.raises(UserError, match="unknown key 'min_clas'; did you mean 'min_class'"):
             check()
 
 

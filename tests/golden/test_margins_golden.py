@@ -181,7 +181,7 @@ def test_evaluation_uses_plain_logits():
         ("fedlc(tau=-1)", r"fedlc\(tau=-1.0\): tau must be 0 or more"),
         ("fedrs(alpha=1.5)", r"fedrs\(alpha=1.5\): alpha must be between 0 and 1"),
         ("fedrs(alpha=-0.1)", "alpha must be between 0 and 1"),
-        ("balanced(1)", "balanced takes no values, but 1 given"),
+        ("balanced(1)", "balanced takes no values, but 1 were given"),
     ],
 )
 def test_wrong_knobs_are_refused(text, message):

@@ -12,7 +12,7 @@ import unskew
 from unskew.calibration import is_bound
 from unskew.console.main import main
 from unskew.core.errors import UserError
-from unskew.core.trust import remember, strangers
+from unskew.core.trust import remember, unknown_plugins
 from unskew.runs.config import OPTIONS, PLUGGABLE
 from unskew.runs.seals import seal_folder
 
@@ -198,9 +198,9 @@ def test_a_module_of_the_same_name_from_elsewhere_is_other_code(here, monkeypatc
 
 def test_knobs_count(here):
     remember(["fedavg + evil:method(0.1) + ccvr"])
-    assert strangers("evil:method(0.1)") == []
-    assert strangers("evil:method(0.2) + fedavg(x='evil:net')") == ["evil:method(0.2)", "fedavg(x=evil:net)"]
-    assert strangers("evil:method((") == ["evil:method(("]
+    assert unknown_plugins("evil:method(0.1)") == []
+    assert unknown_plugins("evil:method(0.2) + fedavg(x='evil:net')") == ["evil:method(0.2)", "fedavg(x=evil:net)"]
+    assert unknown_plugins("evil:method((") == ["evil:method(("]
 
 
 def test_a_list_of_plugins_in_the_senders_folder_does_not_count(here, monkeypatch):
@@ -210,7 +210,7 @@ def test_a_list_of_plugins_in_the_senders_folder_does_not_count(here, monkeypatc
     for value in (".", ""):
         monkeypatch.setenv("XDG_STATE_HOME", value)
         monkeypatch.setenv("HOME", ".")
-        assert strangers("evil:net") == ["evil:net"]
+        assert unknown_plugins("evil:net") == ["evil:net"]
 
 
 def test_statistics_name_no_code(here):

@@ -11,7 +11,7 @@ from unskew.calibration.ridge import ridge
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.plugins import load_function
-from unskew.core.trust import strangers
+from unskew.core.trust import unknown_plugins
 
 CALIBRATIONS: dict[str, Callable[..., Finisher]] = {
     "ccvr": ccvr,
@@ -48,7 +48,7 @@ def is_bound(name: str) -> bool:
     What protects its statistics may follow (``ccvr + secure``). A calibration that cannot be read here is not one, nor
     is a plug-in that the user has never named: a result may come from anybody.
     """
-    if strangers(name):
+    if unknown_plugins(name):
         return False
     try:
         return _build(text.parse_calls(name, "calibration")[0]).bound

@@ -18,7 +18,7 @@ from unskew.calibration.federated import Forecasted, Gathering
 from unskew.console.progress import StageProgress
 from unskew.core import text
 from unskew.core.types import EVERYONE, Local
-from unskew.core.units import counted, emd_words, format_bytes, format_duration, format_rate
+from unskew.core.units import counted, format_bytes, format_duration, format_emd, format_rate
 from unskew.data.batches import RESIZED_CROP
 from unskew.data.population import describe_sizes
 from unskew.round.driver import Metrics
@@ -62,7 +62,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         ("data", f"{images.name}: {train}, {evaluated}, {len(images.classes):,} classes, {shape}"),
         ("", f"mean {mean}, std {std}; {f'{crops} and flips on' if config.augment else 'no augmentation'}"),
         *(("", f"note: {note}") for note in (*images.notes, *partition.notes)),
-        ("partition", f"{partition.scheme}: {clients}, EMD {emd_words(seen.emd)}, hash {partition.hash[:12]}"),
+        ("partition", f"{partition.scheme}: {clients}, EMD {format_emd(seen.emd)}, hash {partition.hash[:12]}"),
         ("model", f"{config.model}: {seen.parameters:,} parameters"),
         *(("", note) for note in seen.model_notes),
         ("", seen.batch_norm and f"BatchNorm: {seen.batch_norm}"),

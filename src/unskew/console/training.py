@@ -22,7 +22,7 @@ from unskew.console.options import Trust, note_unsealed, with_options
 from unskew.console.progress import Json, StageProgress, out, print_json
 from unskew.console.screen import Screen, show_facts, summary
 from unskew.core.errors import IN_PLUGIN, ClientFailure, LostMemory, UserError, nearest
-from unskew.core.units import counted, emd_words, format_duration
+from unskew.core.units import counted, format_duration, format_emd
 from unskew.loggers import LOGGERS, open_logger
 from unskew.methods import GROUPS, MethodDescription, describe, describe_method
 from unskew.report.table import compare
@@ -200,7 +200,7 @@ def show_seeds(results: Sequence[Result]) -> None:
     for key in ("seed", *keys, "EMD"):
         table.add_column(key, justify="left" if key == "seed" else "right", no_wrap=key == "seed")
     for row, result in enumerate(results):
-        table.add_row(str(result.seed), *(single.cell(row, key) for key in keys), emd_words(result.emd))
+        table.add_row(str(result.seed), *(single.cell(row, key) for key in keys), format_emd(result.emd))
     if len(results) > 1:
         table.add_row(f"mean ± s.d., n = {len(results)}", *(mean.cell(0, key) for key in (*keys, "emd")), style="bold")
     out.print(table)

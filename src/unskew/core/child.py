@@ -1,16 +1,16 @@
-"""Child processes: start one, exchange messages with it, notice that it died, end it.
+"""Child processes: start one, exchange messages with it, detect its death, end it.
 
 Two kinds of children share the class ``Child``:
 
-- *Any program*: ``Child(name, command, log=Log(path))``. What it prints goes to the log, line by line.
+- *Any program*: ``Child(name, command, log=Log(path))``. Its output goes to the log, line by line.
 - *A worker of ours*: ``start_worker("unskew.sweeps.tasks", descriptor, …)``. The new process imports that module and
   calls its ``main(parent, *descriptors)``, where ``parent`` is the ``JsonLines`` to this process. It dies with its
-  parent, from its first moment on: the parent is watched before the long imports begin. Its standard output is
-  dropped; the last line of its standard error is part of ``exit_reason()``.
+  parent, even during its long imports. Its standard output is dropped; the last line of its standard error is part of
+  ``exit_reason()``.
 
-Every child is a session of its own. An interrupt at the terminal reaches the parent alone, which decides what it
-means; and where other programs are busy too, Linux divides the cores among sessions (autogroup), so that workers in
-their parent's session would share one program's part of the machine, however many they are.
+Every child has its own session. An interrupt at the terminal reaches only the parent, which decides what to do. On a
+busy machine Linux divides the cores among sessions (autogroup), so workers in their parent's session would share one
+program's part of the machine, however many they are.
 
 Nothing here imports PyTorch. Programs start on every system; workers inherit descriptors, which needs POSIX.
 """
@@ -37,15 +37,15 @@ import msgspec
 from unskew.core.errors import UserError
 
 INTERRUPTED = 130  # exit code of a worker that was interrupted
-MAX_LOG_BYTES = 20_000_000  # then the log starts afresh, and the old one becomes NAME.1
-OLD_LOGS = 3  # that are kept: NAME.1 is the newest
+MAX_LOG_BYTES = 20_000_000  # a longer log becomes NAME.1 and a new one is started
+OLD_LOGS = 3  # NAME.1 (the newest) to NAME.3
 MAX_LINE_LENGTH = 2000
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class Log:
-    """The lines that a program prints, without colors: the last ones, and in a file all, with date and time (UTC)."""
+    """A program's output without colors: the last lines in memory, all of them in a file, with date and time (UTC)."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class Log:
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
     def _open(self, path: Path) -> IO[str]:
-        """The file to append to, for its owner alone; one that has become long is put aside first."""
+        """The file to append to, readable by its owner only; a log that is too long is rotated first."""
         with suppress(FileNotFoundError):
             if path.stat().st_size > MAX_LOG_BYTES:
                 names = [path, *(path.with_name(f"{path.name}.{number + 1}") for number in range(OLD_LOGS))]
@@ -69,12 +69,12 @@ class Log:
         return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8")
 
     def write(self, line: bytes) -> str:
-        """Write one line and return its text; empty lines are left out."""
+        """Write one line, unless it is empty, and return its text."""
         text = _COLOUR.sub("", line.decode(errors="replace")).rstrip()[:MAX_LINE_LENGTH]
         if text:
             self._last.append(text)
             if self.path is not None:
-                with suppress(OSError), self._open(self.path) as file:  # a full disk ends no program
+                with suppress(OSError), self._open(self.path) as file:  # a full disk must not end the program
                     file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
         return text
 
@@ -89,7 +89,7 @@ def _decoder(kind: Any) -> Any:
 
 
 class JsonLines:
-    """JSON messages, one per line, over a connected socket. Integers have 64 bits at most, floats are finite."""
+    """JSON messages, one per line, over a connected socket: integers of up to 64 bits, finite floats."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -104,7 +104,7 @@ class JsonLines:
         self._connection.sendall(msgspec.json.encode(message) + b"\n")
 
     def receive(self, kind: Any = Any) -> Any:
-        """Wait for the next message, checked against ``kind``, a type that msgspec knows; None at the end."""
+        """Wait for the next message, checked against ``kind``, a type for msgspec; None at the end."""
         while b"\n" not in self._unread:
             try:
                 received = self._connection.recv(1 << 20)
@@ -117,7 +117,7 @@ class JsonLines:
         return _decoder(kind).decode(line)
 
     def pending(self) -> bool:
-        """Whether a whole message has been read already, of which a selector would not know."""
+        """Whether a complete message is buffered, which a selector cannot see."""
         return b"\n" in self._unread
 
     def close(self) -> None:
@@ -126,11 +126,11 @@ class JsonLines:
 
 
 class Child:
-    """A process that we started; messages call it ``name``.
+    """A process that we started; error messages call it ``name``.
 
-    ``heard`` is called with every line of its output that is not empty, in a thread of its own. ``inherited`` are
-    descriptors that it has under the same numbers. A worker has ``messages`` and ``life``, our end of its life line,
-    which is closed when it has ended; its ``log`` has its standard error.
+    ``heard`` is called in a separate thread with every line of its output that is not empty. ``inherited`` are
+    descriptors that it receives under the same numbers. A worker has ``messages`` and ``life``, our end of the pipe
+    that ties its life to ours; its ``log`` has its standard error.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None while the process runs."""
         return self._process.poll()
 
     @property
@@ -178,11 +178,11 @@ class Child:
         return self._messages
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable when a worker sends a message or dies: for a selector."""
+        """The descriptor that becomes readable when a worker sends a message or dies."""
         return self.messages.fileno()
 
     def send(self, message: Any) -> None:
-        """Send a message to a worker. That it has died is noticed by ``receive``, not here."""
+        """Send a message to a worker. If it has died, ``receive`` reports it."""
         with suppress(OSError):
             self.messages.send(message)
 
@@ -191,34 +191,34 @@ class Child:
         return self.messages.receive(kind)
 
     def wait(self) -> int:
-        """Wait until it has ended and all that it printed is in the log; the exit code."""
+        """Wait until the process has ended and its output is in the log; return the exit code."""
         code = self._process.wait()
-        self._reader.join(timeout=2)  # a program that it left behind may still hold its output
+        self._reader.join(timeout=2)  # a program that it started may still hold its output
         return code
 
     def exit_reason(self) -> str:
-        """Wait until it has ended: "signal 9", or "exit code 1: " and the last line of the log."""
+        """Wait until the process has ended: "signal 9", or "exit code 1: " and the last line of the log."""
         code = self.wait()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return ": ".join([how, *self.log.last(1)])
 
     def log_end(self, most: int = 6) -> str:
-        """For a message about a program that has ended: the last lines of its log."""
+        """Wait until the process has ended; the last lines of its log."""
         self.wait()
         return "\n".join(self.log.last(most))
 
     def interrupt(self) -> None:
-        """Interrupt it, as Ctrl-C does. A worker ignores this unless its module handles SIGINT."""
+        """Send SIGINT, as Ctrl-C does. A worker ignores it unless its module handles it."""
         self._process.send_signal(signal.SIGINT)
 
     def terminate(self) -> None:
-        """Send the signal at which a program ends in order."""
+        """Send SIGTERM, so that the program ends cleanly."""
         self._process.terminate()
 
     def end(self, patience: float = 10.0) -> None:
-        """Wait until it has ended, kill its process group after ``patience`` seconds, and release everything.
+        """Wait for the end, kill the process group after ``patience`` seconds, and release everything.
 
-        A worker first sees its connection closed. Another program ends by itself, or after ``terminate()``.
+        A worker ends when its connection closes; another program by itself, or after ``terminate()``.
         """
         if self._messages is not None:
             self._messages.close()
@@ -250,7 +250,7 @@ class Child:
 
 
 def start_worker(module: str, *descriptors: int) -> Child:
-    """Start a process that calls ``main(parent, *descriptors)`` of a module and dies with this one."""
+    """Start a process that calls a module's ``main(parent, *descriptors)`` and dies with this one."""
     if os.name != "posix":
         raise UserError("worker processes need Linux or macOS; use --engine loop and --jobs 1")
     ours, theirs = socket.socketpair()
@@ -275,7 +275,7 @@ def run_worker(module: str, connection: int, life: int, *descriptors: int) -> No
     """In the new process: watch the parent, then import the module and call its ``main``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     threading.Thread(target=_die_with_parent, args=(life,), daemon=True).start()
-    keep_priority()
+    inherit_priority()
     try:
         importlib.import_module(module).main(JsonLines(socket.socket(fileno=connection)), *descriptors)
     except KeyboardInterrupt:
@@ -283,15 +283,15 @@ def run_worker(module: str, connection: int, life: int, *descriptors: int) -> No
 
 
 def _die_with_parent(life: int) -> None:
-    """The parent holds the other end of this pipe: it closes when the parent dies, however it dies."""
+    """Exit when the pipe closes: the parent holds its other end until it dies."""
     os.read(life, 1)
     os._exit(1)
 
 
-def keep_priority() -> None:
-    """Give this process's new session the priority that the process has: Linux starts every session at the default.
+def inherit_priority() -> None:
+    """Give this process's new session the parent's priority: Linux starts every session at the default.
 
-    Cores are divided among sessions first (autogroup), so ``nice`` alone would no longer count.
+    Cores are divided among sessions first (autogroup), so ``nice`` alone would have no effect.
     """
     with suppress(OSError):
         parents = group_priority(Path(f"/proc/{os.getppid()}/autogroup").read_text())
@@ -299,12 +299,12 @@ def keep_priority() -> None:
 
 
 def group_priority(text: str) -> int:
-    """The priority in ``/proc/PID/autogroup``; 0 where the process is in no such group and the file is empty."""
-    found = re.search(r"nice (-?\d+)\s*$", text)
-    return int(found[1]) if found else 0
+    """The priority in ``/proc/PID/autogroup``; 0 if the file is empty, for a process without such a group."""
+    match = re.search(r"nice (-?\d+)\s*$", text)
+    return int(match[1]) if match else 0
 
 
 if __name__ == "__main__":
-    from unskew.core.child import run_worker as run  # of the module that the worker imports too, not of __main__
+    from unskew.core.child import run_worker as run  # from the module that the worker imports too, not from __main__
 
     run(sys.argv[1], *map(int, sys.argv[2:]))

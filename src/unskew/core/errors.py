@@ -1,4 +1,4 @@
-"""The exceptions: mistakes that a user can correct, failures of storage, failures inside a client."""
+"""The exceptions, and what messages need: mistakes of the user, storage failures, failures inside a client."""
 
 import functools
 import inspect
@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
 from os import PathLike, fspath
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
-LONGEST_NAME = 100  # characters; a longer name is like no known one, and comparing it takes long
+LONGEST_NAME = 100  # characters; a longer name resembles no known one, and comparing it is slow
 
 
 class UserError(Exception):
@@ -23,15 +22,15 @@ class UserError(Exception):
 
 
 class Missing(UserError):
-    """Something that a measure needs is missing; the message says what and why."""
+    """Something that a measure needs is missing; the message names it and the reason."""
 
 
 class MissingExtra(UserError):
-    """A package is not installed that only one of our extras needs."""
+    """A package that comes with one of our extras is not installed."""
 
 
 class StorageFailure(UserError):
-    """The clients' saved states cannot be written: the machine failed, so no client is skipped for it."""
+    """Saved client states cannot be written: the machine failed, so no client is skipped for it."""
 
 
 class LostMemory(StorageFailure):
@@ -39,7 +38,7 @@ class LostMemory(StorageFailure):
 
 
 class Ended(BaseException):
-    """The process was asked to end, with this exit code; no handler for errors of other people's code stops it."""
+    """The process was asked to exit with this code; handlers for errors in plug-ins do not catch it."""
 
     def __init__(self, code: int = 0) -> None:
         super().__init__(code)
@@ -47,9 +46,9 @@ class Ended(BaseException):
 
 
 class ClientFailure(Exception):
-    """A client's work raised, or gave NaN or infinity; the message names client, round, job and seed.
+    """A client's work raised an error or returned NaN or infinity; the message names client, round, job and seed.
 
-    ``skippable``: other clients succeeded, so the run could continue without this one.
+    ``skippable``: other clients succeeded, so the run can continue without this one.
     """
 
     def __init__(self, message: str, *, skippable: bool = False) -> None:
@@ -60,11 +59,11 @@ class ClientFailure(Exception):
 LIBRARIES = frozenset(
     ("unskew", "torch", "torchvision", "numpy", "scipy", "sklearn", "PIL", "msgspec", "pyarrow", "flwr")
 )
-IN_PLUGIN = "\n  File "  # how the location in a plug-in begins
+IN_PLUGIN = "\n  File "  # begins the location in a plug-in
 
 
 def describe_error(error: BaseException) -> str:
-    """An error as a message shows it, with file, line and code if a plug-in raised it or called what did."""
+    """An error for a message, with file, line and code if it passed through a plug-in."""
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     location = None
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -80,7 +79,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def brief(value: object, most: int = 80) -> str:
-    """A value as a message shows it: its repr, cut where it is long."""
+    """A value's repr, shortened for a message."""
     try:
         shown = repr(value[: most + 1] if isinstance(value, str) else value)
     except RecursionError:
@@ -89,20 +88,20 @@ def brief(value: object, most: int = 80) -> str:
 
 
 def a_kind(value: object) -> str:
-    """What a value is, for a message: "an int", "a list", "None"."""
+    """A value's type for a message: "an int", "a list", "None"."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest known one, or all of them."""
+    """The end of a message about an unknown name: the nearest known one, or the list of all."""
     known = list(names)
     close = get_close_matches(name.lower(), known, n=1, cutoff=0.5) if len(name) <= LONGEST_NAME else []
     return f"did you mean {close[0]!r}?" if close else f"choose from: {', '.join(known)}"
 
 
 def whole_number(value: Any, name: str, least: int, most: int) -> int:
-    """The value as an int, NumPy's whole numbers too; a UserError for another type or a number outside the limits."""
+    """The value, possibly a NumPy integer, as an int within the limits; else a UserError."""
     if isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most:
         return int(value)
     raise UserError(f"{name}={value!r}: give a whole number from {least:,} to {most:,}")
@@ -114,42 +113,33 @@ Answer = TypeVar("Answer")
 LONGEST = 60  # characters of a value in a message
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What an argument may be, in words and as a test."""
-
-    name: str
-    fits: Callable[[Any], bool]
-
-
 def _names_file(value: Any) -> bool:
     try:
         name = fspath(value)
-    except Exception:  # noqa: BLE001  whatever a class of the caller's raises
+    except Exception:  # noqa: BLE001  a caller's class may raise anything
         return False
     return isinstance(name, str) and name != "" and "\0" not in name
 
 
-PATH = Kind("a path such as runs/a", _names_file)
-SEVERAL = Kind(
-    "a list",
-    lambda value: isinstance(value, Iterable) and not isinstance(value, bytes | dict) and not hasattr(value, "ndim"),
-)
-_KINDS: list[tuple[Kind, list[set[Any]]]] = [  # with the types of an annotation; with another it is not checked
-    (PATH, [{str, Path}, {str, PathLike}]),
-    (SEVERAL, [{Sequence}, {Iterable}, {str, Sequence}, {str, Iterable}]),
-    (Kind("a text", lambda value: isinstance(value, str)), [{str}]),
-    (Kind("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)), [{int}]),
-    (Kind("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)), [{float}]),
-    (Kind("True or False", lambda value: isinstance(value, bool)), [{bool}]),
-    (Kind("a function", callable), [{Callable}]),
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, bytes | dict) and not hasattr(value, "ndim")
+
+
+_KINDS: list[tuple[str, Callable[[Any], bool], list[set[Any]]]] = [  # name, test, annotations
+    ("a path such as runs/a", _names_file, [{str, Path}, {str, PathLike}]),
+    ("a list", _is_list, [{Sequence}, {Iterable}, {str, Sequence}, {str, Iterable}]),
+    ("a string", lambda value: isinstance(value, str), [{str}]),
+    ("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool), [{int}]),
+    ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool), [{float}]),
+    ("True or False", lambda value: isinstance(value, bool), [{bool}]),
+    ("a function", callable, [{Callable}]),
 ]
 
 
 def accepts(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-    """A decorator: arguments must be what their annotations say; each of ``*values`` is checked by itself."""
+    """Decorate a function to check its arguments, and every one of ``*values``, against their annotations."""
     signature = inspect.signature(function)
-    kinds: dict[str, tuple[Kind, bool]] = {}
+    tests: dict[str, tuple[str, Callable[[Any], bool], bool]] = {}
     for name, parameter in signature.parameters.items():
         members = (
             get_args(parameter.annotation)
@@ -157,18 +147,18 @@ def accepts(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
             else (parameter.annotation,)
         )
         types = {get_origin(member) or member for member in members if member is not NoneType}
-        for kind, accepted in _KINDS:
-            if types in accepted:
-                kinds[name] = kind, NoneType in members
+        for wanted, fits, annotations in _KINDS:
+            if types in annotations:
+                optional = NoneType in members
+                tests[name] = f"{wanted}, or None" if optional else wanted, fits, optional
 
     @functools.wraps(function)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        given = signature.bind(*args, **kwargs).arguments
-        for name, (kind, optional) in kinds.items():
+        arguments = signature.bind(*args, **kwargs).arguments
+        for name, (wanted, fits, optional) in tests.items():
             several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-            for value in given.get(name, ()) if several else [given[name]] if name in given else []:
-                if not kind.fits(value) and not (optional and value is None):
-                    wanted = f"{kind.name}, or None" if optional else kind.name
+            for value in arguments.get(name, ()) if several else [arguments[name]] if name in arguments else []:
+                if not fits(value) and not (optional and value is None):
                     raise UserError(f"{function.__name__}: {name} must be {wanted}, not {_shown(value)}")
         return function(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""How files are written, whole or not at all, and read: limited in size, JSON strictly, fields checked by type."""
+"""Files: written completely or not at all, read with limits on size, JSON parsed strictly, fields checked by type."""
 
 import os
 import platform
@@ -16,27 +16,27 @@ import msgspec
 
 from unskew.core.errors import UserError, brief, nearest
 
-FORGOTTEN_SECONDS = 24 * 3600  # no file takes a day to write: such a part is nobody's, on whichever machine
+FORGOTTEN_SECONDS = 24 * 3600  # no file takes a day to write, so its writer must have died
 _NAME = re.compile(r"\.([A-Za-z0-9-]+)\.([0-9]{1,10})\.part$")
 
 
 def part_beside(path: Path) -> Path:
-    """Where this process writes what will take the path's place: two processes may write the same file."""
+    """The temporary file that will replace the path; every process has its own."""
     return path.with_name(f"{path.name}.{_machine()}.{os.getpid()}.part")
 
 
 def is_part(name: str) -> bool:
-    """Whether a file's name is that of a part."""
+    """Whether a file name is that of a temporary file."""
     return _NAME.search(name) is not None
 
 
 def clear_parts(*folders: Path) -> None:
-    """Remove the parts in these folders whose process has ended; those of another machine when they are a day old."""
+    """Remove temporary files whose process has ended, and those of other machines after a day."""
     for folder in folders:
         with suppress(OSError):
             for file in folder.iterdir():
-                if found := _NAME.search(file.name):
-                    ended = found[1] == _machine() and not _is_running(int(found[2]))
+                if match := _NAME.search(file.name):
+                    ended = match[1] == _machine() and not _is_running(int(match[2]))
                     if ended or time.time() - file.stat().st_mtime > FORGOTTEN_SECONDS:
                         file.unlink(missing_ok=True)
 
@@ -57,14 +57,14 @@ def _machine() -> str:
 
 
 MAX_BYTES = 2**30  # of a JSON or TOML file
-MAX_DEPTH = 32  # of lists in lists
-MAX_WHOLE = 2**64  # of a whole number, either side of zero
+MAX_DEPTH = 32  # of nested lists and objects
+MAX_WHOLE = 2**64  # absolute value of a whole number
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
 
 
 def write_whole(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Replace a file at once: it is the old one or the new one, never half of either. A secret is its owner's alone."""
+    """Replace a file atomically; only the owner may read a ``secret`` one."""
     temporary = part_beside(path)
     try:
         make_folder(path.parent)
@@ -81,7 +81,7 @@ def write_whole(path: Path, content: bytes, *, secret: bool = False) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and those above it; after a power failure they are still there."""
+    """Create a folder and its parents, durably."""
     if path.is_dir():
         return
     if path.parent != path:
@@ -91,12 +91,12 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable: a file that was synced has none until then."""
-    if os.name != "posix":  # elsewhere a folder cannot be opened
+    """Make the names of a folder's files durable; syncing a file alone does not."""
+    if os.name != "posix":  # Windows cannot open a folder
         return
     try:
         folder = os.open(path, os.O_RDONLY)
-    except PermissionError:  # a folder that may be written to, but not listed
+    except PermissionError:  # writable, but not readable
         return
     try:
         os.fsync(folder)
@@ -105,16 +105,16 @@ def sync_folder(path: Path) -> None:
 
 
 def write_fully(descriptor: int, content: bytes) -> None:
-    """Write all bytes; the system may take only some of them at a time."""
+    """Write all bytes; one system call may write only some of them."""
     view = memoryview(content)
     while view:
         if not (done := os.write(descriptor, view)):
-            raise OSError("nothing more can be written")
+            raise OSError("the system accepts no more bytes")
         view = view[done:]
 
 
 def append_secret(path: Path, content: bytes) -> None:
-    """Add lines to a file that is its owner's alone; several processes may do so. OSError where that cannot be."""
+    """Append lines to a file that only its owner may read; several processes may do so. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -125,7 +125,7 @@ def append_secret(path: Path, content: bytes) -> None:
 
 @contextmanager
 def in_pieces(path: Path) -> Iterator[Path]:
-    """Where to write a large file piece by piece; at the end it takes the path's place, after an error it is gone."""
+    """A temporary file for a large file's pieces; it replaces the path at the end and is removed after an error."""
     temporary = part_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def in_pieces(path: Path) -> Iterator[Path]:
 
 
 def write_again(path: Path, content: bytes) -> None:
-    """Write one of many files that can be made again: without waiting for the disk."""
+    """Write a file that can be recreated, without waiting for the disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
@@ -160,15 +160,15 @@ def wipe(file: Path) -> None:
 
 
 def read_content(path: Path, most: int = MAX_BYTES) -> bytes | None:
-    """A file's bytes, at most ``most`` of them; None where it is not there. A pipe or device is refused, not read."""
+    """A file's bytes; None if it does not exist. A larger file, a pipe or a device is refused."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with open(descriptor, "rb") as file:
-            about = os.fstat(descriptor)
-            if not stat.S_ISREG(about.st_mode):
-                raise UserError(f"{path} cannot be read: it is not a plain file")
-            if about.st_size > most:
-                raise UserError(f"{path} cannot be read: it has {about.st_size:,} bytes; the limit is {most:,}")
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode):
+                raise UserError(f"{path} cannot be read: it is not a regular file")
+            if facts.st_size > most:
+                raise UserError(f"{path} cannot be read: it has {facts.st_size:,} bytes; the limit is {most:,}")
             return file.read()
     except FileNotFoundError:
         return None
@@ -177,13 +177,13 @@ def read_content(path: Path, most: int = MAX_BYTES) -> bytes | None:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Strict JSON: finite numbers, whole numbers up to 2^64, little nesting. Raises ValueError."""
+    """Parse strict JSON: finite numbers, whole numbers up to 2^64, limited nesting. Raises ValueError."""
     try:
         value = msgspec.json.decode(content)
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
     level, depth = [value], 0
-    while level:  # not recursive, so that no nesting is too deep for this check itself
+    while level:  # not recursive: this check must survive any nesting
         if any(isinstance(entry, int) and abs(entry) > MAX_WHOLE for entry in level):
             raise ValueError("a whole number is larger than 2^64")
         inner = [e.values() if isinstance(e, dict) else e for e in level if isinstance(e, list | dict)]
@@ -202,18 +202,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_object(content: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object in the content of that file."""
+    """The JSON object in a file's content."""
     try:
         values = parse_json(content)
     except ValueError as error:
         raise UserError(f"{path} cannot be read: it is damaged, or not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise UserError(f"{path} cannot be read: it is damaged: it is not a JSON object")
+        raise UserError(f"{path} cannot be read: it is damaged, or not a JSON object")
     return values
 
 
 def json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
-    """The rows in the content of a file with one JSON object a line; a last line that a crash cut short is left out."""
+    """The JSON objects in a file's content, one per line; a last line that a crash cut short is dropped."""
     rows = []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
@@ -230,7 +230,7 @@ T = TypeVar("T")
 
 
 def record_from(kind: type[T], values: Any) -> T:
-    """Make a dataclass from a dict of its fields, nested records included; ValueError says which field is wrong."""
+    """Make a dataclass, nested ones included, from a dict of its fields; ValueError names the wrong field."""
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     if isinstance(values, Mapping) and (unknown := [name for name in values if name not in known]):
         raise ValueError(f"unknown field {str(unknown[0])[:40]!r}")
@@ -241,7 +241,7 @@ def record_from(kind: type[T], values: Any) -> T:
 
 
 def toml_record(file: Path, kind: type[T], missing: str) -> T:
-    """The settings in a TOML file as a dataclass; one message for any mistake in it."""
+    """The settings in a TOML file as a dataclass; UserError for any mistake in it."""
     content = read_content(file, 2**20)
     if content is None:
         raise UserError(missing)
@@ -251,7 +251,7 @@ def toml_record(file: Path, kind: type[T], missing: str) -> T:
         raise UserError(f"{file} is not TOML: {error}") from error
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     if unknown := [name for name in values if name not in known]:
-        raise UserError(f"{file}: there is no key {brief(unknown[0])}; {nearest(unknown[0], known)}")
+        raise UserError(f"{file}: unknown key {brief(unknown[0])}; {nearest(unknown[0], known)}")
     try:
         return record_from(kind, values)
     except (ValueError, UserError) as error:
@@ -259,7 +259,7 @@ def toml_record(file: Path, kind: type[T], missing: str) -> T:
 
 
 def check_fields(kind: type[Any], values: Mapping[str, Any]) -> None:
-    """Raise ValueError for a value that does not have the type of its field; fields may be missing."""
+    """Raise ValueError for a value that does not have its field's type; fields may be missing."""
     types = get_type_hints(kind)
     for name, value in values.items():
         try:

@@ -1,7 +1,7 @@
 """Randomness as a value: ``Key(seed).fold("round", 7).fold("client", 3)`` names one stream of draws.
 
-A key is a path. The same path gives the same draws in every process, on every worker and after a resume, and no
-draw disturbs another, since nothing is consumed from a shared generator.
+The same path gives the same draws in every process, on every worker and after a resume. Draws do not affect each
+other, since there is no shared generator.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ from numpy.random.bit_generator import ISeedSequence
 
 from unskew.core.errors import UserError
 
-WHOLE = (int, Integral)  # int is also an Integral, and known to be one in a tenth of the time
-PARTS = (str, *WHOLE)
+INTEGERS = (int, Integral)  # int is an Integral too, but isinstance is ten times as fast for it
+PARTS = (str, *INTEGERS)
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,23 @@ class Key:
     path: tuple[str | int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, WHOLE):
+        if not isinstance(self.seed, INTEGERS):
             raise UserError(f"a seed must be a whole number, not {self.seed!r}")
         if not isinstance(self.path, tuple) or not all(isinstance(part, PARTS) for part in self.path):
-            raise UserError(f"a key's path must consist of texts and whole numbers, not {self.path!r}")
+            raise UserError(f"a key's path must consist of strings and whole numbers, not {self.path!r}")
 
     def fold(self, *parts: str | int) -> "Key":
-        """The key one step (or several) further down the path."""
+        """The key one or more steps further down the path."""
         return Key(self.seed, self.path + parts)
 
     def number(self) -> int:
-        """128 bits that depend on the seed and the whole path; ("a", "b") and ("ab",) differ, and so do 1 and "1"."""
+        """128 bits that depend on the seed and the path; ("a", "b") and ("ab",) differ, and so do 1 and "1"."""
         text = repr((int(self.seed), *(str(p) if isinstance(p, str) else int(p) for p in self.path)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
     def numpy(self) -> np.random.Generator:
         """A fresh NumPy generator at the start of this key's stream."""
-        return np.random.Generator(np.random.Philox(_Number(self.number())))  # type: ignore[arg-type]  # NumPy takes any ISeedSequence
+        return np.random.Generator(np.random.Philox(_Number(self.number())))  # type: ignore[arg-type]  # any ISeedSequence works
 
     def torch(self) -> torch.Generator:
         """A fresh CPU torch generator at the start of this key's stream."""
@@ -56,12 +56,12 @@ class Key:
 
 
 def system_key() -> Key:
-    """A key from the operating system's randomness: nobody knows it, and no draw from it can be repeated."""
+    """A key from the operating system's randomness: nobody knows it, and its draws cannot be repeated."""
     return Key(int.from_bytes(os.urandom(32), "little"))
 
 
 class _Number(ISeedSequence):
-    """A Philox generator's key. ``Philox(key=…)`` draws the same but is four times as slow: it reads system entropy."""
+    """A Philox generator's key; ``Philox(key=…)`` gives the same draws but is slow, since it reads system entropy."""
 
     def __init__(self, number: int) -> None:
         self.key = np.frombuffer(number.to_bytes(16, "little"), "<u8")
@@ -72,7 +72,7 @@ class _Number(ISeedSequence):
 
 @contextmanager
 def seeded(key: Key) -> Iterator[None]:
-    """Seed torch's global generators for code that is not ours, such as a network's dropout; restore them after."""
+    """Seed torch's global generators for third-party code, such as dropout, and restore them afterwards."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(key.number() % 2**63)
@@ -82,7 +82,7 @@ def seeded(key: Key) -> Iterator[None]:
 
 
 def global_generators() -> dict[str, bytes]:
-    """The states of the random generators that a whole process shares."""
+    """The states of the process-wide random generators."""
     numpy_state = np.random.get_state()  # noqa: NPY002  only its state is compared
     states = {
         "torch": torch.get_rng_state().numpy().tobytes(),
@@ -95,12 +95,12 @@ def global_generators() -> dict[str, bytes]:
 
 @contextmanager
 def no_global_draws() -> Iterator[None]:
-    """Raise a UserError if the code inside used one of these generators."""
+    """Raise a UserError if the code inside used a process-wide generator."""
     before = global_generators()
     yield
     after = global_generators()
     if used := [name for name, state in before.items() if state != after[name]]:
         raise UserError(
-            f"the method draws from the global random generator of {' and '.join(used)}, so two runs with one seed "
-            "would differ; draw from a Key, or from a generator of its own with a fixed seed"
+            f"the method draws from the global random generator of {' and '.join(used)}, so two runs with the same "
+            "seed would differ; draw from a Key, or from a private generator with a fixed seed"
         )

@@ -1,7 +1,7 @@
-"""Paths and sizes that are accepted from outside: the cost of an input is limited before it is read.
+"""Limits on paths and sizes from outside, checked before an input is read: a few bytes can claim gigabytes.
 
-A few bytes can claim gigabytes. A file may unpack to ``RATIO`` times the bytes it takes on disk, or to ``FLOOR`` where
-that is more, but never to more than half of the memory. The variable ``UNSKEW_UNPACK_LIMIT`` sets another limit."""
+A file may unpack to ``RATIO`` times its size on disk or to ``FLOOR``, whichever is larger, but to no more than half of
+the memory. The variable ``UNSKEW_UNPACK_LIMIT`` sets another limit."""
 
 import errno
 import os
@@ -17,9 +17,9 @@ from unskew.core.units import format_bytes
 
 UNPACK_VARIABLE = "UNSKEW_UNPACK_LIMIT"
 FLOOR = 256 * 10**6  # bytes that any file may unpack to
-RATIO = 100  # no format packs photographs as tightly
+RATIO = 100  # no format compresses photographs this much
 MAX_CLASSES = 1_000_000  # more than any image set has: a larger label is not a class number
-BLOCK = 4096  # a file counts as this much at least, as it does on most disks
+BLOCK = 4096  # the minimum size of a file, as on most disks
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _KINDS = (
@@ -31,64 +31,65 @@ _KINDS = (
 )
 
 
-def limit_set() -> int | None:
-    """The limit that the user set, in bytes."""
+def _user_limit() -> int | None:
     text = os.environ.get(UNPACK_VARIABLE, "").strip()
     return parse_size(text, f"{UNPACK_VARIABLE}={text[:80]}") if text else None
 
 
 def parse_size(text: str, where: str) -> int:
-    """The bytes that ``8GB`` or ``1.5 MB`` means; ``where`` begins the message for another text."""
+    """Parse ``8GB`` or ``1.5 MB`` to bytes; ``where`` begins the error message."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,6})?)\s*([kmgt]?b)?", text.strip().lower(), re.ASCII)
     if match is None:
         raise UserError(f"{where}: give a size such as 8GB or 500MB")
     return int(Decimal(match[1]) * _UNITS[match[2] or ""])
 
 
-def allowed(on_disk: int, *, at_once: bool = True) -> int:
-    """How many bytes files that take ``on_disk`` bytes may unpack to; ``at_once``: all are in memory together."""
-    most = min(max(FLOOR, RATIO * on_disk), int(physical_memory() / 2) if at_once else 2**63)
-    return most if (given := limit_set()) is None else given
+def unpack_limit(on_disk: int, *, at_once: bool = True) -> int:
+    """How many bytes files of ``on_disk`` bytes may unpack to; ``at_once``: all of them are in memory together."""
+    limit = _user_limit()
+    return (
+        min(max(FLOOR, RATIO * on_disk), int(physical_memory() / 2) if at_once else 2**63) if limit is None else limit
+    )
 
 
 def check_memory(needed: int, name: str, instead: str) -> None:
-    """Refuse what needs more memory than a data set may have here; ``instead`` says what to do."""
-    if needed > (most := limit_set() or int(physical_memory() / 2)):
-        takes = f"{name} takes {format_bytes(needed)} of memory, more than the limit of {format_bytes(most)}"
-        raise UserError(f"{takes}; {instead}, or set {UNPACK_VARIABLE}={_rounded_up(needed)}")
+    """Refuse a data set that needs too much memory; ``instead`` tells the user what to do."""
+    if needed > (most := _user_limit() or int(physical_memory() / 2)):
+        excess = f"{name} needs {format_bytes(needed)} of memory, more than the limit of {format_bytes(most)}"
+        raise UserError(f"{excess}; {instead}, or set {UNPACK_VARIABLE}={_rounded_up(needed)}")
 
 
 def check_unpacked(claimed: int, on_disk: int, name: str, *, at_once: bool = True) -> None:
-    """Refuse what claims to unpack to more than is allowed."""
-    if claimed > (most := allowed(on_disk, at_once=at_once)):
-        unpacks = f"{name} unpacks to {format_bytes(claimed)} from {format_bytes(on_disk)} on disk"
+    """Refuse a file that claims to unpack to more than the limit."""
+    if claimed > (most := unpack_limit(on_disk, at_once=at_once)):
+        excess = f"{name} unpacks to {format_bytes(claimed)} from {format_bytes(on_disk)} on disk"
         instead = f"if you trust it and have the memory, set {UNPACK_VARIABLE}={_rounded_up(claimed)}"
-        raise UserError(f"{unpacks}, above the limit of {format_bytes(most)}; {instead}")
+        raise UserError(f"{excess}, above the limit of {format_bytes(most)}; {instead}")
 
 
 def size_on_disk(paths: Iterable[Path]) -> int:
-    """The bytes that these files take on disk: the holes of a sparse file do not count."""
+    """The files' bytes on disk, without the holes of sparse files."""
     total = 0
     for path in paths:
         facts = path.stat()
-        blocks = getattr(facts, "st_blocks", None)  # Windows does not know them
+        blocks = getattr(facts, "st_blocks", None)  # missing on Windows
         total += max(BLOCK, facts.st_size if blocks is None else min(facts.st_size, 512 * blocks))
     return total
 
 
 def user_path(text: str) -> Path:
-    """The path that a user wrote, with ``~`` for the home folder."""
+    """The path that a user wrote, with ``~`` expanded."""
     try:
         return Path(text).expanduser()
     except (RuntimeError, ValueError) as error:
         raise UserError(f"the path {brief(text)} cannot be used: {error}; give another") from error
 
 
-def usable_path(given: str | os.PathLike[str]) -> Path:
-    """A path for a file or a folder, there or not; one that cannot be: with a null byte, too long, not UTF-8."""
-    if not isinstance(given, str | os.PathLike):
-        raise UserError(f"a path must be a text or a Path, not {a_kind(given)}")
-    path = Path(given)
+def usable_path(value: str | os.PathLike[str]) -> Path:
+    """A path that may exist or be created: without null bytes, not too long, UTF-8."""
+    if not isinstance(value, str | os.PathLike):
+        raise UserError(f"a path must be a string or a Path, not {a_kind(value)}")
+    path = Path(value)
     try:
         str(path).encode()
         os.lstat(path)
@@ -102,7 +103,7 @@ def usable_path(given: str | os.PathLike[str]) -> Path:
 
 
 def working_directory() -> Path:
-    """Where this process is; a directory that was deleted has no path."""
+    """The current directory; a UserError if it was deleted."""
     try:
         return Path.cwd()
     except OSError as error:
@@ -110,7 +111,7 @@ def working_directory() -> Path:
 
 
 def check_plain(path: Path) -> None:
-    """Refuse a path that cannot be one, and whatever exists but is not a file: a named pipe would never end."""
+    """Refuse an invalid path, and anything that exists but is not a file: reading a named pipe would never end."""
     try:
         mode = usable_path(path).stat().st_mode
     except OSError as error:
@@ -123,7 +124,7 @@ def check_plain(path: Path) -> None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder; False for a path that cannot be one."""
+    """Whether the path is a folder; False for an invalid path."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -131,7 +132,7 @@ def is_folder(path: Path) -> bool:
 
 
 def read_plain(path: Path, advice: str = "check the path and its permissions") -> bytes:
-    """All bytes of a file; a sparse one counts as what it takes on disk."""
+    """All bytes of a file, within the limit for its size on disk."""
     check_plain(path)
     try:
         with path.open("rb") as file:
@@ -149,6 +150,6 @@ def _rounded_up(count: int) -> str:
 CACHE_VARIABLE = "UNSKEW_CACHE"
 
 
-def cache_folder(given: str | None = None) -> Path:
-    """The folder given with --cache-dir, or that UNSKEW_CACHE names, or ~/.cache/unskew; it need not be there yet."""
-    return usable_path(user_path(given or os.environ.get(CACHE_VARIABLE) or "~/.cache/unskew")).absolute()
+def cache_folder(option: str | None = None) -> Path:
+    """The folder given with --cache-dir or UNSKEW_CACHE, or ~/.cache/unskew; it may not exist yet."""
+    return usable_path(user_path(option or os.environ.get(CACHE_VARIABLE) or "~/.cache/unskew")).absolute()

@@ -17,15 +17,15 @@ from unskew.core.errors import Ended, MissingExtra, UserError, brief, describe_e
 from unskew.core.files import read_content
 
 _PLUGIN = re.compile(r"([^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*):([^\W\d]\w*)")
-_RUNS_THINGS = re.compile(
+_NOT_PLUGINS = re.compile(
     r"unskew\.(?!data\.|models\.|methods\.|calibration\.|engines\.|loggers\.|reproduce\.networks\.)"
 )
-_WORD = re.compile(r"[\w.:-]+")  # as long as a name in our texts may be
+_WORD = re.compile(r"[\w.:-]+")  # the characters of a name in our texts
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """A function outside the package, by name."""
+    """The name of a function outside the package."""
 
     module: str
     function: str
@@ -39,21 +39,21 @@ _check: ContextVar[Check | None] = ContextVar("check", default=None)
 
 
 def parse_plugin(name: str, what: str = "plug-in") -> Plugin:
-    """Parse ``package.module:function``; nothing else does, so that loading, listing and allowing agree."""
-    found = _PLUGIN.fullmatch(name)
-    if found is None:
+    """Parse ``package.module:function``, in one place so that loading, listing and allowing agree."""
+    match = _PLUGIN.fullmatch(name)
+    if match is None:
         raise UserError(f"{what} {brief(name)} cannot be imported: it does not have the form package.module:function")
-    return Plugin(found[1], found[2])
+    return Plugin(match[1], match[2])
 
 
 def find_plugins(text: str, what: str = "plug-in") -> list[Plugin]:
-    """The plug-ins in a text, not imported; every word with a colon must be one (not ``folder:``, ``file:``)."""
+    """The plug-ins in a text, without importing them; every word with a colon must be one (not ``folder:``)."""
     return [parse_plugin(word, what) for word in _WORD.findall(text) if ":" in word]
 
 
 @contextmanager
 def guard_plugins(check: Check) -> Iterator[None]:
-    """Inside, ``check`` sees every plug-in before it is imported, and raises where it must not be."""
+    """Inside, call ``check`` before each import of a plug-in; it raises to prevent the import."""
     before = _check.set(check)
     try:
         yield
@@ -62,19 +62,19 @@ def guard_plugins(check: Check) -> Iterator[None]:
 
 
 def load_function(name: str, what: str) -> Callable[..., Any]:
-    """``package.module:function``, for methods, networks and other code outside this package."""
+    """Import ``package.module:function``; ``what`` names its kind in messages."""
     plugin = parse_plugin(name, what)
     if (check := _check.get()) is not None:
         check(plugin)
-    if _RUNS_THINGS.match(f"{plugin.module}."):
+    if _NOT_PLUGINS.match(f"{plugin.module}."):
         raise UserError(f"{what} {name!r}: Unskew's own functions cannot be used as plug-ins")
-    see_own_folder()
+    add_working_directory()
     try:
         with _same_dtype():
             function: Callable[..., Any] = getattr(importlib.import_module(plugin.module), plugin.function)
     except (KeyboardInterrupt, Ended):
         raise
-    except BaseException as error:  # a module may raise anything when it is imported, or end the process
+    except BaseException as error:  # importing a module may raise anything, SystemExit included
         raise UserError(f"{what} {name!r} cannot be imported: {describe_error(error)}") from error
     if not callable(function):
         raise UserError(f"{what} {name!r} is not a function")
@@ -82,14 +82,14 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
 
 
 def plugin_sha256(plugin: Plugin) -> str:
-    """SHA-256 of the file that a plug-in's module is in, found without importing it or the packages around it."""
-    see_own_folder()
-    places: Any = None
+    """SHA-256 of the source file of a plug-in's module, without importing it or its packages."""
+    add_working_directory()
+    folders: Any = None
     for end in range(1, plugin.module.count(".") + 2):
-        spec = PathFinder.find_spec(".".join(plugin.module.split(".")[:end]), places)
+        spec = PathFinder.find_spec(".".join(plugin.module.split(".")[:end]), folders)
         if spec is None:
             raise UserError(f"plug-in {plugin}: the module {plugin.module} does not exist")
-        places = spec.submodule_search_locations
+        folders = spec.submodule_search_locations
     content = read_content(Path(spec.origin)) if spec is not None and spec.has_location and spec.origin else None
     if content is None:
         raise UserError(f"plug-in {plugin}: the module {plugin.module} has no source file to compute its hash from")
@@ -98,7 +98,7 @@ def plugin_sha256(plugin: Plugin) -> str:
 
 @contextmanager
 def _same_dtype() -> Iterator[None]:
-    """PyTorch's default type as before: what is computed must not depend on when a module was imported."""
+    """Restore PyTorch's default dtype: results must not depend on when a module was imported."""
     before = sys.modules["torch"].get_default_dtype() if "torch" in sys.modules else None
     try:
         yield
@@ -107,14 +107,14 @@ def _same_dtype() -> Iterator[None]:
             torch.set_default_dtype(before or torch.float32)
 
 
-def see_own_folder() -> None:
-    """Let modules in the working directory be found."""
+def add_working_directory() -> None:
+    """Make modules in the working directory importable, after installed ones."""
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # modules in the working directory, after installed ones
+        sys.path.append(os.getcwd())
 
 
 def require_extra(module: str, name: str = "privacy") -> Any:
-    """A module of the packages that only the extra of that name needs, imported where it is used."""
+    """Import a module that is installed only with the extra ``name``."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

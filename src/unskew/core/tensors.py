@@ -16,29 +16,29 @@ from unskew.core.types import Sums, Tensors
 
 ALIGN = 64  # bytes: a cache line
 
-Layout = list[tuple[str, str, list[int], int]]  # name, dtype, shape, offset: where each tensor is in raw memory
+Layout = list[tuple[str, str, list[int], int]]  # name, dtype, shape and offset of each tensor in raw memory
 
 
 def of_module(module: nn.Module) -> Tensors:
-    """A network's own tensors under "params/…" and "buffers/…": not copies."""
+    """A network's tensors, not copied, as "params/…" and "buffers/…"."""
     params = {f"params/{name}": value.detach() for name, value in module.named_parameters()}
     buffers = {f"buffers/{name}": value for name, value in module.named_buffers()}
     return params | buffers
 
 
 def overwrite(module: nn.Module, values: Tensors) -> None:
-    """Give a network these values: every tensor that ``of_module`` names, in place."""
+    """Set all parameters and buffers of a network, in place."""
     with torch.no_grad():
-        for name, own in of_module(module).items():
-            own.copy_(values[name])
+        for name, target in of_module(module).items():
+            target.copy_(values[name])
 
 
 def overwrite_some(module: nn.Module, values: Tensors) -> None:
-    """Give a network these values, in place; its other tensors stay as they are."""
-    own = of_module(module)
+    """Set some of a network's parameters and buffers, in place."""
+    targets = of_module(module)
     with torch.no_grad():
         for name, value in values.items():
-            own[name].copy_(value)
+            targets[name].copy_(value)
 
 
 def copy(tensors: Tensors) -> Tensors:
@@ -47,35 +47,35 @@ def copy(tensors: Tensors) -> Tensors:
 
 
 def on_device(tensors: Tensors, device: torch.device | str) -> Tensors:
-    """The same values on that device; what is there already is not copied."""
+    """The tensors on that device; those already on it are not copied."""
     return {name: value.to(device) for name, value in tensors.items()}
 
 
 def under(tensors: Tensors, prefix: str) -> Tensors:
-    """The part of a namespace, its names without the prefix."""
+    """The tensors of a namespace, without the prefix in their names."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def parameters(model: Tensors) -> Tensors:
-    """What is trained of a model, its names as they are; buffers are left out."""
+    """A model's parameters under their full names, without buffers."""
     return {name: value for name, value in model.items() if name.startswith("params/")}
 
 
 def prefixed(tensors: Tensors, prefix: str) -> Tensors:
-    """The same tensors one namespace deeper."""
+    """The tensors with the prefix added to their names."""
     return {prefix + name: value for name, value in tensors.items()}
 
 
 def flat(tensors: Tensors) -> Tensor:
     """All values in one float64 vector, in the order of the names."""
     pieces = [value.reshape(-1) for value in tensors.values()]
-    if len({piece.dtype for piece in pieces}) > 1:  # together with float32 a large whole number would be rounded
+    if len({piece.dtype for piece in pieces}) > 1:  # cat with float32 would round large whole numbers
         pieces = [piece.double() for piece in pieces]
     return torch.cat(pieces).double()
 
 
 def shaped(vector: Tensor, like: Tensors, prefix: str) -> Tensors:
-    """The vector cut back into tensors of these names (one namespace deeper) and shapes: views, not copies."""
+    """Views of the vector with these shapes, their names prefixed."""
     parts = torch.split_with_sizes(vector, [value.numel() for value in like.values()])
     return {prefix + name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
 
@@ -87,20 +87,22 @@ def add(left: Sums | None, right: Sums) -> Sums:
     names = list(left)
     if names != list(right):
         differing = sorted(set(left) ^ set(right))
-        raise ValueError(f"sums with other entries cannot be added: {', '.join(differing) or 'their order differs'}")
+        raise ValueError(
+            f"sums with different entries cannot be added: {', '.join(differing) or 'their order differs'}"
+        )
     total = torch._foreach_add(list(left.values()), [right[name] for name in names])
     return dict(zip(names, total, strict=True))
 
 
 def finite(tensors: Tensors) -> bool:
-    """Whether no entry is NaN or infinite: their sum is if one of them is, and only then is every value checked."""
-    whole = {id(base): base for base in (value if value._base is None else value._base for value in tensors.values())}
-    total = sum(base.sum(dtype=torch.float64).item() for base in whole.values())
+    """Whether no entry is NaN or infinite; if their sum is finite, no entry needs a check of its own."""
+    bases = {id(base): base for base in (value if value._base is None else value._base for value in tensors.values())}
+    total = sum(base.sum(dtype=torch.float64).item() for base in bases.values())
     return math.isfinite(total) or all(bool(value.isfinite().all()) for value in tensors.values())
 
 
 def plan_layout(tensors: Tensors) -> tuple[Layout, int]:
-    """A position for each tensor, and where the last one ends."""
+    """The position of each tensor in raw memory, and the total size."""
     layout: Layout = []
     end = 0
     for name, value in tensors.items():
@@ -128,7 +130,7 @@ def count_bytes(tensors: Tensors) -> int:
 
 
 def sha256(tensors: Tensors) -> str:
-    """Over the tensors in the order of their names, name and raw bytes each; namespaces are left off."""
+    """SHA-256 over the tensors' names, without namespace, and raw bytes, in the order of the names."""
     plain = {name.removeprefix("params/").removeprefix("buffers/"): value for name, value in tensors.items()}
     digest = hashlib.sha256()
     for name in sorted(plain):
@@ -162,7 +164,7 @@ def half_squared_distance(values: Sequence[Tensor], reference: Sequence[Tensor])
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch on one thread inside, as before outside."""
+    """Run PyTorch on one thread inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -175,8 +177,8 @@ DOUBLE = 8  # bytes of a number in a sum
 
 
 @dataclass(frozen=True)
-class Position:
-    """Where a tensor is in the vector: its shape, its strides and its first element."""
+class StridedView:
+    """A tensor's shape, strides and first element in a vector."""
 
     shape: torch.Size
     strides: tuple[int, ...]
@@ -185,21 +187,21 @@ class Position:
 
 @dataclass(frozen=True)
 class Packed:
-    """The vector and each tensor's position in it, by name; ``others`` names the tensors that are not in it."""
+    """A vector that holds a network's tensors, and their positions; ``others`` names the tensors outside it."""
 
     vector: Tensor
-    positions: dict[str, Position]
+    positions: dict[str, StridedView]
     others: tuple[str, ...]
 
     def views(self, vector: Tensor, prefix: str = "") -> Tensors:
-        """The tensors in a vector like this one, one namespace deeper: not copies."""
+        """The tensors in a vector of this layout, not copied, their names prefixed."""
         return {
             prefix + name: vector.as_strided(position.shape, position.strides, position.start)
             for name, position in self.positions.items()
         }
 
     def copied(self, tensors: Tensors, dtype: torch.dtype) -> Tensor:
-        """The values of such tensors in a new vector like this one, with zeros between them."""
+        """A new vector of this layout with the values of these tensors, zeros in the gaps."""
         vector = torch.zeros_like(self.vector, dtype=dtype)
         for name, view in self.views(vector).items():
             view.copy_(tensors[name])
@@ -207,40 +209,40 @@ class Packed:
 
 
 def pack(module: nn.Module) -> Packed:
-    """Move a network's parameters and buffers into one vector, in place: the network's tensors are views of it.
+    """Move a network's parameters and buffers into one vector, in place: they become views of it.
 
-    A tensor of another type than the first one stays where it is, and so does one that shares its memory.
+    Tensors of another dtype or device than the first, and those that share memory, stay outside.
     """
     params = {f"params/{name}": value for name, value in module.named_parameters()}
-    own: Tensors = {**params, **{f"buffers/{name}": value for name, value in module.named_buffers()}}
-    first = next(iter(own.values()), torch.empty(0))
+    tensors: Tensors = {**params, **{f"buffers/{name}": value for name, value in module.named_buffers()}}
+    first = next(iter(tensors.values()), torch.empty(0))
     step = max(1, ALIGN // first.element_size())
-    sharing = Counter(value.untyped_storage().data_ptr() for value in own.values())
-    positions: dict[str, Position] = {}
+    sharing = Counter(value.untyped_storage().data_ptr() for value in tensors.values())
+    positions: dict[str, StridedView] = {}
     end = 0
-    for name, value in own.items():
+    for name, value in tensors.items():
         storage = value.untyped_storage()
         alone = sharing[storage.data_ptr()] == 1 and storage.nbytes() == value.numel() * value.element_size()
         if alone and value.is_contiguous() and (value.dtype, value.device) == (first.dtype, first.device):
-            positions[name] = Position(value.shape, value.stride(), end)
+            positions[name] = StridedView(value.shape, value.stride(), end)
             end += -(-value.numel() // step) * step
     vector = torch.zeros(end, dtype=first.dtype, device=first.device)
-    packed = Packed(vector, positions, tuple(name for name in own if name not in positions))
+    packed = Packed(vector, positions, tuple(name for name in tensors if name not in positions))
     for name, view in packed.views(vector).items():
-        view.copy_(own[name].detach())
-        own[name].data = view
+        view.copy_(tensors[name].detach())
+        tensors[name].data = view
     return packed
 
 
 class PackedSums(Mapping[str, Tensor]):
-    """Sums next to each other in one vector of 64-bit numbers: float64 first, then int64. The layout locates each."""
+    """Sums in one vector of 64-bit numbers: first float64, then int64, located by the layout."""
 
     def __init__(self, layout: Layout, vector: Tensor) -> None:
         self.layout, self.vector = layout, vector  # float64, on the CPU
 
     @staticmethod
     def of(sums: Mapping[str, Tensor]) -> "PackedSums":
-        """The values of these sums in a new vector, padded with zeros."""
+        """Copy sums into a new vector, padded with zeros."""
         layout, end = plan_layout(dict(sorted(sums.items(), key=lambda item: not item[1].is_floating_point())))
         packed = PackedSums(layout, torch.zeros(end // DOUBLE, dtype=torch.float64))
         for name, view in packed.by_name().items():
@@ -263,7 +265,7 @@ class PackedSums(Mapping[str, Tensor]):
             self.vector[split:].view(torch.int64).add_(other.vector[split:].view(torch.int64))
 
     def finite(self) -> bool:
-        """Whether no float is NaN or infinite: their sum is if one of them is, and only then each is looked at."""
+        """Whether no float is NaN or infinite; if their sum is finite, all are."""
         floats = self.vector[: self._floats]
         return math.isfinite(floats.sum().item()) or bool(floats.isfinite().all())
 

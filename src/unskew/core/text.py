@@ -1,6 +1,6 @@
 """The little language of methods and partitions: ``name(value, knob=value) + name``.
 
-Only literals are read and nothing is evaluated. Every error shows the text with a caret under the place.
+Only literals are read and nothing is evaluated. Every error shows the text with a caret under the mistake.
 """
 
 import inspect
@@ -33,12 +33,12 @@ EXAMPLES = {
 }
 
 MAX_TEXT = 10_000  # characters of a text
-MAX_COUNT = 10**9  # of anything that our own functions count; a function from outside may take up to 2^63 − 1
-MAX_NAME = 200  # of a name
-MAX_DIGITS = 1000  # of a number
-LEAST, MOST = 1e-38, 1e38  # sizes of a number that a model is trained with: the range of float32
+MAX_COUNT = 10**9  # for whole numbers of our own functions; a plug-in may take up to 2^63 − 1
+MAX_NAME = 200  # characters of a name
+MAX_DIGITS = 1000  # digits of a number
+LEAST, MOST = 1e-38, 1e38  # range of the floats used in training: that of float32
 TRAINING = ("method", "calibration", "schedule", "optimizer")
-SHOWN = 120  # characters of a text that an error shows
+SHOWN = 120  # characters of the text in an error
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]))|(?P<name>[A-Za-z_][\w.:-]*)"
@@ -48,7 +48,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class Call:
-    """``name(*values, **knobs)`` as it is in the text, from column ``start``."""
+    """``name(*values, **knobs)``, at column ``start`` of the text ``source``."""
 
     name: str
     values: tuple[Value, ...]
@@ -57,9 +57,13 @@ class Call:
     source: str
 
     def __str__(self) -> str:
-        """The call in its plainest spelling; parsing it gives the call again."""
+        """The call in canonical spelling; parsing it gives the call again."""
         inside = [*map(spell, self.values), *(f"{k}={spell(v)}" for k, v in self.knobs.items())]
         return f"{self.name}({', '.join(inside)})" if inside else self.name
+
+    def error(self, message: str) -> UserError:
+        """An error that shows the text and points at this call."""
+        return complain(self.source, self.start, message)
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class _Token:
 
 
 def spell(value: Value) -> str:
-    """A value as the language writes it."""
+    """A value as it is written in the language."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -81,12 +85,12 @@ def spell(value: Value) -> str:
 
 
 def cut(shown: str, most: int = 80) -> str:
-    """A text as a message shows it."""
+    """A text, shortened for a message."""
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def complain(source: str, start: int, message: str) -> UserError:
-    """An error that shows the text, of a long one the part around the column, and points at the column."""
+    """An error that shows the text, or the part of a long one around the column, and points at the column."""
     shown, first = re.sub(r"\s", " ", source), max(0, start - SHOWN // 2)
     if len(shown) > SHOWN:
         shown = ("…" if first else "") + shown[first : first + SHOWN] + ("…" if first + SHOWN < len(shown) else "")
@@ -95,7 +99,7 @@ def complain(source: str, start: int, message: str) -> UserError:
 
 
 def parse_calls(source: str, what: str) -> list[Call]:
-    """``"a(1) + b(x=2)"`` as a list of calls; ``what`` names the text in errors."""
+    """Parse ``"a(1) + b(x=2)"`` to a list of calls; ``what`` names the text in errors."""
     if len(source) > MAX_TEXT:
         raise UserError(f"{what}: the text has {len(source):,} characters; the limit is {MAX_TEXT:,}")
     tokens = _tokens(source)
@@ -113,68 +117,65 @@ def parse_calls(source: str, what: str) -> list[Call]:
 
 
 def parse_call(source: str, what: str) -> Call:
-    """The text as a single call."""
+    """Parse a single call."""
     call, *more = parse_calls(source, what)
     if more:
-        raise complain(source, more[0].start, f"give one {what}; several cannot be added")
+        raise more[0].error(f"give one {what}; several cannot be added")
     return call
 
 
 def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
-    """Call ``function`` with the call's values; a wrong knob, type or value is a UserError that points at the call."""
+    """Call ``function`` with the call's arguments; a wrong one is a UserError that points at the call."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise complain(call.source, call.start, f"{what} {call.name}: its arguments do not fit") from error
+        raise call.error(f"{what} {call.name} cannot be called from a text: its signature is unknown") from error
     knobs = list(signature.parameters)
     for knob in call.knobs:
         if knob not in signature.parameters:
             hint = nearest(knob, knobs) if knobs else "it takes none"
-            raise complain(call.source, call.start, f"{what} {call.name} has no knob {brief(knob)}; {hint}")
+            raise call.error(f"{what} {call.name} has no knob {brief(knob)}; {hint}")
     if len(call.values) > len(knobs):
         wanted = f"at most {len(knobs)} ({', '.join(knobs)})" if knobs else "no values"
-        raise complain(call.source, call.start, f"{what} {call.name} takes {wanted}, but {len(call.values)} given")
-    given = dict(zip(knobs, call.values, strict=False))
+        raise call.error(f"{what} {call.name} takes {wanted}, but {len(call.values)} were given")
+    arguments = dict(zip(knobs, call.values, strict=False))
     for knob, value in call.knobs.items():
-        if knob in given:
-            raise complain(call.source, call.start, f"{what} {call.name}: {knob} is given twice")
-        given[knob] = value
-    for knob, value in given.items():
-        given[knob] = _fit(call, what, knob, value, signature.parameters[knob].annotation)
+        if knob in arguments:
+            raise call.error(f"{what} {call.name}: {knob} is given twice")
+        arguments[knob] = value
+    for knob, value in arguments.items():
+        arguments[knob] = _convert(call, what, knob, value, signature.parameters[knob].annotation)
     for knob, parameter in signature.parameters.items():
-        if knob not in given and parameter.default is inspect.Parameter.empty:
-            raise complain(call.source, call.start, f"{what} {call.name} needs {knob}: {call.name}({knob}=…)")
+        if knob not in arguments and parameter.default is inspect.Parameter.empty:
+            raise call.error(f"{what} {call.name} needs {knob}: {call.name}({knob}=…)")
     try:
-        return function(**given)
+        return function(**arguments)
     except (ValueError, OverflowError) as error:
-        raise complain(call.source, call.start, str(error)) from error
+        raise call.error(str(error)) from error
     except UserError:
         raise
-    except (Exception, SystemExit, GeneratorExit) as error:  # code from outside does not end this process
+    except (Exception, SystemExit, GeneratorExit) as error:  # a plug-in must not end this process
         described = describe_error(error)
         if isinstance(error, Exception) and IN_PLUGIN not in described:
             raise
-        raise complain(call.source, call.start, f"{what} {call.name} raises {described}") from error
+        raise call.error(f"{what} {call.name} raises {described}") from error
 
 
-def _fit(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Value:
-    """The value in the knob's type: whole numbers pass for floats, nothing else is converted."""
+def _convert(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Value:
+    """The value in the knob's type: a whole number may become a float, nothing else is converted."""
     wanted = {"int": int, "float": float, "bool": bool, "str": str}.get(annotation, annotation)
-    if isinstance(wanted, UnionType) and NoneType in wanted.__args__:  # a knob that need not be given
+    if isinstance(wanted, UnionType) and NoneType in wanted.__args__:
         wanted = next(member for member in wanted.__args__ if member is not NoneType)
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+    if wanted is float and type(value) is int:
         value = float(value)
     kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     if wanted in kinds and type(value) is not wanted:
-        message = f"{what} {call.name}: {knob} must be {kinds[wanted]}, not {cut(spell(value))}"
-        raise complain(call.source, call.start, message)
+        raise call.error(f"{what} {call.name}: {knob} must be {kinds[wanted]}, not {cut(spell(value))}")
     most = 2**63 - 1 if ":" in call.name else MAX_COUNT
     if type(value) is int and abs(value) > most:
-        message = f"{what} {call.name}: {knob}={cut(str(value))} is too large; the limit is {most:,}"
-        raise complain(call.source, call.start, message)
+        raise call.error(f"{what} {call.name}: {knob}={cut(str(value))} is too large; the limit is {most:,}")
     if type(value) is float and what in TRAINING and ":" not in call.name and value and not LEAST <= abs(value) <= MOST:
-        message = f"{what} {call.name}: {knob}={value:g} is out of range; give 0, or {LEAST} to {MOST}"
-        raise complain(call.source, call.start, message)
+        raise call.error(f"{what} {call.name}: {knob}={value:g} is out of range; give 0, or {LEAST} to {MOST}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The records and protocols that cross a module border.
+"""The records and protocols that several packages share.
 
 Shapes used throughout: B examples in a batch, N in a data set, C classes, [ch, H, W] one image.
 """
@@ -20,9 +20,9 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 class StoredImages(Protocol):
-    """Images that are read when asked for, instead of an array: as much like one as the rest of the package needs.
+    """Images that are read on demand; they behave like an array where the rest of the package needs it.
 
-    Another process opens the same images from ``described``: a JSON text, and arrays of one entry for each image.
+    Another process opens the same images from ``described``: a JSON text, and arrays with one entry per image.
     """
 
     @property
@@ -35,37 +35,37 @@ class StoredImages(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """What all of them would take in memory."""
+        """The size of all images in memory."""
 
     @property
     def sha256(self) -> str:
-        """Of all pixels: the same on every machine, for the same images in the same order."""
+        """Over all pixels: the same on every machine, for the same images in the same order."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: Any) -> npt.NDArray[np.uint8]:
-        """As of an array, along the first axis."""
+        """Index the first axis, as in an array."""
 
     def take(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """[B, ch, H, W], the images of these numbers."""
+        """[B, ch, H, W], the images with these indices."""
 
     def whole(self, index: npt.NDArray[np.int64]) -> list[npt.NDArray[np.uint8]]:
-        """The same without cropping: [ch, h, w] each, where random crops are cut from."""
+        """The images before cropping, [ch, h, w] each: random crops are cut from these."""
 
     def described(self) -> tuple[str, Arrays]:
-        """How another process opens them."""
+        """What another process needs to open them."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images and their labels, as they are in the files: bytes, not yet normalised.
+    """Images, as bytes before normalisation, and their labels.
 
-    What a frozen part of a network made of the images may be in their place: floating point.
+    Instead of images there may be the floating-point output of a frozen part of a network.
     """
 
     images: npt.NDArray[Any] | StoredImages  # [N, ch, H, W]
     labels: npt.NDArray[np.int64]  # [N], each in 0..C-1
-    rows: npt.NDArray[np.int64] | None = None  # [N], which of more images these are; None: all, in their order
+    rows: npt.NDArray[np.int64] | None = None  # [N], the rows of ``images`` that belong here; None: all, in order
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -73,7 +73,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Examples:
-    """The training examples without their images: all that a partition is made from."""
+    """The training examples without their images, as partitions need them."""
 
     labels: npt.NDArray[np.int64]  # [N]
     classes: tuple[str, ...]
@@ -83,11 +83,11 @@ class Examples:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A data set: what is train, what is test, how its pixels are normalised.
+    """A data set: its train and test parts, and how its pixels are normalised.
 
-    ``mean`` and ``std`` are per channel, for pixels scaled to 0..1. ``augment`` says whether crops and flips
-    leave a picture's class alone (a mirrored digit is not one). ``users`` names the owner of each training example,
-    ``places`` says where it was taken, ``test_users`` names the owners of the test examples.
+    ``mean`` and ``std`` are per channel, for pixels scaled to 0..1. ``augment``: crops and flips do not change a
+    picture's class (a mirrored digit is not a digit). ``users`` are the owners of the training examples, ``places``
+    the locations where they were taken, ``test_users`` the owners of the test examples.
     """
 
     name: str
@@ -114,38 +114,38 @@ class ImageSet:
         return Examples(self.train.labels, self.classes, self.users, self.places)
 
 
-Tensors = dict[str, Tensor]  # flat, the name carries the namespace: "params/conv1.weight", "buffers/…"
+Tensors = dict[str, Tensor]  # flat; names have a namespace: "params/conv1.weight", "buffers/…"
 Sums = dict[str, Tensor]  # every entry may be added, all float64: "weight", "delta/…", "stat/<name>/…", "metric/…"
 
 CLASSIFIER = ("params/classifier.weight", "params/classifier.bias")  # in our own networks
 
-EVERYONE = -1  # instead of a client: the examples of all clients, as if in one place
+EVERYONE = -1  # instead of a client: the pooled examples of all clients
 
 
 @dataclass(frozen=True)
 class Visit:
     """One client's turn in a round.
 
-    ``weight`` is its share in the sum (FedAvg: its number of examples), ``take`` how many examples it draws from
-    its own (None: all of them, once an epoch), ``repeat`` numbers the visits to one client in one round.
-    ``ticket`` names the memory that the client kept at its last visit, written by the client's side; the server only
-    passes it back. ``keep`` says whether this visit leaves a new memory. Of two visits to one client both read what
-    the round before left, and the last one keeps.
+    ``weight`` is its weight in the sum (FedAvg: its number of examples), ``take`` how many of its examples it draws
+    (None: all of them, once per epoch), ``repeat`` numbers the visits to one client within a round. ``ticket`` names
+    the memory that the client stored at its last visit; the client issues it, and the server only passes it back.
+    ``keep``: this visit stores a new memory. If a client has two visits in a round, both read the memory of the
+    round before, and the last one stores.
     """
 
     client: int
     weight: float
     take: int | None = None
     repeat: int = 0
-    ticket: str | None = None  # None: the client has kept nothing yet
+    ticket: str | None = None  # None: the client has stored nothing yet
     keep: bool = False
-    slot: int | None = None  # where the memory is written; set on the client's side, never by the server
-    parcel: bytes = b""  # what the server hands to this visit alone
+    slot: int | None = None  # where the memory is written; set by the client, never by the server
+    parcel: bytes = b""  # data from the server for this visit only
 
 
 @dataclass(frozen=True)
 class TestPart:
-    """A part of the server's own test images, from ``start`` up to ``stop``: what an evaluation is spread over."""
+    """The server's test images from ``start`` up to ``stop``: an evaluation is split into such parts."""
 
     __test__ = False  # not for pytest
 
@@ -155,9 +155,9 @@ class TestPart:
 
 @dataclass(frozen=True)
 class Local:
-    """What a client does with its objective: SGD or Adam, whose momentum starts from zero at every visit.
+    """Settings of a client's training. Optimizer state starts from zero at every visit.
 
-    In a round ``lr`` is the rate that the schedule gives for it; outside rounds it is the one that was asked for.
+    Within a round ``lr`` is the scheduled rate; elsewhere it is the configured one.
     """
 
     epochs: int = 5
@@ -166,19 +166,19 @@ class Local:
     momentum: float = 0.9
     weight_decay: float = 1e-5
     augment: bool = False
-    schedule: str = "constant"  # of the rate over the rounds
+    schedule: str = "constant"  # of the learning rate over the rounds
     optimizer: str = "sgd"
-    clip: float = 0.0  # the longest gradient that is used as it is; 0: any is
-    decay: str = "all"  # what weight_decay shrinks: all, or weights
-    augmentation: str = "shift"  # drawn where ``augment`` is on; or resized-crop
-    steps: int | None = None  # of a visit, instead of epochs
+    clip: float = 0.0  # longer gradients are scaled down to this length; 0: none are
+    decay: str = "all"  # what weight_decay shrinks: all parameters, or only weights
+    augmentation: str = "shift"  # or resized-crop; used if ``augment``
+    steps: int | None = None  # per visit, instead of epochs
 
 
 @dataclass(frozen=True)
 class Loss:
     """A mini-batch's loss in parts: value = Σ w·e / Σ w + penalty.
 
-    A term multiplies the weights and adds to the penalty. It leaves ``example`` alone: that is for margin and blend.
+    A term multiplies the weights and adds to the penalty. Only margin and blend change ``example``.
     """
 
     example: Tensor  # [B]
@@ -186,7 +186,7 @@ class Loss:
     penalty: Tensor | None = None  # []; None: zero
 
     def value(self) -> Tensor:
-        """The number that is minimised."""
+        """The scalar that is minimised."""
         weight = self.weight
         mean = self.example.mean() if weight is None else (weight * self.example).sum() / weight.sum()
         return mean if self.penalty is None else mean + self.penalty
@@ -199,28 +199,28 @@ class Loss:
 
 @dataclass(frozen=True)
 class Step:
-    """What margins, blend and terms may look at in one step of a client's training."""
+    """One step of a client's training, as margins, blend and terms see it."""
 
-    features: Tensor  # [B, d], what enters the classifier
+    features: Tensor  # [B, d], the classifier's input
     logits: Tensor  # [B, C]
     labels: Tensor  # [B]
     params: Tensors  # the client's own, with gradient; names as in ``shared``: "params/…"
     shared: Tensors  # what the server sent this round: "params/…", "buffers/…", "sent/<name>/…"
-    memory: Tensors  # what this client kept at its last visit: "<name>/…"; empty at its first
-    counts: Tensor  # [C], how many examples of each class the client holds
+    memory: Tensors  # what this client stored at its last visit: "<name>/…"; empty at its first
+    counts: Tensor  # [C], the client's examples of each class
     encode: Callable[[str], Tensor]  # "shared" or a memory's name -> [B, d], features of that model: eval, no gradient
     predict: Callable[[str], Tensor]  # the same name -> [B, C], logits of that model: eval, no gradient
-    classifier: tuple[str, ...] = CLASSIFIER  # the names of the classifier's weight and, where it has one, bias
+    classifier: tuple[str, ...] = CLASSIFIER  # the names of the classifier's weight and, if it has one, bias
 
 
 @dataclass(frozen=True)
 class Visited:
-    """What a client knows when its training has ended: what statistics measure and what memories keep."""
+    """A client's state after its training, from which statistics are measured and memories stored."""
 
     visit: Visit
     shared: Tensors  # as in Step
     memory: Tensors  # as in Step
-    model: Tensors  # the client's own after training: "params/…", "buffers/…"; overwritten by the next visit
+    model: Tensors  # the client's, after training: "params/…", "buffers/…"; overwritten by the next visit
     counts: Tensor  # [C]
     steps: int
     local: Local
@@ -230,7 +230,7 @@ class Visited:
 
 @dataclass(frozen=True)
 class PrivacyBudget:
-    """Differential privacy of what is released: (ε, δ) for features of length ``clip`` at most."""
+    """Differential privacy of released statistics: (ε, δ) for features of length ``clip`` at most."""
 
     epsilon: float
     delta: float
@@ -238,45 +238,43 @@ class PrivacyBudget:
     release: bool = False  # noise from the operating system, not from the run's seed
 
     def __str__(self) -> str:
-        """As the text of a method has it."""
+        """As written in a method's text."""
         last = ", release=true" if self.release else ""
         return f"private(epsilon={self.epsilon:g}, delta={self.delta:g}, clip={self.clip:g}{last})"
 
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """What the server knows of the round when it moves."""
+    """What the server knows about the round when it updates the model."""
 
-    round: int  # the one that has just ended; the first is 1
+    round: int  # the round that has just ended; the first is 1
     rounds: int
     roster: "Roster"
     turnout: float  # Σ weights of the reporting visits / examples of all clients; 1: every client took part
 
 
 Margin = Callable[[Step], Tensor]  # [B, C], or [C] for all examples: added to the logits before cross-entropy
-Blend = Callable[[Tensor, Step], Tensor]  # [B] cross-entropy of each example -> [B], what is minimised in its place
+Blend = Callable[[Tensor, Step], Tensor]  # [B] cross-entropy of each example -> [B], what is minimised instead
 Term = Callable[[Loss, Step], Loss]  # multiplies weights, adds penalties
-Head = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]  # the classifier's weight and bias, as used
+Head = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]  # classifier weight and bias -> those applied
 Correction = Callable[[Tensors, Tensors], Tensors]  # shared, memory -> "params/…", added to every gradient; {}: none
 Gradient = Callable[[], Tensors]  # the mini-batch's, at the client's model: "params/…"
 Displacement = Callable[[Gradient], Tensors]  # in each step: "params/…", added to the model for its gradient; {}: none
-Perturbation = Callable[[Tensors, Tensors], Displacement]  # shared, memory -> what a visit's steps use
+Perturbation = Callable[[Tensors, Tensors], Displacement]  # shared, memory -> the displacement in a visit's steps
 Mask = npt.NDArray[np.bool_]
-Available = Callable[
-    ["Key", int, "Roster"], Mask | None
-]  # the run's key, the round -> [K], who can be drawn; None: all
+Available = Callable[["Key", int, "Roster"], Mask | None]  # run's key, round -> [K], who can be drawn; None: all
 Sampler = Callable[["Key", "Roster", int], list[Visit]]
-Arrive = Callable[["Key", list[Visit]], list[Visit] | None]  # of the visits that were drawn, those that come; None: all
+Arrive = Callable[["Key", list[Visit]], list[Visit] | None]  # drawn visits -> those that take place; None: all
 Scale = Callable[[int, Local], float]  # the steps of a visit -> the factor on its update
 Aggregate = Callable[[Sums], Tensors]
-Progress = Callable[[int, int], None]  # how much is done, of how much
+Progress = Callable[[int, int], None]  # done, total
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a client keeps from its visit for its next one.
+    """What a client stores at a visit for its next one.
 
-    ``blank`` takes the model and gives tensors of the names, shapes and types that are kept, ``keep`` their values.
+    ``blank`` maps the model to tensors with the names, shapes and dtypes that are stored; ``keep`` returns the values.
     """
 
     name: str
@@ -286,13 +284,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Statistic:
-    """A second thing that travels: clients measure it after their training, it is added up, the server folds it.
+    """Something sent in addition to the model: clients measure it after training, and the server sums and folds it.
 
-    ``init`` takes the model's tensors; its classifier is there also as "classifier/weight" and "classifier/bias".
-    ``fold(last sent, sums, info)`` gives what is sent to the clients next, in float64; they find it in ``shared`` as
-    "sent/<name>/…", in the model's own type. ``survey`` is measured once, on every client, before the first round.
-    ``steady``: a client measures the same in every round, such as which classes it has; from sums over changing clients
-    it can be solved for, so that under secure aggregation all rounds need the same clients.
+    ``init`` receives the model's tensors, the classifier also as "classifier/weight" and "classifier/bias".
+    ``fold(last sent, sums, info)`` returns what is sent to the clients next, in float64; they find it in ``shared`` as
+    "sent/<name>/…", in the model's dtype. ``survey`` is measured once, on every client, before the first round.
+    ``steady``: a client's values do not change between rounds, such as the classes it has. Sums over changing groups of
+    clients would reveal them, so under secure aggregation all rounds need the same clients.
     """
 
     name: str
@@ -308,8 +306,8 @@ class Statistic:
 class ServerOptimizer:
     """A pair of pure functions: ``init(params) -> memory``, ``update(params, ḡ, memory, info) -> (params, memory)``.
 
-    ḡ is the pseudo-gradient old − new, in float64; memory is float64 too. Parameters only: buffers such as
-    BatchNorm's running variance are averaged plainly, since momentum could push a variance below zero.
+    ḡ is the pseudo-gradient old − new; it and the memory are float64. Only parameters are updated this way: buffers
+    are averaged, since momentum could push BatchNorm's running variance below zero.
     """
 
     init: Callable[[Tensors], Tensors]
@@ -318,7 +316,7 @@ class ServerOptimizer:
 
 @dataclass(frozen=True)
 class ServerState:
-    """All that the next round needs: its number, the model, the optimiser's memory, what else is sent to clients.
+    """Everything the next round needs: its number, the model, the optimizer's memory, other tensors for the clients.
 
     ``clients`` has the ticket for each client's memory.
     """
@@ -335,8 +333,8 @@ class Reply:
     """What one visit returns.
 
     Everything in ``sums`` may be added to other clients' sums: float64, or int64 modulo 2⁶⁴ (masked words). ``extra``
-    belongs to this visit alone: keys, shares, recordings, marks. A job puts what the client stores for its next visit
-    into ``keep``; it never leaves the client, which returns the ``ticket`` for it instead.
+    belongs to this visit alone: keys, shares, recordings, marks. In ``keep`` a job returns what the client stores for
+    its next visit; it never leaves the client, which sends the ``ticket`` for it instead.
     """
 
     sums: Mapping[str, Tensor]
@@ -347,7 +345,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Failure:
-    """One visit that failed, and why; ``client`` is None where a part of the test images failed."""
+    """A failed visit and the reason; ``client`` is None if it was a part of the test images."""
 
     client: int | None
     reason: str
@@ -363,29 +361,29 @@ class Note:
 
 @runtime_checkable
 class Job(Protocol):
-    """What every visit of an exchange does on the client's side. Jobs are frozen msgspec structs, so they serialize."""
+    """The client-side work of every visit in an exchange. Jobs are frozen msgspec structs, so they serialize."""
 
     def __call__(self, side: Any, shared: Tensors, visit: Any, key: "Key") -> Reply:
         """Do the job for one visit."""
 
 
 class MemoryStore(Protocol):
-    """Where clients' memories are stored, as the server's side handles them: it never sees what is in them."""
+    """The store of clients' memories, as the server handles it; the server never sees their content."""
 
     def assign(self, visits: Sequence[Visit]) -> Sequence[Visit]:
-        """The visits, each one that keeps a memory with room for it."""
+        """Return the visits, with a slot for each that stores a memory."""
 
     def release(self, visits: Sequence[Visit], tickets: Mapping[int, str]) -> None:
-        """The visits are over, and these tickets count: what else they stored is dropped."""
+        """The visits are over: keep the memories of these tickets, and drop what else they stored."""
 
     def supersede(self, tickets: Iterable[str]) -> None:
-        """The server has newer tickets; these memories may be overwritten, unless a checkpoint refers to them."""
+        """The server has newer tickets: these memories may be overwritten, unless a checkpoint refers to them."""
 
     def sync(self) -> None:
-        """Make every memory durable: a checkpoint is about to refer to it."""
+        """Make every memory durable, before a checkpoint refers to it."""
 
     def pin(self, tickets: Iterable[str]) -> None:
-        """A checkpoint refers to these memories and to no others. Raises LostMemory where one is missing."""
+        """Record that a checkpoint refers to these memories only. Raises LostMemory if one is missing."""
 
 
 class Engine(Protocol):
@@ -397,25 +395,25 @@ class Engine(Protocol):
 
     @property
     def memory(self) -> MemoryStore | None:
-        """The store that the engine was given for what clients keep; None where no method keeps anything."""
+        """The store for clients' memories; None if no method stores anything."""
 
     def visit(
         self, job: Job, shared: Tensors, visits: "Sequence[Visit] | Sequence[TestPart]", key: "Key"
     ) -> Iterator[Reply | Failure | Note]:
         """Do the job for each visit: one reply or failure per visit, in visit order, with notes in between.
 
-        A reply's tensors are valid until the next item is asked for.
+        A reply's tensors are valid until the next item is requested.
         """
 
     def close(self) -> None:
-        """Release what the engine holds."""
+        """Release the engine's resources."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of an exchange: sums over the visits that succeeded, and what is known about each visit.
+    """The result of an exchange: sums over the visits that succeeded, and details of each visit.
 
-    ``tickets`` are those for new memories, by client; ``extra`` has what belongs to one visit, by its index.
+    ``tickets`` are those for new memories, by client; ``extra`` has per-visit data, by the visit's index.
     """
 
     sums: Sums
@@ -424,9 +422,9 @@ class Outcome:
     notes: tuple[str, ...] = ()
     extra: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
     replied: tuple[int, ...] = ()  # indices of the visits that succeeded
-    void: str = ""  # why there are no sums, where an exchange needs more clients than stayed
-    bytes_up: int | None = None  # what all visits sent, where an exchange counts it; None: as ``statistics`` counts it
-    bytes_down: int = 0  # what an exchange sent to the clients in addition to the model
+    void: str = ""  # why there are no sums, if fewer clients stayed than the exchange needs
+    bytes_up: int | None = None  # sent by all visits, if the exchange counts it; None: as ``statistics`` counts it
+    bytes_down: int = 0  # sent to the clients by the exchange in addition to the model
 
 
 Ints = npt.NDArray[np.int64]
@@ -434,7 +432,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Roster:
-    """Clients are numbered 0 … K − 1; ``sizes`` [K] says how many examples each holds."""
+    """The clients 0 … K − 1 and their numbers of examples, ``sizes`` [K]."""
 
     sizes: Ints
 
@@ -445,77 +443,77 @@ class Roster:
 
     @cached_property
     def ends(self) -> Ints:
-        """[K], running totals of the sizes: example number e belongs to the first client whose end is above e."""
+        """[K], running totals of the sizes: example e belongs to the first client whose end is above e."""
         return np.cumsum(self.sizes)
 
     @cached_property
     def examples(self) -> int:
-        """How many examples all clients hold together."""
+        """The examples of all clients together."""
         return int(self.sizes.sum())
 
     @cached_property
     def inhabited(self) -> Ints:
-        """The clients that hold at least one example, ascending."""
+        """The clients with at least one example, ascending."""
         return np.flatnonzero(self.sizes)
 
     def size(self, client: int) -> int:
-        """How many examples the client holds; EVERYONE holds them all."""
+        """The client's number of examples; EVERYONE has them all."""
         if client == EVERYONE:
             return self.examples
         if not 0 <= client < self.clients:
-            raise IndexError(f"client {client} does not exist: there are {self.clients}, counted from 0")
+            raise IndexError(f"client {client} does not exist: clients are numbered from 0 to {self.clients - 1}")
         return int(self.sizes[client])
 
 
-THRESHOLD = 0.66  # of the clients that begin a secure sum, so many must stay to the end
+THRESHOLD = 0.66  # share of the clients of a secure sum that must stay to the end
 
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """Sums are masked; ``threshold`` is the share of the clients that must stay until the masks are taken off."""
+    """Sums are masked; ``threshold`` is the share of the clients that must stay until they are unmasked."""
 
     threshold: float = THRESHOLD
 
     def __str__(self) -> str:
-        """As the text of a method has it."""
+        """As written in a method's text."""
         return "secure" if self.threshold == THRESHOLD else f"secure(threshold={self.threshold:g})"
 
 
 class Exchange(Protocol):
-    """How the sums of a job reach the server, where a method puts something between it and the engine."""
+    """How a job's sums reach the server, if a method changes it."""
 
     def __call__(self, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: "Key") -> Outcome:
-        """The job's sums over the visits; ``void`` where too few stayed."""
+        """The job's sums over the visits; ``void`` if too few clients stayed."""
 
 
 class Mechanism(Protocol):
-    """Differential privacy of updates: what a client does to its own, what the server does to their sum, its price."""
+    """Differential privacy of updates: clients clip, clients or the server add noise, and ε follows."""
 
     @property
     def delta(self) -> float:
-        """The chance for which nothing is promised."""
+        """δ, the probability with which the guarantee may fail."""
 
     @property
     def repeatable(self) -> bool:
         """Whether noise and participation follow from the key."""
 
     def through(self, exchange: Exchange) -> "Mechanism":
-        """The same where updates reach the server through this exchange."""
+        """This mechanism for updates that reach the server through the exchange."""
 
     def clip_update(self, sums: Sums) -> Sums:
-        """A client's sums as it may send them."""
+        """Clip a client's sums before it sends them."""
 
     def with_share(self, words: Tensors, needed: int, members: int) -> Tensors:
-        """A client's words with its share of the noise, before they are masked."""
+        """Add a client's share of the noise to its words, before they are masked."""
 
     def add_noise(self, sums: Sums, params: Tensors, expected: int, key: "Key") -> Sums:
-        """The sums over a round's visits with noise; nobody may have come. ``expected`` visits were to come."""
+        """Add noise to the sums over a round's visits, possibly none; ``expected`` visits were planned."""
 
     def unit(self, drawn: int, clients: int) -> str:
         """Whom ε protects."""
 
     def epsilon(self, rounds: int, drawn: int, clients: int, *, replaced: bool = False) -> float | None:
-        """ε of so many rounds with ``drawn`` of all ``clients`` in each; None: without noise nothing is promised.
+        """ε of ``rounds`` rounds with ``drawn`` of ``clients`` clients each; None: without noise there is none.
 
-        ``replaced``: for a client whose data are replaced, which covers one example that it has or has not.
+        ``replaced``: neighbours differ in one client's data, which covers adding or removing one of its examples.
         """

@@ -1,8 +1,8 @@
-"""Bytes, seconds and counts as people say them."""
+"""Bytes, seconds and counts as messages show them."""
 
 
 def format_bytes(count: float) -> str:
-    """Bytes in a unit that suits them."""
+    """Bytes in a suitable unit: 1.2 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < (999.5 if unit == "B" else 999.95):
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -11,7 +11,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Seconds in suitable units: 3.2 s, 4 min 05 s, 2 h 10 min."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -25,7 +25,7 @@ def format_rate(rate: float) -> str:
 
 
 def counted(count: int, word: str) -> str:
-    """A number and the word for it: 1 round, 2 rounds."""
+    """A count and its noun: 1 round, 2 rounds."""
     plural = f"{word}es" if word.endswith("s") else f"{word}s"
     return f"{count:,} {word if count == 1 else plural}"
 
@@ -35,6 +35,6 @@ def span(low: int, high: int, word: str) -> str:
     return counted(high, word) if low == high else f"{low:,} to {counted(high, word)}"
 
 
-def emd_words(emd: float | None) -> str:
-    """How unlike the clients are, as it is shown; None: nobody here knows their labels."""
-    return "not known" if emd is None else f"{emd:.2f}"
+def format_emd(emd: float | None) -> str:
+    """The clients' label skew; None: their labels are unknown here."""
+    return "unknown" if emd is None else f"{emd:.2f}"

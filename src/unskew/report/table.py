@@ -20,7 +20,7 @@ from rich.text import Text
 
 from unskew.analysis.ranking import list_result_settings, rank_settings
 from unskew.core.errors import UserError, a_kind, accepts, nearest
-from unskew.core.units import emd_words
+from unskew.core.units import format_emd
 from unskew.runs.config import OPTIONS
 from unskew.runs.journal import Rows, accuracy_at_batch, accuracy_at_round, batches, read_metrics, rounds_to
 from unskew.runs.result import Result, read_result, to_json
@@ -428,7 +428,7 @@ def _list_shown_settings(result: Result) -> dict[str, str]:
     """The settings among the result's fields, then the other options."""
     plain = {key: getattr(result, key) for key in _PLAIN}
     others = {"model": result.model} | {key: value for key, value in result.settings.items() if key not in _PLAIN}
-    return {key: str(value) for key, value in (plain | others).items()} | {"emd": emd_words(result.emd)}
+    return {key: str(value) for key, value in (plain | others).items()} | {"emd": format_emd(result.emd)}
 
 
 NEVER = -inf  # rounds to a mark that was not reached

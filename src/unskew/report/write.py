@@ -25,7 +25,7 @@ from unskew.charts import Axis, Bars, Chart, Line, Mark
 from unskew.core.errors import Missing, UserError, accepts
 from unskew.core.files import write_whole
 from unskew.core.machine import neutral
-from unskew.core.units import counted, emd_words, format_bytes, format_duration
+from unskew.core.units import counted, format_bytes, format_duration, format_emd
 from unskew.data.photographs import Say
 from unskew.report.page import Page, Section, to_html
 from unskew.runs.config import NODES
@@ -176,7 +176,7 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
         seeded = ", while the seed is secret" if result.privacy.seeded else ""
         facts.append(("privacy", f"ε {result.privacy.epsilon:.3g} at δ {result.privacy.delta:g} {unit}{seeded}"))
     facts += [
-        *([] if result.released else [("EMD", emd_words(result.emd))]),
+        *([] if result.released else [("EMD", format_emd(result.emd))]),
         ("clients", f"{result.clients:,}"),
         ("rounds", f"{result.rounds:,}" + (f", best {result.best_round:,}" if result.best_round else "")),
         ("model", result.model),

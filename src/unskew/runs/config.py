@@ -20,7 +20,7 @@ from unskew.core.key import Key
 from unskew.core.limits import check_plain, usable_path, user_path
 from unskew.core.machine import check_device_name
 from unskew.core.text import MAX_COUNT
-from unskew.core.trust import plugins_in, strangers
+from unskew.core.trust import plugins_in, unknown_plugins
 from unskew.core.types import Local
 from unskew.data.augment import NAMES as NORMALISATIONS
 from unskew.data.batches import AUGMENTATIONS, RESIZED_CROP, SHIFT
@@ -362,7 +362,7 @@ def plugin_texts(config: Config) -> dict[str, str]:
 
 def _check_plugins(config: Config, path: Path, only: tuple[str, ...] = PLUGGABLE) -> None:
     texts = {name: text for name, text in plugin_texts(config).items() if name in only}
-    found = [f"{name} {call}" for name, text in texts.items() for call in strangers(text)]
+    found = [f"{name} {call}" for name, text in texts.items() for call in unknown_plugins(text)]
     if found:
         raise UserError(
             f"{path} uses code that you have never used on this machine: {', '.join(found)}; if you trust its "

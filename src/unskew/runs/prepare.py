@@ -19,7 +19,7 @@ from unskew.core.key import Key
 from unskew.core.limits import cache_folder
 from unskew.core.machine import physical_memory, resolve_device
 from unskew.core.plugins import require_extra
-from unskew.core.trust import strangers
+from unskew.core.trust import unknown_plugins
 from unskew.core.types import Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.core.units import counted, format_bytes
 from unskew.data.augment import DATA, HALF, set_normalisation
@@ -674,7 +674,7 @@ def _differences(prepared: Prepared) -> tuple[str, ...]:
     """The baseline's settings that differ: relative accuracy is most meaningful if only the method does."""
     baseline, own = configs.read_run(Path(prepared.config.baseline or "")), prepared.config
     values = [(key, getattr(baseline, key), getattr(own, key)) for key in ("model", "augment", "rounds", "seed")]
-    if not from_python(baseline.method) and not strangers(baseline.method):
+    if not from_python(baseline.method) and not unknown_plugins(baseline.method):
         local = methods.parse_method(baseline.method, baseline.local()).local  # fedvc sets the epochs
         keys = [key for key in asdict(local) if key not in ("augment", "augmentation")]
         values += [(key, getattr(local, key), getattr(prepared.algorithm.local, key)) for key in keys]

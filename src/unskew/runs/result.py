@@ -10,7 +10,7 @@ from unskew.charts import Axis, Chart, Line
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
 from unskew.core.files import json_object, record_from
-from unskew.core.units import counted, emd_words, format_bytes, format_duration, format_rate
+from unskew.core.units import counted, format_bytes, format_duration, format_emd, format_rate
 from unskew.privacy.ledger import SEEDED, Spent
 from unskew.round.evaluation import Evaluation
 from unskew.runs.client_accuracy import ClientSpread
@@ -133,7 +133,7 @@ def measured_on(validation: bool) -> str:
 def summary_rows(result: Result) -> list[tuple[str, str]]:
     """The result as words and facts."""
     data = f"{result.data}, {result.partition}, {counted(result.clients, 'client')}"
-    data += "" if result.released else f", EMD {emd_words(result.emd)}"
+    data += "" if result.released else f", EMD {format_emd(result.emd)}"
     rows = [
         ("method", result.method),
         ("data", data),

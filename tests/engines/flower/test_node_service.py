@@ -148,7 +148,7 @@ def test_settings_say_where_the_data_are_and_which_clients_are_the_nodes(tmp_pat
         ({"clients": 1.5}, "clients: expected int | null, got float"),
         ({"seed": "x"}, "seed: expected int, got str"),
         ({"plugins": "mine:method"}, "plugins: expected array, got str"),
-        ({"colour": "red"}, "there is no key 'colour'"),
+        ({"colour": "red"}, "unknown key 'colour'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(tmp_path, changes, wrong):

@@ -55,7 +55,7 @@ def test_the_commented_defaults_are_the_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("method = ['fedavg']", "there is no key 'method'; did you mean 'methods'?"),
+        ("method = ['fedavg']", "unknown key 'method'; did you mean 'methods'?"),
         ("methods = ['fedavgg']", "methods: 'fedavgg' is not one; did you mean 'fedavg'?"),
         ("networks = ['resnet']", "networks: 'resnet' is not one"),
         ("secure = ['everything']", "secure"),
