@@ -32,6 +32,7 @@ METHODS = ("scaffold", "fedavgm(0.9)")
 ROUNDS, DEADLINE = 4, 120.0
 LIMIT = 1800.0  # seconds for a trial on a busy machine; starting Flower's programs takes most of it
 MAX_RESUMES = 6
+BACK = 300.0  # seconds that a node may take to be back, once the fault is over
 
 # the programs of a server and of a node, by a word of their command line; the first one watches over the others
 SERVER = ("unskew.federation", "flower-superlink", "flower-superexec", "unskew.federation.gateway", "flwr-serverapp")
@@ -117,6 +118,7 @@ class Nemesis:
             run = Run(self.live, out, text, resume=resumes, **rules)
         else:
             return f"it did not end in {MAX_RESUMES} attempts: {run.trouble}"
+        self.heal()
         failed = replay.failed_by_round(out)
         again = replay.replayed(one_process(self.live.partition, method), method, Local(**LOCAL), 0, failed)
         return SAME if again == _weights(out) else f"other weights than those who answered make: {failed}"
@@ -134,6 +136,21 @@ class Nemesis:
             del self.live.commands[name]
         self.live.start(*(name for name in ("server", *NODES) if name not in self.live.commands))
         until(self._answers, LIMIT / 3, "the server's program is restarted")
+        began = time.time()
+        try:
+            until(lambda: not self._missing(began), BACK, "every node is back")
+        except AssertionError:
+            lost = self._missing(began)
+            for name in lost:  # for the trials that follow
+                self.live.kill(name)
+            raise AssertionError(f"lost for good: node {', '.join(lost)}") from None
+
+    def _missing(self, since: float) -> list[str]:
+        """The nodes that the server has not heard of since then."""
+        from unskew.federation.metrics import last_seen
+
+        seen = last_seen(self.live.federation)
+        return [name for name in NODES if seen.get(name, 0.0) < since]
 
     def _answers(self) -> bool:
         from unskew.core.errors import UserError

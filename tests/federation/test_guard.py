@@ -5,6 +5,8 @@ import importlib
 import io
 import os
 import re
+import subprocess
+import sys
 import warnings
 import zipfile
 from pathlib import Path
@@ -20,7 +22,15 @@ from flwr.proto.node_pb2 import Node
 from flwr.superlink.main import create_app
 from sqlalchemy.exc import OperationalError
 
-from unskew.federation.flower import APP_SECONDS, Guard, WrongApp, answer_for_oneself, check_app, give_apps_time
+from unskew.federation.flower import (
+    APP_SECONDS,
+    Guard,
+    WrongApp,
+    answer_for_oneself,
+    check_app,
+    give_apps_time,
+    retry_handshakes,
+)
 from unskew.federation.folder import GATEWAY_HEADER, initialise, renew_secrets, token
 
 SECRET = b"s" * 32
@@ -214,6 +224,26 @@ def test_an_app_that_starts_slowly_keeps_its_task(module, kind):
     give_apps_time(state)
     assert state.claim_task.__globals__["HEARTBEAT_DEFAULT_INTERVAL"] == APP_SECONDS > before
     assert before == importlib.import_module(module).HEARTBEAT_DEFAULT_INTERVAL  # heartbeats are as frequent as ever
+
+
+def test_a_node_retries_after_a_broken_handshake_and_gives_up_on_a_wrong_certificate(monkeypatch):
+    """A network that cuts connections cuts some in the handshake; after Flower's own rule that node is lost."""
+    connection = importlib.import_module("flwr.supernode.fleet_http_connection")
+    monkeypatch.setattr(connection, "make_simple_http_retry_invoker", make := connection.make_simple_http_retry_invoker)
+    cut = httpx.ConnectError("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol (_ssl.c:1006)")
+    wrong = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate")
+    other = httpx.HTTPStatusError("", request=None, response=httpx.Response(413))
+    assert [make().should_giveup(error) for error in (cut, wrong, other)] == [True, True, True]
+    retry_handshakes(connection)
+    patient = connection.make_simple_http_retry_invoker()
+    assert [patient.should_giveup(error) for error in (cut, wrong, other)] == [False, True, True]
+
+
+def test_a_program_of_flowers_that_returns_ends_although_its_threads_go_on():
+    """Its watcher starts it again; a SuperNode that only serves its own programs would be lost to the federation."""
+    code = "import threading, time; from unskew.federation import flower; "
+    code += "flower._PROGRAMS['x'] = threading.Thread(target=time.sleep, args=(600,)).start; flower.run_program(['x'])"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 1
 
 
 def test_a_node_cannot_reply_in_another_node_s_name(monkeypatch):

@@ -178,11 +178,15 @@ def examples_for(examples: int, local: Local) -> int:
     return passes * examples + min(rest * local.batch, examples)
 
 
+def visit_bytes(examples: int, local: Local, shape: tuple[int, int, int]) -> int:
+    """What a visit's plan and its largest batch take in memory."""
+    planned = 11 * examples_for(examples, local) + 8 * steps_for(examples, local) + 12 * examples
+    return planned + 5 * math.prod(shape) * min(local.batch, examples)  # as bytes, and as float32
+
+
 def check_visit(examples: int, local: Local, shape: tuple[int, int, int]) -> None:
     """Refuse a visit whose plan or whose largest batch cannot be in memory, before any is made."""
-    planned = 11 * examples_for(examples, local) + 8 * steps_for(examples, local) + 12 * examples
-    batch = 5 * math.prod(shape) * min(local.batch, examples)  # as bytes, and as float32
-    needed, most = planned + batch, physical_memory() / 2
+    needed, most = visit_bytes(examples, local, shape), physical_memory() / 2
     if needed > most:
         length = f"epochs {local.epochs:,}" if local.steps is None else f"steps {local.steps:,}"
         given = f"a visit of {examples:,} examples with {length} and batch {local.batch:,}"

@@ -119,17 +119,18 @@ def superexec(port: int, secret: Path, authority: Path | None) -> list[str]:
 
 
 def run_program(words: list[str]) -> None:
-    """One of the three programs, in a process that ends when it raises.
+    """One of the three programs, in a process that ends when it raises or returns.
 
-    In Flower's own, other threads would keep the process alive, doing nothing.
+    In Flower's own, other threads would keep the process alive, doing nothing: a SuperNode that has given up returns.
     """
     sys.argv = words
     try:
         _PROGRAMS[words[0]]()
     except Exception:  # noqa: BLE001  whatever it is, the process must end
         traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _module(name: str) -> Any:
@@ -145,6 +146,30 @@ def give_apps_time(state: Any) -> None:
     claim = state.claim_task
     known = {**claim.__globals__, "HEARTBEAT_DEFAULT_INTERVAL": APP_SECONDS}
     state.claim_task = FunctionType(claim.__code__, known, claim.__name__, claim.__defaults__, claim.__closure__)
+
+
+def retry_handshakes(connection: Any) -> None:
+    """Let a node retry after a connection that broke off in the TLS handshake, as it does after any other.
+
+    Flower gives up there as if the certificate were wrong: the reply that it was about to send is lost, and so is the
+    node. For a wrong certificate it still gives up.
+    """
+    import httpx
+
+    make = connection.make_simple_http_retry_invoker
+
+    def make_patient() -> Any:
+        invoker = make()
+        gives_up = invoker.should_giveup
+
+        def should_giveup(error: Exception) -> bool:
+            broken = isinstance(error, httpx.TransportError) and "certificate" not in str(error).lower()
+            return not broken and gives_up(error)
+
+        invoker.should_giveup = should_giveup
+        return invoker
+
+    connection.make_simple_http_retry_invoker = make_patient
 
 
 def answer_for_oneself(handlers: Any) -> None:
@@ -210,6 +235,7 @@ def _run_supernode() -> None:
 
     client.get_fused_config_from_fab, client._pull_and_store_message = fuse_checked, pull_checked
     give_apps_time(_module("flwr.supercore.corestate.in_memory_corestate").InMemoryCoreState)
+    retry_handshakes(_module("flwr.supernode.fleet_http_connection"))
     flower_supernode()
 
 

@@ -17,6 +17,7 @@ from nodes import (
     RUN,
     VISIT,
     Asking,
+    blueprint_of,
     first_state,
     loop_over,
     make_node,
@@ -27,7 +28,7 @@ from nodes import (
 )
 from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.types import Visit
+from unskew.core.types import Split, Visit
 from unskew.data.sources import load
 from unskew.engines.codec import Envelope
 from unskew.engines.flower.messages import WireContext, restore, seal, unseal
@@ -238,11 +239,27 @@ def test_a_node_with_a_class_that_was_not_agreed_on_refuses(tmp_path):
     asking = Asking(make_node(tmp_path, 1))
     classes = tuple(f"class {number}" for number in range(10))
     header, _ = asking.ask("agree", agreement=replace(asking.agreement, classes=classes).to_json())
-    assert "has images of" in refused(header)
+    assert "has the class '0', not one of the 10 classes agreed on" in refused(header)
     header, _ = asking.ask("agree", agreement=replace(asking.agreement, numbers={"other": 1}).to_json())
     assert "numbers other clients" in refused(header)
     header, _ = asking.ask("agree", agreement=replace(asking.agreement, numbers={"node-1": 2}).to_json())
     assert "is number 1" in refused(header)
+
+
+def test_a_server_cannot_test_which_classes_a_node_has_images_of(tmp_path):
+    """It leaves one class out of what it agrees on, in a new run each time: the answers are alike."""
+    data = slice_of_digits(1)
+    part = data.images.train
+    one_class = Split(part.images, np.full_like(part.labels, 3))
+    images = replace(data.images, train=one_class, test=one_class)
+    asking = Asking(Node(replace(data, images=images), tmp_path))
+    reasons = set()
+    for left_out in asking.agreement.classes:
+        classes = tuple(name for name in asking.agreement.classes if name != left_out)
+        agreement = replace(asking.agreement, classes=classes, blueprint=replace(blueprint_of(), classes=9))
+        header, _ = asking.ask("agree", agreement=agreement.to_json())
+        reasons.add(refused(header).replace(repr(left_out), "it"))
+    assert reasons == {"node node-1 has the class it, not one of the 9 classes agreed on"}
 
 
 def test_labels_follow_the_classes_agreed_on():
@@ -353,7 +370,7 @@ def test_a_kill_while_a_memory_is_written_leaves_the_one_before(tmp_path):
     program = f"""
 import sys, torch
 from pathlib import Path
-from unskew.core.types import Visit
+from unskew.core.types import Split, Visit
 from unskew.engines.flower.node import NodeMemory
 from unskew.round.client_memory import MemoryFormat, whole_model
 model = {{"params/w": torch.zeros(100_000)}}

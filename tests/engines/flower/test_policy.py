@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nodes import VISIT, Asking, exchange_of, federated, first_state, make_node, make_nodes, refused
+from nodes import RUN, VISIT, Asking, exchange_of, federated, first_state, make_node, make_nodes, refused
 from unskew.calibration.covariances import Diagonal, Full, Shared
 from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.jobs import FixedPointMoments, Moments
 from unskew.core.errors import UserError
+from unskew.core.key import Key
 from unskew.core.types import Visit
+from unskew.engines.flower.node import NodeRun
 from unskew.engines.flower.policy import Policy, commented, read_policy
 from unskew.privacy.secure_sum import Masked, MaskKeys
 from unskew.round import statistics
@@ -359,6 +361,29 @@ def test_a_server_cannot_fill_the_disk_with_memories(tmp_path):
         tickets.append(header["results"][0]["ticket"])
     assert reason == "this node keeps as much as it may for its runs, 1 MB"
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.state")) < 10**6
+
+
+def test_a_server_cannot_make_a_node_plan_visits_that_do_not_fit_in_memory(tmp_path, monkeypatch):
+    """One such visit is refused before it is planned; two in one message must be as well."""
+    asking = asking_of(tmp_path).agree()
+    monkeypatch.setattr("unskew.round.client.plan", lambda *given: pytest.fail("it was planned"))
+    monkeypatch.setattr("unskew.engines.flower.node.physical_memory", lambda: 10**9)
+    monkeypatch.setattr("unskew.data.batches.physical_memory", lambda: 10**9)
+    header, sent = asking.job(visits=[Visit(1, 1.0, take=10**9, repeat=repeat) for repeat in range(2)])
+    assert ["before it trains" in fields["failure"] for fields in header["results"]] == [True, True]
+    assert sent == []
+
+
+@pytest.mark.parametrize(("megabytes", "visits"), [(1, 100), (1000, 1600)])
+def test_a_server_cannot_make_a_node_collect_a_reply_without_end(tmp_path, monkeypatch, megabytes, visits):
+    """Each visit's update has the size of the model, in 13 tensors; a message may ask for 100,000 visits."""
+    asking, done = asking_of(tmp_path, max_message=megabytes).agree(), []
+    whole = NodeRun._visit_client
+    update = whole(asking.node._runs[RUN], Train(1), statistics.build_shared(first_state()), VISIT, Key(0))
+    monkeypatch.setattr(NodeRun, "_visit_client", lambda *given: done.append(1) or update)
+    header, _ = asking.job(visits=[Visit(1, 1.0, take=16, repeat=repeat) for repeat in range(visits)])
+    assert f"the reply to its {visits:,} visits would take more than {megabytes:,} MB or 20,000" in refused(header)
+    assert len(done) < visits
 
 
 def test_a_server_cannot_begin_runs_without_end(tmp_path):

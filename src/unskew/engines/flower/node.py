@@ -35,14 +35,15 @@ from unskew.core.limits import cache_folder
 from unskew.core.machine import neutral, physical_memory
 from unskew.core.plugins import guard_plugins, parse_plugin
 from unskew.core.types import Failure, ImageSet, Job, Split, Tensors, Visit, Visited
-from unskew.data.batches import AUTO, check_visit, choose_augmentation
+from unskew.core.units import counted
+from unskew.data.batches import AUTO, check_visit, choose_augmentation, visit_bytes
 from unskew.data.partition import partition_examples
 from unskew.data.photographs import silent
 from unskew.data.population import Population
 from unskew.data.sources import load
 from unskew.data.store import cache_of
 from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset, pixels
-from unskew.engines.codec import BadMessage, Envelope, by_name
+from unskew.engines.codec import MAX_TENSORS, BadMessage, Envelope, by_name
 from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
 from unskew.engines.flower.audit import AUDIT, SPENT, AuditLog, EpsilonBook, announce, describe_reply, unit_of
 from unskew.engines.flower.messages import (
@@ -163,11 +164,12 @@ class NodeData:
         if agreement.classes == own:
             return replace(part, images=images)
         number = {name: index for index, name in enumerate(agreement.classes)}
-        if unknown := [own[label] for label in np.unique(part.labels).tolist() if own[label] not in number]:
+        # by the names it described, not by its labels: otherwise a server could test which classes it has images of
+        if unknown := [name for name in own if name not in number]:
             raise UserError(
-                f"node {self.name} has images of {unknown[0]!r}, not one of the {len(number)} classes agreed on"
+                f"node {self.name} has the class {unknown[0]!r}, not one of the {len(number)} classes agreed on"
             )
-        table = np.array([number.get(name, -1) for name in own], np.int64)
+        table = np.array([number[name] for name in own], np.int64)
         return replace(part, images=images, labels=table[part.labels])
 
 
@@ -368,7 +370,7 @@ MAX_VISITS = 100_000  # in one message
 MAX_REPEAT = 10**9
 MAX_TICKET = 64  # characters
 MAX_PARCEL = 2**20  # characters
-MEMORY_SHARE = 3  # stored features may take one part in so many of the memory
+MEMORY_SHARE = 3  # stored features may take one part in so many of the memory, and so may plans of visits
 
 
 @dataclass(frozen=True)
@@ -468,15 +470,28 @@ class NodeRun:
         """Do the job for each visit."""
         if self._memory is not None:
             self._memory.clear(request.visits, request.keep)
-        plan_ahead(self.side, request.job, shared, request.visits, request.key)
-        return [self._visit_client(request.job, shared, visit, request.key) for visit in request.visits]
+        local, shape = self.side.algorithm.local, self.agreement.blueprint.shape
+        planned = sum(visit_bytes(self._examples(visit), local, shape) for visit in request.visits)
+        if planned < physical_memory() / MEMORY_SHARE:  # otherwise each visit is checked and planned in its turn
+            plan_ahead(self.side, request.job, shared, request.visits, request.key)
+        results, size, count = list[VisitResult](), 0, 0
+        for visit in request.visits:
+            results.append(self._visit_client(request.job, shared, visit, request.key))
+            size, count = size + sum(value.nbytes for _, value in results[-1][1]), count + len(results[-1][1])
+            if size > self._policy.max_message * MEGABYTE or count > MAX_TENSORS:
+                raise BadMessage(
+                    f"the reply to its {counted(len(request.visits), 'visit')} would take more than "
+                    f"{self._policy.max_message:,} MB or {MAX_TENSORS:,} tensors, the most in a message"
+                )
+        return results
+
+    def _examples(self, visit: Visit) -> int:
+        return len(self.side.population.examples(visit.client)) if visit.take is None else visit.take
 
     def _visit_client(self, job: Job, shared: Tensors, visit: Visit, key: Key) -> VisitResult:
         about: dict[str, Any] = {"client": visit.client, "repeat": visit.repeat}
         try:
-            local = self.side.algorithm.local
-            size = len(self.side.population.examples(visit.client)) if visit.take is None else visit.take
-            check_visit(size, local, self.agreement.blueprint.shape)
+            check_visit(self._examples(visit), self.side.algorithm.local, self.agreement.blueprint.shape)
             mine = visit if self._memory is None else self._memory.assign(visit)
             reply = answer(self.side, job, shared, mine, key)
         except (StorageFailure, UserError) as error:
