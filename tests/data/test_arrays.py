@@ -94,11 +94,11 @@ def test_bytes_saved_as_floats_come_back_exactly(tmp_path):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"y_train": Y}, "has no 'x_train'; it has y_train"),
-        ({}, "has no 'x_train'; it has no arrays"),
+        ({"y_train": Y}, "has no 'x_train', but y_train"),
+        ({}, "has no 'x_train', but no arrays"),
         ({"x_train": X}, "has no 'y_train'"),
         ({"x_train": X, "y_train": Y, "x_test": X}, "has no 'y_test'"),
-        ({"x_train": X, "y_train": Y[:9]}, "10 images in x_train, 9 labels in y_train"),
+        ({"x_train": X, "y_train": Y[:9]}, "10 images in x_train, but 9 labels in y_train"),
         ({"x_train": X, "y_train": Y * 1.0}, "y_train is float64"),
         ({"x_train": X, "y_train": np.eye(10, dtype=int)}, "[10, 10]; give whole numbers"),
         ({"x_train": X, "y_train": Y - 1}, "ranges from -1 to 1"),
@@ -112,7 +112,7 @@ def test_bytes_saved_as_floats_come_back_exactly(tmp_path):
         ({"x_train": np.zeros((5, 4, 4, 4), np.uint8), "y_train": Y[:5]}, "has shape [5, 4, 4, 4]"),
         ({"x_train": X[:4], "y_train": Y[:4]}, "nor five examples"),
         ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "[1, 4, 5] in train, [1, 2, 5] in test"),
-        ({"x_train": X, "y_train": Y, "users": np.arange(9)}, "10 texts or numbers"),
+        ({"x_train": X, "y_train": Y, "users": np.arange(9)}, "10 strings or numbers"),
         ({"x_train": X, "y_train": Y, "users": np.arange(10.0)}, "users is float64"),
         ({"x_train": X, "y_train": Y, "classes": np.array(["a", "b"])}, "classes has 2 names, but a label is 2"),
     ],
@@ -144,7 +144,7 @@ def test_a_damaged_npz_is_named_whatever_its_length(tmp_path):
 def test_a_file_with_other_names_says_which_it_has_and_which_are_read(tmp_path):
     path = save(tmp_path, images=X, labels=Y)
     message = refused(load_arrays, path)
-    assert "has no 'x_train'; it has images, labels; name the arrays x_train, y_train, x_test, y_test or" in message
+    assert "has no 'x_train', but images, labels; name the arrays x_train, y_train, x_test, y_test or" in message
 
 
 def test_labels_that_start_at_1_are_said(tmp_path):

@@ -137,7 +137,7 @@ def test_crops_come_before_normalisation_and_the_images_stay_as_they_were():
 def test_a_visit_whose_plan_or_batch_does_not_fit_in_memory_is_refused(monkeypatch, examples, local):
     monkeypatch.setattr(batches, "physical_memory", lambda: 16e9)
     batches.check_visit(60_000, Local(20, 64), (3, 32, 32))
-    with pytest.raises(UserError, match=r"of memory before it trains, more than the limit of 8\.0 GB"):
+    with pytest.raises(UserError, match=r"of memory before training, more than the limit of 8\.0 GB"):
         batches.check_visit(examples, local, (3, 32, 32))
 
 

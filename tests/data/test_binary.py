@@ -39,7 +39,7 @@ def test_cifar_records_come_back_as_written(count, kind, chance):
 @given(st.integers(0, 3 * 3073))
 def test_a_truncated_cifar_file_is_named(size):
     if size % 3073 or size == 0:
-        with pytest.raises(UserError, match=r"some/file is truncated: .* records of 3,073"):
+        with pytest.raises(UserError, match=r"some/file is truncated: .* record size of 3,073"):
             binary.cifar(bytes(size), HERE, label_bytes=1, classes=10)
     else:
         assert len(binary.cifar(bytes(size), HERE, label_bytes=1, classes=10)[1]) == size // 3073
@@ -70,8 +70,8 @@ def test_an_idx_file_reads_the_same_gzipped_or_not(pack):
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        (idx_bytes((5,), 0x801), "some/images starts with 00000801, but an idx file of images with 00000803"),
-        (idx_bytes(body=bytes(23)), "is truncated: 2×3×4 images take 24 bytes, 23 follow"),
+        (idx_bytes((5,), 0x801), "some/images starts with 00000801, but an idx file of images starts with 00000803"),
+        (idx_bytes(body=bytes(23)), "is truncated: 2×3×4 images take 24 bytes, but it has 23"),
         (idx_bytes(body=bytes(25)), "is longer than it declares"),
         (idx_bytes((0, 28, 28)), "it contains no images"),
     ],
@@ -114,7 +114,7 @@ def test_joining_counts_letters_from_zero():
 @pytest.mark.parametrize(
     ("batch", "complaint"),
     [
-        ({"labels": [1]}, "has no 'data'; it has 'labels'"),
+        ({"labels": [1]}, "has no 'data', only 'labels'"),
         ({"data": np.zeros((1, 3072), np.uint8)}, "has no 'labels'"),
         ({"data": np.zeros((1, 3071), np.uint8), "labels": [1]}, "not an array of bytes"),
         ({"data": np.zeros((1, 3072), np.int64), "labels": [1]}, "not an array of bytes"),

@@ -76,7 +76,7 @@ def test_classes_with_too_few_examples_are_left_out_and_the_others_are_drawn_dow
     assert (number[~rows.test] < 500).all()
     assert rows.notes == (
         "3 of 4 classes have 4 training examples; 4 examples of each were drawn (seed 0)",
-        "test: at most 30 validation images of each class, 6 in all",
+        "test: at most 30 validation images per class, 6 in total",
     )
     one = sources.load_rows("inaturalist(balance=4, test=1)", inat())
     assert np.bincount(one.labels[one.test]).tolist() == [1, 1, 1]
@@ -94,7 +94,7 @@ def test_the_seed_decides_which_examples_and_balance_0_keeps_all(inat):
 
 def test_without_a_knob_classes_need_100_examples_as_in_the_paper(inat):
     with pytest.raises(
-        UserError, match=r"\(balance=100\): 0 of 4 classes .* the largest has 7; give a smaller balance"
+        UserError, match=r"\(balance=100\): only 0 of 4 classes .* the largest has 7; give a smaller balance"
     ):
         sources.load_rows("inaturalist", inat())
 
@@ -184,7 +184,7 @@ def test_missing_and_malformed_annotations_are_one_sentence(inat, change, says):
         ("inaturalist(balance=4) + digits", "give one data set; several cannot be added"),
         ("digits(size=4)", "data set digits has no knob 'size'; it takes none"),
         ("inaturalist(balance=few)", "whole number"),
-        ("inaturalist(split=absent.csv)", "the split absent.csv does not exist, not even in"),
+        ("inaturalist(split=absent.csv)", "the split absent.csv does not exist, nor does"),
     ],
 )
 def test_wrong_knobs_are_refused(inat, name, says):
@@ -193,10 +193,10 @@ def test_wrong_knobs_are_refused(inat, name, says):
 
 
 def test_where_it_is_looked_for_is_said(tmp_path):
-    with pytest.raises(UserError, match=r"pass the folder that has landmarks/train_clean.csv as --data-dir DIR"):
+    with pytest.raises(UserError, match=r"pass the folder that contains landmarks/train_clean.csv as --data-dir DIR"):
         sources.load_rows("landmarks", None)
     with pytest.raises(
-        UserError, match=r"inaturalist was not found: train2017.json or train_val2017.zip is in none of"
+        UserError, match=r"inaturalist was not found: looked for train2017.json or train_val2017.zip in"
     ):
         sources.load_rows("inaturalist", tmp_path)
 
@@ -237,7 +237,7 @@ def test_a_split_is_found_from_any_folder_and_in_the_set_itself(inat, tmp_path, 
         (tmp_path / "here" / name).rename(folder / "inaturalist" / name)
     assert len(sources.load_rows(config.data, folder)) == 3
     (folder / "inaturalist" / "a.csv").unlink()
-    with pytest.raises(UserError, match=r"a.csv does not exist, not even in .*inaturalist; fetch it"):
+    with pytest.raises(UserError, match=r"a.csv does not exist, nor does .*a\.csv; fetch it"):
         sources.load_rows(config.data, folder)
     assert sources.make_absolute("cinic10") == "cinic10"
 
@@ -245,10 +245,10 @@ def test_a_split_is_found_from_any_folder_and_in_the_set_itself(inat, tmp_path, 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (("u", 999, 0), "image_id '999' is in no annotation file"),
-        (("u", 107, 1), "its classes are not the annotations' categories"),
-        (("u", 112, 5), "its classes are not the annotations' categories|not numbered from 0"),
-        (("u", 100, 1), "image_id '100' appears twice"),
+        (("u", 999, 0), "image_id '999' is not in the annotation files"),
+        (("u", 107, 1), "its classes are not the annotated categories"),
+        (("u", 112, 5), "its classes are not the annotated categories|not numbered from 0"),
+        (("u", 100, 1), "the image_id '100' twice"),
         (("u", 112, "x"), "the class 'x' is not a whole number"),
     ],
 )
@@ -406,7 +406,7 @@ def test_data_list_and_check_know_them(inat, capsys):
     assert listing["landmarks"] == "not found"
     (finding,) = sources.check("inaturalist(balance=4)", folder)
     assert finding.whole
-    assert "12 training and 6 test images of 3 classes; of 1 picture looked for, 0 exist" in finding.detail
+    assert "12 training and 6 test images of 3 classes; in a sample of 1 picture, 0 exist" in finding.detail
     (folder / "inaturalist" / "val2017.json").write_text("{")
     with pytest.raises(UserError, match=r"val2017.json is damaged, or another kind of file"):
         sources.check("inaturalist(balance=4)", folder)

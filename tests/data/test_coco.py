@@ -43,8 +43,8 @@ def test_the_largest_area_is_the_class_and_val_is_test(coco):
     assert images.train.labels.tolist() == [0, 2, 0, 2], "6 to 5; its box; the first of two; two to one"
     assert images.test.labels.tolist() == [0, 1]
     notes = " ".join(images.notes)
-    assert "instances_train2017.json: 2 photographs without an annotation left out" in notes
-    assert "more than one category" in notes
+    assert "instances_train2017.json: left out 2 photographs without an annotation" in notes
+    assert "several categories" in notes
     assert "instances_val2017.json is used for testing" in notes
 
 

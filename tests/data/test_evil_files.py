@@ -79,9 +79,9 @@ def write_npz(path, name="x_train", content=b"", **about):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (header((10**10,)), "shorter than its header says"),
-        (header((10**10,)) + b"x" * 100, "shorter than its header says"),
-        (header((3,)) + b"x" * 100, "shorter than its header says"),
+        (header((10**10,)), "shorter than its header declares"),
+        (header((10**10,)) + b"x" * 100, "shorter than its header declares"),
+        (header((3,)) + b"x" * 100, "shorter than its header declares"),
         (header((2**40,), "<U0"), "unpacks to 1.1 TB"),
         (header((-2, -3)) + b"x" * 6, "not an .npz"),
         (b"\x93NUMPY\x01\x00" + struct.pack("<H", 9000) + b"-" * 9000, "not an .npz"),
@@ -107,7 +107,7 @@ def test_a_directory_that_claims_less_than_is_packed_is_refused(tmp_path):
 
 def test_other_ways_of_packing_are_refused(tmp_path):
     path = write_npz(tmp_path / "evil.npz", content=header((3,)) + b"abc", compression=zipfile.ZIP_LZMA)
-    with refused("compressed in a way that np.savez does not use"):
+    with refused("uses a compression that np.savez does not use"):
         load_arrays(str(path))
 
 
@@ -222,7 +222,7 @@ def test_a_partition_that_claims_more_clients_than_it_can_have_is_refused(tmp_pa
 def test_one_long_user_id_does_not_make_all_of_them_long(tmp_path):
     rows = "".join(f"{'x' * 100_000 if n == 0 else n},{n},0\n" for n in range(5000))
     (tmp_path / "s.csv").write_text("user_id,image_id,class\n" + rows)
-    with refused("line 2: a user_id has at most 200 characters", most=5 * MB):
+    with refused("line 2: the user_id has more than 200 characters", most=5 * MB):
         partition_files.read_partition(tmp_path / "s.csv", np.zeros(5000, np.int64), 1, seed=0)
 
 

@@ -178,7 +178,7 @@ def test_a_body_that_breaks_off_is_said(tmp_path, server):
     server.files["/cifar-10-binary.tar.gz"] = half
     message = refused("cifar10", tmp_path, server.address, kept=400)
     assert "the connection was lost after 400 of 1,000 bytes" in message
-    assert "400 B were kept, and the same command continues from there" in message
+    assert "400 B were kept; run the same command again to continue" in message
     assert len(server.asked) == module.TRIES
 
 
@@ -265,7 +265,7 @@ def test_kept_bytes_of_another_file_are_thrown_away(tmp_path, cut):
     (tmp_path / "cifar-100-binary").mkdir()
     (tmp_path / "cifar-100-binary" / "cifar-100-binary.tar.gz.part").write_bytes(b"other" * 10)
     said = fetched(tmp_path, cut(cuts=0))
-    assert said[0].endswith("the partial download does not match it; starting again")
+    assert said[0].endswith("the partial download does not match; starting again")
 
 
 def test_a_part_that_is_whole_already_is_checked_and_kept(tmp_path, cut):
@@ -404,7 +404,7 @@ def test_two_processes_do_not_fetch_into_one_folder_at_once(tmp_path, server, mo
 
     server.files["/images_background.zip"] = meanwhile
     fetch("omniglot", tmp_path, mirror=None, report=silent)
-    assert said == [f"another process is fetching omniglot into {tmp_path}; wait until it is done"]
+    assert said == [f"another process is downloading omniglot into {tmp_path}; wait for it to finish"]
     assert [p.name for p in tmp_path.iterdir()] == ["omniglot"]
 
 

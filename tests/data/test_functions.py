@@ -81,11 +81,11 @@ def test_a_function_cannot_change_the_labels():
 @pytest.mark.parametrize(
     ("what", "complaint"),
     [
-        ("float", "gives float64"), ("short", "gives [3] numbers for 20"), ("negative", "to client -2"),
-        ("large", "assigns an example to client 4, but there are 4"), ("none", "gives [] numbers"),
-        ("nobody", "no example to any client"),
-        ("table", "gives [20, 2] numbers"), ("text", "gives <U1"), ("ragged", "is not an array"),
-        ("nan", "gives float64"), ("raises", "raises RuntimeError: no luck"),
+        ("float", "is an array of float64"), ("short", "is an array of shape [3] for 20"), ("negative", "to client -2"),
+        ("large", "assigns an example to client 4, but there are 4"), ("none", "is an array of shape [] for 20"),
+        ("nobody", "no examples to clients"),
+        ("table", "is an array of shape [20, 2] for 20"), ("text", "is an array of <U1"), ("ragged", "is not an array"),
+        ("nan", "is an array of float64"), ("raises", "raises RuntimeError: no luck"),
     ],
 )  # fmt: skip
 def test_a_wrong_answer_is_refused_with_the_functions_name(what, complaint):

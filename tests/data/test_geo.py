@@ -155,7 +155,7 @@ def test_more_examples_at_one_place_than_a_cell_may_have_stay_together_and_a_not
     found = deal([[51.5, -0.12]] * 250 + [[-33.9, 151.2]], "geo(max=100, min=0)")
     assert sorted(Population.from_partition(found).sizes.tolist()) == [1, 250]
     assert s2.S2CellId.FromToken(found.names[int(found.client[0])]).is_leaf()
-    assert any("1 place of one square centimetre" in note and "up to 250" in note for note in found.notes)
+    assert any("1 place of one square centimeter" in note and "up to 250" in note for note in found.notes)
 
 
 def test_poles_and_both_sides_of_the_date_line_have_clients():
@@ -194,7 +194,7 @@ def test_a_min_that_no_cell_reaches_is_refused():
 
 def test_clients_must_be_the_number_of_cells():
     assert deal([[1, 2], [-60, 100]], "geo(100)", clients=2).clients == 2
-    with pytest.raises(UserError, match=r"geo\(max=100\) has 2 clients, but --clients asks for 3; leave it out"):
+    with pytest.raises(UserError, match=r"geo\(max=100\) has 2 clients, but --clients asks for 3; leave out --clients"):
         deal([[1, 2], [-60, 100]], "geo(100)", clients=3)
 
 

@@ -111,5 +111,5 @@ def test_omniglot_refuses_another_part_and_a_picture_without_a_drawer(omniglot):
     with pytest.raises(UserError, match="give background, evaluation or all"):
         sources.load_rows("omniglot(part=test)", omniglot)
     touch(omniglot / "omniglot-py", "images_background/Greek/character01/extra.png")
-    with pytest.raises(UserError, match=r"extra\.png: its name must end with a drawer's number"):
+    with pytest.raises(UserError, match=r"extra\.png: the name must end with a drawer's number"):
         sources.load_rows("omniglot", omniglot)

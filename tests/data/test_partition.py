@@ -307,5 +307,5 @@ def test_users_are_clients_with_names():
 def test_users_refuse_another_number_of_clients():
     users = np.array(["a", "b"])
     assert deal("users", 2, np.array([0, 1]), users=users).clients == 2
-    with pytest.raises(UserError, match="has 2 clients, but --clients asks for 3; leave it out"):
+    with pytest.raises(UserError, match="has 2 clients, but --clients asks for 3; leave out --clients"):
         deal("users", 3, np.array([0, 1]), users=users)

@@ -107,7 +107,7 @@ def test_an_artefact_for_other_data_is_refused(tmp_path):
 
 
 def test_a_foreign_npz_is_refused_and_nothing_is_unpickled(tmp_path):
-    with pytest.raises(UserError, match=r"p\.npz is not an Unskew partition: it lacks client"):
+    with pytest.raises(UserError, match=r"p\.npz is not an Unskew partition: it has no client"):
         read(saved(tmp_path / "p.npz", {"images": np.zeros(3)}))
     np.savez(tmp_path / "o.npz", client=np.array([{}], dtype=object))
     with pytest.raises(UserError, match=r"o\.npz is damaged"):
@@ -182,7 +182,7 @@ HEADER = "user_id,image_id,class\n"
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "has no column 'user_id': its first line must name user_id, image_id, class"),
+        ("", "has no column 'user_id'; its first line must contain user_id, image_id, class"),
         ("user_id,image\n1,2\n", "has no column 'image_id'"),
         (HEADER, "has a header but no rows"),
         (HEADER + "a,0\n", "line 2: 2 fields, but the header has 3"),
@@ -241,7 +241,7 @@ def test_without_the_table_the_message_says_how_to_give_one(tmp_path):
         ({"ids": IDS.replace("17,0", "17,1.5")}, "row must be a whole number, not '1.5'"),
         ({"ids": IDS.replace("17,0", "17,2")}, r"rows\.csv, line 3: row 2 appears twice"),
         ({"ids": IDS.replace("17,0", "9ad8,0")}, r"rows\.csv, line 3: image_id 9ad8 appears twice"),
-        ({"ids": "id,row\n17,0\n"}, r"rows\.csv has no column 'image_id': its first line must name image_id, row"),
+        ({"ids": "id,row\n17,0\n"}, r"rows\.csv has no column 'image_id'; its first line must contain image_id, row"),
         ({"split": SPLIT.replace("ff00", "17")}, r"split\.csv, line 4: image_id 17 appears a second time"),
         (
             {"labels": (6, 9, 6, 4)},
@@ -256,7 +256,7 @@ def test_a_table_or_a_split_that_does_not_fit_is_refused_at_its_line(tmp_path, c
 
 
 def test_a_table_of_ids_is_for_a_csv(tmp_path):
-    with pytest.raises(UserError, match=r"is an \.npz, which lists rows, not ids"):
+    with pytest.raises(UserError, match=r"is an \.npz file, which has rows instead of ids"):
         read(f"{saved(tmp_path / 'p.npz')}(ids=rows.csv)")
     with pytest.raises(UserError, match="has no file name"):
         read("split.csv(ids='')")

@@ -148,13 +148,13 @@ def test_image_and_label_files_of_two_lengths_are_refused(tmp_path, write_idx):
 def test_images_of_another_size_are_refused(tmp_path, write_idx):
     write_idx(tmp_path, packed=False)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03\0\0\0\x07\0\0\0\x02\0\0\0\x02" + bytes(28))
-    assert "has images of [1, 2, 2], but mnist has [1, 28, 28]" in refused("mnist", tmp_path)
+    assert "has images of shape [1, 2, 2], not [1, 28, 28]" in refused("mnist", tmp_path)
 
 
 def test_a_rewritten_file_is_read_with_a_note(tmp_path, write_idx):
     write_idx(tmp_path / "fashion-mnist")
     notes = sources.load("fashion-mnist", tmp_path).notes
-    assert any("train-images-idx3-ubyte.gz is not the published file, nor are 3 others" in n for n in notes)
+    assert any("train-images-idx3-ubyte.gz is not the published file (nor are 3 others)" in n for n in notes)
 
 
 def test_a_published_file_needs_no_note(tmp_path, write_idx, monkeypatch):
@@ -173,7 +173,7 @@ def test_fashion_mnist_is_not_taken_for_mnist(tmp_path, write_idx, monkeypatch):
     assert any("assumed to be mnist" in note for note in sources.load("mnist", tmp_path / "plain").notes)
     md5 = hashlib.md5((tmp_path / "plain" / "train-images-idx3-ubyte.gz").read_bytes()).hexdigest()
     monkeypatch.setitem(published._OWNER, md5, "fashion-mnist")
-    assert "is the published file of fashion-mnist, not of mnist" in refused("mnist", tmp_path / "plain")
+    assert "is the published file of fashion-mnist, not mnist" in refused("mnist", tmp_path / "plain")
 
 
 @pytest.mark.parametrize(

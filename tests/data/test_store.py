@@ -81,7 +81,7 @@ def test_what_is_damaged_and_has_no_file_any_more_stops_the_run(table, cache, tm
     files(cache)[0].unlink()
     (tmp_path / "pictures" / "0.png").unlink()
     text, arrays = images.train.images.described()
-    with pytest.raises(StorageFailure, match=r"0\.png does not exist, but was intact when the table was read"):
+    with pytest.raises(StorageFailure, match=r"0\.png does not exist; it was intact when the table was read"):
         open_photographs(text, arrays).take(np.array([0]))
 
 

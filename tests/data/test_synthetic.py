@@ -137,7 +137,7 @@ def test_without_pictures_there_is_the_table_alone(tmp_path):
         ({"users": 0}, "--users 0: give at least 1"),
         ({"classes": 1}, "--classes 1: give at least 2"),
         ({"test": 0}, "--test 0: give at least 1"),
-        ({"examples": 100}, "--examples 100: every user and every class needs one; give at least 9275"),
+        ({"examples": 100}, "--examples 100: each user and class needs at least one; give 9275 or more"),
         ({"examples": 10**9}, "give at most 10,000,000 together"),
     ],
 )

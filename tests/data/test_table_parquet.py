@@ -69,7 +69,7 @@ def test_hugging_faces_class_names_are_used(tmp_path, cache, table):
     train = [number for row, number in enumerate(numbers) if row % 5 != 4]
     assert images.train.labels.tolist() == train
     broken = write(tmp_path / "u.parquet", {"image": contents, "label": [9] * 30}, metadata=about)
-    with pytest.raises(UserError, match="row 0: the label is 9, but 4 classes are named"):
+    with pytest.raises(UserError, match="row 0: the label is 9, but there are 4 classes"):
         load_table(f"{broken}(size=16)", cache)
 
 
@@ -103,13 +103,13 @@ def test_a_photograph_without_bytes_is_broken(tmp_path, cache, table):
     [
         ({"image": [b"x"], "name": ["a"]}, "has no column label"),
         ({"image": [1], "label": [1]}, "give the bytes of image files"),
-        ({"path": ["x"], "label": [1.5]}, "label is 1.5 in row 0; give texts or whole numbers"),
-        ({"path": ["x"], "label": [True]}, "is of type bool; give texts or whole numbers"),
-        ({"path": [1], "label": ["a"]}, "is of type int64; give texts"),
-        ({"img": [b"x"], "label": ["a"]}, "rename img to path if it has the files' names, or to image if"),
-        ({"path": ["x"], "label": [[1]]}, "is of type list"),
-        ({"path": ["x"], "label": [None]}, "is of type null"),
-        ({"path": [], "label": []}, "is of type null"),
+        ({"path": ["x"], "label": [1.5]}, "label is 1.5 in row 0; give strings or whole numbers"),
+        ({"path": ["x"], "label": [True]}, "has type bool; give strings or whole numbers"),
+        ({"path": [1], "label": ["a"]}, "has type int64; give strings"),
+        ({"img": [b"x"], "label": ["a"]}, "rename img to path if it contains file names, or to image if"),
+        ({"path": ["x"], "label": [[1]]}, "has type list"),
+        ({"path": ["x"], "label": [None]}, "has type null"),
+        ({"path": [], "label": []}, "has type null"),
     ],
 )
 def test_columns_of_other_types_are_refused(tmp_path, cache, columns, message):
@@ -162,7 +162,7 @@ def test_pieces_that_do_not_fit_into_memory_are_refused(tmp_path, cache, table, 
     _, columns, contents = table
     made = write(tmp_path / "t.parquet", {"image": contents, "label": columns.label}, 100)
     monkeypatch.setattr(limits, "physical_memory", lambda: 2 * sum(map(len, contents)))
-    with pytest.raises(UserError, match=r"read 30 rows at a time, takes .* write it again with row groups of 100 rows"):
+    with pytest.raises(UserError, match=r"read 30 rows at a time, needs .* write it again with row groups of 100 rows"):
         load_table(f"{made}(size=16)", cache)
 
 

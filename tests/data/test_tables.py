@@ -178,7 +178,7 @@ HEADERS = {
     "path,label,latitude": "has a column latitude but no longitude",
     "path,label,label": "the column label appears twice",
     "image,label": "has no column path",
-    "img,label": "has no column path; rename img to path if it has the files' names",
+    "img,label": "has no column path; rename img to path if it contains file names",
     "\n\npath,lable": "has no column label; rename lable to label",
 }
 
@@ -192,12 +192,12 @@ def test_a_header_is_checked_by_name(tmp_path, cache, header):
 LINES = {
     "x.png,ant,u,1,2,nowhere": "line 3: split is 'nowhere'; give train, test or validation",
     "x.png,,u,1,2,train": "line 3: the label is empty",
-    "x.png,ant,u,91,2,train": "line 3: latitude is '91'; give degrees from -90 to 90",
-    "x.png,ant,u,north,2,train": "line 3: latitude is 'north'",
-    "x.png,ant,u,inf,2,train": "line 3: latitude is 'inf'",
-    "x.png,ant,u,1,181,train": "line 3: longitude is '181'",
-    "x.png,ant,u,1,,train": "line 3: it has a latitude but no longitude; give both, or leave both empty",
-    "x.png,ant,u,nan,2,train": "line 3: it has a longitude but no latitude",
+    "x.png,ant,u,91,2,train": "line 3: the latitude is '91'; give degrees from -90 to 90",
+    "x.png,ant,u,north,2,train": "line 3: the latitude is 'north'",
+    "x.png,ant,u,inf,2,train": "line 3: the latitude is 'inf'",
+    "x.png,ant,u,1,181,train": "line 3: the longitude is '181'",
+    "x.png,ant,u,1,,train": "line 3: there is a latitude but no longitude; give both, or leave both empty",
+    "x.png,ant,u,nan,2,train": "line 3: there is a longitude but no latitude",
     "x.png,ant": "line 3: 2 values for 6 columns",
     'x.png,"ant': "is not a CSV file: a quotation mark is never closed",
 }
@@ -218,8 +218,8 @@ def test_equal_photographs_and_those_with_two_labels_are_noted(tmp_path, cache):
     ]  # fmt: skip
     (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
     notes = load_table(f"{tmp_path / 't.csv'}(size=8)", cache).notes
-    assert "2 photographs repeat another one; 1 of them are in train and in test" in notes
-    assert f"1 photograph has two labels or more: {tmp_path / 'pictures' / '1.png'} (x, y)" in notes
+    assert "2 photographs repeat another one; 1 of them are in both train and test" in notes
+    assert f"1 photograph has several labels: {tmp_path / 'pictures' / '1.png'} (x, y)" in notes
 
 
 def test_a_photograph_with_many_labels_names_only_some(tmp_path, cache):
@@ -246,7 +246,7 @@ def test_what_is_not_a_table_is_refused(tmp_path, cache):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("(size=0)", r"size=0 must be from 1 to 4096, as in \(size=128\)"),
+        ("(size=0)", r"size=0 is out of range; give 1 to 4096, as in \(size=128\)"),
         ("(size=big)", "data set table: size must be a whole number, not big"),
         ("(broken=mend)", "broken=mend: choose from: stop, skip"),
         ("(colour=grey)", "data set table has no knob 'colour'; choose from: size, broken"),
@@ -266,7 +266,7 @@ def test_photographs_of_different_sizes_get_the_networks_input_size(tmp_path, ca
     note = next(note for note in images.notes if "different sizes" in note)
     assert "0.png is" in note
     assert "all are scaled and cropped to 48×48, the network's input size" in note
-    assert note.endswith("(size=48) sets it for every network")
+    assert note.endswith("(size=48) fixes it for every network")
     write_table(tmp_path, 10, low=24, high=25)
     assert load_table(str(path), cache).shape == (3, 24, 24), "of one size: as they are"
     write_table(tmp_path, 10, low=600, high=601)
@@ -293,7 +293,7 @@ def test_columns_that_are_not_used_are_noted(tmp_path, cache):
     path.write_text("\n".join([lines[0] + ",user_id,weather", *(line + ",u,x" for line in lines[1:])]))
     notes = load_table(f"{path}(size=8)", cache).notes
     assert any(
-        "unused columns: user_id (rename it to user to make a client of each), weather" in note for note in notes
+        "unused columns: user_id (rename it to user for one client per value), weather" in note for note in notes
     )
 
 

@@ -80,7 +80,7 @@ def test_the_owners_of_the_held_out_examples_go_with_them():
 
 
 def test_too_small_a_share_is_refused_before_anything_runs(tmp_path):
-    with pytest.raises(UserError, match=r"--validation 1e-06: this share of 1,438 examples holds out none"):
+    with pytest.raises(UserError, match=r"--validation 1e-06: this share of 1,438 examples is less than one"):
         run(validation=1e-6, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     for share in (-0.1, 1.0, float("nan")):

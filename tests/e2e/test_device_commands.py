@@ -68,7 +68,7 @@ def test_a_finished_run_of_a_gpu_is_calibrated_analysed_and_reported_on_the_cpu(
     of_a_machine_with_a_gpu(run)
     before = (run / "result.json").read_bytes()
     for words in (("calibrate", run, "lda"), ("analyse", run, "confusion")):
-        assert "no CUDA device here; give auto or cpu" in refused(capsys, *words)
+        assert "no CUDA device; use auto or cpu" in refused(capsys, *words)
     assert (run / "result.json").read_bytes() == before
     done(capsys, "calibrate", run, "lda(ridge=0.1)", "--device", "cpu")
     assert "lda(ridge=0.1)" in [each["name"] for each in result(run)["calibrations"]]
@@ -93,7 +93,7 @@ def test_an_interrupted_run_of_a_gpu_is_resumed_on_the_cpu(capsys, tmp_path):
     with pytest.raises(StopRun):
         train.run(out=run, data=data, **SMALL, observe=lambda event: STOP if getattr(event, "round", 0) == 1 else None)
     of_a_machine_with_a_gpu(run)
-    assert "no CUDA device here; give auto or cpu" in refused(capsys, "resume", run)
+    assert "no CUDA device; use auto or cpu" in refused(capsys, "resume", run)
     assert command(capsys, "resume", run, "--device", "cpu")[0] == 0
     whole = train.run(out=tmp_path / "whole", data=data, **SMALL)
     assert result(run)["weights_sha256"] == whole.weights_sha256

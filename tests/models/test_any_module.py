@@ -189,19 +189,19 @@ def with_dtype(dtype):
 @pytest.mark.parametrize(
     ("model", "complaint"),
     [
-        (lambda s, c: Two(lambda m, h: m.first(h) + m.second(h)), "what follows 'first', 'second' changes the output"),
+        (lambda s, c: Two(lambda m, h: m.first(h) + m.second(h)), "the output of 'first', 'second' is changed"),
         (lambda s, c: Two(lambda m, h: (m.first(h), m.second(h))), "returns a tuple; it must return its logits"),
-        (lambda s, c: Two(lambda m, h: m.first(h).softmax(1)), "leave the softmax out"),
-        (lambda s, c: Two(lambda m, h: m.first(h).log_softmax(1)), "leave the log-softmax out"),
-        (lambda s, c: Two(lambda m, h: m.first(h).relu()), "what follows 'first' changes the output"),
-        (lambda s, c: Two(lambda m, h: 0.5 * m.first(h)), "what follows 'first' changes the output"),
-        (lambda s, c: Two(lambda m, h: m.first(h).clamp(-30, 30)), "what follows 'first' changes the output"),
+        (lambda s, c: Two(lambda m, h: m.first(h).softmax(1)), "remove the softmax"),
+        (lambda s, c: Two(lambda m, h: m.first(h).log_softmax(1)), "remove the log-softmax"),
+        (lambda s, c: Two(lambda m, h: m.first(h).relu()), "the output of 'first' is changed"),
+        (lambda s, c: Two(lambda m, h: 0.5 * m.first(h)), "the output of 'first' is changed"),
+        (lambda s, c: Two(lambda m, h: m.first(h).clamp(-30, 30)), "the output of 'first' is changed"),
         (lambda s, c: Two(lambda m, h: m.first(m.first(h)[:, :7])), "runs more than once"),
         (lambda s, c: Two(lambda m, h: m.first(h)[None]), "returns [1, 2, 10] for 2 images"),
         (lambda s, c: Two(lambda m, h: m.body(torch.ones(2, 64))), "it must return logits [2, 10]"),
         (lambda s, c: Two(raises), "fails on images [2, 1, 8, 8]: RuntimeError: my own trouble\n  File"),
-        (lambda s, c: nn.Sequential(nn.Conv2d(1, c, 8), nn.Flatten()), "the convolution '0' gives 10 channels"),
-        (lambda s, c: nn.Sequential(nn.Flatten(), nn.LazyLinear(c), nn.BatchNorm1d(c)), "what follows '1' changes"),
+        (lambda s, c: nn.Sequential(nn.Conv2d(1, c, 8), nn.Flatten()), "the convolution '0' outputs 10 channels"),
+        (lambda s, c: nn.Sequential(nn.Flatten(), nn.LazyLinear(c), nn.BatchNorm1d(c)), "the output of '1' is changed"),
         (lambda s, c: nn.Sequential(nn.Flatten(), Cosine(64, c)), "not as weight·features + bias"),
         (lambda s, c: linear(7), "returns [2, 7] for 2 images of [1, 8, 8] and 10 classes"),
         (lambda s, c: in_weight_norm(), "its weight is computed from others"),
@@ -232,7 +232,7 @@ def test_zeros_in_a_classifier_do_not_hide_what_follows_it():
         nn.init.zeros_(module.first.bias)
         return module
 
-    assert "what follows 'first' changes the output" in refused(factory)
+    assert "the output of 'first' is changed" in refused(factory)
 
 
 def test_a_reshape_after_the_classifier_and_features_with_a_place_of_one_are_fine():
@@ -277,7 +277,7 @@ def test_a_sequential_end_can_be_cut_and_activations_in_place_leave_the_features
     assert torch.equal(features, kept)
     assert sum(isinstance(part, nn.Linear) for part in head.modules()) == layers
     assert layers == 1 or features.min() < 0
-    with pytest.raises(UserError, match="ends in 3 linear layers; give 1 to that many"):
+    with pytest.raises(UserError, match="ends in 3 linear layers; give 1 to 3"):
         cut(network, 4)
 
 
@@ -289,7 +289,7 @@ def test_other_ends_cannot_be_cut_and_say_so():
         lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, c))
     )
     cut(shared, 3)
-    with pytest.raises(UserError, match="do not run one after another"):  # one ReLU runs in two places
+    with pytest.raises(UserError, match="do not run in sequence"):  # one ReLU runs in two places
         cut(shared, 2)
 
 

@@ -67,7 +67,7 @@ def test_the_parts_share_the_networks_weights_and_leave_none_out(name):
 def test_more_layers_than_there_are_is_refused_with_how_many_there_are(name):
     made = network(name, (1, 16, 16))
     for layers in (ENDS[name] + 1, 99, 0, -1):
-        words = f"layers={layers}: this network ends in {ENDS[name]} linear layers; give 1 to that many"
+        words = f"layers={layers}: this network ends in {ENDS[name]} linear layers; give 1 to {ENDS[name]}"
         with pytest.raises(UserError, match=f"^{words}$"):
             cut(made, layers)
 

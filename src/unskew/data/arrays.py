@@ -1,7 +1,7 @@
-"""Arrays, tensors and torch Datasets as an image set: ``arrays:FILE.npz``, and the values that a program passes.
+"""Image sets from arrays, tensors and torch Datasets: ``arrays:FILE.npz``, and values passed from Python.
 
-Normalisation is measured on the training images. Without a test part, every fifth example becomes test, and a note
-reports it. In a NumPy array with two possible channel axes the last one is taken, in a torch tensor the first.
+Normalisation is measured on the training images. Without a test part, every fifth example becomes test, with a note.
+If a NumPy array has two possible channel axes, the last one is used; in a torch tensor, the first.
 
 Shapes: N images [N, ch, H, W], bytes.
 """
@@ -32,13 +32,13 @@ from unskew.core.plugins import load_function
 from unskew.core.text import apply, parse_call
 from unskew.core.types import ImageSet, Split, StoredImages
 from unskew.data.binary import Images
-from unskew.data.interface import OWN, Request, Source
+from unskew.data.interface import OWN, DataRequest, Source
 from unskew.data.photographs import Photographs, count_values
 
-# all that reading was seen to raise for files with a few bytes changed or cut off
+# everything that reading was observed to raise for files with a few bytes changed or cut off
 DAMAGED: tuple[type[Exception], ...] = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, LookupError)
 DAMAGED += (MemoryError, OverflowError, TypeError, AttributeError, RuntimeError)  # also RecursionError
-DAMAGED += (SyntaxError, tokenize.TokenError)  # of a header that is not a Python literal
+DAMAGED += (SyntaxError, tokenize.TokenError)  # for a header that is not a Python literal
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _SUFFIX = ".npy"
 
@@ -46,7 +46,7 @@ Array = npt.NDArray[Any]
 
 
 def read_npz(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[str, Array], list[str]]:
-    """The arrays of these names, or all, and the names of everything in the file. Raises one of ``DAMAGED``."""
+    """Read the wanted arrays, or all, and the names of everything in the file. Raises one of ``DAMAGED``."""
     check_plain(path)
     on_disk = size_on_disk([path])
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -55,19 +55,19 @@ def read_npz(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[st
         entries = 0
         for name, info in chosen.items():
             if info.compress_type not in _METHODS:
-                raise ValueError(f"{name} is compressed in a way that np.savez does not use")
+                raise ValueError(f"{name} uses a compression that np.savez does not use")
             with archive.open(info) as stream:
                 shape, dtype = _header(stream)
                 entries += math.prod(shape) * max(1, dtype.itemsize)
                 if math.prod(shape) * dtype.itemsize != info.file_size - stream.tell():
-                    raise ValueError(f"{name} is shorter than its header says")
-        check_unpacked(entries, on_disk, str(path))  # also entries of no bytes: 2^40 empty texts
+                    raise ValueError(f"{name} is shorter than its header declares")
+        check_unpacked(entries, on_disk, str(path))  # zero-size entries count too: 2^40 empty strings
         arrays = {}
         for name, info in chosen.items():
-            with archive.open(info) as stream:  # gives no more than file_size bytes, and compares their checksum
+            with archive.open(info) as stream:  # yields at most file_size bytes, and compares their checksum
                 arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
                 if stream.read(1):
-                    raise ValueError(f"{name} is longer than its header says")
+                    raise ValueError(f"{name} is longer than its header declares")
         return arrays, list(members)
 
 
@@ -84,14 +84,14 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 KEYS = (("x_train", "y_train", "x_test", "y_test"), ("train_images", "train_labels", "test_images", "test_labels"))
 OPTIONAL = ("users", "classes")
-FEW_CLASSES = 1000  # may be numbered with gaps, beyond that there are at most as many classes as examples
+FEW_CLASSES = 1000  # class numbers below this may have gaps; beyond, there must be as many examples as classes
 _CHUNK = 1024  # images converted at a time
 
 Numbers = tuple[float, ...]
 
 
 def measure(images: Images | StoredImages) -> tuple[Numbers, Numbers]:
-    """Each channel's mean and standard deviation for pixels scaled to 0..1, exact: their values are counted."""
+    """The mean and standard deviation of each channel for pixels scaled to 0..1, exact by counting values."""
     counts = np.zeros((3, 256), np.int64)
     for start in range(0, len(images), _CHUNK):
         counts += count_values(images[start : start + _CHUNK])
@@ -99,7 +99,7 @@ def measure(images: Images | StoredImages) -> tuple[Numbers, Numbers]:
 
 
 def moments(counts: npt.NDArray[np.int64]) -> tuple[Numbers, Numbers]:
-    """Mean and standard deviation (at least one gray level) of each channel, from counts of its values [ch, 256]."""
+    """The mean and standard deviation (at least one gray level) of each channel, from counts of values [ch, 256]."""
     values = np.arange(256) / 255
     share = counts / counts.sum(axis=1, keepdims=True)
     mean = share @ values  # [ch]
@@ -108,12 +108,12 @@ def moments(counts: npt.NDArray[np.int64]) -> tuple[Numbers, Numbers]:
 
 
 def every_fifth(count: int) -> npt.NDArray[np.bool_]:
-    """True for every fifth of ``count`` examples, those that serve as test."""
+    """True for every fifth of ``count`` examples, which serve as test."""
     return np.equal(np.arange(count) % 5, 4)
 
 
-def load_arrays(request: Request) -> ImageSet:
-    """Load ``arrays:FILE.npz``: x_train, y_train and perhaps x_test, y_test, users (of the training part), classes."""
+def load_arrays(request: DataRequest) -> ImageSet:
+    """Load ``arrays:FILE.npz``: x_train, y_train and optionally x_test, y_test, users (for training), classes."""
     path = user_path(request.path)
     try:
         arrays, names = read_npz(path, {*KEYS[0], *KEYS[1], *OPTIONAL})
@@ -127,34 +127,33 @@ def load_arrays(request: Request) -> ImageSet:
 ARRAYS = Source("arrays", "your own arrays: x_train, y_train, x_test, y_test", OWN, load_arrays, path="FILE.npz")
 
 
-def from_arrays(given: Mapping[str, Array], *, name: str, where: str, names: Sequence[str] = ()) -> ImageSet:
-    """Make an image set of arrays; ``where`` and ``names`` (of all arrays in the file) are for errors.
+def from_arrays(source: Mapping[str, Array], *, name: str, where: str, names: Sequence[str] = ()) -> ImageSet:
+    """Make an image set from arrays; ``where`` and ``names`` (of all arrays in the file) are for errors.
 
-    Images are uint8, or floats in 0..1, of shape [N, H, W], [N, H, W, ch] or [N, ch, H, W] with 1 or 3 channels; where
-    both of the latter fit, the channels are taken to be last. Labels are numbers from 0, or texts.
+    Images are uint8, or floats in 0..1, of shape [N, H, W], [N, H, W, ch] or [N, ch, H, W] with 1 or 3 channels; if
+    both of the latter fit, the channels are assumed to be last. Labels are numbers from 0, or strings.
     """
-    held = dict(given)
-    keys = next((k for k in KEYS if k[0] in held), KEYS[0])
-    wanted = keys if keys[2] in held or keys[3] in held else keys[:2]
-    missing = [k for k in wanted if k not in held]
+    arrays = dict(source)
+    keys = next((k for k in KEYS if k[0] in arrays), KEYS[0])
+    wanted = keys if keys[2] in arrays or keys[3] in arrays else keys[:2]
+    missing = [k for k in wanted if k not in arrays]
     if missing:
-        shown = sorted(name if len(name) <= 40 else f"{name[:39]}…" for name in names or held)
+        shown = sorted(name if len(name) <= 40 else f"{name[:39]}…" for name in names or arrays)
         have = ", ".join(shown[:9]) + (f" and {len(shown) - 9:,} more" if len(shown) > 9 else "") or "no arrays"
         wanted_names = " or ".join(", ".join(keys) for keys in KEYS)
-        raise UserError(f"{where} has no {missing[0]!r}; it has {have}; name the arrays {wanted_names}")
-    classes = tuple(map(str, texts(held["classes"], f"{where}: classes"))) if "classes" in held else None
-    numbers, classes = number_labels([held[y] for y in wanted[1::2]], classes, where, wanted[1::2])
+        raise UserError(f"{where} has no {missing[0]!r}, but {have}; name the arrays {wanted_names}")
+    classes = tuple(map(str, texts(arrays["classes"], f"{where}: classes"))) if "classes" in arrays else None
+    numbers, classes = number_labels([arrays[y] for y in wanted[1::2]], classes, where, wanted[1::2])
     notes: list[str] = []
     splits: list[Split] = []
     for x, y, labels in zip(wanted[::2], wanted[1::2], numbers, strict=True):
-        images, exact = to_bytes(held.pop(x), f"{where}: {x}")  # popped: floats are freed once they are bytes
+        images, exact = to_bytes(arrays.pop(x), f"{where}: {x}")  # popped: floats are freed once they are bytes
         if len(images) != len(labels):
-            raise UserError(
-                f"{where}: {len(images):,} images in {x}, {len(labels):,} labels in {y}; give one per image"
-            )
+            sizes = f"{len(images):,} images in {x}, but {len(labels):,} labels in {y}"
+            raise UserError(f"{where}: {sizes}; give one label per image")
         notes += [] if exact else [f"{x}: pixels were rounded to 256 levels"]
         splits.append(Split(images, labels))
-    users = None if "users" not in held else texts(held["users"], f"{where}: users", len(splits[0]))
+    users = None if "users" not in arrays else texts(arrays["users"], f"{where}: users", len(splits[0]))
     return assemble(name, splits, classes, users, notes, where, no_test=f"neither {keys[2]} nor")
 
 
@@ -162,12 +161,12 @@ def assemble(
     name: str, splits: list[Split], classes: tuple[str, ...], users: npt.NDArray[np.str_] | None, notes: list[str],
     where: str, *, no_test: str = "neither a test part nor",
 ) -> ImageSet:  # fmt: skip
-    """A set from its parts: train and test, or train alone, of which every fifth example then becomes test."""
+    """Make a set from its parts: train and test, or only train, of which every fifth example then becomes test."""
     train, *tests = splits
     if not tests:
         out = every_fifth(len(train))
         if not out.any():
-            raise UserError(f"{where} has {no_test} five examples to take a test from; add a test part")
+            raise UserError(f"{where} has {no_test} five examples to split a test part from; add a test part")
         tests = [Split(train.images[out], train.labels[out])]
         train = Split(train.images[~out], train.labels[~out])
         users = None if users is None else users[~out]
@@ -187,20 +186,20 @@ def assemble(
 def number_labels(
     labels: list[Array], classes: tuple[str, ...] | None, where: str, names: tuple[str, ...]
 ) -> tuple[list[npt.NDArray[np.int64]], tuple[str, ...]]:
-    """Labels as class numbers, and the classes' names; texts are numbered by ``classes`` or in sorted order."""
+    """Turn labels into class numbers, and name the classes; strings are numbered by ``classes`` or in sorted order."""
     flat = [column[:, 0] if column.ndim == 2 and column.shape[1] == 1 else column for column in labels]
     for name, column in zip(names, flat, strict=True):
         if column.ndim != 1 or column.dtype.kind not in "iuUS":
-            given = f"{name} is {column.dtype} {list(column.shape)}"
-            raise UserError(f"{where}: {given}; give whole numbers or texts, one per image")
+            kind = f"{name} is {column.dtype} {list(column.shape)}"
+            raise UserError(f"{where}: {kind}; give whole numbers or strings, one per image")
         if not len(column):
             raise UserError(f"{where}: {name} is empty; give at least one image, and one label per image")
     if any(column.dtype.kind in "US" for column in flat):
         columns = [texts(column, f"{where}: {name}") for name, column in zip(names, flat, strict=True)]
         classes = tuple(np.unique(np.concatenate(columns)).tolist()) if classes is None else classes
         number_of = {word: number for number, word in enumerate(classes)}
-        if strange := sorted({word for column in columns for word in column.tolist()} - set(number_of)):
-            raise UserError(f"{where}: the label {strange[0]!r} is not in classes ({', '.join(classes[:9])}); add it")
+        if unknown := sorted({word for column in columns for word in column.tolist()} - set(number_of)):
+            raise UserError(f"{where}: the label {unknown[0]!r} is not in classes ({', '.join(classes[:9])}); add it")
         return [np.array([number_of[word] for word in column.tolist()], np.int64) for column in columns], classes
     for name, column in zip(names, flat, strict=True):
         if column.min() < 0 or column.max() >= MAX_CLASSES:
@@ -209,46 +208,40 @@ def number_labels(
     if classes is not None and len(classes) <= largest:
         raise UserError(f"{where}: classes has {len(classes)} names, but a label is {largest}; name every class")
     if classes is None and largest >= max(FEW_CLASSES, sum(map(len, flat))):
-        given = f"a label is {largest:,}, but there are only {sum(map(len, flat)):,} examples"
-        raise UserError(f"{where}: {given}; number the classes from 0 without gaps, or name all in classes")
+        gap = f"a label is {largest:,}, but there are only {sum(map(len, flat)):,} examples"
+        raise UserError(f"{where}: {gap}; number the classes from 0 without gaps, or name all in classes")
     return [column.astype(np.int64) for column in flat], classes or tuple(map(str, range(largest + 1)))
 
 
-def to_bytes(given: Array, where: str) -> tuple[Images, bool]:
-    """[N, ch, H, W] bytes, and whether no pixel had to be rounded to become one."""
-    if given.ndim == 3:
-        given = given[:, None]
-    elif given.ndim == 4 and given.shape[3] in (1, 3):
-        given = given.transpose(0, 3, 1, 2)
-    if given.ndim != 4 or given.shape[1] not in (1, 3) or not given.size:
-        raise UserError(f"{where} has shape {list(given.shape)}; give [N, H, W] or [N, H, W, 1 or 3], N > 0")
-    if given.dtype.kind != "f" and given.dtype != np.uint8:
-        raise UserError(f"{where} is {given.dtype}; give uint8, or floats from 0 to 1")
-    images, exact = np.empty(given.shape, np.uint8), True
-    for start in range(0, len(given), _CHUNK):
-        part = given[start : start + _CHUNK]
-        if given.dtype.kind == "f":
-            part, whole = _levels(part, where)
-            exact = exact and whole
+def to_bytes(pixels: Array, where: str) -> tuple[Images, bool]:
+    """[N, ch, H, W] bytes, and whether they are exact: no pixel had to be rounded beyond its dtype's precision."""
+    if pixels.ndim == 3:
+        pixels = pixels[:, None]
+    elif pixels.ndim == 4 and pixels.shape[3] in (1, 3):
+        pixels = pixels.transpose(0, 3, 1, 2)
+    if pixels.ndim != 4 or pixels.shape[1] not in (1, 3) or not pixels.size:
+        raise UserError(f"{where} has shape {list(pixels.shape)}; give [N, H, W] or [N, H, W, 1 or 3], N > 0")
+    if pixels.dtype.kind != "f" and pixels.dtype != np.uint8:
+        raise UserError(f"{where} is {pixels.dtype}; give uint8, or floats from 0 to 1")
+    images, exact = np.empty(pixels.shape, np.uint8), True
+    for start in range(0, len(pixels), _CHUNK):
+        part = pixels[start : start + _CHUNK]
+        if pixels.dtype.kind == "f":
+            if not ((part >= 0) & (part <= 1)).all():
+                raise UserError(f"{where} has values outside 0..1 or NaN; undo its normalisation, or give uint8")
+            scaled = part.astype(np.float64) * 255
+            part = np.rint(scaled)
+            exact = exact and bool((np.abs(scaled - part) <= 255 * np.finfo(pixels.dtype).eps).all())
         images[start : start + _CHUNK] = part
     return images, exact
 
 
-def _levels(part: Array, where: str) -> tuple[Array, bool]:
-    """Floats in 0..1 as the nearest of 256 levels, and whether each was k/255 to its type's own precision."""
-    if not ((part >= 0) & (part <= 1)).all():
-        raise UserError(f"{where} has values outside 0..1 or NaN; undo its normalisation, or give uint8")
-    scaled = part.astype(np.float64) * 255
-    levels = np.rint(scaled)
-    return levels, bool((np.abs(scaled - levels) <= 255 * np.finfo(part.dtype).eps).all())
-
-
-def texts(given: Array, where: str, count: int | None = None) -> npt.NDArray[np.str_]:
-    """Texts or numbers as texts; ``count`` is how many there must be."""
-    if given.ndim != 1 or given.dtype.kind not in "iuUS" or count not in (None, len(given)):
-        wanted = "one text or number per example" if count is None else f"{count:,} texts or numbers, one per example"
-        raise UserError(f"{where} is {given.dtype} of shape {list(given.shape)}; give {wanted}")
-    return np.char.decode(given, "utf-8") if given.dtype.kind == "S" else given.astype(np.str_)
+def texts(values: Array, where: str, count: int | None = None) -> npt.NDArray[np.str_]:
+    """Strings or numbers as strings; ``count`` is the required length."""
+    if values.ndim != 1 or values.dtype.kind not in "iuUS" or count not in (None, len(values)):
+        wanted = "strings or numbers" if count is None else f"{count:,} strings or numbers"
+        raise UserError(f"{where} is {values.dtype} of shape {list(values.shape)}; give {wanted}, one per example")
+    return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values.astype(np.str_)
 
 
 FORMS = (
@@ -259,7 +252,7 @@ _GREY = ("1", "L", "LA", "La")
 
 
 def image_set_from(value: Any, name: str = "your data") -> ImageSet:
-    """Make an image set of any of ``FORMS``; a dict or Dataset may also have ``classes`` and ``users``."""
+    """Make an image set from any of ``FORMS``; a dict or Dataset may also have ``classes`` and ``users``."""
     if isinstance(value, ImageSet):
         images = value
     elif isinstance(value, Mapping):
@@ -281,7 +274,7 @@ def image_set_from(value: Any, name: str = "your data") -> ImageSet:
 
 
 def load_from_function(name: str, data_dir: Path | None) -> ImageSet:
-    """What ``package.module:function(knobs)`` returns; a function with a knob ``data_dir`` receives the data folder."""
+    """Load a set with ``package.module:function(knobs)``; a knob ``data_dir`` receives the data folder."""
     call = parse_call(name, "data set")
     function = load_function(call.name, "data set")
     with suppress(TypeError, ValueError):
@@ -292,11 +285,11 @@ def load_from_function(name: str, data_dir: Path | None) -> ImageSet:
 
 
 def check_image_set(images: ImageSet, name: str, fewest: int = 2) -> ImageSet:
-    """The set, if a federation can be trained on it; ``fewest`` classes must have examples."""
+    """Return the set if it can be trained on; at least ``fewest`` classes must have examples."""
     for part, split in (("train", images.train), ("test", images.test)):
         pixels, labels = split.images, split.labels
-        held = isinstance(pixels, Photographs | np.ndarray)
-        if not held or pixels.dtype != np.uint8 or len(pixels.shape) != 4 or not pixels.nbytes:
+        known = isinstance(pixels, Photographs | np.ndarray)
+        if not known or pixels.dtype != np.uint8 or len(pixels.shape) != 4 or not pixels.nbytes:
             raise UserError(f"{name}: {part}.images must be a uint8 array [N, ch, H, W] with N > 0; {_is(pixels)}")
         if not isinstance(labels, np.ndarray) or labels.dtype != np.int64 or labels.shape != (len(pixels),):
             raise UserError(f"{name}: {part}.labels must be an int64 array [{len(pixels)}]; {_is(labels)}")
@@ -312,8 +305,8 @@ def check_image_set(images: ImageSet, name: str, fewest: int = 2) -> ImageSet:
     if len(images.mean) != channels or len(images.std) != channels or not all(s > 0 for s in images.std):
         raise UserError(f"{name}: mean and std need {channels} numbers each, one per channel, with std above 0")
     if images.users is not None and len(images.users) != len(images.train):
-        given = f"{len(images.users)} users for {len(images.train)} training examples"
-        raise UserError(f"{name}: {given}; give one per example")
+        sizes = f"{len(images.users)} users for {len(images.train)} training examples"
+        raise UserError(f"{name}: {sizes}; give one per example")
     if images.places is not None and np.shape(images.places) != (len(images.train), 2):
         raise UserError(f"{name}: places must be an array [{len(images.train)}, 2]; {_is(images.places)}")
     return images
@@ -324,14 +317,14 @@ def _is(value: Any) -> str:
 
 
 def _has_entries(value: Any) -> bool:
-    """Whether these are the labels of a part, not the label of one example."""
+    """Whether these are the labels of several examples, not of one."""
     return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
 
 
 def _arrays_of(value: Mapping[Any, Any], name: str) -> dict[str, Array]:
     known = {*KEYS[0], *KEYS[1], *OPTIONAL}
-    if strange := [key for key in value if key not in known]:
-        raise UserError(f"{name} has an unknown entry {strange[0]!r}; give {', '.join((*KEYS[0], *OPTIONAL))}")
+    if unknown := [key for key in value if key not in known]:
+        raise UserError(f"{name} has an unknown entry {unknown[0]!r}; give {', '.join((*KEYS[0], *OPTIONAL))}")
     return {key: _array(entry, f"{name}: {key}") for key, entry in value.items() if entry is not None}
 
 
@@ -346,12 +339,12 @@ def _array(value: Any, where: str) -> Array:
     except ValueError as error:  # rows of different lengths
         raise UserError(f"{where} cannot be made into one array ({error}); give images of one shape") from error
     if array.dtype.hasobject:
-        raise UserError(f"{where} has entries of different kinds or shapes; give one array of numbers or texts")
+        raise UserError(f"{where} has entries of different kinds or shapes; give one array of numbers or strings")
     return array
 
 
 def _is_dataset(value: Any) -> bool:
-    """A map-style Dataset, by what it can do; arrays, tensors and lists can do more, and are not meant."""
+    """Whether a value behaves like a Dataset; arrays, tensors and lists do too, but are not meant."""
     if isinstance(value, np.ndarray | Tensor | list | tuple | Mapping | str | bytes):
         return False
     return isinstance(value, IterableDataset) or hasattr(value, "__getitem__") or hasattr(value, "__iter__")
@@ -360,14 +353,12 @@ def _is_dataset(value: Any) -> bool:
 def _from_datasets(datasets: tuple[Any, ...], name: str) -> ImageSet:
     parts = ("train", "test")[: len(datasets)]
     read = [_read(d, f"{name}: {part}", Key(0).fold("read", part)) for d, part in zip(datasets, parts, strict=True)]
-    images, given, exact = zip(*read, strict=True)
+    images, columns, exact = zip(*read, strict=True)
     classes, users = (_attribute(datasets[0], attribute) for attribute in ("classes", "users"))
     names = None if classes is None else tuple(map(str, texts(np.asarray(classes), f"{name}: classes")))
-    labels, names = number_labels(list(given), names, name, parts)
+    labels, names = number_labels(list(columns), names, name, parts)
     owners = None if users is None else texts(np.asarray(users), f"{name}: users", len(labels[0]))
-    notes = [
-        f"{part}: pixels were rounded to 256 levels" for part, whole in zip(parts, exact, strict=True) if not whole
-    ]
+    notes = [f"{part}: pixels were rounded to 256 levels" for part, same in zip(parts, exact, strict=True) if not same]
     splits = [Split(pixels, numbers) for pixels, numbers in zip(images, labels, strict=True)]
     return assemble(name, splits, names, owners, notes, name)
 
@@ -382,7 +373,7 @@ def _attribute(dataset: Any, name: str) -> Any:
 
 
 def _read(dataset: Any, where: str, key: Key) -> tuple[npt.NDArray[np.uint8], Array, bool]:
-    """Images, labels, and whether the images were bytes already; each example is read once, in order."""
+    """Images, labels, and whether the pixels are exact; each example is read once, in order."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise UserError(f"{where} is iterable but cannot be indexed; give a Dataset with __len__ and __getitem__")
     try:
@@ -392,19 +383,19 @@ def _read(dataset: Any, where: str, key: Key) -> tuple[npt.NDArray[np.uint8], Ar
     if count == 0:
         raise UserError(f"{where} is empty; give a Dataset with at least one example")
     images, labels, exact = np.empty(0, np.uint8), [], True
-    with seeded(key):  # a transform that draws with torch draws the same every time
+    with seeded(key):  # transforms that use torch's generator give the same every time
         for index in range(count):
             image, label = _example(dataset, index, where)
-            pixels, whole = to_bytes(_picture(image, f"{where}: image {index}")[None], f"{where}: image {index}")
+            pixels, same = to_bytes(_picture(image, f"{where}: image {index}")[None], f"{where}: image {index}")
             if index == 0:
                 images = np.empty((count, *pixels.shape[1:]), np.uint8)
             if pixels.shape[1:] != images.shape[1:]:
                 shapes = f"image 0 is {list(images.shape[1:])}, image {index} is {list(pixels.shape[1:])}"
                 raise UserError(f"{where}: {shapes}; resize or convert them to one shape in the Dataset")
-            images[index], exact = pixels[0], exact and whole
+            images[index], exact = pixels[0], exact and same
             labels.append(label)
     if len({isinstance(label, str) for label in labels}) > 1:
-        raise UserError(f"{where}: some labels are texts and some are numbers; give one kind")
+        raise UserError(f"{where}: some labels are strings and some are numbers; give one kind")
     return images, np.asarray(labels, np.str_ if isinstance(labels[0], str) else np.int64), exact
 
 
@@ -419,7 +410,7 @@ def _example(dataset: Any, index: int, where: str) -> tuple[Any, int | str]:
     if isinstance(label, Tensor | np.ndarray | np.generic) and label.ndim == 0:
         label = label.item()
     if not isinstance(label, int | str) or isinstance(label, bool) or (isinstance(label, int) and label >= 2**63):
-        raise UserError(f"{where}: label {index} is {a_kind(label)}; give a whole number or a text")
+        raise UserError(f"{where}: label {index} is {a_kind(label)}; give a whole number or a string")
     return image, label
 
 

@@ -1,4 +1,4 @@
-"""Crops and flips on whole batches: the draws are tensors made beforehand, applying them draws nothing.
+"""Crops and flips of batches: the random draws are tensors made beforehand.
 
 Shapes: B examples, [ch, H, W] one image; ``shift`` [B, 2] and ``flip`` [B] are one batch's draws.
 """
@@ -17,11 +17,11 @@ from torch import Tensor
 from unskew.core.errors import UserError
 from unskew.core.types import ImageSet
 
-PAD = 4  # pixels of reflection on every side, as in the MOON line of work
+PAD = 4  # pixels of reflection on every side, as in MOON and its successors
 
 
 def draw(generator: np.random.Generator, count: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """``count`` crops' upper left corners [count, 2] in 0..2·PAD and flips [count]."""
+    """Draw the upper left corners of crops, [count, 2] in 0..2·PAD, and flips [count]."""
     codes = generator.integers(0, (2 * PAD + 1) ** 2 * 2, count, dtype=np.uint8)
     corner, flip = np.divmod(codes, np.uint8(2))
     shift = np.stack(np.divmod(corner, np.uint8(2 * PAD + 1)), axis=1)
@@ -29,20 +29,20 @@ def draw(generator: np.random.Generator, count: int) -> tuple[npt.NDArray[np.uin
 
 
 def crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
-    """Reflect-pad by PAD, crop to the old size at ``shift``, mirror where ``flip``: one gather for the whole batch."""
+    """Reflect-pad by PAD, crop to the old size at ``shift``, mirror where ``flip``: one gather per batch."""
     count, channels, height, width = images.shape
     rows, columns = _sources(height, width, images.device)
     top, left = shift.long().unbind(1)
     side = columns.index_select(0, 2 * left + flip)
-    source = rows.index_select(0, top)[:, :, None] + side[:, None, :]  # [B, H, W], places in a flat image
+    source = rows.index_select(0, top)[:, :, None] + side[:, None, :]  # [B, H, W], indices into a flat image
     flat = images.reshape(count, channels, height * width)
-    taken = torch.gather(flat, 2, source.view(count, 1, -1).expand(-1, channels, -1))
-    return taken.view(count, channels, height, width)
+    pixels = torch.gather(flat, 2, source.view(count, 1, -1).expand(-1, channels, -1))
+    return pixels.view(count, channels, height, width)
 
 
 @lru_cache(maxsize=4)
 def _sources(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where each row [2·PAD+1, H] and column [2·(2·PAD+1), W] of a crop comes from; columns plain, then mirrored."""
+    """The source of each row [2·PAD+1, H] and column [2·(2·PAD+1), W] of a crop; columns plain, then mirrored."""
     corners = torch.arange(2 * PAD + 1)[:, None] - PAD
     rows = _reflected(torch.arange(height) + corners, height) * width
     columns = _reflected(torch.arange(width) + corners, width)
@@ -50,7 +50,7 @@ def _sources(height: int, width: int, device: torch.device) -> tuple[Tensor, Ten
 
 
 def _reflected(position: Tensor, size: int) -> Tensor:
-    """Places outside 0..size-1 mirrored back in, without repeating the border; a side of one pixel has only itself."""
+    """Reflect positions outside 0..size-1 without repeating the border; a side of one pixel has only itself."""
     if size == 1:
         return torch.zeros_like(position)
     period = 2 * (size - 1)
@@ -58,27 +58,27 @@ def _reflected(position: Tensor, size: int) -> Tensor:
     return torch.where(wrapped < size, wrapped, period - wrapped)
 
 
-SCALE = (0.08, 1.0)  # the part's share of the image's area
-RATIO = (3 / 4, 4 / 3)  # its width by its height
+SCALE = (0.08, 1.0)  # the crop's share of the image's area
+RATIO = (3 / 4, 4 / 3)  # its width divided by its height
 
 
 def draw_crops(generator: np.random.Generator, count: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """``count`` boxes [count, 4], and flips [count] (Szegedy et al. 2015).
+    """Draw boxes [count, 4] and flips [count] (Szegedy et al. 2015).
 
-    A box is (top, left, height, width): height and width in units of √(H·W), the side of a square as large as the
-    image; top and left as shares of what the part leaves free. The area is uniform, the ratio uniform in its logarithm.
+    A box is (top, left, height, width): height and width in units of √(H·W), the side of a square with the image's
+    area; top and left as fractions of the free space. The area is uniform, the ratio log-uniform.
     """
     area = generator.uniform(*SCALE, count)
-    half = generator.uniform(math.log(RATIO[0]) / 2, math.log(RATIO[1]) / 2, count)  # of the ratio's logarithm
+    half = generator.uniform(math.log(RATIO[0]) / 2, math.log(RATIO[1]) / 2, count)  # half the ratio's logarithm
     sides = np.sqrt(area)[:, None] * np.exp(np.stack([-half, half], axis=1))
     box = np.concatenate([generator.random((count, 2)), sides], axis=1)
     return box.astype(np.float32), generator.random(count) < 0.5
 
 
 def boxes(box: Tensor, height: int, width: int) -> Tensor:
-    """int64 [B, 4], the boxes in whole pixels of an image of that size: top, left, height, width.
+    """int64 [B, 4], the boxes in pixels of an image of that size: top, left, height, width.
 
-    A side that would be longer than the image's is the image's; the other is then cut to the widest ratio.
+    A side longer than the image's is shortened to it; the other is then limited to the widest ratio.
     """
     size = torch.tensor([height, width], device=box.device)
     sides = (box[:, 2:] * math.sqrt(height * width)).round().long().clamp(min=1).minimum(size)
@@ -89,12 +89,12 @@ def boxes(box: Tensor, height: int, width: int) -> Tensor:
 
 
 def resized_crop(images: Tensor, box: Tensor, flip: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-    """float32 [B, ch, *size], values 0 to 255: each image's part, mirrored where ``flip``; by default at its size."""
+    """float32 [B, ch, *size], values 0 to 255: crop, mirror where ``flip`` and resize, by default to the old size."""
     height, width = images.shape[2:]
     tall_out, wide_out = size or (height, width)
     top, left, tall, wide = boxes(box, height, width).float().unbind(1)
-    rows = _places(top, tall, tall_out)  # [B, tall_out]
-    columns = _places(left, wide, wide_out)
+    rows = _sample_points(top, tall, tall_out)  # [B, tall_out]
+    columns = _sample_points(left, wide, wide_out)
     columns = torch.where(flip[:, None], columns.flip(1), columns)
     across = ((2 * columns + 1) / width - 1)[:, None, :].expand(-1, tall_out, -1)
     down = ((2 * rows + 1) / height - 1)[:, :, None].expand(-1, -1, wide_out)
@@ -102,15 +102,15 @@ def resized_crop(images: Tensor, box: Tensor, flip: Tensor, size: tuple[int, int
     return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def _places(start: Tensor, length: Tensor, size: int) -> Tensor:
-    """[B, size], where each row or column comes from: between the first and the last of the part."""
+def _sample_points(start: Tensor, length: Tensor, size: int) -> Tensor:
+    """[B, size], the source of each row or column, inside the crop."""
     step = (torch.arange(size, device=start.device) + 0.5) / size
     inside = step * length[:, None] - 0.5
     return start[:, None] + inside.clamp(min=0).minimum(length[:, None] - 1)
 
 
 def resize_images(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """[B, ch, H, W] -> [B, *shape]: bilinear, with antialiasing where a side becomes shorter."""
+    """[B, ch, H, W] -> [B, *shape]: bilinear, with antialiasing if a side becomes shorter."""
     channels, height, width = shape
     if images.shape[2:] != (height, width):
         shorter = height < images.shape[2] or width < images.shape[3]
@@ -119,7 +119,7 @@ def resize_images(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
 
 
 DATA, HALF = "data", "half"
-NORMALISED: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mean and deviation for pixels of 0..1
+NORMALISED: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mean and std of pixels in 0..1
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # torchvision's networks
     "lite": ((127 / 255,) * 3, (128 / 255,) * 3),  # EfficientNet-Lite's: (x − 127) / 128
 }
@@ -127,7 +127,7 @@ NAMES = (DATA, HALF, *NORMALISED)
 
 
 def set_normalisation(images: ImageSet, name: str, channels: int) -> ImageSet:
-    """The image set with the mean and deviation of that name, for a network that takes so many channels."""
+    """The image set with the mean and std of that name, for a network with ``channels`` input channels."""
     if name == DATA:
         mean, std = images.mean, images.std
         repeated = channels // len(mean) if len(mean) == 1 else 1
@@ -136,7 +136,5 @@ def set_normalisation(images: ImageSet, name: str, channels: int) -> ImageSet:
         return replace(images, mean=(0.5,) * channels, std=(0.5,) * channels)
     mean, std = NORMALISED[name]
     if channels != len(mean):
-        raise UserError(
-            f"--normalise {name} is for colour images; these have {channels} channel: give --normalise data"
-        )
+        raise UserError(f"--normalise {name} is for color images; these have {channels} channel; use --normalise data")
     return replace(images, mean=mean, std=std)

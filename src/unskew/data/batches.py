@@ -1,6 +1,6 @@
-"""A visit's batches, made before any training: which examples in which order, and what augmentation does to them.
+"""A visit's batches, drawn before training: the order of the examples and their augmentation.
 
-Every engine sees the same plan, since it is drawn from the visit's key alone.
+Every engine uses the same plan, since it depends only on the visit's key.
 """
 
 import math
@@ -20,8 +20,8 @@ from unskew.data import augment
 from unskew.data.augment import resize_images
 
 AUGMENTATIONS = (AUTO := "auto", SHIFT := "shift", RESIZED_CROP := "resized-crop")
-LARGE = 64  # pixels: images of a table with sides of this length or more are cropped and resized
-BOX = 4  # numbers in the draws of a resized crop
+LARGE = 64  # pixels: photographs with sides of at least this length are cropped and resized
+BOX = 4  # numbers per draw of a resized crop
 
 Images = Tensor | StoredImages
 Shape = tuple[int, int, int]  # [ch, H, W]
@@ -29,7 +29,7 @@ Shape = tuple[int, int, int]  # [ch, H, W]
 
 @dataclass(frozen=True)
 class Plan:
-    """Which examples are in which step; −1 past the end of a short batch. Draws are as in augment, or None."""
+    """The examples of each step, −1 past the end of a short batch; augmentation draws as in augment, or None."""
 
     index: Tensor  # int64 [steps, batch]
     counts: tuple[int, ...]  # examples in each step
@@ -37,7 +37,7 @@ class Plan:
     flip: Tensor | None = None  # bool [steps, batch]
 
     def to(self, device: torch.device) -> "Plan":
-        """The same plan on that device: copied once a visit, not once a step."""
+        """Copy the plan to that device, once per visit instead of once per step."""
         if self.index.device == device:
             return self
         copied = (None if draws is None else draws.to(device) for draws in (self.shift, self.flip))
@@ -46,19 +46,19 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pixels:
-    """Images, in memory or read when asked for, and how they are normalised: (x/255 − mean) / std.
+    """Images, in memory or read on demand, and their normalisation: (x/255 − mean) / std.
 
-    Floating point instead of bytes is what a frozen part made of the images: it is given out as it is. Of each
-    example there may be ``views`` in addition to the plain one, made of augmented images: the draws then choose a view.
+    Floating-point entries are the output of a network's frozen part and are returned unchanged. Each example may have
+    several of them, one for the plain image and the others for augmented ``views``; the draws then choose a view.
     """
 
     images: Images  # uint8 [N, ch, H, W], or floating point [N·(1 + views), ch, H, W]
     labels: Tensor  # int64 [N]
     scale: Tensor  # [1, ch, 1, 1]
     offset: Tensor  # [1, ch, 1, 1]
-    size: Shape | None = None  # [ch, H, W] that images are brought to; None: as they are
-    kept: int = 1  # how many of ``images`` there are for an example: the plain one and its views
-    rows: Tensor | None = None  # int64 [N], which of more examples these are; None: all
+    size: Shape | None = None  # [ch, H, W] that images are resized to; None: not resized
+    per_example: int = 1  # entries of ``images`` per example: the plain one and its views
+    rows: Tensor | None = None  # int64 [N], the examples that belong here; None: all
 
     @staticmethod
     def of(
@@ -67,12 +67,12 @@ class Pixels:
         """Fold the constants into one multiplication and one addition."""
         mean, std = mean.double().view(1, -1, 1, 1), std.double().view(1, -1, 1, 1)
         same = size is None or _floating(images) or tuple(images.shape[1:]) == size
-        kept = len(images) // max(1, len(labels))
         scale, offset = (1 / (255 * std)).to(dtype), (-mean / std).to(dtype)
-        return Pixels(images, labels, scale, offset, None if same else size, kept)
+        per_example = len(images) // max(1, len(labels))
+        return Pixels(images, labels, scale, offset, None if same else size, per_example)
 
     def select(self, rows: Tensor) -> "Pixels":
-        """These examples alone; the images stay where they are."""
+        """Only these examples; the images are not copied."""
         return replace(self, labels=self.labels.index_select(0, rows), rows=rows)
 
     @property
@@ -83,11 +83,11 @@ class Pixels:
 
     @property
     def stored(self) -> bool:
-        """Whether these are no images but what a frozen part made of them."""
+        """Whether these are outputs of a frozen part, not images."""
         return _floating(self.images)
 
     def to(self, device: torch.device) -> "Pixels":
-        """The same images on that device; those that are read when asked for go there batch by batch."""
+        """Copy the images to that device; those that are read on demand are copied batch by batch."""
         images = self.images.to(device) if isinstance(self.images, Tensor) else self.images
         labels, scale, offset = (value.to(device) for value in (self.labels, self.scale, self.offset))
         rows = None if self.rows is None else self.rows.to(device)
@@ -95,17 +95,17 @@ class Pixels:
 
     @property
     def device(self) -> torch.device:
-        """Where its batches are."""
+        """The device of the batches."""
         return self.labels.device
 
     def take(self, index: Tensor) -> Tensor:
-        """[B, ch, H, W], images as they are, by their number among all; ``index`` is on the device."""
+        """[B, ch, H, W], entries of ``images``, not normalised; ``index`` is on the device."""
         if isinstance(self.images, Tensor):
             return self.images.index_select(0, index)
         return torch.from_numpy(self.images.take(index.cpu().numpy())).to(self.device)
 
     def batch(self, index: Tensor, shift: Tensor | None = None, flip: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The examples' normalised images [B, ch, H, W] and labels [B], on the device of the images."""
+        """The examples' normalised images [B, ch, H, W] and labels [B], on the device."""
         index = index.to(self.device)
         labels = self.labels.index_select(0, index)
         index = index if self.rows is None else self.rows.index_select(0, index)
@@ -125,7 +125,7 @@ class Pixels:
         return images.mul_(self.scale).add_(self.offset), labels
 
     def _views(self, index: Tensor, shift: Tensor | None, flip: Tensor | None) -> Tensor:
-        rows, views = index * self.kept, self.kept - 1
+        rows, views = index * self.per_example, self.per_example - 1
         if shift is not None and flip is not None and views:
             if shift.shape[-1] == BOX:
                 chosen = (shift[:, 0].double() * views).long().clamp(max=views - 1)
@@ -136,7 +136,7 @@ class Pixels:
 
 
 def _crop_photographs(images: StoredImages, index: Tensor, box: Tensor, flip: Tensor) -> Tensor:
-    """float32 [B, ch, H, W], each part cut out of its whole photograph, one after the other: their sizes differ."""
+    """float32 [B, ch, H, W], crops of uncropped photographs, one by one because their sizes differ."""
     _, channels, height, width = images.shape
     crops = torch.empty(len(index), channels, height, width)
     for row, pixels in enumerate(images.whole(index.numpy())):
@@ -150,13 +150,13 @@ def _floating(images: Images) -> bool:
 
 
 def draw_augmentation(augmentation: str, generator: np.random.Generator, count: int) -> tuple[Tensor, Tensor]:
-    """Crops [count, 2] or boxes [count, 4], and flips [count]."""
+    """Draw shifts [count, 2] or boxes [count, 4], and flips [count]."""
     crops, flip = (augment.draw_crops if augmentation == RESIZED_CROP else augment.draw)(generator, count)
     return torch.from_numpy(crops), torch.from_numpy(flip)
 
 
 def choose_augmentation(augmentation: str, images: ImageSet) -> str:
-    """``auto`` resolved: resized crops for large photographs of a table, shifts by a few pixels for all else."""
+    """Resolve ``auto``: resized crops for large photographs, shifts by a few pixels otherwise."""
     if augmentation != AUTO:
         return augmentation
     stored = not isinstance(images.train.images, np.ndarray)
@@ -164,14 +164,14 @@ def choose_augmentation(augmentation: str, images: ImageSet) -> str:
 
 
 def steps_for(examples: int, local: Local) -> int:
-    """How many steps a visit with that number of examples takes."""
+    """The number of steps in a visit with ``examples`` examples."""
     if local.steps is not None:
         return local.steps if examples else 0
     return local.epochs * -(-examples // local.batch)
 
 
 def examples_for(examples: int, local: Local) -> int:
-    """How many examples a visit with that number of examples trains on, repeated ones counted again."""
+    """How many examples a visit with ``examples`` examples processes, counting repetitions."""
     if local.steps is None:
         return local.epochs * examples
     passes, rest = divmod(steps_for(examples, local), max(1, -(-examples // local.batch)))
@@ -185,35 +185,35 @@ def visit_bytes(examples: int, local: Local, shape: tuple[int, int, int]) -> int
 
 
 def check_visit(examples: int, local: Local, shape: tuple[int, int, int]) -> None:
-    """Refuse a visit whose plan or whose largest batch cannot be in memory, before any is made."""
+    """Refuse a visit whose plan and largest batch do not fit in memory."""
     needed, most = visit_bytes(examples, local, shape), physical_memory() / 2
     if needed > most:
         length = f"epochs {local.epochs:,}" if local.steps is None else f"steps {local.steps:,}"
-        given = f"a visit of {examples:,} examples with {length} and batch {local.batch:,}"
-        takes = f"{format_bytes(needed)} of memory before it trains, more than the limit of {format_bytes(most)}"
-        raise UserError(f"{given} takes {takes}; give fewer {length.split()[0]} or a smaller batch")
+        visit = f"a visit of {examples:,} examples with {length} and batch {local.batch:,}"
+        excess = f"{format_bytes(needed)} of memory before training, more than the limit of {format_bytes(most)}"
+        raise UserError(f"{visit} needs {excess}; give fewer {length.split()[0]} or a smaller batch")
 
 
 def plan(examples: npt.NDArray[np.int32], take: int | None, local: Local, key: Key) -> Plan:
-    """Each epoch a new permutation cut into batches, the last one short; with ``local.steps`` until there are enough.
+    """Draw a permutation per epoch and cut it into batches, the last one short, until all epochs or steps are filled.
 
     ``take`` first draws that many examples, with replacement if the client has fewer.
     """
     generator = key.fold("plan").numpy()
     if take is not None:
         examples = generator.choice(examples, take, replace=take > len(examples))
-    held = len(examples)
-    size = max(1, min(local.batch, held))  # a batch larger than the client is the client
-    per_epoch = -(-held // size)
-    steps = steps_for(held, local)
+    count = len(examples)
+    size = max(1, min(local.batch, count))
+    per_epoch = -(-count // size)
+    steps = steps_for(count, local)
     epochs = -(-steps // max(1, per_epoch))
     index = np.full((epochs, per_epoch * size), -1, np.int64)
     for epoch in range(epochs):
-        index[epoch, :held] = generator.permutation(examples)
-    last = held - (per_epoch - 1) * size
+        index[epoch, :count] = generator.permutation(examples)
+    last = count - (per_epoch - 1) * size
     counts = (((size,) * (per_epoch - 1) + (last,)) * epochs)[:steps]
     table = torch.from_numpy(index.reshape(-1, size)[:steps])
-    if not local.augment or not held:
+    if not local.augment or not count:
         return Plan(table, counts)
     shift, flip = draw_augmentation(local.augmentation, key.fold("augment").numpy(), table.numel())
     return Plan(table, counts, shift.view(-1, size, shift.shape[1]), flip.view(-1, size))

@@ -1,6 +1,6 @@
-"""Reads the layouts in which CIFAR and the MNIST family are distributed, and says what is wrong with a file.
+"""Reads the file formats of CIFAR and the MNIST family, and reports what is wrong with a file.
 
-A reader takes the file's bytes and its path (for the error) and gives arrays; nothing is skipped or repaired.
+A reader turns a file's bytes into arrays; its path is for errors. Nothing is skipped or repaired.
 Shapes: N records in a file, images [N, ch, H, W] (CIFAR) or [N, H, W] (idx), labels [N].
 """
 
@@ -29,11 +29,11 @@ CIFAR_SHAPE = (3, 32, 32)
 CIFAR_PIXELS = 3 * 32 * 32
 REPLACE = "replace it with a complete copy"
 _IDX = {1: ("labels", 0x00000801), 3: ("images", 0x00000803)}  # unsigned bytes in 1 or 3 dimensions
-_DEFLATE_LIMIT = 1032  # deflate never packs more than this many bytes into one
+_DEFLATE_LIMIT = 1032  # the best compression ratio of deflate
 
 
 def read_file(path: Path) -> bytes:
-    """All bytes of a file; an unreadable or empty one is a UserError."""
+    """All bytes of a file that must not be empty."""
     if not (raw := read_plain(path)):
         raise UserError(f"{path} is empty; {REPLACE}")
     return raw
@@ -43,8 +43,8 @@ def cifar(raw: bytes, path: Path, *, label_bytes: int, classes: int) -> tuple[Im
     """One CIFAR binary file: records of ``label_bytes`` labels (the last one counts) and 3072 pixels."""
     record = label_bytes + CIFAR_PIXELS
     if not raw or len(raw) % record:
-        given = f"{len(raw):,} bytes are not a whole number of records of {record:,} bytes"
-        raise UserError(f"{path} is truncated: {given}; {REPLACE}")
+        size = f"{len(raw):,} bytes are not a multiple of the record size of {record:,} bytes"
+        raise UserError(f"{path} is truncated: {size}; {REPLACE}")
     records = np.frombuffer(raw, np.uint8).reshape(-1, record)
     labels = records[:, label_bytes - 1].astype(np.int64)
     in_range(labels, path, classes=classes)
@@ -52,11 +52,11 @@ def cifar(raw: bytes, path: Path, *, label_bytes: int, classes: int) -> tuple[Im
 
 
 def check_cifar_python(batch: dict[str, Any], path: Path, *, key: str, classes: int) -> tuple[Images, Labels]:
-    """One batch of CIFAR's Python layout; its labels are under "labels", those of CIFAR-100 under "fine_labels"."""
+    """One batch of CIFAR's Python layout; the labels are under "labels", in CIFAR-100 under "fine_labels"."""
     for wanted in ("data", key):
         if wanted not in batch:
             have = ", ".join(map(repr, sorted(batch)[:9])) or "nothing"
-            raise UserError(f"{path} has no {wanted!r}; it has {have}; give a batch in CIFAR's Python layout")
+            raise UserError(f"{path} has no {wanted!r}, only {have}; use a batch in CIFAR's Python layout")
     data, listed = batch["data"], batch[key]
     pixels = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (CIFAR_PIXELS,)
     if not pixels or not len(data):
@@ -74,16 +74,16 @@ def check_cifar_python(batch: dict[str, Any], path: Path, *, key: str, classes: 
 
 
 def in_range(labels: Labels, path: Path, *, classes: int, first: int = 0) -> None:
-    """Refuse a label outside ``first`` .. ``first + classes - 1``, naming the record that holds it."""
+    """Refuse a label outside ``first`` .. ``first + classes - 1``; the message names the record."""
     wrong = np.flatnonzero((labels < first) | (labels >= first + classes))
     if len(wrong):
-        given = f"the label of record {wrong[0]} is {labels[wrong[0]]}"
+        label = f"the label of record {wrong[0]} is {labels[wrong[0]]}"
         wanted = f"labels range from {first} to {first + classes - 1}"
-        raise UserError(f"{path}: {given}, but {wanted}; it is damaged or belongs to another data set: {REPLACE}")
+        raise UserError(f"{path}: {label}, but {wanted}; it is damaged or belongs to another data set: {REPLACE}")
 
 
 def idx(raw: bytes, path: Path) -> Images:
-    """One idx file of unsigned bytes, gzipped or not: labels have 1 dimension, images 3, by the file's name."""
+    """One idx file of unsigned bytes, gzipped or not: one dimension for labels, three if its name has "images"."""
     dimensions = 3 if "images" in path.name else 1
     what, magic = _IDX[dimensions]
     header_size = 4 * (1 + dimensions)
@@ -93,14 +93,14 @@ def idx(raw: bytes, path: Path) -> Images:
         header = stream.read(header_size)
         if len(header) < 4 or int.from_bytes(header[:4], "big") != magic:
             start = f"{path} starts with {header[:4].hex() or 'nothing'}"
-            raise UserError(f"{start}, but an idx file of {what} with {magic:08x}; use the published file of that name")
+            raise UserError(f"{start}, but an idx file of {what} starts with {magic:08x}; use the published file")
         if len(header) < header_size:
             raise UserError(f"{path} is truncated inside its header of {header_size} bytes; {REPLACE}")
         shape = struct.unpack(f">{dimensions}I", header[4:])
         wanted = int(np.prod(shape, dtype=object))
         if wanted == 0:
             raise UserError(f"{path} declares the shape {_times(shape)}, so it contains no {what}; {REPLACE}")
-        # Bounds the reading buffer, too: a damaged count must not ask for terabytes.
+        # This also bounds the read buffer: a damaged count must not allocate terabytes.
         most = len(raw) * (_DEFLATE_LIMIT if packed else 1)
         if packed and wanted <= most:
             check_unpacked(wanted, max(BLOCK, len(raw)), f"{path} ({_times(shape)} {what})")
@@ -110,17 +110,17 @@ def idx(raw: bytes, path: Path) -> Images:
     if wanted > most or len(body) != wanted:
         have = f"{len(body):,}" if len(body) < wanted <= most else "fewer" if wanted > most else "more"
         wrong = "is longer than it declares" if have == "more" else "is truncated"
-        raise UserError(f"{path} {wrong}: {_times(shape)} {what} take {wanted:,} bytes, {have} follow; {REPLACE}")
+        raise UserError(f"{path} {wrong}: {_times(shape)} {what} take {wanted:,} bytes, but it has {have}; {REPLACE}")
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
 def join(
     images: Images, labels: Images, paths: tuple[Path, Path], *, classes: int, first: int = 0
 ) -> tuple[Images, Labels]:
-    """The images of one idx file as [N, 1, H, W], and the labels of another, of which ``first`` is the smallest."""
+    """Join the images [N, 1, H, W] and labels of two idx files; ``first`` is the smallest label."""
     if len(images) != len(labels):
-        given = f"{paths[0]} has {len(images):,} images, but {paths[1]} has {len(labels):,} labels"
-        raise UserError(f"{given}; both files must come from the same data set")
+        sizes = f"{paths[0]} has {len(images):,} images, but {paths[1]} has {len(labels):,} labels"
+        raise UserError(f"{sizes}; both files must come from the same data set")
     numbers = labels.astype(np.int64)
     in_range(numbers, paths[1], classes=classes, first=first)
     return images[:, None], numbers - first
@@ -138,7 +138,7 @@ _GLOBALS = {
     "_codecs encode": "encode",
     **{f"{module} bytes": "bytes" for module in ("__builtin__", "builtins")},
 }
-_DTYPES = ("u1", "i8")  # pixels; labels that were saved as an array
+_DTYPES = ("u1", "i8")  # pixels, and labels saved as an array
 _QUOTED = re.compile(rb"""(['"])((?:[^\\]++|\\(?:x[0-9a-fA-F]{2}|[\\'"nrt]))*+)(?<=['"])""")
 _OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _SCALARS = (type(None), bool, int, str, bytes)
@@ -158,11 +158,11 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {  # values from opcodes' arguments
     "EMPTY_LIST": lambda _: [],
     "EMPTY_DICT": lambda _: {},
 }
-_MAX_CONTAINERS = 1_000_000  # in a file; at protocol 2 Python 3 writes a tuple for each file name
+_MAX_CONTAINERS = 1_000_000  # per file; with protocol 2, Python 3 writes a tuple for each file name
 
 
 @dataclass(frozen=True)
-class _Function:  # a permitted global: what our own code does instead
+class _Function:  # a permitted global, which our own code emulates
     kind: str
 
 
@@ -178,26 +178,26 @@ class _Array:
 
 
 def read_pickle(raw: bytes, path: Path) -> dict[str, Any]:
-    """Read the dict in a pickle of any protocol, without running it: the opcodes that it may have are listed here."""
+    """Read the dict in a pickle of any protocol without executing it: only the opcodes listed here are allowed."""
     machine = _Machine(raw, path)
     try:
         top = machine.run()
     except (ValueError, OverflowError, LookupError, TypeError) as error:  # also UnicodeError
         raise UserError(f"{path} is damaged at byte {machine.at:,}: {error}; {REPLACE}") from error
     if not isinstance(top, dict):
-        machine.refuse(f"contains {a_kind(top).replace(' _', ' ')}instead of a dict")
+        machine.refuse(f"contains {a_kind(top).replace(' _', ' ')} instead of a dict")
     return {machine.key(k): machine.plain(v) for k, v in top.items()}
 
 
 class _Machine:
-    """The stacks, the memo and the place in the stream; never recursive, so depth costs nothing."""
+    """The stacks, the memo and the position in the stream; not recursive, so nesting costs nothing."""
 
     def __init__(self, raw: bytes, path: Path) -> None:
         self.raw, self.path, self.at = raw, path, 0
-        self.stacks: list[list[Any]] = [[]]  # a mark, where a tuple, list or dict begins, starts another
+        self.stacks: list[list[Any]] = [[]]  # a mark, at the start of a tuple, list or dict, adds one
         self.memo: dict[int, Any] = {}
-        self.encoded, self.containers = 0, 0  # bytes made by _codecs.encode, at most those of the file; lists
-        self.flat: set[int] = set()  # lists known to be of scalars: a file may name one list many times
+        self.encoded, self.containers = 0, 0  # bytes from _codecs.encode, limited to the file's size; lists
+        self.flat: set[int] = set()  # ids of lists known to be of scalars: a file may refer to one list many times
 
     def refuse(self, why: str) -> NoReturn:
         raise UserError(f"{self.path} {why} (at byte {self.at:,}); {REPLACE} from the data set's own archive")
@@ -208,7 +208,7 @@ class _Machine:
             self.at = stream.tell()
             opcode = _OPCODES.get(code.decode("latin-1"))
             if opcode is None:
-                self.refuse(f"is damaged: {f'there is no opcode {code!r}' if code else 'it has no end'}")
+                self.refuse(f"is damaged: {f'unknown opcode {code!r}' if code else 'it has no end'}")
             self.containers += opcode.name in _CONTAINERS
             if self.containers > _MAX_CONTAINERS:
                 self.refuse(f"is unsafe: it has more than {_MAX_CONTAINERS:,} lists")
@@ -222,7 +222,7 @@ class _Machine:
         return top
 
     def unquote(self, line: bytes) -> bytes:
-        """A string as Python 2's repr wrote it."""
+        """Parse a string written by Python 2's repr."""
         if (match := _QUOTED.fullmatch(line, 0, len(line) - 1)) is None or not line.endswith(match[1] + b"\n"):
             self.refuse("has a string without quotes, or with an unknown escape")
         unescaped: bytes = codecs.escape_decode(match[2][:-1])[0]
@@ -232,7 +232,7 @@ class _Machine:
         self.stacks[-1].append(value)
 
     def take(self, count: int | None = None) -> list[Any]:
-        """The last values of the stack; without ``count`` all since the last mark, which goes with them."""
+        """Pop the last ``count`` values, or all since the last mark, and the mark."""
         if count is None:
             return self.stacks.pop() if len(self.stacks) > 1 else self.refuse("has a list without a beginning")
         return [self.stacks[-1].pop() for _ in range(count)][::-1]
@@ -257,7 +257,7 @@ class _Machine:
                 self.push(self.pairs(self.take()))
             case "APPEND" | "APPENDS":
                 values = self.take(1 if name == "APPEND" else None)
-                list.extend(self.stacks[-1][-1], values)  # a TypeError where it is no list
+                list.extend(self.stacks[-1][-1], values)  # raises TypeError if it is not a list
             case "SETITEM" | "SETITEMS":
                 pairs = self.pairs(self.take(2 if name == "SETITEM" else None))
                 dict.update(self.stacks[-1][-1], pairs)
@@ -276,9 +276,9 @@ class _Machine:
         return {self.key(k): v for k, v in zip(values[::2], values[1::2], strict=True)}
 
     def key(self, key: Any) -> str:
-        """A dict's key as text: nothing else may be one, so that nothing nested is ever hashed."""
+        """A dict's key as text; other keys are refused, so that nothing nested is ever hashed."""
         if not isinstance(key, str | bytes):
-            self.refuse("has a dict whose keys are not text")
+            self.refuse("has a dict whose keys are not strings")
         return key.decode("latin-1") if isinstance(key, bytes) else key
 
     def plain(self, value: Any) -> Any:
@@ -292,8 +292,7 @@ class _Machine:
 
     def function(self, name: str) -> _Function:
         if name not in _GLOBALS:
-            asked = name.replace(" ", ".")[:200]
-            self.refuse(f"is unsafe: it imports {asked!r}, which no batch of images needs")
+            self.refuse(f"is unsafe: it imports {name.replace(' ', '.')[:200]!r}, which no batch of images needs")
         return _Function(_GLOBALS[name])
 
     def call(self, function: Any, arguments: Any) -> Any:
@@ -325,7 +324,7 @@ class _Machine:
                 self.refuse("is unsafe: it sets the state of something other than a byte array")
 
     def array(self, data: bytes, dtype: _Dtype, shape: tuple[Any, ...], order: str) -> npt.NDArray[Any]:
-        """A view of ``data``, whose length must be exactly that of the declared shape."""
+        """A view of ``data``, whose length must match the declared shape."""
         if len(shape) > 4 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
             self.refuse("declares an array of an impossible shape")
         kind = np.dtype(dtype.order + dtype.code)

@@ -1,7 +1,8 @@
-"""``coco:FILE.json``: photographs with COCO's annotations, one class for each photograph.
+"""``coco:FILE.json``: photographs with COCO annotations, one class per photograph.
 
-A photograph's class is the category with the largest area in it: by its annotations' ``area``, otherwise their boxes,
-otherwise their number. Photographs without an annotation are left out. Camera traps' field ``location`` is the user.
+A photograph's class is the category with the largest total area: by the annotations' ``area``, otherwise their boxes,
+otherwise their number. Photographs without an annotation are left out. The field ``location`` of camera traps is the
+user.
 """
 
 import os
@@ -17,13 +18,13 @@ from unskew.core.errors import UserError, brief
 from unskew.core.limits import check_unpacked, read_plain, size_on_disk, user_path
 from unskew.core.units import counted
 from unskew.data.arrays import every_fifth
-from unskew.data.interface import OWN, Request, Rows, Source
+from unskew.data.interface import OWN, DataRequest, Rows, Source
 
 Id = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 Content = TypeVar("Content")
 
 
-class Image(msgspec.Struct, gc=False):  # here and below: the fields that are used, of those in the file
+class CocoImage(msgspec.Struct, gc=False):  # here and below: only the fields that are used
     """A photograph."""
 
     id: Id
@@ -32,7 +33,7 @@ class Image(msgspec.Struct, gc=False):  # here and below: the fields that are us
 
 
 class Annotation(msgspec.Struct, gc=False):
-    """What a part of a photograph shows."""
+    """An object in a photograph."""
 
     image_id: Id
     category_id: Id
@@ -48,15 +49,17 @@ class Category(msgspec.Struct, gc=False):
 
 
 class AnnotationFile(msgspec.Struct):
-    """The whole file."""
+    """A COCO file."""
 
-    images: list[Image]
+    images: list[CocoImage]
     annotations: list[Annotation]
     categories: list[Category]
 
 
-def read_json(path: Path, kind: type[Content], archive: Path | None = None, again: str = "write it again") -> Content:
-    """Read a JSON file of that kind, or the file of its name inside an archive."""
+def read_annotations(
+    path: Path, kind: type[Content], archive: Path | None = None, again: str = "write it again"
+) -> Content:
+    """Read a JSON file of that kind, or the file of the same name in an archive."""
     try:
         if not os.path.lexists(path) and not (archive and archive.is_file()):
             packed = f", nor does {archive.name}" if archive else ""
@@ -78,27 +81,27 @@ def read_json(path: Path, kind: type[Content], archive: Path | None = None, agai
 
 
 def classify(read: AnnotationFile, path: Path) -> dict[int, int]:
-    """The category of each photograph that has one; refused where the file contradicts itself."""
+    """The category of each annotated photograph; a file that contradicts itself is refused."""
     known = {category.id for category in read.categories}
     areas: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for found in read.annotations:
-        if found.category_id not in known:
-            raise UserError(f"{path}: image {found.image_id} has the unknown category {found.category_id}; correct it")
-        box = found.bbox[2] * found.bbox[3] if found.bbox else 0.0
-        areas[found.image_id][found.category_id] += found.area or box or 1e-9
+    for note in read.annotations:
+        if note.category_id not in known:
+            raise UserError(f"{path}: image {note.image_id} has the unknown category {note.category_id}; correct it")
+        box = note.bbox[2] * note.bbox[3] if note.bbox else 0.0
+        areas[note.image_id][note.category_id] += note.area or box or 1e-9
     for image in read.images:
         if image.file_name.startswith("/") or ".." in Path(image.file_name).parts:
-            raise UserError(f"{path}: image {image.id} has the file {brief(image.file_name)}, outside its folder")
+            raise UserError(f"{path}: the file {brief(image.file_name)} of image {image.id} is outside its folder")
     if len({image.id for image in read.images}) != len(read.images):
         raise UserError(f"{path} lists an image id twice; give each image once")
     return {image: max(shares, key=lambda category: (shares[category], -category)) for image, shares in areas.items()}
 
 
-def read_coco(request: Request, *, images: str = "", test: str = "") -> Rows:
+def read_coco(request: DataRequest, *, images: str = "", test: str = "") -> Rows:
     """List annotated photographs.
 
-    ``images`` is their folder, by default one next to the annotations, as COCO has it. ``test`` is the file of the test
-    photographs, by default the one with ``val`` instead of ``train``; without one every fifth photograph is test.
+    ``images`` is their folder, by default one next to the annotations, as in COCO. ``test`` is the file of the test
+    photographs, by default the one with ``val`` instead of ``train``; without one, every fifth photograph is test.
     """
     path = user_path(request.path)
     request.say(f"reading {path}", 0, 0)
@@ -107,26 +110,26 @@ def read_coco(request: Request, *, images: str = "", test: str = "") -> Rows:
     files, labels, part, users, notes = list[str](), list[int](), list[bool](), list[str](), list[str]()
     names: dict[int, str] = {}
     for file in [path, *([held] if held else [])]:
-        read = read_json(file, AnnotationFile)
+        read = read_annotations(file, AnnotationFile)
         category_of = classify(read, file)
         folder = _find_folder(file, images, read.images)
-        kept = [image for image in read.images if image.id in category_of]
+        labeled = [image for image in read.images if image.id in category_of]
         names |= {category.id: category.name for category in read.categories}
-        files += [str(folder / image.file_name) for image in kept]
-        labels += [category_of[image.id] for image in kept]
-        users += ["" if image.location is None else str(image.location) for image in kept]
-        part += [file == held] * len(kept)
-        pairs = {(found.image_id, found.category_id) for found in read.annotations}
-        if without := len(read.images) - len(kept):
-            notes.append(f"{file.name}: {counted(without, 'photograph')} without an annotation left out")
+        files += [str(folder / image.file_name) for image in labeled]
+        labels += [category_of[image.id] for image in labeled]
+        users += ["" if image.location is None else str(image.location) for image in labeled]
+        part += [file == held] * len(labeled)
+        pairs = {(note.image_id, note.category_id) for note in read.annotations}
+        if without := len(read.images) - len(labeled):
+            notes.append(f"{file.name}: left out {counted(without, 'photograph')} without an annotation")
         if len(pairs) > len(category_of):
-            several = "more than one category; a photograph's class is the one with the largest area"
+            several = "several categories; a photograph's class is the one with the largest area"
             notes.append(f"{file.name}: some photographs have {several}")
     if not files:
-        raise UserError(f"{path} has no photographs with an annotation; give one that has")
+        raise UserError(f"{path} has no annotated photographs; give a file that has some")
     kind = every_fifth(len(files)) if held is None else np.array(part)
     notes.append(
-        f"{held.name} is used for testing" if held else "every fifth photograph is used for testing; option test"
+        f"{held.name} is used for testing" if held else "every fifth photograph is used for testing; see option test"
     )
     ids, numbers = np.unique(labels, return_inverse=True)
     texts = [names[category] for category in ids.tolist()]
@@ -135,18 +138,18 @@ def read_coco(request: Request, *, images: str = "", test: str = "") -> Rows:
     return Rows(path.absolute().parent, files, numbers.astype(np.int64), classes, kind, owners, notes=tuple(notes))
 
 
-COCO = Source("coco", "photographs with COCO's annotations, one class each", OWN, rows=read_coco, path="FILE.json")
+COCO = Source("coco", "photographs with COCO annotations, one class each", OWN, rows=read_coco, path="FILE.json")
 
 
-def _find_folder(file: Path, given: str, images: list[Image]) -> Path:
+def _find_folder(file: Path, option: str, images: list[CocoImage]) -> Path:
     part = file.stem.rpartition("_")[2]  # instances_train2017.json: train2017
-    here = file.absolute().parent
-    looked = [here, here / "images", here / part, here.parent, here.parent / part, here.parent / "images" / part]
-    looked = [user_path(given).absolute()] if given else looked
+    near = file.absolute().parent
     if not images:
-        return here
-    for folder in looked:
+        return near
+    searched = [near, near / "images", near / part, near.parent, near.parent / part, near.parent / "images" / part]
+    searched = [user_path(option).absolute()] if option else searched
+    for folder in searched:
         if (folder / images[0].file_name).is_file():
             return folder
-    first = brief(images[0].file_name)
-    raise UserError(f"{first} of {file} is in none of {', '.join(map(str, looked))}; give its folder as (images=DIR)")
+    looked = f"looked in {', '.join(map(str, searched))}"
+    raise UserError(f"{brief(images[0].file_name)} of {file} was not found; {looked}; give its folder as (images=DIR)")

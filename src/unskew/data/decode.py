@@ -1,6 +1,6 @@
-"""One photograph as pixels: which formats are read, what is refused and why, scaling of the shorter side.
+"""Decodes one photograph to pixels: formats, reasons to refuse a file, scaling of the shorter side.
 
-Shapes: [ch, H, W] one image, bytes; ch is 1 where the photograph is gray, otherwise 3.
+Shapes: [ch, H, W] one image, bytes; ch is 1 for a gray photograph, otherwise 3.
 """
 
 import io
@@ -23,51 +23,51 @@ from unskew.core.limits import check_plain, check_unpacked, size_on_disk
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, OverflowError, struct.error)
 UNREADABLE = (*DAMAGE, MemoryError, KeyError, AttributeError, ZeroDivisionError, Image.DecompressionBombError)
 GRAY = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N"}
-DEEPER = ("I", "F")  # more than 16 bits a pixel, whose white nobody knows
+DEEPER = ("I", "F")  # more than 16 bits per pixel, with an unknown white level
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "JPEG2000", "PPM", "AVIF", "HEIF")  # none runs a program
-HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")  # how such files begin
-ORIENTATION = 0x0112  # EXIF: how the camera was held
+HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")  # their brands
+ORIENTATION = 0x0112  # the EXIF tag
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
     5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }  # fmt: skip
-DECODER = 2  # changes when the same file would give other pixels
-SPARE = 2  # a JPEG is read at half, a quarter or an eighth of its size, if that is this many times what is wanted
-LONGEST = 4  # sides: of a longer strip the middle is kept
+DECODER = 2  # version: changes when the same file gives other pixels
+SPARE = 2  # a JPEG is read at 1/2, 1/4 or 1/8 of its size if that is still this many times the wanted size
+LONGEST = 4  # a strip longer than this many times its width is cut to its middle
 
 
 @dataclass(frozen=True)
 class NoBytes:
-    """In a column of images, one of which only the path was written."""
+    """An entry in a column of images that has only a path."""
 
     path: str
 
 
-Picture = Path | bytes | NoBytes  # where it is, or its file's content
+Picture = Path | bytes | NoBytes  # its path, or its file's content
 Pixels = npt.NDArray[np.uint8]
 
 
 class Broken(Exception):
-    """A photograph that cannot be used; the message says why, and not which one it is."""
+    """A photograph that cannot be used; the message gives the reason, not the name."""
 
 
-def decode(given: Picture | None, size: int | None) -> Pixels:
-    """[ch, H, W]: upright, as EXIF records it; with ``size`` scaled (bilinear) so that the shorter side has it.
+def decode(source: Picture | None, size: int | None) -> Pixels:
+    """[ch, H, W]: upright according to EXIF; with ``size``, scaled (bilinear) so that it is the shorter side.
 
-    Nothing is cut off but the ends of a strip that is more than ``LONGEST`` times as long as it is wide. Transparency
-    is dropped; of several frames the first is taken; 16 bits become 8.
+    Only strips more than ``LONGEST`` times as long as they are wide are cut. Transparency is dropped; of several frames
+    the first is used; 16 bits become 8.
     """
-    where = _plain(given)
+    where = _plain(source)
     try:
         with Image.open(where, formats=_formats()) as picture:
             if picture.mode in DEEPER:
                 raise Broken(f"has more than 16 bits per channel ({picture.mode}); save it with 8 or 16")
-            taken = len(given) if isinstance(given, bytes) else size_on_disk([Path(str(given))])
-            check_unpacked(picture.size[0] * picture.size[1] * len(picture.getbands()), taken, "the picture")
+            stored = len(source) if isinstance(source, bytes) else size_on_disk([Path(str(source))])
+            check_unpacked(picture.size[0] * picture.size[1] * len(picture.getbands()), stored, "the picture")
             if size is not None:
                 picture.draft(None, (SPARE * size, SPARE * size))
-            picture.load()  # turns a TIFF by itself
+            picture.load()  # already turns a TIFF
             turn = TURNS.get(_orientation(picture))
             plain = _flatten(picture) if turn is None else _flatten(picture).transpose(turn)
     except UserError as error:
@@ -87,7 +87,7 @@ def decode(given: Picture | None, size: int | None) -> Pixels:
 
 
 def center(pixels: Pixels, size: int | None) -> Pixels:
-    """[ch, size, size], the middle of a photograph whose shorter side has that size; without a size all of it."""
+    """[ch, size, size], the middle of a photograph whose shorter side is ``size``; without a size, all of it."""
     if size is None:
         return pixels
     top, left = (pixels.shape[1] - size) // 2, (pixels.shape[2] - size) // 2
@@ -107,12 +107,12 @@ def _flatten(picture: Image.Image) -> Image.Image:
         levels = np.asarray(picture).astype(np.uint32)
         return Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
     mode = "L" if picture.mode in GRAY else "RGB"
-    # By way of RGBA: a palette with transparency has no direct way to RGB.
+    # A palette with transparency cannot be converted to RGB directly.
     return picture.convert("RGBA").convert(mode) if picture.mode in ("P", "PA") else picture.convert(mode)
 
 
 def _shorten(picture: Image.Image) -> Image.Image:
-    """The middle of a strip: scaled whole, a strip of one pixel's width would take gigabytes."""
+    """Cut a strip to its middle: scaled up in full, one that is a pixel wide would take gigabytes."""
     most = LONGEST * min(picture.size)
     width, height = (min(side, most) for side in picture.size)
     left, top = (picture.size[0] - width) // 2, (picture.size[1] - height) // 2
@@ -126,38 +126,35 @@ def _orientation(picture: Image.Image) -> int:
         return 1
 
 
-def _plain(given: Picture | None) -> Path | io.BytesIO:
-    if given is None:
+def _plain(source: Picture | None) -> Path | io.BytesIO:
+    if source is None:
         raise Broken("has no bytes")
-    if isinstance(given, NoBytes):
-        raise Broken(f"has no bytes, only the path {brief(given.path)}; put paths into a column called path")
-    if isinstance(given, bytes):
-        if not given:
+    if isinstance(source, NoBytes):
+        raise Broken(f"has no bytes, only the path {brief(source.path)}; put paths into a column called path")
+    if isinstance(source, bytes):
+        if not source:
             raise Broken("is empty")
-        return io.BytesIO(given)
+        return io.BytesIO(source)
     try:
-        check_plain(given)
-        if not os.stat(given).st_size:
+        check_plain(source)
+        if not os.stat(source).st_size:
             raise Broken("is empty")
     except UserError as error:
-        raise Broken(str(error).removeprefix(f"{given} ")) from error
+        raise Broken(str(error).removeprefix(f"{source} ")) from error
     except FileNotFoundError as error:
-        raise Broken(f"does not exist{_hint(given)}") from error
+        hint = ""
+        if re.search(r"(^|/)(https?|s3|gs):/", str(source)):
+            hint = ": it is a web address; download the file and give its path"
+        elif "\\" in str(source):
+            hint = ": it is a Windows path; give it relative to the table, with / between folders"
+        raise Broken(f"does not exist{hint}") from error
     except OSError as error:
         raise Broken(f"cannot be read: {error.strerror or error}") from error
-    return given
-
-
-def _hint(path: Path) -> str:
-    if re.search(r"(^|/)(https?|s3|gs):/", str(path)):
-        return ": it is a web address; download the file, and give its path"
-    if "\\" in str(path):
-        return ": it is a Windows path; give it relative to the table, with / between folders"
-    return ""
+    return source
 
 
 def _unknown(where: Path | io.BytesIO) -> str:
-    """Why it is not read: telephones write HEIC, which needs a plug-in."""
+    """Why the format is not read: phones write HEIC, which needs a plug-in."""
     start = b""
     with suppress(OSError), where if isinstance(where, io.BytesIO) else where.open("rb") as file:
         file.seek(0)

@@ -1,4 +1,4 @@
-"""Downloads a published image set into the data folder, and unpacks what is needed of it."""
+"""Downloads a published image set into the data folder, and unpacks it."""
 
 import gzip
 import hashlib
@@ -26,32 +26,32 @@ from unskew.core.units import format_bytes
 from unskew.data import sources
 from unskew.data.interface import Download, Source
 
-Report = Callable[[int, int | None], None]  # bytes so far and in all, of the file on its way; None: unknown
+Report = Callable[[int, int | None], None]  # bytes so far and in total, of the current file; None: unknown
 Say = Callable[[str], None]
 
 TIMEOUT = 60.0  # seconds without a byte
-TRIES = 4  # connections to one address, of which each continues the last
-PAUSE = 1.0  # seconds before the second; then twice as long each time
-MAX_BYTES = 4 * 10**9  # of a download: the largest published archive has 0.7 GB
+TRIES = 4  # connections to one address; each continues the previous one
+PAUSE = 1.0  # seconds before the second; doubles each time
+MAX_BYTES = 4 * 10**9  # of a download; the largest published archive has 0.7 GB
 _BLOCK = 1 << 18
 
 
 class DiskError(UserError):
-    """The disk is full or cannot be written: what was downloaded is still good."""
+    """The disk is full or cannot be written; downloaded files are still good."""
 
 
 class _BrokeOff(Exception):
-    """The connection ended before the file did: it is worth another try."""
+    """The connection was lost before the end of the file; a retry may help."""
 
 
 class _Refused(Exception):
-    """This address will not give the published file."""
+    """This address does not have the published file."""
 
 
 def download(urls: Sequence[str], path: Path, md5: str, *, report: Report, say: Say) -> None:
-    """Fetch a file to ``path`` from the first of ``urls`` that has it. ``report`` starts again where the file does."""
+    """Download a file to ``path`` from the first of ``urls`` that has it; ``report`` restarts with the file."""
     if path.is_file() and _checksum(path) == md5:
-        return  # without a published checksum it is fetched again
+        return  # without a published checksum it is downloaded again
     part, reasons = part_of(path), list[str]()
     for url in urls:
         if reasons:
@@ -65,17 +65,17 @@ def download(urls: Sequence[str], path: Path, md5: str, *, report: Report, say: 
             part.replace(path)
         return
     kept = _size(part)
-    more = f"; {format_bytes(kept)} were kept, and the same command continues from there" if kept else ""
+    more = f"; {format_bytes(kept)} were kept; run the same command again to continue" if kept else ""
     raise UserError("; ".join(reasons) + (more or "; nothing was kept; try again later, or give another --mirror"))
 
 
 def part_of(path: Path) -> Path:
-    """The name of a file that is still on its way."""
+    """The name of an incomplete file."""
     return path.with_name(path.name + ".part")
 
 
 def check_space(folder: Path, needed: int, what: str) -> None:
-    """Refuse what the disk has no room for."""
+    """Refuse a file that does not fit on the disk."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         room = f"{what} needs {format_bytes(needed)}, but {folder} has only {format_bytes(free)} free"
@@ -84,7 +84,7 @@ def check_space(folder: Path, needed: int, what: str) -> None:
 
 @contextmanager
 def on_disk(path: Path) -> Iterator[None]:
-    """Errors of the disk as the user's: the folder cannot be written."""
+    """Turn disk errors into messages for the user."""
     try:
         yield
     except OSError as error:
@@ -92,7 +92,7 @@ def on_disk(path: Path) -> Iterator[None]:
 
 
 def _fetch(url: str, part: Path, md5: str, report: Report, say: Say) -> None:
-    """The whole file from one address; where its checksum is wrong after it was continued, once more from the start."""
+    """Download a file from one address; if a continued download has a wrong checksum, start again."""
     for tried in range(1, TRIES + 1):
         continued = _size(part) > 0
         try:
@@ -103,19 +103,19 @@ def _fetch(url: str, part: Path, md5: str, report: Report, say: Say) -> None:
             say(f"{error}; continuing")
             time.sleep(PAUSE * 2 ** (tried - 1))
             continue
-        found = _checksum(part)
-        if found == md5 or not md5:
+        checksum = _checksum(part)
+        if checksum == md5 or not md5:
             return
         part.unlink(missing_ok=True)
         if not continued:
-            raise _Refused(f"{url} is not the published file: its MD5 is {found}, expected {md5}")
-        say(f"{url}: the partial download does not match it; starting again")
+            raise _Refused(f"{url} is not the published file: its MD5 is {checksum}, expected {md5}")
+        say(f"{url}: the partial download does not match; starting again")
     raise _BrokeOff(f"{url}: the connection was lost {TRIES} times")
 
 
 def _continue(url: str, part: Path, report: Report) -> None:
     kept, headers = _size(part), {"User-Agent": "unskew", "Accept-Encoding": "identity"}
-    if kept:  # if the file has changed since, the checksum shows it
+    if kept:  # if the file has changed since, the checksum will tell
         headers["Range"] = f"bytes={kept}-"
     try:
         answer: http.client.HTTPResponse = urllib.request.urlopen(
@@ -123,7 +123,7 @@ def _continue(url: str, part: Path, report: Report) -> None:
         )
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and kept:  # the server has nothing more; the checksum shows whether it is complete
+        if error.code == 416 and kept:  # the server has nothing more; the checksum will tell whether it is complete
             return
         raise _Refused(f"{url}: the server answered {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -169,9 +169,9 @@ def _checksum(path: Path) -> str:
 
 
 MAX_MEMBERS = 2_000_000
-MAX_READ = 1 << 24  # bytes of a tar archive that are read at once: far more than the header of a name has
-MAX_PART = 255  # bytes of a part of a path, as file systems have it
-EVERY = 25_000  # files between two lines on how far unpacking is
+MAX_READ = 1 << 24  # bytes of a tar archive read at once: far more than any header has
+MAX_PART = 255  # bytes of a path's part, the limit of file systems
+EVERY = 25_000  # files between two progress lines
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, NotImplementedError)
 
 
@@ -181,15 +181,15 @@ Member = tuple[str, str, Callable[[], IO[bytes] | None]]  # its name; "file", "f
 def unpack(
     archive: Path, name: str, folder: Path, members: Sequence[str] = (), inside: str = "", say: Say = lambda line: None
 ) -> None:
-    """Copy files of an archive into ``folder``: ``members`` under their last names, or else all below ``inside``."""
+    """Extract ``members`` of an archive into ``folder``, without their paths, or else everything below ``inside``."""
     folders, files, copied = set[str](), set[str](), set[str]()
     with _damage(name):
         for number, (member, kind, open_member) in enumerate(_members(archive, name), 1):
             if number > MAX_MEMBERS:
                 raise UserError(f"{name} has more than {MAX_MEMBERS:,} members; it is not the published archive")
             path = _check_member(member, kind, folders, files, name)
-            kept = path in members if members else path.startswith(inside) and path != inside
-            if kind != "file" or not kept:
+            wanted = path in members if members else path.startswith(inside) and path != inside
+            if kind != "file" or not wanted:
                 continue
             target = folder / (path.rpartition("/")[2] if members else path.removeprefix(inside))
             with on_disk(folder):
@@ -205,13 +205,13 @@ def unpack(
 
 
 def _check_member(member: str, kind: str, folders: set[str], files: set[str], name: str) -> str:
-    """Return the path of a member that may be written, and add it to ``folders`` and ``files``.
+    """Return the path of an acceptable member, and add it to ``folders`` and ``files``.
 
-    The data filter of ``tarfile`` would let links and absolute paths pass in another form, and is not for zip archives.
+    ``tarfile``'s data filter would accept links and rewrite absolute paths, and does not cover zip archives.
     """
     path = PurePosixPath(member)
     outside = path.is_absolute() or ".." in path.parts or set("\\\0") & set(member) or member[1:2] == ":"
-    parts = [unicodedata.normalize("NFC", part).casefold() for part in path.parts]  # as any file system has it
+    parts = [unicodedata.normalize("NFC", part).casefold() for part in path.parts]  # some file systems ignore case
     own, above = "/".join(parts), {"/".join(parts[:n]) for n in range(1, len(parts))}
     wrong = None
     if outside:
@@ -241,8 +241,8 @@ def _members(archive: Path, name: str) -> Iterator[Member]:
             check_space(archive.parent, unpacked, f"unpacking {name}")
             for info in zipped.infolist():
                 if info.flag_bits & 1:
-                    raise UserError(f"{name}: the member {brief(info.filename)} is encrypted; fetch it again")
-                mode = 4 if info.is_dir() else info.external_attr >> 28  # as Unix has it, where that made the archive
+                    raise UserError(f"{name}: the member {brief(info.filename)} is encrypted; download it again")
+                mode = 4 if info.is_dir() else info.external_attr >> 28  # if the archive was made on Unix
                 kind = {0: "file", 4: "folder", 8: "file", 10: "a link"}.get(mode, "a device or a pipe")
                 yield info.filename, kind, partial(zipped.open, info)
         return
@@ -251,7 +251,7 @@ def _members(archive: Path, name: str) -> Iterator[Member]:
         tarfile.open(fileobj=cast(IO[bytes], _Limited(stream, packed, name)), mode="r:") as tar,
     ):
         while (entry := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
+            tar.members.clear()  # type: ignore[attr-defined]  # tarfile would remember all of them
             check_unpacked(stream.tell() + entry.size, packed, name, at_once=False)
             check_space(archive.parent, entry.size, f"unpacking {name}")
             kind = "a link" if entry.islnk() or entry.issym() else "a device or a pipe"
@@ -260,7 +260,7 @@ def _members(archive: Path, name: str) -> Iterator[Member]:
 
 
 class _Limited:
-    """An archive's stream as tarfile may read it: a header can claim gigabytes, which it would read at once."""
+    """A stream that limits tarfile's reads: a header can claim gigabytes, which tarfile would read at once."""
 
     def __init__(self, stream: gzip.GzipFile, packed: int, name: str) -> None:
         self._stream, self._packed, self._name, self.tell = stream, packed, name, stream.tell
@@ -297,30 +297,30 @@ def _damage(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, *_BROKEN) as error:
-        raise UserError(f"{name} is damaged ({error or type(error).__name__}); fetch it again") from error
+        raise UserError(f"{name} is damaged ({error or type(error).__name__}); download it again") from error
 
 
 def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say: Say = lambda line: None) -> Path:
-    """Download a set below ``data_dir``, unless it is complete there, and return its folder.
+    """Download a set into a folder below ``data_dir``, unless it is complete, and return that folder.
 
-    ``mirror`` replaces the published addresses up to the file's name. ``report`` starts again with every file; ``say``
-    is called with what goes wrong and what is tried next.
+    ``mirror`` replaces the published addresses up to the file name. ``report`` restarts with every file; ``say`` is
+    called with problems and retries.
     """
     source = sources.parse(name)[0]
     if source.locate is None:
         where = "it comes with scikit-learn" if name == "digits" else "it is your own file"
-        raise UserError(f"{name}: nothing to download, {where}; use it as --data {name}")
+        raise UserError(f"{name}: there is nothing to download, since {where}; use it as --data {name}")
     if source.download is None:
         where = source.origin.split()[-1]
-        raise UserError(f"{name}: Unskew cannot download this data set; get it from {where}; then pass --data-dir DIR")
+        raise UserError(f"{name}: Unskew cannot download this data set; get it from {where} and pass --data-dir DIR")
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise UserError(f"mirror {mirror!r} is not a web address; give one that starts with http:// or https://")
     if source.download.splits:
         with _alone(data_dir, f"{source.download.folder}-splits"):
             return _fetch_splits(source, source.download, data_dir, mirror, report, say)
     with _alone(data_dir, source.download.folder):
-        found = _find_whole(source, source.download, data_dir)
-        return found or _fetch_files(source.download, data_dir, mirror, report, say)
+        complete = _find_complete(source, source.download, data_dir)
+        return complete or _fetch_files(source.download, data_dir, mirror, report, say)
 
 
 def _fetch_files(wanted: Download, data_dir: Path, mirror: str | None, report: Report, say: Say) -> Path:
@@ -356,7 +356,7 @@ def _fetch_files(wanted: Download, data_dir: Path, mirror: str | None, report: R
 def _fetch_splits(
     source: Source, wanted: Download, data_dir: Path, mirror: str | None, report: Report, say: Say
 ) -> Path:
-    """Put the published splits next to the set's files, each in a folder of its own; those that are there stay."""
+    """Put the published splits next to the set's files, each in its own folder, unless it exists."""
     folder = data_dir / wanted.folder
     for file, md5 in wanted.files.items():
         archive, target = folder / file, folder / file.removesuffix(".zip")
@@ -379,7 +379,7 @@ def _fetch_splits(
 
 @contextmanager
 def _alone(data_dir: Path, folder: str) -> Iterator[None]:
-    """One process at a time fetches into a folder: two would write to the same files."""
+    """Lock a folder against other processes that download into it."""
     path = data_dir / f".{folder}.lock"
     lock = FileLock(path)
     with on_disk(path):
@@ -387,8 +387,9 @@ def _alone(data_dir: Path, folder: str) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout as error:
-            busy = f"another process is fetching {folder} into {data_dir}"
-            raise UserError(f"{busy}; wait until it is done") from error
+            raise UserError(
+                f"another process is downloading {folder} into {data_dir}; wait for it to finish"
+            ) from error
     try:
         yield
     finally:
@@ -397,7 +398,7 @@ def _alone(data_dir: Path, folder: str) -> Iterator[None]:
         lock.release()
 
 
-def _find_whole(source: Source, download: Download, data_dir: Path) -> Path | None:
+def _find_complete(source: Source, download: Download, data_dir: Path) -> Path | None:
     try:
         folder = sources.locate(source.name, data_dir)
     except UserError:
@@ -407,5 +408,5 @@ def _find_whole(source: Source, download: Download, data_dir: Path) -> Path | No
     try:
         sources.load_rows(f"{source.name}{download.whole}", data_dir)
     except UserError as error:
-        raise UserError(f"{folder} exists but is incomplete ({error}); move it away and fetch again") from error
+        raise UserError(f"{folder} exists but is incomplete ({error}); move it away and download again") from error
     return folder

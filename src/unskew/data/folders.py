@@ -1,6 +1,6 @@
-"""Image sets that are folders of pictures: ``folder:DIR``, and CINIC-10, Tiny-ImageNet and Omniglot as distributed.
+"""Image sets in folders of pictures: ``folder:DIR``, and CINIC-10, Tiny-ImageNet and Omniglot as distributed.
 
-``folder:FILE.zip`` is the same inside an archive. Without a test folder, every fifth picture of each class is test.
+``folder:FILE.zip`` is such a folder in an archive. Without a test folder, every fifth picture of each class is test.
 """
 
 import os
@@ -15,29 +15,29 @@ import numpy as np
 from unskew.core.errors import UserError, brief
 from unskew.core.limits import check_plain, check_unpacked, is_folder, read_plain, size_on_disk, user_path
 from unskew.core.text import cut
-from unskew.data.interface import OWN, Download, Request, Rows, Source, find_by
+from unskew.data.interface import OWN, DataRequest, Download, Rows, Source, find_by
 
-TESTS = ("test", "val", "valid", "validation")  # the first that is there
+TESTS = ("test", "val", "valid", "validation")  # the first that exists is used
 LAYOUT = "DIR/CLASS/picture, or DIR/train/CLASS/picture and DIR/test/CLASS/picture"
 KINDS = {
     ".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm", ".pgm",
     ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp", "",
 }  # fmt: skip
-MAX_DEPTH = 20  # folders inside folders: more is a loop of links
+MAX_DEPTH = 20  # nested folders: more is a loop of links
 _IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
 
-Parts = tuple[str, ...]  # of a path below the folder
+Parts = tuple[str, ...]  # of a path relative to the folder
 
 
-def read_folder(request: Request) -> Rows:
-    """List ``folder:DIR``, where DIR may be a zip archive: a folder for each class, perhaps inside train/ and test/.
+def read_folder(request: DataRequest) -> Rows:
+    """List ``folder:DIR``, where DIR may be a zip archive: one folder per class, perhaps inside train/ and test/.
 
-    Pictures may be deeper inside a class's folder, as torchvision's ImageFolder has it.
+    Pictures may be in subfolders of a class's folder, as in torchvision's ImageFolder.
     """
     root = user_path(request.path)
     if not request.path or not (is_folder(root) or root.suffix.lower() == ".zip"):
-        given = f"{cut(request.name)}: {brief(request.path)} is not a folder"
-        raise UserError(f"{given}; give a folder that contains one folder per class, or such a .zip")
+        wrong = f"{cut(request.name)}: {brief(request.path)} is not a folder"
+        raise UserError(f"{wrong}; give a folder that contains one folder per class, or such a .zip")
     inside = sorted(_members(root) if root.suffix.lower() == ".zip" else _walk(root))
     inside = [parts for parts in inside if not any(p.startswith(".") or p.lower() in _IGNORED for p in parts)]
     train, test, notes = _find_parts(root, inside)
@@ -51,7 +51,7 @@ def read_folder(request: Request) -> Rows:
             labels += [name] * len(pictures)
             held += [number % 5 == 4 if test is None else top is test for number in range(len(pictures))]
     if not any(held):
-        raise UserError(f"{root}: no class has five pictures, so there are none for testing; add a folder test/")
+        raise UserError(f"{root}: no class has five pictures, so none are left for testing; add a folder test/")
     if test is None:
         notes.append("every fifth picture of each class, by name, is used for testing, since there is no folder test")
     classes, numbers = np.unique(labels, return_inverse=True)
@@ -64,7 +64,7 @@ FOLDER = Source("folder", "your own pictures, one folder per class (or a .zip)",
 
 
 def _walk(root: Path) -> Iterator[Parts]:
-    """All files below a folder, and its folders, which end with an empty part."""
+    """All files and folders below a folder; a folder's parts end with an empty one."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}; check its permissions") from error
@@ -78,29 +78,28 @@ def _walk(root: Path) -> Iterator[Parts]:
 
 
 def _members(archive: Path) -> Iterator[Parts]:
-    """The same of an archive."""
+    """All files and folders in an archive."""
     check_plain(archive)
     try:
         with zipfile.ZipFile(archive) as zipped:
             infos = zipped.infolist()
     except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise UserError(f"{archive} cannot be read as a zip archive ({error}); write it again") from error
+        raise UserError(f"{archive} cannot be read as a zip archive ({error}); create it again") from error
     check_unpacked(sum(info.file_size for info in infos), size_on_disk([archive]), str(archive), at_once=False)
     yield from (tuple(info.filename.split("/")) for info in infos)
 
 
 def _find_parts(root: Path, inside: list[Parts]) -> tuple[Parts, Parts | None, list[str]]:
-    """The folders with the classes of train and of test; one folder around everything is left out."""
+    """The folders with the classes of train and of test, inside any single folder around everything."""
     top: Parts = ()
     while True:
         depth = len(top)
         names = {parts[depth] for parts in inside if parts[:depth] == top and len(parts) > depth + 1}
         direct = [parts[depth] for parts in inside if parts[:depth] == top and len(parts) == depth + 1 and parts[-1]]
         below = {parts[depth + 1] for parts in inside if parts[:depth] == top and len(parts) > depth + 2}
-        if len(names) == 1 and below and not direct and names != {"train"}:
-            top = (*top, *names)
-            continue
-        break
+        if len(names) != 1 or not below or direct or names == {"train"}:
+            break
+        top = (*top, *names)
     if "train" not in names:
         return top, None, []
     test = next((name for name in TESTS if name in names), None)
@@ -122,7 +121,7 @@ def _by_class(root: Path, top: Parts, inside: list[Parts], notes: list[str]) -> 
             else:
                 loose.append("/".join(parts[depth:]))
         if not classes[name]:
-            raise UserError(f"{root.joinpath(*top, name)} has no pictures; put some there or remove the folder")
+            raise UserError(f"{root.joinpath(*top, name)} has no pictures; add some or remove the folder")
     if not classes:
         where = root.joinpath(*top)
         raise UserError(f"{where} contains no folders; put the pictures of each class in a folder named after it")
@@ -134,16 +133,16 @@ def _by_class(root: Path, top: Parts, inside: list[Parts], notes: list[str]) -> 
 
 PICTURES = (".png", ".jpg", ".jpeg")
 UNPACK = "unpack the complete data set there"
-Listed = list[tuple[str, int, bool]]  # path, label, whether it is test
+Listed = list[tuple[str, int, bool]]  # path, label, whether it is for testing
 
 
 def cinic10_rows(folder: Path, *, valid: str = "out") -> Rows:
     """CINIC-10: train and test; ``valid="train"`` adds the validation images to the training images.
 
-    90,000 images each, in folders of CIFAR-10's class names (Darlow et al. 2018).
+    90,000 images each, in folders named after CIFAR-10's classes (Darlow et al. 2018).
     """
     if valid not in ("out", "train"):
-        raise UserError(f"cinic10(valid={valid}): give train to train on the validation images, or out not to use them")
+        raise UserError(f"cinic10(valid={valid}): give train to train on the validation images, or out to ignore them")
     classes = _folders(folder / "train")
     parts = ["train", *["valid"] * (valid == "train"), "test"]
     listed = [
@@ -157,7 +156,7 @@ def cinic10_rows(folder: Path, *, valid: str = "out") -> Rows:
 
 
 def tiny_imagenet_rows(folder: Path) -> Rows:
-    """Tiny-ImageNet: 100,000 training images of 200 classes; its 10,000 validation images are test, as usual.
+    """Tiny-ImageNet: 100,000 training images of 200 classes; its 10,000 validation images serve as test, as usual.
 
     The labels of its own test images were not published. Classes are in the order of wnids.txt, named by words.txt.
     """
@@ -171,7 +170,7 @@ def tiny_imagenet_rows(folder: Path) -> Rows:
     for number, line in enumerate(_lines(annotations), 1):
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in label or "/" in fields[0] or not fields[0].lower().endswith(PICTURES):
-            raise UserError(f"{annotations}, line {number}: {brief(line)} does not name a picture and a known class")
+            raise UserError(f"{annotations}, line {number}: {brief(line)} is not a picture and a known class; {UNPACK}")
         listed.append((f"val/images/{fields[0]}", label[fields[1]], True))
     notes = ("the validation images, whose labels are published, are used for testing",)
     return _rows(folder, listed, names, notes=notes)
@@ -180,21 +179,21 @@ def tiny_imagenet_rows(folder: Path) -> Rows:
 def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
     """Omniglot: characters are classes, drawers users; ``part`` is background, evaluation or all (Lake et al. 2015).
 
-    Every character was drawn by 20 people, named by the number at the end of the file's name; they are the same people
-    within an alphabet, so a user is an alphabet and a number. Users 5, 10, 15 and 20 of each alphabet are test.
+    Every character was drawn by 20 people, identified by the number at the end of the file name; they are the same
+    people within an alphabet, so a user is an alphabet and a number. Users 5, 10, 15 and 20 of each alphabet are test.
     """
     if part not in ("background", "evaluation", "all"):
         raise UserError(f"omniglot(part={part}): give background, evaluation or all")
     classes: list[str] = []
     listed: Listed = []
     users: list[str] = []
-    for held in ("background", "evaluation") if part == "all" else (part,):
-        for alphabet in _folders(folder / f"images_{held}"):
-            for character in _folders(folder / f"images_{held}" / alphabet):
-                for path in _pictures(folder, f"images_{held}/{alphabet}/{character}"):
+    for name in ("background", "evaluation") if part == "all" else (part,):
+        for alphabet in _folders(folder / f"images_{name}"):
+            for character in _folders(folder / f"images_{name}" / alphabet):
+                for path in _pictures(folder, f"images_{name}/{alphabet}/{character}"):
                     drawer = Path(path).stem.rpartition("_")[2]
                     if not re.fullmatch(r"\d{1,9}", drawer, re.ASCII):
-                        raise UserError(f"{folder / path}: its name must end with a drawer's number, as 0001_07.png")
+                        raise UserError(f"{folder / path}: the name must end with a drawer's number, as in 0001_07.png")
                     listed.append((path, len(classes), int(drawer) % 5 == 0))
                     users.append(f"{alphabet} {int(drawer)}")
                 classes.append(f"{alphabet}/{character}")

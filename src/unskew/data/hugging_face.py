@@ -1,4 +1,4 @@
-"""``hf:NAME``: a data set of the Hugging Face Hub, or one that was saved to a folder, through the extra ``hf``.
+"""``hf:NAME``: a data set from the Hugging Face Hub, or one saved to a folder; needs the extra ``hf``.
 
 Photographs, labels and users are copied once into a parquet file in the cache, which is then read like ``table:``.
 """
@@ -13,21 +13,21 @@ from unskew.core.errors import UserError, brief
 from unskew.core.files import in_pieces
 from unskew.core.limits import user_path
 from unskew.core.plugins import require_extra
-from unskew.data.interface import OWN, Request, Rows, Source
+from unskew.data.interface import OWN, DataRequest, Rows, Source
 from unskew.data.store import cache_of
 from unskew.data.tables import LEFT_OUT, check_columns, read_parquet
 
-GROUP = 100  # rows that a reader unpacks together
+GROUP = 100  # rows in a row group, which readers unpack together
 
 
 def read_hugging_face(
-    request: Request, *, image: str = "", label: str = "", user: str = "", config: str = "", train: str = "train",
+    request: DataRequest, *, image: str = "", label: str = "", user: str = "", config: str = "", train: str = "train",
     test: str = "",
 ) -> Rows:  # fmt: skip
     """Copy a data set into the cache and list it.
 
-    ``image``, ``label`` and ``user`` are columns, by default the first of images, the first of classes, and no users.
-    ``train`` and ``test`` are splits; without a test or validation split every fifth example is test.
+    ``image``, ``label`` and ``user`` are columns, by default the first column of images, the first of class labels, and
+    no users. ``train`` and ``test`` are splits; without a test or validation split, every fifth example is test.
     """
     datasets = require_extra("datasets", "hf")
     request.say(f"loading {request.path} with Hugging Face's datasets", 0, 0)
@@ -37,12 +37,12 @@ def read_hugging_face(
             loaded = datasets.load_from_disk(str(folder))
         else:
             loaded = datasets.load_dataset(str(folder) if folder.exists() else request.path, config or None)
-    except Exception as error:  # of the network, of the hub, of the data set
+    except Exception as error:  # from the network, the hub or the data set
         raise UserError(f"{request.name}: {type(error).__name__}: {brief(str(error), 300)[1:-1]}") from error
     parts = dict(loaded) if isinstance(loaded, dict) else {train: loaded}
     held = test or next((name for name in ("test", *LEFT_OUT) if name in parts), "")
     if missing := [name for name in (train, held) if name and name not in parts]:
-        raise UserError(f"{request.name} has no split {missing[0]}; give one of {', '.join(parts)} as (train=…)")
+        raise UserError(f"{request.name} has no split {missing[0]}; choose from {', '.join(parts)} with (train=…)")
     chosen = {"train": parts[train], **({"test": parts[held]} if held else {})}
     features = parts[train].features
     kinds = {"image": datasets.Image, "label": datasets.ClassLabel}
@@ -52,10 +52,10 @@ def read_hugging_face(
     if wrong := next((c for name, c in columns.items() if c not in features and (c or name != "user")), None):
         raise UserError(f"{request.name} has no column {wrong}; its columns are {', '.join(features)}")
     if missing := [name for name in kinds if not columns[name]]:
-        given = f"{request.name}: no column is known to be the {missing[0]}"
-        raise UserError(f"{given}; give one of {', '.join(features)} as ({missing[0]}=…)")
-    known = [*(part._fingerprint for part in chosen.values()), *columns.values()]
-    name = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]
+        choice = f"choose from {', '.join(features)} with ({missing[0]}=…)"
+        raise UserError(f"{request.name}: cannot tell which column is the {missing[0]}; {choice}")
+    version = [*(part._fingerprint for part in chosen.values()), *columns.values()]
+    name = hashlib.sha256(json.dumps(version).encode()).hexdigest()[:32]
     file = (request.cache or cache_of()).folder / "hf" / f"{name}.parquet"
     if not file.is_file():
         _write(datasets, chosen, columns, file, request)
@@ -64,7 +64,7 @@ def read_hugging_face(
 
 HUGGING_FACE = Source(
     "hf",
-    "a data set of the Hugging Face Hub, or a saved one (an extra)",
+    "a data set from the Hugging Face Hub, or a saved one (needs an extra)",
     OWN,
     rows=read_hugging_face,
     path="NAME",
@@ -72,7 +72,7 @@ HUGGING_FACE = Source(
 )
 
 
-def _write(datasets: Any, parts: dict[str, Any], columns: dict[str, str], file: Path, request: Request) -> None:
+def _write(datasets: Any, parts: dict[str, Any], columns: dict[str, str], file: Path, request: DataRequest) -> None:
     arrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
     label = parts["train"].features[columns["label"]]
     names = {"info": {"features": {"label": {"names": getattr(label, "names", None)}}}}

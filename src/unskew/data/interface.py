@@ -1,15 +1,15 @@
-"""What a data source is: the record that the registry in ``sources.py`` lists, and what such a source is asked for.
+"""The interface of a data source: the ``Source`` record that the registry in ``sources.py`` lists, and its request.
 
-A new source is one module that makes a ``Source``, and one line in the registry:
+A new source is one module that defines a ``Source``, and one line in the registry:
 
-    def load_noise(request: Request, *, examples: int = 100) -> ImageSet:
+    def load_noise(request: DataRequest, *, examples: int = 100) -> ImageSet:
         ...
 
     NOISE = Source("noise", "random pixels", OWN, load_noise)     # --data "noise(examples=500)"
 
-A source of photographs lists them in ``Rows`` instead; decoding, caching and checking them is done for it:
+A source of photographs lists them in ``Rows`` instead; the package decodes, caches and checks them:
 
-    def list_album(request: Request, *, year: int = 2026) -> Rows:
+    def list_album(request: DataRequest, *, year: int = 2026) -> Rows:
         ...
 
     ALBUM = Source("album", "a photo album", OWN, rows=list_album, path="FILE")     # --data "album:FILE(size=64)"
@@ -46,8 +46,8 @@ _GROUP = re.compile(r"""(.+?)\s*\((\s*[A-Za-z_]\w*\s*=(?:[^()"']|"[^"]*"|'[^']*'
 
 
 @dataclass(frozen=True)
-class Request:
-    """What a source is asked for.
+class DataRequest:
+    """What a source has to load.
 
     Parameters
     ----------
@@ -56,15 +56,15 @@ class Request:
     call
         The source's name and its options.
     path
-        What follows the colon, without the options; empty for a set that is found by its name.
+        The text after the colon, without the options; empty for a set that is found by its name.
     data_dir
         The folder of the published sets, if the user gave one.
     cache
-        Where decoded photographs are stored; None for the default.
+        The cache for decoded photographs; None for the default.
     say
         Called with the progress of reading.
     side
-        The network's input size: photographs of different sizes become squares of this side. None: no network is known.
+        The network's input size: photographs of different sizes become squares of this side. None without a network.
     """
 
     name: str
@@ -76,14 +76,14 @@ class Request:
     side: int | None = None
 
     def spell(self, **changed: Value) -> str:
-        """Return the text with these options changed or added."""
+        """The request's text with these options changed or added."""
         head = f"{self.call.name}:{self.path}" if self.path else self.call.name
         return str(replace(self.call, name=head, knobs={**self.call.knobs, **changed}))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """N photographs and what is known of them; ``labels`` number the classes.
+    """N photographs with their labels and other columns.
 
     The photographs are the files ``paths`` below ``root``, or the ``column`` of the parquet file ``root``.
     """
@@ -110,46 +110,46 @@ class Rows:
         return Parquet(self.root, self.column, self.numbers)
 
     def part(self, index: npt.NDArray[np.int64]) -> "Rows":
-        """Return these rows alone."""
-        own: dict[str, Any] = {
+        """Only these rows."""
+        columns: dict[str, Any] = {
             name: None if (column := getattr(self, name)) is None else column[index]
             for name in ("labels", "test", "users", "places", "numbers")
         }
-        return replace(self, paths=[self.paths[row] for row in index.tolist()] if self.paths else [], **own)
+        return replace(self, paths=[self.paths[row] for row in index.tolist()] if self.paths else [], **columns)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A row of ``unskew data check``: what a file is and what is in it, or what is wrong with it."""
+    """A row of ``unskew data check``: a file's status and content, or what is wrong with it."""
 
     path: str
     size: int  # bytes
     status: str  # AS_PUBLISHED | OTHER | NO_CHECKSUM | DAMAGED | BROKEN
     detail: str
     notes: tuple[str, ...] = ()
-    summary: Summary | None = None  # of data that were read completely
+    summary: Summary | None = None  # if the data were read completely
 
     @property
     def whole(self) -> bool:
-        """Whether it can be read completely."""
+        """Whether the file can be read completely."""
         return self.status not in (DAMAGED, BROKEN)
 
 
 @dataclass(frozen=True)
 class Download:
-    """Where a set is published, and what of it is kept in which folder.
+    """Where a set is published, and which files go into which folder.
 
-    The files themselves are kept; of archives with ``members`` only those, of one with ``tree`` all files below that
-    folder of the archive.
+    The files are kept as they are, except for archives: from those, only the ``members`` are extracted, or all files
+    below the archive's folder ``tree``.
     """
 
     base: str
     folder: str
-    files: dict[str, str]  # name -> MD5; empty where none was published
+    files: dict[str, str]  # name -> MD5; empty if none was published
     members: tuple[str, ...] = ()
-    mirrors: tuple[str, ...] = ()  # tried in turn where the base does not have it
+    mirrors: tuple[str, ...] = ()  # tried in turn if the base does not have a file
     tree: str | None = None
-    whole: str = ""  # the options with which the set has all its pictures
+    whole: str = ""  # the options that include all pictures of the set
     splits: bool = False  # whether these are the published splits of a set whose pictures come from elsewhere
 
 
@@ -160,9 +160,9 @@ class Source:
     Parameters
     ----------
     name
-        What ``--data`` says, up to a colon or a parenthesis.
+        The text of ``--data`` up to a colon or a parenthesis.
     what, origin
-        What it is and who published it, for ``unskew data list``.
+        A description and the publisher, for ``unskew data list``.
     load
         ``load(request, *, options)`` returns the image set. Its keyword-only parameters are the options that the text
         may have in parentheses.
@@ -176,12 +176,12 @@ class Source:
     check
         Compares every file of a set with the published one. None: the set is loaded.
     classes, shape, sizes
-        The published number of classes, [ch, H, W], and numbers of training and test images; None where the options
-        or the user's files decide.
+        The published number of classes, [ch, H, W], and numbers of training and test images; None if they depend on the
+        options or the user's files.
     download
-        Where it can be fetched.
+        Where it can be downloaded.
     remote
-        Whether what follows the colon may be a name instead of a file.
+        Whether the text after the colon may be a name instead of a file.
     """
 
     name: str
@@ -200,37 +200,37 @@ class Source:
 
     @property
     def spelling(self) -> str:
-        """How ``--data`` names it: ``digits``, ``folder:DIR``."""
+        """Its form in ``--data``: ``digits``, ``folder:DIR``."""
         return f"{self.name}:{self.path}" if self.path else self.name
 
 
 def find_by(
     name: str, folders: tuple[str, ...], known_by: tuple[str, ...], where: str
 ) -> Callable[[Path | None], Path]:
-    """Return a ``locate`` for a published set: in one of ``folders`` below the data folder, or in that folder itself.
+    """Make a ``locate`` that searches the data folder and its subfolders ``folders`` for a published set.
 
-    Any one of the files or folders in ``known_by`` identifies it. ``where`` is the address at which users get the set.
+    Any one of the files or folders in ``known_by`` identifies it. ``where`` is the address where users can get it.
     """
 
     def locate(data_dir: Path | None) -> Path:
         files = " or ".join(known_by)
         if data_dir is None or not is_folder(data_dir):
-            given = "no data folder was given" if data_dir is None else f"the data folder {data_dir} does not exist"
-            raise UserError(f"{name}: {given}; pass the folder that has {folders[0]}/{files} as --data-dir DIR")
+            problem = "no data folder was given" if data_dir is None else f"the data folder {data_dir} does not exist"
+            raise UserError(f"{name}: {problem}; pass the folder that contains {folders[0]}/{files} as --data-dir DIR")
         candidates = [*(data_dir / folder for folder in folders), data_dir]
         for folder in candidates:
             if any((folder / file).exists() for file in known_by):
                 return folder
-        looked = ", ".join(map(str, candidates))
-        raise UserError(f"{name} was not found: {files} is in none of {looked}; get it from {where}")
+        searched = ", ".join(map(str, candidates))
+        raise UserError(f"{name} was not found: looked for {files} in {searched}; get it from {where}")
 
     return locate
 
 
 def split_options(text: str) -> tuple[str, str]:
-    """Split a path from the options in parentheses behind it.
+    """Split a path from the options in parentheses after it.
 
-    A file of exactly that name has no options; neither has a last pair of parentheses without ``option=value``.
+    If a file of exactly that name exists, or the last parentheses contain no ``option=value``, there are no options.
     """
     if not os.path.lexists(usable_path(user_path(text))) and (match := _GROUP.fullmatch(text)):
         return match[1], match[2]

@@ -1,7 +1,7 @@
-"""Google Landmarks v2, its cleaned part, as it is distributed, as rows: which photograph, which landmark, whose.
+"""The cleaned part of Google Landmarks v2, as distributed: its photographs, landmarks and users.
 
-Reads train_clean.csv (landmark_id, images: ids apart by spaces) and train_attribution.csv (id, author). The picture
-of the id 0123456789abcdef is train/0/1/2/0123456789abcdef.jpg.
+Reads train_clean.csv (landmark_id, images: ids separated by spaces) and train_attribution.csv (id, author). The
+picture with id 0123456789abcdef is train/0/1/2/0123456789abcdef.jpg.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from unskew.data.interface import SPLITS, Download, Rows, Source, find_by
 from unskew.data.tables import read_columns
 
 WHERE = "github.com/cvdfoundation/google-landmark"
-MIN_IMAGES, MIN_USERS, MIN_LANDMARKS = 30, 10, 5  # of a landmark or user, of a landmark, of a user
+MIN_IMAGES, MIN_USERS, MIN_LANDMARKS = 30, 10, 5  # per landmark or user, per landmark, per user
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -27,29 +27,29 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
     """Landmarks-User-160k by its rules, or one of the published splits (Hsu, Qi and Brown 2020, section 4.2).
 
     Train: the largest set of images in which every landmark has 30 images and 10 users, and every user 30 images of 5
-    landmarks. Test: images of these landmarks whose authors have no training image, at most ``test`` of each, drawn.
+    landmarks. Test: images of these landmarks by authors without a training image, at most ``test`` drawn of each.
     """
     if test < 1:
         raise UserError(f"landmarks: test, the test images per landmark, must be at least 1, not {test}")
     below = "train/" if (folder / "train").is_dir() else ""
     if split is not None:
-        given = read_split(split, folder)
-        check_ids(given.images, split)
-        names, users = tuple(map(str, np.unique(given.labels).tolist())), np.array(given.users, np.str_)
+        part = read_split(split, folder)
+        check_ids(part.images, split)
+        names, users = tuple(map(str, np.unique(part.labels).tolist())), np.array(part.users, np.str_)
         note = f"examples, classes and users are those of {split}"
-        return Rows(folder, _paths(given.images, below), given.labels, names, given.test, users, notes=(note,))
+        return Rows(folder, _paths(part.images, below), part.labels, names, part.test, users, notes=(note,))
     images, ids, landmark, authors, user = _annotations(folder)
     known = user > 0
     train = core(landmark, user, known)
     if not train.any():
-        rule = f"landmarks with {MIN_IMAGES} images of {MIN_USERS} users"
+        rule = f"landmarks with {MIN_IMAGES} images by {MIN_USERS} users"
         rule += f" and users with {MIN_IMAGES} images of {MIN_LANDMARKS} landmarks"
-        raise UserError(f"landmarks: {folder} has no {rule}; give the files as published")
+        raise UserError(f"landmarks: {folder} has no {rule}; use the published files")
     free = known & np.isin(landmark, landmark[train]) & ~np.isin(user, user[train])
     held = np.zeros(len(landmark), np.bool_)
     held[draw_from_each(np.flatnonzero(free), landmark, test, Key(seed).fold("landmarks").numpy())] = True
     if not held.any():
-        raise UserError(f"landmarks: {folder} has no images by other authors to test on; give all files")
+        raise UserError(f"landmarks: {folder} has no images by other authors to test on; use all published files")
     kept = np.flatnonzero(train | held)
     classes, labels = np.unique(ids[landmark[kept]], return_inverse=True)
     people = list(authors)
@@ -63,34 +63,34 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
     return Rows(folder, paths, labels.astype(np.int64), names, held[kept], owners, notes=notes)
 
 
-def core(landmark: Ints, user: Ints, kept: Flags) -> Flags:
-    """Which images are left when landmarks and users that have too few are taken out, until none has.
+def core(landmark: Ints, user: Ints, images: Flags) -> Flags:
+    """The largest set of images that follows the rules: landmarks and users with too few are removed until none has.
 
-    What is left is the largest set that follows the rules: a set that does, joined with another that does, does too.
+    It is unique, since the union of two sets that follow the rules follows them too.
     """
     while True:
-        both = np.unique(np.stack([landmark[kept], user[kept]], axis=1), axis=0)
-        landmarks = _enough(landmark, kept, both[:, 0], MIN_USERS)
-        users = _enough(user, kept, both[:, 1], MIN_LANDMARKS)
-        fewer = kept & landmarks[landmark] & users[user]
-        if fewer.sum() == kept.sum():
+        both = np.unique(np.stack([landmark[images], user[images]], axis=1), axis=0)
+        landmarks = _enough(landmark, images, both[:, 0], MIN_USERS)
+        users = _enough(user, images, both[:, 1], MIN_LANDMARKS)
+        fewer = images & landmarks[landmark] & users[user]
+        if fewer.sum() == images.sum():
             return fewer
-        kept = fewer
+        images = fewer
 
 
-def _enough(owner: Ints, kept: Flags, others: Ints, least: int) -> Flags:
+def _enough(owner: Ints, images: Flags, others: Ints, least: int) -> Flags:
     """Which owners have enough images, and enough different others (users of a landmark, landmarks of a user)."""
     count = int(owner.max()) + 1
-    enough: Flags = np.bincount(owner[kept], minlength=count) >= MIN_IMAGES
+    enough: Flags = np.bincount(owner[images], minlength=count) >= MIN_IMAGES
     return enough & (np.bincount(others, minlength=count) >= least)
 
 
 def _annotations(folder: Path) -> tuple[list[str], Ints, Ints, dict[str, int], Ints]:
-    """The cleaned part: image ids; landmark ids and each image's index in them; authors by number and each image's."""
+    """Image ids; landmark ids and each image's index into them; the authors' numbers and each image's author."""
     path = folder / "train_clean.csv"
     names, lists = read_columns(path, ("landmark_id", "images"))
     if wrong := next((name for name in names if not is_number(name)), None):
-        raise UserError(f"{path}: the landmark_id {brief(wrong)} is not a whole number; fetch the file again")
+        raise UserError(f"{path}: the landmark_id {brief(wrong)} is not a whole number; download the file again")
     images = [image for listed in lists for image in listed.split()]
     check_ids(images, path)
     sizes = [len(listed.split()) for listed in lists]
@@ -104,11 +104,11 @@ def _annotations(folder: Path) -> tuple[list[str], Ints, Ints, dict[str, int], I
 
 
 def check_ids(images: list[str], path: Path | str) -> None:
-    """Refuse ids that would not be files of the data set, and an id that appears twice."""
+    """Refuse ids that cannot be files of the data set, and duplicates."""
     if wrong := next((i for i in images if not (i.isascii() and i.isalnum() and len(i) >= 3)), None):
-        raise UserError(f"{path}: the image id {brief(wrong)} is not letters and digits; give the published file")
+        raise UserError(f"{path}: the image id {brief(wrong)} is not letters and digits; use the published file")
     if len(set(images)) != len(images):
-        raise UserError(f"{path} lists an image id twice; give the published file")
+        raise UserError(f"{path} lists an image id twice; use the published file")
 
 
 def _paths(images: list[str], below: str) -> list[str]:

@@ -1,6 +1,6 @@
-"""Which client gets which training example: iid, shards, dirichlet, dirichlet-client, users, geo, files, functions.
+"""Partitions of the training examples: iid, shards, dirichlet, dirichlet-client, users, geo, files, functions.
 
-Shapes: N examples, K clients, C classes. A scheme is a frozen record whose fields are the knobs of its text; ``deal``
+Shapes: N examples, K clients, C classes. A scheme is a frozen record whose fields are the knobs in its text; ``deal``
 returns [N] clients and the number of rejected draws. All draws come from the key: same seed, same partition.
 """
 
@@ -16,14 +16,14 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key
 from unskew.core.plugins import load_function, require_extra
-from unskew.core.text import Call, apply, complain, parse_call
+from unskew.core.text import Call, apply, parse_call
 from unskew.core.units import counted
 from unskew.data.partition_files import read_partition
 from unskew.data.population import Clients, Ints, Partition, check_clients, number_users
 
-REDRAWS = 1000  # draws of dirichlet before it gives up …
-SHARES = 20_000_000  # … or fewer, so that no more shares than this are drawn: about two seconds
-BLOCK = 1 << 20  # shares drawn at once: bounds the memory
+REDRAWS = 1000  # draws before dirichlet gives up …
+SHARES = 20_000_000  # … or fewer, to draw at most this many shares: about two seconds
+BLOCK = 1 << 20  # shares drawn at once, to limit memory
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Shards:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each class is shared out by its own draw: p_c ~ Dir_K(alpha), client k gets the share p_ck of it.
+    """Each class is divided by its own draw p_c ~ Dir_K(alpha): client k gets the share p_ck.
 
-    Cut points are ⌊n_c·Σ_{j≤k} p_cj + u_c⌋. The whole is drawn again until every client holds ``min_size``
-    examples. ``cap`` is the variant of MOON's public code: classes come in order, and a client that already
-    holds N/K examples or more gets no share of the next.
+    Cut points are ⌊n_c·Σ_{j≤k} p_cj + u_c⌋. Everything is drawn again until each client has ``min_size`` examples.
+    ``cap`` is the variant in MOON's public code: classes are dealt in order, and a client that already has N/K examples
+    gets no share of the next class.
 
-    Departs from the public codes: they have no u_c, uniform in [0, 1). Without it the first client loses half
-    an example a class and the last one gains it, which is much where classes are many and small.
+    Departs from the public codes: they lack u_c, uniform in [0, 1). Without it the first client loses half an example
+    per class to the last one, which matters if classes are many and small.
     """
 
     alpha: float = 0.1
@@ -82,7 +82,7 @@ class Dirichlet:
             raise ValueError(f"dirichlet: min_size must be 0 or more, not {self.min_size}")
 
     def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
-        """[N] clients, and how many draws left a client too small."""
+        """[N] clients, and the number of draws that left a client too small."""
         if clients * self.min_size > len(labels):
             need = f"{clients} clients with min_size={self.min_size} need {clients * self.min_size} examples"
             instead = "give fewer clients or a smaller min_size, or use dirichlet-client"
@@ -90,7 +90,7 @@ class Dirichlet:
         frequency = np.bincount(labels)
         frequency = frequency[frequency > 0]
         rng = key.fold("shares").numpy()
-        cost = len(frequency) * (max(clients, 1000) if self.cap else clients)  # cap goes class by class
+        cost = len(frequency) * (max(clients, 1000) if self.cap else clients)  # cap draws class by class
         draws = max(3, min(REDRAWS, SHARES // cost))
         best = -1
         for redraws in range(draws):
@@ -115,7 +115,7 @@ class Dirichlet:
             block = frequency[at : at + step, None]
             shares = log_gamma(rng, self.alpha, (len(block), clients))
             if self.cap:
-                shares[:, sizes >= full] = -np.inf  # never all: fewer than N examples are dealt out so far
+                shares[:, sizes >= full] = -np.inf  # never all: fewer than N examples have been dealt so far
             shares = np.exp(shares - shares.max(axis=1, keepdims=True)).cumsum(axis=1)
             cuts = np.floor(shares / shares[:, -1:] * block + rng.random((len(block), 1)))
             cuts = np.minimum(cuts, block).astype(np.int32)  # n + u may round up to n + 1
@@ -126,10 +126,10 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class DirichletClient:
-    """Each client has a label distribution of its own, q_k ~ Dir(alpha·p), and all have the same size (± 1).
+    """Each client has its own label distribution q_k ~ Dir(alpha·p), and all have the same size (± 1).
 
     Examples are drawn without replacement; an exhausted class drops out and q_k is renormalised (Hsu, Qi and
-    Brown 2020, eq. 5). p is the distribution of the labels. alpha = 0: one class a client, until it runs out.
+    Brown 2020, eq. 5). p is the distribution of the labels. alpha = 0: one class per client, until it runs out.
     """
 
     alpha: float
@@ -149,13 +149,12 @@ class DirichletClient:
 
 
 def polya(frequency: Ints, sizes: Ints, alpha: float, key: Key) -> Ints:
-    """[N] classes in the order drawn, the first client's first, until nothing remains.
+    """[N] classes in the order drawn, client by client, until nothing remains.
 
-    Drawing q ~ Dir(alpha·p) and then examples from q is Pólya's urn: with q integrated out, the next example
-    is of class y with chance ∝ alpha·p(y) + (those of y this client has). Renormalising q over the classes S
-    that remain leaves a Dirichlet over S, so eq. 5 means leaving the rest out of both terms. That is exact
-    for every alpha, 0 included, has no gamma variate to underflow and no quotient 0/0, and costs the same for
-    ten classes or thousands.
+    Drawing q ~ Dir(alpha·p) and then examples from q is Pólya's urn: with q integrated out, the next example has class
+    y with probability ∝ alpha·p(y) + (this client's examples of y). Renormalising q over the remaining classes S leaves
+    a Dirichlet over S, so eq. 5 means dropping the others from both terms. This is exact for every alpha, 0 included;
+    no gamma variate underflows, no quotient is 0/0, and ten classes cost the same as thousands.
     """
     rng = key.numpy()
     again, fresh = rng.random(int(sizes.sum())).tolist(), rng.random(int(sizes.sum())).tolist()
@@ -164,30 +163,30 @@ def polya(frequency: Ints, sizes: Ints, alpha: float, key: Key) -> Ints:
     bounds = np.cumsum(frequency[live]).tolist()
     drawn: list[int] = []
     for size in sizes.tolist():
-        own: list[int] = []  # what this client has drawn of the classes that remain
+        urn: list[int] = []  # this client's draws of the remaining classes
         for at in range(len(drawn), len(drawn) + size):
-            draw = again[at] * (alpha * (bounds[-1] / total) + len(own))
-            if draw < len(own):
-                label = own[int(draw)]
+            draw = again[at] * (alpha * (bounds[-1] / total) + len(urn))
+            if draw < len(urn):
+                label = urn[int(draw)]
             else:
                 label = live[min(bisect_right(bounds, fresh[at] * bounds[-1]), len(live) - 1)]
             drawn.append(label)
-            own.append(label)
+            urn.append(label)
             left[label] -= 1
             if left[label] == 0 and len(live) > 1:
                 live.remove(label)
                 bounds = np.cumsum(frequency[live]).tolist()
-                own = [c for c in own if c != label]
+                urn = [c for c in urn if c != label]
     return np.array(drawn, np.int64)
 
 
 def log_gamma(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> npt.NDArray[np.float64]:
     """Logarithms of Gamma(alpha) variates.
 
-    Below alpha = 0.01 most variates are smaller than the smallest float, and a Dirichlet draw of zeros alone
-    is 0/0. Gamma(alpha) = Gamma(alpha + 1)·U^(1/alpha), of which the logarithm never underflows.
+    Below alpha = 0.01 most variates underflow, and a Dirichlet draw of zeros would be 0/0. The logarithm of
+    Gamma(alpha) = Gamma(alpha + 1)·U^(1/alpha) never underflows.
     """
-    alpha = min(max(alpha, 1e-300), 1e300)  # beyond, something overflows, and no draw looks different
+    alpha = min(max(alpha, 1e-300), 1e300)  # more extreme values overflow, and would not change the draws
     return np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
 
 
@@ -200,7 +199,7 @@ SCHEMES: dict[str, type[Iid | Shards | Dirichlet | DirichletClient]] = {
 
 
 def _by_class(labels: Ints, key: Key) -> Ints:
-    """[N] example ids, class after class, shuffled within each."""
+    """[N] example ids, class by class, shuffled within each class."""
     order = key.fold("shuffle").numpy().permutation(len(labels))
     return order[np.argsort(labels[order], kind="stable")]
 
@@ -208,17 +207,17 @@ def _by_class(labels: Ints, key: Key) -> Ints:
 Places = npt.NDArray[np.float64]  # [N, 2], latitude and longitude in degrees; NaN where unknown
 Cells = npt.NDArray[np.uint64]
 
-LEAF = 30  # the level of the smallest cells, about a square centimetre; the six faces of the cube have level 0
+LEAF = 30  # the level of the smallest cells, about a square centimeter; the six faces of the cube have level 0
 LIMITS = (("latitude", 90.0), ("longitude", 180.0))
 
 
 @dataclass(frozen=True)
 class Geo:
-    """The knobs of ``geo``: the most examples of a cell, and the fewest of one that is kept.
+    """The knobs of ``geo``: the most and the fewest examples of a cell.
 
-    Starting from the six faces of the S2 cube, a cell with more than ``max`` examples is divided into its four
-    children, until none has more. Then cells with fewer than ``min`` are dropped; without ``min`` it is 0.01·max
-    (Hsu, Qi and Brown 2020, section 4.1, N_max and N_min).
+    Starting from the six faces of the S2 cube, cells with more than ``max`` examples are divided into their four
+    children. Then cells with fewer than ``min`` examples, by default 0.01·max, are dropped (Hsu, Qi and Brown 2020,
+    section 4.1, N_max and N_min).
     """
 
     max: int = 1000
@@ -232,57 +231,54 @@ class Geo:
 
     @property
     def least(self) -> float:
-        """How many examples a cell must have to be a client."""
+        """The fewest examples of a cell that becomes a client."""
         return self.max / 100 if self.min is None else self.min
 
 
 def deal_by_cell(geo: Geo, places: Places, *, scheme: str, seed: int) -> Partition:
-    """Partition by cell: clients are numbered along S2's curve and named by their cells' tokens, whatever the seed."""
+    """Partition by cell, whatever the seed: clients are numbered along S2's curve and named by their cells' tokens."""
     known = _known_places(places)
     cell = np.zeros(len(places), np.uint64)
     cell[known] = divide(leaf_cells(places[known]), geo.max)
     tokens, inverse, sizes = np.unique(cell, return_inverse=True, return_counts=True)
-    kept = (tokens > 0) & (sizes >= geo.least)
-    if not kept.any():
+    large = (tokens > 0) & (sizes >= geo.least)
+    if not large.any():
         best = int(sizes[tokens > 0].max(initial=0))
-        found = f"no cell has {geo.least:g} examples; the largest has {best}"
-        raise UserError(f"partition {scheme}: {found}; give a smaller min")
-    number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
+        raise UserError(
+            f"partition {scheme}: no cell has {geo.least:g} examples; the largest has {best}; give a smaller min"
+        )
+    number = np.where(large, np.cumsum(large) - 1, -1).astype(np.int32)
     client: Clients = number[inverse]
     client.flags.writeable = False
-    names = tuple(token(int(cell_id)) for cell_id in tokens[kept])
+    names = tuple(token(int(cell_id)) for cell_id in tokens[large])
     notes = _cell_notes(geo, sizes[tokens > 0], int(np.count_nonzero(~known)))
     return Partition(client, len(names), scheme, seed, names, notes=notes)
 
 
 def leaf_cells(places: Places) -> Cells:
-    """[M] ids of the smallest cells that the places are in, by the S2 library."""
+    """[M] ids of the smallest cells that contain the places."""
     s2 = require_extra("s2geometry", "geo")
     point, cell = s2.S2LatLng.FromDegrees, s2.S2CellId
     return np.fromiter((cell(point(*degrees)).id() for degrees in places.tolist()), np.uint64, len(places))
 
 
 def divide(leaves: Cells, most: int) -> Cells:
-    """[M] the cell of each leaf cell; from the faces down, cells with more than ``most`` leaves are divided."""
-    order = np.argsort(leaves, kind="stable")
-    left, found = leaves[order], np.zeros(len(leaves), np.uint64)
-    at = np.arange(len(leaves))  # where what is left goes
+    """[M] the cell of each leaf; starting from the faces, cells with more than ``most`` leaves are divided."""
+    cell = np.zeros(len(leaves), np.uint64)
+    at = np.argsort(leaves, kind="stable")  # the leaves whose cell is still too large
     for level in range(LEAF + 1):
-        cells = parents(left, level)
-        starts = np.flatnonzero(np.concatenate([[True], cells[1:] != cells[:-1]])) if len(cells) else np.zeros(0, int)
-        sizes = np.diff(np.append(starts, len(cells)))
-        done = np.repeat((sizes <= most) | (level == LEAF), sizes)
-        found[at[done]] = cells[done]
-        left, at = left[~done], at[~done]
-    out = np.empty_like(found)
-    out[order] = found
-    return out
+        cells = parents(leaves[at], level)
+        _, inverse, sizes = np.unique(cells, return_inverse=True, return_counts=True)
+        done = ((sizes <= most) | (level == LEAF))[inverse]
+        cell[at[done]] = cells[done]
+        at = at[~done]
+    return cell
 
 
 def parents(leaves: Cells, level: int) -> Cells:
-    """[M] the cells of that level which contain the leaf cells.
+    """[M] the cells of that level that contain the leaves.
 
-    An id is three bits for the face, two for each level, a 1 and zeros: the 1 marks the level.
+    An id is three bits for the face, two per level, a 1 that marks the level, and zeros.
     """
     mark = np.uint64(1 << 2 * (LEAF - level))
     cleared: Cells = leaves & ~np.uint64(2 * int(mark) - 1)
@@ -290,20 +286,20 @@ def parents(leaves: Cells, level: int) -> Cells:
 
 
 def token(cell: int) -> str:
-    """A cell's id as S2 writes it: hexadecimal, without the zeros at its end."""
+    """A cell's id as S2 writes it: hexadecimal, without trailing zeros."""
     return f"{cell:016x}".rstrip("0")
 
 
 def _known_places(places: Places) -> npt.NDArray[np.bool_]:
-    """[N] which places are known; half of one, or one that is not on Earth, is refused with its row."""
+    """[N] which places are known; an incomplete or impossible one is refused."""
     known = ~np.isnan(places)
     if len(half := np.flatnonzero(known[:, 0] != known[:, 1])):
         has, lacks = ("latitude", "longitude") if known[half[0], 0] else ("longitude", "latitude")
         raise UserError(f"partition geo: training example {half[0]} has a {has} but no {lacks}; give both or neither")
     for column, (what, most) in enumerate(LIMITS):
         if len(wrong := np.flatnonzero(np.abs(places[:, column]) > most)):
-            given = f"training example {wrong[0]} has {what} {places[wrong[0], column]:g}"
-            raise UserError(f"partition geo: {given}; it must be from −{most:g} to {most:g} degrees")
+            example = f"training example {wrong[0]} has {what} {places[wrong[0], column]:g}"
+            raise UserError(f"partition geo: {example}; it must be from −{most:g} to {most:g} degrees")
     if not known.any():
         raise UserError("partition geo: no training example has a place; use users, dirichlet or file:FILE")
     both: npt.NDArray[np.bool_] = known[:, 0]
@@ -319,15 +315,15 @@ def _cell_notes(geo: Geo, sizes: npt.NDArray[np.int64], unknown: int) -> tuple[s
     if unknown:
         notes.append(f"not assigned to any client: {counted(unknown, 'training example')} without a place")
     if len(large := sizes[sizes > geo.max]):
-        where = f"{counted(len(large), 'place')} of one square centimetre with more than max={geo.max:,} examples"
-        notes.append(f"{where}, up to {int(large.max()):,}: not divided further")
+        where = f"{counted(len(large), 'place')} of one square centimeter with more than max={geo.max:,} examples"
+        notes.append(f"not divided further: {where}, up to {int(large.max()):,}")
     return tuple(notes)
 
 
 def partition_from(
     value: Any, labels: Ints, *, clients: int | None = None, seed: int = 0, scheme: str = "your partition"
 ) -> Partition:
-    """Make a partition of an array with the client of each training example (−1: none), or check a Partition."""
+    """Make a partition from an array with the client of each training example (−1: none), or check a Partition."""
     if isinstance(value, Partition):
         client, clients = np.asarray(value.client), value.clients if clients is None else clients
         if clients != value.clients:
@@ -338,16 +334,16 @@ def partition_from(
         except (ValueError, TypeError) as error:
             raise UserError(f"{scheme} is not an array ({error}); give one client number per example") from error
     if client.shape != (len(labels),):
-        given = f"{list(client.shape)} numbers for {len(labels):,} training examples"
-        raise UserError(f"{scheme} gives {given}; give a flat array with one client number per example")
+        shape = f"an array of shape {list(client.shape)} for {len(labels):,} training examples"
+        raise UserError(f"{scheme} is {shape}; give a one-dimensional array with one client number per example")
     if client.dtype.kind not in "iu":
-        raise UserError(f"{scheme} gives {client.dtype}; client numbers must be whole numbers")
+        raise UserError(f"{scheme} is an array of {client.dtype}; client numbers must be whole numbers")
     low, high = int(client.min()), int(client.max())
     if low < -1:
-        rule = "clients are numbered from 0, and −1 means that no client has the example"
+        rule = "clients are numbered from 0, and −1 means no client"
         raise UserError(f"{scheme} assigns an example to client {low}; {rule}")
     if high < 0:
-        raise UserError(f"{scheme} assigns no example to any client (all are −1); assign at least one")
+        raise UserError(f"{scheme} assigns no examples to clients (all are −1); assign at least one")
     check_clients(high + 1 if clients is None else clients, len(labels), scheme)
     if clients is not None and high >= clients:
         raise UserError(f"{scheme} assigns an example to client {high}, but there are {clients}; raise --clients")
@@ -370,33 +366,33 @@ def partition_examples(
     places: Places | None = None,
     classes: int,
 ) -> Partition:
-    """Deal the training examples out as ``text`` says: ``"dirichlet(alpha=0.1)"``, ``"file:split.csv"``, ``"mine:f"``.
+    """Partition the training examples as in ``"dirichlet(alpha=0.1)"``, ``"file:split.csv"`` or ``"mine:f"``.
 
-    ``users``, ``geo`` and ``file:`` bring their own number of clients; ``clients`` must then be that number or None. A
-    file's text stays the scheme, since another seed would not give the same; its notes say how it was made.
+    ``users``, ``geo`` and ``file:`` determine the number of clients; ``clients`` must then be that number or None. The
+    scheme of a file is its text, since its own scheme with this seed would differ; its notes tell how it was made.
     """
     if text.strip().startswith("file:"):
-        kept = read_partition(text.strip().removeprefix("file:"), labels, classes, seed=key.seed)
-        return _agree(replace(kept, scheme=text.strip()), clients)
+        stored = read_partition(text.strip().removeprefix("file:"), labels, classes, seed=key.seed)
+        return _check_count(replace(stored, scheme=text.strip()), clients)
     call = parse_call(text, "partition")
     if call.name == "users":
         apply(call, lambda: None, "partition")
         if users is None:
             raise UserError("partition users: this data set has no users; use dirichlet, iid or file:FILE")
-        return _agree(_by_user(users, key.seed), clients)
+        return _check_count(_by_user(users, key.seed), clients)
     if call.name == "geo":
         geo = apply(call, Geo, "partition")
         if places is None:
             raise UserError("partition geo: this data set has no places; use users, dirichlet-client or file:FILE")
-        return _agree(deal_by_cell(geo, places, scheme=_canonical(call.name, geo), seed=key.seed), clients)
+        return _check_count(deal_by_cell(geo, places, scheme=_canonical(call.name, geo), seed=key.seed), clients)
     if ":" in call.name:
         function, clients = load_function(call.name, "partition"), _enough(call.name, clients, labels)
-        own = labels.copy()  # a function that sorts in place leaves the data alone
-        value = apply(call, partial(function, own, clients, key.fold("partition", call.name)), "partition")
+        copied = labels.copy()  # the function may sort in place
+        value = apply(call, partial(function, copied, clients, key.fold("partition", call.name)), "partition")
         return partition_from(value, labels, clients=clients, seed=key.seed, scheme=str(call))
     if call.name not in SCHEMES:
         hint = nearest(call.name, [*SCHEMES, "users", "geo", "file:FILE", "package.module:function"])
-        raise complain(text, call.start, f"there is no partition {call.name!r}; {hint}")
+        raise call.error(f"no partition is called {call.name!r}; {hint}")
     scheme = apply(call, SCHEMES[call.name], "partition")
     clients = _enough(call.name, clients, labels)
     client, redraws = scheme.deal(labels, clients, key.fold("partition", call.name))
@@ -426,7 +422,7 @@ def _enough(name: str, clients: int | None, labels: Ints) -> int:
 
 
 def _canonical(name: str, scheme: Any) -> str:
-    """The scheme's text: its first knob always, the others where they are not the default."""
+    """The scheme's text: its first knob, and the others if they differ from the default."""
     knobs = {
         field.name: getattr(scheme, field.name)
         for at, field in enumerate(fields(scheme))
@@ -435,8 +431,8 @@ def _canonical(name: str, scheme: Any) -> str:
     return str(Call(name, (), knobs, 0, ""))
 
 
-def _agree(made: Partition, clients: int | None) -> Partition:
-    if clients is not None and clients != made.clients:
-        given = f"but --clients asks for {clients}; leave it out"
-        raise UserError(f"partition {made.scheme} has {made.clients} clients, {given}")
-    return made
+def _check_count(partition: Partition, clients: int | None) -> Partition:
+    if clients is not None and clients != partition.clients:
+        counts = f"{partition.scheme} has {partition.clients} clients, but --clients asks for {clients}"
+        raise UserError(f"partition {counts}; leave out --clients")
+    return partition

@@ -1,4 +1,4 @@
-"""Partitions as files: our .npz artefact and the published CSV. ``to_arrays`` and ``to_csv_rows`` return contents."""
+"""Partitions as files: our .npz format and the published CSV format."""
 
 import io
 from collections.abc import Iterator, Mapping
@@ -19,22 +19,23 @@ from unskew.data.population import Ints, Partition, cells, check_clients, emd_of
 from unskew.data.tables import csv_rows
 
 COLUMNS = ("user_id", "image_id", "class")
-MAX_USER_ID = 200  # characters: the longest one decides how much memory all of them take
+MAX_USER_ID = 200  # characters: all ids take as much memory as the longest one
 IDS_HELP = (
-    "ids of the original data set, such as those of iNaturalist and Landmarks, need a table that gives their rows: "
+    "ids of the original data set, as in iNaturalist and Landmarks, need a table that maps them to rows: "
     "file:SPLIT.csv(ids=TABLE.csv), with the columns image_id,row"
 )
 
 
 def from_csv(content: bytes, labels: Ints, *, name: str, seed: int, ids: tuple[bytes, str] | None = None) -> Partition:
-    """The partition; image_id is a row of the training set, counted from 0, or an id in the table ``ids``.
+    """Parse a partition; image_id is a row of the training set, counted from 0, or an id in the table ``ids``.
 
-    ``ids`` is that table's content and its name. User ids are any text. Examples that no row names belong to no client,
-    and are counted in the notes. Classes must be the labels; with a table they may be numbered otherwise, one to one.
+    ``ids`` is that table's content and its name. A user id can be any text. Examples that are not in the file belong
+    to no client and are counted in the notes. Classes must equal the labels; with a table they may be numbered
+    differently, one to one.
     """
     lines, (users, images, classes) = _columns(content, name, COLUMNS)
     if too_long := [line for user, line in zip(users, lines, strict=True) if len(user) > MAX_USER_ID]:
-        raise UserError(f"{name}, line {too_long[0]}: a user_id has at most {MAX_USER_ID} characters; shorten it")
+        raise UserError(f"{name}, line {too_long[0]}: the user_id has more than {MAX_USER_ID} characters; shorten it")
     examples = len(labels)
     if ids is None:
         numbered = zip(images, lines, strict=True)
@@ -56,12 +57,12 @@ def from_csv(content: bytes, labels: Ints, *, name: str, seed: int, ids: tuple[b
     client[rows] = owner
     client.flags.writeable = False
     left = examples - len(images)
-    unheld = f"{left} of {examples} training examples are not in the file and belong to no client"
-    return Partition(client, len(names), f"file:{name}", seed, names, notes=(unheld,) if left else ())
+    note = f"{left} of {examples} training examples are not in the file and belong to no client"
+    return Partition(client, len(names), f"file:{name}", seed, names, notes=(note,) if left else ())
 
 
 def to_csv_rows(partition: Partition, labels: Ints) -> Iterator[tuple[str, str, str]]:
-    """The partition in the published form, header first, by image_id; examples of no client have no row."""
+    """The partition in the published format, header first, by image_id; unassigned examples have no row."""
     yield COLUMNS
     for image in np.flatnonzero(partition.client >= 0).tolist():
         client = int(partition.client[image])
@@ -70,15 +71,15 @@ def to_csv_rows(partition: Partition, labels: Ints) -> Iterator[tuple[str, str, 
 
 def _read_ids(content: bytes, name: str, examples: int) -> dict[str, int]:
     table: dict[str, int] = {}
-    seen: set[int] = set()
+    rows: set[int] = set()
     lines, (images, texts) = _columns(content, name, ("image_id", "row"))
     for line, image, text in zip(lines, images, texts, strict=True):
         row = _row(text, "row", name, line, examples)
-        if image in table or row in seen:
+        if image in table or row in rows:
             what = f"image_id {cut(image, 40)}" if image in table else f"row {row}"
             raise UserError(f"{name}, line {line}: {what} appears twice; give it once")
         table[image] = row
-        seen.add(row)
+        rows.add(row)
     return table
 
 
@@ -88,14 +89,14 @@ def _check_classes(
     label_of: dict[int, int] = {}
     class_of: dict[int, int] = {}
     for text, line, image, label in zip(classes, lines, images, labels.tolist(), strict=True):
-        given = _whole(text, "class", name, line)
+        number = _parse_int(text, "class", name, line)
         where = f"{name}, line {line}: image_id {cut(image, 40)}"
-        both = f"{where} has class {given} in the file and {label} in the training set"
-        if exactly and given != label:
+        both = f"{where} has class {number} in the file and {label} in the training set"
+        if exactly and number != label:
             raise UserError(f"{both}; is the split for other data, or for another order of the images? {IDS_HELP}")
-        if label_of.setdefault(given, label) != label or class_of.setdefault(label, given) != given:
-            before = f"class {given} has the label {label_of[given]}"
-            if label_of[given] == label:
+        if label_of.setdefault(number, label) != label or class_of.setdefault(label, number) != number:
+            before = f"class {number} has the label {label_of[number]}"
+            if label_of[number] == label:
                 before = f"label {label} belongs to class {class_of[label]}"
             raise UserError(f"{both}, but {before} above; does the table of ids belong to another data set?")
 
@@ -104,28 +105,28 @@ def _columns(content: bytes, name: str, wanted: tuple[str, ...]) -> tuple[list[i
     file = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
     rows = list(csv_rows(file, name, wanted))
     if not rows:
-        raise UserError(f"{name} has a header but no rows")
+        raise UserError(f"{name} has a header but no rows; add one row per example")
     return [line for line, _ in rows], [[fields[column] for _, fields in rows] for column in range(len(wanted))]
 
 
 def _row(text: str, column: str, name: str, line: int, examples: int, hint: str = "") -> int:
-    row = _whole(text, column, name, line, hint)
+    row = _parse_int(text, column, name, line, hint)
     if not 0 <= row < examples:
         outside = f"{column} {cut(text, 40)} is outside the training set, whose rows are 0 to {examples - 1}"
         raise UserError(f"{name}, line {line}: {outside}{hint}")
     return row
 
 
-def _whole(text: str, column: str, name: str, line: int, hint: str = "") -> int:
+def _parse_int(text: str, column: str, name: str, line: int, hint: str = "") -> int:
     try:
         return int(text)
     except ValueError:
-        given = f"not {cut(text, 40)!r}"
-        raise UserError(f"{name}, line {line}: {column} must be a whole number, {given}{hint}") from None
+        wrong = f"{column} must be a whole number, not {cut(text, 40)!r}"
+        raise UserError(f"{name}, line {line}: {wrong}{hint}") from None
 
 
 def to_arrays(partition: Partition, labels: Ints, classes: int) -> dict[str, npt.NDArray[Any]]:
-    """The contents of our .npz artefact; ``counts`` [cells, 3] lists (client, class, examples) where there are any."""
+    """The contents of our .npz file; ``counts`` [cells, 3] lists the nonzero (client, class, examples)."""
     filled = cells(partition.client, labels, classes)
     seed = partition.seed if abs(partition.seed) < 2**63 else str(partition.seed)
     arrays: dict[str, npt.NDArray[Any]] = {
@@ -148,14 +149,14 @@ def to_arrays(partition: Partition, labels: Ints, classes: int) -> dict[str, npt
 def from_arrays(
     arrays: Mapping[str, npt.NDArray[Any]], labels: Ints, classes: int, *, name: str = "the partition"
 ) -> Partition:
-    """The partition that ``to_arrays`` took apart. Refused: a changed one, and one made for other labels."""
+    """Rebuild a partition from ``to_arrays``; refuses one that was modified or made for other labels."""
     wanted = ("client", "clients", "scheme", "seed", "hash", "counts")
     missing = [field for field in wanted if field not in arrays]
     if missing:
-        raise UserError(f"{name} is not an Unskew partition: it lacks {', '.join(missing)}")
+        raise UserError(f"{name} is not an Unskew partition: it has no {', '.join(missing)}")
     client, names = arrays["client"], arrays.get("names")
     if client.ndim != 1 or client.dtype.kind != "i":
-        raise UserError(f"{name} is not an Unskew partition: client must be a flat array of whole numbers")
+        raise UserError(f"{name} is not an Unskew partition: client must be a one-dimensional array of whole numbers")
     try:
         partition = Partition(
             client=client.astype(np.int32),
@@ -179,11 +180,11 @@ def from_arrays(
     if names is not None and len(names) != partition.clients:
         raise UserError(f"{name} was modified after it was written: {len(names)} names for {partition.clients} clients")
     if len(client) != len(labels):
-        given = f"{name} assigns {len(client)} examples, but the training set has {len(labels)}"
-        raise UserError(f"{given}; was it made for other data?")
+        sizes = f"{name} assigns {len(client)} examples, but the training set has {len(labels)}"
+        raise UserError(f"{sizes}; was it made for other data?")
     if not np.array_equal(arrays["counts"], np.stack(cells(partition.client, labels, classes), axis=1)):
-        given = f"{name} was made for {len(client)} examples with other labels than the training set's"
-        raise UserError(f"{given}; use the data set it was made for, or make a new partition")
+        origin = f"{name} was made for {len(client)} examples with other labels than the training set's"
+        raise UserError(f"{origin}; use the data set it was made for, or make a new partition")
     return partition
 
 
@@ -202,19 +203,19 @@ def make_file_absolute(text: str) -> str:
     if not text.startswith("file:") or text == "file:":
         return text
     path, table = split_ids(text.removeprefix("file:"))
-    whole = f"file:{user_path(path).absolute()}"
-    return str(Call(whole, (), {"ids": str(user_path(table).absolute())}, 0, "")) if table else whole
+    absolute = f"file:{user_path(path).absolute()}"
+    return str(Call(absolute, (), {"ids": str(user_path(table).absolute())}, 0, "")) if table else absolute
 
 
 def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -> Partition:
-    """Read a partition, .npz or CSV by its content; ``seed`` is for a CSV, which has none."""
+    """Read a partition, an .npz or CSV file judging by its content; ``seed`` is for a CSV, which has none."""
     text, table = split_ids(str(file))
     if not text.strip() or table == "":
         raise UserError(f"partition file:{file} has no file name; give file:FILE or file:SPLIT.csv(ids=TABLE.csv)")
     path = user_path(text)
     content = read_plain(path, "give the path of a partition")
     if table and content.startswith(b"PK"):
-        raise UserError(f"file:{file}: {path} is an .npz, which lists rows, not ids; leave ids={table} out")
+        raise UserError(f"file:{file}: {path} is an .npz file, which has rows instead of ids; leave out ids={table}")
     if not content.startswith(b"PK"):
         ids = (read_plain(user_path(table)), table) if table else None
         return from_csv(content, labels, name=str(path), seed=seed, ids=ids)
@@ -223,13 +224,13 @@ def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -
     except DAMAGED as error:
         raise UserError(f"{path} is damaged, or not an Unskew partition: {error}") from error
     partition = from_arrays(arrays, labels, classes, name=str(path))
-    made = f"made as {partition.scheme} with seed {partition.seed}"
-    return partition if made in partition.notes else replace(partition, notes=(*partition.notes, made))
+    note = f"made as {partition.scheme} with seed {partition.seed}"
+    return partition if note in partition.notes else replace(partition, notes=(*partition.notes, note))
 
 
 @dataclass(frozen=True, eq=False)
 class Holdings:
-    """Who holds how much of what, by a partition's file alone, without the data set."""
+    """The clients' sizes and classes, from a partition's file alone, without the data set."""
 
     scheme: str
     names: tuple[str, ...] | None
@@ -240,16 +241,16 @@ class Holdings:
 
     @cached_property
     def distances(self) -> npt.NDArray[np.float64]:
-        """[K], ‖q_k − p‖₁ of each client's label distribution from the whole; NaN where it has no examples."""
+        """[K], the distance ‖q_k − p‖₁ of each client's label distribution to the overall one; NaN if it is empty."""
         owner, label, count = self.cells.T
-        whole = np.bincount(label, count) / max(int(count.sum()), 1)
+        overall = np.bincount(label, count) / max(int(count.sum()), 1)
         share = count / self.sizes[owner]
-        filled = np.abs(share - whole[label]) - whole[label]  # the empty cells of a client add what is left of 1
+        filled = np.abs(share - overall[label]) - overall[label]  # a client's empty cells add the rest of 1
         return np.where(self.sizes > 0, 1 + np.bincount(owner, filled, len(self.sizes)), np.nan)
 
 
 def read_holdings(file: Path) -> Holdings:
-    """What our own artefact says of itself, if it is whole."""
+    """Read the holdings in our own .npz file, and check it."""
     try:
         arrays, _ = read_npz(file)
         client, names, counts = arrays["client"], arrays.get("names"), arrays["counts"].astype(np.int64)
@@ -263,6 +264,6 @@ def read_holdings(file: Path) -> Holdings:
         users = None if names is None else tuple(map(str, names.tolist()))
         return Holdings(partition.scheme, users, sizes, counts, float(arrays["emd"].item()), partition.hash)
     except FileNotFoundError:
-        raise UserError(f"{file} does not exist; it records which client has which examples") from None
+        raise UserError(f"{file} does not exist; it records which client holds which examples") from None
     except DAMAGED as error:
         raise UserError(f"{file} is damaged, or not an Unskew partition: {error}") from error

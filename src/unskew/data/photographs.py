@@ -1,10 +1,10 @@
-"""Photographs that are decoded once, kept in the store on disk, and read when a batch asks for them.
+"""Photographs that are decoded once, stored on disk, and read batch by batch.
 
 A first pass decodes every photograph, so that broken ones are known before training; an interrupted pass continues
-where it stopped. Every image that is read is compared with the checksum of that first pass.
+where it stopped. Every image that is read later is compared with the checksum of that pass.
 
-A stored photograph is whole: its shorter side has the set's size, and its longer side at most ``decode.LONGEST`` times
-that. Random crops are cut from it; where no crop is drawn, as in evaluation, the middle square is taken.
+Photographs are stored uncropped: the shorter side has the set's size, the longer side is at most ``decode.LONGEST``
+times that. Random crops are cut from it; without a crop, as in evaluation, the middle square is used.
 
 Shapes: N photographs, B of them in a batch, [ch, h, w] a stored photograph, [ch, H, W] one image; counts [3, 256],
 pixels per channel and value.
@@ -40,11 +40,11 @@ from unskew.core.types import Arrays
 from unskew.data.decode import DAMAGE, DECODER, Broken, NoBytes, Picture, Pixels, center, decode
 from unskew.data.store import ENTRY, NOT_STORED, Cache, Entries, Store, StoreReader, make_room, open_store
 
-BATCH, BATCH_BYTES = 64, 32 * 10**6  # photographs of a parquet file that are read at a time, and their bytes
-PAGE = 1024  # rows of a parquet file that are unpacked together: as many as its usual writers put on a page
+BATCH, BATCH_BYTES = 64, 32 * 10**6  # photographs of a parquet file read at a time, and their bytes
+PAGE = 1024  # rows of a parquet file that are unpacked together: the usual page size
 BUFFER = 1 << 20
-MEMBER_BYTES = 256 * 10**6  # of a picture in an archive
-AS_THEY_ARE = 512  # pixels: photographs of one size with longer sides are scaled down too
+MEMBER_BYTES = 256 * 10**6  # limit for a picture in an archive
+MAX_SIDE = 512  # pixels: photographs of equal size are scaled down if a side is longer
 
 Numbers = npt.NDArray[np.int64]
 
@@ -58,7 +58,7 @@ class Files:
 
     @staticmethod
     def of(root: Path, paths: Iterable[str]) -> "Files":
-        """Files by their paths."""
+        """Make the list from paths."""
         encoded = [os.fsencode(path) for path in paths]
         longest = max(map(len, encoded), default=0) or 1
         check_memory(longest * len(encoded), f"the list of {len(encoded):,} paths", "shorten the longest path")
@@ -71,33 +71,33 @@ class Files:
         return os.fsdecode(self.names[row].tobytes().rstrip(b"\0"))
 
     def name(self, row: int) -> str:
-        """What a message calls it: its path."""
+        """The path, for messages."""
         return str(self.root / self._name(row))
 
     def stamps(self) -> list[bytes | None]:
-        """For each, 16 bytes that change when its file does, by size or time; None where there is no file."""
+        """16 bytes per photograph that change with its file's size or time; None if there is no file."""
         root, stamps = os.fsencode(self.root), list[bytes | None]()
         archive = os.stat(root) if self._zipped else None
         for name in self.names:
             path = os.path.join(root, name.tobytes().rstrip(b"\0"))
             try:
-                about = archive or os.stat(path)
+                status = archive or os.stat(path)
             except (OSError, ValueError):
                 stamps.append(None)
                 continue
-            facts = b"%s\0%d\0%d" % (path, about.st_size, about.st_mtime_ns)
+            facts = b"%s\0%d\0%d" % (path, status.st_size, status.st_mtime_ns)
             stamps.append(hashlib.blake2b(facts, digest_size=16).digest())
         return stamps
 
     def contents(self, rows: Sequence[int]) -> list[Picture | None]:
-        """These photographs as ``decode`` takes them: paths, or the bytes in an archive."""
+        """These photographs for ``decode``: paths, or bytes from an archive."""
         if not self._zipped:
             return [self.root / self._name(row) for row in rows]
         archive = _open_zip(self.root, self.root.stat().st_mtime_ns)
         return [_read_member(archive, self._name(row)) for row in rows]
 
     def together(self) -> int:
-        """How many ``contents`` may return at once: paths take next to nothing."""
+        """How many ``contents`` may return at once: paths take almost no memory."""
         return BATCH if self._zipped else max(1, len(self))
 
     def part(self, rows: Numbers) -> "Files":
@@ -105,7 +105,7 @@ class Files:
         return Files(self.root, self.names[rows])
 
     def described(self) -> tuple[dict[str, Any], Arrays]:
-        """How another process opens them: with ``Files(**text, **arrays)``."""
+        """What another process needs to open them with ``Files(**text, **arrays)``."""
         return {"root": str(self.root)}, {"names": self.names}
 
     @property
@@ -115,7 +115,7 @@ class Files:
 
 @lru_cache(maxsize=2)
 def _open_zip(path: Path, changed: int) -> zipfile.ZipFile:
-    return zipfile.ZipFile(path)  # reading its list of members takes a second where there are many
+    return zipfile.ZipFile(path)  # reading a long list of members takes a second
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> bytes | None:
@@ -127,38 +127,38 @@ def _read_member(archive: zipfile.ZipFile, name: str) -> bytes | None:
 
 @dataclass(frozen=True, eq=False)
 class Parquet:
-    """Photographs as bytes in a column of a parquet file, plain or as Hugging Face's struct of bytes and path."""
+    """Photographs in a column of a parquet file, as bytes or as Hugging Face's struct of bytes and path."""
 
     root: Path
     column: str
     rows: Numbers  # [N], in the file
-    _reader: "list[_Reader]" = field(default_factory=list, repr=False)  # where the last reading ended
+    _reader: "list[_Reader]" = field(default_factory=list, repr=False)  # of the last call, if any
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def name(self, row: int) -> str:
-        """The file and the row."""
+        """The file and the row, for messages."""
         return f"{self.root} row {int(self.rows[row])}"
 
     def stamps(self) -> list[bytes | None]:
-        """From the row, and the size of the file and the time of its last change."""
-        about = os.stat(self.root)
-        facts = f"{self.root}\0{self.column}\0{about.st_size}\0{about.st_mtime_ns}\0".encode()
+        """16 bytes per photograph that change with its row, or the file's size or time."""
+        status = os.stat(self.root)
+        facts = f"{self.root}\0{self.column}\0{status.st_size}\0{status.st_mtime_ns}\0".encode()
         return [hashlib.blake2b(facts + str(row).encode(), digest_size=16).digest() for row in self.rows.tolist()]
 
     def contents(self, rows: Sequence[int]) -> list[Picture | None]:
         """Bytes, read from front to back."""
         wanted = self.rows[np.asarray(rows, np.int64)]
-        found = dict[int, Picture | None]()
+        pictures = dict[int, Picture | None]()
         for row in np.unique(wanted).tolist():
             if not self._reader or not self._reader[0].reaches(row):
                 self._reader[:] = [_Reader(self.root, self.column, row)]
-            found[row] = self._reader[0].take(row)
-        return [found[row] for row in wanted.tolist()]
+            pictures[row] = self._reader[0].take(row)
+        return [pictures[row] for row in wanted.tolist()]
 
     def together(self) -> int:
-        """How many have a few megabytes together."""
+        """How many ``contents`` may return at once: a few megabytes."""
         return _at_once(open_parquet(self.root), self.column)
 
     def part(self, rows: Numbers) -> "Parquet":
@@ -166,7 +166,7 @@ class Parquet:
         return Parquet(self.root, self.column, self.rows[rows])
 
     def described(self) -> tuple[dict[str, Any], Arrays]:
-        """How another process opens them: with ``Parquet(**text, **arrays)``."""
+        """What another process needs to open them with ``Parquet(**text, **arrays)``."""
         return {"root": str(self.root), "column": self.column}, {"rows": self.rows}
 
 
@@ -174,7 +174,7 @@ Pictures = Files | Parquet  # where N photographs are
 
 
 class _Reader:
-    """One pass through a parquet file from the row group of a row on: rows are taken in ascending order."""
+    """One pass through a parquet file, from a row's group on; rows are read in ascending order."""
 
     def __init__(self, file: Path, column: str, row: int) -> None:
         self._file, parquet = file, open_parquet(file)
@@ -183,7 +183,7 @@ class _Reader:
         group = int(np.searchsorted(ends, row, side="right"))
         if group == len(sizes):
             raise StorageFailure(f"{file} has changed since it was read: row {row} is gone; start again")
-        self._end = int(ends[group])  # of the first group: a later row is better begun at its own group
+        self._end = int(ends[group])  # of the first group: for later rows, starting at their group is faster
         self._next = self._end - sizes[group]
         self._batches: Iterator[Any] = parquet.iter_batches(
             batch_size=_at_once(parquet, column),
@@ -204,7 +204,7 @@ class _Reader:
             except (arrow.ArrowException, OSError, StopIteration) as error:
                 raise StorageFailure(f"{self._file} is damaged ({reason(error)}); write it again") from error
             self._next += len(self._batch)
-        value = self._batch[row - self._next]  # counted from the batch's end
+        value = self._batch[row - self._next]  # negative: counted from the batch's end
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         if isinstance(content, bytes):
             return content
@@ -216,7 +216,7 @@ def _at_once(parquet: Any, column: str) -> int:
 
 
 def check_pages(parquet: Any, column: str, file: Path) -> None:
-    """Refuse a file that was written in pieces which do not fit into memory."""
+    """Refuse a file whose pages do not fit in memory."""
     most = max((parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups)), default=0)
     needed = 2 * _average(parquet, column) * min(PAGE, most)
     instead = "write it again with row groups of 100 rows"
@@ -228,20 +228,20 @@ def _average(parquet: Any, column: str) -> int:
 
 
 def column_bytes(parquet: Any, names: Sequence[str]) -> int:
-    """The bytes that these columns unpack to, by the file's metadata."""
-    about = parquet.metadata
-    groups = [about.row_group(group) for group in range(about.num_row_groups)]
-    chunks = [group.column(column) for group in groups for column in range(about.num_columns)]
+    """The bytes that these columns unpack to, according to the metadata."""
+    metadata = parquet.metadata
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    chunks = [group.column(column) for group in groups for column in range(metadata.num_columns)]
     return int(sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in names))
 
 
 def reason(error: BaseException) -> str:
-    """An error of Arrow in one line."""
+    """An Arrow error in one line."""
     return " ".join(str(error).split())[:100] or type(error).__name__
 
 
 def open_parquet(file: Path) -> Any:
-    """Open a parquet file by its metadata; nothing else is read yet."""
+    """Open a parquet file, reading only its metadata."""
     arrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
     try:
         return parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
@@ -251,26 +251,26 @@ def open_parquet(file: Path) -> Any:
         raise UserError(f"{file} is not a parquet file ({reason(error)}); write it again") from error
 
 
-KEPT = "kept/"  # begins the names of the arrays that say where each image is
+KEPT = "kept/"  # begins the names of arrays with the positions of images
 
 
 class Recent:
-    """The images that were decoded last, within a budget of bytes; those unused for longest go first."""
+    """An LRU cache of decoded images with a budget of bytes."""
 
     def __init__(self, most: int) -> None:
         self.most, self.bytes = most, 0
-        self._images: OrderedDict[tuple[str, int], Pixels] = OrderedDict()  # by the set's hash and the image's number
+        self._images: OrderedDict[tuple[str, int], Pixels] = OrderedDict()  # by the set's hash and the image's index
         self._lock = threading.Lock()
 
     def get(self, name: tuple[str, int]) -> Pixels | None:
-        """The image of that name, if it is still here."""
+        """The image of that name, if it is cached."""
         with self._lock:
             if name in self._images:
                 self._images.move_to_end(name)
             return self._images.get(name)
 
     def keep(self, name: tuple[str, int], image: Pixels) -> None:
-        """Keep an image, and drop others."""
+        """Cache an image, and drop others if necessary."""
         with self._lock:
             if name in self._images or image.nbytes > self.most:
                 return
@@ -280,12 +280,12 @@ class Recent:
                 self.bytes -= self._images.popitem(last=False)[1].nbytes
 
 
-# what all images of one store in this process share, so that the budget is the process's; gone with the last of them
+# shared by all images of a store, so that the budget holds for the process; removed with the last of them
 _RECENT: "weakref.WeakValueDictionary[tuple[bytes, int], Recent]" = weakref.WeakValueDictionary()
 
 
 class Photographs:
-    """Images of a table. ``memory`` is the budget for images that are not in the store."""
+    """The images of a table; ``memory`` is the budget for images that are not in the store."""
 
     def __init__(
         self, source: Pictures, where: Arrays, shape: tuple[int, int, int], size: int | None, store: StoreReader,
@@ -305,7 +305,7 @@ class Photographs:
 
     @property
     def nbytes(self) -> int:
-        """What all of them would take in memory."""
+        """The size of all images in memory."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def __len__(self) -> int:
@@ -316,35 +316,35 @@ class Photographs:
         return self.take(rows) if rows.ndim else self.take(rows[None])[0]
 
     def take(self, index: npt.NDArray[np.int64]) -> Pixels:
-        """[B, ch, H, W], the middle of the photographs of these numbers."""
+        """[B, ch, H, W], the centers of the photographs with these indices."""
         images = np.empty((len(index), *self.shape[1:]), np.uint8)
         for image, pixels in zip(images, self.whole(index), strict=True):
-            image[:] = center(pixels, self._size)  # a gray one becomes all channels
+            image[:] = center(pixels, self._size)  # a gray one fills all channels
         return images
 
     def whole(self, index: npt.NDArray[np.int64]) -> list[Pixels]:
-        """[ch, h, w] each, the photographs of these numbers as they are stored."""
-        found: dict[int, Pixels] = {}
+        """[ch, h, w] each, the photographs with these indices, uncropped."""
+        photographs: dict[int, Pixels] = {}
         for row in dict.fromkeys(index.tolist()):
             if (record := self._stored(row)) is not None or (record := self.recent.get((self.sha256, row))) is not None:
-                found[row] = record
-        rows, step, records = sorted(set(index.tolist()) - set(found)), self._source.together(), list[Pixels]()
+                photographs[row] = record
+        rows, step, records = sorted(set(index.tolist()) - set(photographs)), self._source.together(), list[Pixels]()
         if rows:
             with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(min(len(rows), cores())) as pool:
                 for part in (rows[start : start + step] for start in range(0, len(rows), step)):
                     records += pool.map(self._decode_again, part, self._source.contents(part))
         for row, record in zip(rows, records, strict=True):
-            found[row] = record
+            photographs[row] = record
             self.recent.keep((self.sha256, row), record)
-        return [found[row] for row in index.tolist()]
+        return [photographs[row] for row in index.tolist()]
 
     def described(self) -> tuple[str, Arrays]:
-        """How another process opens them."""
+        """What another process needs to open them."""
         pictures, arrays = self._source.described()
-        about: dict[str, Any] = {"pictures": pictures, "shape": self.shape[1:], "size": self._size}
-        about |= {"folder": str(self._store.folder), "number": self._store.number.hex()}
-        about |= {"memory": self.memory, "sha256": self.sha256}
-        return json.dumps(about), arrays | {f"{KEPT}{name}": values for name, values in self._where.items()}
+        text: dict[str, Any] = {"pictures": pictures, "shape": self.shape[1:], "size": self._size}
+        text |= {"folder": str(self._store.folder), "number": self._store.number.hex()}
+        text |= {"memory": self.memory, "sha256": self.sha256}
+        return json.dumps(text), arrays | {f"{KEPT}{name}": values for name, values in self._where.items()}
 
     def _stored(self, row: int) -> Pixels | None:
         offset = int(self._where["offset"][row])
@@ -356,12 +356,12 @@ class Photographs:
         return record if zlib.crc32(record.data) == self._where["crc"][row] else None
 
     def _decode_again(self, row: int, content: Picture | None) -> Pixels:
-        """The same pixels as in the first pass; what the store has lost is written there again."""
+        """Decode to the same pixels as in the first pass, and repair a damaged record in the store."""
         name = self._source.name(row)
         try:
             record = decode(content, self._size)
         except Broken as error:
-            raise StorageFailure(f"{name} {error}, but was intact when the table was read; restore it") from error
+            raise StorageFailure(f"{name} {error}; it was intact when the table was read: restore it") from error
         if zlib.crc32(record.data) != self._where["crc"][row]:
             raise StorageFailure(f"{name} has changed since the table was read; start again")
         if self._file is not None and self._where["offset"][row] >= 0:
@@ -370,29 +370,29 @@ class Photographs:
 
 
 def open_photographs(text: str, arrays: Arrays) -> Photographs:
-    """Open in another process what ``described`` returned."""
-    about = json.loads(text)
-    where = {name.removeprefix(KEPT): values for name, values in arrays.items() if name.startswith(KEPT)}
-    own: dict[str, Any] = {name: values for name, values in arrays.items() if not name.startswith(KEPT)}
-    own |= about["pictures"] | {"root": Path(about["pictures"]["root"])}
-    source = Parquet(**own) if "rows" in own else Files(**own)
-    store = StoreReader(Path(about["folder"]), bytes.fromhex(about["number"]))
-    return Photographs(source, where, tuple(about["shape"]), about["size"], store, about["memory"], about["sha256"])
+    """Open, in another process, what ``described`` returned."""
+    values = json.loads(text)
+    where = {name.removeprefix(KEPT): array for name, array in arrays.items() if name.startswith(KEPT)}
+    fields: dict[str, Any] = {name: array for name, array in arrays.items() if not name.startswith(KEPT)}
+    fields |= values["pictures"] | {"root": Path(values["pictures"]["root"])}
+    source = Parquet(**fields) if "rows" in fields else Files(**fields)
+    store = StoreReader(Path(values["folder"]), bytes.fromhex(values["number"]))
+    return Photographs(source, where, tuple(values["shape"]), values["size"], store, values["memory"], values["sha256"])
 
 
 def with_memory(text: str, share: int) -> str:
-    """The description with one part in ``share`` of the memory, for one of so many processes."""
-    about = json.loads(text)
-    return json.dumps(about | {"memory": about["memory"] // share})
+    """The description with the memory divided by ``share``, the number of processes."""
+    values = json.loads(text)
+    return json.dumps(values | {"memory": values["memory"] // share})
 
 
-CHUNK, FEW = 256, 4  # photographs at a time: as many as have this many bytes, but at least a few
+CHUNK, FEW = 256, 4  # the most and the fewest photographs at a time
 CHUNK_BYTES = 64 * 10**6
 READING = "reading the photographs"
 
 Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
-Say = Callable[[str, int, int], None]  # the stage, how much is done, of how much
+Say = Callable[[str, int, int], None]  # the stage, done, total
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -400,23 +400,23 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 class DifferentSizes(Exception):
-    """Photographs that cannot be used as they are; the message says which and why."""
+    """Photographs that must be scaled; the message names them and the reason."""
 
 
 class Scan:
-    """What is known of N photographs once all have been decoded: an entry for each, or why it cannot be read."""
+    """N photographs after decoding: an entry for each, or the reason why it cannot be read."""
 
     def __init__(self, source: Pictures, train: Bools, size: int | None, memory: int) -> None:
         self.source, self.train, self.size, self.memory = source, train, size, memory
-        self.scaled = ""  # why photographs were scaled although no size was given
+        self.scaled = ""  # why photographs were scaled without a given size
         self.stamps = source.stamps()
         self.forget()
 
     def forget(self) -> None:
-        """Begin again: nothing is known of any photograph."""
+        """Start again, with nothing known about any photograph."""
         self.entries: Entries = np.zeros(len(self.stamps), ENTRY)
         self.good, self.counted = np.zeros(len(self.stamps), bool), np.zeros(len(self.stamps), bool)
-        self.broken: dict[int, str] = {}  # why, by row
+        self.broken: dict[int, str] = {}  # row -> reason
         self.counts: Counts = np.zeros((3, 256), np.int64)  # of the training photographs that are ``counted``
 
     @property
@@ -427,7 +427,7 @@ class Scan:
 
     @property
     def beyond(self) -> Bools:
-        """[N], which photographs there was no room for in the store."""
+        """[N], which photographs did not fit in the store."""
         beyond: Bools = self.good & (self.entries["offset"] == NOT_STORED)
         return beyond
 
@@ -455,7 +455,7 @@ class Scan:
         self._recall(store)
         needed = self._bytes_to_store()
         room = make_room(cache, store, needed)
-        if room < needed and store.taken > 2 * self.on_disk:  # most of it belongs to photographs that were changed
+        if room < needed and store.used > 2 * self.on_disk:  # most of it belongs to photographs that have changed
             store.begin_again()
             self.forget()
             room = make_room(cache, store, self._bytes_to_store())
@@ -464,8 +464,8 @@ class Scan:
         todo = np.flatnonzero(~self.good | (self.beyond & fits))
         done = len(self.good) - len(todo)
         self._check_sizes()
-        for rows, found in _decode_chunks(self.source, todo, self.size):
-            room -= self._add(store, rows, found, room)
+        for rows, results in _decode_chunks(self.source, todo, self.size):
+            room -= self._add(store, rows, results, room)
             done += len(rows)
             say(READING, done, len(self.good))
             self._check_sizes()
@@ -474,12 +474,12 @@ class Scan:
     def _recall(self, store: Store) -> None:
         stored = store.entries()
         entry_of = {stamp: at for at, stamp in enumerate(stored["stamp"].tolist())}
-        found = np.array([-1 if stamp is None else entry_of.get(stamp, -1) for stamp in self.stamps], np.int64)
-        self.good = found >= 0
-        self.entries[self.good] = stored[found[self.good]]
+        index = np.array([-1 if stamp is None else entry_of.get(stamp, -1) for stamp in self.stamps], np.int64)
+        self.good = index >= 0
+        self.entries[self.good] = stored[index[self.good]]
 
     def _bytes_to_store(self) -> int:
-        one = 4 * self.size**2 if self.size is not None else int(self.sizes.max(initial=0))  # sides of 4 : 3
+        one = 4 * self.size**2 if self.size is not None else int(self.sizes.max(initial=0))  # an aspect ratio of 4:3
         return int((~self.good | self.beyond).sum()) * one
 
     def _check_sizes(self) -> None:
@@ -490,13 +490,13 @@ class Scan:
         if len(other := np.flatnonzero((height != height[:1]) | (width != width[:1]))):
             one, two = (f"{self.source.name(int(rows[n]))} is {width[n]}×{height[n]}" for n in (0, other[0]))
             raise DifferentSizes(f"photographs have different sizes ({one}, {two})")
-        if len(rows) and max(height[0], width[0]) > AS_THEY_ARE:
+        if len(rows) and max(height[0], width[0]) > MAX_SIDE:
             raise DifferentSizes(f"photographs are large ({width[0]}×{height[0]})")
 
-    def _add(self, store: Store, rows: Numbers, found: "list[_Decoded | str]", room: int) -> int:
-        self.broken |= {int(row): result for row, result in zip(rows, found, strict=True) if isinstance(result, str)}
-        fine = rows[[not isinstance(result, str) for result in found]]
-        decoded = [result for result in found if not isinstance(result, str)]
+    def _add(self, store: Store, rows: Numbers, results: "list[_Decoded | str]", room: int) -> int:
+        self.broken |= {int(row): result for row, result in zip(rows, results, strict=True) if isinstance(result, str)}
+        fine = rows[[not isinstance(result, str) for result in results]]
+        decoded = [result for result in results if not isinstance(result, str)]
         entries = np.zeros(len(decoded), ENTRY)
         for position, (row, result) in enumerate(zip(fine.tolist(), decoded, strict=True)):
             facts = (self.stamps[row] or b"", result.sha256, NOT_STORED, result.crc, *result.pixels.shape[1:])
@@ -508,7 +508,7 @@ class Scan:
         return written
 
     def _count_the_rest(self, store: Store, say: Say) -> None:
-        """Count the values of training pixels that were not decoded in this pass, unless the store has the counts."""
+        """Count the values of training pixels that were not decoded in this pass, unless the counts are stored."""
         train = self.train & self.good
         digest = hashlib.sha256(self.entries["sha256"][train].tobytes()).hexdigest()
         path = store.folder / f"counts-{digest[:32]}.json"
@@ -522,33 +522,32 @@ class Scan:
         for start in range(0, len(rest), step):
             self.counts += count_values(self.photographs(rest[start : start + step])[:])
             say("measuring the photographs", min(start + step, len(rest)), len(rest))
-        with suppress(UserError):  # the disk is full: they are counted again another time
+        with suppress(UserError):  # the disk is full: they are counted again next time
             write_whole(path, json.dumps({"counts": self.counts.tolist()}).encode())
 
 
 def scan(source: Pictures, name: str, size: int | None, side: int, train: Bools, cache: Cache, say: Say) -> Scan:
-    """Decode whatever the store does not have; ``name`` decides which store it is.
+    """Decode the photographs that are not yet in the store of that ``name``.
 
-    Without a ``size``, photographs that all have one are used as they are, unless they are large. Others are scaled to
-    ``side``.
+    Without a ``size``, photographs of equal size are not scaled, unless they are large. Others are scaled to ``side``.
     """
 
     def attempt(size: int | None) -> Scan:
-        about = json.dumps([name, size, DECODER, PIL.__version__])  # one table, one way and version of decoding
-        key = hashlib.sha256(about.encode()).hexdigest()[:32]
+        version = json.dumps([name, size, DECODER, PIL.__version__])
+        key = hashlib.sha256(version.encode()).hexdigest()[:32]
         with open_store(cache, key, lambda: say("waiting for another process that reads this table", 0, 0)) as store:
-            found = Scan(source, train, size, cache.memory)
-            found.run(store, cache, say)
-        return found
+            result = Scan(source, train, size, cache.memory)
+            result.run(store, cache, say)
+        return result
 
     if size is not None:
         return attempt(size)
     try:
         return attempt(None)
     except DifferentSizes as reason:
-        found = attempt(side)
-        found.scaled = str(reason)
-        return found
+        result = attempt(side)
+        result.scaled = str(reason)
+        return result
 
 
 @dataclass(frozen=True)
@@ -560,18 +559,18 @@ class _Decoded:
 
 
 def _decode_chunks(source: Pictures, todo: Numbers, size: int | None) -> Iterator[tuple[Numbers, list[_Decoded | str]]]:
-    """Decode chunk after chunk in threads; a text says why a photograph cannot be used.
+    """Decode in threads, chunk by chunk; a string is the reason why a photograph cannot be used.
 
-    Where no size is given, those before show how large photographs are.
+    Without a size, the previous photographs determine the next chunk's length.
     """
     most, largest, start = source.together() if len(todo) else 1, 4 * (size or 0) ** 2, 0
     with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(cores()) as pool:
         while start < len(todo):
             rows = todo[start : start + (min(most, _together(largest)) if largest else FEW)]
-            found = list(pool.map(_examine, source.contents(rows.tolist()), [size] * len(rows)))
-            largest = max([largest, *(result.pixels.nbytes for result in found if isinstance(result, _Decoded))])
+            results = list(pool.map(_examine, source.contents(rows.tolist()), [size] * len(rows)))
+            largest = max([largest, *(result.pixels.nbytes for result in results if isinstance(result, _Decoded))])
             start += len(rows)
-            yield rows, found
+            yield rows, results
 
 
 def _together(size: int) -> int:
@@ -591,13 +590,13 @@ def _examine(content: Picture | None, size: int | None) -> _Decoded | str:
 
 
 def count_values(images: Pixels) -> Counts:
-    """[3, 256], how many pixels of each channel have each value; a gray image's count for all three."""
+    """[3, 256], the pixels of each channel with each value; a gray image counts for all three channels."""
     channels = [np.bincount(images[:, channel].ravel(), minlength=256) for channel in range(images.shape[1])]
     return np.broadcast_to(np.stack(channels), (3, 256)).astype(np.int64)
 
 
 def _read_counts(path: Path, pixels: int) -> Counts | None:
-    """The stored counts, if they can be those of images with so many pixels."""
+    """The stored counts, if they match the number of pixels."""
     try:
         values = np.array(parse_json(read_content(path) or b"")["counts"])
     except (UserError, ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""The clients: which examples each has, how many of each class, and how far their labels are from the whole.
+"""The clients: their examples, their classes, and how far their label distributions are from the overall one.
 
 Shapes: N training examples, M of them held by a client, K clients, C classes.
 """
@@ -18,17 +18,16 @@ from unskew.core.units import span
 Ints = npt.NDArray[np.int64]
 Clients = npt.NDArray[np.int32]  # [N], the client of each example; -1: no client has it
 
-DENSE = 8  # a table of clients × classes with at most that many cells an example is counted whole
-EMPTY_CLIENTS = 1_000_000  # clients that a partition may have without examples for all of them
+DENSE = 8  # a table of clients × classes with at most this many cells per example is counted directly
+EMPTY_CLIENTS = 1_000_000  # clients that a partition may have even with fewer examples
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Who holds which training example, and how that was decided.
+    """Which client holds which training example, and how that was decided.
 
-    ``scheme`` is the canonical text; ``names`` are the user ids where clients are users; ``redraws`` counts
-    the draws that were thrown away because a client fell below the least size. Two partitions are equal when
-    their hashes are.
+    ``scheme`` is the canonical text; ``names`` are the user ids if clients are users; ``redraws`` counts rejected
+    draws that left a client too small. Two partitions are equal if their hashes are.
     """
 
     client: Clients  # [N]
@@ -56,12 +55,12 @@ class Population:
 
     @classmethod
     def from_partition(cls, partition: Partition) -> "Population":
-        """The partition's clients; those without an example stay, with size 0."""
-        unheld = int(np.count_nonzero(partition.client < 0))
-        order = _stable_order(partition.client)[unheld:].astype(np.int32)
-        held = partition.client if not unheld else partition.client[partition.client >= 0]
+        """The partition's clients, including those without examples."""
+        unassigned = int(np.count_nonzero(partition.client < 0))
+        order = _stable_order(partition.client)[unassigned:].astype(np.int32)
+        assigned = partition.client if not unassigned else partition.client[partition.client >= 0]
         offsets = np.zeros(partition.clients + 1, np.int64)
-        np.cumsum(np.bincount(held, minlength=partition.clients), out=offsets[1:])
+        np.cumsum(np.bincount(assigned, minlength=partition.clients), out=offsets[1:])
         order.flags.writeable = offsets.flags.writeable = False
         return cls(order, offsets)
 
@@ -77,20 +76,20 @@ class Population:
 
     @cached_property
     def roster(self) -> Roster:
-        """What the server may know: who there is and how much each holds."""
+        """What the server may know: the clients and their sizes."""
         return Roster(self.sizes)
 
     def examples(self, client: int) -> npt.NDArray[np.int32]:
-        """The row numbers of the client's examples, ascending; a view. EVERYONE holds the examples of all clients."""
+        """The indices of the client's examples, ascending; a view. EVERYONE has the examples of all clients."""
         if client == EVERYONE:
             return self.order
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
 
 def _stable_order(client: Clients) -> Ints:
-    """The examples by client, ascending where they have the same one: what a stable argsort gives.
+    """A stable argsort by client.
 
-    NumPy sorts 16 bits at a time in linear time, so two such passes sort millions of clients faster than comparing.
+    NumPy sorts 16-bit numbers in linear time, so two passes sort millions of clients faster than comparisons.
     """
     if len(client) < 2**20 or bool((client[1:] >= client[:-1]).all()):
         return np.argsort(client, kind="stable")
@@ -100,17 +99,17 @@ def _stable_order(client: Clients) -> Ints:
 
 
 def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]:
-    """[N] clients and the K user ids of their numbers, sorted.
+    """Number the users: the client [N] of each example, and the K user ids in sorted order.
 
-    Sorted as numbers if all are whole numbers, so that user 7 of 100 is client 7. Texts are slow to sort: of
-    examples of one user in a row only the first is looked at.
+    If all ids are whole numbers they are sorted as numbers, so that user 7 of 100 is client 7. Strings are slow to
+    sort, so only the first of consecutive examples of a user is considered.
     """
     first = np.flatnonzero(np.r_[len(users) > 0, users[1:] != users[:-1]])
     unique, inverse = np.unique(users[first], return_inverse=True)
     inverse = np.repeat(inverse, np.diff(np.r_[first, len(users)]))
     ids: list[str] = unique.tolist()
     if all(i.isascii() and i.isdecimal() and str(int(i)) == i for i in ids):
-        rank = np.argsort(np.array([len(i) for i in ids]), kind="stable")  # by digits, then as text: by number
+        rank = np.argsort(np.array([len(i) for i in ids]), kind="stable")  # by number of digits, then as text
         inverse = np.argsort(rank)[inverse]
         ids = [ids[r] for r in rank]
     client: Clients = inverse.astype(np.int32)
@@ -119,27 +118,27 @@ def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]
 
 
 def describe_sizes(sizes: Ints) -> str:
-    """How many examples the clients have: "242 examples each", "3 to 910 examples"."""
+    """The range of the clients' sizes: "242 examples each", "3 to 910 examples"."""
     low, high = int(sizes.min()), int(sizes.max())
     return span(low, high, "example") + (" each" if low == high and len(sizes) > 1 else "")
 
 
 def check_clients(clients: int, examples: int, name: str) -> None:
-    """Refuse more clients than there are examples for, beyond a million: an empty one takes memory too."""
+    """Refuse more than a million clients if there are fewer examples: empty clients take memory too."""
     if clients > (most := max(EMPTY_CLIENTS, examples)):
-        given = f"{name} has {clients:,} clients for {examples:,} examples; the limit is {most:,}"
-        raise UserError(f"{given}; number them without gaps")
+        excess = f"{name} has {clients:,} clients for {examples:,} examples; the limit is {most:,}"
+        raise UserError(f"{excess}; number the clients without gaps")
 
 
 def cells(client: Clients, labels: Ints, classes: int) -> tuple[Ints, Ints, Ints]:
-    """The filled cells of the table clients × classes as (client, class, count), by client, then class.
+    """The nonzero cells of the table clients × classes as (client, class, count), by client, then class.
 
-    At most one cell an example, however many clients and classes there are. Where the whole table is not much larger
-    than the examples it is counted, which is ten times as fast as sorting them.
+    There is at most one cell per example, whatever the number of clients and classes. A table that is not much larger
+    than the examples is counted directly, which is ten times as fast as sorting.
     """
-    held = client >= 0
-    if not held.all():
-        client, labels = client[held], labels[held]
+    assigned = client >= 0
+    if not assigned.all():
+        client, labels = client[assigned], labels[assigned]
     codes = client.astype(np.int64) * classes + labels
     if (int(client.max(initial=-1)) + 1) * classes <= DENSE * len(client):
         table = np.bincount(codes)
@@ -151,55 +150,55 @@ def cells(client: Clients, labels: Ints, classes: int) -> tuple[Ints, Ints, Ints
 
 
 def emd(client: Clients, labels: Ints, classes: int) -> float:
-    """How unlike the clients are: Σ_k n_k/n · ‖q_k − p‖₁, from 0 (all alike) to below 2.
+    """The label skew Σ_k n_k/n · ‖q_k − p‖₁, from 0 (all clients alike) to below 2.
 
-    q_k is a client's distribution of labels, p that of all held examples (Hsu, Qi and Brown 2020, section
-    6.1). In whole numbers it is Σ_k Σ_c |n·n_kc − n_k·n_c| / n²; an empty cell adds n_k·n_c, and all cells
-    together would add n², so only the filled ones are visited. The sum is exact, hence the same on every
-    machine.
+    q_k is a client's label distribution, p that of all assigned examples (Hsu, Qi and Brown 2020, section 6.1). In
+    integers it is Σ_k Σ_c |n·n_kc − n_k·n_c| / n²; an empty cell adds n_k·n_c, and all cells together would add n²,
+    so only the nonzero ones are visited. The sum is exact, hence the same on every machine.
     """
     return emd_of_cells(*cells(client, labels, classes))
 
 
 def emd_of_cells(owner: Ints, label: Ints, count: Ints) -> float:
-    """The same from the filled cells."""
+    """``emd`` from the nonzero cells."""
     total = int(count.sum())
     if total == 0:
         return 0.0
-    size = np.bincount(owner, count).astype(np.int64)[owner]  # n_k of each cell; float64 has whole numbers exactly
+    size = np.bincount(owner, count).astype(np.int64)[owner]  # n_k of each cell; exact in float64
     share = size * np.bincount(label, count).astype(np.int64)[label]  # n_k·n_c
     distance = total**2 + int((np.abs(total * count - share) - share).sum())
     return distance / total**2
 
 
 def hold_out(client: Clients, labels: Ints, share: float, key: Key) -> Ints:
-    """[V], the rows that are held out, ascending: that share of every client's examples and of each of its classes.
+    """[V], the rows to hold out, ascending: this share of every client's examples and of each of its classes.
 
-    The examples are put in order by client, then by class, then at random, and every (1/share)-th is taken, from a
-    random start. So a client and each of its classes give their share up to one example, and the whole gives it too.
-    A client keeps at least one example. What no client has is not held out.
+    The examples are ordered by client, then by class, then at random, and every (1/share)-th is chosen, from a random
+    start. So clients, their classes and the whole set each lose this share, up to one example. A client keeps at least
+    one example. Unassigned examples are not held out.
     """
     generator = key.numpy()
     start, chance = generator.random(), generator.random(len(client))
     order = np.lexsort((chance, labels, client))
     order = order[client[order] >= 0]
     steps = np.floor(share * np.arange(len(order) + 1) + start)
-    taken = np.diff(steps) > 0
-    owner = client[order]
-    first = np.flatnonzero(np.diff(owner, prepend=-1))  # where each client's examples begin
-    emptied = np.logical_and.reduceat(taken, first) if len(first) else np.zeros(0, np.bool_)
-    taken[first[emptied]] = False
-    rows: Ints = np.sort(order[taken]).astype(np.int64)
+    chosen = np.diff(steps) > 0
+    first = np.flatnonzero(np.diff(client[order], prepend=-1))  # where each client's examples begin
+    emptied = np.logical_and.reduceat(chosen, first) if len(first) else np.zeros(0, np.bool_)
+    chosen[first[emptied]] = False
+    rows: Ints = np.sort(order[chosen]).astype(np.int64)
     return rows
 
 
 def split_validation(images: ImageSet, partition: Partition, share: float, key: Key) -> tuple[ImageSet, Partition]:
-    """The images with the validation part instead of the test part, and the partition without it."""
+    """The images with a validation part instead of the test part, and the partition without that part."""
     labels = images.train.labels
     rows = hold_out(partition.client, labels, share, key)
     if not len(rows):
-        held = int(np.count_nonzero(partition.client >= 0))
-        raise UserError(f"--validation {share:g}: this share of {held:,} examples holds out none; give a larger one")
+        count = int(np.count_nonzero(partition.client >= 0))
+        raise UserError(
+            f"--validation {share:g}: this share of {count:,} examples is less than one; give a larger share"
+        )
     part = Split(images.train.images, labels[rows], rows)
     users = None if images.users is None else images.users[rows]
     rest = partition.client.copy()

@@ -1,6 +1,6 @@
 """The image sets with published files: digits, CIFAR and the MNIST family; finding, reading and checking their files.
 
-A file that differs from the published one is legal as long as it reads whole.
+A file that differs from the published one may be used if it can be read completely.
 """
 
 import hashlib
@@ -20,22 +20,22 @@ from unskew.core.types import ImageSet, Split
 from unskew.data import binary
 from unskew.data.arrays import every_fifth
 from unskew.data.binary import Images, Labels
-from unskew.data.interface import AS_PUBLISHED, DAMAGED, NO_CHECKSUM, OTHER, Download, Finding, Request, Source
+from unskew.data.interface import AS_PUBLISHED, DAMAGED, NO_CHECKSUM, OTHER, DataRequest, Download, Finding, Source
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """One way in which a set's files are distributed; idx files come as images and labels."""
+    """One layout of a set's files; idx files are pairs of images and labels."""
 
     kind: str  # "binary" | "python" | "idx"
-    folders: tuple[str, ...]  # below the data folder, which is looked in last
+    folders: tuple[str, ...]  # below the data folder, which is searched last
     train: tuple[str, ...]
     test: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class PublishedSet:
-    """The facts of a set; ``md5`` has the known checksums of its files, ``sizes`` its training and test images."""
+    """The facts about a set; ``md5`` has its files' known checksums, ``sizes`` its training and test images."""
 
     name: str
     what: str
@@ -50,7 +50,7 @@ class PublishedSet:
     augment: bool = False
     label_bytes: int = 1  # in CIFAR's records: CIFAR-100 has the coarse label before the fine one
     first: int = 0  # the smallest label in the files
-    transposed: bool = False  # EMNIST's files hold each image with rows and columns exchanged
+    transposed: bool = False  # EMNIST's images are stored transposed
     notes: tuple[str, ...] = ()
     download: Download | None = None
 
@@ -80,7 +80,7 @@ _FASHION_FILES = {
 }
 _DIGITS = tuple(string.digits)
 _ALL = (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase)
-_MERGED = (*_DIGITS, *string.ascii_uppercase, *"abdefghnqrt")  # the other small letters count as capitals
+_MERGED = (*_DIGITS, *string.ascii_uppercase, *"abdefghnqrt")  # other lowercase letters are merged with capitals
 _EMNIST = {  # classes, training images, test images
     "balanced": (_MERGED, 112_800, 18_800),
     "byclass": (_ALL, 697_932, 116_323),
@@ -189,7 +189,7 @@ SETS: Mapping[str, PublishedSet] = {facts.name: facts for facts in _TABLE}
 _OWNER = {md5: facts.name for facts in SETS.values() for md5 in facts.md5.values()}
 
 
-def load_digits(request: Request) -> ImageSet:
+def load_digits(request: DataRequest) -> ImageSet:
     """Load the digits that come with scikit-learn."""
     from sklearn import datasets  # slow to import, and only needed here
 
@@ -200,16 +200,16 @@ def load_digits(request: Request) -> ImageSet:
     return ImageSet(request.name, facts.classes, train, test, facts.mean, facts.std, notes=facts.notes)
 
 
-def load_published(name: str, request: Request) -> ImageSet:
-    """Load a set from its published files; one that differs is legal as long as it reads whole, and is noted."""
+def load_published(name: str, request: DataRequest) -> ImageSet:
+    """Load a set from its published files, with a note on any that differ."""
     facts = SETS[name]
     layout, folder, train_files, test_files = find_files(facts, request.data_dir)
     train, changed = _read_part(facts, layout, train_files)
     test, also_changed = _read_part(facts, layout, test_files)
     notes = list(facts.notes)
     if changed := [*changed, *also_changed]:
-        more = f", nor are {len(changed) - 1} others" if len(changed) > 1 else ""
-        notes.append(f"{changed[0]} is not the published file{more} (by its checksum); it is used as it is")
+        more = f" (nor are {len(changed) - 1} others)" if len(changed) > 1 else ""
+        notes.append(f"{changed[0]} is not the published file{more}: its checksum differs; it is used anyway")
     if not _is_named_for(facts, folder) and (names := ", ".join(twin.name for twin in _twins(facts))):
         notes.append(f"{folder} is assumed to be {name}: the files of {names} have the same names")
     if (len(train), len(test)) != facts.sizes:
@@ -218,7 +218,7 @@ def load_published(name: str, request: Request) -> ImageSet:
     return ImageSet(name, facts.classes, train, test, facts.mean, facts.std, facts.augment, notes=tuple(notes))
 
 
-def check_published(name: str, request: Request) -> list[Finding]:
+def check_published(name: str, request: DataRequest) -> list[Finding]:
     """Compare every file of a set with the published one."""
     facts = SETS[name]
     layout, folder, train, test = find_files(facts, request.data_dir)
@@ -226,7 +226,7 @@ def check_published(name: str, request: Request) -> list[Finding]:
     if all(finding.whole for finding in findings):
         try:
             load_published(name, request)
-        except UserError as error:  # each file is whole, but they do not belong together
+        except UserError as error:  # each file is complete, but they do not belong together
             findings.append(Finding(str(folder), 0, DAMAGED, str(error)))
     return findings
 
@@ -235,28 +235,26 @@ def find_files(
     facts: PublishedSet, data_dir: Path | None
 ) -> tuple[FileLayout, Path, tuple[Path, ...], tuple[Path, ...]]:
     """Return the first folder that has all files of one layout, and the training and test files in it."""
-    fetch = f"unskew data fetch {facts.name} --data-dir DIR"
+    fetch = f"download it: unskew data fetch {facts.name} --data-dir DIR"
     if data_dir is None:
-        which = f"the folder that contains {facts.layouts[0].folders[0]}/"
-        given = f"{facts.name}: no data folder was given"
-        raise UserError(f"{given}; pass --data-dir DIR or set UNSKEW_DATA to {which}, or download it: {fetch}")
+        which = f"pass --data-dir DIR or set UNSKEW_DATA to the folder that contains {facts.layouts[0].folders[0]}/"
+        raise UserError(f"{facts.name}: no data folder was given; {which}, or {fetch}")
     if not is_folder(data_dir):
         raise UserError(f"{facts.name}: the data folder {data_dir} does not exist; give another, or {fetch}")
-    looked = [(layout, data_dir / folder) for layout in facts.layouts for folder in layout.folders]
+    searched = [(layout, data_dir / folder) for layout in facts.layouts for folder in layout.folders]
     if not any(_is_named_for(twin, data_dir) for twin in _twins(facts)):
-        looked += [(layout, data_dir) for layout in facts.layouts]
-    partly = ""
-    for layout, folder in looked:
-        files = {name: _find_file(folder, name, layout) for name in (*layout.train, *layout.test)}
-        missing = [name for name, path in files.items() if path is None]
-        if not missing:
-            found = {name: path for name, path in files.items() if path is not None}
-            return layout, folder, tuple(found[n] for n in layout.train), tuple(found[n] for n in layout.test)
-        if len(missing) < len(files):
-            partly = partly or f"{folder} is missing {', '.join(missing)}"
-    if partly:
-        raise UserError(f"{facts.name}: {partly}; put the complete set there, or {fetch}")
-    folders = ", ".join(dict.fromkeys(str(folder) for _, folder in looked))
+        searched += [(layout, data_dir) for layout in facts.layouts]
+    incomplete = ""
+    for layout, folder in searched:
+        names = (*layout.train, *layout.test)
+        files = {name: path for name in names if (path := _find_file(folder, name, layout)) is not None}
+        if len(files) == len(names):
+            return layout, folder, tuple(files[n] for n in layout.train), tuple(files[n] for n in layout.test)
+        if files:
+            incomplete = incomplete or f"{folder} is missing {', '.join(n for n in names if n not in files)}"
+    if incomplete:
+        raise UserError(f"{facts.name}: {incomplete}; put the complete set there, or {fetch}")
+    folders = ", ".join(dict.fromkeys(str(folder) for _, folder in searched))
     instead = f"pass the folder that contains it as --data-dir, or {fetch}"
     raise UserError(f"{facts.name} was not found; looked in {folders}; {instead}")
 
@@ -287,17 +285,17 @@ def _is_named_for(facts: PublishedSet, folder: Path) -> bool:
 
 
 def _find_file(folder: Path, name: str, layout: FileLayout) -> Path | None:
-    """The file under its name or, for idx, gzipped or with the dot that some copies have."""
+    """The file of that name; idx files may be gzipped, or have a dot before idx as in some copies."""
     dotted = name.replace("-idx", ".idx")
     names = (name, f"{name}.gz", dotted, f"{dotted}.gz") if layout.kind == "idx" else (name,)
     return next((folder / n for n in names if (folder / n).is_file()), None)
 
 
 def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...]) -> tuple[Split, list[Path]]:
-    with ThreadPoolExecutor() as pool:  # reading and hashing leave the interpreter free
+    with ThreadPoolExecutor() as pool:  # reading and hashing release the GIL
         raws = list(pool.map(binary.read_file, paths))
         status = list(pool.map(partial(_checksum, facts), paths, raws))
-    strange = [path for path, found in zip(paths, status, strict=True) if found == OTHER]
+    changed = [path for path, known in zip(paths, status, strict=True) if known == OTHER]
     images: Images
     if layout.kind == "idx":
         pixels, numbers = (binary.idx(raw, path) for path, raw in zip(paths, raws, strict=True))
@@ -309,9 +307,11 @@ def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...])
         parts = [_read_batch(facts, layout, path, raw) for path, raw in zip(paths, raws, strict=True)]
         images, labels = np.concatenate([i for i, _ in parts]), np.concatenate([n for _, n in parts])
     if images.shape[1:] != facts.shape:
-        given, wanted = list(images.shape[1:]), list(facts.shape)
-        raise UserError(f"{paths[0]} has images of {given}, but {facts.name} has {wanted}; use it as arrays:FILE.npz")
-    return Split(images, labels), strange
+        shape, wanted = list(images.shape[1:]), list(facts.shape)
+        raise UserError(
+            f"{paths[0]} has images of shape {shape}, not {wanted}; convert it to use it as arrays:FILE.npz"
+        )
+    return Split(images, labels), changed
 
 
 def _read_batch(facts: PublishedSet, layout: FileLayout, path: Path, raw: bytes) -> tuple[Images, Labels]:
@@ -327,10 +327,10 @@ def _examine(facts: PublishedSet, layout: FileLayout, path: Path) -> Finding:
     try:
         raw = binary.read_file(path)
         status = _checksum(facts, path, raw)
-        held = binary.idx(raw, path) if layout.kind == "idx" else _read_batch(facts, layout, path, raw)[0]
+        array = binary.idx(raw, path) if layout.kind == "idx" else _read_batch(facts, layout, path, raw)[0]
     except UserError as error:
         return Finding(str(path), size, DAMAGED, str(error))
-    return Finding(str(path), size, status, f"{len(held):,} {'labels' if held.ndim == 1 else 'images'}")
+    return Finding(str(path), size, status, f"{len(array):,} {'labels' if array.ndim == 1 else 'images'}")
 
 
 def _checksum(facts: PublishedSet, path: Path, raw: bytes) -> str:
@@ -339,5 +339,5 @@ def _checksum(facts: PublishedSet, path: Path, raw: bytes) -> str:
     md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
     if _OWNER.get(md5, facts.name) != facts.name:
         owner = _OWNER[md5]
-        raise UserError(f"{path} is the published file of {owner}, not of {facts.name}; use --data {owner}")
+        raise UserError(f"{path} is the published file of {owner}, not {facts.name}; use --data {owner}")
     return AS_PUBLISHED if md5 == facts.md5[path.name] else OTHER

@@ -1,4 +1,4 @@
-"""Oddities of a data set: classes or users in one part only, labels that differ only in spelling."""
+"""Warnings about a data set: classes or users in one part only, labels that differ only in spelling."""
 
 import re
 from collections import defaultdict
@@ -19,7 +19,7 @@ Counts = dict[str, tuple[int, int]]  # training and test examples, by name
 
 @dataclass(frozen=True)
 class Summary:
-    """How many training and test examples each class and each user has; no users where the data names none."""
+    """The training and test examples of each class and each user; empty without users."""
 
     classes: Counts
     users: Counts
@@ -41,13 +41,13 @@ def _count(users: npt.NDArray[np.str_] | None) -> dict[str, int]:
 
 
 def review(summary: Summary) -> list[str]:
-    """Notes on what a user should know before training."""
+    """What a user should know before training."""
     notes = []
     train, test = (_only(summary.classes, part) for part in (0, 1))
     known = [name for name, counts in summary.classes.items() if any(counts)]
     if len(train) + len(test) == len(known) and train and test:
         notes.append(
-            f"train and test have no class in common, so accuracy measures nothing: train has {_named(train)}; "
+            f"train and test have no class in common, so accuracy is meaningless: train has {_named(train)}; "
             f"test has {_named(test)}"
         )
     else:
@@ -74,7 +74,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _review_names(names: Iterable[str], what: str) -> list[str]:
-    """Names that look like one: ``CAT`` and ``cat``, ``3`` and ``3.0``; and numbers among labels that are words."""
+    """Find names that may mean the same (``CAT`` and ``cat``, ``3`` and ``3.0``), and labels of mixed kinds."""
     alike = defaultdict[str, list[str]](list)
     numbers, texts = list[str](), list[str]()
     for name in names:
@@ -82,8 +82,8 @@ def _review_names(names: Iterable[str], what: str) -> list[str]:
         alike[number[1] if number else re.sub(r"[\s_-]+", " ", name).casefold()].append(name)
         (numbers if number else texts).append(name)
     twins = [" and ".join(group) for group in alike.values() if len(group) > 1]
-    notes = [f"{what} that differ only in spelling are kept apart: {_named(twins)}"] if twins else []
+    notes = [f"{what} that differ only in spelling count as different: {_named(twins)}"] if twins else []
     if what == "labels" and numbers and texts:
         few = min(numbers, texts, key=len)
-        notes.append(f"labels are numbers and words; {counted(len(few), 'label')} may be wrong: {_named(few)}")
+        notes.append(f"labels mix numbers and words; {counted(len(few), 'label')} may be wrong: {_named(few)}")
     return notes

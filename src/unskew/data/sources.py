@@ -1,8 +1,8 @@
 """The registry of data sources, and how the text of ``--data`` becomes an image set; nothing here uses a network.
 
 ``digits``, ``inaturalist(balance=0, size=64)``, ``folder:DIR(size=64)``, ``package.module:function(knob=value)``. The
-options of a path are its last pair of parentheses, if that has the form ``(option=value, ...)``; a file or folder of
-exactly the given name wins.
+options of a path are in its last pair of parentheses, if that has the form ``(option=value, ...)``; an existing file or
+folder of exactly the given name takes precedence.
 """
 
 import inspect
@@ -10,6 +10,7 @@ import os
 import re
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from unskew.data.coco import COCO
 from unskew.data.folders import CINIC10, FOLDER, OMNIGLOT, TINY_IMAGENET
 from unskew.data.hugging_face import HUGGING_FACE
 from unskew.data.inaturalist import INATURALIST
-from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, OWN, Finding, Request, Rows, Source, split_options
+from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, OWN, DataRequest, Finding, Rows, Source, split_options
 from unskew.data.landmarks import LANDMARKS
 from unskew.data.photographs import Pictures, Say, Scan, scan, silent
 from unskew.data.published import PUBLISHED
@@ -39,17 +40,17 @@ SOURCES: dict[str, Source] = {
         *PUBLISHED, INATURALIST, LANDMARKS, CINIC10, TINY_IMAGENET, OMNIGLOT, FOLDER, TABLE, COCO, HUGGING_FACE, ARRAYS
     )
 }  # fmt: skip
-SIDE = 224  # pixels: the size of photographs if no network is known
+SIDE = 224  # pixels: the size of photographs without a network
 NAMED = 5  # photographs in a message
-SAMPLED = 50  # check looks for every 50th picture of a published set
+SAMPLED = 50  # ``check`` looks for every 50th picture of a published set
 
 
 def parse(
     text: str, data_dir: Path | None = None, cache: Cache | None = None, say: Say = silent, side: int | None = None
-) -> tuple[Source, Request]:
-    """Find the source that a text names, and what it is asked for; the options are checked against the source's.
+) -> tuple[Source, DataRequest]:
+    """Find the source that a text names, and make the request for it; the options are checked.
 
-    A user's function is not in the registry: see ``is_function``. The parameters are described in ``Request``.
+    A user's function is not in the registry: see ``is_function``. The parameters are described in ``DataRequest``.
     """
     kind, colon, rest = text.partition(":")
     base, path = text.partition("(")[0].strip(), ""
@@ -62,7 +63,7 @@ def parse(
         raise UserError(f"no data set is called {brief(text)}; {_hint(text) or nearest(text.lower(), known)}")
     else:
         call = parse_call(text, "data set")
-    request = Request(text, call, path, data_dir, cache, say, side)
+    request = DataRequest(text, call, path, data_dir, cache, say, side)
     _options(request)
     return SOURCES[base], request
 
@@ -79,7 +80,7 @@ def _hint(text: str) -> str:
     return f"did you mean {kind[suffix]}:{text}?" if is_path else ""
 
 
-def _options(request: Request) -> dict[str, Any]:
+def _options(request: DataRequest) -> dict[str, Any]:
     source = SOURCES[request.call.name]
     functions = [function for function in (source.rows, load_photographs if source.rows else source.load) if function]
     parameters = [parameter for function in functions for parameter in inspect.signature(function).parameters.values()]
@@ -103,23 +104,18 @@ def is_function(text: str) -> bool:
 def load(
     text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent, side: int | None = None
 ) -> ImageSet:
-    """Load the image set of that text; the parameters are described in ``Request``."""
+    """Load the image set of that text; the parameters are described in ``DataRequest``."""
     if is_function(text):
-        images, own = load_from_function(text, data_dir), True
+        images, origin = load_from_function(text, data_dir), OWN
     else:
         source, request = parse(text, data_dir, cache, say, side)
-        images, own = _load(source, request, _options(request)), source.origin == OWN
-    return replace(images, notes=(*images.notes, *review(summarize(images)))) if own else images
-
-
-def _load(source: Source, request: Request, options: dict[str, Any]) -> ImageSet:
-    if source.load is not None:
-        return source.load(request, **options)
-    return load_photographs(source, request, **options)
+        origin, load_source = source.origin, source.load or partial(load_photographs, source)
+        images = load_source(request, **_options(request))
+    return replace(images, notes=(*images.notes, *review(summarize(images)))) if origin == OWN else images
 
 
 def load_examples(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> Examples:
-    """Load the training examples without their images: photographs are read only if broken ones are to be skipped."""
+    """Load the training examples without their images; photographs are read only if broken ones are to be skipped."""
     if not is_function(text):
         source, request = parse(text, data_dir, cache, say)
         options = _options(request)
@@ -135,14 +131,14 @@ def load_rows(text: str, data_dir: Path | None) -> Rows:
     source, request = parse(text, data_dir)
     if source.rows is None or source.path:
         tables = ", ".join(other.name for other in SOURCES.values() if other.rows and not other.path)
-        raise UserError(f"{text} is not a published set of image files; give one of {tables}")
+        raise UserError(f"{text} is not a published set of image files; choose from {tables}")
     return _read_rows(source, request, **_options(request))
 
 
 def check(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> list[Finding]:
-    """Read every file of a set and compare it with what was published.
+    """Read every file of a set and compare it with the published one.
 
-    What cannot be found or is no data set is a UserError; a file of the set that is damaged is a finding.
+    A set that does not exist is a UserError; a damaged file is a finding.
     """
     where = Path(text)
     if not is_function(text):
@@ -163,14 +159,14 @@ def _describe(where: Path, images: ImageSet) -> Finding:
 
 
 def locate(text: str, data_dir: Path | None) -> Path | None:
-    """Find the folder of a published set; None where there is nothing to find, a UserError where it is missing."""
+    """Find the folder of a published set; None if the set has no folder, a UserError if it is missing."""
     source = None if is_function(text) else parse(text)[0]
     return None if source is None or source.locate is None else source.locate(data_dir)
 
 
 def survey(data_dir: Path | None) -> list[tuple[Source, str]]:
-    """List all sources, and where each was found: empty for a user's own files."""
-    found = []
+    """List all sources with their locations, which are empty for a user's own files."""
+    locations = []
     for source in SOURCES.values():
         where = "inside scikit-learn" if source.name == "digits" else ""
         if source.locate is not None:
@@ -178,8 +174,8 @@ def survey(data_dir: Path | None) -> list[tuple[Source, str]]:
                 where = str(source.locate(data_dir))
             except UserError:
                 where = "not found"
-        found.append((source, where))
-    return found
+        locations.append((source, where))
+    return locations
 
 
 def make_absolute(text: str) -> str:
@@ -195,32 +191,32 @@ def make_absolute(text: str) -> str:
 
 
 def find_moved(text: str, data_dir: Path | None) -> str:
-    """Return the text of a user's own data; if they have moved to ``data_dir``, the text that finds them there."""
+    """The text of a user's own data, adapted if they have moved to ``data_dir``."""
     if is_function(text) or not (path := (request := parse(text)[1]).path) or os.path.lexists(user_path(path)):
         return text
     if SOURCES[request.call.name].remote:
         return text
-    if data_dir is not None and os.path.lexists(found := data_dir / Path(path).name):
-        return replace(request, path=str(found)).spell()
+    if data_dir is not None and os.path.lexists(moved := data_dir / Path(path).name):
+        return replace(request, path=str(moved)).spell()
     raise UserError(f"{path} does not exist; if it has moved, give its new folder as --data-dir DIR")
 
 
 def load_photographs(
-    source: Source, request: Request, *, size: int | None = None, broken: str = "stop", **options: Any
+    source: Source, request: DataRequest, *, size: int | None = None, broken: str = "stop", **options: Any
 ) -> ImageSet:
     """Decode the photographs of a source.
 
-    ``size`` is the side in pixels of the images; ``broken`` is stop, or skip to leave out what cannot be read.
+    ``size`` is the side of the images in pixels; ``broken`` is stop, or skip to leave out unreadable files.
     """
     rows = _read_rows(source, request, size=size, broken=broken, **options)
     return _assemble(request, rows, _scan(request, rows, size), broken)
 
 
 def _read_rows(
-    source: Source, request: Request, *, size: int | None = None, broken: str = "stop", **options: Any
+    source: Source, request: DataRequest, *, size: int | None = None, broken: str = "stop", **options: Any
 ) -> Rows:
     if size is not None and not 1 <= size <= 4096:
-        raise UserError(f"{cut(request.name)}: size={cut(str(size))} must be from 1 to 4096, as in (size=128)")
+        raise UserError(f"{cut(request.name)}: size={cut(str(size))} is out of range; give 1 to 4096, as in (size=128)")
     if broken not in ("stop", "skip"):
         raise UserError(f"{cut(request.name)}: broken={cut(broken)}: {nearest(broken, ('stop', 'skip'))}")
     assert source.rows is not None
@@ -231,91 +227,91 @@ def _read_rows(
     return source.rows(folder, **options)
 
 
-def _scan(request: Request, rows: Rows, size: int | None) -> Scan:
+def _scan(request: DataRequest, rows: Rows, size: int | None) -> Scan:
     store = str([request.call.name, str(user_path(request.path).absolute()) if request.path else "", str(rows.root)])
     cache = request.cache or cache_of()
     return scan(rows.pictures, store, size, request.side or SIDE, ~rows.test, cache, request.say)
 
 
 def _check_photographs(
-    source: Source, request: Request, *, size: int | None = None, broken: str = "stop", **options: Any
+    source: Source, request: DataRequest, *, size: int | None = None, broken: str = "stop", **options: Any
 ) -> list[Finding]:
-    """Return a finding for each broken photograph, then one for the whole; of a published set only look for some."""
+    """Make a finding for each broken photograph, then one for the set; for a published set, only look for some."""
     rows = _read_rows(source, request, size=size, broken=broken, **options)
     if source.locate is not None:
         train, sample = int(np.count_nonzero(~rows.test)), rows.paths[::SAMPLED]
         present = sum((rows.root / path).is_file() for path in sample)
         numbers = f"{train:,} training and {len(rows) - train:,} test images of {len(rows.classes):,} classes"
-        detail = f"{numbers}; of {counted(len(sample), 'picture')} looked for, {present:,} exist"
+        detail = f"{numbers}; in a sample of {counted(len(sample), 'picture')}, {present:,} exist"
         return [Finding(str(rows.root), 0, NO_CHECKSUM, detail, rows.notes)]
-    found, pictures = _scan(request, rows, size), rows.pictures
-    findings = [Finding(pictures.name(row), 0, BROKEN, why) for row, why in sorted(found.broken.items())]
+    scanned, pictures = _scan(request, rows, size), rows.pictures
+    findings = [Finding(pictures.name(row), 0, BROKEN, why) for row, why in sorted(scanned.broken.items())]
     if findings and broken == "stop":
         share = f"{len(findings):,} of {counted(len(pictures), 'photograph')} cannot be read"
         detail = f"{share}; replace them, or leave them out: {request.spell(broken='skip')}"
         return [*findings, Finding(request.name, 0, DAMAGED, detail)]
-    whole = _describe(user_path(request.path), _assemble(request, rows, found, broken))
-    notes = review(whole.summary) if whole.summary else []
-    return [*findings, replace(whole, notes=(*whole.notes, *notes))]
+    complete = _describe(user_path(request.path), _assemble(request, rows, scanned, broken))
+    notes = review(complete.summary) if complete.summary else []
+    return [*findings, replace(complete, notes=(*complete.notes, *notes))]
 
 
-def _assemble(request: Request, rows: Rows, found: Scan, broken: str) -> ImageSet:
-    name, cache, size, pictures = request.name, request.cache or cache_of(), found.size, rows.pictures
-    notes = [*rows.notes, *_note_broken(request, pictures, found, broken), *_note_repeated(pictures, rows, found)]
-    if found.scaled:
-        which = "size of photographs if no network is given" if request.side is None else "network's input size"
+def _assemble(request: DataRequest, rows: Rows, scanned: Scan, broken: str) -> ImageSet:
+    name, cache, size, pictures = request.name, request.cache or cache_of(), scanned.size, rows.pictures
+    notes = [*rows.notes, *_note_broken(request, pictures, scanned, broken), *_note_repeated(pictures, rows, scanned)]
+    if scanned.scaled:
+        which = "default size without a network" if request.side is None else "network's input size"
         to = f"all are scaled and cropped to {size}×{size}, the {which}"
-        notes.append(f"{found.scaled}: {to}; (size={size}) sets it for every network")
+        notes.append(f"{scanned.scaled}: {to}; (size={size}) fixes it for every network")
     elif size is not None:
         notes.append(f"photographs are scaled and cropped to {size}×{size}")
-    parts = [np.flatnonzero(found.good & part) for part in (~rows.test, rows.test)]
+    parts = [np.flatnonzero(scanned.good & part) for part in (~rows.test, rows.test)]
     for part, numbers in zip(("train", "test"), parts, strict=True):
         if not len(numbers):
             raise UserError(f"{name} has no photographs in the {part} part; add rows with split = {part}")
     train, test = (rows.part(numbers) for numbers in parts)
-    first, second = (Split(found.photographs(numbers), rows.labels[numbers]) for numbers in parts)
-    mean, std = moments(found.counts[: found.channels])
-    disk = f"{format_bytes(found.on_disk)} on disk (at most {format_bytes(cache.disk)})"
+    first, second = (Split(scanned.photographs(numbers), rows.labels[numbers]) for numbers in parts)
+    mean, std = moments(scanned.counts[: scanned.channels])
+    disk = f"{format_bytes(scanned.on_disk)} on disk (at most {format_bytes(cache.disk)})"
     notes.append(f"images: {disk}, at most {format_bytes(cache.memory)} in memory")
-    if beyond := int(found.beyond.sum()):
+    if beyond := int(scanned.beyond.sum()):
         limit = f"--cache-disk {format_bytes(cache.disk)} (or half of the free space there)"
-        notes.append(f"{counted(beyond, 'photograph')} beyond {limit}: each is decoded again when it is needed")
+        notes.append(f"{counted(beyond, 'photograph')} beyond {limit}: decoded again whenever needed")
     images = ImageSet(name, rows.classes, first, second, mean, std, notes=tuple(notes))
     return replace(images, users=train.users, test_users=test.users, places=train.places)
 
 
-def _note_broken(request: Request, pictures: Pictures, found: Scan, broken: str) -> list[str]:
-    if not found.broken:
+def _note_broken(request: DataRequest, pictures: Pictures, scanned: Scan, broken: str) -> list[str]:
+    if not scanned.broken:
         return []
-    first = [f"{pictures.name(row)} {why}" for row, why in sorted(found.broken.items())[:NAMED]]
-    more = f"; and {len(found.broken) - NAMED:,} more" if len(found.broken) > NAMED else ""
-    share = f"{len(found.broken):,} of {counted(len(pictures), 'photograph')}"
+    first = [f"{pictures.name(row)} {why}" for row, why in sorted(scanned.broken.items())[:NAMED]]
+    more = f"; and {len(scanned.broken) - NAMED:,} more" if len(scanned.broken) > NAMED else ""
+    share = f"{len(scanned.broken):,} of {counted(len(pictures), 'photograph')}"
     if broken == "skip":
         return [f"{share} cannot be read and are skipped: {'; '.join(first)}{more}"]
     instead = f"{request.spell(broken='skip')} leaves them out"
     raise UserError(f"{share} cannot be read: {'; '.join(first)}{more}; replace them, or {instead}")
 
 
-def _note_repeated(pictures: Pictures, rows: Rows, found: Scan) -> list[str]:
-    """Notes on equal photographs: in train and in test they raise accuracy, with two labels one of them is wrong."""
+def _note_repeated(pictures: Pictures, rows: Rows, scanned: Scan) -> list[str]:
+    """Note duplicates: in both train and test they raise accuracy; with two labels, one must be wrong."""
     by_pixels = defaultdict[bytes, list[int]](list)
-    for row in np.flatnonzero(found.good).tolist():
-        by_pixels[found.entries["sha256"][row].tobytes()].append(row)
+    for row in np.flatnonzero(scanned.good).tolist():
+        by_pixels[scanned.entries["sha256"][row].tobytes()].append(row)
     groups = [group for group in by_pixels.values() if len(group) > 1]
     if not groups:
         return []
     count = sum(len(group) - 1 for group in groups)
     both = sum(len(set(rows.test[group].tolist())) > 1 for group in groups)
-    more = f"; {both:,} of them are in train and in test" if both else ""
+    more = f"; {both:,} of them are in both train and test" if both else ""
     notes = [f"{counted(count, 'photograph')} {'repeats' if count == 1 else 'repeat'} another one{more}"]
-    torn = [group for group in groups if len(set(rows.labels[group].tolist())) > 1]
-    if torn:
+    conflicts = [group for group in groups if len(set(rows.labels[group].tolist())) > 1]
+    if conflicts:
         first = []
-        for group in torn[:NAMED]:
+        for group in conflicts[:NAMED]:
             labels = sorted({rows.classes[label] for label in rows.labels[group].tolist()})
             others = f" and {len(labels) - NAMED:,} more" if len(labels) > NAMED else ""
             first.append(f"{pictures.name(group[0])} ({', '.join(labels[:NAMED])}{others})")
-        more = f" and {len(torn) - NAMED:,} more" if len(torn) > NAMED else ""
-        have = "photograph has" if len(torn) == 1 else "photographs have"
-        notes.append(f"{len(torn):,} {have} two labels or more: {', '.join(first)}{more}")
+        more = f" and {len(conflicts) - NAMED:,} more" if len(conflicts) > NAMED else ""
+        have = "photograph has" if len(conflicts) == 1 else "photographs have"
+        notes.append(f"{len(conflicts):,} {have} several labels: {', '.join(first)}{more}")
     return notes

@@ -1,10 +1,10 @@
-"""Decoded photographs on disk: one file of pixels that only grows, and an index of what is where in it.
+"""Decoded photographs on disk: an append-only file of pixels, and an index into it.
 
 ``<cache>/images/<key>/`` has ``pixels``, ``index`` and a lock for each process that reads them. A record in ``pixels``
-is one image, [ch, H, W] bytes. An entry of the index has checksums of the record and of itself, so that whatever a
-crash, a full disk or another program left behind is noticed and decoded again. Both files begin with the same random
-number: an index never belongs to other pixels. Where the budget on disk needs it, stores of other tables are removed,
-the longest unused first.
+is one image, [ch, H, W] bytes. An entry of the index has checksums of the record and of itself, so that damage by a
+crash, a full disk or another program is detected and the image decoded again. Both files begin with the same random
+number, which shows that they belong together. If the disk budget is exceeded, stores of other tables are removed,
+least recently used first.
 
 LMDB was tried instead: it reads and, without syncing (as here), writes as fast; its files are a third larger.
 """
@@ -30,14 +30,14 @@ ENTRY = np.dtype([
     ("stamp", "V16"), ("sha256", "V32"), ("offset", "<i8"), ("crc", "<u4"), ("height", "<u2"), ("width", "<u2"),
     ("channels", "u1"), ("spare", "V3"), ("check", "<u4"),
 ])  # fmt: skip
-CHECKED = ENTRY.itemsize - 4  # the bytes of an entry that its check is over
-NOT_STORED = -1  # instead of an offset: the image is known, but there was no room for it
+CHECKED = ENTRY.itemsize - 4  # the bytes of an entry that its check covers
+NOT_STORED = -1  # instead of an offset: there was no room for the image
 FILES = ("pixels", "index")
 MARKS = (b"unskew pixels 1\n", b"unskew index  1\n")
 HEADER = 32  # a mark and a random number
 DISK, MEMORY = "20GB", "1GB"  # the default budgets
 MEMORY_SHARE = 4  # at most 1/4 of this machine's memory, whatever the budget
-FREE_SHARE = 2  # at most 1/2 of what is free on the disk is used, whatever the budget
+FREE_SHARE = 2  # at most 1/2 of the free disk space, whatever the budget
 MODE = 0o600
 
 Entries = npt.NDArray[np.void]  # of ENTRY
@@ -45,7 +45,7 @@ Entries = npt.NDArray[np.void]  # of ENTRY
 
 @dataclass(frozen=True)
 class Cache:
-    """Where decoded photographs are kept, and how many bytes they may take on disk and in memory."""
+    """The folder for decoded photographs, and their budgets on disk and in memory, in bytes."""
 
     folder: Path
     disk: int
@@ -63,7 +63,7 @@ def cache_of(folder: str | None = None, disk: str | None = None, memory: str | N
 
 
 def check_size(option: str) -> Callable[[str], None]:
-    """A check that refuses a text that is not a size."""
+    """Make a check that refuses a text that is not a size."""
 
     def check(text: str) -> None:
         parse_size(text, f"--{option} {cut(text)}")
@@ -72,7 +72,7 @@ def check_size(option: str) -> Callable[[str], None]:
 
 
 class Store:
-    """The store of one table under one way of decoding; ``open_store`` makes it, under its lock."""
+    """The store of one table for one way of decoding; ``open_store`` opens it under its lock."""
 
     def __init__(self, folder: Path, number: bytes, pixels: int, index: int) -> None:
         self.folder, self.number = folder, number
@@ -85,7 +85,7 @@ class Store:
         os.close(self._index)
 
     @property
-    def taken(self) -> int:
+    def used(self) -> int:
         """The bytes of all images in it, including those that no table refers to any more."""
         return self._end - HEADER
 
@@ -96,19 +96,19 @@ class Store:
         self._end = HEADER
 
     def entries(self) -> Entries:
-        """All intact entries whose record is inside the file; of two with one stamp the last."""
+        """All intact entries whose record is inside the file."""
         size = os.fstat(self._index).st_size - HEADER
         raw = np.frombuffer(os.pread(self._index, size, HEADER), np.uint8)
         table = raw[: len(raw) // ENTRY.itemsize * ENTRY.itemsize].view(ENTRY)
-        if len(raw) % ENTRY.itemsize:  # cut off by a crash: the next entry begins where it should
+        if len(raw) % ENTRY.itemsize:  # cut off by a crash
             os.ftruncate(self._index, HEADER + table.nbytes)
         content = table.tobytes()
         checks = [zlib.crc32(content[at : at + CHECKED]) for at in range(0, len(content), ENTRY.itemsize)]
         area = table["height"].astype(np.int64) * table["width"] * table["channels"]
         stored = (table["offset"] == NOT_STORED) | (table["offset"] >= HEADER)
         inside = table["offset"] + np.where(table["offset"] < 0, 0, area) <= self._end
-        whole: Entries = table[(table["check"] == np.array(checks, np.uint32)) & stored & inside & (area > 0)]
-        return whole
+        intact: Entries = table[(table["check"] == np.array(checks, np.uint32)) & stored & inside & (area > 0)]
+        return intact
 
     def append(self, entries: Entries, records: list[npt.NDArray[np.uint8]], room: int) -> int:
         """Write the images that fit, set their offsets in ``entries``, and return the bytes written."""
@@ -119,9 +119,9 @@ class Store:
             entry["offset"] = offset if fits and self._write(record) else NOT_STORED
             entry["check"] = zlib.crc32(entry.tobytes()[:CHECKED])
         offset = os.fstat(self._index).st_size
-        with suppress(OSError):  # the disk is full: these are decoded again another time
+        with suppress(OSError):  # the disk is full: these are decoded again next time
             if os.pwrite(self._index, entries.tobytes(), offset) != entries.nbytes:
-                os.ftruncate(self._index, offset)  # the next entries begin where an entry may
+                os.ftruncate(self._index, offset)
         return self._end - start
 
     def _write(self, record: npt.NDArray[np.uint8]) -> bool:
@@ -136,7 +136,7 @@ class Store:
 
 @contextmanager
 def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[Store]:
-    """Open the store of that key, or make it; no other process writes to it meanwhile."""
+    """Open or create the store of that key, locked against other writers."""
     if not hasattr(os, "preadv"):
         raise UserError("the photograph cache needs preadv, which this system lacks; use Linux or macOS")
     folder, lock = cache.folder / "images" / key, _lock_of(cache.folder / "images" / key)
@@ -148,8 +148,8 @@ def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[
             waiting()
             lock.acquire()
     except OSError as error:
-        why = f"cannot be written: {error.strerror or error}; give another folder, or set UNSKEW_CACHE"
-        raise UserError(f"--cache-dir {cache.folder} {why}") from error
+        reason = f"cannot be written: {error.strerror or error}; give another folder, or set UNSKEW_CACHE"
+        raise UserError(f"--cache-dir {cache.folder} {reason}") from error
     store = None
     try:
         folder.mkdir(exist_ok=True, mode=0o700)  # another process may have removed it while we waited
@@ -158,8 +158,8 @@ def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[
         store = Store(folder, number, *files)
         yield store
     except OSError as error:
-        why = f"cannot be used: {error.strerror or error}; give another --cache-dir"
-        raise UserError(f"the cache {folder} {why}") from error
+        reason = f"cannot be used: {error.strerror or error}; give another --cache-dir"
+        raise UserError(f"the cache {folder} {reason}") from error
     finally:
         if store is not None:
             store.close()
@@ -167,12 +167,11 @@ def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[
 
 
 def make_room(cache: Cache, store: Store, needed: int) -> int:
-    """Return how many bytes may be added to the store; unused stores are removed if that is too few."""
+    """Return how many bytes may be added to the store, after removing unused stores if necessary."""
     folders = [folder for folder in (cache.folder / "images").iterdir() if folder.is_dir()]
-    about = {folder: _look_at(folder) for folder in folders}
-    sizes = {folder: about[folder][1] for folder in sorted(folders, key=lambda folder: about[folder][0])}
-    total = sum(sizes.values())
-    for other, size in sizes.items():
+    stores = sorted((*_last_use(folder), folder) for folder in folders)
+    total = sum(size for _, size, _ in stores)
+    for _, size, other in stores:
         if total + needed > cache.disk and other != store.folder and _remove_unused(other):
             total -= size
     free = shutil.disk_usage(store.folder).free // FREE_SHARE
@@ -181,13 +180,13 @@ def make_room(cache: Cache, store: Store, needed: int) -> int:
 
 @dataclass(frozen=True)
 class StoreReader:
-    """How another process reads a store: its folder, and the number that its files begin with."""
+    """What another process needs to read a store: its folder, and the number at the start of its files."""
 
     folder: Path
     number: bytes
 
     def open(self, mode: int = os.O_RDONLY) -> int | None:
-        """Open the store's pixels; None if they are gone or were replaced."""
+        """Open the store's pixels; None if they were removed or replaced."""
         with suppress(OSError):
             descriptor = os.open(self.folder / FILES[0], mode)
             if os.pread(descriptor, HEADER, 0) == MARKS[0] + self.number:
@@ -196,7 +195,7 @@ class StoreReader:
         return None
 
     def mark_in_use(self) -> FileLock | None:
-        """Take a lock; until it is released, no other process removes the store."""
+        """Take a lock that prevents other processes from removing the store."""
         lock = FileLock(self.folder / f"use-{os.getpid()}", mode=MODE, thread_local=False, is_singleton=True)
         with suppress(OSError, Timeout):
             lock.acquire(timeout=0)
@@ -204,7 +203,7 @@ class StoreReader:
         return None
 
     def repair(self, offset: int, record: bytes) -> None:
-        """Write a damaged record again, if the file is still the same one."""
+        """Rewrite a damaged record, if the file was not replaced."""
         if (descriptor := self.open(os.O_RDWR)) is not None:
             with suppress(OSError):
                 os.pwrite(descriptor, record, offset)
@@ -223,7 +222,7 @@ def _open_files(folder: Path) -> tuple[bytes, list[int]]:
 
 
 def _create_files(folder: Path) -> tuple[bytes, list[int]]:
-    """Make two new files and their number; processes that read the old ones keep them."""
+    """Create two new files and their number; processes that have the old ones open can still read them."""
     number, files = os.urandom(HEADER - len(MARKS[0])), []
     for name, mark in zip(FILES, MARKS, strict=True):
         (folder / name).unlink(missing_ok=True)
@@ -247,8 +246,8 @@ def _remove_unused(folder: Path) -> bool:
     return False
 
 
-def _look_at(folder: Path) -> tuple[float, int]:
-    """When a store was last used, and its bytes; another process may be removing it."""
+def _last_use(folder: Path) -> tuple[float, int]:
+    """The time of a store's last use, and its bytes; another process may be removing it."""
     try:
         return folder.stat().st_mtime, sum(file.stat().st_size for file in folder.iterdir())
     except OSError:

@@ -1,4 +1,7 @@
-"""The drawn population as an image set in memory: ``--data "unskew.data.synthetic_set:population(users=300)"``."""
+"""A synthetic population of photographers, as an image set in memory or a table with pictures.
+
+In memory: ``--data "unskew.data.synthetic_set:population(users=300)"``.
+"""
 
 import io
 from collections.abc import Callable, Iterator
@@ -24,22 +27,22 @@ from unskew.data.tables import table_csv
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# Chosen so that EMD and the numbers of geo clients are near those of the paper: docs/how-to/data.md has both.
-SIZES = 1.75  # deviation of the logarithm of users' sizes
-REGIONS, RANK = 40, 1.2  # where people live: region r has r^−RANK of them
-REGION, TRAVEL = (4.0, 0.7), (0.1, 1.2)  # degrees from a region's centre, and from home; deviation of their logarithm
-RANGE = (0.02, 0.4)  # of a species, as a part of all places: from rare to everywhere
-TAIL = 1.611  # deviation of the logarithm of classes' sizes, where they are not balanced
+# Chosen so that EMD and the numbers of geo clients are close to the paper's; docs/how-to/data.md compares them.
+SIZES = 1.75  # standard deviation of the logarithm of users' sizes
+REGIONS, RANK = 40, 1.2  # where people live: region r has a share proportional to r^−RANK
+REGION, TRAVEL = (4.0, 0.7), (0.1, 1.2)  # degrees from a region's center, and from home; deviation of their logarithm
+RANGE = (0.02, 0.4)  # of a species, as a fraction of all places: from rare to everywhere
+TAIL = 1.611  # standard deviation of the logarithm of class sizes that are not balanced
 
 MOST = 10_000_000  # examples
-BATCH = 1000  # pictures drawn at a time, and in a folder
-GRID = 4  # a picture is a pattern of 4×4 colours, drawn larger
-NOISE = 20.0  # deviation of its colours, of 0 to 255; with three times that, classes are hard to tell apart
+BATCH = 1000  # pictures drawn at a time, and per folder
+GRID = 4  # a picture is an enlarged pattern of 4×4 colors
+NOISE = 20.0  # standard deviation of its colors in 0..255; at three times that, classes are hard to tell apart
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a population is: by default as iNaturalist-User-120k, which has 100 training examples of each class."""
+    """The size of a population: by default that of iNaturalist-User-120k, with 100 training examples per class."""
 
     users: int = 9275
     classes: int = 1203
@@ -52,44 +55,43 @@ class Shape:
             if getattr(self, name) < least:
                 raise UserError(f"--{name} {getattr(self, name)}: give at least {least}")
         if self.examples < (least := max(self.users, self.classes)):
-            raise UserError(f"--examples {self.examples}: every user and every class needs one; give at least {least}")
+            raise UserError(f"--examples {self.examples}: each user and class needs at least one; give {least} or more")
         if self.examples + self.test > MOST:
             raise UserError(f"--examples {self.examples} and --test {self.test}: give at most {MOST:,} together")
 
 
 def draw_rows(shape: Shape, root: Path, *, seed: int = 0) -> Rows:
-    """The table: training examples user by user, then test examples of the same users and classes."""
+    """List the training examples, user by user, then test examples of the same users and classes."""
     key = Key(seed).fold("population")
     train, test = (_part(shape, count, key, name) for name, count in (("train", shape.examples), ("test", shape.test)))
     labels, users, places = (np.concatenate(columns) for columns in zip(train, test, strict=True))
     paths = [f"{n // BATCH:04d}/{n:07d}.jpg" for n in range(len(labels))]
     classes = tuple(f"class {c:0{len(str(shape.classes - 1))}d}" for c in range(shape.classes))
     names = np.array([f"user {u}" for u in range(shape.users)], np.str_)[users]
-    notes = ("a synthetic population, not iNaturalist: accuracy on it says nothing about iNaturalist",)
+    notes = ("this is a synthetic population: accuracy on it does not predict accuracy on iNaturalist",)
     return Rows(root, paths, labels, classes, np.arange(len(labels)) >= shape.examples, names, places, notes)
 
 
 def pictures(rows: Rows, *, size: int = 32, seed: int = 0, noise: float = NOISE) -> Iterator[bytes]:
-    """A small JPEG for each row: its class's pattern in the light of its user's camera, and noise."""
+    """A small JPEG for each row: its class's pattern, tinted by its user's camera, with noise."""
     key = Key(seed).fold("pictures")
     pattern = key.fold("classes").numpy().uniform(40, 215, (len(rows.classes), GRID, GRID, 3))
     users = np.unique(rows.users, return_inverse=True)[1] if rows.users is not None else np.zeros(len(rows), int)
     light = key.fold("users").numpy().normal(0, 12, (int(users.max(initial=0)) + 1, 1, 1, 3))
     for first in range(0, len(rows), BATCH):
-        own = slice(first, first + BATCH)
-        grain = key.fold("noise", first).numpy().normal(0, noise, (len(rows.labels[own]), GRID, GRID, 3))
-        colours = np.clip(pattern[rows.labels[own]] + light[users[own]] + grain, 0, 255).astype(np.uint8)
-        for colour in colours:
+        batch = slice(first, first + BATCH)
+        grain = key.fold("noise", first).numpy().normal(0, noise, (len(rows.labels[batch]), GRID, GRID, 3))
+        for colors in np.clip(pattern[rows.labels[batch]] + light[users[batch]] + grain, 0, 255).astype(np.uint8):
             packed = io.BytesIO()
-            Image.fromarray(colour).resize((size, size), Image.Resampling.BICUBIC).save(packed, "JPEG", quality=85)
+            Image.fromarray(colors).resize((size, size), Image.Resampling.BICUBIC).save(packed, "JPEG", quality=85)
             yield packed.getvalue()
 
 
 def _part(shape: Shape, count: int, key: Key, name: str) -> tuple[Ints, Ints, Floats]:
     """Label, user and place of ``count`` examples.
 
-    Places are put in order along a curve over the map, and classes along a line on which each has a home and a range:
-    the n-th place gets the n-th class. So neighbours see the same species, and all sizes are met exactly.
+    Places are sorted along a curve over the map, classes along a line on which each has a home and a range, and the
+    n-th place gets the n-th class. So neighbors see the same species, and all sizes are exact.
     """
     draw = key.fold(name).numpy()
     weight = key.fold("users").numpy().lognormal(0, SIZES, shape.users)
@@ -107,24 +109,24 @@ def _part(shape: Shape, count: int, key: Key, name: str) -> tuple[Ints, Ints, Fl
 
 
 def shares(weight: Floats, total: int, *, least: int) -> Ints:
-    """``total`` in whole shares by weight, at least ``least`` each; what rounding leaves goes to the largest rests."""
+    """Split ``total`` into integers by weight, at least ``least`` each, by largest remainders."""
     exact = weight / weight.sum() * (total - least * len(weight))
-    whole: Ints = np.floor(exact).astype(np.int64)
-    short = total - least * len(weight) - int(whole.sum())
-    whole[np.argsort(whole - exact, kind="stable")[:short]] += 1
-    whole += least
-    return whole
+    counts: Ints = np.floor(exact).astype(np.int64)
+    short = total - least * len(weight) - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:short]] += 1
+    counts += least
+    return counts
 
 
 def class_sizes(shape: Shape, count: int) -> Ints:
-    """[C] how many of ``count`` examples each class has: the same, or with the long tail of iNaturalist-2017.
+    """[C], the sizes of the classes: equal, or with the long tail of iNaturalist-2017.
 
     There the logarithm of sizes is normal: of 5,089 classes with 579,184 examples, 1,203 have 100 or more.
     """
-    if shape.balanced:
-        return shares(np.ones(shape.classes), count, least=int(count >= shape.classes))
-    rank = (np.arange(shape.classes) + 0.5) / shape.classes  # the largest first
-    weight = np.exp(-TAIL * np.array([NormalDist().inv_cdf(share) for share in rank]))
+    weight = np.ones(shape.classes)
+    if not shape.balanced:
+        rank = (np.arange(shape.classes) + 0.5) / shape.classes  # the largest first
+        weight = np.exp(-TAIL * np.array([NormalDist().inv_cdf(share) for share in rank]))
     return shares(weight, count, least=int(count >= shape.classes))
 
 
@@ -140,7 +142,7 @@ def _steps(draw: np.random.Generator, count: int, degrees: float, spread: float)
 
 
 def _along_curve(location: Floats) -> Ints:
-    """[N] the number of each place along a Z-shaped curve over the map: the bits of both degrees in turn."""
+    """[N], the position of each place on a Z-order curve over the map: the interleaved bits of both degrees."""
     grid = np.clip(((location / [180, 360] + 0.5) * 65536).astype(np.int64), 0, 65535)
     code = np.zeros(len(location), np.int64)
     for bit in range(16):
@@ -149,21 +151,19 @@ def _along_curve(location: Floats) -> Ints:
     return code
 
 
-Report = Callable[[int, int], None]  # pictures so far, and in all
+Report = Callable[[int, int], None]  # pictures so far, and in total
 
-GROUP = 500  # rows that a reader of Parquet unpacks together
+GROUP = 500  # rows in a row group, which readers unpack together
 
 
 def write_population(
     file: Path, shape: Shape, *, size: int | None = 32, seed: int = 0, report: Report = lambda done, total: None
 ) -> Rows:
-    """Write the table and its pictures of ``size``×``size``; without a size no pictures, only their paths."""
+    """Write the table and its pictures of ``size``×``size`` pixels; without a size, only their paths."""
     if file.suffix not in (".csv", ".parquet"):
-        raise UserError(f"--out {file}: a table is written as .csv or .parquet")
+        raise UserError(f"--out {file}: give a file name that ends with .csv or .parquet")
     if size is not None and not 4 <= size <= 512:
         raise UserError(f"--size {size}: the side of a picture must be 4 to 512 pixels")
-    if file.suffix == ".parquet":
-        require_extra("pyarrow", "tables")
     rows = draw_rows(shape, file.parent / f"{file.stem}-pictures", seed=seed)
     drawn = None if size is None else _report(pictures(rows, size=size, seed=seed), len(rows), report)
     if file.suffix == ".parquet":
@@ -186,7 +186,7 @@ def _write_parquet(file: Path, rows: Rows, drawn: Iterator[bytes] | None) -> Non
     pyarrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
     writer = None
     with in_pieces(file) as temporary, ExitStack() as stack:
-        for start in range(0, len(rows), GROUP):  # the pictures are never all in memory
+        for start in range(0, len(rows), GROUP):  # all pictures together may not fit in memory
             part = rows.part(np.arange(start, min(start + GROUP, len(rows))))
             columns: dict[str, Any] = {"path": part.paths}
             if drawn is not None:
@@ -206,7 +206,7 @@ def population(
     users: int = Shape.users, classes: int = Shape.classes, examples: int = Shape.examples, test: int = Shape.test,
     size: int = 32, seed: int = 0, noise: float = NOISE,
 ) -> ImageSet:  # fmt: skip
-    """Photographers with users and places, as ``unskew data generate`` draws them, without a file."""
+    """The population that ``unskew data generate`` draws, without a file."""
     if not 4 <= size <= 512:
         raise UserError(f"population(size={size}): the side of a picture must be 4 to 512 pixels")
     if not 0 <= noise <= 1000:
@@ -218,5 +218,5 @@ def population(
     pixels = images[~rows.test].reshape(len(train), 3, -1) / 255
     mean, std = tuple(pixels.mean((0, 2)).tolist()), tuple(pixels.std((0, 2)).tolist())
     splits = Split(images[~rows.test], train.labels), Split(images[rows.test], held.labels)
-    made = ImageSet("population", rows.classes, *splits, mean, std, notes=rows.notes, places=train.places)
-    return replace(made, users=train.users, test_users=held.users)
+    result = ImageSet("population", rows.classes, *splits, mean, std, notes=rows.notes, places=train.places)
+    return replace(result, users=train.users, test_users=held.users)

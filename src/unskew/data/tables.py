@@ -1,6 +1,6 @@
 """Tables: ``table:FILE.csv`` and ``table:FILE.parquet`` with a user's photographs, labels, users and places.
 
-Also the columns of other CSV files, and writing a table. Shapes: N rows.
+Also reads columns of other CSV files, and writes tables. Shapes: N rows.
 """
 
 import csv
@@ -25,12 +25,12 @@ from unskew.core.plugins import require_extra
 from unskew.core.text import cut
 from unskew.data import photographs
 from unskew.data.arrays import every_fifth
-from unskew.data.interface import OWN, Request, Rows, Source
+from unskew.data.interface import OWN, DataRequest, Rows, Source
 
 OPTIONAL = ("user", "latitude", "longitude", "split")
 COLUMNS = ("path", "image", "label", *OPTIONAL)
 LEFT_OUT = ("validation", "valid", "val", "dev")  # values of split that are neither train nor test
-ROW_BYTES = 20  # in memory for each byte of a CSV, about
+ROW_BYTES = 20  # in memory per byte of a CSV file, approximately
 OTHER_NAMES = {
     "label": ("class", "category", "target", "species", "label_id", "class_id", "category_id"),
     "image": ("img", "picture", "photo", "photograph", "jpg", "png", "bytes"),
@@ -42,20 +42,20 @@ OTHER_NAMES = {
     "latitude": ("lat",),
     "longitude": ("lon", "lng", "long"),
 }  # fmt: skip
-EXCEL = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # how its "Unicode text" begins
+EXCEL = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # the start of its "Unicode text"
 
 Texts = Sequence[str]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """A table as texts, one for each row; None where it has no such column."""
+    """A table's columns as strings; None if the table has no such column."""
 
     file: Path
-    line: Callable[[int], str]  # what a message calls a row
+    line: Callable[[int], str]  # a row's name in messages
     label: Texts
     path: Texts | None = None
-    names: tuple[str, ...] | None = None  # of the classes, where the labels number them
+    names: tuple[str, ...] | None = None  # of the classes, if the labels are their numbers
     user: Texts | None = None
     latitude: Texts | None = None
     longitude: Texts | None = None
@@ -64,12 +64,12 @@ class Columns:
     image: str | None = None  # the column with the photographs as bytes
 
     def refuse(self, row: int, why: str) -> NoReturn:
-        """Raise a UserError that names the row."""
+        """Raise a UserError about a row."""
         raise UserError(f"{self.file} {self.line(row)}: {why}")
 
 
 def read_csv(path: Path) -> Columns:
-    """A CSV in UTF-8 with a header, also as Excel writes it; commas, semicolons or tabs separate."""
+    """Read a CSV file in UTF-8 with a header, or as Excel writes it; separated by commas, semicolons or tabs."""
     check_plain(path)
     try:
         with path.open("rb") as start:
@@ -78,7 +78,7 @@ def read_csv(path: Path) -> Columns:
             check_memory(ROW_BYTES * path.stat().st_size, str(path), "split the table")
             while (first := file.readline(100_000)).isspace():
                 pass
-            named = re.fullmatch(r"sep=(.)\s*", first)  # Excel's own first line
+            named = re.fullmatch(r"sep=(.)\s*", first)  # Excel's first line
             file.seek(0)
             delimiter = named[1] if named else max(",;\t", key=first.count)
             lines = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
@@ -92,8 +92,8 @@ def read_csv(path: Path) -> Columns:
             numbers: list[int] = []
             for row in rows:
                 if len(row) != len(header):
-                    given = f"{len(row)} values for {len(header)} columns"
-                    raise UserError(f"{path} line {lines.line_num}: {given}; give one value per column")
+                    sizes = f"{len(row)} values for {len(header)} columns"
+                    raise UserError(f"{path} line {lines.line_num}: {sizes}; give one value per column")
                 numbers.append(lines.line_num)
                 for texts, column in wanted:
                     texts.append(row[column])
@@ -113,7 +113,7 @@ def read_csv(path: Path) -> Columns:
 def choose_columns(
     header: Sequence[str], where: str, without: tuple[str, ...] = ()
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Where each known column is, and a note on the others; refuses a header without what is wanted."""
+    """The positions of the known columns, and a note on the others; refuses a header without the required ones."""
     if not any(header):
         raise UserError(f"{where} is empty; give a header with path and label, then one row per photograph")
     if double := next((name for name in COLUMNS if header.count(name) > 1), None):
@@ -122,17 +122,17 @@ def choose_columns(
     for name in ("label", "path"):
         if name not in positions and not (name == "path" and "image" in positions):
             raise UserError(f"{where} has no column {name}; {_instead(name, header)}")
-    for given, other in (("latitude", "longitude"), ("longitude", "latitude")):
-        if given in positions and other not in positions:
+    for one, other in (("latitude", "longitude"), ("longitude", "latitude")):
+        if one in positions and other not in positions:
             instead = _instead(other, header)
-            raise UserError(f"{where} has a column {given} but no {other}; {instead}, or leave both out")
+            raise UserError(f"{where} has a column {one} but no {other}; {instead}, or leave out both")
     free = [column for column in OPTIONAL if column not in positions]
     others = [name for name in header if name not in positions]
     meant = {
         name: next((c for c in free if name in OTHER_NAMES.get(c, ())), None) or _near(name, free, 0.75)
         for name in others
     }
-    wanted = {"user": "rename it to user to make a client of each"}
+    wanted = {"user": "rename it to user for one client per value"}
     hints = {name: wanted.get(like, f"did you mean {like}?") for name, like in meant.items() if like}
     shown = _shown([f"{name} ({hints[name]})" if name in hints else name for name in others])
     return positions, (f"unused columns: {shown}",) if others else ()
@@ -141,10 +141,10 @@ def choose_columns(
 def _instead(name: str, header: Sequence[str]) -> str:
     other = next((column for column in header if column in OTHER_NAMES[name]), None)
     if name == "path" and other is None and (image := next((e for e in header if e in OTHER_NAMES["image"]), None)):
-        return f"rename {image} to path if it has the files' names, or to image if it has their bytes (parquet only)"
+        return f"rename {image} to path if it contains file names, or to image if it contains bytes (parquet only)"
     if close := other or _near(name, header, 0.6):
         return f"rename {close} to {name}"
-    return f"its columns are {_shown(header)}: add it, or rename the column you mean"
+    return f"its columns are {_shown(header)}; add it, or rename the column you mean"
 
 
 def _near(name: str, names: Sequence[str], cutoff: float) -> str | None:
@@ -156,20 +156,18 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def check_columns(columns: Columns) -> Rows:
-    """Labels as numbers, users, places and what is test; rows of a validation part are left out."""
+    """Check the columns, number the labels and choose the test part; rows of a validation part are left out."""
     if not len(columns.label):
-        raise UserError(f"{columns.file} has a header but no rows; give one row per photograph")
-    test, kept, notes = _split(columns)
-    labels, classes = _numbered(columns)
-    every, users = np.arange(len(labels)), None
+        raise UserError(f"{columns.file} has a header but no rows; add one row per photograph")
+    test, used, notes = _split(columns)
+    labels, classes = _number_labels(columns)
+    root, users = columns.file.absolute().parent, None
     if columns.user is not None and any(user.strip() for user in columns.user):
         users = np.array([user.strip() for user in columns.user], np.str_)  # empty: the example belongs to no client
-    root, own = columns.file.absolute(), dict[str, Any]()
+    rows = Rows(root, list(columns.path or ()), labels, classes, test, users, _places(columns))
     if columns.image is not None:
-        own = {"numbers": every, "column": columns.image}
-    paths = list(columns.path or ())
-    rows = Rows(root if own else root.parent, paths, labels, classes, test, users, _places(columns), **own).part(kept)
-    return replace(rows, notes=(*columns.notes, *notes))
+        rows = replace(rows, root=columns.file.absolute(), numbers=np.arange(len(labels)), column=columns.image)
+    return replace(rows.part(used), notes=(*columns.notes, *notes))
 
 
 def _split(columns: Columns) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], list[str]]:
@@ -177,7 +175,7 @@ def _split(columns: Columns) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int6
         test = every_fifth(len(columns.label))
         if not test.any():
             few = "has no column split, and too few rows to use every fifth for testing"
-            raise UserError(f"{columns.file} {few}; add the column, or rows")
+            raise UserError(f"{columns.file} {few}; add the column, or more rows")
         return test, np.arange(len(test)), ["every fifth row is used for testing, since the table has no column split"]
     splits = [word.strip().lower() for word in columns.split]
     known = {"train", "test", *LEFT_OUT}
@@ -188,20 +186,20 @@ def _split(columns: Columns) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int6
     return np.equal(splits, "test"), np.flatnonzero(~out), notes
 
 
-def _numbered(columns: Columns) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+def _number_labels(columns: Columns) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     texts = [text.strip() for text in columns.label]
     if (empty := next((row for row, text in enumerate(texts) if not text), None)) is not None:
         columns.refuse(empty, "the label is empty; give one, or remove the row")
     if (names := columns.names) is not None:
         wrong = (row for row, text in enumerate(texts) if not text.isdigit() or int(text) >= len(names))
         if (first := next(wrong, None)) is not None:
-            columns.refuse(first, f"the label is {texts[first]}, but {len(names)} classes are named; correct the label")
+            columns.refuse(first, f"the label is {texts[first]}, but there are {len(names)} classes; correct the label")
         return np.array(texts, np.int64), names
     distinct = set(texts)
     if len(distinct) > MAX_CLASSES:
         raise UserError(f"{columns.file} has {len(distinct):,} different labels; the limit is {MAX_CLASSES:,}")
-    whole = all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in distinct)
-    classes = sorted(distinct, key=int) if whole else sorted(distinct)
+    integers = all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in distinct)
+    classes = sorted(distinct, key=int) if integers else sorted(distinct)
     number_of = {text: number for number, text in enumerate(classes)}
     return np.array([number_of[text] for text in texts], np.int64), tuple(classes)
 
@@ -214,7 +212,7 @@ def _places(columns: Columns) -> npt.NDArray[np.float64] | None:
     known = ~np.isnan(places)
     if len(half := np.flatnonzero(known[:, 0] != known[:, 1])):
         has, lacks = ("latitude", "longitude") if known[half[0], 0] else ("longitude", "latitude")
-        columns.refuse(int(half[0]), f"it has a {has} but no {lacks}; give both, or leave both empty")
+        columns.refuse(int(half[0]), f"there is a {has} but no {lacks}; give both, or leave both empty")
     return places
 
 
@@ -227,20 +225,20 @@ def _degrees(columns: Columns, name: str, texts: Iterable[str], most: int) -> np
             value = float("inf")
         if abs(value) > most:
             degrees = f"degrees from -{most} to {most}, or leave it empty if unknown"
-            columns.refuse(row, f"{name} is {brief(text)}; give {degrees}")
+            columns.refuse(row, f"the {name} is {brief(text)}; give {degrees}")
         values.append(value)
     return np.array(values, np.float64)
 
 
 TEXTS = ("is_string", "is_large_string", "is_string_view")
 NUMBERS = ("is_floating", "is_integer", "is_decimal", "is_null")
-NAMES = (*TEXTS, "is_integer", "is_floating")  # floating: pandas makes them of whole numbers where some are missing
+NAMES = (*TEXTS, "is_integer", "is_floating")  # pandas turns whole numbers into floats if some are missing
 KINDS = {"label": NAMES, "user": NAMES, "path": TEXTS, "split": TEXTS, "latitude": NUMBERS, "longitude": NUMBERS}
-WORDS = {TEXTS: "texts", NUMBERS: "numbers", NAMES: "texts or whole numbers"}
+EXPECTED = {TEXTS: "strings", NUMBERS: "numbers", NAMES: "strings or whole numbers"}
 
 
 def read_parquet(path: Path) -> Columns:
-    """Read all columns but the photographs themselves."""
+    """Read all columns except the photographs themselves."""
     check_plain(path)
     parquet = photographs.open_parquet(path)
     arrow = require_extra("pyarrow", "tables")
@@ -253,7 +251,7 @@ def read_parquet(path: Path) -> Columns:
         inner = kind.field("bytes").type if types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
         if not (types.is_binary(inner) or types.is_large_binary(inner) or types.is_binary_view(inner)):
             wanted = "the bytes of image files, or a struct with bytes"
-            raise UserError(f"{path}: the column {image} is of type {kind}; give {wanted}")
+            raise UserError(f"{path}: the column {image} has type {kind}; give {wanted}")
         photographs.check_pages(parquet, image, path)
         names.pop("path", None)
     check_unpacked(photographs.column_bytes(parquet, list(names.values())), size_on_disk([path]), str(path))
@@ -267,8 +265,8 @@ def read_parquet(path: Path) -> Columns:
     classes = None
     if arrow.types.is_integer(schema.field(names["label"]).type):
         with suppress(KeyError, TypeError, ValueError, AttributeError):
-            about = json.loads((schema.metadata or {})[b"huggingface"])
-            listed = about["info"]["features"][names["label"]]["names"]
+            metadata = json.loads((schema.metadata or {})[b"huggingface"])
+            listed = metadata["info"]["features"][names["label"]]["names"]
             if isinstance(listed, list) and listed and all(isinstance(name, str) for name in listed):
                 classes = tuple(listed)
     return Columns(path, lambda row: f"row {row}", notes=notes, names=classes, image=image, **columns)
@@ -277,9 +275,9 @@ def read_parquet(path: Path) -> Columns:
 def _texts(arrow: Any, column: Any, known: str, where: str) -> list[str]:
     if arrow.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    wanted = WORDS[KINDS[known]]
+    wanted = EXPECTED[KINDS[known]]
     if not any(getattr(arrow.types, kind)(column.type) for kind in KINDS[known]):
-        raise UserError(f"{where} is of type {column.type}; give {wanted}")
+        raise UserError(f"{where} has type {column.type}; give {wanted}")
     values = column.to_pylist()
     if KINDS[known] is NAMES and arrow.types.is_floating(column.type):
         for row, value in enumerate(values):
@@ -289,7 +287,7 @@ def _texts(arrow: Any, column: Any, known: str, where: str) -> list[str]:
     return ["" if value is None else repr(value) if isinstance(value, float) else str(value) for value in values]
 
 
-def read_table(request: Request) -> Rows:
+def read_table(request: DataRequest) -> Rows:
     """List the photographs of a table."""
     path = user_path(request.path)
     kind = path.suffix.lower()
@@ -329,11 +327,11 @@ def table_csv(rows: Rows, out: Path) -> bytes:
     return text.getvalue().encode()
 
 
-MAX_FIELD = 1 << 24  # characters: train_clean.csv of Landmarks has all images of a landmark in one field
+MAX_FIELD = 1 << 24  # characters: in train_clean.csv of Landmarks, one field lists all images of a landmark
 
 
 def read_columns(path: Path, wanted: Sequence[str], *, only: set[str] | None = None) -> list[list[str]]:
-    """Read columns of a CSV row by row; ``only`` selects the rows whose first wanted column is in it."""
+    """Read columns of a CSV file; ``only`` selects the rows whose first wanted column is in it."""
     columns: list[list[str]] = [[] for _ in wanted]
     check_plain(path)
     before = csv.field_size_limit(MAX_FIELD)
@@ -351,12 +349,12 @@ def read_columns(path: Path, wanted: Sequence[str], *, only: set[str] | None = N
 
 
 def csv_rows(file: Iterable[str], name: str, wanted: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Read the wanted columns of a CSV with a header: for each row its line number and its fields."""
+    """Read the wanted columns of a CSV with a header: the line number and the fields of each row."""
     try:
         rows = csv.reader(file)
         header = [column.strip() for column in next(rows, [])]
         if missing := [column for column in wanted if column not in header]:
-            raise UserError(f"{name} has no column {missing[0]!r}: its first line must name {', '.join(wanted)}")
+            raise UserError(f"{name} has no column {missing[0]!r}; its first line must contain {', '.join(wanted)}")
         columns = [header.index(column) for column in wanted]
         for row in filter(None, rows):
             if len(row) != len(header):

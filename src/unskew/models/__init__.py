@@ -1,4 +1,4 @@
-"""The table of networks, and how one is made: the same weights for the same key on any machine and in any engine."""
+"""The registry of networks, and how one is built: the same key gives the same weights everywhere."""
 
 import math
 from collections.abc import Callable
@@ -39,24 +39,24 @@ PUBLIC: dict[str, Callable[..., nn.Module]] = {
     "resnet-50": resnet_50,
     "efficientnet-lite0": efficientnet_lite0,
 }
-TIMM = "timm:"  # followed by the name of a network of that package, which is made without weights
+TIMM = "timm:"  # followed by the name of a network in that package, which is created without weights
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a network from outside comes from: how it is made under a key, and which weights we draw by name."""
+    """How an external network is made for a key, and which of its weights we draw by name."""
 
     make: Callable[[Key], nn.Module]
     drawn: frozenset[str] = frozenset()
 
 
 def build(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: int) -> Network:
-    """The network of that name, of ``timm:NAME``, of ``package.module:function(knobs)``, of a factory, or a module.
+    """Build a network from a name, ``timm:NAME``, ``package.module:function(knobs)``, a factory or a module.
 
-    ``initialise`` gives it the weights that belong to a key.
+    ``initialise`` sets the weights for a key.
     """
     if isinstance(model, str) and model in NETWORKS:
-        with torch.random.fork_rng(devices=[]):  # what the layers draw for themselves is drawn over
+        with torch.random.fork_rng(devices=[]):  # the layers' own draws are overwritten later
             return NETWORKS[model](shape, classes)
     name = model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
     if isinstance(model, str) and model.startswith(TIMM):
@@ -80,9 +80,9 @@ def _parse_public(text: str, shape: Shape, classes: int) -> Callable[[], nn.Modu
     call = parse_call(text, "model")
     if text != text.strip() or call.name not in {**NETWORKS, **PUBLIC}:
         hint = nearest(call.name, [*NETWORKS, *PUBLIC])
-        raise UserError(f"no model is called {brief(text)}; {hint}; give your own as package.module:function")
+        raise UserError(f"no model is called {brief(text)}; {hint}; name your own as package.module:function")
     if call.name in NETWORKS:
-        raise UserError(f"model {call.name} takes no knobs; give {call.name} alone")
+        raise UserError(f"model {call.name} has no knobs; write only {call.name}")
     function = bind_factory(PUBLIC[call.name], shape, classes)
     return lambda: apply(call, function, "model")
 
@@ -91,20 +91,20 @@ def _parse_timm(text: str, shape: Shape, classes: int) -> Callable[[], nn.Module
     timm = require_extra("timm", "timm")
     call = parse_call(text.removeprefix(TIMM), "model")
     if call.values or "pretrained" in call.knobs:
-        raise UserError(f"{text}: give knobs by name, and weights with --pretrained FILE")
+        raise UserError(f"{text}: pass knobs by name, and weights with --pretrained FILE")
     if not timm.is_model(call.name):
         raise UserError(f"{text}: timm has no such network; {nearest(call.name, timm.list_models())}")
     return lambda: timm.create_model(call.name, num_classes=classes, in_chans=shape[0], **call.knobs)
 
 
-SIDE = 224  # pixels, of the networks that are known for ImageNet
+SIDE = 224  # pixels, of ImageNet networks
 
 
 def input_size(model: Any) -> int:
-    """Return the side of the images that a network is made for; photographs of different sizes are scaled to it.
+    """The side of the images that a network expects; photographs of different sizes are scaled to it.
 
     A function or module may have an attribute ``input_size``, a number or a shape that ends with it; timm's modules
-    have it in ``default_cfg``. Without one it is 224.
+    have it in ``default_cfg``. The default is 224.
     """
     if model is None or model in NETWORKS:
         return 32
@@ -113,30 +113,30 @@ def input_size(model: Any) -> int:
             return SIDE
         try:
             model = load_function(parse_call(model, "model").name, "model")
-        except UserError:  # building it says what is wrong
+        except UserError:  # building it will report the mistake
             return SIDE
     size = getattr(model, "input_size", None) or getattr(model, "default_cfg", {}).get("input_size", SIDE)
     return int(size if isinstance(size, int) else size[-1])
 
 
 def choose_model(shape: Shape) -> str:
-    """The network for images of this shape where the user named none."""
+    """The default network for images of this shape."""
     return "simple-cnn" if min(shape[1:]) >= 16 else "tiny-cnn"
 
 
 def initialise(network: nn.Module, key: Key) -> None:
-    """Give the network the weights that belong to the key.
+    """Set the weights that belong to the key.
 
-    Of our own networks every weight is drawn by its layer's name, uniform in ±1/√(inputs), PyTorch's own default. A
-    network from outside is built again by its factory under the key: what that draws or loads counts. Only in a
-    ``Network`` whose convolutions and linear layers are as PyTorch drew them are these drawn by name, like ours.
+    In our own networks every weight is drawn by its layer's name, uniform in ±1/√(inputs), which is PyTorch's default.
+    An external network is built again by its factory under the key, which keeps what the factory draws or loads; if it
+    is a ``Network``, convolutions and linear layers with PyTorch's default weights are drawn by name, like ours.
     """
     origin: Origin | None = getattr(network, "origin", None)
     if origin is not None:
-        made, own = tensors.of_module(origin.make(key)), tensors.of_module(network)
-        if {name: value.shape for name, value in made.items()} != {name: value.shape for name, value in own.items()}:
-            raise UserError("the model's factory returned other layers on a second call; it must return the same ones")
-        tensors.overwrite(network, made)
+        fresh, current = tensors.of_module(origin.make(key)), tensors.of_module(network)
+        if {n: value.shape for n, value in fresh.items()} != {n: value.shape for n, value in current.items()}:
+            raise UserError("the model's factory returned different layers when called again; make it deterministic")
+        tensors.overwrite(network, fresh)
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             bound = 1 / math.sqrt(max(layer.weight[0].numel(), 1))
@@ -144,21 +144,21 @@ def initialise(network: nn.Module, key: Key) -> None:
             for part in ("weight", "bias"):
                 value = getattr(layer, part)
                 if value is not None and (origin is None or f"{name}.{part}" in origin.drawn):
-                    drawn = torch.empty_like(value, device="cpu")  # whatever the device, a key draws on the CPU
+                    drawn = torch.empty_like(value, device="cpu")  # keys draw on the CPU, whatever the device
                     nn.init.uniform_(drawn, -bound, bound, generator=generator)
                     value.detach().copy_(drawn)
 
 
 def from_outside(network: nn.Module) -> bool:
-    """Whether the network is not one of ours: its layers may draw while they train, as dropout does."""
+    """Whether the network is external: its layers may draw during training, as dropout does."""
     return getattr(network, "origin", None) is not None
 
 
 def batch_norm_policy(network: nn.Module) -> str:
-    """What is done with the running statistics of the network's BatchNorm layers; "" where it has none."""
-    parts = getattr(network, "trained", None) or network.modules()  # frozen ones stay as they are
+    """How the running statistics of the network's BatchNorm layers are handled; "" if it has none."""
+    parts = getattr(network, "trained", None) or network.modules()  # frozen layers do not change
     count = sum(isinstance(part, _BatchNorm) and part.track_running_stats for part in parts)
     if not count:
         return ""
-    averaged = "running statistics are averaged over the clients by their weights"
-    return f"{counted(count, 'BatchNorm layer')}: {averaged}; the server optimiser never moves them"
+    averaged = "running statistics are averaged over the clients, by weight"
+    return f"{counted(count, 'BatchNorm layer')}: {averaged}; the server optimizer does not change them"

@@ -1,4 +1,4 @@
-"""Any module from images to logits as a network in two parts: its last linear layer, and what enters it.
+"""Splits any module from images to logits into its last linear layer and the features that enter it.
 
 Shapes: B images [B, ch, H, W], features [B, d], logits [B, C].
 """
@@ -31,7 +31,7 @@ TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
 def bind_factory(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: int) -> Callable[[], Any]:
-    """A call that makes the network: from ``package.module:function(knobs)``, from a factory, or from a module."""
+    """A call that makes the network, from ``package.module:function(knobs)``, a factory or a module."""
     if isinstance(model, nn.Module):
         return lambda: model
     if not isinstance(model, str):
@@ -44,38 +44,38 @@ def bind_factory(model: str | nn.Module | Callable[..., Any], shape: Shape, clas
 
 
 def _bind(function: Callable[..., Any], shape: Shape, classes: int) -> Callable[..., Any]:
-    """The factory with shape and classes filled in where it takes them; its other knobs stay open."""
+    """Bind a factory's parameters for shape and classes, if it has them; other knobs stay open."""
     try:
         knobs = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a builtin that does not say what it takes
+    except (TypeError, ValueError):  # a builtin without a signature
         return partial(function, shape, classes)
     plain = [n for n, p in knobs.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = any(p.kind == p.VAR_KEYWORD for p in knobs.values())
     values: dict[str, Any] = dict.fromkeys(SHAPE_KNOBS, shape) | dict.fromkeys(CHANNEL_KNOBS, shape[0])
     values |= dict.fromkeys(CLASS_KNOBS, classes)
-    given = {name: value for name, value in values.items() if name in knobs}
-    needed = [n for n in plain if n not in given and knobs[n].default is inspect.Parameter.empty]
-    if not any(n in given for n in CLASS_KNOBS) and needed:
-        given |= dict(zip(needed, (classes,) if len(needed) == 1 else (shape, classes), strict=False))
-    elif not given and any(p.kind == p.VAR_POSITIONAL for p in knobs.values()):
+    filled = {name: value for name, value in values.items() if name in knobs}
+    needed = [n for n in plain if n not in filled and knobs[n].default is inspect.Parameter.empty]
+    if not any(n in filled for n in CLASS_KNOBS) and needed:
+        filled |= dict(zip(needed, (classes,) if len(needed) == 1 else (shape, classes), strict=False))
+    elif not filled and any(p.kind == p.VAR_POSITIONAL for p in knobs.values()):
         return partial(function, shape, classes)
-    elif not given and rest:
-        given["num_classes"] = classes
-    bound = partial(function, **given)
+    elif not filled and rest:
+        filled["num_classes"] = classes
+    bound = partial(function, **filled)
     bound.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [p for n, p in knobs.items() if n not in given and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        [p for n, p in knobs.items() if n not in filled and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     )
     return bound
 
 
 def make_module(call: Callable[[], Any], name: str, shape: Shape, key: Key) -> nn.Module:
-    """The network in float32 on the CPU, its weights those that its factory gives under this key."""
+    """Make the network, in float32 on the CPU, with the weights that its factory draws or loads under this key."""
     with seeded(key.fold("make")):
         module = run_guarded(call, f"model {name!r} cannot be built", TRIED)
         if not isinstance(module, nn.Module):
             raise UserError(f"model {name!r} returns {a_kind(module)}; it must return a torch.nn.Module")
         try:
-            module = copy.deepcopy(module)  # the factory may keep its own, and training overwrites this one
+            module = copy.deepcopy(module)  # training must not overwrite a module that the factory keeps
         except Exception as error:
             raise UserError(f"model {name!r} cannot be copied: {type(error).__name__}: {error}") from error
         if any(isinstance(value, UninitializedParameter) for value in module.parameters()):
@@ -87,7 +87,7 @@ def make_module(call: Callable[[], Any], name: str, shape: Shape, key: Key) -> n
 
 
 def run_guarded(work: Callable[[], Any], what: str, hint: str = "") -> Any:
-    """What the work gives; whatever the user's code raises becomes one message with its place in that code."""
+    """Run user code; whatever it raises becomes one message with the location in that code."""
     try:
         return work()
     except UserError:
@@ -110,10 +110,9 @@ def _check_tensors(module: nn.Module, name: str) -> None:
 
 
 def find_default_weights(call: Callable[[], Any], key: Key) -> frozenset[str]:
-    """The weights of convolutions and linear layers that are as their layer's constructor drew them, by name.
+    """The names of weights in convolutions and linear layers that are unchanged since the layer's constructor.
 
-    A weight that the factory wrote itself (loaded, or drawn another way) is not among them: every write into its
-    memory is seen.
+    Weights that the factory loaded or drew differently are not among them: every write to memory is recorded.
     """
     with seeded(key), _Writes() as log:
         module = run_guarded(call, "the model cannot be built a second time")
@@ -132,7 +131,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._by_memory: dict[int, list[tuple[Any, ...]]] = {}
-        self._kept: list[Tensor] = []  # memory that is freed could be used again by another tensor
+        self._alive: list[Tensor] = []  # otherwise another tensor might reuse freed memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -140,12 +139,12 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             targets = args[0] if args and isinstance(args[0], list | tuple) else args[:1]
             for value in (*targets, *(kwargs or {}).values()):
                 if isinstance(value, Tensor):
-                    self._kept.append(value)
+                    self._alive.append(value)
                     self._by_memory.setdefault(_memory(value), []).append((str(func), *args[1:3]))
         return result
 
     def only_uniform(self, value: Tensor, bound: float) -> bool:
-        """Whether all that was ever written there is one uniform draw within this bound."""
+        """Whether the only write to this memory was a uniform draw within the bound."""
         writes = self._by_memory.get(_memory(value), [])
         if len(writes) != 1 or not writes[0][0].startswith("aten.uniform_"):
             return False
@@ -157,14 +156,14 @@ def _memory(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
 
 
-LOOKED_FOR = "a model must end in one nn.Linear that runs once, takes features [B, d] and returns the logits [B, C]"
+REQUIRED = "a model must end in one nn.Linear that runs once, takes features [B, d] and returns the logits [B, C]"
 MAX_NAMED = 6  # layers named in a message
 
 Call = tuple[str, nn.Module, Any, Any]  # a layer that ran: its name, the layer, its input, its output
 
 
 class Features(nn.Module):
-    """What enters one layer of a module, [B, ch, H, W] -> [B, d], with its gradients: the module runs as it is."""
+    """The input of one layer of a module, [B, ch, H, W] -> [B, d], with gradients; the module runs unchanged."""
 
     layer: nn.Module
 
@@ -174,23 +173,23 @@ class Features(nn.Module):
         self.__dict__["layer"] = layer  # a part of the module, not a second child
 
     def forward(self, images: Tensor) -> Tensor:
-        """Run the module and keep what the layer was given."""
-        seen: list[Tensor] = []
+        """Run the module and return the layer's input."""
+        inputs: list[Tensor] = []
 
         def keep(_: nn.Module, args: Any, kwargs: Any) -> None:
             features: Tensor = args[0] if args else kwargs["input"]
-            seen.append(features.clone() if getattr(self.layer, "inplace", False) else features)
+            inputs.append(features.clone() if getattr(self.layer, "inplace", False) else features)
 
         handle = self.layer.register_forward_pre_hook(keep, with_kwargs=True)
         try:
             self.module(images)
         finally:
             handle.remove()
-        return seen[-1].flatten(1)
+        return inputs[-1].flatten(1)
 
 
 class AnyNetwork(Network):
-    """A user's module with ``encoder`` and ``classifier``; its parameters have the module's own names."""
+    """A user's module as an ``encoder`` and a ``classifier``; its parameters keep the module's names."""
 
     module: nn.Module
     shape: Shape  # of its images
@@ -198,14 +197,13 @@ class AnyNetwork(Network):
     def __init__(self, module: nn.Module, classifier: nn.Linear, shape: Shape) -> None:
         nn.Module.__init__(self)
         self.shape = shape
-        own = self.__dict__
-        own["module"], own["classifier"], own["encoder"] = module, classifier, Features(module, classifier)
-        for table in TABLES:
-            own[table] = module.__dict__[table]  # the same tables, so names and values are the module's own
+        attributes = self.__dict__  # not setattr, which would register modules
+        attributes |= {"module": module, "classifier": classifier, "encoder": Features(module, classifier)}
+        attributes |= {table: module.__dict__[table] for table in TABLES}  # shared, so names and values are the same
         self.train(module.training)
 
     def forward(self, images: Tensor) -> Tensor:
-        """[B, ch, H, W] -> [B, C], as the module does it."""
+        """[B, ch, H, W] -> [B, C], the module's own forward."""
         logits: Tensor = self.module(images)
         return logits
 
@@ -217,7 +215,7 @@ class AnyNetwork(Network):
 
 
 def check_forward(module: nn.Module, name: str, shape: Shape, classes: int) -> list[Call]:
-    """Run two images; refuse what does not give logits; the layers that ran, and the whole module last."""
+    """Run two images and refuse a module that does not return logits; the layers that ran, and the module last."""
     calls: list[Call] = []
 
     def note(path: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -236,26 +234,26 @@ def check_forward(module: nn.Module, name: str, shape: Shape, classes: int) -> l
     if not isinstance(logits, Tensor):
         raise UserError(f"model {name!r} returns {a_kind(logits)}; it must return its logits [B, C] as one tensor")
     if tuple(logits.shape) != (2, classes):
-        given = f"{list(logits.shape)} for 2 images of {list(shape)} and {classes} classes"
-        raise UserError(f"model {name!r} returns {given}; it must return logits [2, {classes}]")
+        output = f"{list(logits.shape)} for 2 images of {list(shape)} and {classes} classes"
+        raise UserError(f"model {name!r} returns {output}; it must return logits [2, {classes}]")
     return [*calls, ("", module, torch.zeros(0), logits)]
 
 
 def find_classifier(module: nn.Module, name: str, shape: Shape, classes: int) -> nn.Linear:
-    """The linear layer whose output is the module's output, whatever that output is.
+    """The linear layer whose output is always the module's output.
 
-    It is proven: the layer's output is replaced by other numbers, and these must come out of the module unchanged.
+    This is tested: if the layer's output is replaced by random numbers, the module must return them unchanged.
     """
     *calls, (_, _, _, logits) = check_forward(module, name, shape, classes)
-    linear = [(path, layer, given, out) for path, layer, given, out in calls if isinstance(layer, nn.Linear)]
-    for path, layer, given, out in reversed(linear):
+    linear = [(path, layer, x, out) for path, layer, x, out in calls if isinstance(layer, nn.Linear)]
+    for path, layer, x, out in reversed(linear):
         if layer.out_features != classes or not _comes_out(module, layer, out, name, shape):
             continue
         if sum(other is layer for _, other, _, _ in linear) > 1:
             raise _refuse(name, f"{path!r} returns the logits, but runs more than once")
-        if given.numel() != 2 * layer.in_features:
-            raise _refuse(name, f"{path!r} returns the logits, but takes features {list(given.shape)}")
-        if not torch.allclose(F.linear(given, layer.weight, layer.bias), out, rtol=1e-3, atol=1e-5):
+        if x.numel() != 2 * layer.in_features:
+            raise _refuse(name, f"{path!r} returns the logits, but takes features {list(x.shape)}")
+        if not torch.allclose(F.linear(x, layer.weight, layer.bias), out, rtol=1e-3, atol=1e-5):
             raise _refuse(name, f"{path!r} returns the logits, but not as weight·features + bias")
         if id(layer.weight) not in {id(value) for value in module.parameters()}:
             raise _refuse(name, f"{path!r} returns the logits, but its weight is computed from others")
@@ -264,14 +262,13 @@ def find_classifier(module: nn.Module, name: str, shape: Shape, classes: int) ->
 
 
 def same_output(module: nn.Module, encoder: nn.Module, head: nn.Module, shape: Shape) -> bool:
-    """Whether the two parts together do what the module does."""
-    both = nn.Sequential(encoder, head)
-    whole, parts = (run_probe(part, "in parts", shape) for part in (module, both))
-    return whole.shape == parts.shape and torch.allclose(whole, parts, rtol=1e-3, atol=1e-5)
+    """Whether the two parts together compute what the module does."""
+    expected, output = (run_probe(part, "in parts", shape) for part in (module, nn.Sequential(encoder, head)))
+    return expected.shape == output.shape and torch.allclose(expected, output, rtol=1e-3, atol=1e-5)
 
 
 def run_probe(module: nn.Module, name: str, shape: Shape) -> Any:
-    """The module's output for two random images, in eval mode; modes are left as they were."""
+    """The module's output for two random images in eval mode; all modes are restored."""
     like = next((value for value in module.parameters() if value.is_floating_point()), torch.zeros(()))
     images = torch.randn(2, *shape, generator=Key(0).fold("probe").torch()).to(like.device, like.dtype)
     with evaluating(module), torch.no_grad(), seeded(Key(0)):
@@ -280,7 +277,7 @@ def run_probe(module: nn.Module, name: str, shape: Shape) -> Any:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in eval mode; then every part is in the mode that it had."""
+    """Set the module to eval mode inside, and restore the mode of every part."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
@@ -291,7 +288,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _comes_out(module: nn.Module, layer: nn.Module, out: Tensor, name: str, shape: Shape) -> bool:
-    """Whether replacing the layer's output by numbers gives these numbers as the module's output, shapes aside."""
+    """Whether the module returns the numbers that replace the layer's output, whatever the shape."""
     other = 1000 * torch.randn(out.shape, generator=Key(1).fold("probe").torch())
     handle = layer.register_forward_hook(lambda *_: other.clone())
     try:
@@ -303,19 +300,17 @@ def _comes_out(module: nn.Module, layer: nn.Module, out: Tensor, name: str, shap
 
 def _explain(calls: list[Call], linear: list[tuple[str, nn.Linear, Any, Any]], logits: Tensor, classes: int) -> str:
     if bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones(2), atol=1e-4):
-        return "it returns probabilities that add up to 1; leave the softmax out"
+        return "it returns probabilities that add up to 1; remove the softmax"
     if torch.allclose(logits.exp().sum(1), torch.ones(2), atol=1e-4):
-        return "it returns log-probabilities; leave the log-softmax out"
+        return "it returns log-probabilities; remove the log-softmax"
     for path, layer, _, out in calls:
         if isinstance(layer, nn.Conv2d) and isinstance(out, Tensor) and out.shape[1] == classes:
-            return f"the convolution {path!r} gives {classes} channels; end in nn.Flatten and nn.Linear instead"
+            return f"the convolution {path!r} outputs {classes} channels; end in nn.Flatten and nn.Linear instead"
     if wide := [path for path, layer, _, _ in linear if layer.out_features == classes]:
-        return (
-            f"what follows {', '.join(map(repr, wide[-MAX_NAMED:]))} changes the output; return the logits as they are"
-        )
+        return f"the output of {', '.join(map(repr, wide[-MAX_NAMED:]))} is changed afterwards; return it unchanged"
     ran = [f"{path!r} ({layer.in_features} to {layer.out_features})" for path, layer, _, _ in linear[-MAX_NAMED:]]
     return f"the linear layers that ran are {', '.join(ran)}" if ran else "no nn.Linear ran"
 
 
 def _refuse(name: str, reason: str) -> UserError:
-    return UserError(f"model {name!r} has no classifier that could be calibrated: {reason}; {LOOKED_FOR}")
+    return UserError(f"model {name!r} has no classifier that can be calibrated: {reason}; {REQUIRED}")

@@ -1,8 +1,8 @@
 """Convolution and 2×2 max-pooling as one layer, in the forms that are fastest on a CPU for few channels.
 
 Pooling comes before ReLU: both are monotone, so the function and its gradient are the same, on a quarter of the values.
-A form is two functions, so that autograd and a pass by hand make the same calls: the first gives the output and what
-the second needs to turn the output's gradient into those of the weights, the bias and, where asked for, the input.
+A form is a pair of functions, forward and backward, so that autograd and hand-written passes make the same calls.
+Forward returns the output and what backward needs to compute the gradients of input (or None), weight and bias.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _conv_backward = torch.ops.aten.convolution_backward.default
 class ConvPool(nn.Conv2d):
     """``max_pool2d(conv2d(x), 2)`` for stride 1 and no padding.
 
-    The function and its gradient are those of the plain form; ``plain`` says it, and the tests hold one to the other.
+    ``plain`` is the definition; tests compare the function and its gradient with it.
     """
 
     def plain(self, x: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class ConvPool(nn.Conv2d):
         return F.max_pool2d(F.conv2d(x, self.weight, self.bias), 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same, through whichever of the two forms below suits; exporters see the definition."""
+        """``plain`` in the faster of the two forms below; exporters see the definition."""
         exported = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
         if x.device.type != "cpu" or self.bias is None or exported:
             return self.plain(x)
@@ -46,9 +46,9 @@ class ConvPool(nn.Conv2d):
 def first_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Saved]:
     """For a network's first layer, whose input needs no gradient.
 
-    The four outputs that meet in one pooling window come from one convolution of stride 2 whose kernel is one larger:
-    four shifted copies of the weights side by side. Few output channels leave a CPU's vector lanes idle; four times as
-    many fill them, and pooling becomes a maximum over four contiguous blocks.
+    The four outputs of a pooling window come from one convolution of stride 2 with four shifted copies of the weights,
+    whose kernel is one larger. Few output channels leave a CPU's vector lanes idle; four times as many fill them, and
+    pooling becomes a maximum over four contiguous blocks.
     """
     out, inside, height, width = weight.shape
     size = 4 * out * inside * (height + 1) * (width + 1)
@@ -65,30 +65,30 @@ def first_backward(gradient: Tensor, saved: Saved) -> Gradients:
     x, wide, stacked, index = saved
     out, inside, height, width = wide.shape[0] // 4, wide.shape[1], wide.shape[2] - 1, wide.shape[3] - 1
     above = gradient.reshape(len(x), 1, 1, -1).permute(0, 3, 1, 2)
-    whole = _pool_backward(above, stacked, [4, 1], [4, 1], [0, 0], [1, 1], False, index).permute(0, 2, 3, 1)
-    whole = whole.reshape(len(x), 4 * out, *gradient.shape[2:])
-    _, wide_gradient, bias_gradient = _of_weights(whole, x, wide, stride=2)
+    unpooled = _pool_backward(above, stacked, [4, 1], [4, 1], [0, 0], [1, 1], False, index).permute(0, 2, 3, 1)
+    unpooled = unpooled.reshape(len(x), 4 * out, *gradient.shape[2:])
+    _, wide_gradient, bias_gradient = _weight_gradients(unpooled, x, wide, stride=2)
     by_pixel = wide_gradient.view(4, out, inside, -1).permute(1, 2, 0, 3).reshape(out * inside, -1)
     weight_gradient = (by_pixel @ _placement(height, width, wide.dtype).t()).view(out, inside, height, width)
     return None, weight_gradient, bias_gradient.view(4, out).sum(0)
 
 
 def later_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Saved]:
-    """For a later layer: channels last where that is faster (forward, weights), channels first where not (input)."""
+    """For later layers: channels last where that is faster (forward, weights), channels first elsewhere (input)."""
     last = x.contiguous(memory_format=torch.channels_last)
     pooled, index = _pool(F.conv2d(last, weight, bias), [2, 2], [2, 2])
     return pooled, (last, weight, index)
 
 
 def later_backward(gradient: Tensor, saved: Saved) -> Gradients:
-    """The gradients of input, weight and bias. Of what was pooled only the shape counts: channels first is faster."""
+    """The gradients of input, weight and bias; only the shape of the pooling's input is needed."""
     last, weight, index = saved
     (out, _, *kernel), (_, _, *sides) = weight.shape, last.shape
     shaped = last.new_empty(len(last), out, sides[0] - kernel[0] + 1, sides[1] - kernel[1] + 1)
-    whole = _pool_backward(gradient, shaped, [2, 2], [2, 2], [0, 0], [1, 1], False, index)
-    over = whole.contiguous(memory_format=torch.channels_last)
-    _, weight_gradient, bias_gradient = _of_weights(over, last, weight, stride=1)
-    return F.conv_transpose2d(whole, weight), weight_gradient, bias_gradient
+    unpooled = _pool_backward(gradient, shaped, [2, 2], [2, 2], [0, 0], [1, 1], False, index)
+    over = unpooled.contiguous(memory_format=torch.channels_last)
+    _, weight_gradient, bias_gradient = _weight_gradients(over, last, weight, stride=1)
+    return F.conv_transpose2d(unpooled, weight), weight_gradient, bias_gradient
 
 
 FIRST: Form = (first_forward, first_backward)
@@ -109,8 +109,8 @@ class _Formed(torch.autograd.Function):
         return None, *ctx.form[1](gradients[0], ctx.saved_tensors)
 
 
-def _of_weights(gradient: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor, Tensor]:
-    """PyTorch's own gradients of a convolution with respect to weight and bias, not to its input."""
+def _weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor, Tensor]:
+    """PyTorch's gradients of a convolution with respect to weight and bias, not to its input."""
     gradients: tuple[Tensor, Tensor, Tensor] = _conv_backward(
         gradient, x, weight, [len(weight)], [stride, stride], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True]
     )
@@ -119,21 +119,21 @@ def _of_weights(gradient: Tensor, x: Tensor, weight: Tensor, stride: int) -> tup
 
 @lru_cache(maxsize=8)
 def _placement(height: int, width: int, dtype: torch.dtype) -> Tensor:
-    """[k·k, 4·(k+1)·(k+1)] of zeros and ones: the place of each weight of a kernel in its four shifted copies."""
-    places = _places(height, width).flatten()
-    return (places[None] == torch.arange(height * width)[:, None]).to(dtype)
+    """[k·k, 4·(k+1)·(k+1)] of zeros and ones: the position of each kernel weight in its four shifted copies."""
+    positions = _positions(height, width).flatten()
+    return (positions[None] == torch.arange(height * width)[:, None]).to(dtype)
 
 
 @lru_cache(maxsize=8)
 def _sources(out: int, inside: int, height: int, width: int) -> Tensor:
-    """Where the four shifted copies [4·out, in, k+1, k+1], then four biases [4·out] are in (weights, bias, zero)."""
-    places, count = _places(height, width), out * inside * height * width
+    """Indices into (weights, bias, zero) for the four shifted copies [4·out, in, k+1, k+1] and biases [4·out]."""
+    positions, count = _positions(height, width), out * inside * height * width
     kernels = torch.arange(out * inside).view(1, out, inside, 1, 1) * (height * width)
-    copies = torch.where(places[:, None, None] < 0, count + out, kernels + places[:, None, None])
+    copies = torch.where(positions[:, None, None] < 0, count + out, kernels + positions[:, None, None])
     return torch.cat((copies.flatten(), (count + torch.arange(out)).repeat(4)))
 
 
-def _places(height: int, width: int) -> Tensor:
-    """[4, k+1, k+1]: which of a kernel's k·k weights is where in its four shifted copies; −1: none."""
-    places = torch.arange(height * width).view(height, width)
-    return torch.stack([F.pad(places, (x, 1 - x, y, 1 - y), value=-1) for y in (0, 1) for x in (0, 1)])
+def _positions(height: int, width: int) -> Tensor:
+    """[4, k+1, k+1]: the index of a kernel's weight at each position of its four shifted copies; −1: none."""
+    indices = torch.arange(height * width).view(height, width)
+    return torch.stack([F.pad(indices, (x, 1 - x, y, 1 - y), value=-1) for y in (0, 1) for x in (0, 1)])

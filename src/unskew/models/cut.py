@@ -1,4 +1,4 @@
-"""A network in two parts: what describes an image, and the linear layers that calibration makes new."""
+"""Cuts a network into a feature extractor and the linear layers that calibration replaces."""
 
 import copy
 from collections import OrderedDict
@@ -10,24 +10,23 @@ from unskew.core.units import counted
 from unskew.models.any_module import AnyNetwork, Features, same_output
 from unskew.models.networks import Network
 
-BETWEEN = (nn.ReLU, nn.Flatten, nn.Identity, nn.Dropout, nn.GELU, nn.SiLU, nn.Tanh, nn.LeakyReLU)  # linear layers
+BETWEEN = (nn.ReLU, nn.Flatten, nn.Identity, nn.Dropout, nn.GELU, nn.SiLU, nn.Tanh, nn.LeakyReLU)  # allowed in the head
 
 
 def cut(network: Network, layers: int = 1) -> tuple[nn.Module, nn.Module]:
     """(images -> features [B, d], features -> logits [B, C]); the second part has this many linear layers.
 
     With 1 they are encoder and classifier. With more, the cut is before the activation that precedes the first of
-    these layers: what a layer sums up is closer to Gaussian than what ReLU leaves of it. The parts share the network's
-    weights.
+    these layers, since pre-activations are closer to Gaussian. The parts share the network's weights.
     """
     if layers == 1:
         return network.encoder, network.classifier
     before = _before_classifier(network)
     starts = _starts([part for _, part in before])
     if not 1 < layers <= len(starts) + 1:
-        where = "" if before else " that can be found (only an nn.Sequential can be split)"
+        where = "" if before else " that can be cut off (only an nn.Sequential can be split)"
         ends = counted(len(starts) + 1, "linear layer")
-        most = "1 to that many" if starts else "1"
+        most = f"1 to {len(starts) + 1}" if starts else "1"
         raise UserError(f"layers={layers}: this network ends in {ends}{where}; give {most}")
     start = starts[layers - 2]
     rest = nn.Sequential(OrderedDict((name, _not_in_place(part)) for name, part in before[start:]))
@@ -37,19 +36,18 @@ def cut(network: Network, layers: int = 1) -> tuple[nn.Module, nn.Module]:
         first = nn.Sequential(OrderedDict(before[:start]))
         first.training = network.training
         encoder = nn.Sequential(first, nn.Flatten())
-    head = nn.Sequential(OrderedDict(encoder=rest, classifier=network.classifier))  # our own networks' names
-    for made in (rest, encoder, head):
-        made.training = network.training  # or restoring their mode later would change the network's
+    head = nn.Sequential(OrderedDict(encoder=rest, classifier=network.classifier))  # named as in our own networks
+    for part in (rest, encoder, head):
+        part.training = network.training  # otherwise restoring their mode later would change the network's
     if isinstance(network, AnyNetwork) and not same_output(network.module, encoder, head, network.shape):
-        raise UserError(f"layers={layers}: this network's last layers do not run one after another; give layers=1")
+        raise UserError(f"layers={layers}: this network's last layers do not run in sequence; give layers=1")
     return encoder, head
 
 
 def _before_classifier(network: Network) -> list[tuple[str, nn.Module]]:
-    """The parts of the nn.Sequential that runs before the classifier, with their names; none where it is not one."""
+    """The parts of the nn.Sequential before the classifier, with their names; empty without one."""
     if not isinstance(network, AnyNetwork):
-        # not named_children: it leaves out a module that is there a second time
-        encoder = network.encoder
+        encoder = network.encoder  # below: named_children would skip a module's second occurrence
         return list(encoder._modules.items()) if isinstance(encoder, nn.Sequential) else []
     for owner in network.module.modules():
         parts = list(owner._modules.items()) if isinstance(owner, nn.Sequential) else []
@@ -60,7 +58,7 @@ def _before_classifier(network: Network) -> list[tuple[str, nn.Module]]:
 
 
 def _starts(parts: list[nn.Module]) -> list[int]:
-    """Where the network may be cut: before the activation of its last linear layer but one, but two, …"""
+    """Where the network may be cut: before the activation after its second-to-last linear layer, and so on."""
     starts: list[int] = []
     for index in reversed(range(len(parts))):
         if isinstance(parts[index], nn.Linear):
@@ -73,7 +71,7 @@ def _starts(parts: list[nn.Module]) -> list[int]:
 
 
 def _not_in_place(part: nn.Module) -> nn.Module:
-    """An activation that would overwrite the features it is given, as one that does not."""
+    """Replace an in-place activation, which would overwrite its input."""
     if getattr(part, "inplace", False):
         part = copy.copy(part)
         part.inplace = False  # type: ignore[assignment]

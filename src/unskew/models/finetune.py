@@ -1,7 +1,7 @@
-"""A network of which only the last layers are trained: ``all``, ``classifier`` or ``last(2)``.
+"""Training of only the last layers: ``all``, ``classifier`` or ``last(2)``.
 
-What is frozen is not in the network's named parameters and buffers: it is not sent, not averaged, not counted. All that
-runs before the first trained layer is in eval mode, so BatchNorm keeps its running statistics and dropout does nothing.
+Frozen layers are not in the network's named parameters and buffers: they are not sent, averaged or counted. Everything
+before the first trained layer is in eval mode, so BatchNorm keeps its running statistics and dropout does nothing.
 
 Shapes: B images [B, ch, H, W], features [B, d], logits [B, C].
 """
@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from unskew.core.errors import UserError, nearest
-from unskew.core.text import complain, parse_calls
+from unskew.core.text import parse_calls
 from unskew.core.units import counted
 from unskew.models.any_module import TABLES, AnyNetwork, evaluating, run_probe, same_output
 from unskew.models.networks import Network, Shape
@@ -25,43 +25,41 @@ NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm
 
 
 def parse_train(source: str) -> int | None:
-    """How many layers at the end are trained: None is all of them, 1 the classifier."""
-    calls = parse_calls(source, "--train")
-    call = calls[0]
-    if len(calls) > 1 or call.name not in (ALL, CLASSIFIER, LAST):
-        raise complain(source, call.start, f"--train: {nearest(call.name, (ALL, CLASSIFIER, 'last(2)'))}")
-    given = [*call.values, *call.knobs.values()]
+    """The number of layers to train, counted from the end: None for all, 1 for the classifier."""
+    call, *more = parse_calls(source, "--train")
+    if more or call.name not in (ALL, CLASSIFIER, LAST):
+        raise call.error(f"--train: {nearest(call.name, (ALL, CLASSIFIER, 'last(2)'))}")
+    arguments = [*call.values, *call.knobs.values()]
     if call.name != LAST:
-        if given:
-            raise complain(source, call.start, f"{call.name} takes no arguments")
+        if arguments:
+            raise call.error(f"{call.name} takes no arguments")
         return None if call.name == ALL else 1
-    if len(given) != 1 or type(given[0]) is not int or given[0] < 1 or set(call.knobs) - {"layers"}:
-        raise complain(source, call.start, "last needs a number of layers of at least 1, as in last(2)")
-    return given[0]
+    if len(arguments) != 1 or type(arguments[0]) is not int or arguments[0] < 1 or set(call.knobs) - {"layers"}:
+        raise call.error("last needs a number of layers of at least 1, as in last(2)")
+    return arguments[0]
 
 
 class FineTuned(Network):
-    """A network whose named parameters and buffers are those of its trained layers alone, under their own names.
+    """A network whose named parameters and buffers are only those of its trained layers, under their usual names.
 
-    ``encoder`` is the whole network's, or takes what the frozen part makes of the images: then the frozen part
-    does not run at all.
+    ``encoder`` is the network's, or a part of it whose input is the frozen part's output; then the frozen part does
+    not run at all.
     """
 
     whole: Network
     trained: tuple[nn.Module, ...]  # with weights
-    live: tuple[nn.Module, ...]  # the trained layers and what runs after the first of them without weights
+    live: tuple[nn.Module, ...]  # the trained layers, and those without weights after the first of them
 
     def __init__(
         self, network: Network, trained: Sequence[nn.Module], live: Sequence[nn.Module], encoder: nn.Module | None
     ) -> None:
         nn.Module.__init__(self)
-        own = self.__dict__
-        own["whole"], own["trained"], own["live"] = network, tuple(trained), tuple(live)
-        own["encoder"], own["classifier"] = encoder or network.encoder, network.classifier
-        for table in TABLES:
-            own[table] = network.__dict__[table]  # the same tables, so names and values are the network's own
+        attributes = self.__dict__  # not setattr, which would register modules
+        attributes |= {"whole": network, "trained": tuple(trained), "live": tuple(live)}
+        attributes |= {"encoder": encoder or network.encoder, "classifier": network.classifier}
+        attributes |= {table: network.__dict__[table] for table in TABLES}  # shared, so names and values are the same
         if (origin := getattr(network, "origin", None)) is not None:
-            own["origin"] = origin
+            attributes["origin"] = origin
         chosen = self._chosen()
         for value in network.parameters():
             value.requires_grad_(value.requires_grad and id(value) in chosen)
@@ -70,19 +68,19 @@ class FineTuned(Network):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The trained layers' parameters by the names that they have in the whole network."""
+        """The trained layers' parameters, named as in the complete network."""
         chosen, named = self._chosen(), super().named_parameters(prefix, recurse, remove_duplicate)
         return ((name, value) for name, value in named if id(value) in chosen)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """The trained layers' buffers by the names that they have in the whole network."""
+        """The trained layers' buffers, named as in the complete network."""
         chosen, named = self._chosen(), super().named_buffers(prefix, recurse, remove_duplicate)
         return ((name, value) for name, value in named if id(value) in chosen)
 
     def train(self, mode: bool = True) -> "FineTuned":
-        """Set the mode of the trained layers and of what runs between and after them; all else stays in eval mode."""
+        """Set the mode of the trained layers and those between and after them; all others stay in eval mode."""
         self.whole.train(False)
         self.training = mode
         for part in self.live:
@@ -110,50 +108,50 @@ def layers_in_order(network: Network, shape: Shape) -> list[nn.Module]:
 
 
 def last_layers(network: Network, shape: Shape, count: int) -> tuple[list[nn.Module], list[nn.Module]]:
-    """The last ``count`` layers with weights, and these with all that runs after the first of them without weights.
+    """The last ``count`` layers with weights, and these with the layers without weights after the first of them.
 
     A norm belongs to the layer before it. The classifier is the last layer, whatever runs in parallel.
     """
     order = [part for part in layers_in_order(network, shape) if part is not network.classifier]
-    weighty = [part for part in order if part._parameters or part._buffers]
-    starts = [index for index, part in enumerate(weighty) if not index or not isinstance(part, NORMS)]
+    weighted = [part for part in order if part._parameters or part._buffers]
+    starts = [index for index, part in enumerate(weighted) if not index or not isinstance(part, NORMS)]
     if count > len(starts) + 1:
         most = counted(len(starts) + 1, "layer")
         raise UserError(f"--train last({count}): this network has only {most} with weights; give fewer, or --train all")
-    trained = weighty[starts[len(starts) + 1 - count] :] if count > 1 else []
+    trained = weighted[starts[len(starts) + 1 - count] :] if count > 1 else []
     first = order.index(trained[0]) if trained else len(order)
     trained.append(network.classifier)
-    live = [part for part in order[first:] if part in trained or part not in weighty]
+    live = [part for part in order[first:] if part in trained or part not in weighted]
     return trained, [*live, network.classifier]
 
 
-MODAL = ("dropout", "batch_norm", "instance_norm", "rrelu")  # functions that are told whether the network trains
+MODAL = ("dropout", "batch_norm", "instance_norm", "rrelu")  # functions with an argument for the training mode
 
 
 class Tail(nn.Module):
-    """What follows the frozen part, [B, …] in the shape that images have -> features [B, d]."""
+    """The part of the encoder after the frozen part: [B, …], its output stored like images -> features [B, d]."""
 
     def __init__(self, rest: nn.Module, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.rest = rest
-        self.shape = shape  # of one image's output of the frozen part, as the rest takes it
+        self.shape = shape  # of the frozen part's output for one image
 
     def forward(self, stored: Tensor) -> Tensor:
-        """Through the layers before the classifier that are not frozen."""
+        """Run the layers between the frozen part and the classifier."""
         features: Tensor = self.rest(stored.reshape(len(stored), *self.shape))
         return features.flatten(1)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A network in two: images -> what is stored, with its shape, and what is stored -> features."""
+    """An encoder in two parts: the frozen ``front``, whose output is stored, and the ``tail`` up to the features."""
 
     front: nn.Module
     tail: Tail
 
     @property
     def shape(self) -> Shape:
-        """[ch, h, w] of what is stored for one image."""
+        """[ch, h, w] of the stored output for one image."""
         if len(self.tail.shape) > 3:
             return int(torch.Size(self.tail.shape).numel()), 1, 1
         channels, height, width = (*self.tail.shape, 1, 1)[:3]
@@ -161,10 +159,9 @@ class Cut:
 
 
 def find_cut(network: Network, shape: Shape, count: int) -> Cut | None:
-    """The latest cut before the last ``count`` layers; None where none can be proven."""
+    """The latest possible cut before the last ``count`` layers; None if none is known to be correct."""
     if count == 1:
-        width = network.classifier.in_features
-        return Cut(network.encoder, Tail(nn.Identity(), (width,)))
+        return Cut(network.encoder, Tail(nn.Identity(), (network.classifier.in_features,)))
     trained = last_layers(network, shape, count)[0]
     module = network.module if isinstance(network, AnyNetwork) else network
     with evaluating(module):
@@ -172,7 +169,7 @@ def find_cut(network: Network, shape: Shape, count: int) -> Cut | None:
 
 
 def fine_tune(network: Network, shape: Shape, count: int, *, stored: bool) -> FineTuned:
-    """The network with its last ``count`` layers trained; ``stored``: it is given the frozen part's output."""
+    """The network with its last ``count`` layers trained; ``stored``: its input is the frozen part's output."""
     trained, live = last_layers(network, shape, count)
     cut = find_cut(network, shape, count) if stored else None
     if stored and cut is None:
@@ -181,7 +178,7 @@ def fine_tune(network: Network, shape: Shape, count: int, *, stored: bool) -> Fi
 
 
 class _Innermost(fx.Tracer):
-    """Looks into every module that has parts; those without run as they are."""
+    """Traces into every module that has children."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return not m._modules
@@ -190,7 +187,7 @@ class _Innermost(fx.Tracer):
 def _traced_cut(network: Network, module: nn.Module, trained: Sequence[nn.Module], shape: Shape) -> Cut | None:
     try:
         graph = _Innermost().trace(module)
-    except Exception:  # noqa: BLE001  a forward that depends on its values cannot be traced: it raises anything
+    except Exception:  # noqa: BLE001  tracing a data-dependent forward may raise anything
         return None
     by_name = dict(module.named_modules())
     nodes = list(graph.nodes)
@@ -208,17 +205,17 @@ def _traced_cut(network: Network, module: nn.Module, trained: Sequence[nn.Module
         if rest is None or front is None or any(_modal(node) for node in rest):
             continue
         first, second = _module(module, images[0], front, start), _module(module, start, rest, end)
-        given = run_probe(first, "frozen", shape)
-        if not isinstance(given, Tensor) or given.dtype != torch.float32 or given.dim() < 2 or len(given) != 2:
+        output = run_probe(first, "frozen", shape)
+        if not isinstance(output, Tensor) or output.dtype != torch.float32 or output.dim() < 2 or len(output) != 2:
             continue
-        cut = Cut(first, Tail(second, tuple(given.shape[1:])))
+        cut = Cut(first, Tail(second, tuple(output.shape[1:])))
         if same_output(module, first, nn.Sequential(cut.tail, network.classifier), shape):
             return cut
     return None
 
 
 def _between(nodes: Sequence[fx.Node], start: fx.Node, end: fx.Node) -> list[fx.Node] | None:
-    """What computes ``end`` from ``start`` and nothing else, in the order of the network; None where it needs more."""
+    """The nodes that compute ``end`` from ``start`` alone, in order; None if it depends on more."""
     needed, left = {end}, [end]
     while left:
         node = left.pop()
@@ -234,15 +231,15 @@ def _between(nodes: Sequence[fx.Node], start: fx.Node, end: fx.Node) -> list[fx.
 
 def _module(owner: nn.Module, start: fx.Node, between: Sequence[fx.Node], end: fx.Node) -> nn.Module:
     graph = fx.Graph()
-    made = {start: graph.placeholder("given")}
+    copies = {start: graph.placeholder("x")}
     for node in between:
-        made[node] = graph.node_copy(node, lambda old: made[old])
-    graph.output(made[end])
+        copies[node] = graph.node_copy(node, lambda old: copies[old])
+    graph.output(copies[end])
     return fx.GraphModule(owner, graph)
 
 
 def _modal(node: fx.Node) -> bool:
-    """Whether the step was traced with the network's mode in it, which is not the mode that it will have."""
+    """Whether the training mode during tracing is part of the node."""
     if node.op != "call_function":
         return False
     return "training" in node.kwargs or getattr(node.target, "__name__", "").rstrip("d123_") in MODAL

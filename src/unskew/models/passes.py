@@ -1,7 +1,7 @@
-"""A network's forward and backward pass by hand: the calls that autograd makes, in its order, without its bookkeeping.
+"""Hand-written forward and backward passes: the same calls as autograd's, in the same order, without its bookkeeping.
 
-The bits are autograd's. With few examples in a batch the calls are short, and recording them, finding them again and
-starting them from there takes as long as what they compute. Only networks whose every layer is known here have one.
+The bits are autograd's. For small batches, autograd's bookkeeping takes as long as the computation. Only networks
+whose every layer is in ``LAYERS`` have such passes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +16,9 @@ from torch.autograd.function import once_differentiable
 from unskew.models.conv_pool import FIRST, LATER, ConvPool
 from unskew.models.networks import Network
 
-Forward = Callable[[Tensor], tuple[Tensor, Any]]  # input -> output, what the way back needs
+Forward = Callable[[Tensor], tuple[Tensor, Any]]  # input -> output, what the backward pass needs
 Backward = Callable[[Tensor, Any], tuple[Tensor | None, tuple[Tensor, ...]]]
-"""The output's gradient -> the input's (None for a first layer) and those of the layer's own parameters."""
+"""The output's gradient -> the input's (None for a first layer) and those of the layer's parameters."""
 
 Layer = tuple[Forward, Backward]
 
@@ -31,11 +31,11 @@ _relu_backward = torch.ops.aten.threshold_backward.default
 
 @dataclass(frozen=True)
 class Passes:
-    """The layers of a network's encoder and its classifier, each with its way forward and back."""
+    """The forward and backward functions of a network's encoder layers and classifier."""
 
     encoder: tuple[Layer, ...]
     classifier: Layer
-    params: tuple[Tensor, ...]  # the encoder's, as autograd knows them
+    params: tuple[Tensor, ...]  # the encoder's, for autograd
 
     def gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The mean cross-entropy, and its gradients in the order of the network's parameters."""
@@ -46,20 +46,20 @@ class Passes:
             return loss, _backward(layers, above, saved)
 
     def encode(self, images: Tensor) -> Tensor:
-        """The features, to autograd one step from images and parameters: for any other objective."""
+        """The features as one autograd function of images and parameters, for other objectives."""
         features: Tensor = _Encoded.apply(self.encoder, images, *self.params)  # type: ignore[no-untyped-call]
         return features
 
 
 def build_passes(network: nn.Module) -> Passes | None:
-    """A network's passes by hand; None where a layer is not known here, or not on the CPU."""
+    """A network's passes; None if a layer is not in ``LAYERS`` or not on the CPU."""
     if type(network) is not Network or type(network.encoder) is not nn.Sequential:
         return None
     parts = [*network.encoder, network.classifier]
     if not all(_known(part) for part in [network, network.encoder, *parts]):
         return None
     if len({id(value) for value in network.parameters()}) < sum(len(list(part.parameters())) for part in parts):
-        return None  # a layer that occurs twice: autograd adds its gradients
+        return None  # a layer occurs twice: autograd would add its gradients
     *encoder, classifier = (LAYERS[type(part)](part, index == 0) for index, part in enumerate(parts))
     return Passes(tuple(encoder), classifier, tuple(network.encoder.parameters()))
 
@@ -78,7 +78,7 @@ class _Encoded(torch.autograd.Function):
 
 
 def _known(part: nn.Module) -> bool:
-    """Whether autograd would see nothing of this module but its own parameters, all of them trained."""
+    """Whether the module is plain: a known type without hooks, all its parameters trained on the CPU."""
     hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
     plain = type(part) in LAYERS or type(part) in (Network, nn.Sequential)
     trained = all(value.requires_grad and value.device.type == "cpu" for value in part.parameters(recurse=False))
@@ -88,18 +88,18 @@ def _known(part: nn.Module) -> bool:
 def _forward(layers: Sequence[Layer], value: Tensor) -> tuple[Tensor, list[Any]]:
     saved: list[Any] = []
     for forward, _ in layers:
-        value, kept = forward(value)
-        saved.append(kept)
+        value, state = forward(value)
+        saved.append(state)
     return value, saved
 
 
 def _backward(layers: Sequence[Layer], above: Tensor, saved: Sequence[Any]) -> list[Tensor]:
-    found: list[tuple[Tensor, ...]] = []
-    for (_, backward), kept in zip(reversed(layers), reversed(saved), strict=True):
-        below, own = backward(above, kept)
-        above = above if below is None else below  # None at the first layer, which is the last one here
-        found.append(own)
-    return [gradient for own in reversed(found) for gradient in own]
+    by_layer: list[tuple[Tensor, ...]] = []
+    for (_, backward), state in zip(reversed(layers), reversed(saved), strict=True):
+        below, gradients = backward(above, state)
+        above = above if below is None else below  # None at the first layer, the last one in this loop
+        by_layer.append(gradients)
+    return [gradient for gradients in reversed(by_layer) for gradient in gradients]
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,15 +117,15 @@ def _linear(part: nn.Linear, first: bool) -> Layer:
         return F.linear(x, weight, bias), x
 
     def backward(gradient: Tensor, x: Tensor) -> tuple[Tensor | None, tuple[Tensor, Tensor]]:
-        own = gradient.t().mm(x), gradient.sum(0)
-        return None if first else gradient.mm(weight), own
+        gradients = gradient.t().mm(x), gradient.sum(0)
+        return None if first else gradient.mm(weight), gradients
 
     return forward, backward
 
 
 def _relu(part: nn.ReLU, first: bool) -> Layer:
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        result = x.relu() if first else x.relu_()  # no layer before it needs its own output on the way back
+        result = x.relu() if first else x.relu_()  # the layer before does not need its output in the backward pass
         return result, result
 
     def backward(gradient: Tensor, result: Tensor) -> tuple[Tensor | None, tuple[()]]:
@@ -145,12 +145,12 @@ def _flatten(part: nn.Flatten, first: bool) -> Layer:
 
 
 def _conv_pool(part: ConvPool, first: bool) -> Layer:
-    weight, bias = part.weight.detach(), part.bias.detach()  # type: ignore[union-attr]  # one without a bias is not known
+    weight, bias = part.weight.detach(), part.bias.detach()  # type: ignore[union-attr]  # _known requires a bias
     forward, backward = FIRST if first else LATER
 
     def back(gradient: Tensor, saved: tuple[Tensor, ...]) -> tuple[Tensor | None, tuple[Tensor, Tensor]]:
-        below, *own = backward(gradient, saved)
-        return below, (own[0], own[1])
+        below, weight_gradient, bias_gradient = backward(gradient, saved)
+        return below, (weight_gradient, bias_gradient)
 
     return lambda x: forward(x, weight, bias), back
 

