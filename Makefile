@@ -54,13 +54,20 @@ faults: $(READY) ## Break things on purpose, for MINUTES (10): is a wrong result
 bench: $(READY) ## Speed, side by side in one run; UNSKEW_DATA names a folder with CIFAR-10
 	$(BIN)/python benchmarks/run.py --out benchmarks/results.md
 
+BLAZEFL_PYTHON := $(shell command -v python3.14t || command -v python3.14)
+
 .venv-peers/ready: benchmarks/peers.txt
 	@echo "Building .venv-peers: pfl-research, Flower's simulator and PyTorch take some minutes."
 	@$(PYTHON) -m venv .venv-peers
 	@.venv-peers/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt
 	@touch .venv-peers/ready
 
-peers: $(READY) .venv-peers/ready ## Rounds of pfl-research and Flower's simulator beside ours, in turn; builds an environment for them
+.venv-blazefl/ready: # pfl-research needs a Python below 3.13, BlazeFL 3.14
+	@$(BLAZEFL_PYTHON) -m venv .venv-blazefl
+	@.venv-blazefl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 numpy blazefl==3.0.0
+	@touch .venv-blazefl/ready
+
+peers: $(READY) .venv-peers/ready $(if $(BLAZEFL_PYTHON),.venv-blazefl/ready) ## Rounds of pfl-research, Flower, BlazeFL and a plain loop beside ours, in turn; builds environments for them
 	$(BIN)/python benchmarks/peers.py
 
 docs: $(READY) ## Build the documentation site into site/, strictly and without the network

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from plain_network import SimpleCNN, read_clients
+from plain_network import read_clients, read_network
 from turns import Turn
 
 DATA, TURNS = "UNSKEW_PEER_DATA", "UNSKEW_PEER_TURNS"  # variables: the actors are other processes
@@ -31,7 +31,8 @@ client_app, server_app = ClientApp(), ServerApp()
 def held():
     """Each client's images and labels, and the network that all of them train in: once a process."""
     torch.set_num_threads(1)
-    return read_clients(np.load(os.environ[DATA])), SimpleCNN()
+    data = np.load(os.environ[DATA])
+    return read_clients(data), read_network(data)()
 
 
 @client_app.train()
@@ -52,7 +53,7 @@ def train(message: Message, context: Context) -> Message:
 def serve(grid: Grid, context: Context) -> None:
     while len(nodes := list(grid.get_node_ids())) < _clients():
         time.sleep(0.1)
-    model, turn = SimpleCNN().state_dict(), Turn(os.environ[TURNS])
+    model, turn = read_network(np.load(os.environ[DATA]))().state_dict(), Turn(os.environ[TURNS])
     while turn.wait():
         content = RecordDict({"arrays": ArrayRecord(model)})
         asked = [Message(content=content, message_type="train", dst_node_id=node) for node in nodes]

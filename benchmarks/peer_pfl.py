@@ -21,17 +21,21 @@ from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 
-from plain_network import SimpleCNN, read_clients
+from plain_network import read_clients, read_network
 from turns import Turn
 
 ENDLESS = 10**9
 
 
-class Trained(SimpleCNN):
+class Trained(torch.nn.Module):
     """The network with the two functions that pfl asks a module for."""
 
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
     def loss(self, images, labels, eval=False):
-        return F.cross_entropy(self(images), labels)
+        return F.cross_entropy(self.network(images), labels)
 
     def metrics(self, images, labels, eval=True):
         return {}
@@ -53,14 +57,15 @@ class InTurn(TrainingProcessCallback):
 
 
 def main(file, address):
-    clients = read_clients(np.load(file))
+    data = np.load(file)
+    clients = read_clients(data)
     numbers = list(range(len(clients)))
     federated = FederatedDataset(
         lambda number: Dataset([*clients[number]], user_id=str(number)),
         get_user_sampler("minimize_reuse", numbers),
         user_id_to_weight={number: len(clients[number][1]) for number in numbers},
     )
-    network = Trained()
+    network = Trained(read_network(data)())
     model = PyTorchModel(
         network,
         lambda params, lr=0.01: torch.optim.SGD(params, lr, 0.9, weight_decay=1e-5),

@@ -18,7 +18,8 @@ def main(file, cores, augment, address):
     client = data["client"]
     population = Population.from_partition(Partition(client, int(client.max()) + 1, "peers", 0))
     local = Local(epochs=1, augment=augment == "augmented")
-    federation, turn = Federation(images, population, local, "pool", workers=int(cores)), Turn(address)
+    federation = Federation(images, population, local, "pool", workers=int(cores), model=str(data["model"]))
+    turn = Turn(address)
     while turn.wait():
         federation.round()
         turn.done()

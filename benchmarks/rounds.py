@@ -24,8 +24,9 @@ from unskew.round import driver
 class Federation:
     """An engine and the state of its server."""
 
-    def __init__(self, images, population, local, engine, workers=2, per_round=None, method="fedavg"):
-        self.blueprint = Blueprint(method, models.choose_model(images.shape), images.shape, len(images.classes), local)
+    def __init__(self, images, population, local, engine, workers=2, per_round=None, method="fedavg", model=None):
+        model = model or models.choose_model(images.shape)
+        self.blueprint = Blueprint(method, model, images.shape, len(images.classes), local)
         data = dataset(images, population)
         self.side = side = build(self.blueprint, data)
         models.initialise(side.network, Key(0))
@@ -81,7 +82,7 @@ class PlainProcess:
         client = np.full(len(images.train), -1, np.int32)
         client[population.order] = np.repeat(np.arange(population.clients), population.sizes)
         arrays = {"images": images.train.images, "labels": images.train.labels, "client": client}
-        np.savez(f"{self.folder.name}/data.npz", mean=images.mean, std=images.std, **arrays)
+        np.savez(f"{self.folder.name}/data.npz", mean=images.mean, std=images.std, model="simple-cnn", **arrays)
 
     def __enter__(self):
         command = [sys.executable, str(Path(__file__).with_name("plain.py")), f"{self.folder.name}/data.npz"]

@@ -205,10 +205,12 @@ class Full:
         return {"sums": (held, width), "second": (held, width * (width + 1) // 2)}
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
-        """Write the second moments of features [n, d], which ``parts`` has by class, into ``sums``."""
-        upper = triangle(features.shape[1])
+        """Write the second moments of features [n, d], which ``parts`` has by class in float64, into ``sums``."""
+        width = features.shape[1]
+        square, upper = torch.empty(width, width, dtype=torch.float64), triangle(width)
         for part, second in zip(parts, sums["second"], strict=True):
-            torch.index_select((part.t() @ part).flatten(), 0, upper, out=second)
+            torch.mm(part.t(), part, out=square)
+            torch.index_select(square.view(-1), 0, upper, out=second)
 
     def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
         """[d, d], Σ(z − μ)(z − μ)ᵀ of one class, where the form knows it."""
@@ -274,6 +276,7 @@ class Shared:
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
         """As in Full."""
+        features = features.double()
         product = (features.t() @ features).flatten()
         torch.index_select(product, 0, triangle(features.shape[1]), out=sums["second"])
 

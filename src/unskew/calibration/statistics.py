@@ -301,7 +301,7 @@ class ClassStatistics:
         """
         form, classes, labels = parse_form(form), whole_number(classes, "classes", 1, MAX_CLASSES), as_labels(labels)
         check_batch(features, labels, classes)
-        features = features.detach().cpu().double()
+        features = features.detach().cpu()
         order = torch.argsort(labels, stable=True)
         held, number = torch.unique_consecutive(labels[order], return_counts=True)
         if not len(held):
@@ -309,7 +309,7 @@ class ClassStatistics:
         check_memory(form, len(held), features.shape[1])
         shapes = form.shapes(len(held), features.shape[1])
         sums = {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes.items()}
-        parts = torch.split_with_sizes(features[order], number.tolist())
+        parts = torch.split_with_sizes(features.index_select(0, order).double(), number.tolist())
         for part, total in zip(parts, sums["sums"], strict=True):
             torch.sum(part, 0, out=total)
         if not bool(sums["sums"].isfinite().all()):  # thousands of times fewer numbers than features
