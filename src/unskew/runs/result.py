@@ -157,7 +157,7 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     if result.examples is None or result.bytes_up is None or result.bytes_down is None:  # a release
         rows.append(("trained", f"{counted(result.rounds, 'round')}, {format_duration(result.seconds)}"))
     else:
-        rate = f"{format_duration(result.seconds)}, {format_rate(result.examples_per_second)} examples per second"
+        rate = f"{format_duration(result.seconds)}, {format_rate(result.examples_per_second or 0)} examples per second"
         rows += [
             ("trained", f"{counted(result.rounds, 'round')}, {result.examples:,} examples, {rate}"),
             ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
