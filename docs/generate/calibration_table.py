@@ -2,7 +2,8 @@
 
 `make calibration-table`. FedAvg, dirichlet, 10 clients, 40 rounds of 5 epochs, then every calibration of the finished
 runs. Settings are chosen with `--choose`: on runs that never saw the 5,000 training images they are judged by. Finished
-runs and calibrations in the work folder are kept. UNSKEW_DATA names the folder with CIFAR-10.
+runs and calibrations in the work folder are kept. `--sizes` trains nothing and only computes the MB column again.
+UNSKEW_DATA names the folder with CIFAR-10.
 """
 
 import argparse
@@ -14,7 +15,14 @@ import numpy as np
 from methods_table import replaced, train
 
 import unskew
+from unskew import models
+from unskew.calibration import parse_calibration
+from unskew.calibration.covariances import Diagonal, statistics_bytes
+from unskew.calibration.finisher import RealFeatures
+from unskew.calibration.mixture import PASSES
+from unskew.core.key import Key
 from unskew.core.machine import cores
+from unskew.data.partition import partition_examples
 from unskew.data.sources import load
 from unskew.runs.finished import plain_name
 from unskew.runs.result import Result, read_result
@@ -84,6 +92,33 @@ def costs(result: Result) -> list[str]:
     return lines
 
 
+def sizes(page: str) -> list[str]:
+    """The page's tables with the megabytes that the clients of the first run send today."""
+    folder, (alpha, seed) = os.environ.get("UNSKEW_DATA"), RUNS[0]
+    images = load("cifar10", Path(folder) if folder else None)
+    scheme, labels, classes = f"dirichlet(alpha={alpha})", images.train.labels, len(images.classes)
+    client = partition_examples(scheme, labels, clients=10, key=Key(seed), classes=classes).client
+    held = [len(np.unique(labels[client == number])) for number in range(10)]
+    network = models.build("simple-cnn", images.shape, classes)
+
+    def megabytes(source: str) -> float:
+        needs = parse_calibration(source).needs
+        if isinstance(needs, RealFeatures):
+            return 0.0
+        width, parts = needs.encoder(network, images.shape)[1], needs.components
+        exchanges = [(needs.form, 1)]
+        if parts > 1:  # the parts are found in several passes
+            exchanges += [(needs.form, parts), *[(Diagonal(), parts)] * PASSES]
+        return sum(statistics_bytes(form, own * parts, width) for form, parts in exchanges for own in held) / 1e6
+
+    lines = page.partition("<!-- table -->\n")[2].partition("\n<!-- /table -->")[0].splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("| `"):
+            source, _, seconds = line.strip("| ").split(" | ")
+            lines[number] = f"| {source} | {megabytes(source.strip('`')):.1f} | {seconds} |"
+    return lines
+
+
 def promised(source: str, epsilon: float, clip: float) -> str:
     """A calibration with differential privacy, as the run names it."""
     return f"{source} + private(epsilon={epsilon:g}, delta=1e-05, clip={clip:g})"
@@ -122,7 +157,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs/calibration"), help="where the runs lie")
     parser.add_argument("--choose", action="store_true", help="compare settings on a validation part, write nothing")
+    parser.add_argument("--sizes", action="store_true", help="compute the MB column again, train nothing")
     options = parser.parse_args()
+    guide = DOCS / "how-to" / "calibration.md"
+    if options.sizes:
+        page = guide.read_text(encoding="utf-8")
+        guide.write_text(replaced(page, "table", sizes(page)), encoding="utf-8")
+        return
     options.work.mkdir(parents=True, exist_ok=True)
     if options.choose:
         print("\n".join(choose(options.work)))  # noqa: T201
@@ -135,7 +176,6 @@ def main() -> None:
     with ThreadPoolExecutor(cores()) as pool:
         list(pool.map(lambda job: train(*job), jobs))
     results = {named: calibrated(job[0], *COLUMNS) for named, job in zip(RUNS, jobs, strict=True)}
-    guide = DOCS / "how-to" / "calibration.md"
     words = [*table(results), *costs(results[RUNS[0]])]
     guide.write_text(replaced(guide.read_text(encoding="utf-8"), "table", words), encoding="utf-8")
 
