@@ -111,8 +111,8 @@ def test_an_interrupted_sweep_goes_on_and_ends_like_one_that_never_stopped(made,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": 2}, "contains another sweep: epochs 1 there"),
-        ({"validation": 0.2}, r"contains another sweep: validation 0.15 there"),
+        ({"epochs": 2}, "contains another sweep, with epochs 1;"),
+        ({"validation": 0.2}, r"contains another sweep, with validation 0.15;"),
         ({"over": ["lr=0.3,1000", "batch=8,16"]}, r"contains another sweep, over lr=.*; momentum=0,0.9; choose"),
         ({"trials": 3}, "contains another sweep, over"),
     ],
@@ -150,8 +150,8 @@ def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(made, tmp_
         ({"lr": 0.1}, "lr is both fixed and varied"),
         ({"validation": 0.0}, "a sweep never uses the test images"),
         ({"by": "ccvr"}, "--by ccvr: the calibrations of fedavg are: none; add ccvr to --method"),
-        ({"by": "ccvr", "method": "fedavg + lda"}, r"--by ccvr: the method fedavg \+ lda makes lda; add ccvr"),
-        ({"by": "lda", "method": "fedavg + lda + secure"}, r"makes lda \+ secure"),
+        ({"by": "ccvr", "method": "fedavg + lda"}, r"--by ccvr: the calibrations of fedavg \+ lda are: lda; add ccvr"),
+        ({"by": "lda", "method": "fedavg + lda + secure"}, r"are: lda \+ secure; add lda"),
         (
             {"over": ["method=fedavg,scaffold", "optimizer=sgd,adam"]},
             "with method scaffold, optimizer adam: scaffold with",

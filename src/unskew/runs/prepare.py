@@ -434,9 +434,7 @@ def _fit_pretrained(network: Network, file: Tensors, config: Config) -> tuple[Te
         layers = " and ".join(f"{layer} ({reason})" for layer, reason in reasons.items())
         note += f"; {layers} {'is' if len(reasons) == 1 else 'are'} initialized from the seed"
     if fit.norms:
-        note += (
-            f"; the network has no running statistics, so those of {counted(fit.norms, 'BatchNorm layer')} are ignored"
-        )
+        note += f"; running statistics of {counted(fit.norms, 'BatchNorm layer')} are ignored: the network has none"
     return fit.values, note
 
 
