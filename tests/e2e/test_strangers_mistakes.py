@@ -120,7 +120,7 @@ def test_an_engine_from_python_is_a_function_of_a_module():
     import outside_engines
 
     with pytest.raises(
-        unskew.UserError, match="engine must be a name, or a function in a module that takes an EngineSetup"
+        unskew.UserError, match="engine must be a name, or an importable function of an EngineSetup"
     ):
         unskew.run(engine=lambda setup: None, rounds=1)
     with pytest.raises(unskew.UserError, match="not 3"):

@@ -29,14 +29,14 @@ TOTALS = ("bytes_up", "bytes_down", "failures")  # also logged as sums over the 
 
 
 class Logger:
-    """An observer that writes a log. If the log fails, one note reports it and the run continues without it."""
+    """An observer that writes a log. If logging fails, a note reports it and the run continues without the log."""
 
     def __init__(self, name: str, backend: Backend, note: Callable[[str], None]) -> None:
         self._name, self._note = name, note
         self._backend: Backend | None = backend
         self._path: Path | None = None  # of the run, once it has begun
         self._rounds = 0
-        self._held: Container[int] = ()
+        self._logged: Container[int] = ()
         self._totals = dict.fromkeys(TOTALS, 0.0)
 
     def __call__(self, event: Overview | Metrics | Event) -> None:
@@ -62,21 +62,22 @@ class Logger:
             return
         try:
             work(backend)
-        except Exception as error:  # noqa: BLE001  others' code, a full disk, a lost server: the run must not fail for it
+        except Exception as error:  # noqa: BLE001  whatever fails in a logger, the run must continue
             self._backend = None
             with suppress(Exception):
                 backend.close(False)
-            what = " ".join(f"{type(error).__name__}: {error}".split())
-            self._note(f"the {self._name} log failed ({what}); the run continues without it")
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            self._note(f"the {self._name} log failed ({reason}); the run continues without it")
 
     def _log(self, backend: Backend, event: Overview | Metrics | Event) -> None:
         if isinstance(event, Overview):
             self._path, self._rounds = event.path, event.config.rounds
             folder = event.path / "logs" / self._name
             folder.mkdir(parents=True, exist_ok=True)
-            self._held = backend.start(folder, event, facts_of(event))
-            for row in earlier(event):
-                self._round(backend, row)
+            self._logged = backend.start(folder, event, list_facts(event))
+            for row in read_metrics(event.path):
+                if row["round"] < event.first_round:
+                    self._round(backend, row)
         elif isinstance(event, Metrics):
             self._round(backend, asdict(event))
         elif isinstance(event, InitialModel):
@@ -84,43 +85,42 @@ class Logger:
             final = {f"final/{name}": value for name, value in figures.items()} if not self._rounds else {}
             backend.write(0, {f"start/{name}": value for name, value in figures.items()} | final)
         elif isinstance(event, Calibrated):
-            made, name = event.result, calibration_file(Path(), event.result.name).stem
-            figures = {"accuracy": made.accuracy, "loss": made.loss, "bytes_up": float(made.bytes_up)}
+            result, name = event.result, calibration_file(Path(), event.result.name).stem
+            figures = {"accuracy": result.accuracy, "loss": result.loss, "bytes_up": float(result.bytes_up)}
             backend.write(self._rounds, {f"{name}/{key}": value for key, value in figures.items()})
 
     def _round(self, backend: Backend, row: Mapping[str, Any]) -> None:
-        number, figures = row["round"], figures_of(row)
+        number, figures = row["round"], list_figures(row)
         for name in TOTALS:
             if name in figures:
                 self._totals[name] += figures[name]
                 figures[f"total/{name}"] = self._totals[name]
         if number == self._rounds:
             figures |= {f"final/{name}": figures[name] for name in ("accuracy", "loss") if name in figures}
-        if number not in self._held:
+        if number not in self._logged:
             backend.write(number, figures)
 
 
-def facts_of(seen: Overview) -> dict[str, str | int | float | bool]:
-    """The configuration, and what is known of the data before the first round."""
-    options = {key: value for key, value in asdict(seen.config).items() if value is not None}
+def list_facts(overview: Overview) -> dict[str, str | int | float | bool]:
+    """The configuration, and the facts about the data before the first round."""
+    options = {key: value for key, value in asdict(overview.config).items() if value is not None}
     private = {
-        **({} if seen.emd is None else {"emd": seen.emd}),
-        "partition_hash": seen.partition.hash,
-        "train_examples": len(seen.images.train) or seen.population.roster.examples,
+        **({} if overview.emd is None else {"emd": overview.emd}),
+        "partition_hash": overview.partition.hash,
+        "train_examples": len(overview.images.train) or overview.population.roster.examples,
     }
-    known = {
-        "engine": seen.engine,
-        "workers": seen.processes.count - 1,
-        **({} if seen.algorithm.released else private),
-        "parameters": seen.parameters,
-        "test_examples": len(seen.images.test),
-        "classes": len(seen.images.classes),
+    return options | {
+        "engine": overview.engine,
+        "workers": overview.processes.count - 1,
+        **({} if overview.algorithm.released else private),
+        "parameters": overview.parameters,
+        "test_examples": len(overview.images.test),
+        "classes": len(overview.images.classes),
     }
-    return options | known
 
 
-def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """A round's numbers under the names they have in metrics.jsonl, with its rate and how many visits failed."""
+def list_figures(row: Mapping[str, Any]) -> dict[str, float]:
+    """A round's numbers named as in metrics.jsonl, with its rate and the number of failed visits."""
     numbers = {
         key: float(value)
         for key, value in row.items()
@@ -132,11 +132,6 @@ def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
     return numbers | {"examples_per_second": rate, "failures": float(len(row.get("failures", ())))}
 
 
-def earlier(seen: Overview) -> list[dict[str, Any]]:
-    """The rounds that were done before, from metrics.jsonl."""
-    return [row for row in read_metrics(seen.path) if row["round"] < seen.first_round]
-
-
 @accepts
 def open_logger(name: str, note: Callable[[str], None] | None = None) -> Logger:
     """A logger to pass as ``observe``.
@@ -146,35 +141,34 @@ def open_logger(name: str, note: Callable[[str], None] | None = None) -> Logger:
     name
         tensorboard, wandb, mlflow, or ``package.module:function(knobs)``, which returns a Backend.
     note
-        Called with a message if the log fails; by default that is a warning.
+        Called with a message if logging fails; by default it issues a warning.
 
     Returns
     -------
     The logger, also a context manager that closes the log.
     """
-    make = _outside(name) if ":" in name else LOGGERS.get(name)
+    make = _load_plugin(name) if ":" in name else LOGGERS.get(name)
     if make is None:
         raise UserError(f"--log {name}: {nearest(name, LOGGERS)}; or give package.module:function")
     folder = re.sub(r"[^\w.-]+", "-", name)
-    return Logger(folder, _opened(name, make), note or (lambda text: warnings.warn(text, stacklevel=2)))
+    return Logger(folder, _open_backend(name, make), note or (lambda text: warnings.warn(text, stacklevel=2)))
 
 
-def _outside(name: str) -> Callable[[], Backend]:
+def _load_plugin(name: str) -> Callable[[], Backend]:
     calls = text.parse_calls(name, "--log")
     if len(calls) > 1:
         raise text.complain(name, calls[1].start, "give one --log per logger")
     return partial(text.apply, calls[0], load_function(calls[0].name, "--log"), "--log")
 
 
-def _opened(name: str, make: Callable[[], Backend]) -> Backend:
+def _open_backend(name: str, make: Callable[[], Backend]) -> Backend:
     try:
         backend = make()
     except UserError:
         raise
-    except Exception as error:  # someone else's code may raise anything
+    except Exception as error:  # plug-ins may raise anything
         raise UserError(f"--log {name} cannot be opened: {type(error).__name__}: {error}") from error
-    missing = [part for part in ("start", "write", "close") if not callable(getattr(backend, part, None))]
-    if missing:
+    if missing := [part for part in ("start", "write", "close") if not callable(getattr(backend, part, None))]:
         raise UserError(
             f"--log {name}: it returns {a_kind(backend)} without {', '.join(missing)}; "
             "return an object with start, write and close"
