@@ -371,7 +371,9 @@ def test_a_model_is_loaded_with_its_own_classifier_or_a_calibrated_one(capsys, r
     assert accuracy_of(unskew.load(run), run) == result(run)["accuracy"]
     for name in rows(run):
         assert accuracy_of(unskew.load(run, name), run) == rows(run)[name]["accuracy"]
-    with pytest.raises(unskew.UserError, match=r"has no calibration 'ccvr'; available: ccvr\(per_class=40, epochs=2\), l"):
+    with pytest.raises(
+        unskew.UserError, match=r"has no calibration 'ccvr'; available: ccvr\(per_class=40, epochs=2\), l"
+    ):
         unskew.load(run, "ccvr")
 
 
