@@ -99,7 +99,7 @@ def test_a_nodes_public_key_is_read_as_the_pem_that_the_node_sends(tmp_path):
 )
 def test_what_flower_would_not_take_as_a_key_is_refused_with_how_to_make_one(tmp_path, content):
     (tmp_path / "a.pub").write_bytes(content)
-    with pytest.raises(UserError, match=r"a\.pub is not a public key that Flower takes; make one with: ssh-keygen"):
+    with pytest.raises(UserError, match=r"a\.pub is not a public key for Flower; make one with: ssh-keygen"):
         public_pem(tmp_path / "a.pub")
-    with pytest.raises(UserError, match="it is not there"):
+    with pytest.raises(UserError, match="does not exist"):
         public_pem(tmp_path / "b.pub")

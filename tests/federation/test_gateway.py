@@ -212,7 +212,7 @@ def test_a_public_key_without_its_private_key_opens_nothing(door):
     ]
     for headers in forged:
         answered = door.call(headers=headers)
-        assert (answered[0], reason(answered)) == (401, "the signature is not that of the node's key")
+        assert (answered[0], reason(answered)) == (401, "the signature does not match the node's key")
     answered = door.call(headers={name: value for name, value in right.items() if name != "flwr-timestamp"})
     assert (answered[0], reason(answered)) == (401, "the request is not signed")
     assert door.flower.requests == []
@@ -233,7 +233,7 @@ def test_a_signature_counts_once_and_on_no_other_path(door):
     assert door.call(headers=headers)[0] == 200
     for path in (PUSH, "/v1/fleet/get-fab"):
         answered = door.call(path, headers=headers)
-        assert (answered[0], reason(answered)) == (503, "the request was here before")
+        assert (answered[0], reason(answered)) == (503, "the request is a repetition")
     assert len(door.flower.requests) == 1
 
 
@@ -275,7 +275,7 @@ def test_a_key_that_is_taken_away_replaced_or_added_counts_from_the_next_second_
 def test_each_question_has_a_largest_size(door):
     for path, size in ROUTES.items():
         answered = door.call(path, size=size + 1)
-        assert (answered[0], "the most for this question" in reason(answered)) == (413, True), path
+        assert (answered[0], "the limit for its path" in reason(answered)) == (413, True), path
     assert door.flower.requests == []
 
 
@@ -299,7 +299,7 @@ def test_bodies_of_one_node_and_of_all_nodes_have_a_limit_in_memory(make_door):
         while door.gateway._budget.total < 2000:
             time.sleep(0.01)
         answered = door.call()
-        assert (answered[0], reason(answered)) == (503, "too much is on its way already; try again")
+        assert (answered[0], reason(answered)) == (503, "the gateway is busy; try again")
         first.sendall(b"x")
         assert answer(first)[0] == 200
         assert door.call()[0] == 200

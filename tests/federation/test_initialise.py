@@ -107,11 +107,11 @@ def test_a_renewed_certificate_is_new_and_signed_by_the_same_authority(tmp_path)
     ("given", "message"),
     [
         ({"nodes": ["../a"]}, r"node name '\.\./a': give at most 32 letters"),
-        ({"nodes": ["a", "a"]}, "node a is named twice"),
+        ({"nodes": ["a", "a"]}, "node a is given twice"),
         ({"port": 0, "host": "x"}, "--port 0"),
         ({"port": 70000}, "--port 70000"),
         ({"host": "http://x"}, "--host 'http://x': give the name or address"),
-        ({"keys": {"c": Path("nowhere.pub")}}, "nowhere.pub cannot be read"),
+        ({"keys": {"c": Path("nowhere.pub")}}, "nowhere.pub does not exist"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, given, message):
@@ -129,7 +129,7 @@ def test_a_folder_that_is_something_else_is_left_alone(tmp_path):
 
 def test_another_address_or_a_known_node_is_refused_for_a_federation_that_is_there(tmp_path):
     initialise(tmp_path, nodes=["a"])
-    with pytest.raises(UserError, match=r"--port 9: this federation has 8000, and its nodes know it"):
+    with pytest.raises(UserError, match=r"--port 9: this federation uses 8000; to change it, edit"):
         initialise(tmp_path, port=9)
     with pytest.raises(UserError, match="node a exists already"):
         initialise(tmp_path, nodes=["a"])

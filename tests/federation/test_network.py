@@ -67,7 +67,7 @@ def test_nobody_there_is_not_reached(trusted):
 
 def test_another_federation_is_named_as_such(serve, trusted, tmp_path):
     port = serve(tls(tmp_path, ["127.0.0.1"], network.make_authority("there")))
-    with pytest.raises(UserError, match=r"cannot be trusted: .*; ca\.crt of this node is not that of the server's"):
+    with pytest.raises(UserError, match=r"cannot be trusted: .*; this node's ca\.crt belongs to another federation"):
         greet(f"127.0.0.1:{port}", trusted)
 
 
@@ -80,7 +80,7 @@ def test_another_name_is_named_as_such(serve, trusted, tmp_path):
 def test_an_expired_certificate_is_named_as_such(serve, trusted, tmp_path, monkeypatch):
     monkeypatch.setattr(network, "SERVER_DAYS", 0)
     port = serve(tls(tmp_path, ["127.0.0.1"]))
-    with pytest.raises(UserError, match=r"expired; compare the clocks, or make a new one .*--renew"):
+    with pytest.raises(UserError, match=r"expired; check both clocks, or renew it .*--renew"):
         greet(f"127.0.0.1:{port}", trusted)
 
 
@@ -110,7 +110,7 @@ def test_a_connection_with_itself_is_no_server(tmp_path, monkeypatch):
     own = {"source_address": ("127.0.0.1", port)}
     monkeypatch.setattr(socket, "create_connection", lambda *given, **more: connect(*given, **more, **own))
     (tmp_path / "ca.crt").write_bytes(SIGNER.certificate)
-    with pytest.raises(NotReached, match="nobody listens"):
+    with pytest.raises(NotReached, match="no program listens"):
         greet(f"127.0.0.1:{port}", tmp_path / "ca.crt")
 
 

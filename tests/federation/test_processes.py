@@ -76,7 +76,7 @@ def test_a_second_watcher_over_the_same_folder_is_refused(tmp_path):
     watcher = subprocess.Popen([sys.executable, "-c", text, WATCHER.decode()], env={**ENVIRONMENT, MARK: mark})
     try:
         until(lambda: marked(mark))
-        with pytest.raises(UserError, match=f"the server is already running as process {watcher.pid}; end it with"):
+        with pytest.raises(UserError, match=f"the server is already running as process {watcher.pid}; stop it with"):
             claim(mark, "the server", print)
         assert watcher.poll() is None
     finally:

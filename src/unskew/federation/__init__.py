@@ -1,4 +1,4 @@
-"""A real federation's machines: certificates, keys, and Flower's processes, started, watched and stopped.
+"""Operating a real federation: certificates, keys, and Flower's processes, started, supervised and stopped.
 
-Nothing here imports PyTorch: what watches over processes stays small.
+Nothing here imports PyTorch, so the supervisors stay small.
 """

@@ -16,12 +16,12 @@ USAGE = "usage: python -m unskew.federation server DIR | node DIR [both|service|
 
 
 class Stopped(BaseException):
-    """A signal asks us to end: not an error."""
+    """A signal asked this process to exit; not an error."""
 
 
 def main() -> int:
-    """Run a server or a node until a signal comes; the exit code."""
-    os.umask(0o077)  # for all that the programs write: databases, logs, memories, run directories
+    """Run a server or a node until a signal arrives; return the exit code."""
+    os.umask(0o077)  # for everything the programs write: databases, logs, client memories, run directories
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
@@ -36,12 +36,12 @@ def main() -> int:
 
 
 def say(line: str) -> None:
-    """One line for the person at the terminal, or for the journal."""
+    """Print a line for the terminal or the journal."""
     print(line, flush=True)  # noqa: T201
 
 
 def watch(words: list[str]) -> None:
-    """Watch over the programs of a server or a node."""
+    """Supervise the programs of a server or a node."""
     match words:
         case ["server", folder]:
             federation = read_federation(Path(folder))
@@ -58,7 +58,7 @@ def watch(words: list[str]) -> None:
 
 
 def become(mark: str, words: list[str]) -> None:
-    """Be this program, with the mark by which ``status`` and ``stop`` know it: start anew in the same process."""
+    """Restart this process with the mark by which ``status`` and ``stop`` recognize it."""
     if os.environ.get(MARK) != mark:
         sys.stdout.flush()
         command = [sys.executable, "-P", "-m", WATCHER.decode(), *words]
@@ -67,7 +67,7 @@ def become(mark: str, words: list[str]) -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, signal.SIG_IGN)  # a second one has nothing to add: the programs are being ended
+        signal.signal(stop, signal.SIG_IGN)  # the programs are already being ended
     raise Stopped(number)
 
 

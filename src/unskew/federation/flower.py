@@ -1,11 +1,11 @@
-"""Flower's programs: their command lines, their environment, and the output of their command ``flwr``.
+"""Flower's programs: their command lines, their environment, and the output of the command ``flwr``.
 
-Three of them start through ``python -m unskew.federation.flower NAME``, which closes what Flower leaves open:
+Three of them start through ``python -m unskew.federation.flower NAME``, which hardens them:
 
-- the SuperLink's port asks for a token of ours on every route for nodes and operators, and Flower's own secret on the
-  one by which tasks are handed out; a node answers in its own name alone;
-- the SuperNode runs no app but ours;
-- the SuperExec starts tasks of one kind, and keeps their tokens off the command line, where every user can read them.
+- the SuperLink's port requires our token on every route for nodes and operators, and Flower's own secret on the route
+  that hands out tasks; a node can answer only in its own name;
+- the SuperNode runs only our app;
+- the SuperExec starts tasks of one kind, and keeps their tokens off the command line, which every user can read.
 """
 
 import hmac
@@ -41,15 +41,15 @@ from unskew.federation.folder import (
     token,
 )
 
-# nothing is sent to Flower's makers, nothing is looked up or installed at run time
+# no telemetry, no look-ups, no installation at run time
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-APP_SECONDS = 180.0  # that an app may take to start; Flower gives up after 30, which a machine under load needs
-DATABASE_SECONDS = 60  # to wait for Flower's database; Flower gives up after 5, which a machine under load needs
-NODE_POLL = 0.2  # seconds between two looks for a message on the node itself; Flower's default is 1
+APP_SECONDS = 180.0  # for an app to start; Flower gives up after 30, too soon on a busy machine
+DATABASE_SECONDS = 60  # to wait for Flower's database; Flower gives up after 5, too soon on a busy machine
+NODE_POLL = 0.2  # seconds between polls on the node itself; Flower's default is 1
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -60,7 +60,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 
 def server_environment(federation: FederationFolder) -> dict[str, str]:
-    """The environment of the server, and so of the runs that it starts: their lines are not cut at 80 letters."""
+    """The environment of the server and of the runs it starts, with lines of 150 characters."""
     return environment(federation.flower_home, COLUMNS="150")
 
 
@@ -73,7 +73,7 @@ _SECRET = "--superexec-auth-secret-file"
 
 
 def python(module: str, *words: str) -> list[str]:
-    """A module of ours as a program; the working folder is not on its path, where others might put a module."""
+    """The command for one of our modules; the working folder, where others may put files, is not on its path."""
     return [sys.executable, "-P", "-m", module, *words]
 
 
@@ -83,7 +83,7 @@ def _program_of_ours(name: str, *words: str) -> list[str]:
 
 
 def superlink(federation: FederationFolder) -> list[str]:
-    """The server, on loopback alone."""
+    """The server, on loopback only."""
     return _program_of_ours(
         "flower-superlink",
         *("--host", "127.0.0.1", "--port", str(federation.settings.control_port)),
@@ -97,7 +97,7 @@ def superlink(federation: FederationFolder) -> list[str]:
 
 
 def supernode(node: NodeFolder, *, port: int, socket: Path) -> list[str]:
-    """The part of a node that talks to the server; ``port`` is for its own programs, on loopback."""
+    """The part of a node that connects to the server; ``port`` is for its own programs, on loopback."""
     return _program_of_ours(
         "flower-supernode",
         *("--superlink", node.settings.server, "--root-certificates", str(node.authority)),
@@ -109,7 +109,7 @@ def supernode(node: NodeFolder, *, port: int, socket: Path) -> list[str]:
 
 
 def superexec(port: int, secret: Path, authority: Path | None) -> list[str]:
-    """What starts the apps of a server, whose authority this is, or of a node, which has none."""
+    """The program that starts the apps of a server, or of a node, which has no authority."""
     trust = ["--insecure"] if authority is None else ["--root-certificates", str(authority)]
     return _program_of_ours(
         "flower-superexec",
@@ -119,14 +119,14 @@ def superexec(port: int, secret: Path, authority: Path | None) -> list[str]:
 
 
 def run_program(words: list[str]) -> None:
-    """One of the three programs, in a process that ends when it raises or returns.
+    """Run one of the three programs, and exit when it raises or returns.
 
-    In Flower's own, other threads would keep the process alive, doing nothing: a SuperNode that has given up returns.
+    Otherwise other threads would keep an idle process alive: a SuperNode that has given up returns.
     """
     sys.argv = words
     try:
         _PROGRAMS[words[0]]()
-    except Exception:  # noqa: BLE001  whatever it is, the process must end
+    except Exception:  # noqa: BLE001  the process must exit in any case
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -134,14 +134,14 @@ def run_program(words: list[str]) -> None:
 
 
 def _module(name: str) -> Any:
-    """A module of Flower's of which we replace a part."""
+    """Import a Flower module in which we replace something."""
     return importlib.import_module(name)
 
 
 def give_apps_time(state: Any) -> None:
     """Give apps ``APP_SECONDS`` to start before Flower takes their task from them.
 
-    After 30 seconds Flower hands the task to another process, which on a machine under load is as late, without end.
+    After 30 seconds Flower hands the task to another process, which on a busy machine is just as late, and so on.
     """
     claim = state.claim_task
     known = {**claim.__globals__, "HEARTBEAT_DEFAULT_INTERVAL": APP_SECONDS}
@@ -251,7 +251,7 @@ def _run_superexec() -> None:
 
 
 def _launch(executor: Any, spec: Any) -> Any:
-    """Start a task as Flower does, with its token in a file that has no name instead of on the command line."""
+    """Start a task as Flower does, with its token in an anonymous file instead of on the command line."""
     from flwr.supercore.constant import TASK_TYPE_TO_APPIO_API_ADDRESS_ARG, TASK_TYPE_TO_COMMAND
     from flwr.supercore.superexec.executor.types import LaunchResult
 
@@ -285,9 +285,9 @@ _PROGRAMS: dict[str, Callable[[], None]] = {
 
 
 class Guard:
-    """Stands before Flower's server: its routes for nodes are the gateway's, those for operators our commands'.
+    """Middleware of Flower's server: only the gateway uses the routes for nodes, only our commands those for operators.
 
-    What Flower's own programs ask, Flower checks: handing out a task needs its secret, all else a task's token.
+    Flower itself checks its own programs: handing out a task needs its secret, everything else a task's token.
     """
 
     def __init__(self, app: Any, secret: bytes) -> None:
@@ -301,7 +301,7 @@ class Guard:
     async def __call__(
         self, scope: dict[str, Any], receive: Any, send: Callable[[dict[str, Any]], Awaitable[None]]
     ) -> None:
-        """Pass on what may pass."""
+        """Pass on what is allowed."""
         refusal = 401, "this port is for the programs of the server itself"
         if scope["type"] == "lifespan" or (scope["type"] == "http" and self._may_pass(scope)):
             try:
@@ -309,7 +309,10 @@ class Guard:
             except Exception as error:
                 if type(error).__name__ != "OperationalError" or "locked" not in str(error):
                     raise
-                refusal = 503, "the database is busy; try again"  # Flower's programs retry after 503, and end after 500
+                refusal = (
+                    503,
+                    "the database is busy; try again",
+                )  # Flower's programs retry after a 503 and exit after a 500
             else:
                 return
         if scope["type"] == "http":
@@ -330,7 +333,7 @@ class Guard:
 
 
 def check_locked(federation: FederationFolder) -> None:
-    """Knock at Flower's port without a token; raises UserError if anything opens."""
+    """Try Flower's port without a token; raises UserError if a route is open."""
     trust = ssl.create_default_context(cafile=str(federation.local_authority))
     for path in ("/v1/control/list-runs", "/v1/fleet/pull-messages", "/v1/runtime/acquire-task", "/docs"):
         line = http.client.HTTPSConnection("127.0.0.1", federation.settings.control_port, timeout=20, context=trust)
@@ -342,14 +345,14 @@ def check_locked(federation: FederationFolder) -> None:
         finally:
             line.close()
         if status not in (401, 403):
-            raise UserError(f"Flower's server answers {path} with {status} to anybody; it is not started like that")
+            raise UserError(f"Flower's server answers {path} with {status} without a token; it is not safe to start")
 
 
 class WrongApp(Exception):
-    """The app that the server sent is not the one that this node runs."""
+    """The server sent an app that this node does not run."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the app that the server sent is not run: {reason}")
+        super().__init__(f"the app that the server sent was refused: {reason}")
 
 
 _APP_FILES = {"pyproject.toml", "LICENSE", "README.md", ".info/CONTENT", "unskew_node/server_app.py"}
@@ -357,7 +360,7 @@ _MOST_APP = 2**20  # bytes of a file in the app
 
 
 def check_app(content: bytes) -> None:
-    """Refuse an app of the server's that has other code for nodes than this version of ours."""
+    """Refuse an app whose code for nodes differs from this version's."""
     own = {"unskew_node/__init__.py": APP_PACKAGE, "unskew_node/client_app.py": client_app_source()}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

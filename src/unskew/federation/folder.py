@@ -1,4 +1,4 @@
-"""The folders of a federation and of its nodes: what is in them, how they are made and read."""
+"""The folders of a federation and its nodes: their contents, how they are created and read."""
 
 import base64
 import hashlib
@@ -22,7 +22,7 @@ FEDERATION = "federation.toml"
 NODE = "node.toml"
 ROSTER = "roster.txt"
 CONNECTION = "unskew"  # the name of the server in Flower's own settings
-GATEWAY_HEADER = "x-unskew-gateway"  # by which Flower's server knows our gateway
+GATEWAY_HEADER = "x-unskew-gateway"  # identifies the gateway to Flower's server
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
@@ -31,12 +31,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 class FederationSettings:
     """The content of ``federation.toml``."""
 
-    host: str  # by which the nodes reach the server
-    port: int  # to which the nodes connect
-    listen: str  # the address of this machine on which that port is opened
-    control_port: int  # Flower's own port, opened on 127.0.0.1 alone
-    max_message: int  # bytes of a message from a node
-    metrics_port: int = 0  # health and metrics, opened on 127.0.0.1 alone; 0 for none
+    host: str  # the server's name or address for the nodes
+    port: int  # for the nodes
+    listen: str  # the local address on which it is opened
+    control_port: int  # Flower's own port, on 127.0.0.1 only
+    max_message: int  # bytes of the largest message from a node
+    metrics_port: int = 0  # health and metrics, on 127.0.0.1 only; 0 for none
 
 
 class FederationFolder:
@@ -53,13 +53,13 @@ class FederationFolder:
         self.logs = server / "logs"
         self.run_config = server / "run-config.toml"  # of the last run
         self.seen = server / "seen.json"  # when each node was last heard from, written by the gateway
-        # for Flower's own port on this machine, made anew whenever the server starts
+        # for Flower's own port on this machine, renewed whenever the server starts
         local = server / "local"
         self.local_authority, self.secret = local / "ca.crt", local / "secret"
         self.local_certificate, self.local_key = local / "link.crt", local / "link.key"
 
     def token(self, purpose: str) -> str:
-        """What a program shows to Flower's server: the gateway one token, the operator's commands another."""
+        """The token for Flower's server: one for the gateway, another for the operator's commands."""
         secret = read_content(self.secret, 1000)
         if secret is None:
             raise UserError(f"{self.secret} is missing; start the server with: unskew federation server {self.path}")
@@ -70,12 +70,12 @@ class FederationFolder:
         return {file.stem: file for file in sorted((self.path / "nodes").glob("*.pub"))}
 
     def node(self, name: str) -> Path:
-        """The folder to hand over to that node."""
+        """The folder to copy to that node."""
         return self.path / "nodes" / name
 
 
 def token(secret: bytes, purpose: str) -> str:
-    """A text that follows from the secret, for one purpose."""
+    """A token derived from the secret, for one purpose."""
     return hmac.new(secret, purpose.encode(), hashlib.sha256).hexdigest()
 
 
@@ -85,19 +85,19 @@ class NodeSettings:
 
     name: str
     server: str  # host:port
-    socket: str = ""  # where the node's two parts meet; empty for service.sock in its folder
+    socket: str = ""  # connects the node's two parts; empty for service.sock in its folder
 
 
 class NodeFolder:
-    """A node's folder, on whichever machine."""
+    """A node's folder."""
 
     def __init__(self, path: Path, settings: NodeSettings) -> None:
         self.path, self.settings = path, settings
         self.authority, self.key = path / "ca.crt", path / "node.key"
         self.flower_home = path / "flower"  # instead of ~/.flwr
-        self.secret = path / "flower" / "secret"  # of Flower's two programs, made anew whenever they start
+        self.secret = path / "flower" / "secret"  # shared by Flower's two programs, renewed whenever they start
         self.logs = path / "logs"
-        self.state = path / "state"  # what the node keeps between rounds: clients' memories, secrets, audit log
+        self.state = path / "state"  # client memories, secrets, audit log
         self.service_settings = path / "service.toml"
 
 
@@ -123,19 +123,19 @@ def read_node(path: Path) -> NodeFolder:
 
 
 def write_settings(path: Path, settings: FederationSettings | NodeSettings, header: str) -> None:
-    """Settings as TOML."""
+    """Write settings as TOML."""
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     write_whole(path, toml({name: value for name, value in values.items() if value != ""}, header).encode())
 
 
 def toml(values: dict[str, Any], header: str) -> str:
-    """Texts, numbers, truth values and lists of them as TOML; JSON spells these the same way."""
+    """Strings, numbers, booleans and lists of them as TOML; their JSON is the same."""
     lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items() if value is not None)
     return "\n".join([f"# {header}", *lines]) + "\n"
 
 
 def node_name(name: str) -> str:
-    """A node's name, checked: it is a file's name, and it appears in logs and messages."""
+    """Validate a node's name, which is a file name and appears in logs and messages."""
     if not _NAME.fullmatch(name):
         wanted = "at most 32 letters, digits, dots, dashes and underscores, beginning with a letter or digit"
         raise UserError(f"node name {brief(name, 40)}: give {wanted}")
@@ -164,10 +164,10 @@ class CreatedFolders:
 
     federation: FederationFolder
     new: bool
-    nodes: tuple[str, ...]  # added now, with a folder to hand over
-    keys: tuple[str, ...]  # added now, by a public key that the node made itself
+    nodes: tuple[str, ...]  # added now, with a folder to copy to the node
+    keys: tuple[str, ...]  # added now, with a public key that the node made itself
     renewed: bool  # the server's certificate
-    authority: bool  # a new one, in addition to the one before
+    authority: bool  # a new one, in addition to the previous
 
 
 def initialise(
@@ -180,11 +180,11 @@ def initialise(
     renew: bool = False,
     renew_authority: bool = False,
 ) -> CreatedFolders:
-    """Make a federation's folder, or add nodes to the one that is there; nothing that exists is overwritten.
+    """Create a federation's folder, or add nodes to an existing one; no existing file is overwritten.
 
-    ``host`` and ``port`` are where the nodes reach the server. ``renew`` makes a new certificate for the server, and
-    ends the trust in an authority that was replaced. ``renew_authority`` makes a new authority; until the next
-    ``renew`` both count, so that every node can get the new ca.crt meanwhile.
+    ``host`` and ``port`` are where the nodes reach the server. ``renew`` issues a new server certificate and
+    drops an authority that was replaced. ``renew_authority`` creates a new authority; both are trusted until the next
+    ``renew``, so that every node can get the new ca.crt in the meantime.
     """
     path, keys = path.absolute(), dict(keys or {})
     new = not (path / FEDERATION).exists()
@@ -199,7 +199,7 @@ def initialise(
     _check_names(federation, [*nodes, *keys])
     pems = {name: network.public_pem(file) for name, file in keys.items()}  # checked before anything is written
     if renew and renew_authority:
-        raise UserError("--renew-authority first; --renew when every node has the new ca.crt")
+        raise UserError("give --renew-authority first, and --renew once every node has the new ca.crt")
     if new:
         _new(federation)
     if new or renew:
@@ -216,7 +216,7 @@ def initialise(
 
 
 def write_flower_home(federation: FederationFolder) -> None:
-    """Flower's settings: where the server is, and the authority that signed its certificate."""
+    """Write Flower's settings: the server's address and its certificate authority."""
     connection = toml(
         {
             "address": f"127.0.0.1:{federation.settings.control_port}",
@@ -229,9 +229,9 @@ def write_flower_home(federation: FederationFolder) -> None:
 
 
 def renew_secrets(federation: FederationFolder) -> None:
-    """What Flower's port on this machine asks for: a new secret, and a new certificate of an authority of its own.
+    """Renew the secret of Flower's local port, and its certificate, which has an authority of its own.
 
-    Flower's command finds its token where it looks for accounts.
+    Flower's command reads its token from the place for account credentials.
     """
     make_private(federation.secret.parent)
     secret = secrets.token_bytes(32)
@@ -250,13 +250,13 @@ def renew_secrets(federation: FederationFolder) -> None:
 
 
 def forget(federation: FederationFolder) -> None:
-    """Remove what Flower has stored: models and updates are in its database and in its write-ahead log."""
+    """Wipe Flower's database and its write-ahead log, which contain models and updates."""
     for name in ("", "-wal", "-shm", "-journal"):
         wipe(federation.database.with_name(federation.database.name + name))
 
 
 def make_private(*folders: Path) -> None:
-    """Folders that this user alone can open."""
+    """Create folders that only this user can open."""
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -267,10 +267,10 @@ def make_private(*folders: Path) -> None:
 
 
 def check_secret(file: Path) -> None:
-    """Make a private key this user's alone; refuse it where that is not possible."""
+    """Make a private key readable by this user only; refuse it if that fails."""
     about = file.stat()
     if about.st_uid not in (os.getuid(), 0):
-        raise UserError(f"{file} belongs to another user; chown it to the one who runs this command")
+        raise UserError(f"{file} belongs to another user; change its owner to the user who runs this command")
     if about.st_mode & 0o077:
         try:
             file.chmod(0o600)
@@ -279,7 +279,7 @@ def check_secret(file: Path) -> None:
 
 
 def refresh(federation: FederationFolder) -> None:
-    """Write again what follows from where the folder is and which versions are installed."""
+    """Rewrite the files that depend on the folder's path and the installed versions."""
     write_app(
         federation.app,
         home=federation.flower_home,
@@ -297,27 +297,29 @@ def _new(federation: FederationFolder) -> None:
     write_whole(federation.authority, signer.certificate)
     refresh(federation)
     write_whole(federation.path / "recipe.toml", _RECIPE.encode())
-    write_settings(federation.path / FEDERATION, federation.settings, MADE)  # last: with it, the folder is whole
+    write_settings(federation.path / FEDERATION, federation.settings, MADE)  # last: it marks the folder as complete
 
 
 def _certify(federation: FederationFolder) -> None:
     key, certificate = read_content(federation.authority_key), read_content(federation.authority)
     if key is None or certificate is None:
-        raise UserError(f"{federation.authority_key} is missing, and nothing else can sign a new certificate")
+        raise UserError(
+            f"{federation.authority_key} is missing and is needed to sign a certificate; restore it from a backup"
+        )
     hosts = [federation.settings.host, "localhost", "127.0.0.1"]
     signer = network.first_certificate(certificate)
     pair = network.make_server_certificate(network.Pair(signer, key), hosts)
     write_whole(federation.key, pair.key, secret=True)
     write_whole(federation.certificate, pair.certificate)
-    if signer != certificate:  # the authority that was replaced signs nothing any more
+    if signer != certificate:  # the replaced authority is no longer trusted
         _write_authority(federation, signer)
 
 
 def _add_authority(federation: FederationFolder) -> None:
-    """A new authority for the next certificate, trusted in addition to the one that signed the present."""
+    """Create an authority for the next certificate, trusted in addition to the current one."""
     before = read_content(federation.authority)
     if before is None:
-        raise UserError(f"{federation.authority} is missing; it cannot be replaced")
+        raise UserError(f"{federation.authority} is missing; restore it from a backup")
     signer = network.make_authority(federation.settings.host)
     write_whole(federation.authority_key, signer.key, secret=True)
     _write_authority(federation, signer.certificate + network.first_certificate(before))
@@ -333,7 +335,7 @@ def _add_node(federation: FederationFolder, name: str) -> None:
     key = network.make_node_key()
     make_private(federation.node(name))
     write_whole(federation.node(name) / "node.key", key.private, secret=True)
-    signing = network.make_node_key()  # for secure sums: the part with the connection needs not have it
+    signing = network.make_node_key()  # for secure sums; the part that has the connection does not need it
     write_whole(federation.node(name) / "signing.key", signing.private, secret=True)
     write_whole(federation.node(name) / "signing.pub", signing.public)
     _hand_over(federation, name)
@@ -341,7 +343,7 @@ def _add_node(federation: FederationFolder, name: str) -> None:
 
 
 def _hand_over(federation: FederationFolder, name: str) -> None:
-    """What a node needs besides its key."""
+    """Write what a node needs in addition to its key."""
     settings, folder = federation.settings, federation.node(name)
     write_whole(folder / "ca.crt", federation.authority.read_bytes())
     server = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -349,9 +351,9 @@ def _hand_over(federation: FederationFolder, name: str) -> None:
 
 
 def _write_rosters(federation: FederationFolder) -> None:
-    """Write every node's list of all nodes' keys: with it a node notices members that the server invents.
+    """Write the list of all nodes' keys for every node, which exposes members that the server invents.
 
-    A node that made its key itself signs with that, unless there is another one's public part in ``signing.pub``.
+    A node that made its own key signs with it, unless ``signing.pub`` has another public key.
     """
     keys = {
         name: read_content(federation.node(name) / "signing.pub") or file.read_bytes()
@@ -362,7 +364,7 @@ def _write_rosters(federation: FederationFolder) -> None:
 
 
 def write_roster(path: Path, keys: Mapping[str, bytes]) -> None:
-    """Each node's name and public key, as OpenSSH writes it, a line each."""
+    """Write each node's name and OpenSSH public key, one per line."""
     lines = [f"{name} {' '.join(key.decode().split()[:2])}" for name, key in sorted(keys.items())]
     about = "# The nodes of this federation. A secure sum with anyone else is refused."
     write_whole(path, "\n".join([about, *lines, ""]).encode())
@@ -371,7 +373,7 @@ def write_roster(path: Path, keys: Mapping[str, bytes]) -> None:
 def _settings(host: str, port: int) -> FederationSettings:
     if not 1 <= port <= 65533:
         raise UserError(
-            f"--port {port}: give a number from 1 to 65533; the next two are used too, on this machine alone"
+            f"--port {port}: give a number from 1 to 65533; the two ports after it are used on this machine too"
         )
     local = host == "localhost"
     try:
@@ -395,7 +397,7 @@ def _check_same(settings: FederationSettings, host: str | None, port: int | None
     for name, given, current in (("host", host, settings.host), ("port", port, settings.port)):
         if given is not None and given != current:
             raise UserError(
-                f"--{name} {given}: this federation has {current}, and its nodes know it; edit {FEDERATION} and the "
+                f"--{name} {given}: this federation uses {current}; to change it, edit {FEDERATION} and the "
                 f"nodes' {NODE}, then run unskew federation init DIR --renew"
             )
 
@@ -406,14 +408,14 @@ def _check_names(federation: FederationFolder, names: Sequence[str]) -> None:
         if node_name(name) in known:
             raise UserError(f"node {name} exists already; to give it a new key, remove {known[name]} first")
         if names.count(name) > 1:
-            raise UserError(f"node {name} is named twice")
+            raise UserError(f"node {name} is given twice; give each node once")
 
 
 SERVER_APP = "unskew_node.server_app:app"
 CLIENT_APP = "unskew_node.client_app:app"
-APP_PACKAGE = b'"""What Flower loads on the server and sends to the nodes."""\n'
+APP_PACKAGE = b'"""The app that Flower loads on the server and sends to the nodes."""\n'
 
-# what a run may be given with --run-config; Flower takes no key that does not stand here, "" and -1 mean not given
+# the keys of --run-config: Flower accepts no others; "" and -1 mean not given
 RUN_CONFIG: dict[str, str | bool | float | int] = {
     "recipe": "",
     "out": "",
@@ -427,15 +429,15 @@ RUN_CONFIG: dict[str, str | bool | float | int] = {
 
 _LICENSE = b"Licensed under the Apache License, Version 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
 
-# flwr looks for the app when a run is submitted: here it finds it without importing PyTorch
-_SERVER = '''"""What runs on the server: the code is in the installed package."""
+# flwr loads the app when a run is submitted; this module does not import PyTorch
+_SERVER = '''"""The server's app; its code is in the installed package."""
 
 from unskew.console import federated
 
 app = federated.app
 '''
 
-_PROJECT = """# Made by unskew federation init; made again whenever the server starts.
+_PROJECT = """# Made by unskew federation init; rewritten whenever the server starts.
 [build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -465,8 +467,8 @@ _README = """# The Flower app of this federation
 
     FLWR_HOME={home} flwr run {app} {connection} --run-config 'recipe="{recipe}" out="{out}"'
 
-The code that runs on the server comes from the installed package unskew. `unskew_node/client_app.py` is all
-that Flower sends to the nodes: it passes messages on to the node service there, and needs nothing but Flower.
+The code that runs on the server comes from the installed package unskew. Flower sends only
+`unskew_node/client_app.py` to the nodes: it passes messages to the node service and needs only Flower.
 """
 
 
@@ -482,7 +484,7 @@ def write_app(folder: Path, *, home: Path, connection: str, recipe: Path, out: P
 
 
 def client_app_source() -> bytes:
-    """The thin app that runs on the nodes: read, not imported, since its package imports PyTorch."""
+    """The source of the nodes' app; not imported, because its package imports PyTorch."""
     return (Path(__file__).parent.parent / "engines" / "flower" / "client_app.py").read_bytes()
 
 

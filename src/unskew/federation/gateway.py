@@ -1,16 +1,14 @@
-"""The one door that nodes come through: TLS, exact requests, signatures of registered keys, limits on everything.
+"""The only port that nodes can reach: TLS, exact requests, signatures of registered keys, limits on everything.
 
-Flower serves nodes, operators and its own programs on one port. So Flower listens on loopback, and the port that nodes
-reach is this one. A request passes if it is one of ten that nodes make, byte for byte, and if a registered key signed
-it just now, once. Until that is known nothing of its body is read. Then size, memory, time and rate are limited, and
-the request that Flower gets is written anew: nothing of the sender's bytes but the checked parts is in it.
+Flower serves nodes, operators and its own programs on one port. So Flower listens on loopback, and nodes connect to
+the gateway. It accepts ten exact requests, each signed just now by a registered key, and reads no body before it has
+checked that. It limits size, memory, time and rate, and writes the request to Flower anew from the checked parts.
 
-Flower's nodes sign the time of a request, not its content; TLS protects the rest. The gateway takes each signature
+Flower's nodes sign the time of a request, not its content; TLS protects the rest. The gateway accepts each signature
 once, and none from before its own start.
 
-A node asks for messages and sleeps 3 seconds when there is none, which is fixed in Flower. So while a run is on, the
-gateway keeps such a question open and asks Flower again until there is a message: a node has it in a fraction of a
-second.
+A Flower node polls for messages every 3 seconds, which cannot be changed. During a run the gateway therefore holds the
+poll open and asks Flower again until there is a message, so that the node has it within a fraction of a second.
 """
 
 import asyncio
@@ -40,11 +38,11 @@ from unskew.federation import metrics
 from unskew.federation.folder import GATEWAY_HEADER, FederationFolder, read_federation
 from unskew.federation.network import public_pem
 
-# the node's side knows the refusals by these words
+# the node recognizes refusals by these texts
 NOT_REGISTERED = "this node's key is not registered"
 CLOCK = "this node's clock is wrong"
 
-# What a node may ask, and the most bytes of each request. Registering is not among them: the server does that.
+# What a node may request, and the largest body of each. Only the server registers nodes.
 _SMALL, _LISTS = 64 * 1024, 4 * 2**20
 ROUTES = {
     "/v1/fleet/activate-node": _SMALL,
@@ -61,37 +59,37 @@ ROUTES = {
 _ASKING, _JOINING = "/v1/fleet/pull-messages", "/v1/fleet/activate-node"
 
 _MOST_AHEAD, _MOST_LATE = -5.0, 305.0  # seconds of a node's clock, Flower's own limits
-_HOLD = 20.0  # seconds for which a question is kept open; nodes give up after 30
+_HOLD = 20.0  # seconds for which a poll is held open; nodes give up after 30
 _A_RUN_IS_ON = 300.0  # seconds since the last message to any node
-_SHORTEST, _EACH, _LONGEST = 0.25, 0.1, 2.0  # seconds until Flower is asked again: so much for each waiting node
-_LOOK_AGAIN = 1.0  # seconds between two looks at the folder, and between two writings of who was seen
+_SHORTEST, _EACH, _LONGEST = 0.25, 0.1, 2.0  # seconds until Flower is asked again: least, per waiting node, most
+_LOOK_AGAIN = 1.0  # seconds between checks of the folder, and between updates of seen.json
 _LOG_AGAIN = 60.0  # seconds between two log lines about the same refusal
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one sender, and all together, may take of the gateway."""
+    """What one sender, and all of them together, may use."""
 
     head_bytes: int = 16 * 1024
-    head_seconds: float = 10.0  # for the handshake, and for a request's head on a connection that has proved nothing
+    head_seconds: float = 10.0  # for the handshake, and for a request's head before the sender has proved its key
     idle_seconds: float = 75.0  # between two requests of a node
-    body_seconds: float = 20.0  # for a body, and in addition its bytes at the slowest rate
+    body_seconds: float = 20.0  # for a body, plus its bytes at the slowest rate
     slowest: float = 16_000.0  # bytes a second
-    strangers: int = 256  # connections that have not proved a key
-    strangers_each: int = 64  # of them, from one address
+    strangers: int = 256  # connections whose key is not proved
+    strangers_each: int = 64  # of these, from one address
     connections: int = 2000
-    in_flight: int = 128 * 2**20  # bytes of bodies, of all nodes
-    in_flight_each: int = 48 * 2**20  # of one node
-    requests_each: int = 24  # at one time, of one node
-    queue_seconds: float = 20.0  # that a body waits for its turn
-    rate: float = 200.0  # requests a second of one node
+    in_flight: int = 128 * 2**20  # bytes of bodies in memory, all nodes
+    in_flight_each: int = 48 * 2**20  # one node
+    requests_each: int = 24  # concurrent, one node
+    queue_seconds: float = 20.0  # that a body waits for room
+    rate: float = 200.0  # requests per second, one node
     burst: int = 2000
-    failures: int = 30  # of one address, and with one key from one address; one more every second
-    volumes: int = 4  # times max_message, which a node may send before it gets another message
+    failures: int = 30  # per address, and per key and address; one more every second
+    volumes: int = 4  # times max_message: what a node may send between two messages to it
 
 
 class Refused(Exception):
-    """A request that is not passed on: the answer's status and its reason, in words of ours."""
+    """A refused request: status, reason and label, none of which quotes the sender."""
 
     def __init__(self, status: int, reason: str, label: str) -> None:
         super().__init__(reason)
@@ -100,7 +98,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """The head of a request, checked."""
+    """A request's validated head."""
 
     path: str
     headers: dict[str, str]  # each once
@@ -111,11 +109,11 @@ _LINE = re.compile(rb"POST (/v1/fleet/[a-z-]{1,40}) HTTP/1\.1")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):[ \t]*([\x20-\x7e]*)")
 _SIZE = re.compile(r"0|[1-9][0-9]{0,12}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{6})?\+00:00")
-_SENT_ON = {"accept", "content-type"}  # besides what begins with "flwr-" or "x-flwr-"
+_SENT_ON = {"accept", "content-type"}  # in addition to what begins with "flwr-" or "x-flwr-"
 
 
 def read_head(head: bytes, most: int = Limits.head_bytes) -> Request:
-    """The request whose head these bytes are, up to the empty line; strict where HTTP is lenient."""
+    """Parse a request's head, up to the empty line; strict where HTTP is lenient."""
     if len(head) > most:
         raise Refused(431, "the request's head is too large", "head")
     line, *fields = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
@@ -127,18 +125,18 @@ def read_head(head: bytes, most: int = Limits.head_bytes) -> Request:
     for field in fields:
         parts = _HEADER.fullmatch(field)
         if parts is None:
-            raise Refused(400, "a header is not written as HTTP asks", "head")
+            raise Refused(400, "a header is malformed", "head")
         name = parts[1].decode().lower()
         if name in headers:
             raise Refused(400, "a header is repeated", "head")
         headers[name] = parts[2].decode().strip()
     if "transfer-encoding" in headers or not _SIZE.fullmatch(headers.get("content-length", "")):
-        raise Refused(400, "the request needs a content-length, and nothing else about its length", "head")
+        raise Refused(400, "the request needs a content-length and no other length", "head")
     return Request(path, headers, int(headers["content-length"]))
 
 
 class KnownKeys:
-    """Node names by key; a file that is taken away is a node refused, from the next second on."""
+    """Node names by key; removing a key file locks its node out within a second."""
 
     def __init__(self, federation: FederationFolder, log: Callable[[str], None]) -> None:
         self._federation, self._log = federation, log
@@ -149,18 +147,18 @@ class KnownKeys:
         self._load = require_extra("cryptography.hazmat.primitives.serialization", "flower").load_pem_public_key
 
     def find(self, header: str) -> tuple[str, Any] | None:
-        """The node that has this key, and the key itself."""
+        """The name of the node with this key, and the key."""
         if time.monotonic() > self._looked + _LOOK_AGAIN:
             self._look()
         return self._nodes.get(header)
 
     def see(self, name: str) -> None:
-        """Note that this node was here."""
+        """Record that this node was heard from."""
         now = time.time()
         self._seen[name] = now
         if now > self._written + _LOOK_AGAIN:
             self._written = now
-            with suppress(OSError):  # a full disk shuts nobody out
+            with suppress(OSError):  # a full disk must not lock nodes out
                 write_whole(self._federation.seen, json.dumps(self._seen).encode())
 
     def _look(self) -> None:
@@ -168,7 +166,7 @@ class KnownKeys:
         keys = self._federation.public_keys()
         files = {}
         for path in keys.values():
-            with suppress(OSError):  # taken away just now
+            with suppress(OSError):  # removed just now
                 about = path.stat()
                 files[path] = (about.st_mtime_ns, about.st_size, about.st_ino)
         if files == self._files:
@@ -188,19 +186,19 @@ class KnownKeys:
 
 
 class Buckets:
-    """How often something may happen: ``burst`` times at once, and ``rate`` times a second."""
+    """Rate limits by name (token buckets): ``burst`` events at once, ``rate`` per second."""
 
     def __init__(self, burst: int, rate: float, most: int = 10_000) -> None:
         self._burst, self._rate, self._most = burst, rate, most
         self._left: dict[Hashable, tuple[float, float]] = {}
 
     def left(self, name: Hashable) -> float:
-        """How often it may happen now."""
+        """How many events are allowed now."""
         count, when = self._left.get(name, (float(self._burst), 0.0))
         return min(self._burst, count + (time.monotonic() - when) * self._rate)
 
     def take(self, name: Hashable) -> bool:
-        """Whether it may happen once more, which then has happened."""
+        """Count an event; whether it was allowed."""
         left = self.left(name)
         if name not in self._left and len(self._left) >= self._most:
             self._left.pop(next(iter(self._left)))
@@ -209,14 +207,14 @@ class Buckets:
 
 
 class Signatures:
-    """The times that each node has signed: a signature counts once, while it is fresh."""
+    """The signatures each node has used: each is valid once, while it is fresh."""
 
     def __init__(self) -> None:
         self._born = time.time()
         self._used: dict[str, tuple[set[str], deque[tuple[float, str]]]] = {}
 
     def check_fresh(self, text: str, *, joining: bool) -> float:
-        """The time that a node signed, refused if it is not about now."""
+        """The signed time; refused if it is too far from now."""
         if not _TIME.fullmatch(text):
             raise Refused(401, "the request is not signed", "signature")
         try:
@@ -226,12 +224,12 @@ class Signatures:
         late = time.time() - signed
         if not _MOST_AHEAD < late < _MOST_LATE:
             which = "behind" if late > 0 else "ahead of"
-            status = 400 if joining else 401  # a node gives a 400's reason, and ends at once after a 401
+            status = 400 if joining else 401  # a node logs the reason of a 400, and exits after a 401
             raise Refused(status, f"{CLOCK}: it is {abs(late):.0f} s {which} the server's", "clock")
         return signed
 
     def use(self, name: str, key: str, text: str, signed: float) -> None:
-        """Take a signature that was found right; refuse one that was there before, or that this process cannot know."""
+        """Mark a valid signature as used; refuse a used one, and one from before this process started."""
         now = time.time()
         if signed < self._born:
             raise Refused(503, "the request was signed before the gateway started; sign it again", "replay")
@@ -239,13 +237,13 @@ class Signatures:
         while order and order[0][0] < now - _MOST_LATE + _MOST_AHEAD:
             used.discard(order.popleft()[1])
         if text in used:
-            raise Refused(503, "the request was here before", "replay")  # a node that meant well signs it again
+            raise Refused(503, "the request is a repetition", "replay")  # an honest node signs it again
         used.add(text)
         order.append((now, text))
 
 
 class Budget:
-    """Bytes of bodies in memory, of all nodes and of each; a request that finds no room waits for its turn."""
+    """Bytes of bodies in memory, in total and by node; a request without room waits."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -255,7 +253,7 @@ class Budget:
 
     @property
     def total(self) -> int:
-        """The bytes that are taken now."""
+        """The bytes in use."""
         return sum(self.taken.values())
 
     def _fits(self, name: str, size: int) -> bool:
@@ -268,14 +266,14 @@ class Budget:
 
     @asynccontextmanager
     async def reserve(self, name: str, size: int) -> AsyncIterator[None]:
-        """Room for a body of this size."""
+        """Reserve room for a body of this size."""
         try:
             async with self._changed, asyncio.timeout(self._limits.queue_seconds):
                 await self._changed.wait_for(lambda: self._fits(name, size))
                 self.taken[name] += size
                 self._requests[name] += 1
         except TimeoutError:
-            raise Refused(503, "too much is on its way already; try again", "busy") from None
+            raise Refused(503, "the gateway is busy; try again", "busy") from None
         try:
             yield
         finally:
@@ -294,11 +292,11 @@ class Visitor:
     address: str
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    name: str | None = None  # of the node, once it has proved its key
+    name: str | None = None  # the node, once it has proved its key
 
     @property
     def gone(self) -> bool:
-        """Whether it has left, in whichever way."""
+        """Whether the connection has ended, for any reason."""
         return self.reader.at_eof() or self.reader.exception() is not None or self.writer.transport.is_closing()
 
 
@@ -308,11 +306,11 @@ class Gateway:
     Parameters
     ----------
     federation
-        Whose keys may enter, and whose server is asked.
+        Has the registered keys and the server's settings.
     limits
-        What a sender may take.
+        What a sender may use.
     log
-        Gets a line for the log.
+        Called with each line for the log.
     """
 
     def __init__(
@@ -362,7 +360,7 @@ class Gateway:
         return tuple(path.stat().st_mtime_ns for path in (self._federation.certificate, self._federation.key))
 
     async def serve(self, listener: socket.socket) -> None:
-        """Take connections until cancelled."""
+        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
         renewal = asyncio.create_task(self._renew())
@@ -370,7 +368,7 @@ class Gateway:
             while True:
                 try:
                     line, address = await loop.sock_accept(listener)
-                except OSError:  # too many open files, or the caller is gone already
+                except OSError:  # too many open files, or the sender has left already
                     await asyncio.sleep(0.05)
                     continue
                 self._let_in(line, str(address[0]))
@@ -382,10 +380,10 @@ class Gateway:
             await self._server.aclose()
 
     async def _renew(self) -> None:
-        """Take the server's new certificate as soon as there is one."""
+        """Switch to the server's new certificate when it is renewed."""
         while True:
             await asyncio.sleep(_LOOK_AGAIN)
-            with suppress(OSError, ssl.SSLError):  # one of the two files is written first: the next look has both
+            with suppress(OSError, ssl.SSLError):  # only one of the two files is written yet: the next check sees both
                 if self._certificate_files() != self._certified:
                     self._tls = self._certificate()
                     self._log("the server's new certificate is in use")
@@ -403,7 +401,7 @@ class Gateway:
         task.add_done_callback(self._open.discard)
 
     async def _welcome(self, line: socket.socket, address: str) -> None:
-        """Greet one caller, and answer it until it leaves."""
+        """Serve one connection until it ends."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=2**16)
         protocol = asyncio.StreamReaderProtocol(reader)
@@ -417,9 +415,9 @@ class Gateway:
             while await self._answer_one(visitor):
                 pass
         except (OSError, EOFError, TimeoutError, self._httpx.HTTPError):
-            pass  # the caller is gone, or too slow
-        except Exception as error:  # noqa: BLE001  one caller's trouble is not the others'
-            self._refuse(address, f"an error of ours, {type(error).__name__}", "error")
+            pass  # the sender left, or is too slow
+        except Exception as error:  # noqa: BLE001  one sender must not affect the others
+            self._refuse(address, f"internal error, {type(error).__name__}", "error")
         finally:
             if visitor is None or visitor.name is None:
                 self._forget_stranger(address)
@@ -434,7 +432,7 @@ class Gateway:
             del self._strangers[address]
 
     async def _answer_one(self, visitor: Visitor) -> bool:
-        """One request; whether another may follow on the same connection."""
+        """Answer one request; whether the connection stays open."""
         limits = self._limits
         try:
             async with asyncio.timeout(limits.idle_seconds if visitor.name else limits.head_seconds):
@@ -454,19 +452,19 @@ class Gateway:
         except Refused as refused:
             self._refuse(visitor.address, refused.reason, refused.label)
             if refused.label in ("path", "head", "key", "signature") and not self._failures.take(visitor.address):
-                return False  # not worth an answer any more
+                return False  # no more answers for this address
             await _answer(visitor, refused.status, refused.reason)
         except self._httpx.TransportError:
             await _answer(visitor, 503, "the server is not ready")  # nodes try again after a 503
         return False
 
     def _authenticate(self, request: Request, visitor: Visitor) -> str:
-        """The node whose registered key signed this request, now and for the first time."""
+        """The name of the node whose registered key signed this request, just now and for the first time."""
         joining = request.path == _JOINING
         header = request.headers.get("flwr-public-key", "")
         known = self._keys.find(header)
         if known is None:
-            raise Refused(400 if joining else 401, NOT_REGISTERED, "key")  # a 400's reason is in the node's log
+            raise Refused(400 if joining else 401, NOT_REGISTERED, "key")  # a node logs the reason of a 400
         name, key = known
         text = request.headers.get("flwr-timestamp", "")
         signed = self._signatures.check_fresh(text, joining=joining)
@@ -479,10 +477,10 @@ class Gateway:
             )
         except (self._wrong, ValueError, binascii.Error):
             self._failures.take(pair)
-            raise Refused(401, "the signature is not that of the node's key", "signature") from None
+            raise Refused(401, "the signature does not match the node's key", "signature") from None
         self._signatures.use(name, header, text, signed)
         if not self._rates.take(name):
-            raise Refused(503, f"node {name} sends more than {self._limits.rate:.0f} requests a second", "rate")
+            raise Refused(503, f"node {name} sends more than {self._limits.rate:.0f} requests per second", "rate")
         self._keys.see(name)
         if visitor.name is None:
             self._forget_stranger(visitor.address)
@@ -492,14 +490,14 @@ class Gateway:
     def _check_size(self, request: Request, name: str) -> None:
         most = self._federation.settings.max_message
         if request.size > (bound := min(ROUTES[request.path], most)):
-            raise Refused(413, f"the request is larger than {format_bytes(bound)}, the most for this question", "size")
+            raise Refused(413, f"the request is larger than {format_bytes(bound)}, the limit for its path", "size")
         if self._sent[name] + request.size > self._limits.volumes * most:
             raise Refused(413, f"node {name} sends more than max_message allows", "size")
         if request.path.endswith(("push-object", "push-messages")):
             self._sent[name] += request.size
 
     def _headers(self, request: Request) -> dict[str, str]:
-        """What Flower gets of a request's head."""
+        """The headers that are passed on to Flower."""
         kept = {
             name: value
             for name, value in request.headers.items()
@@ -516,7 +514,7 @@ class Gateway:
             await response.aclose()
 
     async def _hold_open(self, request: Request, body: bytes, visitor: Visitor) -> bool:
-        """Ask until there is a message, or it has lasted long enough, or the node is gone."""
+        """Poll Flower until there is a message, the time is up, or the node has left."""
         end, headers = time.monotonic() + _HOLD, self._headers(request)
         self._waiting += 1
         try:
@@ -533,7 +531,7 @@ class Gateway:
             if response.status_code == 200 and response.content:
                 self._last_message = now
                 self._sent.pop(visitor.name or "", None)
-                self._stirred.set()  # the others' messages are there as well, most likely
+                self._stirred.set()  # the other nodes' messages are probably there too
                 self._stirred = asyncio.Event()
         finally:
             self._waiting -= 1
@@ -549,7 +547,7 @@ class Gateway:
             await asyncio.wait_for(self._stirred.wait(), pause)
 
     async def _give_back(self, visitor: Visitor, response: Any, parts: AsyncIterator[bytes], request: Request) -> bool:
-        """Flower's answer, without its headers but for type and length."""
+        """Return Flower's answer; of its headers only type and length."""
         self.counts.add("requests", 1, node=visitor.name or "", path=request.path, status=str(response.status_code))
         given = {
             name: response.headers[name] for name in ("content-type", "content-length") if name in response.headers
@@ -564,7 +562,7 @@ class Gateway:
         return stays
 
     def _refuse(self, address: str, reason: str, label: str) -> None:
-        """Count a refusal, and log it, the same one at most once a minute."""
+        """Count a refusal, and log the same one at most once a minute."""
         self.counts.add("refused", 1, reason=label)
         line, now = f"refused {address}: {reason}", time.monotonic()
         if now > self._logged.get(line, -_LOG_AGAIN) + _LOG_AGAIN:
@@ -582,7 +580,7 @@ class Gateway:
         return bool(response.status_code == 200)
 
     def report(self) -> str:
-        """The counters for Prometheus, with the nodes and the run as the folder has them."""
+        """The counters for Prometheus, and the state of nodes and run from the folder."""
         gauges = {
             "connections": len(self._open),
             "strangers": self._strangers.total(),
@@ -600,13 +598,15 @@ def _start(writer: asyncio.StreamWriter, status: int, headers: dict[str, str], *
 
 
 async def _answer(visitor: Visitor, status: int, text: str) -> None:
-    """An answer in the form in which Flower's nodes look for a reason; the connection ends with it."""
+    """Send an answer in the form Flower's nodes expect, and end the connection."""
     body = json.dumps({"code": status, "detail": text}).encode()
     headers = {"content-type": "application/json", "content-length": str(len(body))}
     _start(visitor.writer, status, headers, stays=False)
     visitor.writer.write(body)
     with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(1.0):  # closed on unread bytes, TCP would take the answer back
+        async with asyncio.timeout(
+            1.0
+        ):  # if unread bytes were left, TCP would reset the connection and lose the answer
             await visitor.writer.drain()
             for _ in range(16):
                 if not await visitor.reader.read(2**16):
@@ -634,7 +634,7 @@ async def _run(federation: FederationFolder) -> None:
 
 
 def main() -> None:
-    """Serve until a signal comes: ``python -m unskew.federation.gateway DIR``."""
+    """Serve until a signal arrives: ``python -m unskew.federation.gateway DIR``."""
     import resource  # not on Windows
 
     os.umask(0o077)

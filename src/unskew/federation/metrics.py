@@ -1,4 +1,4 @@
-"""How a federation is doing: its nodes and its run as the folder has them; counters and gauges for Prometheus."""
+"""The state of a federation's nodes and run, read from its folder; counters and gauges for Prometheus."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ from unskew.core.files import read_content, read_json
 from unskew.federation import network
 from unskew.federation.folder import FederationFolder
 
-GONE_SECONDS = 75.0  # of silence, after which a node counts as offline: its heartbeat comes every 30
+GONE_SECONDS = 75.0  # of silence until a node counts as offline; its heartbeat comes every 30
 _MOST_SERIES = 10_000
-_TAIL = 2**20  # bytes at the end of metrics.jsonl that hold at least one line
+_TAIL = 2**20  # bytes at the end of metrics.jsonl that contain at least one line
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class RunProgress:
 
     directory: str
     method: str
-    round: int  # that has been finished
+    round: int  # the last finished one
     rounds: int
     state: str  # waiting | training | finished
     seconds: float  # since its last round was written, or since it was submitted
 
 
 def last_seen(federation: FederationFolder) -> dict[str, float]:
-    """When each node was last heard of, as seconds since 1970."""
+    """When each node was last heard from, in seconds since 1970."""
     if not federation.seen.exists():
         return {}
     values = read_json(federation.seen)
@@ -41,7 +41,7 @@ def last_seen(federation: FederationFolder) -> dict[str, float]:
 
 
 def last_run(federation: FederationFolder) -> RunProgress | None:
-    """What the run's own files say about the run that was submitted last; None before the first."""
+    """The progress of the last submitted run, from its own files; None before the first."""
     submitted = _toml(federation.run_config)
     if not submitted.get("out"):
         return None
@@ -95,20 +95,20 @@ class Counts:
         self._values: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
 
     def add(self, name: str, count: int, **labels: str) -> None:
-        """Count something; labels are words of ours and names of registered nodes, never what a sender wrote."""
+        """Add to a counter; labels are our own words and names of registered nodes, never text from a sender."""
         key = name, tuple(sorted(labels.items()))
         if key in self._values or len(self._values) < _MOST_SERIES:
             self._values[key] += count
 
     def get(self, name: str, **labels: str) -> int:
-        """What was counted under these labels, whatever the others are."""
+        """The sum of a counter over all series with these labels."""
         wanted = set(labels.items())
         return sum(
             count for (counter, given), count in self._values.items() if counter == name and wanted <= set(given)
         )
 
     def text(self, gauges: dict[str, int]) -> str:
-        """All counters, and these gauges."""
+        """All counters and these gauges."""
         names = sorted({name for name, _ in self._values})
         lines = []
         for name in names:

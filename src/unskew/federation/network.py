@@ -1,4 +1,4 @@
-"""Ports, TLS, certificates and keys: made, and tried before a program needs them."""
+"""Ports, TLS, certificates and keys: creating them, and checking them before a program needs them."""
 
 import datetime
 import ipaddress
@@ -16,28 +16,28 @@ from unskew.core.errors import UserError
 from unskew.core.files import read_content
 from unskew.core.plugins import require_extra
 
-SECONDS = 5.0  # that a connection may take
+SECONDS = 5.0  # for a connection
 
 
 class NotReached(Exception):
-    """Nobody answers there, now."""
+    """No server answers there at the moment."""
 
 
 def check_free(host: str, port: int, what: str) -> None:
-    """Refuse a port on which something listens already."""
+    """Refuse a port that is in use."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((host, port))
     except OSError as error:
-        why = f"{error.strerror or error}; end what uses it, or choose another"
+        why = f"{error.strerror or error}; stop the program that uses it, or choose another port"
         raise UserError(f"port {port} of {host}, the {what}, cannot be opened: {why}") from error
 
 
 def free_port(count: int = 1) -> int:
-    """The first of so many consecutive ports of loopback that nobody uses now.
+    """The first of ``count`` consecutive free ports on loopback.
 
-    They are below those that systems give to outgoing connections, one of which could take them before we do.
+    They are below the range for outgoing connections, which could take one of them before we do.
     """
     for _ in range(1000):
         first = 10_000 + secrets.randbelow(20_000)
@@ -45,11 +45,11 @@ def free_port(count: int = 1) -> int:
             for port in range(first, first + count):
                 trials.enter_context(socket.socket()).bind(("127.0.0.1", port))
             return first
-    raise UserError(f"no {count} free ports in a row were found on 127.0.0.1")
+    raise UserError(f"127.0.0.1 has no {count} consecutive free ports; stop some programs and try again")
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The two parts of ``host:port``."""
+    """Split ``host:port``."""
     found = re.fullmatch(r"\[?([^\]\s]+?)\]?:([0-9]{1,5})", address)
     if found is None or not 1 <= int(found[2]) <= 65535:
         raise UserError(f"server {address!r}: give host:port, such as fed.example.org:8000")
@@ -57,7 +57,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def greet(address: str, authority: Path, *, name: str | None = None) -> None:
-    """A TLS handshake with a server whose certificate this authority signed; raises NotReached or UserError."""
+    """Make a TLS handshake with a server certified by this authority; raises NotReached or UserError."""
     host, port = host_and_port(address)
     try:
         context = ssl.create_default_context(cafile=str(authority))
@@ -65,8 +65,8 @@ def greet(address: str, authority: Path, *, name: str | None = None) -> None:
         raise UserError(f"{authority} is not a certificate: {error}") from error
     try:
         with socket.create_connection((host, port), timeout=SECONDS) as plain:
-            if plain.getsockname() == plain.getpeername():  # TCP allows that where nobody listens at a local port
-                raise NotReached("nobody listens")
+            if plain.getsockname() == plain.getpeername():  # TCP allows this if nobody listens on a local port
+                raise NotReached("no program listens on this port")
             with context.wrap_socket(plain, server_hostname=name or host):
                 return
     except ssl.SSLCertVerificationError as error:
@@ -75,21 +75,23 @@ def greet(address: str, authority: Path, *, name: str | None = None) -> None:
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
         raise NotReached("the connection was closed") from error
     except ssl.SSLError as error:
-        raise UserError(f"what answers at {address} does not speak TLS: it is not this federation's server") from error
+        raise UserError(
+            f"{address} does not speak TLS, so it is not this federation's server; check the address"
+        ) from error
     except OSError as error:
         raise NotReached(str(error.strerror or error)) from error
 
 
 def _advice(error: ssl.SSLCertVerificationError) -> str:
     if "not valid for" in error.verify_message:
-        return "the server was made for another name: unskew federation init DIR --host NAME"
+        return "it was issued for another name: create the federation with unskew federation init DIR --host NAME"
     if "expired" in error.verify_message or "not yet" in error.verify_message:
-        return "compare the clocks, or make a new one on the server: unskew federation init DIR --renew"
-    return "ca.crt of this node is not that of the server's federation"
+        return "check both clocks, or renew it on the server: unskew federation init DIR --renew"
+    return "this node's ca.crt belongs to another federation; copy it from the server again"
 
 
 AUTHORITY_DAYS = 3650
-SERVER_DAYS = 825  # what browsers and strict verifiers accept at most
+SERVER_DAYS = 825  # the longest that strict verifiers accept
 
 _MOST_BYTES = 2**20  # of a certificate or key file
 
@@ -104,14 +106,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class NodeKey:
-    """A node's key: the private part in OpenSSH's PEM, the public part as a line that OpenSSH writes."""
+    """A node's key pair in OpenSSH's formats."""
 
     private: bytes
     public: bytes
 
 
 def make_authority(name: str) -> Pair:
-    """A certificate authority for one federation; it may sign the server's certificate and nothing below it."""
+    """A certificate authority for one federation, which can sign only end certificates."""
     x509 = _crypto("x509")
     key = _new_key()
     subject = _name(f"{name} authority")
@@ -126,7 +128,7 @@ def make_authority(name: str) -> Pair:
 
 
 def make_server_certificate(signer: Pair, hosts: Iterable[str]) -> Pair:
-    """A certificate for a server that is reached by these names and addresses."""
+    """A certificate for a server with these names and addresses."""
     x509, oid = _crypto("x509"), _crypto("x509.oid")
     issuer = load_certificate(signer.certificate, "the authority's certificate")
     signer_key = _serialization().load_pem_private_key(signer.key, None)
@@ -155,24 +157,24 @@ def make_node_key() -> NodeKey:
 
 
 def public_pem(path: Path) -> bytes:
-    """The public key in a file of OpenSSH's form, as the PEM that a node sends with each request."""
+    """An OpenSSH public key file as the PEM that a node sends with each request."""
     s, ec = _serialization(), _crypto("hazmat.primitives.asymmetric.ec")
     content = read_content(path, _MOST_BYTES)
     if content is None:
-        raise UserError(f"{path} cannot be read: it is not there")
+        raise UserError(f"{path} does not exist; give the public key of a node")
     try:
         key = s.load_ssh_public_key(content)
     except (ValueError, _crypto("exceptions").UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
         raise UserError(
-            f"{path} is not a public key that Flower takes; make one with: ssh-keygen -t ecdsa -b 384 -f node.key -N ''"
+            f"{path} is not a public key for Flower; make one with: ssh-keygen -t ecdsa -b 384 -f node.key -N ''"
         )
     return bytes(key.public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo))
 
 
 def first_certificate(content: bytes) -> bytes:
-    """The first of the certificates in a PEM file: of authorities, the one that signs."""
+    """The first certificate in a PEM file; of several authorities, the one that signs."""
     end = b"-----END CERTIFICATE-----\n"
     return content.partition(end)[0] + end
 
@@ -188,7 +190,7 @@ def load_certificate(content: bytes, what: str) -> Any:
 
 
 def days_left(content: bytes, what: str) -> float:
-    """How many days a certificate is still valid; negative when it has expired."""
+    """Days until a certificate expires; negative if it has expired."""
     ends = load_certificate(content, what).not_valid_after_utc
     return float((ends - _now()).total_seconds() / 86400)
 

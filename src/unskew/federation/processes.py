@@ -1,4 +1,4 @@
-"""Child programs: started with a log, watched, and ended together with all that they have started."""
+"""Child programs: started with a log, supervised, and ended with all their descendants."""
 
 import os
 import signal
@@ -13,13 +13,13 @@ from unskew.core.child import Child, Log
 from unskew.core.errors import UserError
 from unskew.core.units import counted
 
-MARK = "UNSKEW_FEDERATION"  # an environment variable: by it we know our processes again, and those that they started
-WATCHER = b"unskew.federation"  # a word of the command line of those who watch over others
-PATIENCE = 10.0  # seconds that a program gets to end by itself
+MARK = "UNSKEW_FEDERATION"  # environment variable that marks our processes and their descendants
+WATCHER = b"unskew.federation"  # on the command line of supervisors
+PATIENCE = 10.0  # seconds for a program to exit by itself
 
 
 class ProcessGroup:
-    """The programs of one server or one node; leaving the block ends them, the first one last."""
+    """The programs of one server or node; leaving the block ends them, the first one last."""
 
     def __init__(self, mark: str, logs: Path, folder: Path, patience: float = PATIENCE) -> None:
         self.mark, self._logs, self._folder, self._patience = mark, logs, folder, patience
@@ -55,7 +55,7 @@ class ProcessGroup:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes of this user that carry the mark, ours left out; none where there is no /proc."""
+    """This user's other processes with the mark; none without /proc."""
     wanted, own = f"{MARK}={mark}".encode(), str(os.getpid())
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -65,17 +65,17 @@ def marked(mark: str) -> list[int]:
 
 
 def claim(mark: str, what: str, say: Callable[[str], None]) -> None:
-    """Refuse to be the second to watch over these programs; end what one that was killed has left running."""
+    """Refuse to supervise programs that have a supervisor; end those that a killed one left running."""
     running = marked(mark)
     if watching := [number for number in running if WATCHER in _words(Path(f"/proc/{number}/cmdline"))]:
-        raise UserError(f"{what} is already running as process {watching[0]}; end it with: unskew federation stop")
+        raise UserError(f"{what} is already running as process {watching[0]}; stop it with: unskew federation stop")
     if running:
         end_all(mark)
         say(f"ended {counted(len(running), 'program')} that a killed process had left running")
 
 
 def end_all(mark: str, *, patience: float = PATIENCE) -> int:
-    """End the processes that carry the mark: first those that watch over others, which end them in order."""
+    """End all processes with the mark: first the supervisors, which end their own in order."""
     running = marked(mark)
     above = [number for number in running if _parent(number) not in running]
     for how, numbers in ((signal.SIGTERM, above), (signal.SIGTERM, running), (signal.SIGKILL, running)):
@@ -97,7 +97,7 @@ def _gone(mark: str, patience: float) -> bool:
 
 
 def _words(file: Path) -> list[bytes]:
-    """A file of /proc that is a list of words; none where the process has ended, or is another user's."""
+    """The words in a file of /proc; none if the process has ended or is another user's."""
     try:
         return file.read_bytes().split(b"\0")
     except OSError:

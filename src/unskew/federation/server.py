@@ -33,19 +33,19 @@ from unskew.federation.metrics import GONE_SECONDS, RunProgress, last_run, last_
 from unskew.federation.node import PARTS, node_mark
 from unskew.federation.processes import ProcessGroup, claim, end_all, marked
 
-START_SECONDS = 300.0  # that a program may take until it listens
+START_SECONDS = 300.0  # for a program to start listening
 MAX_RESTARTS = 5  # of programs that ran for less than a minute
 
 Say = Callable[[str], None]
 
 
 def server_mark(federation: FederationFolder) -> str:
-    """By which the processes of this server are known."""
+    """The mark of this server's processes."""
     return f"server:{federation.path}"
 
 
 def serve(federation: FederationFolder, say: Say) -> None:
-    """Run the server until an interrupt comes."""
+    """Run the server until it is interrupted."""
     _check(federation, say)
     mark = server_mark(federation)
     claim(mark, f"the server of {federation.path}", say)
@@ -66,16 +66,16 @@ def serve(federation: FederationFolder, say: Say) -> None:
 
 
 class _Server:
-    """The programs of a server, and what is known about its nodes."""
+    """The programs of a server, and the state of its nodes."""
 
     def __init__(self, federation: FederationFolder, group: ProcessGroup, say: Say) -> None:
         self._federation, self._group, self._say = federation, group, say
-        self._keys: dict[str, float] = {}  # the key files that Flower knows, by name, with the time of their writing
+        self._keys: dict[str, float] = {}  # modification times of the registered key files, by node
         self._present: set[str] = set()
         self._restarts = 0
 
     def run(self) -> None:
-        """Start, then watch; never returns."""
+        """Start the programs and supervise them; never returns."""
         starts = [self._start_link, self._start_exec, self._start_gateway]
         programs = [start() for start in starts[:2]]
         self._register()
@@ -111,7 +111,7 @@ class _Server:
         return child
 
     def _wait(self, child: Child, port: int, authority: Path) -> None:
-        """Until it listens."""
+        """Wait until the program listens."""
         end = time.monotonic() + START_SECONDS
         while True:
             if child.code is not None:
@@ -134,10 +134,10 @@ class _Server:
         self._say(f"{child.name} ended with {child.exit_reason()}; restarting it; if a run was in progress, resume it")
 
     def _register(self) -> None:
-        """Make Flower know the keys in the folder, whenever one is new or another one than before."""
+        """Register the keys in the folder with Flower whenever one is new or changed."""
         current = {}
         for name, file in self._federation.public_keys().items():
-            with suppress(OSError):  # taken away just now
+            with suppress(OSError):  # removed just now
                 current[name] = file.stat().st_mtime
         if not {name for name, written in current.items() if self._keys.get(name) != written}:
             self._keys = current
@@ -151,7 +151,7 @@ class _Server:
         for name in sorted(now - self._present):
             self._say(f"node {name} is online ({len(now)} of {len(self._federation.public_keys())})")
         for name in sorted(self._present - now):
-            self._say(f"no word from node {name} for {GONE_SECONDS:.0f} s")
+            self._say(f"node {name} has been silent for {GONE_SECONDS:.0f} s")
         self._present = now
 
     def _describe_keys(self) -> str:
@@ -160,7 +160,7 @@ class _Server:
 
 
 def _check(federation: FederationFolder, say: Say) -> None:
-    """Report now, in one message, what would fail later."""
+    """Report early, in one message, what would fail later."""
     flower.program("flower-superlink")
     for path in (federation.authority, federation.certificate, federation.key):
         if not path.exists():
@@ -191,7 +191,7 @@ def submit(
     min_replies: int | None = None,
     wait: float | None = None,
 ) -> None:
-    """Run to the end; an interrupt stops the run, whose directory can be resumed. ``check``: only ask the nodes."""
+    """Submit a run and follow it; an interrupt stops it, and it can be resumed. ``check``: only ask the nodes."""
     check_running(federation)
     given = {"deadline": deadline, "min-replies": min_replies, "wait": wait}
     config = {
@@ -208,7 +208,7 @@ def submit(
 
 
 def _user() -> str:
-    """Who submits a run, as this machine knows them."""
+    """The user who submits a run."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in some containers
@@ -217,7 +217,7 @@ def _user() -> str:
 
 
 def check_running(federation: FederationFolder) -> None:
-    """Refuse to continue if no server of this federation answers on this machine."""
+    """Refuse to continue if this federation's server is not running on this machine."""
     try:
         network.greet(f"127.0.0.1:{federation.settings.control_port}", federation.local_authority)
     except (network.NotReached, UserError) as error:
@@ -226,14 +226,14 @@ def check_running(federation: FederationFolder) -> None:
 
 
 class _Followed:
-    """What a run has printed so far, and the number that Flower gave it."""
+    """A run's output so far, and its number in Flower."""
 
     def __init__(self, log: Log, say: Callable[[str], None]) -> None:
         self.log, self.run, self.complaint = log, "", ""
         self._say = say
 
     def hear(self, line: str) -> None:
-        """Show the line where a person should see it: Flower's own lines are in the log alone."""
+        """Show a line to the user; Flower's own lines go only to the log."""
         if started := _STARTED.search(line):
             self.run = started[1]
         if line.startswith("unskew: "):
@@ -265,7 +265,7 @@ def _follow(federation: FederationFolder, config: Path, say: Callable[[str], Non
 
 
 def _check_end(federation: FederationFolder, followed: _Followed, out: Path | None) -> None:
-    """A run that failed is one message: our own where there is one."""
+    """Report a failed run in one message, our own if there is one."""
     if not followed.run:
         raise UserError(
             f"Flower did not accept the run; {followed.log.path} ends with:\n" + "\n".join(followed.log.last(8))
@@ -287,32 +287,32 @@ def _check_end(federation: FederationFolder, followed: _Followed, out: Path | No
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A node as the server sees it."""
+    """A node's state as the server sees it."""
 
     name: str
-    seconds: float | None  # since it was last heard of; None where it never was
-    here: int  # processes of it on this machine
+    seconds: float | None  # since it was last heard from; None if it never was
+    here: int  # its processes on this machine
 
     @property
     def online(self) -> bool:
-        """Whether it was heard of lately."""
+        """Whether it was heard from recently."""
         return self.seconds is not None and self.seconds < GONE_SECONDS
 
 
 @dataclass(frozen=True)
 class Status:
-    """A federation as it is now."""
+    """The current state of a federation."""
 
-    processes: int  # of the server
+    processes: int  # the server's
     answers: bool
     certificate_days: float
     nodes: tuple[NodeStatus, ...]
     runs: tuple[tuple[str, str, float], ...]  # number, status, seconds
-    run: RunProgress | None  # that was submitted last, as its directory has it
+    run: RunProgress | None  # the last submitted one, read from its directory
 
 
 def status(federation: FederationFolder) -> Status:
-    """Ask the folder, the machine and, where it runs, the server."""
+    """Read the folder, this machine's processes and, if it is running, the server."""
     answers = _answers(federation)
     seen, now = last_seen(federation) if answers else {}, time.time()
     nodes = tuple(
@@ -331,7 +331,7 @@ def status(federation: FederationFolder) -> Status:
 
 
 def stop(path: Path) -> dict[str, int]:
-    """End the server and the nodes whose folder this is; by name, how many processes were ended."""
+    """End the server and the nodes of this folder; the number of ended processes by name."""
     if not Path("/proc/self/environ").exists():
         raise UserError("stop needs /proc to find processes, which this system lacks; end the commands with Ctrl-C")
     path = path.absolute()
