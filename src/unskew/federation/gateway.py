@@ -16,6 +16,7 @@ second.
 import asyncio
 import base64
 import binascii
+import ipaddress
 import json
 import os
 import re
@@ -80,6 +81,7 @@ class Limits:
     strangers: int = 256  # connections that have not proved a key
     strangers_each: int = 64  # of them, from one address
     connections: int = 2000
+    connections_each: int = 64  # of one node, at one time
     in_flight: int = 128 * 2**20  # bytes of bodies, of all nodes
     in_flight_each: int = 48 * 2**20  # of one node
     requests_each: int = 24  # at one time, of one node
@@ -331,6 +333,7 @@ class Gateway:
         self._failures = Buckets(limit.failures, 1.0)
         self._sent: Counter[str] = Counter()  # bytes of each node since its last message
         self._strangers: Counter[str] = Counter()
+        self._proved: Counter[str] = Counter()  # connections of each node
         self._open: set[asyncio.Task[None]] = set()
         self.counts = metrics.Counts()
         self._logged: dict[str, float] = {}
@@ -373,7 +376,7 @@ class Gateway:
                 except OSError:  # too many open files, or the caller is gone already
                     await asyncio.sleep(0.05)
                     continue
-                self._let_in(line, str(address[0]))
+                self._let_in(line, source_of(str(address[0])))
         finally:
             renewal.cancel()
             for task in list(self._open):
@@ -422,16 +425,13 @@ class Gateway:
             self._refuse(address, f"an error of ours, {type(error).__name__}", "error")
         finally:
             if visitor is None or visitor.name is None:
-                self._forget_stranger(address)
+                _count_down(self._strangers, address)
+            else:
+                _count_down(self._proved, visitor.name)
             if visitor is None:
                 line.close()
             else:
                 visitor.writer.close()
-
-    def _forget_stranger(self, address: str) -> None:
-        self._strangers[address] -= 1
-        if not self._strangers[address]:
-            del self._strangers[address]
 
     async def _answer_one(self, visitor: Visitor) -> bool:
         """One request; whether another may follow on the same connection."""
@@ -470,23 +470,27 @@ class Gateway:
         name, key = known
         text = request.headers.get("flwr-timestamp", "")
         signed = self._signatures.check_fresh(text, joining=joining)
-        pair = (visitor.address, name)
-        if self._failures.left(pair) < 1.0:
-            raise Refused(503, "too many wrong signatures from this address; try again later", "rate")
         try:
             key.verify(
                 base64.b64decode(request.headers.get("flwr-signature", ""), validate=True), text.encode(), self._scheme
             )
         except (self._wrong, ValueError, binascii.Error):
-            self._failures.take(pair)
+            # a right signature is never held against others' wrong ones: they may come from the same address
+            if not self._failures.take((visitor.address, name)):
+                raise Refused(503, "too many wrong signatures from this address; try again later", "rate") from None
             raise Refused(401, "the signature is not that of the node's key", "signature") from None
         self._signatures.use(name, header, text, signed)
         if not self._rates.take(name):
             raise Refused(503, f"node {name} sends more than {self._limits.rate:.0f} requests a second", "rate")
         self._keys.see(name)
         if visitor.name is None:
-            self._forget_stranger(visitor.address)
+            if self._proved[name] >= self._limits.connections_each:
+                raise Refused(503, f"node {name} has too many connections", "connections")
+            _count_down(self._strangers, visitor.address)
+            self._proved[name] += 1
             visitor.name = name
+        elif visitor.name != name:
+            raise Refused(400, "the connection is another node's", "key")
         return name
 
     def _check_size(self, request: Request, name: str) -> None:
@@ -590,6 +594,18 @@ class Gateway:
             "in_flight_bytes": self._budget.total,
         }
         return self.counts.text(gauges) + metrics.describe_folder(self._federation)
+
+
+def source_of(address: str) -> str:
+    """Whom an address counts for: of IPv6 it is a block of 2^64 addresses, which one machine may have all of."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return address if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
+
+
+def _count_down(counter: Counter[str], name: str) -> None:
+    counter[name] -= 1
+    if not counter[name]:
+        del counter[name]
 
 
 def _start(writer: asyncio.StreamWriter, status: int, headers: dict[str, str], *, stays: bool) -> None:
