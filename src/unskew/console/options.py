@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,12 +35,16 @@ def runs_named(paths: Sequence[Path]) -> list[Path]:
 
 
 def with_options(
-    names: Sequence[str], default: str | None = None, several: Sequence[str] = ()
+    names: Sequence[str],
+    default: str | None = None,
+    several: Sequence[str] = (),
+    texts: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The command with a flag for each of these options instead of its parameter ``options``.
 
     The command is called with ``options``, a dict of those that were given. ``default`` describes the
     defaults, if they are not the options' own. Those in ``several`` may be given more than once, and are lists.
+    ``texts`` has the help of options that mean something else to this command.
     """
 
     def spread(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,7 +59,7 @@ def with_options(
         parameters = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             spelled = (
-                [_make_parameter(OPTIONS[name], default, name in several) for name in names]
+                [_make_parameter(OPTIONS[name], default, name in several, (texts or {}).get(name)) for name in names]
                 if parameter.name == "options"
                 else [parameter]
             )
@@ -68,10 +72,10 @@ def with_options(
     return spread
 
 
-def _make_parameter(option: Option, default: str | None, several: bool) -> inspect.Parameter:
+def _make_parameter(option: Option, default: str | None, several: bool, text: str | None) -> inspect.Parameter:
     flags = [option.flag, f"--no-{option.flag[2:]}"] if option.kind is bool else [option.flag]
     more = "; repeatable" if several else ""
-    text = f"{option.help.removesuffix('.')}{more} (default: {default or option.default_text})."
+    text = f"{(text or option.help).removesuffix('.')}{more} (default: {default or option.default_text})."
     info = typer.Option("/".join(flags), help=text, metavar=option.metavar, show_default=False)
     wanted: Any = list[str] if several else option.kind
     kind = Annotated[wanted | None, info]
