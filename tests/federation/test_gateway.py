@@ -132,6 +132,32 @@ def test_no_other_spelling_of_a_path_and_no_other_method_reaches_flower(make_doo
     assert door.flower.requests == []
 
 
+LINES = [
+    f"POST {PUSH} HTTP/1.0",
+    f"POST {PUSH} HTTP/2.0",
+    f"POST {PUSH} HTTP/1.1 ",
+    f"POST {PUSH} http/1.1",
+    f"POST {PUSH}",
+    f"POST  {PUSH} HTTP/1.1",
+    f" POST {PUSH} HTTP/1.1",
+    f"POST\t{PUSH}\tHTTP/1.1",
+    f"POST {PUSH} HTTP/1.1 HTTP/1.1",
+    f"POST {PUSH} HTTP/1.1\nx: 1",
+    f"\r\nPOST {PUSH} HTTP/1.1",
+    "PRI * HTTP/2.0",
+]
+
+
+def test_no_other_spelling_of_a_request_line_reaches_flower(make_door):
+    door = make_door(failures=1000)
+    for line in LINES:
+        proof = "".join(f"{name}: {value}\r\n" for name, value in door.signed().items())
+        answered = door.send(f"{line}\r\ncontent-length: 5\r\n{proof}\r\nhello".encode())
+        assert (answered[0], reason(answered)) == (404, "this port is for the nodes of a federation"), line
+    assert door.flower.requests == []
+    assert door.gateway.counts.get("refused", reason="path") == len(LINES)
+
+
 AMBIGUOUS = [
     "content-length: 5\r\ncontent-length: 5",
     "content-length: 5\r\ncontent-length: 6",
