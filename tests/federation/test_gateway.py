@@ -271,6 +271,14 @@ def test_a_signature_from_before_the_gateways_start_is_refused(door):
     )
 
 
+def test_a_server_whose_clock_was_a_day_ahead_admits_its_nodes_once_it_is_set_right(door, monkeypatch):
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() - 86400)
+    assert door.call(headers=door.signed(seconds=-86400))[0] == 200
+    answered = door.call(headers=door.signed(seconds=-86430))  # before its start all the same
+    assert "signed before the gateway started" in reason(answered)
+
+
 @pytest.mark.parametrize(("seconds", "words"), [(60, "60 s ahead of"), (-400, "400 s behind")])
 def test_a_node_whose_clock_is_wrong_is_told_so_when_it_joins(door, seconds, words):
     answered = door.call(JOIN, headers=door.signed(seconds=seconds))

@@ -214,7 +214,7 @@ class Signatures:
     """The times that each node has signed: a signature counts once, while it is fresh."""
 
     def __init__(self) -> None:
-        self._born = time.time()
+        self._began = time.monotonic()
         self._used: dict[str, tuple[set[str], deque[tuple[float, str]]]] = {}
 
     def check_fresh(self, text: str, *, joining: bool) -> float:
@@ -235,7 +235,7 @@ class Signatures:
     def use(self, name: str, key: str, text: str, signed: float) -> None:
         """Take a signature that was found right; refuse one that was there before, or that this process cannot know."""
         now = time.time()
-        if signed < self._born:
+        if signed < now - (time.monotonic() - self._began):  # by the present clock, which may have been set since
             raise Refused(503, "the request was signed before the gateway started; sign it again", "replay")
         used, order = self._used.setdefault(key, (set(), deque()))
         while order and order[0][0] < now - _MOST_LATE + _MOST_AHEAD:
