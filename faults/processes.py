@@ -185,8 +185,11 @@ class Nemesis:
             self.wires[name].mode = OPEN
 
     def _pids(self, name: str, word: str) -> list[int]:
+        from faults.live import until
+
         if word == NODE[0]:  # the watcher itself is our child
             return [self.live.commands[name].process.pid]
+        until(lambda: self.live.programs(name, word), LIMIT / 10, f"a {word} of {name}")  # an app lives for one message
         return self.live.programs(name, word)
 
     def _stop(self, name: str, word: str, draw: np.random.Generator) -> None:

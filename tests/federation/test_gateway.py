@@ -132,6 +132,32 @@ def test_no_other_spelling_of_a_path_and_no_other_method_reaches_flower(make_doo
     assert door.flower.requests == []
 
 
+LINES = [
+    f"POST {PUSH} HTTP/1.0",
+    f"POST {PUSH} HTTP/2.0",
+    f"POST {PUSH} HTTP/1.1 ",
+    f"POST {PUSH} http/1.1",
+    f"POST {PUSH}",
+    f"POST  {PUSH} HTTP/1.1",
+    f" POST {PUSH} HTTP/1.1",
+    f"POST\t{PUSH}\tHTTP/1.1",
+    f"POST {PUSH} HTTP/1.1 HTTP/1.1",
+    f"POST {PUSH} HTTP/1.1\nx: 1",
+    f"\r\nPOST {PUSH} HTTP/1.1",
+    "PRI * HTTP/2.0",
+]
+
+
+def test_no_other_spelling_of_a_request_line_reaches_flower(make_door):
+    door = make_door(failures=1000)
+    for line in LINES:
+        proof = "".join(f"{name}: {value}\r\n" for name, value in door.signed().items())
+        answered = door.send(f"{line}\r\ncontent-length: 5\r\n{proof}\r\nhello".encode())
+        assert (answered[0], reason(answered)) == (404, "this port is for the nodes of a federation"), line
+    assert door.flower.requests == []
+    assert door.gateway.counts.get("refused", reason="path") == len(LINES)
+
+
 AMBIGUOUS = [
     "content-length: 5\r\ncontent-length: 5",
     "content-length: 5\r\ncontent-length: 6",
@@ -245,6 +271,14 @@ def test_a_signature_from_before_the_gateways_start_is_refused(door):
     )
 
 
+def test_a_server_whose_clock_was_a_day_ahead_admits_its_nodes_once_it_is_set_right(door, monkeypatch):
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() - 86400)
+    assert door.call(headers=door.signed(seconds=-86400))[0] == 200
+    answered = door.call(headers=door.signed(seconds=-86430))  # before its start all the same
+    assert "signed before the gateway started" in reason(answered)
+
+
 @pytest.mark.parametrize(("seconds", "words"), [(60, "60 s ahead of"), (-400, "400 s behind")])
 def test_a_node_whose_clock_is_wrong_is_told_so_when_it_joins(door, seconds, words):
     answered = door.call(JOIN, headers=door.signed(seconds=seconds))
@@ -341,6 +375,56 @@ def test_a_flood_of_connections_leaves_room_for_nodes_that_are_there_and_for_oth
                 line.close()
     while door.gateway._strangers.total():
         time.sleep(0.01)
+    assert door.call()[0] == 200
+
+
+def test_one_node_cannot_take_all_connections(make_door):
+    """It proves its key on each and leaves it open; the others must still find a place."""
+    door = make_door(connections=12, connections_each=8)
+    lines = [door.connect() for _ in range(10)]
+    try:
+        assert [door.call(line=line)[0] for line in lines] == [200] * 8 + [503] * 2
+        assert door.call(headers=door.signed("b"))[0] == 200
+    finally:
+        for line in lines:
+            line.close()
+    while door.gateway._proved:
+        time.sleep(0.01)
+    assert door.call()[0] == 200
+    assert "refused 127.0.0.1: node a has too many connections" in door.lines
+
+
+def test_a_connection_is_one_nodes(door):
+    """Two requests written at once, as one node and as another, with right signatures."""
+    both = b""
+    for node in ("a", "b"):
+        proof = "".join(f"{name}: {value}\r\n" for name, value in door.signed(node).items())
+        both += f"POST {PUSH} HTTP/1.1\r\ncontent-length: 5\r\n{proof}\r\nhello".encode()
+    with door.connect() as line:
+        assert door.send(both, line)[0] == 200
+        answered = answer(line)
+        assert (answered[0], reason(answered)) == (400, "the connection is another node's")
+    assert len(door.flower.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "source"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_all_addresses_that_one_machine_may_have_count_as_one(address, source):
+    assert module.source_of(address) == source
+
+
+def test_wrong_signatures_do_not_shut_out_the_node_whose_key_they_name(make_door):
+    """Its public key is known, and the address may be a proxy's or a gateway's that many share."""
+    door = make_door(failures=3)
+    wrong = {**door.signed(), "flwr-signature": "AAAA"}
+    assert [door.call(headers=wrong)[0] for _ in range(5)] == [401, 401, 401, 503, 503]
     assert door.call()[0] == 200
 
 

@@ -100,7 +100,7 @@ def test_nodes_that_are_late_slow_full_or_forgetful_are_named_and_take_part_agai
     for folder in memories:
         shutil.rmtree(folder)
     live.start("c")
-    seen.until(lambda row: "client 2 of node c no longer has what it kept" in json.dumps(row), "c starts anew")
+    seen.until(lambda row: "client 2 of node c has lost its saved state" in json.dumps(row), "c starts anew")
     seen.all_well()
     assert run.is_alive()
     live.commands["server"].stop()

@@ -522,6 +522,13 @@ def test_a_check_tells_what_each_node_has_and_trains_nothing(tmp_path):
     assert not list(tmp_path.glob("*/runs/*/agreement*"))
 
 
+def test_a_node_with_more_classes_of_its_own_than_all_others_together_is_noted(tmp_path):
+    many = [f"class {number}" for number in range(7)]
+    nodes = {1: node_with(tmp_path, "usual", ["cat", "dog"]), 2: node_with(tmp_path, "many", ["cat", *many])}
+    said = checked(tmp_path, nodes)
+    assert any(line.startswith("node many has 7 classes that no other node has, the others have 2") for line in said)
+
+
 def test_a_check_names_every_node_that_does_not_fit_and_why(tmp_path):
     nodes = {
         1: node_with(tmp_path, "north", ["cat", "dog"]),

@@ -148,7 +148,7 @@ def init(
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=FILE.pub", help="NAME=FILE.pub, for a node that created its own key; repeatable."),
+        typer.Option(metavar="NAME=FILE.pub", help="The public key of a node that created its own key; repeatable."),
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Name or address at which nodes reach the server (default: 127.0.0.1).")
@@ -158,7 +158,8 @@ def init(
     renew_authority: Annotated[
         bool,
         typer.Option(
-            "--renew-authority", help="Make a new authority; run --renew afterwards to stop trusting the old one."
+            "--renew-authority",
+            help="Make a new authority; once every node has its ca.crt, --renew ends the trust in the old one.",
         ),
     ] = False,
 ) -> None:
@@ -179,11 +180,15 @@ def init(
     if made.renewed:
         out.say("the server has a new certificate; a running server uses it within a second")
     if made.authority:
-        out.say(f"copy {made.federation.authority} to every node as ca.crt, then: init {path} --renew")
+        out.say(
+            f"copy {made.federation.authority} to every node as ca.crt, then run: unskew federation init {path} --renew"
+        )
     for name in made.nodes:
         out.say(f"node {name}: copy {made.federation.node(name)} to its machine; it includes its key")
     for name in made.keys:
         out.say(f"node {name}: copy {made.federation.node(name)} to its machine, next to its node.key")
+    if made.nodes or made.keys:
+        out.say("start each node on its machine with: unskew federation node NAME --data …")
     if made.new and not made.nodes and not made.keys:
         out.say(f"no nodes yet; add one with: unskew federation init {path} --node NAME")
     out.say(f"start the server with: unskew federation server {path}")
@@ -196,7 +201,11 @@ def server(folder: Folder = Path()) -> None:
 
 
 @federation_app.command()
-@with_options(["data", "data_dir", "partition", "clients", "seed", "device"], default="as before, or none")
+@with_options(
+    ["data", "data_dir", "partition", "clients", "seed", "device"],
+    default="as last time, or none",
+    texts={"clients": "How many clients --partition has.", "seed": "The seed of --partition, the same on every node."},
+)
 def node(
     options: dict[str, Any],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder, as created by init on the server.")],
@@ -263,9 +272,15 @@ def run_(
             "--back-to", metavar="ROUND", help="With --resume: continue after this round, in a new directory."
         ),
     ] = None,
-    deadline: Annotated[float | None, typer.Option(help="Seconds that a round waits for its nodes.")] = None,
-    min_replies: Annotated[int | None, typer.Option(help="The fewest replies that a round needs to count.")] = None,
-    wait: Annotated[float | None, typer.Option(help="Seconds to wait for more nodes if there are too few.")] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds that a round waits for its nodes (default: 600).")
+    ] = None,
+    min_replies: Annotated[
+        int | None, typer.Option(help="The fewest replies that a round needs to count (default: 1).")
+    ] = None,
+    wait: Annotated[
+        float | None, typer.Option(help="Seconds to wait for more nodes if there are too few (default: 600).")
+    ] = None,
     page: Annotated[bool, typer.Option("--report", help="Write the report too, as unskew report does.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -361,11 +376,15 @@ def audit(
     place: Annotated[
         Path, typer.Argument(metavar="DIR|RUN|RECEIPT", help="A node's folder, a run directory, or a receipt.")
     ],
-    key: Annotated[Path | None, typer.Option(metavar="NAME.pub", help="The node's registered key.")] = None,
-    receipt: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a signed receipt.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="NAME.pub", help="The node's registered key, to verify a receipt.")
+    ] = None,
+    receipt: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a receipt to this file, signed with the node's key.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Report what left a node, sign a receipt for it or verify one; or report what a run asked of which node."""
+    """Report what left a node, write or verify a signed receipt of it, or list what a run asked of each node."""
     from unskew.engines.flower import audit as audits
 
     if (place / FEDERATION).exists():
@@ -417,7 +436,7 @@ def stop(folder: Folder = Path()) -> None:
     """Stop the server and the nodes of this folder on this machine."""
     ended = federations.stop(folder)
     for name, count in ended.items():
-        out.say(f"{name}: ended, {counted(count, 'program')}")
+        out.say(f"{name}: stopped, {counted(count, 'program')}")
     if not ended:
         out.print("nothing was running")
 

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,12 +35,16 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def with_options(
-    names: Sequence[str], default: str | None = None, several: Sequence[str] = ()
+    names: Sequence[str],
+    default: str | None = None,
+    several: Sequence[str] = (),
+    texts: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's parameter ``options`` by a flag for each of these options.
 
     The command receives ``options``, a dict of those that were set. ``default`` describes the defaults, if they are
-    not the options' own. Options in ``several`` are repeatable, and are lists.
+    not the options' own. Options in ``several`` are repeatable, and are lists. ``texts`` replaces the help of options
+    that mean something else to this command.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,7 +59,8 @@ def with_options(
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             if parameter.name == "options":
-                parameters += [_make_parameter(OPTIONS[name], default, name in several) for name in names]
+                helps = texts or {}
+                parameters += [_make_parameter(OPTIONS[n], default, n in several, helps.get(n)) for n in names]
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         del wrapper.__wrapped__  # typer would use the hints of the command itself
@@ -66,10 +71,10 @@ def with_options(
     return decorate
 
 
-def _make_parameter(option: Option, default: str | None, several: bool) -> inspect.Parameter:
+def _make_parameter(option: Option, default: str | None, several: bool, text: str | None) -> inspect.Parameter:
     flags = [option.flag, f"--no-{option.flag[2:]}"] if option.kind is bool else [option.flag]
     more = "; repeatable" if several else ""
-    text = f"{option.help.removesuffix('.')}{more} (default: {default or option.default_text})."
+    text = f"{(text or option.help).removesuffix('.')}{more} (default: {default or option.default_text})."
     info = typer.Option("/".join(flags), help=text, metavar=option.metavar, show_default=False)
     kind: Any = list[str] if several else option.kind
     annotation = Annotated[kind | None, info]

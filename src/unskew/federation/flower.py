@@ -345,7 +345,9 @@ def check_locked(federation: FederationFolder) -> None:
         finally:
             line.close()
         if status not in (401, 403):
-            raise UserError(f"Flower's server answers {path} with {status} without a token; it is not safe to start")
+            raise UserError(
+                f"Flower's server answers {path} with {status} to anyone, without a token; the server is not started"
+            )
 
 
 class WrongApp(Exception):
@@ -428,7 +430,7 @@ def flwr(federation: FederationFolder, *words: str, timeout: float = 300.0) -> s
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise UserError(f"flwr {words[0]} did not end within {timeout:.0f} s; is the server well?") from error
+        raise UserError(f"flwr {words[0]} did not finish within {timeout:.0f} s; check the server's logs") from error
 
 
 def register_keys(federation: FederationFolder, timeout: float = 120.0) -> dict[str, str]:
@@ -446,7 +448,7 @@ def register_keys(federation: FederationFolder, timeout: float = 120.0) -> dict[
         )
         return dict(json.loads(ended.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
-        return {"": f"the server did not take the keys within {timeout:.0f} s"}
+        return {"": f"the server did not accept the keys within {timeout:.0f} s"}
     except (ValueError, TypeError, IndexError):
         return {"": _in_words(ended.stdout + ended.stderr)}
 
@@ -478,7 +480,7 @@ def _register(federation: FederationFolder) -> dict[str, str]:
         status = {node.public_key: node.status for node in known}
         for pem, name in keys.items():
             if status.get(pem) == "unregistered":
-                trouble[name] = "its key was replaced before; restart the server to take it back"
+                trouble[name] = "this key was replaced earlier; restart the server to accept it again"
             elif pem not in status:
                 client.RegisterNode(control.RegisterNodeRequest(public_key=pem, name=name))
     return trouble
@@ -492,9 +494,7 @@ def runs(federation: FederationFolder, run: str | None = None) -> list[dict[str,
         answer = json.loads(ended.stdout[ended.stdout.index("{") :])
         return list(answer["runs"])
     except (ValueError, KeyError, TypeError):
-        raise UserError(
-            f"the server did not say what runs there are: {_in_words(ended.stdout + ended.stderr)}"
-        ) from None
+        raise UserError(f"the server did not list its runs: {_in_words(ended.stdout + ended.stderr)}") from None
 
 
 def stop_run(federation: FederationFolder, run: str) -> None:

@@ -14,6 +14,7 @@ poll open and asks Flower again until there is a message, so that the node has i
 import asyncio
 import base64
 import binascii
+import ipaddress
 import json
 import os
 import re
@@ -78,6 +79,7 @@ class Limits:
     strangers: int = 256  # connections whose key is not proved
     strangers_each: int = 64  # of these, from one address
     connections: int = 2000
+    connections_each: int = 64  # concurrent, one node
     in_flight: int = 128 * 2**20  # bytes of bodies in memory, all nodes
     in_flight_each: int = 48 * 2**20  # one node
     requests_each: int = 24  # concurrent, one node
@@ -210,7 +212,7 @@ class Signatures:
     """The signatures each node has used: each is valid once, while it is fresh."""
 
     def __init__(self) -> None:
-        self._born = time.time()
+        self._began = time.monotonic()
         self._used: dict[str, tuple[set[str], deque[tuple[float, str]]]] = {}
 
     def check_fresh(self, text: str, *, joining: bool) -> float:
@@ -231,7 +233,7 @@ class Signatures:
     def use(self, name: str, key: str, text: str, signed: float) -> None:
         """Mark a valid signature as used; refuse a used one, and one from before this process started."""
         now = time.time()
-        if signed < self._born:
+        if signed < now - (time.monotonic() - self._began):  # by the present clock, which may have been set since
             raise Refused(503, "the request was signed before the gateway started; sign it again", "replay")
         used, order = self._used.setdefault(key, (set(), deque()))
         while order and order[0][0] < now - _MOST_LATE + _MOST_AHEAD:
@@ -329,6 +331,7 @@ class Gateway:
         self._failures = Buckets(limit.failures, 1.0)
         self._sent: Counter[str] = Counter()  # bytes of each node since its last message
         self._strangers: Counter[str] = Counter()
+        self._proved: Counter[str] = Counter()  # connections of each node
         self._open: set[asyncio.Task[None]] = set()
         self.counts = metrics.Counts()
         self._logged: dict[str, float] = {}
@@ -371,7 +374,7 @@ class Gateway:
                 except OSError:  # too many open files, or the sender has left already
                     await asyncio.sleep(0.05)
                     continue
-                self._let_in(line, str(address[0]))
+                self._let_in(line, source_of(str(address[0])))
         finally:
             renewal.cancel()
             for task in list(self._open):
@@ -420,16 +423,13 @@ class Gateway:
             self._refuse(address, f"internal error, {type(error).__name__}", "error")
         finally:
             if visitor is None or visitor.name is None:
-                self._forget_stranger(address)
+                _count_down(self._strangers, address)
+            else:
+                _count_down(self._proved, visitor.name)
             if visitor is None:
                 line.close()
             else:
                 visitor.writer.close()
-
-    def _forget_stranger(self, address: str) -> None:
-        self._strangers[address] -= 1
-        if not self._strangers[address]:
-            del self._strangers[address]
 
     async def _answer_one(self, visitor: Visitor) -> bool:
         """Answer one request; whether the connection stays open."""
@@ -468,23 +468,27 @@ class Gateway:
         name, key = known
         text = request.headers.get("flwr-timestamp", "")
         signed = self._signatures.check_fresh(text, joining=joining)
-        pair = (visitor.address, name)
-        if self._failures.left(pair) < 1.0:
-            raise Refused(503, "too many wrong signatures from this address; try again later", "rate")
         try:
             key.verify(
                 base64.b64decode(request.headers.get("flwr-signature", ""), validate=True), text.encode(), self._scheme
             )
         except (self._wrong, ValueError, binascii.Error):
-            self._failures.take(pair)
+            # others may send wrong signatures from the same address: they must not lock out a node with a right one
+            if not self._failures.take((visitor.address, name)):
+                raise Refused(503, "too many wrong signatures from this address; try again later", "rate") from None
             raise Refused(401, "the signature does not match the node's key", "signature") from None
         self._signatures.use(name, header, text, signed)
         if not self._rates.take(name):
             raise Refused(503, f"node {name} sends more than {self._limits.rate:.0f} requests per second", "rate")
         self._keys.see(name)
         if visitor.name is None:
-            self._forget_stranger(visitor.address)
+            if self._proved[name] >= self._limits.connections_each:
+                raise Refused(503, f"node {name} has too many connections", "connections")
+            _count_down(self._strangers, visitor.address)
+            self._proved[name] += 1
             visitor.name = name
+        elif visitor.name != name:
+            raise Refused(400, "the connection is another node's", "key")
         return name
 
     def _check_size(self, request: Request, name: str) -> None:
@@ -588,6 +592,18 @@ class Gateway:
             "in_flight_bytes": self._budget.total,
         }
         return self.counts.text(gauges) + metrics.describe_folder(self._federation)
+
+
+def source_of(address: str) -> str:
+    """Whom an address counts for: of IPv6 it is a block of 2^64 addresses, which one machine may have all of."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return address if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
+
+
+def _count_down(counter: Counter[str], name: str) -> None:
+    counter[name] -= 1
+    if not counter[name]:
+        del counter[name]
 
 
 def _start(writer: asyncio.StreamWriter, status: int, headers: dict[str, str], *, stays: bool) -> None:

@@ -98,7 +98,7 @@ class _Node:
                 self._wait_for_server()
                 self._start_supernode()
             elif self._files() != self._given:
-                self._say("the key or the authority of this node has changed; connecting anew")
+                self._say("this node's key or ca.crt has changed; reconnecting")
                 self._stop_supernode()
                 self._wait_for_server()
                 self._start_supernode()
@@ -216,7 +216,10 @@ class _Node:
                 "the server still has an open session from this node's previous process; retrying for up to a minute"
             )
         elif now - self._refused_since > TAKEN_SECONDS:
-            raise UserError("another node is connected with this key; give every machine its own key")
+            raise UserError(
+                "another machine is connected with this node's key; give each machine a node of its own: unskew "
+                "federation init DIR --node NAME"
+            )
         time.sleep(3.0)
 
     def _count_restart(self, child: Child) -> None:
@@ -224,7 +227,7 @@ class _Node:
             self._restarts = 0
         self._restarts += 1
         if self._restarts > MAX_RESTARTS:
-            raise UserError(_reason(child, f"{child.name} keeps ending"))
+            raise UserError(_reason(child, f"{child.name} keeps exiting"))
         self._say(f"{child.name} ended with {child.exit_reason()}; restarting it; its log is {child.log.path}")
         time.sleep(min(2.0**self._restarts, 20.0) - 1.0)
 

@@ -121,7 +121,7 @@ class _Server:
             except network.NotReached:
                 if time.monotonic() > end:
                     raise UserError(
-                        f"{child.name} is not listening after {START_SECONDS:.0f} s; see {child.log.path}"
+                        f"{child.name} is still not listening after {START_SECONDS:.0f} s; see {child.log.path}"
                     ) from None
                 time.sleep(0.2)
             else:
@@ -130,8 +130,10 @@ class _Server:
     def _count_restart(self, child: Child) -> None:
         self._restarts = 1 if time.monotonic() - child.began > 60 else self._restarts + 1
         if self._restarts > MAX_RESTARTS:
-            raise UserError(f"{child.name} keeps ending; {child.log.path} ends with:\n{child.log_end()}")
-        self._say(f"{child.name} ended with {child.exit_reason()}; restarting it; if a run was in progress, resume it")
+            raise UserError(f"{child.name} keeps exiting; {child.log.path} ends with:\n{child.log_end()}")
+        self._say(
+            f"{child.name} ended with {child.exit_reason()}; restarting it; if a run stops because of this, resume it"
+        )
 
     def _register(self) -> None:
         """Register the keys in the folder with Flower whenever one is new or changed."""
@@ -151,7 +153,7 @@ class _Server:
         for name in sorted(now - self._present):
             self._say(f"node {name} is online ({len(now)} of {len(self._federation.public_keys())})")
         for name in sorted(self._present - now):
-            self._say(f"node {name} has been silent for {GONE_SECONDS:.0f} s")
+            self._say(f"node {name} has not been heard from for {GONE_SECONDS:.0f} s")
         self._present = now
 
     def _describe_keys(self) -> str:
@@ -282,7 +284,7 @@ def _check_end(federation: FederationFolder, followed: _Followed, out: Path | No
         ) from None
     status, details = (str(about[0].get(key) or "") if about else "" for key in ("status", "status-details"))
     reason = f"{status or 'unknown'}{': ' + details if details else ''}"
-    raise UserError(f"the run ended as {reason}; its output is in {followed.log.path}")
+    raise UserError(f"the run ended with status {reason}; its output is in {followed.log.path}")
 
 
 @dataclass(frozen=True)

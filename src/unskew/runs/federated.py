@@ -142,10 +142,24 @@ def why_not(node: Description, terms: FederationTerms) -> str | None:
     return None
 
 
+NARROW = 8.0  # of the deviations that most nodes have: a pooled one that is so many times smaller is not used
+
+
 def _pool_pixels(nodes: Sequence[Description]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The mean and deviation of all pixels, from those of each node and its number of examples."""
+    """The mean and deviation of all nodes' pixels, from each node's own and its number of examples.
+
+    A node that claims many examples with almost no deviation would inflate everyone's inputs: it is left out.
+    """
     if len({(node.mean, node.std) for node in nodes}) == 1:
         return nodes[0].mean, nodes[0].std
+    mean, std = _pool_all(nodes)
+    usual = np.median([node.std for node in nodes], axis=0)
+    if any(NARROW * pooled < most for pooled, most in zip(std, usual, strict=True)):
+        return _pool_all([node for node in nodes if bool(np.all(NARROW * np.array(node.std) >= usual))])
+    return mean, std
+
+
+def _pool_all(nodes: Sequence[Description]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     sizes = [sum(facts.examples for facts in node.clients) for node in nodes]
     total = sum(sizes)
     mean, std = [], []
@@ -158,6 +172,26 @@ def _pool_pixels(nodes: Sequence[Description]) -> tuple[tuple[float, ...], tuple
         mean.append(middle)
         std.append(math.sqrt(square / total))
     return tuple(mean), tuple(std)
+
+
+def describe_oddities(nodes: Sequence[Description], terms: Terms) -> list[str]:
+    """Notes on nodes whose description changes the run for everybody; the operator may want to look at them."""
+    notes = []
+    for node in nodes:
+        if any(NARROW * own < pooled for own, pooled in zip(node.std, terms.std, strict=False)):
+            notes.append(
+                f"node {node.node}: its images are almost uniform, with a deviation of {min(node.std):.2g}; all nodes' "
+                f"is {min(terms.std):.2g}"
+            )
+        others = {name for other in nodes if other is not node for name in other.classes}
+        own = sum(name not in others for name in node.classes)
+        if others and own > len(others) and all(name in terms.classes for name in node.classes):
+            notes.append(
+                f"node {node.node} has {own:,} classes that no other node has, the others have {len(others):,} "
+                "together; the network predicts all of them; to decide yourself, list classes in the recipe's table "
+                "[federation]"
+            )
+    return notes
 
 
 def _shape(shape: tuple[int, int, int]) -> str:
@@ -245,6 +279,8 @@ def check_nodes(exchange: Transport, asked: FederatedRequest, say: Callable[[str
     terms = agree_on_terms(terms, nodes, asked.classes or (own.classes if own else ()))
     images_of(terms, config, own)  # refuses test images that do not fit
     say(f"agreed: {_shape(terms.shape)}, {counted(len(terms.classes), 'class')}")
+    for line in describe_oddities(nodes, terms):
+        say(line)
     for node in nodes:
         if missing := [name for name in terms.classes if name not in node.classes]:
             say(f"node {node.node} lacks {', '.join(missing[:10])}{', …' if len(missing) > 10 else ''}")
@@ -268,7 +304,10 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
         session.hold_back()
         _gather(session, clients, until, lambda: sum(len(node.clients) for node in session.described.values()))
         wanted = asked.classes or (own.classes if own else ())
-        terms = agree_on_terms(terms, [session.described[node] for node in sorted(session.described)], wanted)
+        nodes = [session.described[node] for node in sorted(session.described)]
+        terms = agree_on_terms(terms, nodes, wanted)
+        for line in describe_oddities(nodes, terms):
+            session.note(line)
     else:  # wait for the clients that the run began with: fewer would change the result
         clients = sum(not known.late for known in terms.clients.values())
         until = exchange.now() + min(BACK, asked.rules.wait)

@@ -99,7 +99,7 @@ FAULTS = {
     "another order": (swapped, "their order differs"),
     "a tensor more": (one_more, "more tensors than results"),
     "a tensor less": (one_less, "do not fit its description"),
-    "another weight": (set_tensor("weight", lambda value: value * 1000), "it weighs 435000, 435 was asked for"),
+    "another weight": (set_tensor("weight", lambda value: value * 1000), "its weight is 435000; 435 was requested"),
     "more visits than one": (set_tensor("metric/visits", lambda value: value * 5), "more than one visit"),
     "too many examples": (set_tensor("metric/examples", lambda value: value * 2), "it saw 870 examples, 435"),
     "another client": (set_result(client=2), "answers for another visit, where client 1"),

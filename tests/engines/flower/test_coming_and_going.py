@@ -109,7 +109,7 @@ def test_nobody_waits_for_a_node_that_was_killed_while_it_worked(nodes, shared, 
         return None
 
     exchange.between, before = between, exchange.now()
-    assert reasons(train(engine, shared, number=2)) == {1: "node-1: its node went away before it had answered"}
+    assert reasons(train(engine, shared, number=2)) == {1: "node-1: its node disconnected before it answered"}
     assert exchange.now() - before < 10
 
 
@@ -232,7 +232,7 @@ def test_a_node_that_was_killed_comes_back_with_its_memory_or_says_that_it_is_lo
         for each, before in ((engine, ours), (loop, theirs))
     )
     assert ours.failures == ()
-    anew = "client 1 of node node-1 no longer has what it kept; it starts anew"
+    anew = "client 1 of node node-1 has lost its saved state and starts from scratch"
     assert (anew in ours.notes) is not keeps
     assert (tensors.sha256(ours.sums) == tensors.sha256(theirs.sums)) is keeps
 

@@ -68,6 +68,21 @@ def test_a_description_that_cannot_be_leaves_its_node_out_and_the_run_goes_on(tm
     assert not any("\x1b" in line for line in said)
 
 
+def test_many_examples_of_no_deviation_do_not_blow_up_everyones_inputs(tmp_path):
+    """Its share in the normalization is that of its 49,999,999 examples; all honest replies would be NaN."""
+    lie = describing(client={"examples": 49_999_999}, mean=[0.0], std=[1e-9])
+
+    def between(node, question, reply):
+        lies = node == BAD and read_header(question)["kind"] == "describe"
+        return reply_with(reply, lie) if lies else reply
+
+    said = []
+    exchange = exchange_of(make_nodes(tmp_path), between=between)
+    result = federated(tmp_path, exchange, said=said, data="nodes", clients=3, rounds=1)
+    assert result.history[0]["clients"] == 2
+    assert "node node-1: its images are almost uniform, with a deviation of 1e-09; all nodes' is 0.38" in said
+
+
 def changed(name, value):
     def change(fields, came):
         place = next(place for place, (each, _) in enumerate(came) if each == name)

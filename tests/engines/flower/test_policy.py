@@ -94,6 +94,7 @@ def test_a_mistake_in_a_policy_is_one_message(tmp_path, text, wrong):
         ({"secure": ("updates",)}, {"method": "fedavg + secure"}, "add secure(updates=true) to the method"),
         ({"secure": ("statistics",)}, {"method": "fedavg + lda"}, "add secure to the method"),
         ({"private": ("updates",)}, {"method": "private-updates"}, "add private-updates(release=true)"),
+        ({"private": ("updates",)}, {"method": "private-updates(noise=0, release=true)"}, "with noise above 0"),
         ({"private": ("statistics",)}, {"method": "lda + private"}, "add private(release=true)"),
         ({"min_class": 5}, {"method": "lda + withhold(4)"}, "add withhold(5) to the method"),
         ({"min_class": 5}, {"method": "lda + secure"}, "add withhold(5) to the method"),

@@ -151,7 +151,7 @@ def roster_of(clients: Iterable[KnownClient]) -> Roster:
 
 
 SHORT = 120.0  # seconds that a description may take, or setting up a run
-GONE = "its node went away before it had answered"
+GONE = "its node disconnected before it answered"
 SILENT = "it did not answer within the deadline"
 
 
@@ -425,7 +425,7 @@ def check_numbers(sums: Sums, visit: Visit, facts: ClientLimits) -> None:
     if any(sums[name].numel() != 1 for name in NUMBERS if name in sums):
         raise BadMessage("a number that every reply has is a tensor in this one")
     if "weight" in sums and float(sums["weight"]) != visit.weight:
-        raise BadMessage(f"it weighs {float(sums['weight']):g}, {visit.weight:g} was asked for")
+        raise BadMessage(f"its weight is {float(sums['weight']):g}; {visit.weight:g} was requested")
     if "metric/visits" in sums and float(sums["metric/visits"]) != 1:
         raise BadMessage("it counts as more than one visit")
     most = examples_for(facts.examples if visit.take is None else visit.take, facts.local)
@@ -602,7 +602,7 @@ class Session:
         """Tell the nodes that the run is over, so that they delete what their clients kept."""
         message: dict[int, dict[str, Any]] = {node: {} for node in sorted(self.described) if self.absent(node) is None}
         if self.refused:
-            self.say(f"replies of nodes that were refused in this run: {self.refused:,}")
+            self.say(f"replies refused in this run: {self.refused:,}")
         until = self.mailbox.exchange.now() + FAREWELL
         self.mailbox.send("finish", message, until=until, group="finish")
         while self.mailbox.waiting("finish") and self.mailbox.exchange.now() < until:
@@ -916,7 +916,7 @@ class FederatedEngine:
                 self._session.refused += "failure" not in values
                 self._session.say(f"{name}: {result.reason}")
             elif values.get("anew"):
-                self._session.note(f"{name} no longer has what it kept; it starts anew")
+                self._session.note(f"{name} has lost its saved state and starts from scratch")
 
     def _fail(self, work: _Work, indices: Iterable[int], why: LeftOut) -> None:
         for index in indices:

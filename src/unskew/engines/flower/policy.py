@@ -53,7 +53,9 @@ COMMENTS = {
     "jobs": "What clients do: train; survey, once before the first round; evaluate, on the node's own test images;\n"
     "moments, the class statistics of a calibration; evaluate-calibrated.",
     "secure": 'What must be masked: "statistics" of calibrations; "updates" and everything else that a round sends.',
-    "private": 'What must get noise for differential privacy, with release=true: "statistics", "updates".',
+    "private": 'What must get noise for differential privacy, with release=true: "statistics", "updates".\n'
+    "Where secure masks a sum, each client adds its share of the noise; otherwise the server adds it, and sees\n"
+    "what it gets without. How little noise is enough is for max_epsilon to say.",
     "max_epsilon": "The ε that all runs together may spend. What gets no noise is then refused. Not set: no limit.",
     "min_clients": "The fewest clients in a masked sum.",
     "min_class": "The fewest examples of a class in statistics: runs need withhold(N) with this N or more.\n"
@@ -175,9 +177,11 @@ class Policy:
         masked = isinstance(algorithm.exchange, SecureUpdates)
         if "updates" in self.secure and not masked:
             raise BadMessage("this node takes part in masked rounds only; add secure(updates=true) to the method")
-        if "updates" in self.private and (algorithm.mechanism is None or algorithm.mechanism.repeatable):
+        noise = algorithm.mechanism
+        if "updates" in self.private and (noise is None or noise.repeatable or noise.epsilon(1, 1, 1) is None):
             raise BadMessage(
-                "this node sends updates under noise only; add private-updates(release=true) to the method"
+                "this node sends updates for a noisy sum only; add private-updates(release=true) to the method, with "
+                "noise above 0"
             )
         if not algorithm.finish:
             return
