@@ -142,8 +142,8 @@ def test_a_run_reports_what_it_leaves_out(tmp_path):
         observe=lambda event: seen.extend(getattr(event, "model_notes", ())),
     )
     notes = " ".join(seen)
-    assert f"running statistics of {counted(52, 'BatchNorm layer')} are left out" in notes
-    assert "classifier.1 (1,000 classes in the file, 10 here) starts as drawn from the seed" in notes
+    assert f"running statistics of {counted(52, 'BatchNorm layer')} are ignored" in notes
+    assert "classifier.1 (1,000 classes in the file, 10 here) is initialized from the seed" in notes
 
 
 def test_a_checkpoint_that_does_not_fit_is_one_message_and_writes_nothing(tmp_path):

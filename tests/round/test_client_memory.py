@@ -20,7 +20,7 @@ from unskew.core.key import Key
 from unskew.core.types import Local, Memory, Statistic, Visit, Visited
 from unskew.round import driver
 from unskew.round.client_memory import ClientMemory, anonymous_file, whole_model, with_tickets
-from unskew.runs.checkpoint import MEMORIES, RunProgress, load_checkpoint, open_memories, save_checkpoint
+from unskew.runs.checkpoint import MEMORIES, CheckpointRecord, load_checkpoint, open_memories, save_checkpoint
 
 ODD = {
     "params/weight": torch.arange(6, dtype=torch.float32).reshape(2, 3) / 7,
@@ -466,7 +466,7 @@ def test_the_baseline_remembers_too(tmp_path):
     small = federation("centralised + moon", dtype="float32")
     half = small.run(2, folder=tmp_path, rounds_planned=4)
     assert set(half.clients) == {-1}
-    save_checkpoint(tmp_path, half, RunProgress(0, 0.0, "", "", ""))
+    save_checkpoint(tmp_path, half, CheckpointRecord(0, 0.0, "", "", ""))
     kept, _ = load_checkpoint(tmp_path)
     assert kept.clients == half.clients
     assert same(small.run(4, state=kept, folder=tmp_path), small.run(4))

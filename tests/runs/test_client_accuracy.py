@@ -46,7 +46,7 @@ def test_a_clients_accuracy_is_the_mean_over_its_examples_of_their_classes(seed,
         own = [int(label) for owner, label in zip(client, labels, strict=True) if owner == k]
         known = [right[c] / total[c] for c in own if total[c]]
         assert found.counted[k] == len(known)
-        assert found.whole[k] == (len(known) == len(own))
+        assert found.complete[k] == (len(known) == len(own))
         if known:
             assert found.accuracy[k] == pytest.approx(sum(known) / len(known), abs=1e-12)
         else:
@@ -191,4 +191,4 @@ def test_a_summary_comes_back_from_json():
     assert record_from(ClientSpread, asdict(outer)) == outer
     of_before = {name: value for name, value in asdict(inner).items() if name not in ("p20", "p40", "own_images")}
     assert record_from(ClientSpread, of_before).p20 is None
-    assert outer.words().endswith("; on their own test images worst 50.00%, tenth 55.00%, median 75.00%")
+    assert outer.summary().endswith("; on their own test images worst 50.00%, tenth 55.00%, median 75.00%")

@@ -10,7 +10,7 @@ from unskew.core.tensors import sha256
 from unskew.core.types import ServerState
 from unskew.round.driver import Metrics
 from unskew.runs import execute, train
-from unskew.runs.checkpoint import RunProgress, kept_state, load_state
+from unskew.runs.checkpoint import CheckpointRecord, load_state, state_file
 from unskew.runs.execute import BestRound, best_row, is_better
 from unskew.runs.finished import FinishedRun, calibrate_run
 from unskew.runs.folder import read_model
@@ -20,7 +20,7 @@ from unskew.runs.result import read_result
 ACCURACIES = [0.2, 0.5, 0.4, 0.5, 0.45, 0.3, 0.9, 0.1]
 OPTIONS = {"clients": 4, "partition": "iid", "rounds": 8, "epochs": 1, "lr": 0.05, "checkpoint_seconds": 0,
            "patience": 3}  # fmt: skip
-PROGRESS = RunProgress(0, 0.0, "", "", "")
+PROGRESS = CheckpointRecord(0, 0.0, "", "", "")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_patience_counts_rounds_and_runs_out_only_when_evaluated(tmp_path):
     best = BestRound(tmp_path, "accuracy", 2, [], ServerState(0, {}, {}), PROGRESS)
     seen = []
     for number, value in enumerate([0.1, 0.3, None, None, 0.2], 1):
-        best.see(ServerState(number, {}, {}), value)
+        best.update(ServerState(number, {}, {}), value)
         seen.append(best.over)
     assert seen == [False, False, False, False, True]
     assert best.best.round == 2
@@ -84,7 +84,7 @@ def test_states_on_disk_are_the_best_one_alone_and_what_others_keep(tmp_path):
     best = BestRound(tmp_path, "loss", 9, [], ServerState(0, {}, {}), PROGRESS)
     for number, value in enumerate([3.0, 2.5, 2.7, 2.0, 2.1], 1):
         state = ServerState(number, {}, {})
-        best.see(state, value)
+        best.update(state, value)
         best.save(state, PROGRESS)
         best.clear(lambda number: number == 2)
     assert sorted(file.name for file in (tmp_path / "states").iterdir()) == [
@@ -103,7 +103,7 @@ def test_a_run_stops_when_patience_has_run_out_and_ends_with_the_best_rounds_mod
     two = train.run(out=tmp_path / "two", **(OPTIONS | {"rounds": 2, "patience": None}))
     assert result.weights_sha256 == two.weights_sha256
     assert read_result(tmp_path / "run") == result
-    assert "stopped after round 5; the model is that of round 2, the best" in str(result)
+    assert "stopped after round 5; the model is from the best round, 2" in str(result)
     assert (two.best_round, two.stopped_at) == (None, None)
     assert "stopping" not in str(two)
 
@@ -112,7 +112,7 @@ def test_a_run_whose_patience_does_not_run_out_ends_with_its_best_round_too(tmp_
     result = train.run(out=tmp_path / "run", **(OPTIONS | {"patience": 8}))
     assert (result.best_round, result.stopped_at, result.rounds) == (7, None, 8)
     assert result.accuracy == 0.9
-    assert "ran to its last round; the model is that of round 7" in str(result)
+    assert "ran to its last round; the model is from the best round, 7" in str(result)
 
 
 def test_the_loss_may_be_watched_and_evaluations_may_be_rare(tmp_path, scripted):
@@ -153,7 +153,7 @@ def test_a_lost_or_foreign_best_state_is_refused_in_a_sentence(tmp_path, scripte
     path = tmp_path / "run"
     with pytest.raises(train.StopRun):
         train.run(out=path, observe=lambda event: train.STOP if getattr(event, "round", 0) == 4 else None, **OPTIONS)
-    file = kept_state(path, 2)
+    file = state_file(path, 2)
     content = file.read_bytes()
     file.unlink()
     with pytest.raises(UserError, match="the state after the best round so far, is missing"):
@@ -167,7 +167,7 @@ def test_a_lost_or_foreign_best_state_is_refused_in_a_sentence(tmp_path, scripte
     other = tmp_path / "other"
     with pytest.raises(train.StopRun):
         train.run(out=other, observe=lambda event: _stop_after(event, 4), **(OPTIONS | {"seed": 1}))
-    shutil.copy(kept_state(other, 2), file)
+    shutil.copy(state_file(other, 2), file)
     with pytest.raises(UserError, match=r"round-000002\.safetensors is from another run; restore it from a copy"):
         train.resume(path)
     file.write_bytes(content)
@@ -180,7 +180,7 @@ def test_a_stopped_run_is_calibrated_and_looked_at_as_of_its_best_round(tmp_path
     assert calibrate_run(path, "lda").accuracy > 0
     study = FinishedRun(path)
     assert study.number(-1) == 2
-    kept = load_state(kept_state(path, 2))[0]
+    kept = load_state(state_file(path, 2))[0]
     assert all((kept.tensors[name] == value).all() for name, value in study.state(2).tensors.items())
     assert study.state(5).round == 5  # later rounds can be looked at too
     with pytest.raises(UserError, match="the run has rounds 1 to 5"):

@@ -17,7 +17,7 @@ from unskew.engines import features
 from unskew.runs import prepare
 from unskew.runs.config import Config
 from unskew.runs.execute import Stage
-from unskew.runs.given import Given
+from unskew.runs.python_values import PythonValues
 
 OPTIONS = {"data": "digits", "clients": 3, "rounds": 2, "epochs": 1, "batch": 64, "lr": 0.05, "engine": "loop"}
 
@@ -173,7 +173,7 @@ def test_resuming_with_another_file_is_refused(source, tmp_path):
     with pytest.raises(unskew.StopRun):
         unskew.run(**OPTIONS | {"pretrained": file, "train": "classifier"}, out=tmp_path / "cut", observe=stop)
     save_file({name: value * 2 for name, value in state.items()}, file)
-    with pytest.raises(UserError, match="has other weights"):
+    with pytest.raises(UserError, match="is not the file that the run was started with"):
         unskew.resume(tmp_path / "cut")
 
 
@@ -205,11 +205,11 @@ def test_what_was_pretrained_is_in_the_result_and_in_the_configuration(source, t
 def test_a_classifier_that_is_not_taken_is_said_with_the_reason(source, tuned, tmp_path):
     five = image_set(60)
     result, _ = tuned(data=five, train="classifier")
-    assert any("classifier (10 classes in the file, 4 here) starts as drawn" in note for note in result.notes)
+    assert any("classifier (10 classes in the file, 4 here) is initialized" in note for note in result.notes)
     headless = {name: value for name, value in weights(result).items() if "classifier" not in name}
     torch.save(headless, tmp_path / "headless.pth")
     result, _ = tuned("headless", pretrained=tmp_path / "headless.pth")
-    assert any("classifier (not in the file) starts as drawn from the seed" in note for note in result.notes)
+    assert any("classifier (not in the file) is initialized from the seed" in note for note in result.notes)
 
 
 def source_hash(source):
@@ -233,7 +233,7 @@ def test_the_first_convolution_is_found_wherever_it_is_in_the_file(tmp_path):
     network = models.build("resnet-18(norm=group)", shape, 4)
     torch.save(dict(reversed(network.state_dict().items())), tmp_path / "backwards.pth")  # conv1 comes after layer1's
     config = Config(model="resnet-18(norm=group)", pretrained=str(tmp_path / "backwards.pth"), partition="iid")
-    assert prepare.prepare(config, given=Given(data=grey)).blueprint.shape == shape
+    assert prepare.prepare(config, values=PythonValues(data=grey)).blueprint.shape == shape
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_disk_without_room_is_said(tuned, monkeypatch, tmp_path):
 
 def test_features_are_kept_where_the_cache_is_said_to_be(tuned, tmp_path):
     _, stages = tuned(cache_dir=tmp_path / "mine", rounds=0)
-    assert str(tmp_path / "mine" / "features-") in stages[0].words
+    assert str(tmp_path / "mine" / "features-") in stages[0].activity
     assert list((tmp_path / "mine").glob("features-*/train-*.safetensors"))
     _, again = tuned("again", cache_dir=tmp_path / "mine", rounds=0)
     assert not again

@@ -19,11 +19,11 @@ from unskew.core.files import part_beside, read_json, write_whole
 from unskew.core.key import Key
 from unskew.core.types import Failure, ServerState
 from unskew.round.driver import Metrics
-from unskew.runs.checkpoint import CHECKPOINT, RunProgress, load_checkpoint, save_checkpoint
+from unskew.runs.checkpoint import CHECKPOINT, CheckpointRecord, load_checkpoint, save_checkpoint
 from unskew.runs.folder import create_run_folder, json_bytes, locked_folder, model_bytes, unused_path, write_arrays
 from unskew.runs.journal import LineFile, Mark, metrics_row, read_metrics
 
-PROGRESS = RunProgress(
+PROGRESS = CheckpointRecord(
     metrics_bytes=123, seconds=4.5, data_sha256="d" * 64, partition_hash="p" * 64, config_sha256="c" * 64
 )
 

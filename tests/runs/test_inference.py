@@ -124,7 +124,7 @@ def test_an_empty_array_has_no_predictions(trained):
 def test_an_unknown_calibration_is_named(trained, capsys):
     code, _, err = says(capsys, "predict", trained[0], trained[1], "--calibration", "ccvr")
     assert code == 2
-    assert "has no calibration 'ccvr'; it has: lda" in err
+    assert "has no calibration 'ccvr'; available: lda" in err
 
 
 def test_a_damaged_model_json_is_refused(trained, tmp_path):

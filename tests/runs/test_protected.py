@@ -50,12 +50,12 @@ def test_prototypes_over_sampled_clients_warn_before_the_first_round(tmp_path):
 
 @pytest.mark.parametrize(("options", "words"), [
     ({"method": SECURE, "per_round": 2}, r"secure\(updates=true\): 2 of 6 clients take part .* needs 3 to"),
-    ({"method": SECURE, "during": "norms"}, r"secure\(updates=true\) and --during norms: it would record single"),
-    ({"method": PRIVATE, "during": "silhouette + drift"}, "private-updates and --during drift: it would record single"),
+    ({"method": SECURE, "during": "norms"}, r"secure\(updates=true\) hides .*, but --during norms"),
+    ({"method": PRIVATE, "during": "silhouette + drift"}, "private-updates hides .*, but --during drift"),
     ({"method": PRIVATE, "start": "lda"}, "private-updates with --start lda: .* noise does not cover"),
     ({"method": f"{SECURE} + {PRIVATE}", "per_round": 4}, "would show who was drawn; give sampling=fixed"),
     ({"method": PRIVATE, "model": "outside_models:batch_norm"}, "has running statistics .* GroupNorm"),
-    ({"method": "secure"}, "no calibration sends statistics"),
+    ({"method": "secure"}, "there is no calibration whose statistics"),
 ])  # fmt: skip
 def test_what_a_protection_cannot_cover_is_refused_before_a_folder_is_made(tmp_path, options, words):
     with pytest.raises(UserError, match=words):

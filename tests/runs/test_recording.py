@@ -20,7 +20,7 @@ from unskew.round.client import Train
 from unskew.round.driver import Metrics
 from unskew.runs import execute, recording, train
 from unskew.runs import journal as recorded_file
-from unskew.runs.checkpoint import kept_state, load_state
+from unskew.runs.checkpoint import load_state, state_file
 from unskew.runs.folder import read_model
 from unskew.runs.journal import LineFile, Mark
 from unskew.runs.recording import Recorded, Recorder, parse_recording, plain_spelling, silhouette_of, some_features
@@ -104,7 +104,7 @@ def test_where_nothing_is_asked_for_nothing_is_written(runs_of):
     assert not (run / "states").exists()
     run = runs_of(during="model(every=3)")
     assert not (run / "during.jsonl").exists()
-    assert kept_state(run, 3).exists()
+    assert state_file(run, 3).exists()
 
 
 def test_the_last_line_tells_of_the_model_that_the_run_ends_with(finished):
@@ -121,7 +121,7 @@ def test_the_last_line_tells_of_the_model_that_the_run_ends_with(finished):
 def test_a_kept_state_is_the_one_that_the_round_left(finished, runs_of):
     """A run of two rounds ends where the run of three stood after two."""
     shorter = runs_of(rounds=2, per_round=4)
-    state, _ = load_state(kept_state(finished, 2))
+    state, _ = load_state(state_file(finished, 2))
     assert state.round == 2
     assert tensors.sha256(state.tensors) == result(shorter)["weights_sha256"]
 

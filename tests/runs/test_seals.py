@@ -16,14 +16,14 @@ from unskew.core.key import Key
 from unskew.core.types import ServerState
 from unskew.round.driver import Metrics
 from unskew.runs import train
-from unskew.runs.checkpoint import CHECKPOINT, RunProgress, load_checkpoint, save_checkpoint
+from unskew.runs.checkpoint import CHECKPOINT, CheckpointRecord, load_checkpoint, save_checkpoint
 from unskew.runs.finished import load
 from unskew.runs.folder import seal
 from unskew.runs.result import read_result
 
 __all__ = ["finished", "run", "runs_of"]
 
-PROGRESS = RunProgress(
+PROGRESS = CheckpointRecord(
     metrics_bytes=123, seconds=4.5, data_sha256="d" * 64, partition_hash="p" * 64, config_sha256="c" * 64,
     metrics_sha256="m" * 64, during_bytes=7, during_sha256="e" * 64,
 )  # fmt: skip

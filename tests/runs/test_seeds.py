@@ -73,7 +73,7 @@ def test_mean_and_sample_deviation_are_those_of_the_runs(three):
 
 
 def test_the_spread_of_one_value_has_no_deviation_and_unknown_ones_do_not_count():
-    assert seeding.spread_over_seeds([0.5]).words() == "0.50"
+    assert seeding.spread_over_seeds([0.5]).format() == "0.50"
     assert seeding.spread_over_seeds([0.5, None, float("nan")]).count == 1
     assert seeding.spread_over_seeds([None]) is None
 
@@ -88,7 +88,7 @@ def test_started_again_finished_runs_are_kept_and_a_new_seed_is_added(three):
 
 
 def test_a_folder_with_runs_of_other_settings_is_refused_and_they_are_named(three):
-    with pytest.raises(UserError, match=r"seed0 has a run with other settings: lr 0.01 there, 0.1 here; choose"):
+    with pytest.raises(UserError, match=r"with other settings: lr is 0.01 there and 0.1 here; choose"):
         seeding.run_seeds(seeds="0,9", out=three.path, **SMALL, lr=0.1)
     assert not (three.path / "seed9").exists()
 
@@ -150,7 +150,7 @@ def test_the_command_trains_each_seed_and_ends_with_mean_and_deviation(three, ca
     code, said, _ = unskew_says(capsys, *words)
     assert code == 0
     assert "3 seeds, 3 finished already" in said
-    assert three.accuracy.words(100) in said
+    assert three.accuracy.format(100) in said
     assert "n = 3" in said
     assert "3 runs compared" in (three.path / "report.html").read_text()
     code, _, error = unskew_says(capsys, "run", "--seeds", "0", "--seed", "1")

@@ -225,8 +225,8 @@ REFUSED = {
     "ridge(expand=5)": "it also uses random features (expand)",
     "ccvr(relu=true, tukey=0.5)": "it transforms the features first (relu, tukey)",
     "oracle": "it pools real features, which a federation cannot do",
-    "lda + private(epsilon=1, clip=1)": "it clips the features first (private); leave private out of it",
-    "lda + ridge": "lda and ridge were given, but training starts from one classifier; give one",
+    "lda + private(epsilon=1, clip=1)": "it clips the features first (private); leave private out",
+    "lda + ridge": "training starts from one classifier; give one of lda or ridge",
     "fedprox": "changes the training (terms); give only calibrations",
     "secure": "contains no calibration",
     "nonsense": "no method is called 'nonsense'",
@@ -243,11 +243,11 @@ def test_what_cannot_become_the_classifier_is_refused_by_name_before_a_folder_is
 
 
 def test_what_the_method_does_to_its_classifier_or_its_statistics_counts(tmp_path):
-    with pytest.raises(UserError, match=r"to length 1 \(clsnorm\); leave --start out, or clsnorm$"):
+    with pytest.raises(UserError, match=r"to length 1 \(clsnorm\); leave out either --start or clsnorm$"):
         run(tmp_path / "run", rounds=1, start="lda", method="clsnorm")
     with pytest.raises(UserError, match=r"without the method's secure; give --start .lda \+ secure.$"):
         run(tmp_path / "run", rounds=1, start="lda", method="fedavg + ridge + secure")
-    with pytest.raises(UserError, match="the network's has none; add one to the network"):
+    with pytest.raises(UserError, match="the network's has none; add one to it"):
         run(tmp_path / "run", rounds=1, start="lda", model=without_bias)
     assert not (tmp_path / "run").exists()
     found = run(tmp_path / "run", rounds=0, start="lda + secure", method="fedavg + ridge + secure")

@@ -22,7 +22,7 @@ from unskew.calibration.classifier import load_calibrated
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.models.cut import cut
-from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, kept_state
+from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, state_file
 from unskew.runs.finished import FinishedRun, Missing
 
 METHODS = [
@@ -79,7 +79,7 @@ def test_a_kept_state_is_the_one_that_training_again_gives(runs_of, method, tmp_
 
 
 def test_training_again_goes_on_from_the_nearest_kept_state(run):
-    kept_state(run, 2).unlink()
+    state_file(run, 2).unlink()
     told = []
     with finished_run(run, say=lambda *words: told.append(words)) as opened:
         opened.state(2)
@@ -107,7 +107,7 @@ def test_what_clients_remember_is_used_after_the_last_round_and_said_to_be_missi
         left, right = one.local_models(), other.local_models()
         assert one.notes == []
         assert other.notes == [
-            "local models were trained as on a first visit, since the clients' saved states of that round were not kept"
+            "local models were trained as on a first visit, because the clients' states of that round were not saved"
         ]
         assert any(not torch.equal(left[0][name], right[0][name]) for name in left[0])
 
@@ -234,14 +234,14 @@ def test_a_damaged_model_is_one_message(run):
     file.write_bytes(file.read_bytes()[:-100])
     with finished_run(run) as opened:
         for name in ("model", "weights"):
-            with pytest.raises(UserError, match=r"model\.safetensors cannot be read"):
+            with pytest.raises(UserError, match=r"model\.safetensors is damaged"):
                 getattr(opened, name)
 
 
 def test_another_run_s_model_is_refused(run):
     weights = load_file(run / "model.safetensors")
     save_file({**weights, "classifier.bias": weights["classifier.bias"] + 1}, unsealed(run) / "model.safetensors")
-    with finished_run(run) as opened, pytest.raises(UserError, match="does not contain the weights of result"):
+    with finished_run(run) as opened, pytest.raises(UserError, match="does not match the hash in result"):
         _ = opened.model
 
 
@@ -263,7 +263,7 @@ def test_a_damaged_checkpoint_stands_in_nobody_s_way(run, length):
 @pytest.mark.parametrize("length", [0, 10, 3000])
 def test_a_damaged_kept_state_is_made_again(run, finished, length):
     """All that it holds can be trained again; to start a finished run anew is no advice."""
-    file = kept_state(run, 2)
+    file = state_file(run, 2)
     file.write_bytes(file.read_bytes()[:length])
     with finished_run(run) as opened, finished_run(finished) as whole:
         assert tensors.sha256(opened.state(2).tensors) == tensors.sha256(whole.state(2).tensors)

@@ -30,7 +30,7 @@ def method(algorithm: Algorithm):
 """
 OPTIONS_OF_RUN = {"clients": 3, "partition": "iid", "rounds": 1, "epochs": 1, "engine": "loop"}
 REFUSED = (
-    r"uses code that you have never used on this machine: model evil:net; if you trust its author, give --trust "
+    r"uses code that has never been used on this machine: model evil:net; if you trust its author, give --trust "
     r"\(from Python: trust=True\)"
 )
 
@@ -191,7 +191,7 @@ def test_a_module_of_the_same_name_from_elsewhere_is_other_code(here, monkeypatc
     sys.path.remove(str(here / "mine"))
     (here / "evil.py").write_text(CODE)
     monkeypatch.chdir(here)
-    with pytest.raises(UserError, match=r"never used on this machine: model evil:net"):
+    with pytest.raises(UserError, match=r"never been used on this machine: model evil:net"):
         unskew.load("mine/run")
     assert not (here / "ran").exists()
 

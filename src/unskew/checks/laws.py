@@ -23,8 +23,8 @@ from unskew.privacy.sessions import Sessions
 from unskew.round import driver
 from unskew.round.algorithm import AFTER_TRAINING, SHARED_SLOTS, Algorithm, Method, Named, claimed_slots, compose
 from unskew.round.client_memory import ClientMemory, anonymous_file
-from unskew.runs.checkpoint import MEMORIES, RunProgress, load_checkpoint, open_memories, save_checkpoint
-from unskew.runs.given import importable
+from unskew.runs.checkpoint import MEMORIES, CheckpointRecord, load_checkpoint, open_memories, save_checkpoint
+from unskew.runs.python_values import import_name
 
 Source = str | Algorithm | Callable[..., Any]
 
@@ -72,7 +72,7 @@ def candidate(source: Source) -> Candidate:
     name = getattr(source, "__name__", type(source).__name__)
     if methods.required_parameters(source):  # it takes the Algorithm itself: knobs have defaults
         return Candidate((Named(name, source),), None)
-    text = importable(source)
+    text = import_name(source)
     return Candidate((Named(text or name, source()),), text)
 
 
@@ -405,7 +405,7 @@ def resumes(method: Candidate) -> str | None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         half = fed.run(2, rounds_planned=4, folder=folder)
-        save_checkpoint(folder, half, RunProgress(0, 0.0, "", "", ""))
+        save_checkpoint(folder, half, CheckpointRecord(0, 0.0, "", "", ""))
         kept = load_checkpoint(folder)
         if kept is None or not same(half, kept[0]):
             return "a checkpoint after round 2 does not restore the state"

@@ -2,15 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save
 
-from unskew.core.errors import LostMemory, UserError
+from unskew.core.errors import UserError
 from unskew.core.files import make_folder, parse_json, read_content, record_from, sync_folder, write_whole
 from unskew.core.tensors import under
 from unskew.core.types import ServerState
@@ -33,8 +31,8 @@ MAX_MEMORY_BYTES_KEPT = 64 * 2**20  # bytes of its clients' saved states that a 
 
 
 @dataclass(frozen=True)
-class RunProgress:
-    """What a checkpoint has in addition to the state: the run, and the part of the growing files that belongs to it."""
+class CheckpointRecord:
+    """A checkpoint's metadata: its run, and how much of each growing file belongs to the state."""
 
     metrics_bytes: int
     seconds: float
@@ -42,13 +40,13 @@ class RunProgress:
     partition_hash: str
     config_sha256: str
     metrics_sha256: str = ""  # of these bytes
-    during_bytes: int | None = None  # None in a kept state, which no run continues from
+    during_bytes: int | None = None  # None in a saved state, which no run continues from
     during_sha256: str = ""
     start: Calibration | None = None  # the calibration that made the initial classifier
 
     @property
     def run(self) -> tuple[str, str, str]:
-        """What identifies the run: its data, partition and configuration."""
+        """The hashes that identify the run: data, partition and configuration."""
         return self.data_sha256, self.partition_hash, self.config_sha256
 
     @property
@@ -62,12 +60,12 @@ class RunProgress:
         return Mark(self.during_bytes or 0, self.during_sha256)
 
 
-def kept_state(path: Path, number: int) -> Path:
+def state_file(path: Path, number: int) -> Path:
     """The file for the server's state after that round."""
     return path / "states" / f"round-{number:06d}.safetensors"
 
 
-def save_checkpoint(path: Path, state: ServerState, progress: RunProgress) -> None:
+def save_checkpoint(path: Path, state: ServerState, progress: CheckpointRecord) -> None:
     """Write everything that resuming needs."""
     save_state(path / CHECKPOINT, state, progress)
 
@@ -80,21 +78,21 @@ def earlier_checkpoints(path: Path) -> dict[int, Path]:
 def keep_checkpoint(path: Path, number: int) -> None:
     """Keep the checkpoint of this round, and those of about 1, 2, 4, 8, … rounds before it."""
     write_whole(path / CHECKPOINT.parent / f"round-{number:06d}.safetensors", (path / CHECKPOINT).read_bytes())
-    kept: set[int] = set()
+    ages: set[int] = set()
     for earlier, file in earlier_checkpoints(path).items():
         age = max(number - earlier, 0).bit_length()  # 0, 1, 2 to 3, 4 to 7, …: the oldest of each is kept
-        if age in kept:
+        if age in ages:
             file.unlink(missing_ok=True)
-        kept.add(age)
+        ages.add(age)
 
 
 def roll_back(path: Path, number: int, out: Path) -> None:
     """Make a new run directory that continues after that round."""
-    kept = earlier_checkpoints(path)
-    if number not in kept:
-        rounds = ", ".join(map(str, kept)) or "none; only runs of a federation keep some"
-        raise UserError(f"{path} has no checkpoint of round {number}; it has: {rounds}")
-    _, progress = load_state(kept[number])
+    earlier = earlier_checkpoints(path)
+    if number not in earlier:
+        rounds = ", ".join(map(str, earlier)) or "none; only federated runs keep earlier checkpoints"
+        raise UserError(f"{path} has no checkpoint of round {number}; available: {rounds}")
+    _, progress = load_state(earlier[number])
     sealed = {name: read_sealed(path, name) for name in ("config.toml", "partition.npz", "federation.json")}
     create_run_folder(out)
     with locked_folder(out):
@@ -103,12 +101,12 @@ def roll_back(path: Path, number: int, out: Path) -> None:
             if mark.bytes:
                 check_beginning(path / name, mark)
                 write_whole(out / name, (path / name).read_bytes()[: mark.bytes])
-        write_whole(out / CHECKPOINT, kept[number].read_bytes())
+        write_whole(out / CHECKPOINT, earlier[number].read_bytes())
         if (begun := read_content(path / BEGUN)) is not None:  # retrained rounds cost ε twice
             write_whole(out / BEGUN, begun)
 
 
-def save_state(file: Path, state: ServerState, progress: RunProgress) -> None:
+def save_state(file: Path, state: ServerState, progress: CheckpointRecord) -> None:
     """Write the server's state to one file, atomically."""
     entries = {f"model/{name}": value for name, value in state.tensors.items()}
     entries |= {f"memory/{name}": value for name, value in state.memory.items()}
@@ -124,7 +122,7 @@ def save_state(file: Path, state: ServerState, progress: RunProgress) -> None:
 
 
 def open_memories(path: Path) -> int:
-    """Open or create the file of the clients' memories; its descriptor."""
+    """Open or create the file of the clients' memories and return its descriptor."""
     file = path / MEMORIES
     try:
         make_folder(file.parent)
@@ -135,29 +133,20 @@ def open_memories(path: Path) -> int:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
-@contextmanager
-def memories_named(path: Path) -> Iterator[None]:
-    """Add the file's name to an error about a client's damaged or lost memory."""
-    try:
-        yield
-    except LostMemory as error:
-        raise LostMemory(f"{path / MEMORIES}: {error}") from error
-
-
 def drop_memories(path: Path) -> None:
-    """Remove a finished run's memories if they are large; measures of local models use them."""
+    """Remove a finished run's memories if they are large; otherwise measures of local models use them."""
     file = path / MEMORIES
     if file.exists() and file.stat().st_size > MAX_MEMORY_BYTES_KEPT:
         file.unlink()
 
 
-def load_checkpoint(path: Path) -> tuple[ServerState, RunProgress] | None:
+def load_checkpoint(path: Path) -> tuple[ServerState, CheckpointRecord] | None:
     """The last checkpoint; None before the first."""
     file = path / CHECKPOINT
     return load_state(file) if file.exists() else None
 
 
-def load_state(file: Path) -> tuple[ServerState, RunProgress]:
+def load_state(file: Path) -> tuple[ServerState, CheckpointRecord]:
     """Read what ``save_state`` wrote; any changed bit is refused."""
     try:
         entries, about = read_tensors(file)
@@ -170,9 +159,9 @@ def load_state(file: Path) -> tuple[ServerState, RunProgress]:
             texts = bytes(entries["clients/tickets"].tolist()).decode().split("\n")
             tickets = dict(zip(entries["clients/numbers"].tolist(), texts, strict=True))
         model, memory, sent = (under(entries, name) for name in ("model/", "memory/", "sent/"))
-        return ServerState(number, model, memory, sent, clients=tickets), record_from(RunProgress, values)
+        return ServerState(number, model, memory, sent, clients=tickets), record_from(CheckpointRecord, values)
     except UNREADABLE as error:
-        after = "start the run from the beginning" if file.name == CHECKPOINT.name else "train up to that round again"
+        after = "start the run from the beginning" if file.name == CHECKPOINT.name else "retrain up to that round"
         raise UserError(
             f"the checkpoint {file} is damaged ({error}); restore it from a copy, or delete it to {after}"
         ) from error

@@ -1,4 +1,4 @@
-"""Accuracy for each client: under its own label distribution, and on its own test images where it has some.
+"""Accuracy for each client: under its own label distribution, and on its own test images if it has any.
 
 The experimenter's view of a simulation, computed after the run from the partition and the test set. The server of a
 federation has no label counts and needs none for this (docs/how-to/analysis.md).
@@ -30,20 +30,20 @@ Floats = npt.NDArray[np.float64]
 class ClientSpread:
     """How accuracy is spread over the clients; every client counts once, except in ``by_examples``.
 
-    ``jain`` is Jain's index (Σa)² / (K·Σa²): 1 where every client has the same accuracy, and s where a share s of the
-    clients has all the right answers in equal parts and the others none. It has no unit, does not depend on the number
-    of clients, and unlike a deviation it can be compared between a model of 20 % and one of 90 %.
+    ``jain`` is Jain's index (Σa)² / (K·Σa²): 1 if every client has the same accuracy, and s if a share s of the clients
+    has equal accuracy and the others none. It does not depend on the number of clients, and unlike a deviation it can
+    be compared between a model of 20 % and one of 90 %.
     """
 
-    clients: int  # how many have an accuracy
-    left_out: int  # how many have none: no examples, or no test image of any of their classes
-    partly: int  # how many have some classes without test images; the others of their classes are counted
+    clients: int  # those with an accuracy
+    left_out: int  # those without: no examples, or no test image of any of their classes
+    partly: int  # those with some classes that have no test images; their other classes count
     worst: float
-    p10: float  # a tenth of the clients has at most this
+    p10: float  # a tenth of the clients have at most this
     p50: float
     p90: float
     mean: float
-    by_examples: float  # the mean weighted by what each client has: training examples, or test images
+    by_examples: float  # the mean weighted by each client's training examples or test images
     deviation: float
     jain: float
     p20: float | None = None  # the other deciles; None in some of recipes/results
@@ -52,32 +52,32 @@ class ClientSpread:
     p60: float | None = None
     p70: float | None = None
     p80: float | None = None
-    own_images: "ClientSpread | None" = None  # on the clients' own test images, where the data names their owners
+    own_images: "ClientSpread | None" = None  # on the clients' own test images, if their owners are known
 
-    def words(self) -> str:
-        """The summary in a line."""
-        summary = f"{self._marks()}; fairness {self.jain:.3f} (Jain)"
+    def summary(self) -> str:
+        """The spread in one line."""
+        summary = f"{self._quantiles()}; fairness {self.jain:.3f} (Jain)"
         summary += f"; {self.left_out:,} left out" if self.left_out else ""
-        return summary + ("" if self.own_images is None else f"; on their own test images {self.own_images._marks()}")
+        own = self.own_images
+        return summary + ("" if own is None else f"; on their own test images {own._quantiles()}")
 
-    def _marks(self) -> str:
+    def _quantiles(self) -> str:
         return f"worst {self.worst:.2%}, tenth {self.p10:.2%}, median {self.p50:.2%}"
 
 
 @dataclass(frozen=True, eq=False)
 class ByClient:
-    """[K] accuracies, NaN where a client has none; [K] how much each is measured on, and whether on all its classes."""
+    """[K] accuracies, NaN if unknown; [K] the examples that each is measured on, and whether these are all it has."""
 
     accuracy: Floats
     counted: Ints
-    whole: npt.NDArray[np.bool_]
+    complete: npt.NDArray[np.bool_]
 
 
 def by_labels(partition: Partition, labels: Ints, score: Evaluation) -> ByClient:
     """Σ_c q_k(c)·acc_c for each client k, over the classes that have test images.
 
-    It is the mean over the client's examples of the accuracy of each one's class, so no table of clients × classes is
-    made.
+    Computed as a mean over the client's examples, so no table of clients × classes is needed.
     """
     right, total = np.asarray(score.right, np.float64), np.asarray(score.total, np.float64)
     known = total > 0
@@ -88,39 +88,38 @@ def by_labels(partition: Partition, labels: Ints, score: Evaluation) -> ByClient
     sizes = np.bincount(client, minlength=partition.clients)
     counted = sizes if known.all() else np.bincount(client, known[labels], partition.clients).astype(np.int64)
     sums = np.bincount(client, share[labels], partition.clients)
-    return ByClient(_divided(sums, counted), counted, counted == sizes)
+    return ByClient(_divide(sums, counted), counted, counted == sizes)
 
 
 def on_own_images(owners: Clients, clients: int, score: Evaluation) -> ByClient:
-    """Each client's accuracy on the test images that are its own; ``owners`` [n] is −1 where no client owns one."""
-    if score.marks is None:
-        raise ValueError("the evaluation does not report which images are classified correctly")
-    mine = owners >= 0
-    counted = np.bincount(owners[mine], minlength=clients).astype(np.int64)
-    sums = np.bincount(owners[mine], score.marks[mine], clients)
-    return ByClient(_divided(sums, counted), counted, np.ones(clients, np.bool_))
+    """Each client's accuracy on its own test images; ``owners`` [n] is −1 for images that no client owns."""
+    assert score.marks is not None
+    owned = owners >= 0
+    counted = np.bincount(owners[owned], minlength=clients).astype(np.int64)
+    sums = np.bincount(owners[owned], score.marks[owned], clients)
+    return ByClient(_divide(sums, counted), counted, np.ones(clients, np.bool_))
 
 
-def _divided(sums: npt.NDArray[Any], counted: Ints) -> Floats:
+def _divide(sums: npt.NDArray[Any], counted: Ints) -> Floats:
     shares: Floats = np.divide(sums, counted, out=np.full(len(sums), np.nan), where=counted > 0)
     return shares
 
 
 def test_owners(names: tuple[str, ...] | None, users: npt.NDArray[np.str_] | None) -> Clients | None:
-    """[n], the client of each test image, −1 where it is none's; None where the clients are not users, or own none."""
+    """[n], the client that owns each test image, −1 for none; None if the clients are not users or own none."""
     if names is None or users is None:
         return None
     order = np.argsort(np.asarray(names, np.str_))
     ranked = np.asarray(names, np.str_)[order]
     rank = np.minimum(np.searchsorted(ranked, users), len(ranked) - 1)
-    found = ranked[rank] == users
-    return np.where(found, order[rank], -1).astype(np.int32) if found.any() else None
+    owned = ranked[rank] == users
+    return np.where(owned, order[rank], -1).astype(np.int32) if owned.any() else None
 
 
-def summarise_clients(seen: ByClient, own: ByClient | None = None) -> ClientSpread | None:
-    """The summary of these accuracies; None where no client has one."""
-    known = ~np.isnan(seen.accuracy)
-    values = seen.accuracy[known]
+def summarise_clients(measured: ByClient, own: ByClient | None = None) -> ClientSpread | None:
+    """The spread of these accuracies; None if no client has one."""
+    known = ~np.isnan(measured.accuracy)
+    values = measured.accuracy[known]
     if not len(values):
         return None
     deciles = np.quantile(values, np.arange(1, 10) / 10).tolist()
@@ -128,12 +127,12 @@ def summarise_clients(seen: ByClient, own: ByClient | None = None) -> ClientSpre
     return ClientSpread(
         clients=len(values),
         left_out=len(known) - len(values),
-        partly=int((known & ~seen.whole).sum()),
+        partly=int((known & ~measured.complete).sum()),
         worst=float(values.min()),
         mean=float(values.mean()),
-        by_examples=float(np.average(values, weights=seen.counted[known])),
+        by_examples=float(np.average(values, weights=measured.counted[known])),
         deviation=float(values.std()),
-        jain=float(values.sum()) ** 2 / (len(values) * squares) if squares else 1.0,  # all the same: all wrong
+        jain=float(values.sum()) ** 2 / (len(values) * squares) if squares else 1.0,  # all equally wrong
         own_images=None if own is None else summarise_clients(own),
         **{f"p{decile}0": value for decile, value in enumerate(deciles, 1)},
     )
@@ -142,22 +141,22 @@ def summarise_clients(seen: ByClient, own: ByClient | None = None) -> ClientSpre
 def measure_clients(
     partition: Partition, labels: Ints, owners: Clients | None, score: Evaluation
 ) -> tuple[ByClient, ByClient | None]:
-    """The accuracy of each client under its own labels, and on its own test images where ``owners`` knows them."""
+    """Each client's accuracy under its own label distribution, and on its own test images if ``owners`` is known."""
     own = None if owners is None else on_own_images(owners, partition.clients, score)
     return by_labels(partition, labels, score), own
 
 
-def to_arrays(seen: Mapping[str, tuple[ByClient, ByClient | None]]) -> dict[str, npt.NDArray[Any]]:
-    """What clients.npz has: ``classifiers`` [m], ``accuracy`` [m, K] and ``own_images`` [m, K]; NaN: not known.
+def to_arrays(measured: Mapping[str, tuple[ByClient, ByClient | None]]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of clients.npz: ``classifiers`` [m], ``accuracy`` [m, K] and ``own_images`` [m, K]; NaN: unknown.
 
-    ``counted`` and ``own_counts`` [K] say how much these are measured on.
+    ``counted`` and ``own_counts`` [K] are the numbers of examples that these are measured on.
     """
     arrays: dict[str, npt.NDArray[Any]] = {
-        "classifiers": np.array(list(seen), np.str_),
-        "accuracy": np.stack([labels.accuracy for labels, _ in seen.values()]).astype(np.float32),
-        "counted": next(labels.counted for labels, _ in seen.values()).astype(np.int32),
+        "classifiers": np.array(list(measured), np.str_),
+        "accuracy": np.stack([labels.accuracy for labels, _ in measured.values()]).astype(np.float32),
+        "counted": next(labels.counted for labels, _ in measured.values()).astype(np.int32),
     }
-    owned = [own for _, own in seen.values() if own is not None]
+    owned = [own for _, own in measured.values() if own is not None]
     if owned:
         arrays["own_images"] = np.stack([own.accuracy for own in owned]).astype(np.float32)
         arrays["own_counts"] = owned[0].counted.astype(np.int32)
@@ -165,7 +164,7 @@ def to_arrays(seen: Mapping[str, tuple[ByClient, ByClient | None]]) -> dict[str,
 
 
 def read_clients(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a run's clients.npz; empty if it has none, as the run of a federation."""
+    """The arrays of a run's clients.npz; empty if it has none, as in a federation."""
     require_sealed(path, CLIENTS)
     if not (path / CLIENTS).exists():
         return {}
@@ -181,10 +180,10 @@ def read_clients(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def with_classifier(
-    arrays: Mapping[str, npt.NDArray[Any]], name: str, seen: tuple[ByClient, ByClient | None]
+    arrays: Mapping[str, npt.NDArray[Any]], name: str, measured: tuple[ByClient, ByClient | None]
 ) -> dict[str, npt.NDArray[Any]]:
-    """The arrays with one classifier more; one of the same name is replaced."""
-    new = to_arrays({name: seen})
+    """The arrays with one more classifier; one of the same name is replaced."""
+    new = to_arrays({name: measured})
     if not arrays:
         return new
     keep = arrays["classifiers"] != name

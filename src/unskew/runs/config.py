@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from unskew.core import text
@@ -45,8 +44,8 @@ MAX_VIEWS = 81  # an augmented view is one of 162 crops and flips
 class Option:
     """One option of a run.
 
-    ``default`` is None if the data or the machine decides; ``otherwise`` then describes what is used. An option that
-    does not ``decide`` the result may differ when a run is resumed.
+    ``default`` is None if the data or the machine decides; ``otherwise`` then describes what is used. Only an option
+    that does not ``decide`` the result may change when a run is resumed.
     """
 
     name: str
@@ -60,7 +59,7 @@ class Option:
     below: float | None = None
     most: int | None = None
     choices: tuple[str, ...] = ()
-    check: Callable[[str], None] | None = None  # raises a UserError for a text that is not possible
+    check: Callable[[str], None] | None = None  # raises a UserError for an invalid text
     decides: bool = True
 
     @property
@@ -70,14 +69,14 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """The default, in words."""
+        """The default, as the help shows it."""
         if self.default is None:
             return self.otherwise
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     @property
     def limits(self) -> str:
-        """The numbers that are possible, in words; empty where any value is."""
+        """The range of possible numbers, as text; empty if any value is."""
         least = [] if self.least is None else [f"{self.least:g} or more"]
         above = [] if self.above is None else [f"a number above {self.above:g}"]
         below = [] if self.below is None else ["less than " + ("2^63" if self.below == 2**63 else f"{self.below:g}")]
@@ -95,7 +94,7 @@ def _count(default: int | None, help: str, otherwise: str = "", most: int = MAX_
 
 
 def _work(default: Value | None, metavar: str | None, help: str, otherwise: str = "", **facts: Any) -> Any:
-    """An option that does not decide the result: how the work is done, or what is recorded."""
+    """An option that does not affect the result: how the work is done, or what is recorded."""
     return _option(default, metavar, help, otherwise, decides=False, **facts)
 
 
@@ -113,7 +112,7 @@ class Config:
     cache_dir: str | None = _work(
         None,
         "DIR",
-        "Where decoded photographs and the features of a frozen part are kept.",
+        "Where decoded photographs and the features of a frozen part are cached.",
         "the variable UNSKEW_CACHE, or ~/.cache/unskew",
     )
     cache_disk: str = _work(DISK, "SIZE", "Disk space for decoded photographs.", check=check_size("cache-disk"))
@@ -165,7 +164,7 @@ class Config:
     )
     views: int | None = _count(
         None,
-        "Augmented views of each image that are stored behind a frozen part.",
+        "Augmented views of each image to store behind a frozen part.",
         "none: only the plain image",
         MAX_VIEWS,
     )
@@ -179,7 +178,7 @@ class Config:
         "the model's own classifier",
     )
     epochs: int = _count(5, "Local epochs: passes over a client's examples per round.")
-    steps: int | None = _count(None, "Local steps per round, instead of --epochs.", "as many as --epochs takes")
+    steps: int | None = _count(None, "Local steps per round, instead of --epochs.", "as many as --epochs needs")
     batch: int = _count(64, "Examples per step.")
     lr: float = _option(0.01, "X", "The clients' learning rate.", above=0)
     momentum: float = _option(0.9, "X", "The clients' momentum.", least=0, below=1)
@@ -250,7 +249,7 @@ class Config:
 
     @property
     def data_key(self) -> Key:
-        """What the partition and the validation part are drawn from."""
+        """The key of the partition and the validation split."""
         return Key(self.seed if self.partition_seed is None else self.partition_seed)
 
     def local(self) -> Local:
@@ -260,19 +259,13 @@ class Config:
         return Local(**settings | {"augment": bool(self.augment), "augmentation": crops})
 
 
-def _describe_options() -> dict[str, Option]:
-    types = get_type_hints(Config)
-    options = {}
-    for field_ in fields(Config):
-        name, declared = field_.name, types[field_.name]
-        kind = get_args(declared)[0] if isinstance(declared, UnionType) else declared
-        options[name] = Option(name, kind, getattr(Config, name), **field_.metadata["option"])
-    return options
+_TYPES = {name: (get_args(kind) or (kind,))[0] for name, kind in get_type_hints(Config).items()}
+OPTIONS: dict[str, Option] = {
+    item.name: Option(item.name, _TYPES[item.name], getattr(Config, item.name), **item.metadata["option"])
+    for item in fields(Config)
+}
 
-
-OPTIONS: dict[str, Option] = _describe_options()
-
-# In fingerprints and settings even at their defaults. A new option must not be: runs without it keep theirs.
+# Part of fingerprints and settings even at their defaults. Do not add new options: existing fingerprints would change.
 ALWAYS_LISTED = (
     "data", "data_dir", "partition", "clients", "per_round", "method", "model", "rounds", "epochs", "batch", "lr",
     "momentum", "weight_decay", "augment", "engine", "workers", "seed", "evaluate_every", "on_failure",
@@ -282,11 +275,11 @@ ALWAYS_LISTED = (
 
 CONFIG = "config.toml"
 SEEDS = "seeds"  # in a recipe: several runs
-TABLE = "federation"  # in a recipe: what only a federation uses
-NODES = "nodes"  # as data or partition: what the nodes of a federation bring
+TABLE = "federation"  # in a recipe: the table of options that only a federation has
+NODES = "nodes"  # as data or partition: those of the nodes of a federation
 HEADER = "# What this run was asked for, resolved. `unskew run` with this file repeats it."  # part of every fingerprint
-SHA256 = "?sha256="  # what follows is the hash of pretrained weights
-FROM_PYTHON = "python:"  # begins the description of a value that was given from Python
+SHA256 = "?sha256="  # before the hash of pretrained weights
+FROM_PYTHON = "python:"  # before the description of a value passed from Python
 
 PLUGGABLE = ("data", "partition", "method", "model", "start", "engine")  # options that may name plug-ins
 
@@ -331,7 +324,7 @@ def federation_table(path: Path) -> dict[str, Any]:
 
 
 def read_run(path: Path) -> Config:
-    """The configuration of a run directory, as it was written."""
+    """The configuration of a run directory."""
     content = read_sealed(path, CONFIG)
     if content is None:
         raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
@@ -339,9 +332,9 @@ def read_run(path: Path) -> Config:
 
 
 def read_own_run(path: Path, *, trust: bool = False, only: tuple[str, ...] = PLUGGABLE) -> Config:
-    """The configuration of a run directory whose plug-ins, or ``only`` some of them, may be run.
+    """The configuration of a run directory whose plug-ins, or ``only`` some of them, are about to run.
 
-    The directory may be somebody else's: without ``trust``, plug-ins never used on this machine are refused.
+    Without ``trust``, plug-ins never used on this machine are refused: the directory may be somebody else's.
     """
     config = read_run(path)
     if not trust:
@@ -350,7 +343,7 @@ def read_own_run(path: Path, *, trust: bool = False, only: tuple[str, ...] = PLU
 
 
 def plugin_texts(config: Config) -> dict[str, str]:
-    """By option, the texts that name plug-ins."""
+    """The texts that name plug-ins, by option."""
     texts = {name: getattr(config, name) for name in PLUGGABLE}
     files = {"data": not is_function(config.data), "partition": config.partition.strip().startswith("file:")}
     return {
@@ -362,10 +355,9 @@ def plugin_texts(config: Config) -> dict[str, str]:
 
 def _check_plugins(config: Config, path: Path, only: tuple[str, ...] = PLUGGABLE) -> None:
     texts = {name: text for name, text in plugin_texts(config).items() if name in only}
-    found = [f"{name} {call}" for name, text in texts.items() for call in strangers(text)]
-    if found:
+    if unknown := [f"{name} {call}" for name, text in texts.items() for call in strangers(text)]:
         raise UserError(
-            f"{path} uses code that you have never used on this machine: {', '.join(found)}; if you trust its "
+            f"{path} uses code that has never been used on this machine: {', '.join(unknown)}; if you trust its "
             "author, give --trust (from Python: trust=True)"
         )
 
@@ -420,14 +412,14 @@ def checked(config: Config) -> Config:
 
 def to_toml(config: Config) -> str:
     """The configuration as a recipe; an option that is None is left out."""
-    described = ", ".join(values_described(config))
+    described = ", ".join(described_options(config))
     header = f"# What this run was asked for, resolved. Values given from Python are only described: {described}."
     values = ((name, getattr(config, name)) for name in OPTIONS if name not in _unused(config))
     return "\n".join([header if described else HEADER, *_lines(values)]) + "\n"
 
 
-def values_described(config: Config) -> list[str]:
-    """The options whose values were given from Python: the configuration alone does not repeat the run."""
+def described_options(config: Config) -> list[str]:
+    """The options passed from Python, without which the configuration cannot repeat the run."""
     return [name for name in OPTIONS if from_python(getattr(config, name))]
 
 
@@ -442,7 +434,7 @@ def fingerprint(config: Config) -> str:
 
 
 def deciding(config: Config) -> dict[str, Value]:
-    """The options that decide the result and their values; None and most defaults are left out."""
+    """The options that decide the result; None and most defaults are left out."""
     values = {option: getattr(config, option.name) for option in OPTIONS.values() if option.decides}
     return {
         option.name: value
@@ -458,7 +450,7 @@ def _unused(config: Config) -> tuple[str, ...]:
 
 
 def from_python(value: Any) -> bool:
-    """Whether a text describes a value that was given from Python: no file can give it again."""
+    """Whether a text only describes a value that was passed from Python."""
     return isinstance(value, str) and value.startswith(FROM_PYTHON)
 
 
@@ -510,7 +502,7 @@ def _check(option: Option, value: Any) -> None:
 
 
 def check_text(name: str, value: str) -> None:
-    """Refuse a text that config.toml cannot contain: too long, with a null byte, or not Unicode."""
+    """Refuse a text that config.toml cannot contain: too long, with a null byte, or not valid Unicode."""
     if len(value) > text.MAX_TEXT:
         raise UserError(f"{name}: the text has {len(value):,} characters; the limit is {text.MAX_TEXT:,}")
     if "\0" in value:
@@ -525,7 +517,7 @@ def check_text(name: str, value: str) -> None:
 
 
 def _absolute_weights(text: str | None) -> str | None:
-    where, asked, known = (text or "").partition(SHA256)
+    where, separator, sha256 = (text or "").partition(SHA256)
     if text is None or where == IMAGENET:
         return text
-    return f"{usable_path(user_path(where)).absolute()}{asked}{known}"
+    return f"{usable_path(user_path(where)).absolute()}{separator}{sha256}"

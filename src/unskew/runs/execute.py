@@ -15,7 +15,7 @@ from unskew.calibration.federated import Calibrator, Forecasted, Gathering, Know
 from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.calibration.jobs import EvaluateCalibrated
 from unskew.core import tensors
-from unskew.core.errors import UserError
+from unskew.core.errors import LostMemory, UserError
 from unskew.core.files import read_content, write_whole
 from unskew.core.key import Key, system_key
 from unskew.core.machine import default_workers
@@ -54,7 +54,7 @@ from unskew.runs.result import (
 
 @dataclass(frozen=True)
 class InitialModel:
-    """The evaluation of the model before the first round, and the calibration that made its classifier, if any."""
+    """The evaluation of the initial model, and the calibration that made its classifier, if any."""
 
     accuracy: float
     loss: float
@@ -76,7 +76,7 @@ class Calibrated:
 class Stage:
     """Progress of work that is neither a round nor a calibration."""
 
-    words: str
+    activity: str
     done: int
     total: int
 
@@ -89,8 +89,8 @@ Observer = Callable[[Overview | Metrics | Event], Any]  # returning STOP ends th
 
 
 @dataclass(frozen=True)
-class Position:
-    """How far a run is: the server's state, and how much of each growing file belongs to it."""
+class RunPosition:
+    """How far a run has come: the server's state, and how much of each growing file belongs to it."""
 
     state: ServerState
     metrics: Mark
@@ -99,16 +99,19 @@ class Position:
 
 def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
     """Train the remaining rounds, calibrate, and write the result; the run can be resumed after any interruption."""
-    with ExitStack() as resources, checkpoints.memories_named(path):
-        run = Execution(prepared, path, observe, resources)
-        try:
-            run.begin()
-            run.train()
-            return run.finish()
-        except BaseException:
-            if run.position.state.round:
-                run.save()
-            raise
+    try:
+        with ExitStack() as resources:
+            run = Execution(prepared, path, observe, resources)
+            try:
+                run.begin()
+                run.train()
+                return run.finish()
+            except BaseException:
+                if run.position.state.round:
+                    run.save()
+                raise
+    except LostMemory as error:
+        raise LostMemory(f"{path / checkpoints.MEMORIES}: {error}") from error
 
 
 class Execution:
@@ -122,7 +125,7 @@ class Execution:
             self.key = Key(system_key().number() % 2**63)  # the seed of a release's private updates must be secret
         self.by_image = prepared.test_owners is not None
         self.score: tuple[int, Evaluation] | None = None  # the latest usable evaluation, and its round
-        prepared.initialise(side.network)
+        tensors.overwrite(side.network, prepared.first)
         state, self.progress = load_or_start(prepared, path)
 
         workers = min(config.workers or default_workers(config.device), len(prepared.first_visits))
@@ -138,7 +141,7 @@ class Execution:
                 f"{path / METRICS} has {len(rounds)} rounds, but the checkpoint was written after round {state.round}; "
                 f"restore it from a copy, or delete {path / 'checkpoint'} to start the run from the beginning"
             )
-        self.position = Position(state, self.metrics.mark, self.during.mark)
+        self.position = RunPosition(state, self.metrics.mark, self.during.mark)
         begun = read_content(path / checkpoints.BEGUN) or b""
         self.begun = max(state.round, int(begun) if begun.isdigit() else 0)  # rounds that a release has begun
         self.best: BestRound | None = None
@@ -166,11 +169,11 @@ class Execution:
             )
             state = driver.start(self.algorithm, model, self.side.classifier)
             score = self._evaluate(state)
-            made = Calibration(named(start.finish[0], start), score.accuracy, score.loss, sent, seconds)
-            self.progress = replace(self.progress, start=made)
+            calibration = Calibration(named(start.finish[0], start), score.accuracy, score.loss, sent, seconds)
+            self.progress = replace(self.progress, start=calibration)
             self.position = replace(self.position, state=state)
             self.save()
-            self.observe(InitialModel(score.accuracy, score.loss, made, notes))
+            self.observe(InitialModel(score.accuracy, score.loss, calibration, notes))
         elif self.prepared.config.rounds == 0:
             score = self._evaluate(self.position.state)
             self.observe(InitialModel(score.accuracy, score.loss, self.progress.start))
@@ -203,11 +206,11 @@ class Execution:
             if (line := self.recorder.line(state)) is not None:
                 self.during.append(line)
             if "model" in self.recorder.due(state.round):
-                kept = (state, self.progress) if not self.algorithm.released else without_private(state, self.progress)
-                checkpoints.save_state(checkpoints.kept_state(self.path, state.round), *kept)
-            self.position = Position(state, self.metrics.append(metrics_row(row)), self.during.mark)
+                saved = without_private(state, self.progress) if self.algorithm.released else (state, self.progress)
+                checkpoints.save_state(checkpoints.state_file(self.path, state.round), *saved)
+            self.position = RunPosition(state, self.metrics.append(metrics_row(row)), self.during.mark)
             if self.best is not None:
-                self.best.see(state, getattr(row, config.monitor))
+                self.best.update(state, getattr(row, config.monitor))
                 last = last or self.best.over
             self.observe(row)
             if last or time.monotonic() - self.saved >= config.checkpoint_seconds:
@@ -216,7 +219,7 @@ class Execution:
                 break
 
     def _counted(self, rounds: Iterator[tuple[ServerState, Metrics]]) -> Iterator[tuple[ServerState, Metrics]]:
-        """The rounds as they end. A release counts each one durably before it begins: a round that a crash undoes is
+        """The rounds as they end. A release counts each one durably before it begins: a round lost in a crash is
         retrained with other clients and other noise, so it costs ε twice.
         """
         mechanism, config = self.algorithm.mechanism, self.prepared.config
@@ -235,7 +238,7 @@ class Execution:
             yield state, row
 
     def save(self) -> None:
-        """Write a checkpoint of the current position; everything that it refers to is made durable first."""
+        """Write a checkpoint of the current position, after everything that it refers to is durable."""
         position = self.position
         self.metrics.sync()
         self.during.sync()
@@ -275,17 +278,14 @@ class Execution:
             self.observe(event)
 
         try:
-            untrained = untrained_model(self.prepared)
-            finish(
-                self.engine, self.side, model, self.algorithm, self.key, keep, by_image=self.by_image,
-                untrained=untrained,
-            )  # fmt: skip
+            compared: dict[str, Any] = {"by_image": self.by_image, "untrained": untrained_model(self.prepared)}
+            finish(self.engine, self.side, model, self.algorithm, self.key, keep, **compared)
         except UserError as error:
             self._conclude(model, calibrated, seconds)
             later = f"add another with: unskew calibrate {self.path} METHOD"
-            if self.prepared.nodes is not None:  # most likely a node was disconnected
-                later = "to add it, resume the run when all nodes are connected"
-            raise UserError(f"{error}; the run finished without it; {later}") from error
+            if self.prepared.nodes is not None:  # a node was probably disconnected
+                later = "to add it, resume the run once all nodes are connected"
+            raise UserError(f"{error}; the run is finished without this calibration; {later}") from error
         return self._conclude(model, calibrated, seconds)
 
     def _evaluate(self, state: ServerState, *, by_image: bool = False, confidence: bool = False) -> Evaluation:
@@ -300,14 +300,15 @@ class Execution:
         prepared, path, config = self.prepared, self.path, self.prepared.config
         classifier, model, rows = self.side.classifier, prepared.whole(model), self.metrics.rows()
         score, start = self.score[1], self.progress.start
-        scores = {OWN: score} | {one.result.name: one.score for one in calibrated}
-        held = prepared.partition, prepared.images.train.labels, prepared.test_owners
-        known = () if prepared.nodes or self.algorithm.released else scores.items()
-        by_client = {name: measure_clients(*held, evaluation) for name, evaluation in known}
+        scores = {OWN: score} | {event.result.name: event.score for event in calibrated}
+        by_client = {}
+        if not prepared.nodes and not self.algorithm.released:
+            holdings = prepared.partition, prepared.images.train.labels, prepared.test_owners
+            by_client = {name: measure_clients(*holdings, evaluation) for name, evaluation in scores.items()}
         spreads = {name: summarise_clients(*measured) for name, measured in by_client.items()}
         spent = spent_in_rounds(prepared, max(self.begun, len(rows)))
-        for one in calibrated:
-            spent = add_release(spent, one.classifier.report.release)
+        for event in calibrated:
+            spent = add_release(spent, event.classifier.report.release)
         best = best_row(rows, config.monitor) if config.patience else None
         reference = None if prepared.baseline is None else prepared.baseline.accuracy
         result = Result(
@@ -326,8 +327,8 @@ class Execution:
             weights_sha256=tensors.sha256(model),
             model=config.model or "",
             calibrations={
-                one.result.name: replace(one.result, clients_accuracy=spreads.get(one.result.name))
-                for one in calibrated
+                event.result.name: replace(event.result, clients_accuracy=spreads.get(event.result.name))
+                for event in calibrated
             },
             clients_accuracy=spreads.get(OWN),
             settings=configs.deciding(config),
@@ -337,7 +338,7 @@ class Execution:
             stopped_at=len(rows) if len(rows) < config.rounds else None,
             evaluated_on=VALIDATION if config.validation else TEST if len(prepared.images.test) else AT_NODES,
             start=start,
-            weights_seal=folders.seal(folders.plain_names(model), folders.classifier_words(classifier)),
+            weights_seal=folders.seal(folders.plain_names(model), folders.classifier_metadata(classifier)),
             baseline=config.baseline,
             baseline_accuracy=reference,
             relative_accuracy=None if reference is None else score.accuracy / reference,
@@ -354,10 +355,9 @@ class Execution:
             files[CLIENTS] = folders.arrays_bytes(to_arrays(by_client))
         if not rows:
             files[METRICS] = b""  # a run without rounds has the file too
-        for one in calibrated:
-            files[folders.calibration_file(path, one.result.name).name] = folders.calibration_bytes(
-                one.result.name, one.classifier
-            )
+        for event in calibrated:
+            name = event.result.name
+            files[folders.calibration_file(path, name).name] = folders.calibration_bytes(name, event.classifier)
         checkpoints.drop_memories(path)  # before the result: a finished run is never resumed
         grown = {METRICS: self.metrics.mark.sha256}
         if self.during.mark.bytes:
@@ -368,15 +368,15 @@ class Execution:
         return result
 
     def _coverage(self, scores: Mapping[str, Evaluation]) -> list[str]:
-        """Notes on clients that an accuracy does not cover, because they did not reply."""
+        """Notes on accuracies that do not cover every client because some did not reply."""
         notes, clients = [], len(self.engine.roster.inhabited)
         for name, score in scores.items():
             if score.failures and not self.algorithm.released:  # a release does not reveal who took part
                 missing = sorted(str(failure.client) for failure in score.failures)
                 model = "the trained model" if name == OWN else name
                 notes.append(
-                    f"the accuracy of {model} covers {clients - len(missing)} of {counted(clients, 'client')}, without "
-                    f"client {', '.join(missing[:10])}"
+                    f"the accuracy of {model} covers {clients - len(missing)} of {counted(clients, 'client')}; client "
+                    f"{', '.join(missing[:10])} did not reply"
                 )
         return notes
 
@@ -396,13 +396,13 @@ class Execution:
         }
 
 
-# Releases: what must not stay in the run directory
+# Releases: what must not remain in the run directory
 
 
 def without_private(
-    state: ServerState, progress: checkpoints.RunProgress
-) -> tuple[ServerState, checkpoints.RunProgress]:
-    """Remove participation and the data's hashes from a state to be kept."""
+    state: ServerState, progress: checkpoints.CheckpointRecord
+) -> tuple[ServerState, checkpoints.CheckpointRecord]:
+    """A state to keep, without the clients that took part and the hashes of the data."""
     return replace(state, clients={}), replace(progress, data_sha256="", partition_hash="")
 
 
@@ -417,13 +417,13 @@ def remove_private_files(path: Path) -> None:
 # The start
 
 
-def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, checkpoints.RunProgress]:
-    """The checkpoint's state, if it belongs to this data and partition, or the state before the first round."""
+def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, checkpoints.CheckpointRecord]:
+    """The state of the checkpoint, which must belong to this data and partition, or the initial state."""
     checkpoint, fingerprint = checkpoints.load_checkpoint(path), configs.fingerprint(prepared.config)
     if checkpoint is None:
         side = prepared.side
         state = driver.start(side.algorithm, tensors.of_module(side.network), side.classifier)
-        return state, checkpoints.RunProgress(0, 0.0, prepared.data_sha256, prepared.partition.hash, fingerprint)
+        return state, checkpoints.CheckpointRecord(0, 0.0, prepared.data_sha256, prepared.partition.hash, fingerprint)
     state, progress = checkpoint
     if progress.data_sha256 != prepared.data_sha256:
         raise UserError(
@@ -431,19 +431,18 @@ def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, checkpoi
         )
     if progress.partition_hash != prepared.partition.hash:
         raise UserError(
-            f"{path / 'partition.npz'} is not the partition of the checkpoint; restore it from a copy, or start "
-            "another run"
+            f"{path / 'partition.npz'} does not belong to the checkpoint; restore it from a copy, or start another run"
         )
     if progress.config_sha256 != fingerprint:
         raise UserError(
-            f"{path / checkpoints.CHECKPOINT} and {path / CONFIG} belong to different runs; restore the one that was "
+            f"{path / checkpoints.CHECKPOINT} and {path / CONFIG} belong to different runs; restore the one that "
             "changed, or start another run"
         )
     return state, progress
 
 
 def choose_engine(prepared: Prepared, workers: int, rounds: int) -> str:
-    """The name of the engine; ``auto`` weighs the pool's start against the work of so many rounds."""
+    """The name of the engine; ``auto`` weighs the start-up time of a pool against the work of ``rounds`` rounds."""
     config, local = prepared.config, prepared.side.algorithm.local
     if prepared.nodes is not None:
         return prepared.nodes.name
@@ -480,8 +479,8 @@ def _calibrate(calibrator: Calibrator, finisher: Finisher) -> tuple[CalibratedCl
     return classifier, sent, seconds + classifier.report.seconds, tuple(notes)
 
 
-# Early stopping. Of equally good rounds the first is the best. The best round follows from metrics.jsonl, so a resumed
-# run stops in the same round.
+# Early stopping: the first of equally good rounds is the best. It follows from metrics.jsonl, so a resumed run stops
+# after the same round.
 
 
 @dataclass(frozen=True)
@@ -494,7 +493,7 @@ class Best:
 
 
 def best_row(rows: Iterable[Mapping[str, Any]], monitor: str) -> Mapping[str, Any] | None:
-    """The evaluated round with the best measure, the first of equal ones; None if no round was evaluated."""
+    """The first evaluated round with the best measure; None if no round was evaluated."""
     best: Mapping[str, Any] | None = None
     for row in rows:
         value = row.get(monitor)
@@ -504,12 +503,12 @@ def best_row(rows: Iterable[Mapping[str, Any]], monitor: str) -> Mapping[str, An
 
 
 def is_better(value: float, other: float, monitor: str) -> bool:
-    """Whether a measure is better than another: more accuracy, less loss. NaN is never better."""
+    """Whether a measure is better than another: a higher accuracy, a lower loss; NaN is never better."""
     return value > other if monitor == "accuracy" else value < other
 
 
 class BestRound:
-    """Tracks the best round; its state is in memory, and at a checkpoint also on disk."""
+    """Tracks the best round; its state is in memory, and on disk when a checkpoint is written."""
 
     def __init__(
         self,
@@ -518,7 +517,7 @@ class BestRound:
         patience: int,
         rows: Sequence[Mapping[str, Any]],
         now: ServerState,
-        progress: checkpoints.RunProgress,
+        progress: checkpoints.CheckpointRecord,
         released: bool = False,
     ) -> None:
         """Continue after the rounds of ``rows``; ``now`` is the state after the last of them."""
@@ -532,7 +531,7 @@ class BestRound:
             self.best = Best(number, row[monitor], now if number == now.round else self._read(number))
             self.over = rows[-1].get(monitor) is not None and now.round - number >= patience
 
-    def see(self, state: ServerState, measured: float | None) -> None:
+    def update(self, state: ServerState, measured: float | None) -> None:
         """Record a finished round; ``measured`` is None if it was not evaluated."""
         if measured is None:
             return
@@ -540,22 +539,22 @@ class BestRound:
             self.best = Best(state.round, measured, state)
         self.over = state.round - self.best.round >= self._patience
 
-    def save(self, now: ServerState, progress: checkpoints.RunProgress) -> None:
+    def save(self, now: ServerState, progress: checkpoints.CheckpointRecord) -> None:
         """Write the best state, before a checkpoint of ``now`` is written."""
         if self.best is not None and self.best.round not in {now.round, *self._written}:
-            kept = (self.best.state, progress) if not self._released else without_private(self.best.state, progress)
-            checkpoints.save_state(checkpoints.kept_state(self._path, self.best.round), *kept)
+            saved = without_private(self.best.state, progress) if self._released else (self.best.state, progress)
+            checkpoints.save_state(checkpoints.state_file(self._path, self.best.round), *saved)
             self._written.add(self.best.round)
 
-    def clear(self, kept: Callable[[int], bool]) -> None:
-        """Remove states that are no longer the best and not ``kept``, after the checkpoint was written."""
+    def clear(self, keep: Callable[[int], bool]) -> None:
+        """Remove states that are no longer the best, except those to ``keep``, after the checkpoint was written."""
         for number in self._written - ({self.best.round} if self.best else set()):
-            if not kept(number):
-                checkpoints.kept_state(self._path, number).unlink(missing_ok=True)
+            if not keep(number):
+                checkpoints.state_file(self._path, number).unlink(missing_ok=True)
             self._written.discard(number)
 
     def _read(self, number: int) -> ServerState:
-        file = checkpoints.kept_state(self._path, number)
+        file = checkpoints.state_file(self._path, number)
         if not file.exists():
             raise UserError(
                 f"{file}, the state after the best round so far, is missing; restore it from a copy, or delete "
@@ -570,7 +569,7 @@ class BestRound:
         return state
 
 
-# Calibrations, and the privacy that was spent
+# Calibrations, and the privacy spent
 
 
 def finish(
@@ -587,8 +586,8 @@ def finish(
 ) -> None:
     """Make and evaluate each of the algorithm's calibrations in turn.
 
-    Statistics that are already ``known`` are not gathered again. With ``by_image`` the scores mark the test images that
-    are classified correctly. A calibration that would be better on the ``untrained`` model gets a note.
+    Statistics that are already ``known`` are not gathered again. With ``by_image`` the scores include which test images
+    are classified correctly. A calibration that is more accurate on the ``untrained`` model gets a note.
     """
     calibrator = Calibrator(engine, side, model, algorithm, key, observe, {} if known is None else known)
     rival = None
@@ -605,8 +604,8 @@ def finish(
             shared = rival.model | tensors.prefixed(_calibrate(rival, finisher)[0].tensors(), "calibrated/")
             before = evaluate(engine, shared, count, key, job=EvaluateCalibrated, exchange=exchange).accuracy
             if before > score.accuracy:
-                better = f"on the pretrained network, without any training, it has {before:.2%}"
-                notes = (*notes, f"{better}: train fewer layers, at a smaller rate, or not at all (--rounds 0)")
+                better = f"on the pretrained network without training, its accuracy is {before:.2%}"
+                notes = (*notes, f"{better}: train fewer layers, with a lower rate, or not at all (--rounds 0)")
         numbers = score.accuracy, score.loss, sent, seconds
         confidence = {} if score.confidence is None else asdict(score.confidence)
         result = Calibration(named(finisher, algorithm), *numbers, **confidence)
@@ -614,17 +613,14 @@ def finish(
 
 
 def untrained_model(prepared: Prepared) -> tuple[Tensors, Known] | None:
-    """The pretrained model before training, if comparing calibrations with it reveals and costs nothing in use.
-
-    That is a simulation, whose statistics nothing protects.
-    """
+    """The pretrained model before training, to compare calibrations with; only in a simulation without protections."""
     algorithm, config = prepared.algorithm, prepared.config
     secret = prepared.nodes is not None or algorithm.released or protections(algorithm)
     return None if secret or not config.pretrained or not config.rounds else (prepared.first, {})
 
 
 def spent_in_rounds(prepared: Prepared, rounds: int) -> Spent | None:
-    """The privacy spent in so many rounds of private updates; None without noise."""
+    """The privacy spent in ``rounds`` rounds of private updates; None without noise."""
     mechanism = prepared.algorithm.mechanism
     if not isinstance(mechanism, PrivateUpdates) or not mechanism.noise or not rounds:
         return None

@@ -68,9 +68,9 @@ def export(
     file = folder / f"model{suffix}"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of exporters, about their own future
+            warnings.simplefilter("ignore")  # deprecations inside the exporters
             write(predictor, file)
-    except Exception as error:  # exporters raise anything for a layer that they do not know
+    except Exception as error:  # exporters raise anything for a layer that they do not support
         file.unlink(missing_ok=True)
         if new:
             folder.rmdir()
@@ -88,7 +88,7 @@ def _example(predictor: Predictor) -> torch.Tensor:
 
 
 def _about(predictor: Predictor) -> dict[str, str]:
-    """What every format carries along: texts."""
+    """The metadata of every format."""
     info = predictor.info
     return {
         "classes": json.dumps(info.classes, ensure_ascii=False),
@@ -115,7 +115,7 @@ def _torch_export(predictor: Predictor, file: Path) -> None:
 def _onnx(predictor: Predictor, file: Path) -> None:
     onnx = require_extra("onnx", "onnx")
     require_extra("onnxscript", "onnx")
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that nothing here needs
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about missing packages that are not needed
     program = torch.onnx.export(
         predictor,
         (_example(predictor),),
@@ -145,13 +145,13 @@ FORMATS: dict[str, tuple[Callable[[Predictor, Path], None], str]] = {
 
 
 def model_card(result: Result, info: ModelInfo, calibration: str | None = None) -> str:
-    """A model card in Markdown: what the model is, how it was trained, how good it is, what it is not for."""
+    """A model card in Markdown: the model, its training, evaluation, intended use and limits."""
     used: Result | Calibration = result if calibration is None else result.calibrations[calibration]
-    name = calibration or ""
     channels, height, width = info.image
-    settings, (kind, colon, place) = result.settings, result.data.partition(":")
-    data = f"{kind}{colon}{Path(place).name}"  # a card is published: no folders of this machine
+    settings, (kind, colon, path) = result.settings, result.data.partition(":")
+    data = f"{kind}{colon}{Path(path).name}"  # a card is published, so without the folders of this machine
     length = f"{settings['steps']} steps" if "steps" in settings else counted(int(settings.get("epochs", 1)), "epoch")
+    mean, std = (", ".join(f"{value:.4f}" for value in values) for values in (info.mean, info.std))
     lines = [
         f"# {result.model} trained with {result.method}",
         "",
@@ -160,8 +160,8 @@ def model_card(result: Result, info: ModelInfo, calibration: str | None = None) 
         "",
         "## Model",
         f"- Network: {result.model}; input {list(info.shape)}; pixels are normalized as (x/255 - mean) / std, "
-        f"mean {_numbers(info.mean)}, std {_numbers(info.std)}",
-        f"- Classifier: {f'calibrated with {name}' if name else 'as trained, without calibration'}",
+        f"mean {mean}, std {std}",
+        f"- Classifier: {f'calibrated with {calibration}' if calibration else 'as trained, without calibration'}",
         f"- Weights: SHA-256 {result.weights_sha256} (before calibration)",
         *(f"- Note: {note}" for note in result.notes),
         "",
@@ -184,13 +184,13 @@ def model_card(result: Result, info: ModelInfo, calibration: str | None = None) 
         "The expected calibration error (ECE, 15 bins) compares confidence with accuracy. This model's logits "
         f"are divided by a temperature of {used.temperature or 1:.3g} before the softmax.",
         "",
-        *_per_class(info, name),
+        *_per_class(info, calibration or ""),
         "## Intended use",
         f"Pictures like those of {data}, with one of the classes below. Probabilities are meaningful for such "
         "pictures only.",
         "",
         "## Limits",
-        "- A picture that shows none of the classes still gets one of them.",
+        "- A picture that shows none of the classes is still assigned to one of them.",
         "- Accuracy on pictures from other cameras, sites or times than the training data was not measured.",
         "- Accuracy differs between classes; see the table.",
         *(
@@ -205,11 +205,11 @@ def model_card(result: Result, info: ModelInfo, calibration: str | None = None) 
     return "\n".join(lines) + "\n"
 
 
-def _row(one: Result | Calibration) -> str:
-    name = "as trained" if isinstance(one, Result) else one.name
-    numbers = (one.ece, one.ece_scaled, one.temperature)
+def _row(scores: Result | Calibration) -> str:
+    name = "as trained" if isinstance(scores, Result) else scores.name
+    numbers = (scores.ece, scores.ece_scaled, scores.temperature)
     cells = ["-" if value is None else f"{value:.3g}" for value in numbers]
-    return f"| {name} | {one.accuracy:.2%} | {one.loss:.4f} | {' | '.join(cells)} |"
+    return f"| {name} | {scores.accuracy:.2%} | {scores.loss:.4f} | {' | '.join(cells)} |"
 
 
 def _per_class(info: ModelInfo, name: str) -> list[str]:
@@ -220,7 +220,3 @@ def _per_class(info: ModelInfo, name: str) -> list[str]:
         for label, value in zip(info.classes, accuracy, strict=True)
     ]
     return ["| class | accuracy |", "| --- | ---: |", *rows, ""]
-
-
-def _numbers(values: tuple[float, ...]) -> str:
-    return ", ".join(f"{value:.4f}" for value in values)

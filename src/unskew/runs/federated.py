@@ -36,16 +36,16 @@ from unskew.runs.folder import (
     start_manifest,
     write_sealed,
 )
-from unskew.runs.given import Given, Nodes
 from unskew.runs.prepare import Prepared, prepare, read_data, rehearse
+from unskew.runs.python_values import Nodes, PythonValues
 from unskew.runs.result import RESULT, Result, read_result
 
 FEDERATION = "federation.json"
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The terms that all nodes agreed on: classes, images and normalisation; ``clients`` by name."""
+class FederationTerms:
+    """What all nodes agreed on: classes, image shape and normalization; ``clients`` by name."""
 
     run: str
     starts: int = 0
@@ -56,34 +56,35 @@ class Terms:
     augment: bool = False
     augmentation: str = "auto"
     clients: dict[str, flower.KnownClient] = field(default_factory=dict)
-    rules: dict[str, Any] = field(default_factory=dict)  # as in a recipe's table [federation]
+    rules: dict[str, Any] = field(default_factory=dict)  # as in a recipe's [federation] table
 
 
-def terms_bytes(terms: Terms) -> bytes:
-    """The file's content."""
+def terms_bytes(terms: FederationTerms) -> bytes:
+    """The content of federation.json."""
     values = asdict(terms)
     values["clients"] = [asdict(known) for known in terms.clients.values()]
     return json_bytes(values)
 
 
-def read_terms(path: Path) -> Terms:
+def read_terms(path: Path) -> FederationTerms:
     """Read a run directory's federation.json."""
     content = read_sealed(path, FEDERATION)
     if content is None:
         raise UserError(f"{path} is not the run directory of a federation: it has no {FEDERATION}")
     values = json_object(content, path / FEDERATION)
     try:
-        return record_from(Terms, {**values, "clients": {client["name"]: client for client in values["clients"]}})
+        clients = {client["name"]: client for client in values["clients"]}
+        return record_from(FederationTerms, {**values, "clients": clients})
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path / FEDERATION} is damaged: {error}; restore it from a copy") from error
 
 
-def agree_on_terms(terms: Terms, nodes: Sequence[Description], classes: tuple[str, ...]) -> Terms:
-    """Choose the classes (those requested, or those of all nodes), the images' shape and their normalisation."""
+def agree_on_terms(terms: FederationTerms, nodes: Sequence[Description], classes: tuple[str, ...]) -> FederationTerms:
+    """Choose the classes (those requested, or those of all nodes), the images' shape and their normalization."""
     sizes = [node.shape[1:] for node in nodes]
-    size = max(set(sizes), key=lambda found: (sizes.count(found), found))  # the most common one
+    size = max(set(sizes), key=lambda size: (sizes.count(size), size))  # the most common one
     shapes = [node.shape for node in nodes if node.shape[1:] == size]
-    shape = max(set(shapes), key=lambda found: (shapes.count(found), found))
+    shape = max(set(shapes), key=lambda shape: (shapes.count(shape), shape))
     if shape[0] == 1 and (3, *size) in shapes:
         shape = 3, *size
     fitting = [_in_colour(node, shape) for node in nodes if _in_colour(node, shape).shape == shape]
@@ -105,7 +106,7 @@ def agree_on_terms(terms: Terms, nodes: Sequence[Description], classes: tuple[st
 
 
 def _in_colour(node: Description, shape: tuple[int, int, int]) -> Description:
-    """The node's gray images as images of three equal channels, if the others' are in color."""
+    """Describe the node's gray images as color images, if the others' are in color."""
     if node.shape[0] != 1 or shape[0] != 3:
         return node
     return replace(node, shape=(3, *node.shape[1:]), mean=3 * node.mean, std=3 * node.std)
@@ -113,26 +114,26 @@ def _in_colour(node: Description, shape: tuple[int, int, int]) -> Description:
 
 def _refuse_look_alikes(classes: Sequence[str], nodes: Sequence[Description]) -> None:
     """Refuse classes that differ only in case, spaces or punctuation: nobody means both "Normal" and "normal"."""
-    seen: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in classes:
         plain = "".join(filter(str.isalnum, name.casefold())) or name
-        if (other := seen.setdefault(plain, name)) != name:
+        if (other := names.setdefault(plain, name)) != name:
             first, second = (next(node.node for node in nodes if label in node.classes) for label in (other, name))
             raise UserError(
-                f"node {first} has the class {other!r}, node {second} the class {name!r}; rename one of them, or, if "
-                "they are different classes, list both under classes in the recipe's table [federation]"
+                f"node {first} has a class {other!r} and node {second} a class {name!r}; rename one of them, or, if "
+                "they are different classes, list both under classes in the recipe's [federation] table"
             )
 
 
-def why_not(node: Description, terms: Terms) -> str | None:
+def why_not(node: Description, terms: FederationTerms) -> str | None:
     """Why a node's data do not fit the terms; None if they do."""
     if _in_colour(node, terms.shape).shape != terms.shape:
         return (
-            f"its images are {_shape(node.shape)}, the others' are {_shape(terms.shape)}; scale them to the same size"
+            f"its images are {_shape(node.shape)}, but the others' are {_shape(terms.shape)}; scale them to that size"
         )
     if unknown := [name for name in node.classes if name not in terms.classes]:
         return (
-            f"it has the class {unknown[0]!r}, which is not among the {counted(len(terms.classes), 'class')} agreed on "
+            f"its class {unknown[0]!r} is not among the {counted(len(terms.classes), 'class')} agreed on "
             f"({', '.join(terms.classes[:5])}{', …' if len(terms.classes) > 5 else ''}); rename it, or list it in the "
             "recipe"
         )
@@ -142,7 +143,7 @@ def why_not(node: Description, terms: Terms) -> str | None:
 
 
 def _pool_pixels(nodes: Sequence[Description]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The mean and deviation of all nodes' pixels, from each node's own and its number of examples."""
+    """The mean and deviation of all pixels, from those of each node and its number of examples."""
     if len({(node.mean, node.std) for node in nodes}) == 1:
         return nodes[0].mean, nodes[0].std
     sizes = [sum(facts.examples for facts in node.clients) for node in nodes]
@@ -166,20 +167,20 @@ def _shape(shape: tuple[int, int, int]) -> str:
 ENGINE = "flower"
 
 
-def images_of(terms: Terms, config: Config, own: ImageSet | None) -> ImageSet:
-    """The server's image set: classes and shape without training images, and its own test images if it has some."""
+def images_of(terms: FederationTerms, config: Config, own: ImageSet | None) -> ImageSet:
+    """The server's image set: no training images, and its own test images if it has any."""
     empty = Split(np.zeros((0, *terms.shape), np.uint8), np.zeros(0, np.int64))
     test = empty
     if own is not None:
         if own.shape != terms.shape:
             raise UserError(
-                f"the server's test images, {config.data}, are {_shape(own.shape)}, the nodes' are "
+                f"the server's test images ({config.data}) are {_shape(own.shape)}, but the nodes' images are "
                 f'{_shape(terms.shape)}; give data = "{NODES}"'
             )
         if unknown := [name for name in own.classes if name not in terms.classes]:
             raise UserError(
-                f"the server's test images have the class {unknown[0]!r}, which is not among the nodes' classes; "
-                f'rename it, or give data = "{NODES}"'
+                f"the server's test images have a class {unknown[0]!r}, which the nodes do not have; rename it, or "
+                f'give data = "{NODES}"'
             )
         numbers = np.array([terms.classes.index(name) for name in own.classes], np.int64)
         test = Split(own.test.images, numbers[own.test.labels], own.test.rows)
@@ -194,11 +195,11 @@ def images_of(terms: Terms, config: Config, own: ImageSet | None) -> ImageSet:
     )
 
 
-def nodes_of(terms: Terms, config: Config) -> Nodes:
-    """The clients at the start of the run and their numbers of examples; their nodes cannot be reached."""
+def nodes_of(terms: FederationTerms, config: Config) -> Nodes:
+    """The clients at the start of the run and their sizes, with an engine that cannot reach them."""
 
     def refuse(setup: EngineSetup) -> Engine:
-        raise Missing("the clients of this run are nodes of a federation, which can be reached only while it runs")
+        raise Missing("the clients of this run are nodes of a federation, which are only connected during the run")
 
     roster = flower.roster_of(known for known in terms.clients.values() if not known.late)
     client = np.repeat(np.arange(roster.clients, dtype=np.int32), roster.sizes)
@@ -206,7 +207,7 @@ def nodes_of(terms: Terms, config: Config) -> Nodes:
 
 
 RULES = ("deadline", "min-replies", "wait")
-TABLE_KEYS = (*RULES, "classes")  # of a recipe's table [federation]
+TABLE_KEYS = (*RULES, "classes")  # of a recipe's [federation] table
 BACK = 60.0  # seconds that a resumed run waits for its first clients; Flower's nodes reconnect within 20
 SETTLE = 3.0  # seconds without a new node after which a federation of unknown size begins
 
@@ -220,18 +221,18 @@ class FederatedRequest:
     resume: bool = False
     rules: flower.Rules = field(default_factory=flower.Rules)
     classes: tuple[str, ...] = ()
-    check: bool = False  # whether the nodes are only asked for their data's description
+    check: bool = False  # only ask the nodes to describe their data
     submitter: str = ""
 
 
-def check_nodes(exchange: Transport, asked: FederatedRequest, say: Callable[[str], None]) -> None:
-    """Ask every node to describe its data, and report whether it fits the others and the recipe."""
-    config = check_request(asked)
-    terms = Terms(run=os.urandom(16).hex())
-    session = flower.Session(flower.Mailbox(exchange, terms.run, 0), flower.Members(), asked.rules, say)
+def check_nodes(exchange: Transport, request: FederatedRequest, say: Callable[[str], None]) -> None:
+    """Ask every node to describe its data, and report whether they fit the others' and the recipe."""
+    config = check_request(request)
+    terms = FederationTerms(run=os.urandom(16).hex())
+    session = flower.Session(flower.Mailbox(exchange, terms.run, 0), flower.Members(), request.rules, say)
     own = None if config.data == NODES else read_data(config)
     session.hold_back()
-    until = exchange.now() + asked.rules.wait
+    until = exchange.now() + request.rules.wait
     _gather(session, config.clients or 0, until, lambda: sum(len(node.clients) for node in session.described.values()))
     nodes = sorted(session.described.values(), key=lambda node: node.node)
     for node in nodes:
@@ -241,7 +242,7 @@ def check_nodes(exchange: Transport, asked: FederatedRequest, say: Callable[[str
             f"of {_shape(node.shape)}, {counted(len(node.classes), 'class')}: {', '.join(node.classes[:10])}"
             f"{', …' if len(node.classes) > 10 else ''}"
         )
-    terms = agree_on_terms(terms, nodes, asked.classes or (own.classes if own else ()))
+    terms = agree_on_terms(terms, nodes, request.classes or (own.classes if own else ()))
     images_of(terms, config, own)  # refuses test images that do not fit
     say(f"agreed: {_shape(terms.shape)}, {counted(len(terms.classes), 'class')}")
     for node in nodes:
@@ -254,28 +255,28 @@ def check_nodes(exchange: Transport, asked: FederatedRequest, say: Callable[[str
 
 
 @neutral()
-def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observer, say: Any) -> Result:
+def run_federated(exchange: Transport, request: FederatedRequest, observe: Observer, say: Any) -> Result:
     """Train with the nodes that the exchange reaches."""
-    config = check_request(asked)
-    before = read_terms(asked.out) if asked.resume else None
-    terms = before or Terms(run=os.urandom(16).hex())
+    config = check_request(request)
+    before = read_terms(request.out) if request.resume else None
+    terms = before or FederationTerms(run=os.urandom(16).hex())
     mailbox = flower.Mailbox(exchange, terms.run, terms.starts)
-    session = flower.Session(mailbox, flower.Members(remembered=dict(terms.clients)), asked.rules, say)
+    session = flower.Session(mailbox, flower.Members(remembered=dict(terms.clients)), request.rules, say)
     own = None if config.data == NODES else read_data(config)
     if before is None:
-        clients, until = config.clients or 0, exchange.now() + asked.rules.wait
+        clients, until = config.clients or 0, exchange.now() + request.rules.wait
         session.hold_back()
         _gather(session, clients, until, lambda: sum(len(node.clients) for node in session.described.values()))
-        wanted = asked.classes or (own.classes if own else ())
+        wanted = request.classes or (own.classes if own else ())
         terms = agree_on_terms(terms, [session.described[node] for node in sorted(session.described)], wanted)
-    else:  # those that the run began with: fewer would change the bits
+    else:  # wait for the clients that the run began with: fewer would change the result
         clients = sum(not known.late for known in terms.clients.values())
-        until = exchange.now() + min(BACK, asked.rules.wait)
+        until = exchange.now() + min(BACK, request.rules.wait)
     session.fits = lambda node: why_not(node, terms)
     session.admit_described()
-    if clients or len(session.members.by_number) < asked.rules.min_replies:
+    if clients or len(session.members.by_number) < request.rules.min_replies:
         _gather(session, clients, until, lambda: len(session.members.by_number))
-    rules = {name: getattr(asked.rules, name.replace("-", "_")) for name in RULES}
+    rules = {name: getattr(request.rules, name.replace("-", "_")) for name in RULES}
     terms = replace(terms, clients=dict(session.members.remembered), starts=terms.starts + 1, rules=rules)
     session.members.begun = True
     prepared = _prepared(config, terms, own, session)
@@ -283,11 +284,11 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
 
         def fits(node: Description) -> str | None:
             late = next((facts.name for facts in node.clients if facts.name not in terms.clients), None)
-            reason = f"private-updates counts on the clients that the run began with, and {late!r} is new"
+            reason = f"with private-updates the clients must be those that the run began with, but {late!r} is new"
             return why_not(node, terms) or (None if late is None else reason)
 
         session.fits = fits
-    path = asked.out
+    path = request.out
     if before is None:
         rehearse(prepared)
         create_run_folder(path)
@@ -303,45 +304,45 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
 
         session.joined = joined
         log, start = AuditLog(audit_file(path, released=prepared.algorithm.released)), terms.starts - 1
-        about = {"run": terms.run, "start": start, "submitter": asked.submitter or None, "version": own_version()}
+        about = {"run": terms.run, "start": start, "submitter": request.submitter or None, "version": own_version()}
         session.record = lambda entry: log.append({**about, **entry})
         result = execute(prepared, path, observe)
-        if result.released:  # for others to read: without numbers of examples and the nodes' own pixel statistics
+        if result.released:  # published without numbers of examples and the nodes' pixel statistics
             known = {name: replace(client, examples=1) for name, client in session.members.remembered.items()}
             half = (0.5,) * len(terms.mean)
             write_sealed(path, {FEDERATION: terms_bytes(replace(terms, clients=known, mean=half, std=half))})
         session.finish()
     if result.history and not any(row.get("clients", "void" not in row) for row in result.history):
         reason = next((row["void"] for row in reversed(result.history) if row.get("void")), "no client took part")
-        raise UserError(f"no round counted, so the model is the initial one: {reason}")
+        raise UserError(f"no round was valid, so the model is still the initial one: {reason}")
     return result
 
 
 def audit_file(path: Path, *, released: bool = False) -> Path:
-    """The server's audit log of a run; that of a release is next to the run directory, which others may read."""
+    """The server's audit log of a run; for a release it is outside the run directory, which others may read."""
     return path.with_name(f"{path.name}.{AUDIT}") if released else path / AUDIT
 
 
-def check_request(asked: FederatedRequest) -> Config:
+def check_request(request: FederatedRequest) -> Config:
     """Read and check the configuration before any node is contacted."""
-    if not asked.resume:
-        if (asked.out / CONFIG).exists():
-            raise UserError(f"{asked.out} has a run already; choose another folder, or resume it")
-        if asked.out.exists() and not (asked.out.is_dir() and is_blank(asked.out)):
-            raise UserError(f"{asked.out} exists and is not empty; choose another --out")
-        config = configs.read(asked.recipe)
+    if not request.resume:
+        if (request.out / CONFIG).exists():
+            raise UserError(f"{request.out} already has a run; choose another folder, or resume it")
+        if request.out.exists() and not (request.out.is_dir() and is_blank(request.out)):
+            raise UserError(f"{request.out} exists and is not empty; choose another --out")
+        config = configs.read(request.recipe)
         parse_method(config.method, Local())
         config = replace(config, method=with_release(config.method))
     else:
-        config = configs.read_own_run(asked.out)
-        if read_sealed(asked.out, RESULT) is not None:  # a client may have been missing from a calibration
-            algorithm, made = parse_method(config.method, Local()), read_result(asked.out).calibrations
-            if all(named(finisher, algorithm) in made for finisher in algorithm.finish):
-                raise UserError(f"{asked.out} is finished: it has a result.json; start another run")
+        config = configs.read_own_run(request.out)
+        if read_sealed(request.out, RESULT) is not None:  # a calibration may have failed for lack of a client
+            algorithm, done = parse_method(config.method, Local()), read_result(request.out).calibrations
+            if all(named(finisher, algorithm) in done for finisher in algorithm.finish):
+                raise UserError(f"{request.out} is finished: it has a result.json; start another run")
     config = configs.checked(replace(config, on_failure="skip", partition=NODES, engine="auto"))
-    if config.per_round is not None and asked.rules.min_replies > config.per_round:
+    if config.per_round is not None and request.rules.min_replies > config.per_round:
         raise UserError(
-            f"min-replies is {asked.rules.min_replies}, but only {config.per_round} clients take part in a round; "
+            f"min-replies is {request.rules.min_replies}, but only {config.per_round} clients take part in a round; "
             "raise --per-round, or lower min-replies"
         )
     if config.validation:
@@ -350,10 +351,10 @@ def check_request(asked: FederatedRequest) -> Config:
 
 
 def _gather(session: flower.Session, wanted: int, until: float, count: Callable[[], int]) -> None:
-    """Wait for ``wanted`` clients (0: until no more join), or ``until`` a round has enough."""
+    """Wait for ``wanted`` clients (0: until no more join), after ``until`` only for as many as a round needs."""
     exchange, least = session.mailbox.exchange, max(1, session.rules.min_replies)
     began = changed = exchange.now()
-    last = began + session.rules.wait  # for the fewest that a round needs
+    last = began + session.rules.wait  # for the minimum that a round needs
     known, announced = -1, False
     while exchange.now() < (until if known >= least else max(until, last)):
         list(session.answers())
@@ -370,13 +371,13 @@ def _gather(session: flower.Session, wanted: int, until: float, count: Callable[
     if known < least:
         reasons = "".join(f"; {line}" for line in session.notes if " is left out: " in line)
         raise UserError(
-            f"only {counted(max(known, 0), 'client')} joined within {waited}, but {least} are needed; start more "
+            f"only {counted(max(known, 0), 'client')} joined within {waited}, but a round needs {least}; start more "
             f"nodes, or give a longer wait{reasons}"
         )
     session.note(f"{known} of {wanted or known} clients joined within {waited}; others may join later")
 
 
-def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: flower.Session) -> Prepared:
+def _prepared(config: Config, terms: FederationTerms, own: ImageSet | None, session: flower.Session) -> Prepared:
     def open_engine(setup: EngineSetup) -> Engine:
         images, frozen = prepared.images, prepared.frozen
         blueprint, views = setup.blueprint, prepared.config.views or 0
@@ -386,23 +387,23 @@ def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: flowe
         return flower.FederatedEngine(session, Loop(setup.client_side()), template, prepared.algorithm.local)
 
     nodes = replace(nodes_of(terms, config), open_engine=open_engine)
-    prepared = prepare(config, given=Given(data=images_of(terms, config, own), nodes=nodes))
+    prepared = prepare(config, values=PythonValues(data=images_of(terms, config, own), nodes=nodes))
     return prepared
 
 
 def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
-    """Read Flower's run configuration, which overrides the recipe's table; 0, -1 and "" mean not given."""
-    given = {name: value for name, value in run_config.items() if value and value != -1}
-    if "out" not in given or not ("recipe" in given or "resume" in given):
+    """Read Flower's run configuration, which overrides the recipe's table; 0, -1 and "" mean unset."""
+    options = {name: value for name, value in run_config.items() if value and value != -1}
+    if "out" not in options or not ("recipe" in options or "resume" in options):
         raise UserError("the run configuration needs recipe and out: absolute paths on the server's machine")
-    recipe, out = Path(str(given.get("recipe", ""))), Path(str(given["out"]))
-    if given.get("resume"):
+    recipe, out = Path(str(options.get("recipe", ""))), Path(str(options["out"]))
+    if options.get("resume"):
         table: Mapping[str, Any] = read_terms(out).rules
     else:
         table = configs.federation_table(recipe) if recipe.is_file() else {}
     if unknown := [name for name in table if name not in TABLE_KEYS]:
         raise UserError(f"{recipe}: [federation] has no {brief(unknown[0])}; {nearest(unknown[0], TABLE_KEYS)}")
-    values = {**table, **given}
+    values = {**table, **options}
     rules = flower.Rules(
         deadline=_number(values, "deadline", flower.Rules.deadline),
         min_replies=int(_number(values, "min-replies", flower.Rules.min_replies, whole=True)),
@@ -410,15 +411,15 @@ def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
     )
     classes = values.get("classes", [])
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise UserError(f'classes must be a list of texts such as ["cat", "dog"], not {brief(classes)}')
+        raise UserError(f'classes must be a list of names such as ["cat", "dog"], not {brief(classes)}')
     return FederatedRequest(
         recipe,
         out,
-        resume=bool(given.get("resume", False)),
+        resume=bool(options.get("resume", False)),
         rules=rules,
         classes=tuple(classes),
-        check=bool(given.get("check", False)),
-        submitter=str(given.get("submitter", "")),
+        check=bool(options.get("check", False)),
+        submitter=str(options.get("submitter", "")),
     )
 
 

@@ -46,9 +46,9 @@ from unskew.runs.client_accuracy import CLIENTS, measure_clients, read_clients, 
 from unskew.runs.config import FROM_PYTHON, NODES, PLUGGABLE, from_python
 from unskew.runs.execute import Calibrated, Event, Stage, calibrate_start, finish, untrained_model
 from unskew.runs.federated import FEDERATION, images_of, nodes_of, read_terms
-from unskew.runs.given import Given, take_same
 from unskew.runs.journal import read_metrics
 from unskew.runs.prepare import Prepared, prepare, read_data
+from unskew.runs.python_values import PythonValues, match_values
 from unskew.runs.result import MODEL_INFO, RESULT, ModelInfo, Result, read_model_info, read_result, to_json
 from unskew.runs.seals import unsealed_note
 
@@ -85,13 +85,13 @@ def calibrate_run(
     observe
         Called with the progress and with each calibration.
     trust
-        Whether plug-ins that the directory names may run, though it is from somebody else.
+        Whether plug-ins named in somebody else's run directory may run.
     data, model, method
-        The run's own values, if it was given values from Python.
+        The run's own values, if they were passed from Python.
     """
-    engines.work_beside(engine)
+    engines.serve_rank_zero(engine)
     if not sources:
-        raise UserError(f"no calibration was given for {path}; give one or more, such as ccvr or lda")
+        raise UserError(f"no calibration was named for {path}; give one or more, such as ccvr or lda")
     algorithms = [_parse_calibration(source) for source in sources]
     notify = observe or (lambda event: None)
     run = FinishedRun(
@@ -109,16 +109,15 @@ def calibrate_run(
     remember(source if isinstance(source, str) else source.text for source in sources)
     if run.prepared.nodes is not None:
         raise UserError(
-            f"{run.path} is the run of a federation, whose images stay at its nodes; add the calibration "
-            "to the recipe's method"
+            f"{run.path} is a federated run, whose images stay at the nodes; add the calibration to the recipe's method"
         )
     for algorithm in algorithms:
         for finisher in algorithm.finish:
             check(finisher, algorithm, side)
             if result.released and (isinstance(finisher.needs, RealFeatures) or not algorithm.released):
                 raise UserError(
-                    f"{run.path} is a release, and everything in it must be covered by (ε, δ); give "
-                    f"{finisher.text} + private(release=true)"
+                    f"{run.path} is a release, so (ε, δ) must cover everything in it; give {finisher.text} + "
+                    "private(release=true)"
                 )
 
     def keep(event: Event) -> None:
@@ -130,7 +129,7 @@ def calibrate_run(
     known: Known = {}
     by_image = run.prepared.test_owners is not None
     model_weights, untrained = run.model, None
-    with suppress(UserError):  # the file of pretrained weights may be gone
+    with suppress(UserError):  # the pretrained weights may have been deleted
         untrained = untrained_model(run.prepared)
     with folders.locked_folder(run.path), closing(run.opened(None, passes=1 / 3)) as opened:
         for algorithm in algorithms:
@@ -142,7 +141,7 @@ def calibrate_run(
 @neutral()
 @accepts
 def load(path: str | Path, calibration: str | None = None, *, trust: bool = False, model: Any = None) -> nn.Module:
-    """Load a finished run's model in eval mode, [B, ch, H, W] -> [B, C]; the training data are not needed.
+    """Load a finished run's model in eval mode, [B, ch, H, W] -> [B, C], without the training data.
 
     Images must be normalized as (x/255 − mean) / std, with the mean and std in model.json.
 
@@ -155,7 +154,7 @@ def load(path: str | Path, calibration: str | None = None, *, trust: bool = Fals
     trust
         Whether the network may be a plug-in of somebody else's run directory.
     model
-        The run's network, if it was given from Python.
+        The run's network, if it was passed from Python.
     """
     run = FinishedRun(path, device="cpu", values={"model": model}, trust=trust, only_model=True)
     if note := unsealed_note(run.path):
@@ -164,7 +163,7 @@ def load(path: str | Path, calibration: str | None = None, *, trust: bool = Fals
 
 
 def find_calibration(run: "FinishedRun", name: str | None) -> str | None:
-    """The name of one of the run's calibrations in its plainest spelling; None stays None."""
+    """The canonical name of one of the run's calibrations; None stays None."""
     if name is None or name in run.result.calibrations:
         return name
     plain = name
@@ -172,17 +171,17 @@ def find_calibration(run: "FinishedRun", name: str | None) -> str | None:
         plain = plain_name(name)  # ccvr(per_class=2000) is ccvr
     if plain not in run.result.calibrations:
         names = ", ".join(run.result.calibrations) or "none"
-        raise UserError(f"{run.path} has no calibration {name!r}; it has: {names}")
+        raise UserError(f"{run.path} has no calibration {name!r}; available: {names}")
     return plain
 
 
 def load_network(run: "FinishedRun", calibration: str | None) -> nn.Module:
     """The run's network with its final weights, and with a calibrated classifier if one is named."""
-    given = take_same({"model": run.values.get("model")}, run.config).model
-    if given is None and from_python(run.config.model):
+    factory = match_values({"model": run.values.get("model")}, run.config).model
+    if factory is None and from_python(run.config.model):
         description = (run.config.model or "").removeprefix(FROM_PYTHON)
-        raise UserError(f"the network of {run.path} was given from Python ({description}); pass it again as model=…")
-    network = models.build(given or run.config.model or "", run.info.shape, len(run.info.classes))
+        raise UserError(f"the network of {run.path} was passed from Python ({description}); pass it again as model=…")
+    network = models.build(factory or run.config.model or "", run.info.shape, len(run.info.classes))
     tensors.overwrite(network, run.weights_for(network))
     network.eval()
     if calibration is None:
@@ -194,7 +193,7 @@ def load_network(run: "FinishedRun", calibration: str | None) -> nn.Module:
 
 
 def calibrated_parts(path: Path, name: str, values: Tensors, network: Any) -> tuple[nn.Module, nn.Module]:
-    """Encoder and calibrated classifier of a run, from the tensors of its file."""
+    """The encoder and calibrated classifier, from the tensors in the calibration's file."""
     try:
         return load_calibrated(values, lambda layers: cut(network, layers))
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, UserError) as error:
@@ -215,7 +214,7 @@ def _parse_calibration(source: str | Finisher) -> Algorithm:
 
 
 def plain_name(source: str) -> str:
-    """A calibration's name in its plainest spelling, as results have it."""
+    """A calibration's canonical name, as in results."""
     algorithm = _parse_calibration(source)
     return named(algorithm.finish[0], algorithm)
 
@@ -252,7 +251,7 @@ def replay(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState]
     if first < number and run.algorithm.mechanism is not None and not run.algorithm.mechanism.repeatable:
         raise Missing(
             f"round {number} cannot be retrained: its noise came from the operating system (private-updates with "
-            "release=true); --during model keeps the server's state of chosen rounds"
+            "release=true); --during model saves the server's state of chosen rounds"
         )
     # the run's own memories must not be overwritten
     engine = run.opened(None) if run.algorithm.remember else run.engine
@@ -268,7 +267,7 @@ def replay(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState]
     try:
         while state.round < number:
             state, _ = next(rounds)
-            run.say("retraining up to that round", state.round - first, number - first)
+            run.say(f"retraining up to round {number}", state.round - first, number - first)
         return then(engine, state)
     finally:
         if run.algorithm.remember:
@@ -276,7 +275,7 @@ def replay(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState]
 
 
 def _checkpoint_state(run: "FinishedRun") -> ServerState | None:
-    """The checkpoint's state, if it is that of the finished run."""
+    """The checkpoint's state, if it is the final one."""
     try:
         checkpoint = checkpoints.load_checkpoint(run.path)
     except UserError as error:
@@ -293,10 +292,10 @@ def _checkpoint_state(run: "FinishedRun") -> ServerState | None:
     return checkpoint[0] if tensors.sha256(run.prepared.whole(used)) == run.result.weights_sha256 else None
 
 
-def _kept_state(run: "FinishedRun", number: int) -> ServerState | None:
-    """What ``--during model`` kept of that round; None if the file is damaged or from another round or run."""
+def _saved_state(run: "FinishedRun", number: int) -> ServerState | None:
+    """The state that ``--during model`` saved after that round; None if it is damaged or from another round or run."""
     with suppress(UserError):
-        if (file := checkpoints.kept_state(run.path, number)).exists():
+        if (file := checkpoints.state_file(run.path, number)).exists():
             state, progress = checkpoints.load_state(file)
             known = run.result.data_sha256 or "", run.result.partition_hash or ""
             configured = [configs.fingerprint(run.config)]
@@ -309,12 +308,12 @@ def _kept_state(run: "FinishedRun", number: int) -> ServerState | None:
 
 
 def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
-    """A state from which that round can be reached by training: the latest kept one, or the initial one."""
-    if not run.algorithm.remember:  # a kept state lacks the clients' memories
+    """A state to retrain from up to that round: the latest saved one, or the initial one."""
+    if not run.algorithm.remember:  # a saved state lacks the clients' memories
         for earlier in range(number, 0, -1):
-            if (state := _kept_state(run, earlier)) is not None:
+            if (state := _saved_state(run, earlier)) is not None:
                 return state
-    run.prepared.initialise(run.side.network)
+    tensors.overwrite(run.side.network, run.prepared.first)
     model = tensors.on_device(tensors.of_module(run.side.network), "cpu")
     if run.prepared.start is not None:
         model = calibrate_start(
@@ -331,14 +330,14 @@ def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most:
         state, _ = driver.survey(run.algorithm, engine, state, run.key)
     drawn = draw(run.algorithm, run.key, number, engine.roster, config.per_round or 0).visits
     if not drawn:
-        raise Missing(f"no client takes part in round {number}, so there are no local models; give another round")
+        raise Missing(f"no client takes part in round {number}, so there are no local models; choose another round")
     first = {visit.client: visit for visit in reversed(drawn)}  # a client's first visit
     clients, count = sorted(first), min(most, len(first))
     visits = [first[clients[index]] for index in np.linspace(0, len(clients) - 1, count).round().astype(int)]
     size = tensors.count_bytes({name: value.double() for name, value in state.tensors.items()})
     if size * len(visits) > MAX_BYTES:
         raise Missing(
-            f"{len(visits)} local models of {size / 1e6:.0f} MB take more than {MAX_BYTES / 1e9:.1f} GB; "
+            f"{len(visits)} local models of {size / 1e6:.0f} MB need more than {MAX_BYTES / 1e9:.1f} GB of memory; "
             f"give clients={max(1, MAX_BYTES // size)}"
         )
     visits = [replace(visit, ticket=state.clients.get(visit.client)) for visit in visits]
@@ -349,8 +348,8 @@ def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most:
         failure = outcome.failures[0]
         raise Missing(f"client {failure.client} failed while its local model was retrained: {failure.reason}")
     by_client: dict[int, Tensors] = {}
-    for index, seen in outcome.extra.items():  # in the network's own order, which files do not keep
-        model = tensors.under(dict(seen), "model/")
+    for index, extra in outcome.extra.items():  # in the network's own order, which files do not preserve
+        model = tensors.under(dict(extra), "model/")
         by_client[visits[index].client] = {name: model[name].to(like.dtype) for name, like in run.side.weights.items()}
     return by_client
 
@@ -365,7 +364,7 @@ class Outputs:
 
 
 class FinishedRun:
-    """A finished run, read from its directory. ``close`` ends the worker processes that it may have started.
+    """A finished run, read from its directory. ``close`` ends its worker processes, if any.
 
     Parameters
     ----------
@@ -378,13 +377,13 @@ class FinishedRun:
     say
         Called with the current activity, the work done and the total.
     values
-        The run's own data, model and method, if it was given values from Python.
+        The run's own data, model and method, if they were passed from Python.
     measured
-        Whether measures are taken of it; they need this machine's engines.
+        Whether it is opened for measures, which need this machine's engines.
     trust
-        Whether plug-ins that the directory names may run, though it is from somebody else.
+        Whether plug-ins named in somebody else's run directory may run.
     only_model
-        Whether only the network is needed: other plug-ins need no trust until the data set is read.
+        Whether only the network is needed; other plug-ins then need no trust until the data set is read.
     """
 
     def __init__(
@@ -414,9 +413,9 @@ class FinishedRun:
         self.values = values or {}
         self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
         self._states: dict[int, ServerState] = {}
-        self._lacking: Missing | None = None
+        self._no_data: Missing | None = None
         self._engine: Engine | None = None
-        self.notes: list[str] = []  # what a reader of the charts must know
+        self.notes: list[str] = []  # for readers of the charts
 
     def __enter__(self) -> "FinishedRun":
         return self
@@ -425,23 +424,23 @@ class FinishedRun:
         self.close()
 
     def close(self) -> None:
-        """End the worker processes, if there are any."""
+        """End the worker processes, if any."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
 
     @property
     def key(self) -> Key:
-        """The run's own key: what a measure draws is the same every time."""
+        """The run's own key, so that a measure always draws the same."""
         return Key(self.config.seed)
 
     @cached_property
     def holdings(self) -> Holdings:
-        """How many examples of each class every client has; no data set is needed."""
+        """How many examples of each class every client has; does not need the data set."""
         if self.result.released:
             raise Missing(UNCOVERED)
         if (self.path / FEDERATION).exists():
-            raise Missing("only the nodes of the federation know which client holds which examples")
+            raise Missing("only the nodes of the federation know which client has which examples")
         folders.require_sealed(self.path, folders.PARTITION)
         return read_holdings(self.path / folders.PARTITION)
 
@@ -453,16 +452,16 @@ class FinishedRun:
     @cached_property
     def prepared(self) -> Prepared:
         """The federation as it was; raises Missing if its data set is not available."""
-        if self._lacking is not None:
-            raise self._lacking
+        if self._no_data is not None:
+            raise self._no_data
         try:
             self.say("reading the data set", 0, 0)
             return self._prepare()
         except folders.SealBroken:
             raise
         except UserError as error:
-            self._lacking = Missing(str(error))
-            raise self._lacking from error
+            self._no_data = Missing(str(error))
+            raise self._no_data from error
 
     def _prepare(self) -> Prepared:
         path, config, folder = self.path, self.config, self._changes["data_dir"]
@@ -470,43 +469,43 @@ class FinishedRun:
         if folder is not None:
             changes["data_dir"] = str(folder)
             kind, colon, location = config.data.partition(":")
-            if colon and kind in ("arrays", "folder", "table"):  # found by its name in the folder
+            if colon and kind in ("arrays", "folder", "table"):
                 changes["data"] = f"{kind}:{Path(folder) / Path(location).name}"
         cache = os.environ.get(CACHE_VARIABLE) or config.cache_dir  # the run may be from another machine
-        engine = engines.inherited(config.engine)
+        engine = engines.default_engine(config.engine)
         config = replace(config, **{"engine": engine, **changes, "cache_dir": cache, "baseline": None})
-        configs.read_own_run(path, trust=self._trust)  # all its plug-ins may run now
-        given, kept = take_same(self.values, config), None
+        configs.read_own_run(path, trust=self._trust)  # from here on, all of its plug-ins may run
+        values, saved = match_values(self.values, config), None
         config = configs.checked(config)
-        if (path / FEDERATION).exists():  # as its server has it: without a training image
+        if (path / FEDERATION).exists():  # the server has no training images
             terms = read_terms(path)
             own = None if config.data == NODES else read_data(config)
-            given = Given(data=images_of(terms, config, own), nodes=nodes_of(terms, config))
-        elif self.result.released:  # without its partition: the sums over all clients are those of any other
+            values = PythonValues(data=images_of(terms, config, own), nodes=nodes_of(terms, config))
+        elif self.result.released:  # its partition was deleted; sums over all clients are the same with any other
             config = replace(config, partition="iid")
         else:
             file = (path / folders.PARTITION).absolute()
             if not file.is_file():
-                raise UserError(f"{file} is missing; it records which client holds which examples")
+                raise UserError(f"{file} is missing, so nobody knows which client holds which examples; restore it")
             folders.require_sealed(path, file.name)
-            kept = f"file:{file}"
+            saved = f"file:{file}"
         weights = self.weights if config.pretrained is not None or config.train != "all" else None
-        prepared = prepare(config, kept, given, weights, self.say)
+        prepared = prepare(config, saved, values, weights, self.say)
         if self.result.data_sha256 not in (prepared.data_sha256, None):
             raise UserError(
                 f"the data set {config.data} is not the one that {path} was trained on; restore the original"
             )
-        if kept is not None and prepared.partition.hash != self.result.partition_hash:
+        if saved is not None and prepared.partition.hash != self.result.partition_hash:
             raise UserError(f"{file} is not the partition that {path} was trained with; restore it from a copy")
         return prepared
 
     @property
     def without_data(self) -> bool:
-        """Whether the data set was needed and is not available."""
-        return self._lacking is not None
+        """Whether the data set was needed but is not available."""
+        return self._no_data is not None
 
     @property
-    def at_hand(self) -> bool:
+    def has_data(self) -> bool:
         """Whether the data set is available."""
         with suppress(Missing):
             return self.prepared is not None
@@ -524,7 +523,7 @@ class FinishedRun:
 
     @property
     def algorithm(self) -> Algorithm:
-        """What the run trained with."""
+        """The run's algorithm."""
         return self.prepared.algorithm
 
     @cached_property
@@ -536,10 +535,10 @@ class FinishedRun:
     def _final(self) -> tuple[Tensors, dict[str, str]]:
         """The weights, which must match the result, and the file's metadata."""
         weights, metadata = folders.read_model(self.path)
-        found = folders.seal(weights, metadata), tensors.sha256(weights)
-        if found != (self.result.weights_seal, self.result.weights_sha256):
+        hashes = folders.seal(weights, metadata), tensors.sha256(weights)
+        if hashes != (self.result.weights_seal, self.result.weights_sha256):
             raise UserError(
-                f"{self.path / folders.MODEL} does not contain the weights of result.json; restore it from a copy"
+                f"{self.path / folders.MODEL} does not match the hash in result.json; restore it from a copy"
             )
         return weights, metadata
 
@@ -551,9 +550,9 @@ class FinishedRun:
             return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
 
         for name, own in folders.plain_names(names).items():
-            if (found := kind(weights.get(name))) != kind(own):
+            if (actual := kind(weights.get(name))) != kind(own):
                 file = self.path / folders.MODEL
-                raise UserError(f"{file} does not fit the network: {name} must be {kind(own)}, but is {found}")
+                raise UserError(f"{file} does not fit the network: {name} must be {kind(own)}, but is {actual}")
         return {name: weights[plain] for name, plain in zip(names, folders.plain_names(names), strict=True)}
 
     @property
@@ -567,7 +566,7 @@ class FinishedRun:
 
     @cached_property
     def model(self) -> Tensors:
-        """The final weights as the side takes them."""
+        """The final weights, as the client side loads them."""
         return self.weights_for(self.side.network)
 
     @cached_property
@@ -590,7 +589,7 @@ class FinishedRun:
 
     @property
     def engine(self) -> Engine:
-        """Where local models are retrained."""
+        """The engine that retrains local models."""
         if self._engine is None:
             self._engine = self.opened(checkpoints.open_memories(self.path) if self.remembered else None)
         return self._engine
@@ -603,8 +602,8 @@ class FinishedRun:
     def opened(self, memories: int | None, passes: float | None = None) -> Engine:
         """Open an engine; with None for ``memories``, clients' memories are in a temporary file.
 
-        ``auto`` weighs the start of a pool against ``passes`` over all images, by default those of a visit. A pass
-        without gradients counts as a third of one with them.
+        ``auto`` weighs the start-up time of a pool against ``passes`` over all images, by default those of one visit
+        per client. A pass without gradients counts as a third.
         """
         prepared, config, sizes = self.prepared, self.prepared.config, self.prepared.population.sizes
         if prepared.nodes is not None:
@@ -633,14 +632,14 @@ class FinishedRun:
             pairs[name] = (encoder, classifier.cpu())  # type: ignore[assignment]
         count = len(side.test.labels)
         with torch.no_grad():
-            for some in torch.split(torch.arange(count), IMAGES_AT_ONCE):
-                self.say("classifying the test images", int(some[0]), count)
-                images, _ = side.test.batch(some)
-                known = {id(side.network.encoder): side.network.encoder(images)}
-                features.append(known[id(side.network.encoder)].cpu())
+            for batch in torch.split(torch.arange(count), IMAGES_AT_ONCE):
+                self.say("classifying the test images", int(batch[0]), count)
+                images, _ = side.test.batch(batch)
+                encoded = side.network.encoder(images)
+                features.append(encoded.cpu())
                 for name, (encoder, classifier) in pairs.items():
-                    inside = known[id(encoder)] if id(encoder) in known else encoder(images)
-                    logits = classifier(inside.cpu() if name else inside)  # a calibrated one works on the CPU
+                    inputs = encoded if encoder is side.network.encoder else encoder(images)
+                    logits = classifier(inputs.cpu() if name else inputs)  # calibrated classifiers are on the CPU
                     predicted.setdefault(name, []).append(logits.argmax(1).cpu())
         joined = {name: torch.cat(batches) for name, batches in predicted.items()}
         return Outputs(torch.cat(features), side.test.labels.cpu(), joined)
@@ -648,40 +647,40 @@ class FinishedRun:
     def state(self, number: int | None = None) -> ServerState:
         """The server's state after that round (None: the last, 0: before the first), without clients' saved states.
 
-        It is read if it was kept, otherwise retrained.
+        It is read if it was saved, otherwise retrained.
         """
         rounds, last = self.result.rounds, self.result.final_round
         number = last if number is None else number
         if not 0 <= number <= rounds:
             raise UserError(f"round {number}: the run has rounds 1 to {rounds}; 0 means before the first, -1 the last")
         if number not in self._states:
-            state = (_checkpoint_state(self) if number == last else None) or _kept_state(self, number)
+            state = (_checkpoint_state(self) if number == last else None) or _saved_state(self, number)
             if state is None and number == last and not self.algorithm.statistics and self.algorithm.head is None:
                 state = ServerState(last, self.model, {})
             self._states[number] = state or replay(self, number, lambda engine, state: replace(state, clients={}))
         return self._states[number]
 
     def local_models(self, number: int | None = None, most: int = 10) -> dict[int, Tensors]:
-        """By client, its local model of the round after that one; at most ``most`` clients."""
+        """The local models of the round after that one, by client; at most ``most`` clients."""
         number = self.result.final_round if number is None else number
         if most < 1:
             raise UserError(f"clients={most}: give at least 1")
         if (number, most) in self._local:
             return self._local[number, most]
         if self.algorithm.remember and 0 < number != self.result.final_round:  # retraining restores the memories
-            found = replay(self, number, lambda engine, state: _train_locally(self, engine, state, most))
+            local = replay(self, number, lambda engine, state: _train_locally(self, engine, state, most))
         else:
             state = self.state(number)
             if self.algorithm.remember and number and not (self.remembered and state.clients):
                 self.notes.append(
-                    "local models were trained as on a first visit, since the clients' saved states of that "
-                    "round were not kept"
+                    "local models were trained as on a first visit, because the clients' states of that round "
+                    "were not saved"
                 )
                 state = replace(state, clients={})
-            found = _train_locally(self, self.engine, state, most)
-        self._local[number, most] = found
-        return found
+            local = _train_locally(self, self.engine, state, most)
+        self._local[number, most] = local
+        return local
 
     def number(self, round: int) -> int:
-        """The round that a knob means: −1 is the one whose model is the result (the last; with --patience the best)."""
+        """The round that a knob means: −1 is the round whose model is the result (with --patience the best)."""
         return self.result.final_round if round == -1 else round

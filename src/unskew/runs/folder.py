@@ -31,15 +31,15 @@ from unskew.core.types import CLASSIFIER, Tensors
 
 MANIFEST = "manifest.json"
 MANIFEST_LOCK = ".manifest.lock"
-GROWING = ("metrics.jsonl", "during.jsonl")  # until the run is finished, the checkpoint vouches for these
-REPLACEABLE = "figures/"  # a missing one is made again
+GROWING = ("metrics.jsonl", "during.jsonl")  # verified by the checkpoint until the run is finished
+REPLACEABLE = "figures/"  # recreated if missing
 VERSION = 1
 
 T = TypeVar("T")
 
 
 class SealBroken(UserError):
-    """A file of a run directory is not the one that was written."""
+    """A file of a run directory was changed, added or removed."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Manifest:
 
     @property
     def names(self) -> list[str]:
-        """Every file, also those to come."""
+        """Every file, including those about to be written."""
         return sorted({*self.files, *self.coming})
 
 
 def start_manifest(path: Path, contents: Mapping[str, bytes]) -> None:
     """Begin a run directory with these files; everything that ``write_sealed`` writes later is sealed too."""
-    with _locked(path / MANIFEST_LOCK, wait=True):  # measures and calibrations of one run may be made at once
+    with _locked(path / MANIFEST_LOCK, wait=True):
         _replace_files(path, Manifest({}, {}), contents, {})
 
 
@@ -75,32 +75,32 @@ def read_manifest(path: Path) -> Manifest | None:
 def write_sealed(path: Path, contents: Mapping[str, bytes], *, grown: Mapping[str, str] | None = None) -> None:
     """Replace files of the run directory, in this order, and seal them.
 
-    ``grown`` are the hashes of growing files that are complete now. Without a manifest, nothing is sealed.
+    ``grown`` are the hashes of growing files that are now complete. Without a manifest, nothing is sealed.
     """
     if not (path / MANIFEST).exists():
         for name, content in contents.items():
             write_whole(path / name, content)
         return
-    with _locked(path / MANIFEST_LOCK, wait=True):  # measures and calibrations of one run may be made at once
+    with _locked(path / MANIFEST_LOCK, wait=True):  # several measures and calibrations may run at the same time
         _replace_files(path, _settle(path), contents, grown or {})
 
 
 def remove_sealed(path: Path, names: Iterable[str]) -> None:
     """Remove files of the run directory, and their hashes from its manifest."""
-    gone = set(names)
+    removed = set(names)
     with _locked(path / MANIFEST_LOCK, wait=True):
         if (manifest := read_manifest(path)) is not None:
             files, coming = (
-                {name: sha256 for name, sha256 in hashes.items() if name not in gone}
+                {name: sha256 for name, sha256 in hashes.items() if name not in removed}
                 for hashes in (manifest.files, manifest.coming)
             )
             _write(path, Manifest(files, coming))
-        for name in gone:
+        for name in removed:
             (path / name).unlink(missing_ok=True)
 
 
 def read_sealed(path: Path, name: str) -> bytes | None:
-    """A file of the run directory, refused if it was changed; None if it is missing and may be."""
+    """A file of the run directory, refused if it was changed; None if it is missing and optional."""
     return _read_verified(path, name, read_content, lambda content: None if content is None else _sha256(content))
 
 
@@ -114,24 +114,24 @@ def _read_verified(
 ) -> T | None:
     """What ``read`` returns for the file, if the manifest accepts it.
 
-    Another process may be writing: a mismatch counts only if the manifest is the same before and after.
+    Another process may be writing, so a mismatch counts only if the manifest is the same before and after.
     """
     content = read_content(path / MANIFEST)
     while True:
-        found = read(path / name)
+        value = read(path / name)
         if content is None:
-            return found
+            return value
         manifest = _parse_manifest(content, path)
-        if _fits(path, name, manifest, hashed(found)):
-            return found
+        if _fits(path, name, manifest, hashed(value)):
+            return value
         before, content = content, read_content(path / MANIFEST)
         if content == before:
-            raise _broken(path, name, manifest, missing=found is None)
+            raise _broken(path, name, manifest, missing=value is None)
 
 
-def seal_as_it_is(path: Path, names: list[str]) -> None:
-    """A new manifest over these files as they are now."""
-    with _locked(path / MANIFEST_LOCK, wait=True):  # measures and calibrations of one run may be made at once
+def seal_files(path: Path, names: list[str]) -> None:
+    """Write a new manifest of these files as they are now."""
+    with _locked(path / MANIFEST_LOCK, wait=True):
         hashes = {name: sha256 for name in names if (sha256 := file_sha256(path / name)) is not None}
         _write(path, Manifest(hashes, {}))
 
@@ -158,35 +158,32 @@ def _replace_files(path: Path, before: Manifest, contents: Mapping[str, bytes], 
 
 
 def _fits(path: Path, name: str, manifest: Manifest, sha256: str | None) -> bool:
-    if name in GROWING and "result.json" not in manifest.files and not (path / "result.json").exists():
-        return True
-    if sha256 is None and name.startswith(REPLACEABLE):
-        return True
-    return manifest.accepts(name, sha256)
+    growing = name in GROWING and "result.json" not in manifest.files and not (path / "result.json").exists()
+    return growing or (sha256 is None and name.startswith(REPLACEABLE)) or manifest.accepts(name, sha256)
 
 
 def _broken(path: Path, name: str, manifest: Manifest, *, missing: bool) -> SealBroken:
     if missing:
-        what = f"{path / name} is missing, but it is listed in {MANIFEST}"
+        problem = f"{path / name} is missing, but it is listed in {MANIFEST}"
     elif name in manifest.files or name in manifest.coming:
-        what = f"{path / name} was changed after it was written: it does not match its hash in {MANIFEST}"
+        problem = f"{path / name} was changed after it was written: it does not match its hash in {MANIFEST}"
     else:
-        what = f"{path / name} was added by hand: it is not listed in {MANIFEST}"
-    again = " or delete it to have it made again," if name.startswith(REPLACEABLE) else ""
+        problem = f"{path / name} was added by hand: it is not listed in {MANIFEST}"
+    delete = " delete it so that it is recreated," if name.startswith(REPLACEABLE) else ""
     return SealBroken(
-        f"{what}; restore it from a copy,{again} or delete {path / MANIFEST} to use the run directory unsealed"
+        f"{problem}; restore it from a copy,{delete} or delete {path / MANIFEST} to use the run directory unsealed"
     )
 
 
 def _settle(path: Path) -> Manifest:
-    """The manifest after a crash: files with their new hash are taken over, others stay pending."""
+    """The manifest after a crash: files that have their new hash are accepted, others stay pending."""
     manifest = read_manifest(path) or Manifest({}, {})
     files, coming = dict(manifest.files), dict(manifest.coming)
     for name, expected in manifest.coming.items():
-        found = file_sha256(path / name)
-        if found == expected:
+        sha256 = file_sha256(path / name)
+        if sha256 == expected:
             files[name] = expected
-        if found == expected or found == manifest.files.get(name):
+        if sha256 in (expected, manifest.files.get(name)):
             del coming[name]
     return Manifest(files, coming)
 
@@ -194,8 +191,7 @@ def _settle(path: Path) -> Manifest:
 def _parse_manifest(content: bytes, path: Path) -> Manifest:
     try:
         values = json_object(content, path / MANIFEST)
-        found = values.pop("seal", None)
-        if found != _seal(values) or values.get("unskew") != VERSION:
+        if values.pop("seal", None) != _seal(values) or values.get("unskew") != VERSION:
             raise SealBroken("its content does not match its own seal")
         return Manifest(dict(values["files"]), dict(values["coming"]))
     except (UserError, LookupError, TypeError, ValueError) as error:
@@ -267,14 +263,14 @@ def read_tensors(file: Path) -> tuple[Tensors, dict[str, str]]:
         return {name: content.get_tensor(name) for name in content.keys()}, about  # noqa: SIM118
 
 
-LARGE_BYTES = 64 * 2**20  # of arrays that are packed quickly
+LARGE_BYTES = 64 * 2**20  # arrays above this size are compressed less
 LOCK = ".lock"
 MODEL = "model.safetensors"
 PARTITION = "partition.npz"
 
 
 def create_run_folder(path: Path) -> None:
-    """Create a run directory; an existing one may contain only the remains of a run killed before it began."""
+    """Create a run directory; an existing one may contain only leftovers of a run killed before it began."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is not a folder; choose another --out")
     if (path / "result.json").exists():
@@ -288,7 +284,7 @@ def create_run_folder(path: Path) -> None:
 
 
 def is_blank(path: Path) -> bool:
-    """Whether a folder has nothing but locks, parts and a manifest without its files."""
+    """Whether a folder has only locks, partly written files and a manifest."""
     spare = (LOCK, MANIFEST_LOCK, MANIFEST)
     return all(file.name in spare or is_part(file.name) for file in path.iterdir())
 
@@ -304,7 +300,7 @@ def unused_path(parent: Path, name: str) -> Path:
 
 @contextmanager
 def locked_folder(path: Path) -> Iterator[None]:
-    """Lock the run directory for this process, and remove files that a killed process left half written."""
+    """Lock the run directory for this process, and remove files that a killed process left partly written."""
     with _locked(path / LOCK, wait=False):
         clear_parts(*(path / name for name in (".", "checkpoint", "states", "figures")))
         yield
@@ -326,16 +322,16 @@ def arrays_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """An .npz file, whole."""
+    """Write an .npz file atomically."""
     write_whole(path, arrays_bytes(arrays))
 
 
 def json_bytes(values: Mapping[str, Any]) -> bytes:
-    """A JSON file, for people and programs to read."""
+    """The content of an indented JSON file."""
     return (json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def classifier_words(classifier: Sequence[str]) -> dict[str, str]:
+def classifier_metadata(classifier: Sequence[str]) -> dict[str, str]:
     """A model file's metadata: the names of the classifier's weights, if they are not the usual ones."""
     if set(classifier) <= set(CLASSIFIER):
         return {}
@@ -345,7 +341,7 @@ def classifier_words(classifier: Sequence[str]) -> dict[str, str]:
 def model_bytes(model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> bytes:
     """Weights as safetensors, under the network's own names, with the names of the classifier's."""
     plain = {name: value.contiguous() for name, value in plain_names(model).items()}
-    return save(plain, metadata=classifier_words(classifier) or None)
+    return save(plain, metadata=classifier_metadata(classifier) or None)
 
 
 def plain_names(model: Tensors) -> Tensors:
@@ -354,7 +350,7 @@ def plain_names(model: Tensors) -> Tensors:
 
 
 def calibration_bytes(name: str, classifier: CalibratedClassifier) -> bytes:
-    """A calibrated classifier as safetensors, with its name and how each class's Gaussian was made."""
+    """A calibrated classifier as safetensors, with its name and how each class's Gaussian was fitted."""
     rows = [asdict(row) for row in classifier.report.classes]
     about = {"unskew": json.dumps({"method": name, "classes": rows, "kept_rows": classifier.report.kept_rows})}
     return save({key: value.contiguous() for key, value in classifier.tensors().items()}, metadata=about)
@@ -367,16 +363,16 @@ def calibration_file(path: Path, name: str) -> Path:
 
 
 def read_calibration(path: Path, name: str) -> Tensors:
-    """A calibrated classifier's tensors, as ``unskew.calibration.classifier.load_calibrated`` takes them."""
+    """A calibrated classifier's tensors, for ``unskew.calibration.classifier.load_calibrated``."""
     file = calibration_file(path, name)
     require_sealed(path, file.name)
     try:
         values, about = read_tensors(file)
-        found = parse_json(about["unskew"])["method"]
+        method = parse_json(about["unskew"])["method"]
     except UNREADABLE as error:
         raise _unreadable(file, error) from error
-    if found != name:
-        raise UserError(f"{file} contains another calibration, {found!r}; restore it from a copy, or calibrate again")
+    if method != name:
+        raise UserError(f"{file} contains another calibration, {method!r}; restore it from a copy, or calibrate again")
     return values
 
 
@@ -394,7 +390,7 @@ def classifier_names(path: Path, about: Mapping[str, str]) -> list[str]:
     try:
         names = parse_json(about.get("classifier", "null")) or [n.partition("/")[2] for n in CLASSIFIER]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError("the classifier's names are not a list of texts")
+            raise ValueError("the names of the classifier's weights are not a list of strings")
     except ValueError as error:
         raise _unreadable(path / MODEL, error) from error
     return names
@@ -403,4 +399,4 @@ def classifier_names(path: Path, about: Mapping[str, str]) -> list[str]:
 def _unreadable(file: Path, error: Exception) -> UserError:
     if isinstance(error, FileNotFoundError):
         return UserError(f"{file} does not exist")
-    return UserError(f"{file} cannot be read: it is damaged: {error}; restore it from a copy")
+    return UserError(f"{file} is damaged: {error}; restore it from a copy")

@@ -43,9 +43,9 @@ class Predictor(nn.Module):
     info
         The model's inputs and classes.
     temperature
-        What logits are divided by before the softmax.
+        Divides the logits before the softmax.
     calibration
-        The name of the calibrated classifier in the network; None: the run's own.
+        The name of the calibrated classifier in the network; None for the run's own.
     """
 
     scale: Tensor
@@ -73,7 +73,7 @@ class Predictor(nn.Module):
 def load_predictor(
     path: str | Path, calibration: str | None = None, *, trust: bool = False, model: Any = None
 ) -> Predictor:
-    """A finished run's model from bytes to probabilities; the parameters are those of ``predict``."""
+    """A finished run's model from bytes to probabilities; parameters as in ``predict``."""
     run = FinishedRun(path, device="cpu", values={"model": model}, trust=trust, only_model=True)
     name = find_calibration(run, calibration)
     scored = run.result if name is None else run.result.calibrations[name]
@@ -84,10 +84,10 @@ def load_predictor(
 class Predictions:
     """The probabilities of the classes for some pictures."""
 
-    names: tuple[str, ...]  # of the pictures: their paths, or rows
+    names: tuple[str, ...]  # the pictures' paths or rows
     classes: tuple[str, ...]
     probabilities: npt.NDArray[np.float32]  # [N, C]
-    labels: tuple[str, ...] | None = None  # the true classes, where a table has them
+    labels: tuple[str, ...] | None = None  # the true classes, if a table has them
 
     @property
     def answers(self) -> list[str]:
@@ -96,7 +96,7 @@ class Predictions:
 
     @property
     def accuracy(self) -> float | None:
-        """The share of right answers; None without labels."""
+        """The share of correct answers; None without labels."""
         if self.labels is None:
             return None
         return float(np.mean([answer == label for answer, label in zip(self.answers, self.labels, strict=True)]))
@@ -113,15 +113,15 @@ def predict(
     trust: bool = False,
     model: Any = None,
 ) -> Predictions:
-    """Classify new pictures with a finished run; the training data are not needed.
+    """Classify new pictures with a finished run, without the training data.
 
     Parameters
     ----------
     path
         The run directory.
     pictures
-        A picture, several, a folder of pictures, a table (.csv with a column path, or .parquet with path or image), or
-        an array, uint8 [N, ch, H, W].
+        One or more pictures or folders of pictures, a table (.csv with a column path, or .parquet with path or image),
+        or an array, uint8 [N, ch, H, W].
     calibration
         The calibrated classifier to use instead of the run's own.
     device
@@ -129,7 +129,7 @@ def predict(
     trust
         Whether the network may be a plug-in of somebody else's run directory.
     model
-        The run's network, if it was given from Python.
+        The run's network, if it was passed from Python.
 
     Returns
     -------
@@ -138,10 +138,9 @@ def predict(
     """
     predictor = load_predictor(path, calibration, trust=trust, model=model).to(ready_device(device))
     if isinstance(pictures, np.ndarray):
-        wanted = list(predictor.info.image)
-        if pictures.dtype != np.uint8 or list(pictures.shape[1:]) != wanted:
-            given = f"{pictures.dtype} {list(pictures.shape)}"
-            raise UserError(f"the array is {given}; give uint8 [N, {', '.join(map(str, wanted))}]")
+        if pictures.dtype != np.uint8 or pictures.shape[1:] != predictor.info.image:
+            expected = ", ".join(map(str, predictor.info.image))
+            raise UserError(f"the array is {pictures.dtype} {list(pictures.shape)}; give uint8 [N, {expected}]")
         names = tuple(str(row) for row in range(len(pictures)))
         batches: Iterable[Bytes] = (pictures[row : row + AT_ONCE] for row in range(0, len(pictures), AT_ONCE))
         return Predictions(names, predictor.info.classes, _classify(predictor, batches))
@@ -154,53 +153,52 @@ def predict(
 
 
 def _classify(predictor: Predictor, batches: Iterable[Bytes]) -> npt.NDArray[np.float32]:
-    found = [np.zeros((0, len(predictor.info.classes)), np.float32)]
+    probabilities = [np.zeros((0, len(predictor.info.classes)), np.float32)]
     with torch.no_grad():
         for images in batches:
-            found.append(predictor(torch.from_numpy(images).to(predictor.scale.device)).cpu().numpy())
-    return np.concatenate(found)
+            probabilities.append(predictor(torch.from_numpy(images).to(predictor.scale.device)).cpu().numpy())
+    return np.concatenate(probabilities)
 
 
-def find_pictures(given: str | Path | Sequence[str | Path]) -> tuple[Pictures, tuple[str, ...] | None]:
-    """The pictures, and their labels if a table has some."""
-    several = [given] if isinstance(given, str | PathLike) else given
+def find_pictures(pictures: str | Path | Sequence[str | Path]) -> tuple[Pictures, tuple[str, ...] | None]:
+    """The pictures, and their labels if a table has any."""
+    several = [pictures] if isinstance(pictures, str | PathLike) else pictures
     if not isinstance(several, Sequence) or not all(isinstance(path, str | PathLike) for path in several):
-        raise UserError(f"pictures are paths or an array uint8 [N, ch, H, W], not {type(given).__name__}")
+        raise UserError(f"pictures must be paths or an array uint8 [N, ch, H, W], not {type(pictures).__name__}")
     paths = [Path(path) for path in several]
     tables = [path for path in paths if path.suffix.lower() in TABLES]
     if tables and len(paths) > 1:
-        raise UserError(f"{tables[0]} is a table; give one table alone, or pictures and folders")
+        raise UserError(f"{tables[0]} is a table; give a single table, or pictures and folders")
     if tables:
         return _open_table(tables[0])
-    found: list[str] = []
+    names: list[str] = []
     for path in paths:
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
             if not files:
                 raise UserError(f"{path} contains no pictures ({', '.join(SUFFIXES)}); give another folder")
-            found += map(str, files)
+            names += map(str, files)
         elif not path.exists():
             raise UserError(f"{path} does not exist; give pictures, a folder of pictures, or a table")
         else:
-            found.append(str(path))
-    return Files.of(Path(), found), None
+            names.append(str(path))
+    return Files.of(Path(), names), None
 
 
 def _open_table(path: Path) -> tuple[Pictures, tuple[str, ...] | None]:
     if not path.exists():
-        raise UserError(f"{path} does not exist; give a table, .csv or .parquet")
+        raise UserError(f"{path} does not exist; give a .csv or .parquet table")
     root = path.absolute().parent
     if path.suffix.lower() == ".csv":
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             header = [name.strip() for name in file.readline().split(",")]
-        wanted = ["path", *(["label"] if "label" in header else [])]
-        columns = read_columns(path, wanted)
+        columns = read_columns(path, ["path", *(["label"] if "label" in header else [])])
         return Files.of(root, columns[0]), tuple(columns[1]) if len(columns) > 1 else None
     parquet = open_parquet(path)
     names = parquet.schema_arrow.names
     column = next((name for name in ("image", "path") if name in names), None)
     if column is None:
-        raise UserError(f"{path} has no column path or image; its columns are {', '.join(names)}")
+        raise UserError(f"{path} has neither a column path nor image; its columns are {', '.join(names)}")
     texts = {
         name: [str(value) for value in parquet.read(columns=[name]).column(name).to_pylist()]
         for name in ("path", "label")
@@ -230,22 +228,23 @@ def _read(source: Pictures, rows: range, shape: Shape) -> Bytes:
     return images
 
 
-def predictions_table(found: Predictions) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows of a table: each picture, its class, and the probability of every class."""
-    header = ["picture", "class", "probability", *(["label"] if found.labels is not None else []), *found.classes]
-    rows = []
-    for number, (name, answer, row) in enumerate(zip(found.names, found.answers, found.probabilities, strict=True)):
-        label = [found.labels[number]] if found.labels is not None else []
-        rows.append([name, answer, f"{row.max():.6f}", *label, *(f"{value:.6f}" for value in row)])
+def predictions_table(predictions: Predictions) -> tuple[list[str], list[list[str]]]:
+    """The header and rows of a table: each picture, its class, and the probability of every class."""
+    labels, answers, rows = predictions.labels, predictions.answers, []
+    for number, (name, row) in enumerate(zip(predictions.names, predictions.probabilities, strict=True)):
+        label = [] if labels is None else [labels[number]]
+        rows.append([name, answers[number], f"{row.max():.6f}", *label, *(f"{value:.6f}" for value in row)])
+    header = ["picture", "class", "probability", *([] if labels is None else ["label"]), *predictions.classes]
     return header, rows
 
 
-def predictions_json(found: Predictions) -> str:
+def predictions_json(predictions: Predictions) -> str:
     """The predictions as JSON: a list with a record for each picture."""
+    labels, classes, answers = predictions.labels, predictions.classes, predictions.answers
     records = [
-        {"picture": name, "class": answer, "probability": round(float(row.max()), 6)}
-        | ({} if found.labels is None else {"label": found.labels[number]})
-        | {"probabilities": {label: round(float(value), 6) for label, value in zip(found.classes, row, strict=True)}}
-        for number, (name, answer, row) in enumerate(zip(found.names, found.answers, found.probabilities, strict=True))
+        {"picture": name, "class": answers[number], "probability": round(float(row.max()), 6)}
+        | ({} if labels is None else {"label": labels[number]})
+        | {"probabilities": {label: round(float(value), 6) for label, value in zip(classes, row, strict=True)}}
+        for number, (name, row) in enumerate(zip(predictions.names, predictions.probabilities, strict=True))
     ]
     return json.dumps(records, indent=2, ensure_ascii=False)

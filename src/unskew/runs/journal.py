@@ -26,7 +26,7 @@ class Mark:
 
 
 class LineFile:
-    """Appends lines after a mark. The file is created with its first line."""
+    """Appends lines after a mark; the first line creates the file."""
 
     def __init__(self, path: Path, keep: Mark) -> None:
         """Continue after ``keep``: the content before it must be unchanged, anything after it is cut off."""
@@ -38,7 +38,7 @@ class LineFile:
         self.mark = Mark(keep.bytes, self._digest.hexdigest())
 
     def append(self, row: Mapping[str, Any]) -> Mark:
-        """Append one line; the mark after it."""
+        """Append one line and return the mark after it."""
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         try:
             if self._file is None:
@@ -52,7 +52,7 @@ class LineFile:
         return self.mark
 
     def rows(self) -> list[dict[str, Any]]:
-        """Read all rows from disk; they must be those that were appended."""
+        """Read all rows from disk and check that they are those that were appended."""
         content = read_content(self._path) or b""
         if hashlib.sha256(content).hexdigest() != self.mark.sha256:
             raise UserError(f"{self._path} was changed while the run was writing it: {_restore(self._path)}")
@@ -64,14 +64,14 @@ class LineFile:
             os.fsync(self._file)
 
     def close(self) -> None:
-        """Close the file; every line has been written already."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 def check_beginning(path: Path, keep: Mark) -> "hashlib._Hash":
-    """The running hash of the file up to the mark, which must match the mark's."""
+    """Check the file up to the mark, and return the running hash of that part."""
     content = (read_content(path) or b"")[: keep.bytes]
     if len(content) < keep.bytes:
         raise UserError(f"{path} is shorter than when the checkpoint was written: {_restore(path)}")
@@ -91,7 +91,7 @@ DURING = "during.jsonl"
 
 @dataclass(frozen=True)
 class RecordedVectors:
-    """Vectors that were recorded after a round: the server's, and one for each of the clients."""
+    """Vectors recorded after a round: the server's, and one for each client."""
 
     clients: list[int]
     local: list[list[float]]
@@ -100,7 +100,7 @@ class RecordedVectors:
 
 @dataclass(frozen=True)
 class RecordedDrift(RecordedVectors):
-    """Vectors with an entry for each of these layers."""
+    """Vectors with one entry per layer."""
 
     layers: list[str]
 
@@ -129,14 +129,14 @@ LEFT_OUT = (
 
 
 def leave_out(metrics: Metrics) -> Metrics:
-    """A round of a release without participation and everything else that no noise covers."""
+    """A round of a release, without participation and anything else that no noise covers."""
     void = None if metrics.void is None else "too few clients stayed"
     none: dict[str, Any] = dict.fromkeys(LEFT_OUT)
     return replace(metrics, failures=(), notes=(), void=void, released=True, **none)
 
 
 def metrics_row(metrics: Metrics) -> dict[str, Any]:
-    """A round's line: without values that were not measured."""
+    """A round's line, without values that were not measured."""
     return {key: value for key, value in asdict(metrics).items() if value is not None and value != ()}
 
 
@@ -145,8 +145,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     rows = json_lines(read_sealed(path, METRICS) or b"", path / METRICS)
     for number, row in enumerate(rows, 1):
         try:
-            lacking = LEFT_OUT if row.get("released") is True else ("train_loss",)
-            record_from(Metrics, {**dict.fromkeys(lacking), **row})
+            optional = LEFT_OUT if row.get("released") is True else ("train_loss",)
+            record_from(Metrics, {**dict.fromkeys(optional), **row})
         except ValueError as error:
             raise UserError(f"{path / METRICS} is damaged: line {number}: {error}") from error
     return rows
@@ -162,20 +162,19 @@ def read_during(path: Path) -> list[dict[str, Any]]:
                 widths = {len(vector) for vector in (vectors.server, *vectors.local)}
                 widths |= {len(vectors.layers)} if isinstance(vectors, RecordedDrift) else set()
                 if len(widths) > 1 or len(vectors.clients) != len(vectors.local):
-                    raise ValueError("its vectors have different lengths")
+                    raise ValueError("the lengths of its vectors differ")
         except ValueError as error:
             raise UserError(f"{path / DURING} is damaged: line {number}: {error}") from error
     return rows
 
 
-# Milestones: what a run had reached by which round, after Hsu, Qi and Brown (ECCV 2020). A round that was not evaluated
-# has no ``accuracy``.
+# Milestones after Hsu, Qi and Brown (ECCV 2020). A round that was not evaluated has no ``accuracy``.
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 def accuracy_at_round(rows: Rows, round: int) -> float | None:
-    """Acc@round: the accuracy of the last evaluated round up to ``round``; None if there is none.
+    """Acc@round: the accuracy of the last evaluated round up to ``round``; None if no round was evaluated.
 
     Reference: Hsu et al. 2020, Table 2.
     """
@@ -184,9 +183,9 @@ def accuracy_at_round(rows: Rows, round: int) -> float | None:
 
 
 def accuracy_at_batch(rows: Rows, batches: int) -> float | None:
-    """Acc@batch: the accuracy of the last evaluated round by whose end at most ``batches`` were counted; None if none.
+    """Acc@batch: the accuracy of the last evaluated round that ended within ``batches``; None if there is none.
 
-    The batches of a round are the steps of its largest client, for which the others wait: their sum measures time.
+    The batches of a round are the steps of its largest client, which the others wait for: their sum measures time.
 
     Reference: Hsu et al. 2020, Table 2.
     """
@@ -203,9 +202,9 @@ def batches(rows: Rows) -> int:
 def rounds_to(rows: Rows, accuracy: float) -> int | None:
     """Rounds@accuracy: the first evaluated round with at least ``accuracy``; None if it was never reached.
 
-    Reference: Hsu et al. 2020, Table 5, where ``accuracy`` is a share of what central training reaches.
+    Reference: Hsu et al. 2020, Table 5, where ``accuracy`` is a share of the accuracy of central training.
     """
-    # a share is rounded: 0.9 * 0.1 > 0.09; no test set is large enough for 1e-9 of accuracy to be an example
+    # 0.9 * 0.1 > 0.09 in floating point; 1e-9 is less than one example of any test set
     return next((number for number, reached in _evaluated(rows) if reached >= accuracy - 1e-9), None)
 
 

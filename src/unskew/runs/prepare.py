@@ -30,7 +30,7 @@ from unskew.data.population import Clients, Ints, Partition, Population, emd, sp
 from unskew.data.sources import find_moved, load, load_examples
 from unskew.data.store import Cache, cache_of
 from unskew.engines import EngineSetup, Processes
-from unskew.engines.blueprint import CANNOT_CROSS, FROZEN, Blueprint, Values, build, dataset, pixels
+from unskew.engines.blueprint import CANNOT_CROSS, FROZEN, Blueprint, build, dataset, pixels
 from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
 from unskew.models import pretrained
 from unskew.models.finetune import find_cut, last_layers, parse_train
@@ -46,7 +46,7 @@ from unskew.round.sampling import draw, uniform
 from unskew.runs import config as configs
 from unskew.runs.client_accuracy import test_owners
 from unskew.runs.config import FROM_PYTHON, OPTIONS, SHA256, Config, from_python
-from unskew.runs.given import Given, Nodes, parse_given
+from unskew.runs.python_values import Nodes, PythonValues, parse_method_value
 from unskew.runs.recording import OF_CLIENTS, Recorded, parse_recording, plain_spelling
 from unskew.runs.result import Result, read_result
 
@@ -70,28 +70,28 @@ class Prepared:
     algorithm: Algorithm
     data_sha256: str
     baseline: Result | None
-    pretrained: Tensors  # what the network takes from --pretrained, by the names of ``tensors.of_module``
+    pretrained: Tensors  # what the network uses of --pretrained, by the names of ``tensors.of_module``
     model_notes: tuple[str, ...] = ()  # where the weights come from, what is frozen
     recordings: tuple[Recorded, ...] = ()
     start: Algorithm | None = None  # the calibration that makes the initial classifier
     finished: Tensors | None = None  # a finished run's weights of the whole network, by their plain names
     say: Say = silent  # reports progress
-    nodes: Nodes | None = None  # who has the training images; None: this process
+    nodes: Nodes | None = None  # where the training images are; None: in this process
 
     @cached_property
     def first(self) -> Tensors:
-        """The whole network's initial weights: drawn from the seed, replaced where the pretrained file has some."""
+        """The whole network's initial weights: from the pretrained file where it has them, otherwise from the seed."""
         network, file = self.blueprint.whole(), self.pretrained
         if self.finished is not None and self.config.pretrained is not None:
             config, values = _read_pretrained(self.config)
-            file, _ = _fit_pretrained(self.blueprint.whole(), values, config)
+            file, _ = _fit_pretrained(network, values, config)
         models.initialise(network, Key(self.config.seed).fold("model"))
         tensors.overwrite_some(network, file)
         return tensors.copy(tensors.of_module(network))
 
     @cached_property
     def frozen(self) -> Tensors:
-        """The weights that nobody trains, by the names of ``tensors.of_module``."""
+        """The weights that are not trained, by the names of ``tensors.of_module``."""
         if self.blueprint.layers is None:
             return {}
         trained = tensors.of_module(self.blueprint.network())
@@ -100,8 +100,8 @@ class Prepared:
         names = [name for name in tensors.of_module(self.blueprint.whole()) if name not in trained]
         if missing := [name for name in names if name.partition("/")[2] not in self.finished]:
             raise UserError(
-                f"the run's weights do not fit its network {self.config.model}: {missing[0]} is missing; restore the "
-                "network as it was"
+                f"the run's weights do not fit its network {self.config.model}: {missing[0]} is missing; use the same "
+                "version of the network as the run"
             )
         return {name: self.finished[name.partition("/")[2]] for name in names}
 
@@ -111,10 +111,6 @@ class Prepared:
             return model
         names = tensors.of_module(self.blueprint.whole())
         return {name: model[name] if name in model else self.frozen[name] for name in names}
-
-    def initialise(self, network: Network) -> None:
-        """Give the trained part its initial weights."""
-        tensors.overwrite(network, self.first)
 
     @cached_property
     def data(self) -> Tensors:
@@ -142,96 +138,94 @@ class Prepared:
 
     @cached_property
     def test_owners(self) -> Clients | None:
-        """[n], the client that each test image belongs to; None if that is not known."""
+        """[n], the client that each test image belongs to; None if unknown."""
         users = self.images.test_users
         known = users is not None and len(users) == len(self.images.test)
         return test_owners(self.partition.names, users) if known else None
 
     @cached_property
     def first_visits(self) -> list[Visit]:
-        """The visits of a first round, for estimates; where a sampler draws nobody, those of a plain one."""
+        """The visits of a first round, for estimates; if the sampler draws nobody, those of a uniform one."""
         key, roster = Key(self.config.seed).fold("round", 1, "sample"), self.population.roster
-        per_round = self.config.per_round or (1 if self.nodes is None else len(roster.inhabited))  # nodes: all of them
+        per_round = self.config.per_round or (1 if self.nodes is None else len(roster.inhabited))
         return self.algorithm.sampler(key, roster, per_round) or uniform(key, roster, per_round)
 
     @property
     def first_sizes(self) -> list[int]:
-        """How many examples each of the first visits takes."""
+        """How many examples each of the first visits trains on."""
         return [visit.take or self.population.roster.size(visit.client) for visit in self.first_visits]
 
 
 def prepare(
     config: Config,
-    kept: str | None = None,
-    given: Given | None = None,
+    saved: str | None = None,
+    values: PythonValues | None = None,
     finished: Tensors | None = None,
     say: Say = silent,
 ) -> Prepared:
     """Read the images, draw the partition and fill in what the data decides in a checked configuration.
 
-    ``kept`` is the partition of a run that has begun, as ``file:FILE``. With ``finished``, the weights of a finished
+    ``saved`` is the partition of a run that has begun, as ``file:FILE``. With ``finished``, the weights of a finished
     run by their plain names, no pretrained weights are read.
     """
-    given = given or Given()
-    for name in ("data", "model", "method", *(() if kept else ("partition",))):
-        if from_python(getattr(config, name)) and getattr(given, name) is None:
-            raise UserError(
-                f"{name} is {getattr(config, name).removeprefix(FROM_PYTHON)!r}, which was given from "
-                f"Python; pass it again from Python, as {name}=…"
-            )
-    if not given.crosses and config.engine not in ("auto", "loop"):
-        name = "model" if given.model is not None else "method"
-        what = getattr(config, name).removeprefix(FROM_PYTHON)
-        raise UserError(f"--engine {config.engine} with {name} {what}: {CANNOT_CROSS}")
+    values = values or PythonValues()
+    for name in ("data", "model", "method", *(() if saved else ("partition",))):
+        if from_python(getattr(config, name)) and getattr(values, name) is None:
+            text = getattr(config, name).removeprefix(FROM_PYTHON)
+            raise UserError(f"{name} was passed from Python ({text}); pass it again as {name}=…")
+    if not values.crosses and config.engine not in ("auto", "loop"):
+        name = "model" if values.model is not None else "method"
+        text = getattr(config, name).removeprefix(FROM_PYTHON)
+        raise UserError(f"--engine {config.engine} with {name} {text}: {CANNOT_CROSS}")
     if config.patience is None and config.monitor != OPTIONS["monitor"].default:
         raise UserError(f"--monitor {config.monitor} needs --patience; add --patience N, or leave --monitor out")
     resolve_device(config.device)
-    method, algorithm_for = parse_given(given, config.method)
+    method, algorithm_for = parse_method_value(values, config.method)
     recordings = parse_recording(config.during) if config.during else ()
-    images = given.data or read_data(config, say, given.model)
+    images = values.data or read_data(config, say, values.model)
     released = algorithm_for(config.local()).released
     config, images, blueprint, weights, notes = _plan_model(
-        _with_normalisation(config, released), images, given, finished
+        _with_normalisation(config, released), images, values, finished
     )
-    parts = given.nodes.partition if given.nodes else make_partition(config, images.examples, kept, given)
+    partition = values.nodes.partition if values.nodes else make_partition(config, images.examples, saved, values)
     per_round = config.per_round
-    if not given.nodes:  # in a federation all nodes take part, also those that join late
-        per_round = per_round or parts.clients
-        if per_round > parts.clients:
-            raise UserError(f"--per-round {per_round}: there are only {parts.clients} clients; give at most that")
+    if not values.nodes:  # in a federation all nodes take part, even those that join late
+        per_round = per_round or partition.clients
+        if per_round > partition.clients:
+            raise UserError(f"--per-round {per_round}: there are only {partition.clients} clients; give at most that")
     augmented = config.augment and choose_augmentation(config.augmentation, images) != SHIFT
     config = replace(
         config,
         method=method,
-        partition=config.partition if kept else parts.scheme,
-        clients=parts.clients,
+        partition=config.partition if saved else partition.scheme,
+        clients=partition.clients,
         per_round=per_round,
         augmentation=RESIZED_CROP if augmented else config.augmentation,  # "auto" may stay: it is in fingerprints
         during=plain_spelling(config.during) if config.during else None,
     )
-    if blueprint.layers == 1 and given.method is None:
+    if blueprint.layers == 1 and values.method is None:
         methods.refuse_on_frozen_features(method)
     algorithm = algorithm_for(config.local())
     check_rounds(algorithm.local, config.rounds)
     masked = algorithm.secure is not None and algorithm.exchange is None
     if not algorithm.finish and (algorithm.withhold or masked or algorithm.private):
-        raise UserError(f"{method}: no calibration sends statistics that could be protected; add ccvr or lda")
+        raise UserError(f"{method}: there is no calibration whose statistics could be protected; add ccvr or lda")
     start = parse_start(config.start, algorithm) if config.start else None
     if start is not None:
         config = replace(config, start=named(start.finish[0], start))
-    blueprint = replace(blueprint, method=method, local=config.local(), values=Values(algorithm, given.model))
+    blueprint = replace(blueprint, method=method, local=config.local(), parsed=algorithm, factory=values.model)
     network = blueprint.network()
     driver.start(algorithm, tensors.of_module(network), network.classifier_names)
     sha256 = images_sha256(images)
     baseline = _read_baseline(config, sha256) if config.baseline else None
-    held = parts
+    training = partition
     if config.validation:
-        images, held = split_validation(images, parts, config.validation, config.data_key.fold("validation"))
+        images, training = split_validation(images, partition, config.validation, config.data_key.fold("validation"))
     return Prepared(
         config=config,
         images=images,
-        partition=parts,
-        population=Population.from_partition(held),
+        partition=partition,
+        population=Population.from_partition(training),
         blueprint=blueprint,
         algorithm=algorithm,
         data_sha256=sha256,
@@ -242,7 +236,7 @@ def prepare(
         start=start,
         finished=finished,
         say=say,
-        nodes=given.nodes,
+        nodes=values.nodes,
     )
 
 
@@ -270,40 +264,40 @@ def _read_baseline(config: Config, sha256: str) -> Result:
 
 
 def read_data(config: Config, say: Say = silent, model: Any = None) -> ImageSet:
-    """The data set that a configuration names; a user's own is also found in --data-dir, if it was moved there.
+    """The data set that a configuration names; a user's own may have been moved to --data-dir.
 
-    ``model`` is a network given from Python: photographs of different sizes are scaled to its input size.
+    ``model`` is a network passed from Python: photographs of different sizes are scaled to its input size.
     """
     folder = Path(config.data_dir) if config.data_dir else None
     side = config.resize or models.input_size(model or config.model)
-    images = load(found := find_moved(config.data, folder), folder, cache_settings(config), say, side)
+    images = load(current := find_moved(config.data, folder), folder, cache_settings(config), say, side)
     if len(np.unique(images.train.labels)) < 2:
         raise UserError(f"{config.data}: all training examples have the same label; a classifier needs two or more")
-    if found == config.data:
+    if current == config.data:
         return images
     note = f"{config.data.partition(':')[2]} no longer exists; reading it from {folder}"
     return replace(images, name=config.data, notes=(*images.notes, note))
 
 
 def read_examples(config: Config, say: Say = silent) -> Examples:
-    """The training examples of that data set; photographs are read only if necessary."""
+    """The training examples of the data set; photographs are read only if necessary."""
     return load_examples(config.data, Path(config.data_dir) if config.data_dir else None, cache_settings(config), say)
 
 
 def cache_settings(config: Config) -> Cache:
-    """Where decoded photographs are kept, and how much space they may take."""
+    """Where decoded photographs are cached, and how much space they may use."""
     return cache_of(config.cache_dir, config.cache_disk, config.cache_memory)
 
 
 def make_partition(
-    config: Config, examples: Examples, kept: str | None = None, given: Given | None = None
+    config: Config, examples: Examples, saved: str | None = None, values: PythonValues | None = None
 ) -> Partition:
-    """The partition that was given as a value, or the one that the configuration names."""
-    if given is not None and given.partition is not None and not kept:
-        return _given_partition(given.partition, config, len(examples.labels))
-    decides_clients = kept or config.partition.strip().startswith(("file:", "users", "geo"))
+    """The saved partition, the one passed from Python, or the one that the configuration names."""
+    if values is not None and values.partition is not None and not saved:
+        return _partition_from(values.partition, config, len(examples.labels))
+    decides_clients = saved or config.partition.strip().startswith(("file:", "users", "geo"))
     return partition_examples(
-        kept or config.partition,
+        saved or config.partition,
         examples.labels,
         clients=config.clients or (None if decides_clients else DEFAULT_CLIENTS),
         key=config.data_key,
@@ -313,16 +307,16 @@ def make_partition(
     )
 
 
-def _given_partition(value: Partition | Ints, config: Config, examples: int) -> Partition:
+def _partition_from(value: Partition | Ints, config: Config, examples: int) -> Partition:
     client = value.client if isinstance(value, Partition) else value
     if len(client) != examples:
         raise UserError(f"partition: {len(client):,} client numbers for {examples:,} examples; give one per example")
     if client.min(initial=0) < -1 or client.max(initial=-1) < 0:
         raise UserError("partition: client numbers must start at 0; -1 means that no client has the example")
-    found = int(client.max()) + 1
-    clients = value.clients if isinstance(value, Partition) else config.clients or found
-    if found > clients or (config.clients or clients) != clients:
-        raise UserError(f"--clients {config.clients}: the partition has {found:,} clients; leave --clients out")
+    used = int(client.max()) + 1
+    clients = value.clients if isinstance(value, Partition) else config.clients or used
+    if used > clients or (config.clients or clients) != clients:
+        raise UserError(f"--clients {config.clients}: the partition has {used:,} clients; leave --clients out")
     if isinstance(value, Partition):
         return replace(value, scheme=config.partition)
     return Partition(client.astype(np.int32), clients, config.partition, config.data_key.seed)
@@ -332,18 +326,18 @@ def _given_partition(value: Partition | Ints, config: Config, examples: int) -> 
 
 
 def _plan_model(
-    config: Config, images: ImageSet, given: Given, finished: Tensors | None
+    config: Config, images: ImageSet, values: PythonValues, finished: Tensors | None
 ) -> tuple[Config, ImageSet, Blueprint, Tensors, tuple[str, ...]]:
     """Read the pretrained weights and fill in the options that depend on them.
 
     Returns the configuration and images as the run uses them, a blueprint without its method, the weights that the
-    network takes from the file, and notes.
+    network uses from the file, and notes.
     """
     channels, height, width = images.shape
     shape = (channels, config.resize or height, config.resize or width)
     config = replace(config, model=config.model or models.choose_model(shape))
     layers, classes = parse_train(config.train), len(images.classes)
-    model: Any = given.model or config.model
+    model: Any = values.model or config.model
     file, notes = finished or {}, list[str]()
     if config.pretrained is not None:
         if finished is None:
@@ -374,9 +368,9 @@ def _plan_model(
     if layers is not None:
         trained = {id(value) for part in last_layers(network, shape, layers)[0] for value in part.parameters()}
         counts = [(id(value) in trained, value.numel()) for value in network.parameters()]
-        some, total = sum(count for mine, count in counts if mine), sum(count for _, count in counts)
+        free, total = sum(count for is_trained, count in counts if is_trained), sum(count for _, count in counts)
         notes.append(
-            f"--train {config.train}: {some:,} of {counted(total, 'parameter')} are trained and sent; the others are "
+            f"--train {config.train}: {free:,} of {counted(total, 'parameter')} are trained and sent; the others are "
             "frozen"
         )
         unstored = _why_unstored(config, images, network, shape, layers)
@@ -391,7 +385,7 @@ def _plan_model(
         classes,
         config.local(),
         device=config.device,
-        crosses=given.crosses,
+        crosses=values.crosses,
         layers=layers,
         stored=stored,
     )
@@ -405,42 +399,42 @@ def _with_normalisation(config: Config, released: bool) -> Config:
     if config.normalise == DATA:
         raise UserError(
             "--normalise data with release=true would publish the mean and deviation of the clients' pixels without "
-            "noise; give half, or leave it out"
+            "noise; give --normalise half, or leave it out"
         )
     return replace(config, normalise=_expected_normalisation(config, HALF))
 
 
 def _read_pretrained(config: Config) -> tuple[Config, Tensors]:
-    """The file's tensors, and the configuration with their hash; a hash that it has already must match."""
+    """The configuration with the hash of the pretrained weights, and the weights; an earlier hash must match."""
     where, _, known = (config.pretrained or "").partition(SHA256)
     path = Path(where)
     if where == pretrained.IMAGENET and not from_python(config.model):
         path = pretrained.imagenet_file(config.model or "")
     values = pretrained.read_weights(path)
-    found = pretrained.hash_weights(values)
-    if known and known != found:
+    sha256 = pretrained.hash_weights(values)
+    if known and known != sha256:
         raise UserError(
-            f"--pretrained {where} has other weights (sha256 {found}…) than those the run was started with "
-            f"({known}…); give the original file, or start another run"
+            f"--pretrained {where} is not the file that the run was started with: its sha256 is {sha256}…, not "
+            f"{known}…; give the original file, or start another run"
         )
-    return replace(config, pretrained=f"{where}{SHA256}{found}"), values
+    return replace(config, pretrained=f"{where}{SHA256}{sha256}"), values
 
 
 def _fit_pretrained(network: Network, file: Tensors, config: Config) -> tuple[Tensors, str]:
-    """The weights that the network takes from the file, and a note on the others."""
+    """The weights that the network uses from the file, and a note on the others."""
     where, _, sha256 = (config.pretrained or "").partition(SHA256)
     fit = pretrained.fit(network, file, where, config.model or "")
     note = f"starts from {where} (sha256 {sha256}), pixels normalised as --normalise {config.normalise}"
     if fit.left_out:
         reasons = dict.fromkeys(fit.left_out, "not in the file")
         if fit.classes is not None:  # the last of them is the classifier
-            here = network.classifier.out_features
-            counts = f"{fit.classes:,} classes in the file, {here:,} here"
-            reasons[fit.left_out[-1]] = counts if fit.classes != here else "of another shape in the file"
+            own = network.classifier.out_features
+            counts = f"{fit.classes:,} classes in the file, {own:,} here"
+            reasons[fit.left_out[-1]] = counts if fit.classes != own else "a different shape in the file"
         layers = " and ".join(f"{layer} ({reason})" for layer, reason in reasons.items())
-        note += f"; {layers} {'starts' if len(reasons) == 1 else 'start'} as drawn from the seed"
+        note += f"; {layers} {'is' if len(reasons) == 1 else 'are'} initialized from the seed"
     if fit.norms:
-        note += f"; running statistics of {counted(fit.norms, 'BatchNorm layer')} are left out: the network has none"
+        note += f"; running statistics of {counted(fit.norms, 'BatchNorm layer')} are ignored: the network has none"
     return fit.values, note
 
 
@@ -461,58 +455,58 @@ def _why_unstored(
 ) -> str | None:
     again = "the frozen part runs again at every step"
     if config.augment and config.views is None:
-        return f"every step augments its images, so {again}; --views 4 stores four views of each image instead"
+        return f"images are augmented at every step, so {again}; --views 4 stores four views of each image instead"
     cut = find_cut(network, shape, layers)
     if cut is None:
         return f"this network cannot be split into a frozen and a trained part, so {again}"
     size = stored_bytes(images, cut.shape, config.views or 0)
     if size > (most := physical_memory() / MEMORY_SHARE):
         return (
-            f"its output for all images would take {format_bytes(size)}, more than the limit of "
-            f"{format_bytes(most)}, so {again}"
+            f"the frozen part's output for all images would need {format_bytes(size)} of memory, more than the limit "
+            f"of {format_bytes(most)}, so {again}"
         )
     return None
 
 
 def parse_start(source: str, algorithm: Algorithm) -> Algorithm:
-    """The one calibration of ``--start`` and its protections; ``algorithm`` is what the run trains with."""
+    """Parse the calibration of ``--start`` and its protections; ``algorithm`` is the run's."""
     start = methods.parse_calibrations(source)
     if len(start.finish) > 1:
-        names = " and ".join(finisher.text for finisher in start.finish)
-        raise UserError(f"--start {source}: {names} were given, but training starts from one classifier; give one")
+        names = " or ".join(finisher.text for finisher in start.finish)
+        raise UserError(f"--start {source}: training starts from one classifier; give one of {names}")
     finisher, needs = start.finish[0], start.finish[0].needs
-    because, instead = "", "give lda, ridge or ccvr"
+    reason, advice = "", "give lda, ridge or ccvr"
     if isinstance(needs, RealFeatures):
-        because = "it pools real features, which a federation cannot do"
+        reason = "it pools real features, which a federation cannot do"
     elif needs.layers > 1:
-        because = f"it replaces {needs.layers} layers (layers)"
+        reason = f"it replaces {needs.layers} layers (layers)"
     elif needs.expand:
-        because = "it also uses random features (expand)"
+        reason = "it also uses random features (expand)"
     elif finisher.bends:
-        because = "it transforms the features first (relu, tukey)"
+        reason = "it transforms the features first (relu, tukey)"
     elif start.private is not None:
-        because, instead = "it clips the features first (private)", "leave private out of it"
+        reason, advice = "it clips the features first (private)", "leave private out"
     elif algorithm.head is not None:
-        because = "the method scales the classifier's rows to length 1 (clsnorm)"
-        instead = "leave --start out, or clsnorm"
-    if because:
-        raise UserError(f"--start {source} cannot become the network's classifier: {because}; {instead}")
-    if lacking := " + ".join(name for name in protections(algorithm) if name not in protections(start)):
+        reason = "the method scales the classifier's rows to length 1 (clsnorm)"
+        advice = "leave out either --start or clsnorm"
+    if reason:
+        raise UserError(f"--start {source} cannot become the network's classifier: {reason}; {advice}")
+    if missing := " + ".join(name for name in protections(algorithm) if name not in protections(start)):
         raise UserError(
-            f"--start {source} would send statistics without the method's {lacking}; give --start "
-            f'"{source} + {lacking}"'
+            f"--start {source} would send statistics without the method's {missing}; give --start "
+            f'"{source} + {missing}"'
         )
     return start
 
 
-# Before a run directory is made
+# Checks before a run directory is created
 
 
 def rehearse(prepared: Prepared) -> None:
-    """Build everything and draw the first visits, so that bad settings are refused before a run directory exists."""
+    """Build everything and draw the first visits, so that bad settings are refused before the directory is created."""
     check_protections(prepared)
     side, config = prepared.side, prepared.config
-    prepared.initialise(side.network)
+    tensors.overwrite(side.network, prepared.first)
     for size in set(prepared.first_sizes):
         check_visit(size, side.algorithm.local, prepared.blueprint.shape)
     draw(side.algorithm, Key(config.seed), 1, prepared.population.roster, config.per_round or 1)
@@ -521,7 +515,7 @@ def rehearse(prepared: Prepared) -> None:
         finisher = prepared.start.finish[0]
         if side.network.classifier.bias is None:
             raise UserError(
-                f"--start {finisher.text}: its classifier has a bias, the network's has none; add one to the network"
+                f"--start {finisher.text} makes a classifier with a bias, but the network's has none; add one to it"
             )
         check(finisher, prepared.start, side)
     for finisher in side.algorithm.finish:
@@ -529,7 +523,7 @@ def rehearse(prepared: Prepared) -> None:
 
 
 def check_protections(prepared: Prepared) -> None:
-    """Refuse settings that the run's protections do not cover, and numbers of clients that they cannot work with."""
+    """Refuse settings that the protections do not cover, and too few or too many clients for them."""
     algorithm, config = prepared.algorithm, prepared.config
     clients = len(prepared.population.roster.inhabited)
     drawn = min(config.per_round or clients, clients)
@@ -542,8 +536,8 @@ def check_protections(prepared: Prepared) -> None:
     for method, recording in product((name for name, used in hiding.items() if used), prepared.recordings):
         if recording.name in OF_CLIENTS:
             raise UserError(
-                f"{method} and --during {recording.name}: it would record single clients, which the method hides from "
-                "the server; leave it out (silhouette and model use only the server's model)"
+                f"{method} hides single clients from the server, but --during {recording.name} would record them; "
+                "leave it out (silhouette and model use only the server's model)"
             )
     if masked:
         require_extra("cryptography")
@@ -595,14 +589,14 @@ def check_protections(prepared: Prepared) -> None:
             )
 
 
-# What a federation's server takes in addition, fitted to measurements (docs/how-to/federation.md)
+# Additional memory of a federation's server, fitted to measurements (docs/how-to/federation.md)
 FLOWER_BYTES = 70 * 2**20
-SERVER_COPIES, REPLY_COPIES = 6, 4  # of a model: for each run, and for each reply of a round
+SERVER_COPIES, REPLY_COPIES = 6, 4  # copies of the model per run, and per reply in a round
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What is known of a run before its first round."""
+    """The facts about a run before its first round."""
 
     path: Path
     config: Config
@@ -615,7 +609,7 @@ class Overview:
     parameters: int
     first_round: int
     local: Local
-    visits: tuple[Visit, ...]  # those of a first round, as an estimate
+    visits: tuple[Visit, ...]  # of a first round, as an estimate
     data_bytes: int
     memory_bytes: int
     disk_bytes: int
@@ -623,7 +617,7 @@ class Overview:
     baseline: Result | None = None
     unlike_baseline: tuple[str, ...] = ()
     model_notes: tuple[str, ...] = ()  # where its weights come from, what is frozen
-    batch_norm: str = ""  # what becomes of BatchNorm's running statistics; empty if the network has none
+    batch_norm: str = ""  # how BatchNorm's running statistics are handled; empty if the network has none
 
 
 def overview(prepared: Prepared, path: Path, state: ServerState, engine: str, processes: Processes) -> Overview:
@@ -671,7 +665,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, engine: str, pr
 
 
 def _differences(prepared: Prepared) -> tuple[str, ...]:
-    """The baseline's settings that differ: relative accuracy is most meaningful if only the method does."""
+    """The baseline's settings that differ; relative accuracy is most meaningful if only the method does."""
     baseline, own = configs.read_run(Path(prepared.config.baseline or "")), prepared.config
     values = [(key, getattr(baseline, key), getattr(own, key)) for key in ("model", "augment", "rounds", "seed")]
     if not from_python(baseline.method) and not strangers(baseline.method):

@@ -1,7 +1,7 @@
 """Recordings while a run trains, at chosen rounds: ``--during "silhouette(every=5) + norms(first=3)"``.
 
-They do not change a bit of the result: clients are measured after their training, the server between two rounds, and
-recordings are removed from the replies before the server uses them.
+They do not change the result: clients are measured after their training, the server between two rounds, and recordings
+are removed from the replies before the server uses them.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from unskew.models.networks import by_layer
 from unskew.round import driver
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide, class_norms, layer_norms
 
-MAX_CLIENTS = 100  # recorded in one round: those of the round's first visits
+MAX_CLIENTS = 100  # recorded in one round, in the order of visits
 MAX_IMAGES = 2000  # test images of the silhouette
 OF_CLIENTS = ("norms", "drift")  # recordings that measure single clients' models
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One thing to record, and in which rounds."""
+    """A quantity to record, and the rounds to record it in."""
 
     name: str
     every: int = 1
@@ -66,35 +66,35 @@ def parse_recording(source: str) -> tuple[Recorded, ...]:
 
 
 def plain_spelling(source: str) -> str:
-    """The text in its plainest spelling."""
+    """The canonical spelling of the text."""
     return " + ".join(map(str, text.parse_calls(source, "recording")))
 
 
 @dataclass
 class Recorder:
-    """Decides what is recorded in each round, and makes the row that is written after it."""
+    """Decides what is recorded in each round, and builds the row written after it."""
 
-    asked: tuple[Recorded, ...]
+    recordings: tuple[Recorded, ...]
     rounds: int
     side: ClientSide  # its network is overwritten
     key: Key
     _watched: driver.Watched | None = None
 
     def record(self, watched: driver.Watched) -> None:
-        """Take what the visits of a round recorded, for the row of that round."""
+        """Store what the visits of a round recorded, for its row."""
         self._watched = watched
 
     def due(self, number: int) -> list[str]:
-        """What is recorded after this round."""
-        return [recording.name for recording in self.asked if recording.due(number, self.rounds)]
+        """The quantities recorded after this round."""
+        return [recording.name for recording in self.recordings if recording.due(number, self.rounds)]
 
     def watched(self, number: int) -> list[str]:
-        """The part of it that clients report."""
+        """Those that clients report."""
         return [name for name in self.due(number) if name in OF_CLIENTS]
 
     def line(self, state: ServerState) -> dict[str, Any] | None:
-        """The row of during.jsonl for the round that has just ended; None where nothing is due."""
-        seen, self._watched = self._watched, None
+        """The row of during.jsonl for the round that has just ended; None if nothing is due."""
+        watched, self._watched = self._watched, None
         due = self.due(state.round)
         if not set(due) - {"model"}:
             return None
@@ -102,14 +102,14 @@ class Recorder:
         self.side.load(state.tensors, training=False)
         for name in OF_CLIENTS:
             if name in due:
-                visited = {} if seen is None else dict(list(seen.clients.items())[:MAX_CLIENTS])
-                row[name] = {"clients": list(visited), "local": [found[name].tolist() for found in visited.values()]}
+                clients = {} if watched is None else dict(list(watched.clients.items())[:MAX_CLIENTS])
+                row[name] = {"clients": list(clients), "local": [values[name].tolist() for values in clients.values()]}
         if "norms" in due:
             row["norms"]["server"] = class_norms(self.side).tolist()
         if "drift" in due:
             own = tensors.parameters(self.side.weights)
             row["drift"]["layers"] = list(by_layer(own))
-            sent = {} if seen is None else {name: seen.sent[name] for name in own}
+            sent = {} if watched is None else {name: watched.sent[name] for name in own}
             row["drift"]["server"] = layer_norms(sent).tolist() if sent else []
         if "silhouette" in due:
             row["silhouette"] = silhouette_of(*some_features(self.side, self.key))
@@ -117,7 +117,7 @@ class Recorder:
 
 
 def some_features(side: ClientSide, key: Key, most: int = MAX_IMAGES) -> tuple[Tensor, Tensor]:
-    """Features [n, d] and classes [n] of at most ``most`` test images, the same ones every time for a seed."""
+    """Features [n, d] and classes [n] of at most ``most`` test images, always the same ones for a seed."""
     count = len(side.test.labels)
     index = torch.arange(count)
     if count > most:
@@ -125,15 +125,15 @@ def some_features(side: ClientSide, key: Key, most: int = MAX_IMAGES) -> tuple[T
     features = []
     side.network.eval()
     with torch.no_grad(), tensors.one_thread():
-        for some in torch.split(index, IMAGES_AT_ONCE):
-            features.append(side.network.encoder(side.test.batch(some)[0]).cpu())
+        for batch in torch.split(index, IMAGES_AT_ONCE):
+            features.append(side.network.encoder(side.test.batch(batch)[0]).cpu())
     return torch.cat(features), side.test.labels.cpu()[index]
 
 
 def silhouette_of(features: Tensor, labels: Tensor) -> float | None:
     """The mean silhouette coefficient, −1 to 1: how much nearer features are to their own class than to the next.
 
-    None where there are fewer than two classes, or as many classes as features.
+    None if there are fewer than two classes, or as many classes as features.
 
     Reference: Rousseeuw, "Silhouettes", 1987; Zeng et al. 2023, section 4.5.
     """

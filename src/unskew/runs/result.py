@@ -25,7 +25,7 @@ MAX_POINTS_MARKED = 40  # of a line in a chart; with more the dots would hide it
 
 @dataclass(frozen=True)
 class Calibration:
-    """A classifier that was re-trained after the run."""
+    """The scores and costs of a calibrated classifier."""
 
     name: str
     accuracy: float
@@ -33,7 +33,7 @@ class Calibration:
     bytes_up: int
     seconds: float
     clients_accuracy: ClientSpread | None = None  # None in a federation
-    ece: float | None = None  # expected calibration error; None: not known, as of the nodes' own test images
+    ece: float | None = None  # expected calibration error; None if measured on the nodes' own test images
     ece_scaled: float | None = None  # with a temperature, cross-fitted
     temperature: float | None = None  # what logits are divided by before the softmax
 
@@ -68,17 +68,17 @@ class Result:
     baseline: str | None = None  # the run that this one's accuracy is compared with
     baseline_accuracy: float | None = None
     relative_accuracy: float | None = None  # accuracy / baseline_accuracy
-    weights_seal: str | None = None  # over the weights' types and shapes too, and the classifier's names
-    privacy: Spent | None = None  # what the statistics released with noise promise together
-    start: Calibration | None = None  # what made the initial classifier (--start), evaluated before the first round
+    weights_seal: str | None = None  # a hash of the weights' types and shapes too, and of the classifier's names
+    privacy: Spent | None = None  # the total privacy cost of everything released with noise
+    start: Calibration | None = None  # the initial classifier (--start), evaluated before the first round
     settings: dict[str, Any] = field(default_factory=dict)  # every option that decides the result
     notes: list[str] = field(default_factory=list)  # where the weights come from, what is frozen
     best_round: int | None = None  # with --patience: the round whose model this is
-    stopped_at: int | None = None  # the last round that was trained, where --patience ran out before --rounds
-    evaluated_on: str = TEST  # or VALIDATION: what accuracy and loss are measured on
+    stopped_at: int | None = None  # the last trained round, if --patience ran out before --rounds
+    evaluated_on: str = TEST  # what accuracy and loss are measured on: TEST, VALIDATION or AT_NODES
     clients_accuracy: ClientSpread | None = None  # how the accuracy is spread over the clients
-    released: bool | None = None  # True: what (ε, δ) does not cover was left out (release=true)
-    ece: float | None = None  # expected calibration error; None: not known, as of the nodes' own test images
+    released: bool | None = None  # True: everything that (ε, δ) does not cover was left out (release=true)
+    ece: float | None = None  # expected calibration error; None if measured on the nodes' own test images
     ece_scaled: float | None = None  # with a temperature, cross-fitted
     temperature: float | None = None  # what logits are divided by before the softmax
 
@@ -89,16 +89,13 @@ class Result:
 
     @property
     def measured_on(self) -> str:
-        """What accuracy and loss are measured on, in words."""
-        return (
-            "the nodes' own test images"
-            if self.evaluated_on == AT_NODES
-            else measured_on(self.evaluated_on == VALIDATION)
-        )
+        """The images that accuracy and loss are measured on."""
+        at_nodes = self.evaluated_on == AT_NODES
+        return "the nodes' own test images" if at_nodes else measured_on(self.evaluated_on == VALIDATION)
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, one for each round: ``round``, ``train_loss``, ``accuracy`` where evaluated, …"""
+        """The rows of metrics.jsonl, one per round: ``round``, ``train_loss``, ``accuracy`` if evaluated, …"""
         return read_metrics(self.path)
 
     def __repr__(self) -> str:
@@ -106,52 +103,53 @@ class Result:
         return f"<Result of {self.method} on {self.data}: accuracy {self.accuracy:.2%}{after}; {self.path}>"
 
     def __str__(self) -> str:
-        """A summary, one fact a line."""
+        """A summary, one fact per line."""
         rows = summary_rows(self)
-        width = max(len(word) for word, _ in rows)
-        return "\n".join(f"{word:<{width}}  {fact}" for word, fact in rows)
+        width = max(len(label) for label, _ in rows)
+        return "\n".join(f"{label:<{width}}  {fact}" for label, fact in rows)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the summary as a table, and the accuracy by round."""
         cells = "".join(
-            f'<tr><th style="text-align:left">{escape(word)}</th><td style="text-align:left">{escape(fact)}</td></tr>'
-            for word, fact in summary_rows(self)
+            f'<tr><th style="text-align:left">{escape(label)}</th><td style="text-align:left">{escape(fact)}</td></tr>'
+            for label, fact in summary_rows(self)
         )
         try:
             after = {name: row.accuracy for name, row in self.calibrations.items()}
             picture = accuracy_picture(self.history, after, self.measured_on)
-        except UserError as error:  # the folder was damaged or moved: the numbers are still right
+        except UserError as error:  # the folder was damaged or moved; the numbers are still right
             picture = f"<p>{escape(str(error))}</p>"
         return f"<div><table>{cells}</table>{picture}</div>"
 
 
 def measured_on(validation: bool) -> str:
-    """The images that accuracy is measured on, in words."""
+    """The images that accuracy is measured on."""
     return "the validation images" if validation else "the test set"
 
 
 def summary_rows(result: Result) -> list[tuple[str, str]]:
-    """The result as words and facts."""
+    """The result as labels and facts."""
     data = f"{result.data}, {result.partition}, {counted(result.clients, 'client')}"
     data += "" if result.released else f", EMD {emd_words(result.emd)}"
     rows = [
         ("method", result.method),
         ("data", data),
-        ("accuracy", f"{result.accuracy:.2%} on {result.measured_on}, loss {result.loss:.4f}{ece_words(result)}"),
+        ("accuracy", f"{result.accuracy:.2%} on {result.measured_on}, loss {result.loss:.4f}{format_ece(result)}"),
     ]
     if result.relative_accuracy is not None:
         relative = f"{result.relative_accuracy:.2%} of {result.baseline_accuracy:.2%}, {result.baseline}"
         rows.append(("relative", relative))
-    made = [(f"after {name}", calibration) for name, calibration in result.calibrations.items()]
-    spreads = {
-        "": result.clients_accuracy,
-        **{f"{name}: ": c.clients_accuracy for name, c in result.calibrations.items()},
-    }
-    known = [name + spread.words() for name, spread in spreads.items() if spread is not None and spread.clients > 1]
-    for name, calibration in [*made, *([(f"start {result.start.name}", result.start)] if result.start else [])]:
+    calibrations = [(f"after {name}", calibration) for name, calibration in result.calibrations.items()]
+    calibrations += [(f"start {result.start.name}", result.start)] if result.start else []
+    for name, calibration in calibrations:
         costs = f"{format_bytes(calibration.bytes_up)} up, {format_duration(calibration.seconds)}"
-        rows.append((name, f"{calibration.accuracy:.2%}, loss {calibration.loss:.4f}{ece_words(calibration)}; {costs}"))
-    rows += [("" if number else "clients", summary) for number, summary in enumerate(known)]
+        rows.append(
+            (name, f"{calibration.accuracy:.2%}, loss {calibration.loss:.4f}{format_ece(calibration)}; {costs}")
+        )
+    spreads = {"": result.clients_accuracy}
+    spreads |= {f"{name}: ": calibration.clients_accuracy for name, calibration in result.calibrations.items()}
+    summaries = [name + spread.summary() for name, spread in spreads.items() if spread and spread.clients > 1]
+    rows += [("" if number else "clients", summary) for number, summary in enumerate(summaries)]
     if result.privacy is not None:
         rows += [("privacy", result.privacy.describe()), *([("", SEEDED)] if result.privacy.seeded else [])]
     if result.examples is None or result.bytes_up is None or result.bytes_down is None:  # a release
@@ -165,50 +163,49 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     rows += [("note", note) for note in result.notes]
     if result.best_round is not None:
         when = "ran to its last round" if result.stopped_at is None else f"stopped after round {result.stopped_at}"
-        rows.append(("stopping", f"{when}; the model is that of round {result.best_round}, the best"))
+        rows.append(("stopping", f"{when}; the model is from the best round, {result.best_round}"))
     if result.failures:
         rows.append(("failed", f"{counted(result.failures, 'visit')}; see metrics.jsonl"))
     return [*rows, ("weights", f"sha256 {result.weights_sha256}"), ("run", str(result.path))]
 
 
-def ece_words(one: Result | Calibration) -> str:
-    """The calibration error before and after temperature scaling; empty where it is not known."""
-    if one.ece is None or one.ece_scaled is None or one.temperature is None:
+def format_ece(scores: Result | Calibration) -> str:
+    """The calibration error before and after temperature scaling; empty if unknown."""
+    if scores.ece is None:
         return ""
-    return f", ECE {one.ece:.3f} ({one.ece_scaled:.3f} at temperature {one.temperature:.3g})"
+    return f", ECE {scores.ece:.3f} ({scores.ece_scaled:.3f} at temperature {scores.temperature:.3g})"
 
 
 def accuracy_picture(
     rows: Sequence[Mapping[str, Any]], calibrated: Mapping[str, float] | None = None, on: str = "the test set"
 ) -> str:
-    """Accuracy by round as inline SVG, with a dashed line for each calibration; empty where no round was evaluated."""
-    known = [row for row in rows if row.get("accuracy") is not None]
-    if not known:
+    """Accuracy by round as inline SVG, with a dashed line for each calibration; empty if no round was evaluated."""
+    scores = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
+    if not scores:
         return ""
-    rounds = [row["round"] for row in known]
-    marks = [Line(rounds, [row["accuracy"] for row in known], "trained", 0, points=len(known) <= MAX_POINTS_MARKED)]
+    rounds = [row["round"] for row in rows if row.get("accuracy") is not None]
+    marks = [Line(rounds, scores, "trained", 0, points=len(scores) <= MAX_POINTS_MARKED)]
     for colour, (name, accuracy) in enumerate((calibrated or {}).items(), 1):
         ends = [rounds[0], rounds[-1]] if rounds[-1] > rounds[0] else [rounds[0], rounds[0] + 1]
         marks.append(Line(ends, [accuracy, accuracy], f"after {name}", colour % 10, dashed=True))
-    alt = f"Accuracy by round; the last is {known[-1]['accuracy']:.2%}."
+    alt = f"Accuracy by round; the last is {scores[-1]:.2%}."
     x, y = Axis("round", kind="count"), Axis("accuracy", kind="percent")
     return svg(Chart("accuracy", f"Accuracy on {on}", alt, marks, x=x, y=y))
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    """A result as result.json has it: without its folder and what is None, calibrations as a list."""
+    """The content of result.json: without the path and anything that is None, calibrations as a list."""
     values = asdict(result)
     del values["path"]
     if not result.notes:
         del values["notes"]
-    values["calibrations"] = [_known(row) for row in values["calibrations"].values()]
-    return _known(values)
+    values["calibrations"] = [_drop_none(row) for row in values["calibrations"].values()]
+    return _drop_none(values)
 
 
-def _known(values: dict[str, Any]) -> dict[str, Any]:
-    """The same without what is None, in the clients' accuracy too."""
+def _drop_none(values: dict[str, Any]) -> dict[str, Any]:
     nested = ("clients_accuracy", "own_images", "privacy")
-    return {key: _known(value) if key in nested else value for key, value in values.items() if value is not None}
+    return {key: _drop_none(value) if key in nested else value for key, value in values.items() if value is not None}
 
 
 def read_result(path: Path) -> Result:
@@ -218,15 +215,14 @@ def read_result(path: Path) -> Result:
     if content is None:
         if not path.exists():
             raise UserError(f"{path} does not exist")
-        hint = (
-            f"finish it with: unskew resume {path}" if (path / "config.toml").is_file() else "it is not a run directory"
-        )
+        begun = (path / "config.toml").is_file()
+        hint = f"finish it with: unskew resume {path}" if begun else "it is not a run directory"
         raise UserError(f"{path} has no result.json; {hint}")
     return result_from(json_object(content, file), file, path)
 
 
 def result_from(values: Mapping[str, Any], file: Path, path: Path) -> Result:
-    """A result from what ``to_json`` made of it; ``file`` is where it was read, ``path`` the run directory."""
+    """The result that ``to_json`` encoded; ``file`` is where it was read, ``path`` the run directory."""
     try:
         rows = values.get("calibrations")
         if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
@@ -239,7 +235,7 @@ def result_from(values: Mapping[str, Any], file: Path, path: Path) -> Result:
 
 # model.json
 
-MAX_SIDE = 2**16  # pixels, and classes: what a damaged file may not exceed
+MAX_SIDE = 2**16  # pixels or classes; a larger number means a damaged file
 
 Shape = tuple[int, int, int]
 
@@ -250,7 +246,7 @@ class ModelInfo:
 
     classes: tuple[str, ...]
     image: Shape  # [ch, H, W] of the data set's pictures
-    shape: Shape  # [ch, H, W] that the network takes
+    shape: Shape  # [ch, H, W] of the network's input
     mean: tuple[float, ...]
     std: tuple[float, ...]
     class_accuracy: dict[str, list[float | None]] = field(default_factory=dict)  # by calibration ("": none) and class

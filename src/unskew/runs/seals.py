@@ -11,12 +11,12 @@ from unskew.runs.checkpoint import BEGUN, CHECKPOINT, MEMORIES, load_state
 from unskew.runs.client_accuracy import CLIENTS, read_clients
 from unskew.runs.config import CONFIG, read_run
 from unskew.runs.federated import FEDERATION, read_terms
-from unskew.runs.folder import GROWING, LOCK, MANIFEST, MODEL, Manifest, read_manifest, require_sealed, seal_as_it_is
+from unskew.runs.folder import GROWING, LOCK, MANIFEST, MODEL, Manifest, read_manifest, require_sealed, seal_files
 from unskew.runs.folder import MANIFEST_LOCK as MANIFEST_LOCK
 from unskew.runs.journal import DURING, METRICS, check_beginning, read_during, read_metrics
 from unskew.runs.result import MODEL_INFO, RESULT, read_model_info, read_result
 
-WHOLE, DAMAGED, UNSEALED = "unchanged", "damaged", "not sealed"
+UNCHANGED, DAMAGED, UNSEALED = "unchanged", "damaged", "not sealed"
 SEALED_KINDS = (
     CONFIG,
     "partition.npz",
@@ -43,28 +43,25 @@ _READERS: dict[str, Callable[[Path], object]] = {
 
 
 @dataclass(frozen=True)
-class Examined:
-    """One file of a run directory: whether it is as it was written, and what is wrong if it is not."""
+class ExaminedFile:
+    """One file of a run directory: its state, and the problem if it is damaged."""
 
     name: str
     state: str
     problem: str = ""
 
 
-def examine(path: Path) -> list[Examined]:
+def examine(path: Path) -> list[ExaminedFile]:
     """Every file of a run directory; a damaged manifest is refused."""
     _require_run_folder(path)
     manifest = read_manifest(path)
-    found = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
-    names = sorted((found | set(manifest.names if manifest else ())) - set(_OWN))
+    files = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+    names = sorted((files | set(manifest.names if manifest else ())) - set(_OWN))
     return [_examine_file(path, name, manifest) for name in names]
 
 
 def seal_folder(path: Path) -> list[str]:
-    """Take the files of a run directory as they are from now on: a new manifest; the files that it names.
-
-    Those that cannot be read are refused.
-    """
+    """Seal the files of a run directory as they are now, and return their names; damaged files are refused."""
     _require_run_folder(path)
     before = read_content(path / MANIFEST)
     (path / MANIFEST).unlink(missing_ok=True)
@@ -75,7 +72,7 @@ def seal_folder(path: Path) -> list[str]:
     finished = (path / RESULT).exists()
     files = [str(file.relative_to(path)) for kind in SEALED_KINDS for file in sorted(path.glob(kind))]
     names = [name for name in files if finished or name not in GROWING]
-    seal_as_it_is(path, names)
+    seal_files(path, names)
     return names
 
 
@@ -91,31 +88,26 @@ def _require_run_folder(path: Path) -> None:
         raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
 
 
-def _examine_file(path: Path, name: str, manifest: Manifest | None) -> Examined:
+def _examine_file(path: Path, name: str, manifest: Manifest | None) -> ExaminedFile:
     checkpoint = Path(name) == CHECKPOINT or name.startswith(("states/", "checkpoint/round-"))
     try:
         if checkpoint:
             load_state(path / name)
-            return Examined(name, WHOLE)
-        if name == AUDIT:  # each line vouches for the one before it
+            return ExaminedFile(name, UNCHANGED)
+        if name == AUDIT:  # each line contains the hash of the line before
             read_audit(path / name)
-            return Examined(name, WHOLE)
-        kind = any(Path(name).match(pattern) for pattern in SEALED_KINDS)
-        if kind:
+            return ExaminedFile(name, UNCHANGED)
+        sealed = any(Path(name).match(pattern) for pattern in SEALED_KINDS)
+        if sealed:
             require_sealed(path, name)
         if name in _READERS and (path / name).exists():
             _READERS[name](path)
         if name in GROWING and not (path / RESULT).exists():
-            return Examined(name, WHOLE if _vouched(path, name) else UNSEALED)
-        return Examined(name, WHOLE if kind and manifest is not None else UNSEALED)
+            if (path / CHECKPOINT).exists():  # it has a hash of the beginning
+                progress = load_state(path / CHECKPOINT)[1]
+                check_beginning(path / name, progress.metrics if name == METRICS else progress.during)
+                return ExaminedFile(name, UNCHANGED)
+            return ExaminedFile(name, UNSEALED)
+        return ExaminedFile(name, UNCHANGED if sealed and manifest is not None else UNSEALED)
     except UserError as error:
-        return Examined(name, DAMAGED, str(error))
-
-
-def _vouched(path: Path, name: str) -> bool:
-    """Whether the checkpoint vouches for the beginning of a file that grows, which must then be as it was."""
-    if not (path / CHECKPOINT).exists():
-        return False
-    progress = load_state(path / CHECKPOINT)[1]
-    check_beginning(path / name, progress.metrics if name == METRICS else progress.during)
-    return True
+        return ExaminedFile(name, DAMAGED, str(error))

@@ -23,27 +23,27 @@ from unskew.runs import train
 from unskew.runs.config import CONFIG, Config
 from unskew.runs.execute import Observer
 from unskew.runs.folder import is_blank
-from unskew.runs.given import take_values
 from unskew.runs.prepare import prepare
+from unskew.runs.python_values import split_values
 from unskew.runs.result import RESULT, Result, read_result
 
 
 @dataclass(frozen=True)
 class SeedSpread:
-    """The mean of ``count`` values, and their sample deviation (n − 1); of a single value there is none."""
+    """The mean of ``count`` values, and their sample deviation (n − 1), None for a single value."""
 
     mean: float
     deviation: float | None
     count: int
 
-    def words(self, scale: float = 1.0, decimals: int = 2) -> str:
+    def format(self, scale: float = 1.0, decimals: int = 2) -> str:
         """As people write it: ``91.23 ± 0.45``."""
         mean = f"{scale * self.mean:.{decimals}f}"
         return mean if self.deviation is None else f"{mean} ± {scale * self.deviation:.{decimals}f}"
 
 
 def spread_over_seeds(values: Iterable[float | None]) -> SeedSpread | None:
-    """Over the values that are known and finite; None where there is none."""
+    """The spread of the known, finite values; None if there are none."""
     known = [float(value) for value in values if value is not None and isfinite(value)]
     if not known:
         return None
@@ -54,22 +54,22 @@ DEPTH = 3  # levels of folders that are searched
 
 
 def finished_runs(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The finished run directories in these paths, and those that have begun.
+    """The finished run directories below these paths, and the unfinished ones.
 
-    A path that is a run, or does not exist, is returned unchanged: its reader reports what is wrong.
+    A path that is a run or does not exist is returned unchanged; its reader reports any problem.
     """
-    found, begun = list[Path](), list[Path]()
+    finished, begun = list[Path](), list[Path]()
     for path in paths:
         inside = [] if not path.is_dir() or _is_run(path) else list(_runs_in(path, DEPTH))
         if not inside:
-            found.append(path)
+            finished.append(path)
             continue
         done = [run for run in inside if (run / RESULT).exists()]
         if not done:
             raise UserError(f"{path} has no finished run; finish one with: unskew resume {inside[0]}")
-        found += [run for run in done if run not in found]
+        finished += [run for run in done if run not in finished]
         begun += [run for run in inside if run not in done]
-    return found, begun
+    return finished, begun
 
 
 def _is_run(path: Path) -> bool:
@@ -116,10 +116,10 @@ class SeedPlan:
         if step.state == FINISHED:
             return read_result(step.path)
         if step.state == BEGUN:
-            values = {name: self.options.get(name) for name in ("data", "model", "method")}
-            given = {name: value for name, value in values.items() if value is not None and not isinstance(value, str)}
+            options = {name: self.options.get(name) for name in ("data", "model", "method")}
+            objects = {name: value for name, value in options.items() if not isinstance(value, str)}
             work = {name: self.options.get(name) for name in train.WORK}
-            return train.resume(step.path, observe=observe, trust=self.trust, **work, **given)
+            return train.resume(step.path, observe=observe, trust=self.trust, **work, **objects)
         return train.run(self.base, out=step.path, observe=observe, **{**self.options, "seed": step.seed})
 
 
@@ -147,9 +147,10 @@ class SeedRuns:
         }
 
     def __repr__(self) -> str:
-        known = {"accuracy": self.accuracy, **self.calibrations}
-        words = ", ".join(f"{name} {spread.words(100)} %" for name, spread in known.items() if spread)
-        return f"<{len(self.results)} runs of {self.results[0].method} on {self.results[0].data}: {words}; {self.path}>"
+        spreads = {"accuracy": self.accuracy, **self.calibrations}
+        scores = ", ".join(f"{name} {spread.format(100)} %" for name, spread in spreads.items() if spread)
+        first = self.results[0]
+        return f"<{len(self.results)} runs of {first.method} on {first.data}: {scores}; {self.path}>"
 
 
 @neutral()
@@ -177,20 +178,20 @@ def plan_runs(
 ) -> list[SeedPlan]:
     """List the runs and their states; a folder with other content is refused.
 
-    Several ``methods`` have a folder each inside ``out``. ``say`` reports how many images have been read; ``trust`` is
-    as in ``run``.
+    With several ``methods``, each has its own folder in ``out``. ``say`` reports how many images have been read;
+    ``trust`` is as in ``run``.
     """
-    engines.work_beside(options.get("engine"))
+    engines.serve_rank_zero(options.get("engine"))
     base, listed = configs.read_recipe(Path(recipe), trust=trust) if recipe else (Config(), ())
     numbers = parse_seeds(listed if seeds is None else seeds)
     if options.get("seed") is not None:
         raise UserError("seed and seeds were both given; give seed for one run, or seeds for several")
-    settings: dict[str, tuple[dict[str, Any], Config]] = {}  # by folder: the options, and all that they come to
+    settings: dict[str, tuple[dict[str, Any], Config]] = {}  # by folder: the options, and the configuration
     for method in methods or (None,):
         chosen = options if method is None else {**options, "method": method}
-        texts, given = take_values(chosen)
+        texts, values = split_values(chosen)
         config = configs.checked(configs.with_values(base, texts, "run"))
-        filled = prepare(replace(config, seed=numbers[0]), given=given, say=say).config
+        filled = prepare(replace(config, seed=numbers[0]), values=values, say=say).config
         if any(config.method == other.method for _, other in settings.values()):
             raise UserError(f"--method {method} is given twice; give each method once")
         folder = "" if len(methods) < 2 else train.slug_of(filled.method)
@@ -207,18 +208,18 @@ def plan_runs(
     return plans
 
 
-def parse_seeds(given: str | Iterable[int]) -> tuple[int, ...]:
+def parse_seeds(seeds: str | Iterable[int]) -> tuple[int, ...]:
     """``"0,1,2"``, ``"0-4"``, ``"0-2,7"`` or whole numbers, each once."""
-    numbers = [] if isinstance(given, str) else list(given)
-    if isinstance(given, str):
-        for part in given.split(","):
+    numbers = [] if isinstance(seeds, str) else list(seeds)
+    if isinstance(seeds, str):
+        for part in seeds.split(","):
             match = re.fullmatch(r"\s*(\d{1,19})\s*(?:-\s*(\d{1,19})\s*)?", part)
             if match is None:
-                raise UserError(f"--seeds {cut(given)}: {cut(part.strip())!r} is not a seed; give 0,1,2 or 0-4")
+                raise UserError(f"--seeds {cut(seeds)}: {cut(part.strip())!r} is not a seed; give 0,1,2 or 0-4")
             first, last = int(match[1]), int(match[2] or match[1])
             if last < first or last - first >= MAX_SEEDS:
                 raise UserError(
-                    f"--seeds {cut(given)}: {part.strip()} is not an ascending range of at most {MAX_SEEDS:,} seeds"
+                    f"--seeds {cut(seeds)}: {part.strip()} is not an ascending range of at most {MAX_SEEDS:,} seeds"
                 )
             numbers += range(first, last + 1)
     if not numbers:
@@ -239,30 +240,31 @@ def progress_of(path: Path, config: Config) -> str:
         if path.exists() and not (path.is_dir() and is_blank(path)):
             raise UserError(f"{path} exists and is not a run directory; choose another --out")
         return NEW
-    found = configs.read_run(path)
-    if configs.fingerprint(found) != configs.fingerprint(config):
-        old, new = configs.deciding(found), configs.deciding(config)
-        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    existing = configs.read_run(path)
+    if configs.fingerprint(existing) != configs.fingerprint(config):
+        old, new = configs.deciding(existing), configs.deciding(config)
         differences = ", ".join(
-            f"{name} {old.get(name, 'left out')} there, {new.get(name, 'left out')} here" for name in names
+            f"{name} is {old.get(name, 'unset')} there and {new.get(name, 'unset')} here"
+            for name in {**old, **new}
+            if old.get(name) != new.get(name)
         )
-        raise UserError(f"{path} has a run with other settings: {differences}; choose another --out")
+        raise UserError(f"{path} contains a run with other settings: {differences}; choose another --out")
     return FINISHED if (path / RESULT).exists() else BEGUN
 
 
 def _own_folder(parent: Path, settings: Mapping[str, Config]) -> Path:
-    """The first of ``name``, ``name-2``, … that is unused, or has only runs of these settings, by their folders."""
-    both = replace(next(iter(settings.values())), method=" vs ".join(config.method for config in settings.values()))
-    name, number = train.slug(both, seed=False), 1
-    while True:
-        path = parent / (name if number == 1 else f"{name}-{number}")
-        if not path.exists() or _fits(path, settings):
-            return path
+    """The first of ``name``, ``name-2``, … that is unused or contains only runs of these settings."""
+    joined = replace(next(iter(settings.values())), method=" vs ".join(config.method for config in settings.values()))
+    name, number = train.slug(joined, seed=False), 1
+    path = parent / name
+    while path.exists() and not _fits(path, settings):
         number += 1
+        path = parent / f"{name}-{number}"
+    return path
 
 
 def _fits(path: Path, settings: Mapping[str, Config]) -> bool:
-    """Whether a folder has nothing but runs of these settings, whatever their seeds."""
+    """Whether a folder contains only runs of these settings, with any seeds."""
     folders = [path] if "" in settings else sorted(folder for folder in path.iterdir() if folder.is_dir())
     runs = [run for folder in folders for run in sorted(folder.glob("seed*"))]
     try:
@@ -275,7 +277,7 @@ def _fits(path: Path, settings: Mapping[str, Config]) -> bool:
 
 
 def describe_steps(steps: Sequence[SeedStep], what: str = "seeds") -> str:
-    """Count the runs by state, in words."""
+    """How many runs there are, and how many of them are finished or begun."""
     counts = {state: sum(step.state == state for step in steps) for state in (FINISHED, BEGUN)}
     parts = [f"{count} {state}" for state, count in counts.items() if count]
     return f"{len(steps)} {what}" + (f", {' and '.join(parts)} already" if parts else "")

@@ -20,8 +20,8 @@ from unskew.runs import folder as folders
 from unskew.runs.config import CONFIG, Config
 from unskew.runs.execute import Event, Observer, Stage, execute, remove_private_files
 from unskew.runs.folder import PARTITION
-from unskew.runs.given import take_same, take_values
 from unskew.runs.prepare import Overview, Prepared, prepare, rehearse
+from unskew.runs.python_values import match_values, split_values
 from unskew.runs.result import RESULT, Result, read_result
 
 
@@ -32,13 +32,13 @@ class Stop:
         return "unskew.STOP"
 
 
-STOP: Final = Stop()  # what an observer answers to end the run after the current round
+STOP: Final = Stop()  # an observer returns this to end the run after the current round
 
 
 class StopRun(Exception):
-    """A run that an observer ended: its checkpoint is written. An observer may also raise it.
+    """An observer ended the run, after its checkpoint was written. An observer may also raise it.
 
-    ``path`` is the run directory and ``round`` the last round that is done, None where none was done yet.
+    ``path`` is the run directory and ``round`` the last completed round, None before the first.
     """
 
     def __init__(self, path: str = "", round: int | None = None, values: Sequence[str] = ()) -> None:
@@ -64,9 +64,8 @@ def run(
 ) -> Result:
     """Train, evaluate, write the run directory. ``unskew.run`` is this function with every option spelled out.
 
-    Bad settings are refused before the run directory is created. A relative ``out`` is below ``home``; if that is
-    absolute, the run does not depend on the working directory. With ``trust``, plug-ins in the config.toml of somebody
-    else's run directory may run.
+    Bad settings are refused before the run directory is created. A relative ``out`` is resolved against ``home``. With
+    ``trust``, plug-ins named in the config.toml of somebody else's run directory may run.
     """
     base = recipe if isinstance(recipe, Config) else Config()
     if recipe and not isinstance(recipe, Config):
@@ -74,11 +73,11 @@ def run(
         if seeds and options.get("seed") is None:
             raise UserError(f"{recipe} lists seeds for several runs; use unskew.run_seeds, or give seed=… for one run")
     directory = usable_path(out) if out else None
-    texts, given = take_values(options)
+    texts, values = split_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
-    engines.work_beside(config.engine)
-    prepared = prepare(config, given=given, say=_report_stages(observe))
-    del given  # a partition of millions of examples would be kept twice
+    engines.serve_rank_zero(config.engine)
+    prepared = prepare(config, values=values, say=_report_stages(observe))
+    del values  # so that a partition of millions of examples is in memory once
     rehearse(prepared)
     path = home / directory if directory else folders.unused_path(home / "runs", slug(prepared.config))
     folders.create_run_folder(path)
@@ -100,14 +99,14 @@ def run(
 def resume(path: str | Path, *, observe: Observer | None = None, trust: bool = False, **changes: Any) -> Result:
     """Continue where a run stopped; the result equals that of a run that never stopped.
 
-    ``changes`` are new values of the options in ``WORK``, and the values that the run was given from Python. With
-    ``trust``, plug-ins that the directory names may run, though it is from somebody else.
+    ``changes`` are new values for the options in ``WORK``, and the objects that were passed to ``run``. With
+    ``trust``, plug-ins named in somebody else's directory may run.
     """
-    engines.work_beside(changes.get("engine"))
+    engines.serve_rank_zero(changes.get("engine"))
     path = usable_path(path)
     if path.is_dir() and not (path / CONFIG).exists() and folders.is_blank(path):
         raise UserError(
-            f"{path} has nothing to resume: no run was started there; start one with: unskew run --out {path}"
+            f"{path} has nothing to resume: no run was started in it; start one with: unskew run --out {path}"
         )
     if not (path / CONFIG).is_file():
         folders.require_sealed(path, CONFIG)
@@ -115,34 +114,33 @@ def resume(path: str | Path, *, observe: Observer | None = None, trust: bool = F
     with folders.locked_folder(path):
         if folders.read_sealed(path, RESULT) is not None:
             if read_result(path).released:
-                remove_private_files(path)  # a crash may have come between
+                remove_private_files(path)  # in case of a crash just before
             raise UserError(f"{path} is finished: it has a result.json; start another with: unskew run {path / CONFIG}")
         config = configs.read_own_run(path, trust=trust)
-        config = replace(config, engine=engines.inherited(config.engine))
+        config = replace(config, engine=engines.default_engine(config.engine))
         work = {name: value for name in WORK if (value := changes.pop(name, None)) is not None}
         config = configs.with_values(config, work, "resume")
-        given = take_same(changes, config)
+        values = match_values(changes, config)
         folders.require_sealed(path, PARTITION)
-        kept = (path / PARTITION).absolute()
-        before = f"file:{kept}" if kept.exists() else None
-        prepared = prepare(configs.checked(config), before, given, say=_report_stages(observe))
-        if not kept.exists():
+        partition = (path / PARTITION).absolute()
+        saved = f"file:{partition}" if partition.exists() else None
+        prepared = prepare(configs.checked(config), saved, values, say=_report_stages(observe))
+        if saved is None:
             folders.write_sealed(path, {PARTITION: _partition_bytes(prepared)})
         rehearse(prepared)
         return execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
 def _stopping(observe: Observer | None, path: Path, config: Config) -> Observer:
-    """The observer, whose answer STOP or StopRun ends the run in a way that can be resumed."""
-    again = [name for name in configs.values_described(config) if name != "partition"]  # partition.npz has that
+    """An observer that turns the user's STOP into a StopRun that explains how to resume."""
+    objects = [name for name in configs.described_options(config) if name != "partition"]  # partition.npz has that
 
     def watch(event: Overview | Metrics | Event) -> None:
         try:
-            stop = observe is not None and observe(event) is STOP
+            if observe is not None and observe(event) is STOP:
+                raise StopRun
         except StopRun as error:
-            raise StopRun(str(path), getattr(event, "round", None), again) from error
-        if stop:
-            raise StopRun(str(path), getattr(event, "round", None), again)
+            raise StopRun(str(path), getattr(event, "round", None), objects) from error
 
     return watch
 

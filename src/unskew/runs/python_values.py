@@ -1,7 +1,7 @@
-"""Values given from Python instead of texts: data sets, networks, methods, partitions; and how a run describes them.
+"""Options passed from Python as objects: data sets, networks, methods, partitions; and their text in config.toml.
 
-A function that another process can import becomes its ``package.module:function`` text. Everything else stays a value,
-and the configuration has a description of it that begins with ``python:``.
+A function that another process can import becomes ``package.module:function``. Any other object stays as it is, and
+the configuration contains a description that begins with ``python:``.
 """
 
 import functools
@@ -33,16 +33,16 @@ PLAIN = (int, float, bool, str, type(None))  # values that a description spells 
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """A federation whose images are at its nodes: the clients' sizes, and the engine that reaches them."""
+    """A federation whose images stay at its nodes: the clients' sizes, and the engine that reaches them."""
 
-    partition: Partition  # examples are numbered client after client; their labels are not known here
+    partition: Partition  # examples are numbered client by client; the server does not know their labels
     open_engine: Callable[[EngineSetup], Engine]
     name: str  # of the engine
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """The values of a run that have no text; None where the configuration has a text."""
+class PythonValues:
+    """The options that have no text of their own; None if the configuration has one."""
 
     data: ImageSet | None = None
     model: Factory | None = None
@@ -52,56 +52,54 @@ class Given:
 
     @property
     def crosses(self) -> bool:
-        """Whether another process can build the same; data and partitions go through shared memory."""
+        """Whether another process can rebuild them; data and partitions go through shared memory."""
         return self.model is None and self.method is None
 
 
-def take_values(options: Mapping[str, Any]) -> tuple[dict[str, Any], Given]:
-    """The options with a text for every value, and the values."""
-    texts, given = dict(options), dict[str, Any]()
-    takers = {"data": _data, "model": _model, "method": _method, "partition": _partition, "engine": _engine}
-    for name, take in takers.items():
+def split_values(options: Mapping[str, Any]) -> tuple[dict[str, Any], PythonValues]:
+    """The options with a text for every value, and the values that no text can replace."""
+    texts, values = dict(options), dict[str, Any]()
+    describe = {"data": _data, "model": _model, "method": _method, "partition": _partition, "engine": _engine}
+    for name in describe:
         value = options.get(name)
-        if value is None or isinstance(value, str | PathLike):
-            continue
-        texts[name], kept = take(value)
-        if kept is not None:
-            given[name] = kept
-    return texts, Given(**given)
+        if value is not None and not isinstance(value, str | PathLike):
+            texts[name], values[name] = describe[name](value)
+    values.pop("engine", None)
+    return texts, PythonValues(**values)
 
 
-def take_same(values: Mapping[str, Any], config: Config) -> Given:
-    """The values for a run that has begun; they must have the run's own descriptions."""
-    texts, given = take_values(values)
+def match_values(values: Mapping[str, Any], config: Config) -> PythonValues:
+    """The values for a run that has begun; their descriptions must match those in its configuration."""
+    texts, objects = split_values(values)
     for name, text in texts.items():
         if text is not None and text != (before := getattr(config, name)):
             raise UserError(
-                f"{name} is {text!r}, but the run was started with {before!r}; give that, or start another run"
+                f"{name} is {text!r}, but the run was started with {before!r}; pass that, or start another run"
             )
-    return given
+    return objects
 
 
-def parse_given(given: Given, method: str) -> tuple[str, Callable[[Local], Algorithm]]:
-    """The method's plainest spelling, and a function from the clients' training settings to the algorithm."""
-    algorithm = given.method
+def parse_method_value(values: PythonValues, method: str) -> tuple[str, Callable[[Local], Algorithm]]:
+    """The method's canonical spelling, and a function from the clients' training settings to the algorithm."""
+    algorithm = values.method
     if isinstance(algorithm, Algorithm):
         own, standard = vars(algorithm.local), vars(Local())
         changed = {name: value for name, value in own.items() if value != standard[name]}
         return method, lambda local: replace(algorithm, local=replace(local, **changed))
     if algorithm is None:
         named = methods.parse_methods(method)
-        method = " + ".join(one.name for one in named)
+        method = " + ".join(part.name for part in named)
     else:
         named = []
         for part in algorithm:
             if isinstance(part, str):
                 named += methods.parse_methods(part)
-            else:  # a method takes the algorithm; a function without required parameters makes a method
-                named.append(Named(description(part), part if methods.required_parameters(part) else part()))
+            else:  # a method takes the algorithm; a function without required parameters returns a method
+                named.append(Named(describe_function(part), part if methods.required_parameters(part) else part()))
     return method, lambda local: compose(named, Algorithm(local=local))
 
 
-def importable(function: Any) -> str | None:
+def import_name(function: Any) -> str | None:
     """``package.module:function`` if another process can import the function by that name, otherwise None."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not module or module == "__main__" or not name.isidentifier():
@@ -113,19 +111,20 @@ def importable(function: Any) -> str | None:
     return f"{module}:{name}" if same else None
 
 
-def description(value: Any) -> str:
-    """A function's name and the plain values that it was made with: the same for the same value in another run."""
+def describe_function(value: Any) -> str:
+    """A function's name with the plain values in its partial or closure: the same text in every run."""
     if isinstance(value, functools.partial):
-        knobs = {str(index): knob for index, knob in enumerate(value.args)} | value.keywords
-        return description(value.func) + _spelled(
-            {name: knob for name, knob in knobs.items() if isinstance(knob, PLAIN)}
-        )
-    name = getattr(value, "__qualname__", None) or type(value).__qualname__
-    return f"{getattr(value, '__module__', None) or type(value).__module__}.{name}{_spelled(dict(_captured(value)))}"
+        arguments = {str(index): argument for index, argument in enumerate(value.args)} | value.keywords
+        text = describe_function(value.func)
+        knobs = {name: argument for name, argument in arguments.items() if isinstance(argument, PLAIN)}
+    else:
+        name = getattr(value, "__qualname__", None) or type(value).__qualname__
+        text, knobs = f"{getattr(value, '__module__', None) or type(value).__module__}.{name}", dict(_captured(value))
+    return f"{text}({', '.join(f'{name}={knob!r}' for name, knob in knobs.items())})" if knobs else text
 
 
 def _data(value: Any) -> tuple[str, ImageSet | None]:
-    if callable(value) and (name := importable(value)):
+    if callable(value) and (name := import_name(value)):
         return name, None
     images = image_set_from(value, name="data")
     if not isinstance(value, ImageSet):
@@ -138,29 +137,29 @@ def _data(value: Any) -> tuple[str, ImageSet | None]:
 def _model(value: Any) -> tuple[str, Factory | None]:
     if isinstance(value, nn.Module) or not callable(value):
         raise UserError(
-            "model must be a name, or a function that takes (shape, classes) and returns an nn.Module, "
-            f"not {a_kind(value)}"
+            f"model must be a name, or a function from (shape, classes) to an nn.Module, not {a_kind(value)}"
         )
-    if name := importable(value):
+    if name := import_name(value):
         return name, None
-    return FROM_PYTHON + description(value), value
+    return FROM_PYTHON + describe_function(value), value
 
 
 def _method(value: Any) -> tuple[str, Any]:
     if isinstance(value, Algorithm):
-        return f"{FROM_PYTHON}{_slots(value)}", value
+        base = Algorithm()
+        slots = {slot.name: getattr(value, slot.name) for slot in fields(Algorithm)}
+        changed = [f"{name}={_value_text(slot)}" for name, slot in slots.items() if slot != getattr(base, name)]
+        return f"{FROM_PYTHON}Algorithm({', '.join(changed)})", value
     parts = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not parts:
-        raise UserError("method is an empty list; give a text such as fedavg, or a function")
+        raise UserError("method is an empty list; pass a text such as fedavg, or a function")
     for part in parts:
         if not isinstance(part, str) and not callable(part):
-            raise UserError(
-                f"method must consist of texts and functions of an Algorithm, or be an Algorithm, not {part!r}"
-            )
+            raise UserError(f"method must be an Algorithm, or texts and functions of an Algorithm, not {part!r}")
     names = [part if isinstance(part, str) else _method_name(part) for part in parts]
     if None not in names:
         return " + ".join(name for name in names if name), None
-    texts = [name or description(part) for name, part in zip(names, parts, strict=True)]
+    texts = [name or describe_function(part) for name, part in zip(names, parts, strict=True)]
     return FROM_PYTHON + " + ".join(texts), parts
 
 
@@ -169,13 +168,13 @@ def _partition(value: Any) -> tuple[str, Any]:
         check_clients(value.clients, len(value.client), "partition")
         return FROM_PYTHON + value.scheme.removeprefix(FROM_PYTHON), value
     if callable(value):
-        if name := importable(value):
+        if name := import_name(value):
             return name, None
-        raise UserError("partition: this function cannot be imported by name; give the array that it returns")
+        raise UserError("partition: this function cannot be imported by name; pass the array that it returns")
     array = np.asarray(value)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UserError(
-            "partition must be one client number per training example, -1 for none, not an array of "
+            "partition must have one client number per training example, or -1 for no client, not an array of "
             f"{array.dtype} with shape {array.shape}"
         )
     check_clients(int(array.max(initial=0)) + 1, len(array), "partition")
@@ -183,26 +182,19 @@ def _partition(value: Any) -> tuple[str, Any]:
 
 
 def _engine(value: Any) -> tuple[str, None]:
-    if callable(value) and (name := importable(value)):
+    if callable(value) and (name := import_name(value)):
         return name, None
-    raise UserError(f"engine must be a name, or a function in a module that takes an EngineSetup, not {value!r}")
+    raise UserError(f"engine must be a name, or an importable function of an EngineSetup, not {value!r}")
 
 
 def _method_name(function: Callable[..., Any]) -> str | None:
-    """The text from which ``parse_methods`` makes the same method in another process, if there is one."""
+    """The text from which another process can parse the same method, if there is one."""
     if isinstance(function, Finisher):
         with suppress(UserError):
             return function.text if len(methods.parse_methods(function.named().text)) == 1 else None
         return None
-    name = importable(function)
+    name = import_name(function)
     return name if methods.takes_algorithm(function) or not methods.required_parameters(function) else None
-
-
-def _slots(algorithm: Algorithm) -> str:
-    base = Algorithm()
-    changed = {slot.name: getattr(algorithm, slot.name) for slot in fields(Algorithm)}
-    slots = [f"{name}={_value_text(value)}" for name, value in changed.items() if value != getattr(base, name)]
-    return f"Algorithm({', '.join(slots)})"
 
 
 def _value_text(value: Any) -> str:
@@ -217,11 +209,11 @@ def _value_text(value: Any) -> str:
             if getattr(value, part.name) != part.default
         ]
         return f"{type(value).__name__}({', '.join(parts)})"
-    return description(value)
+    return describe_function(value)
 
 
 def _captured(value: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """The plain values in a function's closure and defaults, and in the closures of functions in it."""
+    """The plain values in a function's closure and defaults, and in those of the functions it captures."""
     function = getattr(value, "__func__", value)
     code = getattr(function, "__code__", None)
     if code is None or depth == 0:
@@ -237,12 +229,8 @@ def _captured(value: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
     cells |= dict(zip(code.co_varnames[first : code.co_argcount], defaults, strict=True)) | (
         function.__kwdefaults__ or {}
     )
-    for name, inside in sorted(cells.items()):
-        if isinstance(inside, PLAIN):
-            yield name, inside
+    for name, content in sorted(cells.items()):
+        if isinstance(content, PLAIN):
+            yield name, content
         else:
-            yield from ((f"{name}.{deeper}", captured) for deeper, captured in _captured(inside, depth - 1))
-
-
-def _spelled(values: Mapping[str, Any]) -> str:
-    return f"({', '.join(f'{name}={value!r}' for name, value in values.items())})" if values else ""
+            yield from ((f"{name}.{inner}", captured) for inner, captured in _captured(content, depth - 1))

@@ -19,7 +19,7 @@ from unskew.core.types import Local
 from unskew.data.population import Partition
 from unskew.methods.fedprox import fedprox
 from unskew.round.algorithm import Algorithm
-from unskew.runs.given import description, importable, parse_given, take_values
+from unskew.runs.python_values import describe_function, import_name, parse_method_value, split_values
 
 SMALL = {"rounds": 2, "epochs": 1, "clients": 3, "partition": "iid"}
 
@@ -43,7 +43,7 @@ def small_model(shape, classes):
 
 
 def test_a_function_of_a_module_becomes_its_text_and_crosses_processes():
-    texts, given = take_values({"model": outside_models.linear, "method": ["fedavg", outside_methods.raises]})
+    texts, given = split_values({"model": outside_models.linear, "method": ["fedavg", outside_methods.raises]})
     assert texts == {"model": "outside_models:linear", "method": "fedavg + outside_methods:raises"}
     assert given.crosses
     result = unskew.run(model=outside_models.linear, engine="pool", workers=1, **SMALL)
@@ -54,12 +54,12 @@ def test_a_function_of_a_module_becomes_its_text_and_crosses_processes():
 
 @pytest.mark.parametrize("value", [lambda shape, classes: None, functools.partial(small_model), nn.Identity().forward])
 def test_what_no_process_can_import_has_no_text(value):
-    assert importable(value) is None
+    assert import_name(value) is None
 
 
 def test_a_function_of_main_has_no_text(monkeypatch):
     monkeypatch.setattr(small_model, "__module__", "__main__")
-    assert importable(small_model) is None
+    assert import_name(small_model) is None
 
 
 def test_a_lambda_gives_the_same_run_as_its_name_in_the_loop_engine():
@@ -85,9 +85,7 @@ def test_what_cannot_cross_is_refused_for_the_pool_with_advice(option, tmp_path)
 
 def test_a_run_with_values_is_not_repeated_without_them():
     result = unskew.run(method=lambda algorithm: algorithm, **SMALL)
-    with pytest.raises(
-        unskew.UserError, match=r"method is .*given from Python; pass it again from Python, as method=…"
-    ):
+    with pytest.raises(unskew.UserError, match=r"method was passed from Python .*; pass it again as method=…"):
         unskew.run(result.path / "config.toml")
 
 
@@ -103,7 +101,7 @@ def test_a_stopped_run_with_values_is_resumed_with_the_same_values_only():
     ) as stopped:
         unskew.run(data=images, method=fedprox(0.1), out="part", observe=stop, **{**SMALL, "rounds": 3})
     assert (Path(stopped.value.path), stopped.value.round) == (Path("part").absolute(), 1)
-    with pytest.raises(unskew.UserError, match=r"data is .*given from Python; pass it again"):
+    with pytest.raises(unskew.UserError, match=r"data was passed from Python .*; pass it again"):
         unskew.resume("part")
     with pytest.raises(unskew.UserError, match=r"mu=0.2.*but the run was started with .*mu=0.1"):
         unskew.resume("part", data=images, method=fedprox(0.2))
@@ -158,7 +156,7 @@ def test_a_partition_is_an_array_or_a_partition():
         (np.full(1438, -1), "client numbers must start at 0"),
         (np.full(1438, -2), "client numbers must start at 0"),
         ([], "array of float64"),
-        (lambda labels: labels, "give the array that it returns"),
+        (lambda labels: labels, "pass the array that it returns"),
     ],
 )
 def test_a_partition_that_does_not_fit_is_refused(value, message, tmp_path):
@@ -177,8 +175,8 @@ def test_clients_must_agree_with_the_array():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": nn.Linear(2, 2)}, r"takes \(shape, classes\).*not a Linear"),
-        ({"model": 3}, "returns an nn.Module, not an int"),
+        ({"model": nn.Linear(2, 2)}, r"from \(shape, classes\) .*not a Linear"),
+        ({"model": 3}, "to an nn.Module, not an int"),
         ({"method": []}, "method is an empty list"),
         ({"method": ["fedavg", 3]}, "not 3"),
         ({"method": ["fedavg", "fedprx"]}, "did you mean 'fedprox'"),
@@ -194,8 +192,8 @@ def test_a_value_of_the_wrong_kind_is_refused_before_a_folder_is_made(options, m
 
 
 def test_an_algorithm_keeps_the_settings_that_it_changes_and_takes_the_others_from_the_run():
-    _, given = take_values({"method": replace(Algorithm(), local=Local(epochs=2))})
-    _, make = parse_given(given, "python:…")
+    _, given = split_values({"method": replace(Algorithm(), local=Local(epochs=2))})
+    _, make = parse_method_value(given, "python:…")
     assert make(Local(epochs=7, lr=0.5)).local == Local(epochs=2, lr=0.5)
 
 
@@ -211,13 +209,13 @@ def test_an_algorithm_gives_the_run_of_its_text():
 def test_a_function_that_takes_an_algorithm_is_a_method_by_its_text_too():
     algorithm = methods.parse_method("outside_methods:as_it_is")
     assert algorithm.local == Local()
-    assert take_values({"method": outside_methods.as_it_is})[0]["method"] == "outside_methods:as_it_is"
+    assert split_values({"method": outside_methods.as_it_is})[0]["method"] == "outside_methods:as_it_is"
 
 
 def test_descriptions_tell_knobs_apart_and_are_the_same_for_the_same():
-    assert description(fedprox(0.1)) == description(fedprox(0.1)) != description(fedprox(0.2))
-    assert description(functools.partial(small_model, classes=3)).endswith("small_model(classes=3)")
-    assert "0x" not in description(lambda value, other=nn.Identity: value)
+    assert describe_function(fedprox(0.1)) == describe_function(fedprox(0.1)) != describe_function(fedprox(0.2))
+    assert describe_function(functools.partial(small_model, classes=3)).endswith("small_model(classes=3)")
+    assert "0x" not in describe_function(lambda value, other=nn.Identity: value)
 
 
 def test_the_texts_are_parsed_once_on_the_way_to_round_one(monkeypatch):
