@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-FOLLOW = "from unskew import engines; engines.work_beside('torchrun')"
+FOLLOW = "from unskew import engines; engines.serve_rank_zero('torchrun')"
 PATHS = [str(Path(__file__).parent), *filter(None, sys.path)]  # ranks look for methods of these tests
 
 

@@ -251,15 +251,15 @@ def test_odd_variables_are_named(monkeypatch, changed, message):
 def test_a_rank_that_would_give_other_bits_is_refused_by_name(what):
     own = join.facts()
     other = own | {"machine": "lab2", "process": "7", what: "other"}
-    join._require_same(own, {1: own}, processors=True)
-    with pytest.raises(UserError, match=rf"rank 2 on lab2 \(process 7\) has {what} other, rank 0 on "):
-        join._require_same(own, {1: own, 2: other}, processors=True)
+    join._check_same(own, {1: own}, processors=True)
+    with pytest.raises(UserError, match=rf"rank 2 on lab2 \(process 7\) has {what} other, but rank 0 on "):
+        join._check_same(own, {1: own, 2: other}, processors=True)
     if what == "processor":  # a GPU computes
-        join._require_same(own, {1: own, 2: other}, processors=False)
+        join._check_same(own, {1: own, 2: other}, processors=False)
 
 
 def test_a_rank_that_does_not_come_is_named(monkeypatch):
-    monkeypatch.setattr(join, "COME_SECONDS", 0.2)
+    monkeypatch.setattr(join, "JOIN_SECONDS", 0.2)
     with pytest.raises(UserError, match="ranks 1, 2 have not joined within 0 s"):
         join.gather(join.Launched(0, 3, "127.0.0.1", free_port()), processors=True)
 
@@ -279,8 +279,8 @@ def test_the_overview_counts_a_process_and_a_copy_of_the_data_for_each_rank(monk
 
 
 def test_a_run_that_was_made_with_torchrun_is_used_without_it():
-    assert engines.inherited("torchrun") == "auto"
-    assert engines.inherited("pool") == "pool"
+    assert engines.default_engine("torchrun") == "auto"
+    assert engines.default_engine("pool") == "pool"
 
 
 # Interrupts

@@ -1,7 +1,7 @@
 """The table of engines: where the clients' work is done, by name or as ``package.module:function(knobs)``.
 
-An engine is opened from an ``EngineSetup`` and is used through the ``Engine`` protocol; no code outside this package
-asks which one it is.
+An engine is opened from an ``EngineSetup`` and used through the ``Engine`` protocol; no code outside this package
+depends on which one it is.
 """
 
 import copy
@@ -29,13 +29,13 @@ from unskew.engines.results import SharedFile
 from unskew.engines.torchrun.engine import Ranks
 from unskew.engines.torchrun.follower import follow
 from unskew.engines.torchrun.join import check_command as check_command
-from unskew.engines.torchrun.join import expect, gather, launched
+from unskew.engines.torchrun.join import gather, launched, open_store
 from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory, anonymous_file
 from unskew.round.local_optimizers import make_optimizer
 
-START_SECONDS = 3.0  # what a pool costs before its first visit: each worker imports PyTorch
+START_SECONDS = 3.0  # until a pool's first visit: each worker imports PyTorch
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class EngineSetup:
     Parameters
     ----------
     blueprint, data : the simulation as text, numbers and tensors, for other processes.
-    workers : how many processes to use, where the engine has several.
-    memories : the descriptor of the file for what clients keep between visits; None: a file that goes with the engine.
-    built : the client's side, where this process has built it already.
+    workers : how many processes to use, if the engine has several.
+    memories : the descriptor of the file for what clients keep between visits; None: a temporary file.
+    built : the client side, if this process has already built it.
     """
 
     blueprint: Blueprint
@@ -57,7 +57,7 @@ class EngineSetup:
     built: ClientSide | None = None
 
     def client_side(self) -> ClientSide:
-        """All that this process needs to do any client's work; the engine closes it."""
+        """Everything that this process needs to do any client's work; the engine closes it."""
         side = self.built or build(self.blueprint, self.data)
         if side.algorithm.remember:
             descriptor = anonymous_file() if self.memories is None else self.memories
@@ -65,7 +65,7 @@ class EngineSetup:
         return replace(side, secret=os.urandom(32), sessions=Sessions.temporary())
 
     def copy_side(self, side: ClientSide) -> ClientSide:
-        """Another client side for a second thread; it shares the files of the first, which closes them."""
+        """Another client side for a second thread; it shares the files of the first, which must close them."""
         own = build(self.blueprint, self.data)
         return replace(own, memory=side.memory, secret=side.secret, sessions=side.sessions)
 
@@ -80,15 +80,15 @@ def open_pool(setup: EngineSetup) -> Engine:
     workers = max(1, setup.workers)
     shared = SharedFile()
     layout = shared.write(with_shares(setup.data, workers))
-    own = replace(setup, blueprint=replace(setup.blueprint, device="cpu"))  # the workers have the device
+    own = replace(setup, blueprint=replace(setup.blueprint, device="cpu"))  # only the workers use the device
     return Pool(setup.blueprint, shared, layout, workers, own.client_side())
 
 
 def open_torchrun(setup: EngineSetup) -> Engine:
-    """The processes that torchrun started, on this machine and on others; this one is rank 0."""
-    place, device = launched(), resolve_device(setup.blueprint.device)
-    others = gather(place, processors=device.type == "cpu")
-    data = with_shares(setup.data, place.local_ranks)
+    """The processes that torchrun started, here and on other machines; this one is rank 0."""
+    launch, device = launched(), resolve_device(setup.blueprint.device)
+    others = gather(launch, processors=device.type == "cpu")
+    data = with_shares(setup.data, launch.local_ranks)
     return Ranks(replace(setup.blueprint, device=str(device)), data, setup.client_side(), others)
 
 
@@ -98,7 +98,7 @@ ENGINES: Mapping[str, Callable[[EngineSetup], Engine]] = {
     "torchrun": open_torchrun,
 }
 NAMES = ("auto", *ENGINES)
-PARTS = ("roster", "visit", "close")  # what an engine must have
+PARTS = ("roster", "visit", "close")  # required members of an engine
 
 
 def check_name(name: str) -> None:
@@ -110,7 +110,7 @@ def check_name(name: str) -> None:
 
 
 def choose(name: str, workers: int, work: float, visits: int) -> str:
-    """``auto`` resolved: the pool where its start costs less than it saves of ``work`` seconds on one core."""
+    """Resolve ``auto``: the pool if it saves more of ``work`` seconds on one core than its start costs."""
     check_name(name)
     if name != "auto":
         return name
@@ -125,8 +125,7 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
     call = _call(name)
     function = load_function(call.name, "engine")
     engine: Any = text.apply(call, partial(function, setup), "engine")
-    missing = [part for part in PARTS if not hasattr(engine, part)]
-    if missing:
+    if missing := [part for part in PARTS if not hasattr(engine, part)]:
         raise UserError(
             f"engine {call} returns {a_kind(engine)} without {', '.join(missing)}; "
             "return an object with every member of unskew.extend.Engine"
@@ -138,24 +137,24 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
 
 
 def rehearse(name: str, setup: EngineSetup) -> None:
-    """Refuse an engine that cannot work before a run folder is made; one of another package is opened and closed."""
+    """Refuse an engine that cannot work before a run directory is created; a plug-in is opened and closed."""
     if ":" in name:
         open_engine(name, setup).close()
     elif name == "torchrun":
         gather(launched(), processors=resolve_device(setup.blueprint.device).type == "cpu")
 
 
-def work_beside(name: object) -> None:
-    """In a process that torchrun started as a rank above 0: work for rank 0, and end with it."""
+def serve_rank_zero(name: object) -> None:
+    """In a process that torchrun started with a rank above 0: work for rank 0, and exit when it does."""
     if name == "torchrun":
-        place = launched()
-        if place.rank > 0:
-            follow(place)
-        expect(place)
+        launch = launched()
+        if launch.rank > 0:
+            follow(launch)
+        open_store(launch)
 
 
-def inherited(name: str) -> str:
-    """The default engine for a command on a run that was trained with this one; torchrun is never a default."""
+def default_engine(name: str) -> str:
+    """The default engine for a command on a run that was trained with this one; never torchrun."""
     return "auto" if name == "torchrun" else name
 
 
@@ -166,7 +165,7 @@ class Processes:
     count: int
     working: int  # those that do clients' work
     copies: int  # of the data, over all processes
-    words: str
+    description: str
 
 
 def processes(name: str, workers: int) -> Processes:

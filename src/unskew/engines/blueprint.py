@@ -1,4 +1,4 @@
-"""What a process must know to do any client's work: texts and numbers, and tensors in shared memory."""
+"""What a process needs to do any client's work: texts and numbers, and tensors in shared memory."""
 
 import ctypes
 import sys
@@ -29,74 +29,67 @@ from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory
 
 WITH_JOBS = (evaluation, jobs, secure_sum)  # importing these registers their jobs
-STORED = "stored"  # in the names of tensors that describe images which are read when asked for
+STORED = "stored"  # in the names of tensors that describe images which are read on demand
 CANNOT_CROSS = (
     "a lambda, a closure or a function defined in __main__ cannot be sent to another process; "
     "give --engine loop, or define a plain function in a module"
 )
 CPU = torch.device("cpu")
-FROZEN = "frozen/"  # begins the names of the weights that every process has and nobody trains
-
-
-@dataclass(frozen=True)
-class Values:
-    """The values of a blueprint's texts, where this process already has them: nothing is parsed twice."""
-
-    algorithm: Algorithm | None = None
-    network: Callable[..., nn.Module] | None = None  # (shape, classes) -> the network, where it has no name
+FROZEN = "frozen/"  # prefix of the weights that are not trained
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """The algorithm by its text, the network by its name, the local settings, the device; JSON can carry it.
+    """The algorithm by its text, the network by its name, the local settings, the device; serializable as JSON.
 
-    ``values`` stay in this process. Without them the texts are parsed, as a worker process does.
+    ``parsed`` and ``factory`` stay in this process; without them the texts are parsed, as in a worker process.
     """
 
     method: str
     model: str
-    shape: tuple[int, int, int]  # of the images that the network takes
+    shape: tuple[int, int, int]  # of the network's input
     classes: int
     local: Local
     dtype: str = "float32"
     device: str = "cpu"
     crosses: bool = True  # whether another process can build the same from the texts alone
-    layers: int | None = None  # how many at the end are trained; None: all
-    stored: bool = False  # whether the data are what the frozen part made of the images
-    values: Values = field(default=Values(), compare=False, repr=False)
+    layers: int | None = None  # how many of the last layers are trained; None: all
+    stored: bool = False  # whether the data are the frozen part's output instead of images
+    parsed: Algorithm | None = field(default=None, compare=False, repr=False)
+    factory: Callable[..., nn.Module] | None = field(default=None, compare=False, repr=False)  # (shape, classes)
 
     def algorithm(self) -> Algorithm:
-        """The algorithm: the value where there is one, otherwise parsed from the text."""
-        return self.values.algorithm or methods.parse_method(self.method, self.local)
+        """The algorithm, parsed from its text unless this process already has it."""
+        return self.parsed or methods.parse_method(self.method, self.local)
 
     def whole(self) -> Network:
-        """A new network of the blueprint's shape, from the value where there is one, otherwise by its name."""
-        return models.build(self.values.network or self.model, self.shape, self.classes)
+        """A new network of the blueprint's shape."""
+        return models.build(self.factory or self.model, self.shape, self.classes)
 
     def network(self) -> Network:
-        """What the clients train: the whole network, or its last layers behind a frozen part."""
+        """The network that clients train: all of it, or its last layers behind a frozen part."""
         whole = self.whole()
         return whole if self.layers is None else fine_tune(whole, self.shape, self.layers, stored=self.stored)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers and strings; refused where they do not say enough for another process."""
+        """Plain numbers and strings; refused if another process could not build the same from them."""
         if not self.crosses:
             raise UserError(f"{self.method}, {self.model}: {CANNOT_CROSS}")
-        fields = asdict(replace(self, values=Values()))
-        del fields["values"]
+        fields = asdict(replace(self, parsed=None, factory=None))
+        del fields["parsed"], fields["factory"]
         return fields
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> "Blueprint":
-        """What ``to_json`` gave, as it was."""
+        """Read what ``to_json`` returned."""
         return Blueprint(**{**fields, "shape": tuple(fields["shape"]), "local": Local(**fields["local"])})
 
 
 def dataset(images: ImageSet, population: Population) -> Tensors:
-    """All that the clients hold, as tensors by name: what goes into shared memory.
+    """The clients' data as tensors by name, for shared memory.
 
-    Images that are read when asked for go as their description: "<part>/stored", JSON in UTF-8, and arrays under it.
-    Test examples that are some of the training images go as their rows.
+    Images that are read on demand are described: "<part>/stored", JSON in UTF-8, and arrays below it. A validation
+    split is given by its rows in the training images.
     """
     rows = images.test.rows
     return {
@@ -112,7 +105,7 @@ def dataset(images: ImageSet, population: Population) -> Tensors:
 
 
 def pixels(blueprint: Blueprint, data: Tensors, device: torch.device | None = None) -> dict[str, Pixels]:
-    """The images of the train and test part as the network takes them; on the CPU where no device is given."""
+    """The images of the train and test part as the network's input, by default on the CPU."""
     dtype = getattr(torch, blueprint.dtype)
 
     def part(name: str) -> Pixels:
@@ -125,9 +118,9 @@ def pixels(blueprint: Blueprint, data: Tensors, device: torch.device | None = No
 
 
 def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> ClientSide:
-    """The same client side in every process that has the same blueprint and data.
+    """Build the client side; it is the same in every process with the same blueprint and data.
 
-    ``memories`` is the descriptor of the file with the clients' saved states, where a method keeps some.
+    ``memories`` is the descriptor of the file with the clients' saved states, if the method has any.
     """
     dtype, device = getattr(torch, blueprint.dtype), ready_device(blueprint.device)
     parts = pixels(blueprint, data, device)
@@ -135,7 +128,7 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
     if isinstance(network, FineTuned):
         tensors.overwrite_some(network.whole, tensors.under(data, FROZEN))
     network = network.to(dtype)
-    kept = None if memories is None else ClientMemory(algorithm.remember, tensors.of_module(network), memories)
+    memory = None if memories is None else ClientMemory(algorithm.remember, tensors.of_module(network), memories)
     return ClientSide(
         algorithm=algorithm,
         network=network.to(device),
@@ -143,12 +136,12 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
         train=parts["train"],
         test=parts["test"],
         population=Population(data["population/order"].numpy(), data["population/offsets"].numpy()),
-        memory=kept,
+        memory=memory,
     )
 
 
 def with_shares(data: Tensors, processes: int) -> Tensors:
-    """The data for several processes at once: the memory that images may take is divided among them."""
+    """The data for several processes, among which the memory for images is divided."""
     texts = {f"{part}/{STORED}" for part in ("train", "test")} & data.keys()
     return data | {name: _bytes(with_memory(_text(data[name]), processes)) for name in texts}
 
@@ -176,17 +169,17 @@ def _text(content: Tensor) -> str:
     return content.numpy().tobytes().decode()
 
 
-# Freed memory stays with the process for the next step. A step allocates and frees the same few megabytes again and
-# again; by default glibc gives them back to the kernel each time and pays for fresh pages the next.
-KEEP = 256 * 2**20  # bytes of freed memory that stay with the process
-LARGE = 32 * 2**20  # blocks above this size are mapped, and given back at once; glibc allows no more
-AHEAD = 64 * 2**20  # how much more than needed is asked of the kernel at a time
+# A step allocates and frees the same few megabytes again and again. By default glibc returns them to the kernel each
+# time and pays for fresh pages in the next step, so the process keeps them instead.
+KEEP = 256 * 2**20  # bytes of freed memory that the process keeps
+LARGE = 32 * 2**20  # larger blocks are mapped and returned at once; glibc's maximum
+AHEAD = 64 * 2**20  # bytes to request from the kernel in addition to those needed
 
 _TRIM, _TOP, _MMAP = -1, -2, -3  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD of malloc.h
 
 
 def keep_freed_memory() -> bool:
-    """Set it for this process; False where the C library is not glibc, and nothing was changed."""
+    """Keep freed memory in this process; False if the C library is not glibc."""
     if not sys.platform.startswith("linux"):
         return False
     try:

@@ -1,7 +1,7 @@
-"""Messages as bytes: a header in JSON and the raw bytes of tensors, each message whole or refused. Nothing is pickled.
+"""Messages as bytes: a header in JSON and the raw bytes of tensors. Damaged messages are refused; nothing is pickled.
 
 The header has the message's fields, and the name, type and shape of every tensor; the body is their bytes,
-little-endian, one after another without gaps. Pool, torchrun and federation share it.
+little-endian, without gaps. Pool, torchrun and federation share it.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from unskew.core.tensors import ALIGN
 from unskew.core.types import Tensors
 
 MAX_HEADER = 16 * 2**20  # bytes
-MAX_BODY = 8 * 2**30  # bytes, where nobody knows how many to expect
+MAX_BODY = 8 * 2**30  # bytes, unless the caller sets a lower limit
 MAX_NAME = 300  # characters
 MAX_TENSORS = 20_000  # in one message; the largest networks have a few thousand
 TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
@@ -44,39 +44,39 @@ class Envelope:
     """A message as bytes."""
 
     header: bytes
-    body: bytes | memoryview = b""  # tensors of a memoryview are views of it where they are aligned
+    body: bytes | memoryview = b""  # aligned tensors of a memoryview are views of it
 
     def __len__(self) -> int:
         return len(self.header) + len(self.body)
 
     def to_bytes(self) -> bytes:
-        """In one piece, for a file."""
+        """Header and body in one piece."""
         return b"".join((len(self.header).to_bytes(8, "little"), self.header, self.body))
 
     @staticmethod
     def from_bytes(content: bytes) -> "Envelope":
-        """What ``to_bytes`` gave."""
+        """Read what ``to_bytes`` returned."""
         end = 8 + int.from_bytes(content[:8], "little")
         return Envelope(content[8:end], content[end:])
 
 
 @dataclass(frozen=True)
 class Body:
-    """Tensors as bytes, and what each of them is."""
+    """Tensors as bytes, with their names, types and shapes."""
 
     entries: list[Entry]
     content: bytes
 
     @cached_property
     def sha256(self) -> bytes:
-        """Of the bytes; once for all nodes that they are sent to."""
+        """The hash of the bytes, computed once for all recipients."""
         return hashlib.sha256(self.content).digest()
 
     @staticmethod
     def of(tensors: Iterable[tuple[str, Tensor]]) -> "Body":
         """The bytes of these tensors, one after another."""
         if sys.byteorder != "little":
-            raise UserError("a federation needs machines that store numbers in little-endian order; this one does not")
+            raise UserError("only little-endian machines can exchange tensors, but this one is big-endian")
         pairs = list(tensors)
         entries = [(name, _dtype(value), tuple(value.shape)) for name, value in pairs]
         return Body(entries, b"".join(raw(value).numpy().data for _, value in pairs if value.numel()))
@@ -86,13 +86,13 @@ NO_TENSORS = Body([], b"")
 
 
 def encode(fields: Mapping[str, Any], tensors: Body | Iterable[tuple[str, Tensor]] = NO_TENSORS) -> Envelope:
-    """The message with these fields and tensors."""
+    """A message with these fields and tensors."""
     body = tensors if isinstance(tensors, Body) else Body.of(tensors)
     return Envelope(msgspec.json.encode({**fields, "tensors": body.entries}), body.content)
 
 
 def decode_header(envelope: Envelope) -> dict[str, Any]:
-    """The fields alone."""
+    """Only the fields."""
     if len(envelope.header) > MAX_HEADER:
         raise BadMessage(f"oversized: its header takes {len(envelope.header):,} bytes; the limit is {MAX_HEADER:,}")
     try:
@@ -105,7 +105,7 @@ def decode_header(envelope: Envelope) -> dict[str, Any]:
 
 
 def decode(envelope: Envelope, most: int = MAX_BODY) -> tuple[dict[str, Any], list[tuple[str, Tensor]]]:
-    """The fields and tensors of a message; one that is not whole, or larger than ``most`` bytes, is refused."""
+    """The fields and tensors of a message; a damaged one, or one above ``most`` bytes, is refused."""
     header = decode_header(envelope)
     if len(envelope.body) > most:
         raise BadMessage(f"oversized: its tensors take {len(envelope.body):,} bytes; the limit is {most:,}")
@@ -131,7 +131,7 @@ def decode_tensors(described: Any, body: bytes | memoryview) -> list[tuple[str, 
         if size and not content.readonly and start % ALIGN == 0:
             value = torch.frombuffer(content, dtype=DTYPES[dtype], count=math.prod(shape), offset=start).view(shape)
         else:
-            value = torch.empty(shape, dtype=DTYPES[dtype])  # aligned: kernels round by where a tensor begins
+            value = torch.empty(shape, dtype=DTYPES[dtype])  # aligned, because alignment affects how kernels round
             if size:
                 raw(value).numpy().data[:] = content[start : start + size]
         tensors.append((name, value))
@@ -140,7 +140,7 @@ def decode_tensors(described: Any, body: bytes | memoryview) -> list[tuple[str, 
 
 
 def by_name(tensors: Iterable[tuple[str, Tensor]]) -> Tensors:
-    """The tensors by name; a name that comes twice is refused."""
+    """The tensors by name; a repeated name is refused."""
     named: Tensors = {}
     for name, value in tensors:
         if name in named:
@@ -150,7 +150,7 @@ def by_name(tensors: Iterable[tuple[str, Tensor]]) -> Tensors:
 
 
 def raw(value: Tensor) -> Tensor:
-    """[bytes], the tensor's own memory where it is contiguous and on the CPU."""
+    """[bytes], the tensor's own memory if it is contiguous and on the CPU."""
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -1,8 +1,8 @@
-"""What a frozen part makes of every image, computed once and kept in the cache folder.
+"""The output of a frozen part for every image, computed once and cached.
 
-The fingerprint is over the images, the frozen weights, the cut, the shape, the normalisation and the views. Blocks of
-images are files of their own, each with its checksum: interrupted work continues, and a damaged
-file is made again. The bits do not depend on the number of cores.
+The fingerprint covers the images, the frozen weights, the cut, the shape, the normalization and the views. Each block
+of images is a file with a checksum: interrupted work continues, and a damaged file is computed again. The output does
+not depend on the number of cores.
 """
 
 import copy
@@ -38,7 +38,7 @@ from unskew.models.finetune import Cut, find_cut
 from unskew.models.networks import Network
 
 BLOCK = 1024  # images in a file
-AT_ONCE = 32  # images in one pass: what does not fit a core's cache is slower
+AT_ONCE = 32  # images in one pass, which should fit in a core's cache
 FORMAT, ABOUT = "unskew features 1", "unskew"
 
 Floats = npt.NDArray[np.float32]
@@ -46,7 +46,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Frozen:
-    """A frozen part ready to run: the network with its weights, its cut, the images, how many views of each."""
+    """A frozen part ready to run: the network with its weights, the images, and the number of views of each."""
 
     blueprint: Blueprint
     network: Network
@@ -62,11 +62,11 @@ class Frozen:
         return cut
 
     def fingerprint(self, cut: Cut) -> str:
-        """Of all that decides the output."""
+        """A hash of everything that decides the output."""
         facts = [FORMAT, self.data_sha256, str(self.blueprint.shape), str(cut.shape), str(self.views)]
         if self.views and (kind := self.blueprint.local.augmentation) != SHIFT:
-            facts.append(f"{kind} 2")  # counted up when the same draws would give other views
-        own = {id(value) for value in self.network.classifier.parameters()}  # which ``encoder`` may have with it
+            facts.append(f"{kind} 2")  # increase the number if the same draws give other views
+        own = {id(value) for value in self.network.classifier.parameters()}  # may be part of ``encoder``
         front = {**dict(cut.front.named_parameters()), **dict(cut.front.named_buffers())}
         facts.append(tensors.sha256({name: value for name, value in front.items() if id(value) not in own}))
         facts += [str(value.flatten().tolist()) for value in (self.parts["train"].scale, self.parts["train"].offset)]
@@ -80,39 +80,44 @@ def stored_features(frozen: Frozen, images: ImageSet, cache: Path, say: Say) -> 
     folder = cache / f"features-{fingerprint[:32]}"
     size = stored_bytes(images, cut.shape, frozen.views)
     activity = f"features of the frozen part: {format_bytes(size)} in {folder}"
-    _check_room(folder, size)
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if existing != folder and size > (free := shutil.disk_usage(existing).free):
+        raise UserError(
+            f"the features of the frozen part need {format_bytes(size)} in {folder}, but only {format_bytes(free)} is "
+            f"free; free some space, or set --cache-dir or {CACHE_VARIABLE} to a folder on another disk"
+        )
     total = len(images.train) * (1 + frozen.views) + (len(images.test) if images.test.rows is None else 0)
     done, parts = 0, dict[str, Floats]()
     with _locked(folder), _Encoder(cut, frozen.blueprint) as encoder:
         for part, split in (("train", images.train), ("test", images.test)):
-            if split.rows is not None:  # some of the training images
+            if split.rows is not None:  # a validation split
                 parts[part] = parts["train"]
                 continue
-            kept = 1 + (frozen.views if part == "train" else 0)
-            made: Floats = np.empty((len(split) * kept, *cut.shape), np.float32)
+            per_image = 1 + (frozen.views if part == "train" else 0)
+            features: Floats = np.empty((len(split) * per_image, *cut.shape), np.float32)
             for start in range(0, len(split), BLOCK):
                 stop = min(start + BLOCK, len(split))
                 file = folder / f"{part}-{start:09d}.safetensors"
-                rows = made[start * kept : stop * kept]
+                rows = features[start * per_image : stop * per_image]
                 if not _read(file, fingerprint, rows):
                     say(activity, done, total)
-                    encoder.fill(rows, frozen.parts[part], start, kept)
+                    encoder.fill(rows, frozen.parts[part], start, per_image)
                     _write(file, fingerprint, rows)
                 done += len(rows)
-            parts[part] = made
+            parts[part] = features
     train = Split(parts["train"], images.train.labels)
     test = Split(parts["test"], images.test.labels, images.test.rows)
     return replace(images, train=train, test=test)
 
 
 def stored_bytes(images: ImageSet, shape: tuple[int, int, int], views: int) -> int:
-    """What the stored output takes, in memory and on disk."""
-    own = len(images.test) if images.test.rows is None else 0  # a validation part is some of the training images
+    """The size of the stored output, in memory and on disk."""
+    own = len(images.test) if images.test.rows is None else 0  # a validation split is part of the training images
     return 4 * shape[0] * shape[1] * shape[2] * (len(images.train) * (1 + views) + own)
 
 
 def images_sha256(images: ImageSet) -> str:
-    """SHA-256 over train and test, images and labels."""
+    """SHA-256 of the images and labels of train and test."""
     digest = hashlib.sha256()
     for part in (images.train, images.test):
         digest.update(repr(part.images.shape).encode())
@@ -125,7 +130,7 @@ def images_sha256(images: ImageSet) -> str:
 
 
 class _Encoder:
-    """The frozen part on every core: a copy of it for each thread, and batches that do not depend on their number."""
+    """Runs the frozen part on every core, with a copy for each thread; batches do not depend on their number."""
 
     def __init__(self, cut: Cut, blueprint: Blueprint) -> None:
         self._device = ready_device(blueprint.device)
@@ -141,18 +146,18 @@ class _Encoder:
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
 
-    def fill(self, rows: Floats, pixels: Pixels, start: int, kept: int) -> None:
-        """Compute the rows of the examples from ``start`` on: of each the plain image, then its views."""
+    def fill(self, rows: Floats, pixels: Pixels, start: int, per_image: int) -> None:
+        """Compute the rows of the examples from ``start`` on: for each, the plain image, then its views."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._count, "features", torch.set_num_threads, (1,))
             for _ in range(self._count):
                 front = copy.deepcopy(self._cut.front).eval().to(self._device)
                 self._free.put(front.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
-        examples = len(rows) // kept
-        shaped = rows.reshape(examples, kept, *rows.shape[1:])
+        examples = len(rows) // per_image
+        shaped = rows.reshape(examples, per_image, *rows.shape[1:])
         work = [
             self._threads.submit(self._pass, shaped[first : first + AT_ONCE, view], pixels, start + first, view)
-            for view in range(kept)
+            for view in range(per_image)
             for first in range(0, examples, AT_ONCE)
         ]
         for part in work:
@@ -161,7 +166,7 @@ class _Encoder:
     def _pass(self, rows: Floats, pixels: Pixels, start: int, view: int) -> None:
         index = torch.arange(start, start + len(rows))
         chosen: tuple[Tensor | None, Tensor | None] = None, None
-        if view:  # the same for every seed, so that runs of several seeds share the stored views
+        if view:  # the same for every seed, so that seeds share the stored views
             crops, flip = draw_augmentation(self._augmentation, Key(0).fold("views", view).numpy(), len(pixels.labels))
             chosen = crops[index], flip[index]
         images = pixels.batch(index, *chosen)[0].to(self._device, memory_format=torch.channels_last)
@@ -175,36 +180,27 @@ class _Encoder:
 
 
 def _write(file: Path, fingerprint: str, rows: Floats) -> None:
-    about = f"{fingerprint} {hashlib.sha256(rows.data).hexdigest()}"  # one entry: several have no order
+    about = f"{fingerprint} {hashlib.sha256(rows.data).hexdigest()}"  # one entry, because several have no fixed order
     write_whole(file, save({"features": torch.from_numpy(rows)}, metadata={ABOUT: about}))
 
 
 def _read(file: Path, fingerprint: str, rows: Floats) -> bool:
-    """Fill the rows from the file, if it is there, whole and of this fingerprint."""
+    """Fill the rows from the file, if it exists, is undamaged and has this fingerprint."""
     try:
         with safe_open(file, "numpy") as content:
-            about, there = (content.metadata() or {}).get(ABOUT, ""), content.get_tensor("features")
+            about, features = (content.metadata() or {}).get(ABOUT, ""), content.get_tensor("features")
     except (OSError, SafetensorError, ValueError, KeyError):
         return False
-    known = f"{fingerprint} {hashlib.sha256(np.ascontiguousarray(there).data).hexdigest()}"
-    if there.shape != rows.shape or there.dtype != np.float32 or about != known:
+    expected = f"{fingerprint} {hashlib.sha256(np.ascontiguousarray(features).data).hexdigest()}"
+    if features.shape != rows.shape or features.dtype != np.float32 or about != expected:
         return False
-    rows[:] = there
+    rows[:] = features
     return True
-
-
-def _check_room(folder: Path, size: int) -> None:
-    """Refuse what the disk has no room for, unless some of it is there already."""
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not folder.exists() and size > (free := shutil.disk_usage(there).free):
-        sizes = f"{format_bytes(size)} in {folder}, but only {format_bytes(free)} is free"
-        hint = f"free some space, or set --cache-dir or {CACHE_VARIABLE} to a folder on another disk"
-        raise UserError(f"the features of the frozen part take {sizes}; {hint}")
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time computes these features; another waits, and then reads them."""
+    """Let one process at a time compute these features; others wait, and then read them."""
     lock = FileLock(folder / ".lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)

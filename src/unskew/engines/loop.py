@@ -1,4 +1,4 @@
-"""One client after another in this process: the definition of what an engine does."""
+"""One client after another in this process: the reference for what an engine does."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from unskew.round.jobs import answer
 
 
 class Loop:
-    """Client work on one thread, so that its result does not depend on the machine's number of cores."""
+    """Client work on one thread, so that results do not depend on the number of cores."""
 
     def __init__(self, side: ClientSide) -> None:
         keep_freed_memory()
@@ -19,7 +19,7 @@ class Loop:
     def visit(
         self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key
     ) -> Iterator[Reply | Failure | Note]:
-        """Do the job for each visit. ``add`` sets up the context that it runs in, once for all visits."""
+        """Do the job for each visit, in the context that ``add`` sets up once for all visits."""
         for visit in visits:
             yield answer(self._side, job, shared, visit, key)
 

@@ -1,7 +1,7 @@
 """One process per core, one thread each, data and weights in shared memory: the default on a CPU.
 
-On a small network two processes of one thread do about a third more than one process of two threads. Replies come in
-the order of the visits, so the number of workers does not change a bit of a sum.
+On a small network, two processes with one thread are about a third faster than one process with two threads. Replies
+are yielded in visit order, so the number of workers does not change the sums.
 """
 
 import os
@@ -28,11 +28,11 @@ from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide, plan_ahead
 from unskew.round.jobs import answer, decode_job, encode_job
 
-FILES = 12  # open at one time while a worker is started, in addition to those that stay
-FILES_OF_WORKER = 9  # that stay open: its line, its life line, its results and their mappings, its standard error
-AHEAD = 2  # groups of visits that a worker has at once: it begins the second while the parent takes the first
-SLOTS = 3  # files that a worker has for results: a group being written, the next one's, one that waits to be added
-PATIENCE = 2.0  # seconds that a worker has to end by itself
+FILES = 12  # open only while a worker starts
+FILES_OF_WORKER = 9  # that stay open: two connections, its results and their mappings, its standard error
+AHEAD = 2  # groups of visits that a worker has at once: it starts the second while the parent handles the first
+SLOTS = 3  # result files of a worker: for the current group, the next one, and one waiting to be added
+PATIENCE = 2.0  # seconds for a worker to exit by itself
 
 
 class Hello(msgspec.Struct, tag="hello"):
@@ -45,12 +45,12 @@ class Hello(msgspec.Struct, tag="hello"):
 
 
 class Begin(msgspec.Struct, tag="begin"):
-    """The job that the visits from here on are about."""
+    """The job of the following visits."""
 
     number: int
     job: dict[str, Any]
     weights: Layout
-    seed: str  # of any size
+    seed: str  # too large for an integer in JSON
     key: list[int | str]
 
 
@@ -63,18 +63,18 @@ class VisitGroup(msgspec.Struct, tag="group", omit_defaults=True):
 
 
 class VisitResult(msgspec.Struct, omit_defaults=True):
-    """What one visit returned: where its sums and its extra are in the slot's file, or why it failed."""
+    """The result of one visit: where its sums and extra are in the slot's file, or why it failed."""
 
     index: int
     failure: str | None = None
     where: tuple[int, int] | None = None
-    layout: Layout | None = None  # None: that of the worker's last result
+    layout: Layout | None = None  # None: as in the worker's last result
     extra: tuple[int, int] | None = None
     ticket: str | None = None
 
 
 class GroupResults(msgspec.Struct, tag="results", omit_defaults=True):
-    """What a group of visits returned; ``storage``: why the worker cannot store what clients keep."""
+    """The results of a group of visits; ``storage``: why the clients' memories cannot be stored."""
 
     number: int
     slot: int
@@ -88,21 +88,21 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Pool:
-    """Workers that live as long as the engine, and are replaced when they die. The shared data become its own."""
+    """Worker processes, replaced when they die. The pool owns and closes the shared data."""
 
     def __init__(
         self, blueprint: Blueprint, data: "SharedFile", layout: Layout, workers: int, side: ClientSide
     ) -> None:
         if (needed := FILES + workers * FILES_OF_WORKER) > files_left():
-            wanted = f"a pool of {workers} workers needs to open {needed} more files"
-            raise UserError(f"{too_many_files(wanted)}, or give fewer --workers, or --engine loop")
+            problem = f"a pool of {workers} workers needs to open {needed} more files"
+            raise UserError(f"{too_many_files(problem)}, or give fewer --workers, or --engine loop")
         self._side, self._local = side, blueprint.local
         self.roster, self.memory = side.population.roster, side.memory_file  # the workers share the file
         self._data, self._weights = data, SharedFile()
         self._blueprint, self._layout = blueprint.to_json(), layout
         self._device = resolve_device(blueprint.device)
-        self._numbers: dict[type, int] = {}  # by type of job, how many numbers a reply has
-        self._job = 0  # its number: results of an earlier job are ignored
+        self._numbers: dict[type, int] = {}  # how many numbers a reply has, by type of job
+        self._job = 0  # number of the current job; results of earlier ones are ignored
         self._selector = selectors.DefaultSelector()
         self._workers: list[Worker] = []
         self._failed_starts = 0
@@ -112,7 +112,7 @@ class Pool:
     def visit(
         self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key
     ) -> Iterator[Reply | Failure | Note]:
-        """Spread the visits over the workers, the long ones first."""
+        """Distribute the visits among the workers, the longest first."""
         self._job += 1
         begin = Begin(self._job, encode_job(job), self._weights.write(shared), str(key.seed), list(key.path))
         for worker in self._workers:
@@ -126,7 +126,7 @@ class Pool:
             for worker in self._workers:
                 self._feed(worker, schedule)
             for selected, _ in self._selector.select():
-                self._hear(selected.data, schedule, begin)
+                self._receive(selected.data, schedule, begin)
 
     def close(self) -> None:
         """End the workers and release the shared memory."""
@@ -140,7 +140,7 @@ class Pool:
 
     def _start(self, number: int) -> "Worker":
         device = worker_device(self._device, device_count(self._device), number)
-        path = [os.path.abspath(folder) for folder in sys.path]  # another working directory changes nothing
+        path = [os.path.abspath(folder) for folder in sys.path]  # independent of the working directory
         hello = Hello(self._blueprint | {"device": device}, self._layout, path, self._side.secret)
         worker = Worker([self._data, self._weights], self._side, hello, number)
         self._workers.append(worker)
@@ -148,7 +148,7 @@ class Pool:
         return worker
 
     def _feed(self, worker: "Worker", schedule: Scheduler) -> None:
-        """Send a worker its next visits; a second group only while many are open, so that the last ones do not wait."""
+        """Send a worker its next visits; a second group only while many are open, so that the last do not wait."""
         while worker.ready and len(worker.tasks) < AHEAD:
             if worker.tasks and not schedule.may_queue(len(self._workers)):
                 return
@@ -162,7 +162,7 @@ class Pool:
             worker.child.send(VisitGroup(slot, visits, parts))
 
     def _free_slot(self, worker: "Worker", schedule: Scheduler) -> int | None:
-        """A slot for the next group's results; for an idle worker one is emptied by copying its results."""
+        """A slot for the next group's results; for an idle worker, one is freed by copying its results."""
         for slot in [slot for slot, indices in worker.held.items() if not schedule.waits(indices)]:
             del worker.held[slot]
         free = next((slot for slot in range(SLOTS) if slot not in worker.tasks and slot not in worker.held), None)
@@ -172,7 +172,7 @@ class Pool:
         schedule.own(indices)
         return slot
 
-    def _hear(self, worker: "Worker", schedule: Scheduler, begin: Begin) -> None:
+    def _receive(self, worker: "Worker", schedule: Scheduler, begin: Begin) -> None:
         while True:
             message = worker.child.receive(Ready | GroupResults)
             if message is None:
@@ -181,11 +181,11 @@ class Pool:
             if isinstance(message, Ready):
                 worker.ready = True
             elif isinstance(message, GroupResults):
-                self._take(worker, message, schedule)
+                self._record(worker, message, schedule)
             if not worker.child.messages.pending():
                 return
 
-    def _take(self, worker: "Worker", message: GroupResults, schedule: Scheduler) -> None:
+    def _record(self, worker: "Worker", message: GroupResults, schedule: Scheduler) -> None:
         if message.storage:
             raise (LostMemory if message.lost else StorageFailure)(message.storage)
         worker.tasks.pop(message.slot, None)
@@ -210,7 +210,7 @@ class Pool:
         if not worker.ready:
             self._failed_starts += 1
         if self._failed_starts >= DEATHS:
-            raise UserError(f"worker processes cannot start ({reason}); use --engine loop, which needs none")
+            raise UserError(f"worker processes cannot start ({reason}); use --engine loop, which does not need them")
         schedule.again([index for index in indices if running is not None and index != running])
         for index in indices if running is None else [running]:
             schedule.worker_died(index, reason)
@@ -218,28 +218,28 @@ class Pool:
 
 
 class Worker:
-    """One worker process as its parent sees it, and the memory it writes its results to."""
+    """The parent's side of a worker process, and the memory that its results are written to."""
 
     def __init__(self, shared: Sequence["SharedFile"], side: ClientSide, hello: Hello, number: int = 0) -> None:
-        self.number = number  # which decides its device where there are several
+        self.number = number  # decides its device if there are several
         self._results = [ResultFile() for _ in range(SLOTS)]
         assert side.sessions is not None
-        kept = [side.memory_file.descriptor] if side.memory_file else []
+        memories = [side.memory_file.descriptor] if side.memory_file else []
         files = [*(file.descriptor for file in shared), *(file.descriptor for file in self._results)]
-        self.child = start_worker(__name__, *files, side.sessions.descriptor, *kept)
+        self.child = start_worker(__name__, *files, side.sessions.descriptor, *memories)
         self.ready = False
-        self.tasks: dict[int, list[int]] = {}  # by slot, the indices of the visits that the worker was given
-        self.held: dict[int, list[int]] = {}  # by slot, the indices whose results are in it and may still be needed
+        self.tasks: dict[int, list[int]] = {}  # the indices of its current visits, by slot
+        self.held: dict[int, list[int]] = {}  # the indices whose results may still be needed, by slot
         self._layout: Layout = []  # of its last result
         self.child.send(hello)
 
     def remember_layout(self, result: VisitResult) -> None:
-        """A layout is sent once, and holds for the results after it."""
+        """Store the layout; it is sent only when it changes."""
         if result.layout is not None:
             self._layout = result.layout
 
     def read(self, slot: int, result: VisitResult) -> Reply:
-        """A visit's reply: its sums are in the slot's memory, its extra is copied."""
+        """A visit's reply; its sums are views of the slot's memory, its extra is copied."""
         self.remember_layout(result)
         assert result.where is not None
         file = self._results[slot]
@@ -249,7 +249,7 @@ class Worker:
         return Reply(PackedSums(self._layout, file.read(*result.where)), extra, result.ticket)
 
     def running(self) -> int | None:
-        """The index of the visit that it was doing, once it is dead; None where it had none."""
+        """The index of the visit during which the worker died; None if there was none."""
         indices = (self._results[slot].running[0] for slot in self.tasks)
         return next((index for index in indices if any(index in group for group in self.tasks.values())), None)
 
@@ -261,18 +261,19 @@ class Worker:
 
 
 def main(parent: JsonLines, data: int, weights: int, *others: int) -> None:
-    """In a worker process: answer until the parent is gone.
+    """A worker process: answer until the parent exits.
 
-    The descriptors are those of the data, the weights, SLOTS files of results, sessions and, where a method keeps
-    something between visits, memories.
+    The descriptors are those of the data, the weights, SLOTS result files, the sessions and, if the method has any,
+    the memories.
     """
     keep_freed_memory()
     torch.set_num_threads(1)
     if (hello := parent.receive(Hello)) is None:
         return
     sys.path[:] = hello.path
-    sessions, *kept = others[SLOTS:]
-    side = build(Blueprint.from_json(hello.blueprint), SharedFile(data).read(hello.data), kept[0] if kept else None)
+    sessions, *memories = others[SLOTS:]
+    blueprint, tensors = Blueprint.from_json(hello.blueprint), SharedFile(data).read(hello.data)
+    side = build(blueprint, tensors, *memories)
     side = replace(side, secret=hello.secret, sessions=Sessions(sessions))
     inbox, desk = SharedFile(weights), Desk(side, [ResultFile(descriptor) for descriptor in others[:SLOTS]])
     parent.send(Ready())
@@ -284,20 +285,20 @@ def main(parent: JsonLines, data: int, weights: int, *others: int) -> None:
 
 
 class Desk:
-    """Where a worker does the visits of a job, group by group."""
+    """Does the visits of a job in a worker, group by group."""
 
     def __init__(self, side: ClientSide, files: "list[ResultFile]") -> None:
         self._files, self._file = files, files[0]
-        self._side = replace(side, room=lambda count: self._file.room(count))  # an update is made where it is sent from
-        self._layout: Layout | None = None  # the last one that the parent was sent: long, and nearly always the same
+        self._side = replace(side, room=lambda count: self._file.room(count))  # updates are computed in shared memory
+        self._layout: Layout | None = None  # the last one sent to the parent: long, and rarely different
 
     def begin(self, message: Begin, shared: Tensors) -> None:
-        """The visits from here on are about this job."""
+        """Start a job."""
         self._number, self._shared = message.number, shared
         self._job, self._key = decode_job(message.job), Key(int(message.seed), tuple(message.key))
 
     def answer(self, group: VisitGroup) -> GroupResults:
-        """Do a group of visits; what the parent is sent."""
+        """Do a group of visits, and return the message for the parent."""
         self._file = self._files[group.slot]
         self._file.clear()
         results: list[VisitResult] = []

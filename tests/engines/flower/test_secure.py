@@ -136,7 +136,7 @@ def test_a_client_that_comes_late_is_not_in_a_private_run(tmp_path):
         exchange.pause(5)
 
     federated(tmp_path, exchange, clients=3, method="private-updates", rounds=4, observe=observe, said=said)
-    assert any("node node-2 is left out: private-updates counts on the clients that" in line for line in said)
+    assert any("node node-2 is left out: with private-updates the clients must be those" in line for line in said)
 
 
 # Nodes that drop out

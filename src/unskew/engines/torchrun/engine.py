@@ -1,9 +1,9 @@
-"""The engine of rank 0, which has the run: it does visits itself and gives the other ranks visits to do.
+"""The engine of rank 0, which has the run: it does visits itself and assigns visits to the other ranks.
 
-Replies come in the order of the visits, so the number of ranks does not change a bit of a sum. What a
-client keeps goes to the rank that does its visit and comes back with the result: all of it is in rank 0's file, so
-that a run can continue with another number of ranks, or in another engine. The record of secure sums goes the same way,
-and all ranks share one secret: whichever does a client's next visit is the same member of the sum.
+Replies are yielded in visit order, so the number of ranks does not change the sums. A client's memory is sent to the
+rank that does its visit and returned with the result: all memories are in rank 0's file, so a run can continue with
+another number of ranks, or in another engine. The record of secure sums travels the same way, and all ranks share one
+secret, so that a client is the same member of the sum on every rank.
 """
 
 import _thread
@@ -40,34 +40,34 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """Handlers of this process's interrupts; in another thread than its main one there are none."""
+    """Handles this process's interrupts; outside the main thread it does nothing."""
 
     def __init__(self) -> None:
-        self.ending = False  # from then on interrupts have nothing to add
-        self._came = threading.Event()
-        self._ours = False  # whether the next interrupt is one that ``interrupt`` made
+        self.ending = False  # from then on interrupts are ignored
+        self._received = threading.Event()
+        self._ours = False  # whether the next interrupt is from ``interrupt``
         self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in INTERRUPTS}
 
     def interrupt(self) -> None:
-        """From another thread: end what the main thread is in."""
+        """Interrupt the main thread, from another thread."""
         self._ours = True
         _thread.interrupt_main()
 
     def restore(self, wait: float = 0.0) -> None:
-        """The handlers from before; ``wait`` is for an interrupt that is sure to come, in seconds."""
+        """Restore the handlers, after up to ``wait`` seconds for an interrupt that is expected."""
         if not self._before:
             return
         if wait:
-            self._came.wait(wait)
+            self._received.wait(wait)
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._ours:
-            self._came.set()
+            self._received.set()
         self._ours = False
         before = self._before.get(number)
         if self.ending or before is signal.SIG_IGN:
@@ -78,43 +78,43 @@ class Signals:
         raise KeyboardInterrupt
 
 
-AHEAD = 2  # groups of visits that a rank has at once: one under way, one waiting, so that it is never idle
+AHEAD = 2  # groups of visits per rank: one running and one queued, so that it is never idle
 SILENT_SECONDS = 15.0  # after which a silent rank counts as lost
-CLOSE_SECONDS = 5.0  # that the others have to confirm the end of a run
-SIGNAL_SECONDS = 2.0  # within which torchrun ends the ranks of a machine where one has died
-GO_ON = "the run can be resumed with any number of ranks, or without torchrun"
+CLOSE_SECONDS = 5.0  # for the other ranks to confirm the end of a run
+SIGNAL_SECONDS = 2.0  # within which torchrun ends the ranks of a machine after one has died
+RESUME = "the run can be resumed with any number of ranks, or without torchrun"
 
 
 @dataclass
-class _Other:
+class _OtherRank:
     known: Rank
     writer: Writer = field(init=False)
     ready: bool = False
     left: bool = False  # whether it has announced its end
-    tasks: list[list[int]] = field(default_factory=list)  # indices of the visits that it was given, group by group
-    layout: Layout | None = None  # of its last result: it is nearly always the same
-    shares: bool = False  # whether it is on this machine, so that it reads the model from shared memory
-    files: list[ResultFile] = field(default_factory=list)  # where it writes sums, if it is on this machine
-    slots: dict[int, list[int]] = field(default_factory=dict)  # by file, the visits whose sums are or will be in it
+    tasks: list[list[int]] = field(default_factory=list)  # indices of its visits, by group
+    layout: Layout | None = None  # of its last result, which rarely changes
+    shares: bool = False  # whether it is on this machine and reads the model from shared memory
+    files: list[ResultFile] = field(default_factory=list)  # for its sums, if it is on this machine
+    slots: dict[int, list[int]] = field(default_factory=dict)  # the visits whose sums are or will be in each file
 
 
-class Others:
-    """The other ranks. One thread listens to each; the main thread asks for what they find."""
+class OtherRanks:
+    """The other ranks. A thread listens to each; the main thread collects the results."""
 
     def __init__(self, known: Sequence[Rank], memory: ClientMemory | None, sessions: Sessions | None = None) -> None:
         self._memory, self._sessions = memory, sessions
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._schedule: Scheduler | None = None
-        self._added = 0  # results that the main thread needs no more, in visit order
-        self._number = 0  # of the job: an answer to an earlier one is of no use
-        self._busy = False  # whether the main thread is in a visit of its own
-        self._error: BaseException | None = None  # the first that a thread met
-        self._wait = 0.0  # for the signal that torchrun is about to send, in seconds
+        self._added = 0  # results that the main thread no longer needs, in visit order
+        self._number = 0  # of the current job; replies to earlier ones are ignored
+        self._busy = False  # whether the main thread is doing a visit itself
+        self._error: BaseException | None = None  # the first in any thread
+        self._wait = 0.0  # seconds to wait for torchrun's signal
         self._interrupted = False  # whether another rank was interrupted
         self._signals = Signals()
         self._closing = False
-        self._shared = SharedFile()  # what the server sends, for ranks on this machine
-        self._others = [_Other(rank) for rank in known]
+        self._shared = SharedFile()  # the server's tensors, for ranks on this machine
+        self._others = [_OtherRank(rank) for rank in known]
         for other in self._others:
             other.writer = Writer(other.known.rank, partial(self._lose, other))
         self._listeners = [Thread(target=self._listen, args=(other,), daemon=True) for other in self._others]
@@ -122,7 +122,7 @@ class Others:
             listener.start()
 
     def open(self, opening: Message, data: Tensors) -> None:
-        """Give every rank all that it needs for any client's work, and wait until they have it."""
+        """Send every rank what it needs for any client's work, and wait until all are ready."""
         opening = opening | {"shared": offer(self._shared)}
         for other in self._others:
             other.writer.send(opening)
@@ -131,11 +131,11 @@ class Others:
             other.writer.send({"build": True})
         with self._changed:
             while not all(other.ready for other in self._others):
-                self._raise_what_happened()
+                self._raise_pending()
                 self._changed.wait()
 
     def begin(self, schedule: Scheduler, job: Message, shared: Tensors) -> None:
-        """Begin a job with all ranks."""
+        """Start a job on all ranks."""
         near, far = ([other for other in self._others if other.shares == local] for local in (True, False))
         layout = self._shared.write(shared) if near else []
         body = Body.of(shared.items()) if far else NO_TENSORS
@@ -153,15 +153,15 @@ class Others:
     def take(self, schedule: Scheduler) -> list[Reply | Failure]:
         """The results that are next in visit order."""
         with self._changed:
-            self._added = schedule.passed  # who asks for more has added what it was given before
+            self._added = schedule.passed  # the caller has added all earlier results
             return list(iter(schedule.take, None))
 
     def next_own(self, schedule: Scheduler) -> list[int]:
-        """The indices of visits for rank 0 itself; none when a result can be passed on, or all are."""
+        """The indices of visits for rank 0 itself; empty if a result can be passed on, or all have been."""
         with self._changed:
             self._busy = False
             while True:
-                self._raise_what_happened()
+                self._raise_pending()
                 if schedule.done or schedule.ready:
                     return []
                 if indices := schedule.next_group(len(self._others) + 1):
@@ -170,26 +170,26 @@ class Others:
                 self._changed.wait()
 
     def finish(self, index: int, result: Reply | Failure) -> None:
-        """Rank 0's own result."""
+        """Record rank 0's own result."""
         with self._changed:
             if self._schedule is not None:
                 self._schedule.finish(index, result)
         self._hand_out()
 
     def end(self) -> None:
-        """The job is over, or given up."""
+        """End the job."""
         with self._changed:
             self._schedule, self._busy = None, False
 
-    def instead_of_interrupt(self) -> BaseException:
-        """What to raise for an interrupt: torchrun sends one when a rank has died, and so do we."""
+    def pending_error(self) -> BaseException:
+        """The error behind an interrupt: torchrun sends one when a rank has died, and so do we."""
         with self._changed:
             if self._error is None and self._others and not self._closing:
                 self._changed.wait(0.3)
             return self._error or KeyboardInterrupt()
 
     def close(self) -> bool:
-        """Let them wait for another run; whether all have confirmed."""
+        """Make the ranks wait for another run; returns whether all have confirmed."""
         self._closing = True
         for other in self._others:
             other.writer.send({"close": True})
@@ -204,8 +204,8 @@ class Others:
         return not any(listener.is_alive() for listener in self._listeners)
 
     def _hand_out(self) -> None:
-        """Give visits to ranks that have room; a second group only while many are open, so that none has to queue."""
-        given = []
+        """Assign visits to ranks; a second group only while many are open, so that the last do not wait."""
+        assigned = []
         with self._changed:
             schedule, number, ranks = self._schedule, self._number, len(self._others) + 1
             if schedule is None:
@@ -216,17 +216,18 @@ class Others:
                         break
                     other.tasks.append(indices)
                     slot = self._free_slot(other, indices)
-                    given.append((other, slot, [(index, schedule.visits[index]) for index in indices]))
-        for other, slot, visits in given:
-            tasks, kept = list[Message](), list[tuple[str, Tensor]]()
+                    assigned.append((other, slot, [(index, schedule.visits[index]) for index in indices]))
+        for other, slot, visits in assigned:
+            tasks, memories = list[Message](), list[tuple[str, Tensor]]()
             for index, visit in visits:
                 tasks.append({"index": index, "visit": visit, "record": self._record(visit)})
-                if (memory := self._kept(visit)) is not None:
-                    kept.append((str(index), memory))
-            other.writer.send({"number": number, "tasks": tasks, "slot": slot}, kept)
+                if self._memory is not None and isinstance(visit, Visit) and visit.ticket is not None:
+                    content = self._memory.content(visit.ticket, visit.client)
+                    memories.append((str(index), torch.frombuffer(content, dtype=torch.uint8)))
+            other.writer.send({"number": number, "tasks": tasks, "slot": slot}, memories)
 
-    def _free_slot(self, other: _Other, indices: list[int]) -> int | None:
-        """Which of its files the rank writes these visits' sums to; None: it sends them."""
+    def _free_slot(self, other: _OtherRank, indices: list[int]) -> int | None:
+        """The file for these visits' sums; None if the rank must send them."""
         for slot in range(len(other.files)):
             if all(index < self._added for index in other.slots.get(slot, ())):
                 other.slots[slot] = indices
@@ -234,17 +235,12 @@ class Others:
         return None
 
     def _record(self, visit: Visit | TestPart) -> str:
-        """What the client has answered in secure sums, as text; empty where it has never been in one."""
+        """The client's replies in secure sums, as text; empty if there are none."""
         if self._sessions is None or not isinstance(visit, Visit) or visit.client == EVERYONE:
             return ""
         return self._sessions.content(visit.client).hex()
 
-    def _kept(self, visit: Visit | TestPart) -> Tensor | None:
-        if self._memory is None or not isinstance(visit, Visit) or visit.ticket is None:
-            return None
-        return torch.frombuffer(self._memory.content(visit.ticket, visit.client), dtype=torch.uint8)
-
-    def _listen(self, other: _Other) -> None:
+    def _listen(self, other: _OtherRank) -> None:
         try:
             while True:
                 message, tensors = receive(other.known.rank, SILENT_SECONDS)
@@ -252,7 +248,7 @@ class Others:
                     return
                 if "interrupted" in message:
                     other.left = True
-                    self._tell(None)
+                    self._notify(None)
                     return
                 if ALIVE not in message:
                     self._hear(other, message, tensors)
@@ -261,7 +257,7 @@ class Others:
         except ConnectionError as error:
             self._lose(other, str(error))
 
-    def _hear(self, other: _Other, message: Message, tensors: Tensors) -> None:
+    def _hear(self, other: _OtherRank, message: Message, tensors: Tensors) -> None:
         try:
             if "refused" in message:
                 raise UserError(f"{other.known.name}: {message['refused']}")
@@ -269,26 +265,26 @@ class Others:
                 kind = LostMemory if message["lost"] else StorageFailure
                 raise kind(f"{other.known.name}: {message['storage']}")
             if "ready" in message:
-                found = [open_offered(*offered) for offered in message["files"]]
+                descriptors = [open_offered(*offered) for offered in message["files"]]
                 with self._changed:
                     other.ready, other.shares = True, message["shares"]
-                    other.files = [ResultFile(descriptor) for descriptor in found if descriptor is not None]
+                    other.files = [ResultFile(descriptor) for descriptor in descriptors if descriptor is not None]
                     self._changed.notify_all()
             else:
                 self._take(other, message, tensors)
                 self._hand_out()
         except Exception as error:  # noqa: BLE001  raised again in the main thread
-            self._tell(error)
+            self._notify(error)
 
-    def _take(self, other: _Other, message: Message, tensors: Tensors) -> None:
-        """A group's results: how each visit ended, and the tensors that came with it."""
+    def _take(self, other: _OtherRank, message: Message, tensors: Tensors) -> None:
+        """Record the results of a group of visits."""
         results: list[Message] = message["results"]
         with self._changed:
             schedule = self._schedule if message["number"] == self._number else None
             if schedule is None:
                 return
             if (indices := [result["index"] for result in results]) not in other.tasks:
-                raise UserError(f"{other.known.name} answered visits that it was not assigned")
+                raise UserError(f"{other.known.name} replied to visits that it was not assigned")
         replies = [self._reply(other, schedule.visits[result["index"]], result, tensors) for result in results]
         with self._changed:
             other.tasks.remove(indices)
@@ -299,8 +295,8 @@ class Others:
                     schedule.finish(index, reply)
             self._changed.notify_all()
 
-    def _reply(self, other: _Other, visit: Visit | TestPart, result: Message, tensors: Tensors) -> Reply | str:
-        """A visit's reply, or why it failed; what the client keeps and answered in secure sums is stored."""
+    def _reply(self, other: _OtherRank, visit: Visit | TestPart, result: Message, tensors: Tensors) -> Reply | str:
+        """A visit's reply, or why it failed; stores the client's memory and its record of secure sums."""
         index = result["index"]
         if isinstance(visit, Visit) and result.get("record") and self._sessions is not None:
             self._sessions.join(visit.client, bytes.fromhex(result["record"]))
@@ -310,22 +306,22 @@ class Others:
             other.layout = [(name, kind, shape, start) for name, kind, shape, start in result["layout"]]
         assert other.layout is not None
         ticket = None
-        kept = tensors.get(f"{index}/kept")
-        if kept is not None and isinstance(visit, Visit) and visit.slot is not None and self._memory is not None:
-            ticket = self._memory.put(visit.slot, bytearray(kept.numpy()))
+        memory = tensors.get(f"{index}/kept")
+        if memory is not None and isinstance(visit, Visit) and visit.slot is not None and self._memory is not None:
+            ticket = self._memory.put(visit.slot, bytearray(memory.numpy()))
         extra = under(tensors, f"{index}/extra/")
         if "where" in result:
             slot, start, count = result["where"]
             return Reply(PackedSums(other.layout, other.files[slot].read(start, count)), extra, ticket)
         return Reply(PackedSums(other.layout, tensors[f"{index}/sums"]), extra, ticket)
 
-    def _lose(self, other: _Other, reason: str) -> None:
+    def _lose(self, other: _OtherRank, reason: str) -> None:
         if not other.left:
-            lost = UserError(f"{other.known.name} is lost: {reason}; {GO_ON}")
-            self._tell(lost, SIGNAL_SECONDS * other.known.ended_with_us)
+            lost = UserError(f"{other.known.name} is lost: {reason}; {RESUME}")
+            self._notify(lost, SIGNAL_SECONDS * other.known.ended_with_us)
 
-    def _tell(self, error: BaseException | None, wait: float = 0.0) -> None:
-        """Let the main thread know, out of a visit of its own too; without an error, that it should end."""
+    def _notify(self, error: BaseException | None, wait: float = 0.0) -> None:
+        """Report an error to the main thread, interrupting its own visit; None: another rank was interrupted."""
         with self._changed:
             if error is None:
                 self._interrupted = True
@@ -336,19 +332,19 @@ class Others:
                 self._signals.interrupt()
             self._changed.notify_all()
 
-    def _raise_what_happened(self) -> None:
+    def _raise_pending(self) -> None:
         if self._interrupted and self._error is None:
-            self._changed.wait(0.5)  # the interrupt that this process gets itself is on its way, or a rank has died
+            self._changed.wait(0.5)  # until this process is interrupted too, or the loss of a rank is noticed
         if self._error is not None or self._interrupted:
             self._signals.ending = True
             raise self._error or KeyboardInterrupt
 
 
-_AT_WORK = threading.Lock()  # the other ranks work for one engine at a time
+_AT_WORK = threading.Lock()  # the other ranks serve one engine at a time
 
 
 class Ranks:
-    """This process and the other ranks. One that dies ends the run, which can be resumed."""
+    """This process and the other ranks. If a rank dies, the run ends and can be resumed."""
 
     def __init__(self, blueprint: Blueprint, data: Tensors, side: ClientSide, others: Sequence[Rank]) -> None:
         keep_freed_memory()
@@ -360,7 +356,7 @@ class Ranks:
         opening["remembers"] = side.memory is not None
         if not _AT_WORK.acquire(blocking=False):
             raise UserError("--engine torchrun: the other ranks are still working on another run of this process")
-        self._others = Others(others, self.memory, side.sessions)
+        self._others = OtherRanks(others, self.memory, side.sessions)
         try:
             self._others.open(opening, data)
         except BaseException:
@@ -370,7 +366,7 @@ class Ranks:
     def visit(
         self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key
     ) -> Iterator[Reply | Failure | Note]:
-        """Spread the visits over the ranks, the long ones first."""
+        """Distribute the visits among the ranks, the longest first."""
         schedule = Scheduler(job, visits, self.roster, self._local, self._numbers)
         begin = {"begin": encode_job(job), "seed": str(key.seed), "key": list(key.path)}
         try:
@@ -386,17 +382,17 @@ class Ranks:
                     for index in indices:
                         self._others.finish(index, answer(self._side, job, shared, visits[index], key))
         except KeyboardInterrupt:
-            raise self._others.instead_of_interrupt() from None
+            raise self._others.pending_error() from None
         finally:
             self._others.end()
 
     def close(self) -> None:
-        """Let the other ranks wait for another run, and close the memories' file."""
+        """Make the other ranks wait for another run, and close the files."""
         if self._closed:
             return
         self._closed = True
         if self._others.close():
             _AT_WORK.release()
         self._side.close()
-        if isinstance(sys.exc_info()[1], KeyboardInterrupt):  # on its way out, between two jobs
-            raise self._others.instead_of_interrupt() from None
+        if isinstance(sys.exc_info()[1], KeyboardInterrupt):  # between two jobs
+            raise self._others.pending_error() from None

@@ -1,6 +1,6 @@
-"""The other ranks: wait for rank 0, do the visits that it sends, end when it ends.
+"""The other ranks: wait for rank 0, do the visits that it sends, exit when it does.
 
-One thread listens, so that the end of rank 0 is noticed even during a visit; one writes; the main thread works.
+One thread listens, so that the loss of rank 0 is noticed even during a visit; one writes; the main thread works.
 """
 
 import os
@@ -25,41 +25,41 @@ from unskew.core.types import EVERYONE, Failure, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, build, keep_freed_memory
 from unskew.engines.results import ResultFile, SharedFile, offer, open_offered
 from unskew.engines.torchrun.engine import INTERRUPTS
-from unskew.engines.torchrun.join import Launched, come
+from unskew.engines.torchrun.join import Launched, join_rank_zero
 from unskew.engines.torchrun.link import ALIVE, FOREVER, Message, Writer, receive
 from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide, new_room, plan_ahead
 from unskew.round.client_memory import anonymous_file
 from unskew.round.jobs import answer, decode_job
 
-SILENT_SECONDS = 60.0  # after which rank 0 counts as lost, while it has an engine open
-GIVEN, KEPT = 0, 1  # the slots of a rank's own file of memories: what came with a visit, what goes back
+SILENT_SECONDS = 60.0  # after which rank 0 counts as lost, while it has an open engine
+RECEIVED, RETURNED = 0, 1  # slots of the rank's memory file
 INTERRUPTED = 130
-SLOTS = 4  # files for sums: two groups under way, two that wait to be added
+SLOTS = 4  # files for sums: two groups running or queued, two waiting to be added
 
 
-def follow(place: Launched) -> NoReturn:
-    """Work for rank 0, in one run after another, until it ends."""
+def follow(launch: Launched) -> NoReturn:
+    """Work for rank 0, run after run, until it exits."""
     for number in INTERRUPTS:
-        signal.signal(number, signal.SIG_DFL)  # there is nothing to lose yet
+        signal.signal(number, signal.SIG_DFL)  # nothing to clean up yet
     torch.set_num_threads(1)
     keep_freed_memory()
-    if come(place):
+    if join_rank_zero(launch):
         with neutral():
-            _Follower(place).serve()
+            _Follower(launch).serve()
     sys.exit(0)
 
 
 class _Follower:
-    def __init__(self, place: Launched) -> None:
-        self._place = place
+    def __init__(self, launch: Launched) -> None:
+        self._launch = launch
         self._inbox: SimpleQueue[tuple[Message, Tensors] | None] = SimpleQueue()
         self._writer: Writer | None = None  # while rank 0 has an engine open
         self._working = False
-        self._ending = Lock()  # taken by the first that ends the process
+        self._ending = Lock()  # acquired by the first thread that ends the process
         self._side: ClientSide | None = None
-        self._layout: Layout | None = None  # the last one that rank 0 was sent
-        self._inputs: SharedFile | None = None  # rank 0's file of what the server sends; None: it sends it
+        self._layout: Layout | None = None  # the last one sent to rank 0
+        self._inputs: SharedFile | None = None  # rank 0's file of the server's tensors; None: they are sent
         self._files: list[ResultFile] = []
         self._file: ResultFile | None = None  # for the sums of these visits; None: they are sent
         for number in INTERRUPTS:
@@ -68,7 +68,7 @@ class _Follower:
         self._listener.start()
 
     def serve(self) -> None:
-        """Do what the messages say, until there are no more."""
+        """Handle messages until there are no more."""
         opening: Message = {}
         data: Tensors = {}
         while (item := self._inbox.get()) is not None:
@@ -91,19 +91,18 @@ class _Follower:
             elif self._side is not None:
                 self._answer(self._side, message, tensors)
             self._working = False
-        self._listener.join()  # a thread inside PyTorch when the interpreter ends would abort the process
+        self._listener.join()  # a thread in PyTorch at exit would abort the process
 
     def _build(self, opening: Message, data: Tensors) -> None:
-        """Build the client's side that rank 0 describes; report to rank 0 what prevents it."""
+        """Build the client side that rank 0 describes, or report why that fails."""
         try:
             blueprint = Blueprint.from_json(opening["open"])
             device = resolve_device(blueprint.device)
-            own = worker_device(device, device_count(device), self._place.local_rank)
+            own = worker_device(device, device_count(device), self._launch.local_rank)
             memories = anonymous_file() if opening["remembers"] else None
             side = build(replace(blueprint, device=own), data, memories)
-            self._side = replace(
-                side, secret=bytes.fromhex(opening["secret"]), sessions=Sessions.temporary(), room=self._room
-            )
+            secret = bytes.fromhex(opening["secret"])
+            self._side = replace(side, secret=secret, sessions=Sessions.temporary(), room=self._room)
             self._files = [ResultFile() for _ in range(SLOTS)]
             descriptor = open_offered(*opening["shared"])
             self._inputs = None if descriptor is None else SharedFile(descriptor)
@@ -115,7 +114,7 @@ class _Follower:
     def _room(self, count: int) -> Tensor:
         return new_room(count) if self._file is None else self._file.room(count)
 
-    def _answer(self, side: ClientSide, message: Message, kept: Tensors) -> None:
+    def _answer(self, side: ClientSide, message: Message, memories: Tensors) -> None:
         results, sent = list[Message](), list[tuple[str, Tensor]]()
         visits: list[Visit | TestPart] = [
             msgspec.convert(task["visit"], Visit) if "client" in task["visit"] else TestPart(**task["visit"])
@@ -128,7 +127,7 @@ class _Follower:
         plan_ahead(side, self._job, self._shared, visits, self._key)
         for task, visit in zip(message["tasks"], visits, strict=True):
             try:
-                result, tensors = self._visit(side, task, visit, kept.get(str(task["index"])))
+                result, tensors = self._visit(side, task, visit, memories.get(str(task["index"])))
             except StorageFailure as error:
                 self._send({"storage": str(error), "lost": isinstance(error, LostMemory)})
                 return
@@ -139,14 +138,14 @@ class _Follower:
         self._send({"number": message["number"], "results": results}, sent)
 
     def _visit(
-        self, side: ClientSide, task: Message, visit: Visit | TestPart, kept: Tensor | None
+        self, side: ClientSide, task: Message, visit: Visit | TestPart, memory: Tensor | None
     ) -> tuple[Message, Tensors]:
-        """What rank 0 is sent about a visit: fields, and the sums, the extra and what the client keeps as tensors."""
+        """Do a visit; the fields and tensors to send: its sums, its extra and the client's memory."""
         if isinstance(visit, Visit) and task["record"] and side.sessions is not None:
             side.sessions.join(visit.client, bytes.fromhex(task["record"]))
-        if isinstance(visit, Visit) and (memory := side.memory_file) is not None:
-            ticket = None if kept is None else memory.put(GIVEN, bytearray(kept.numpy()))
-            visit = replace(visit, ticket=ticket, slot=None if visit.slot is None else KEPT)
+        if isinstance(visit, Visit) and side.memory_file is not None:
+            ticket = None if memory is None else side.memory_file.put(RECEIVED, bytearray(memory.numpy()))
+            visit = replace(visit, ticket=ticket, slot=None if visit.slot is None else RETURNED)
         reply = answer(side, self._job, self._shared, visit, self._key)
         record = _record(side, visit, task["record"])
         if isinstance(reply, Failure):
@@ -155,7 +154,7 @@ class _Follower:
         layout, tensors = reply.sums.layout, {"sums": reply.sums.vector, **prefixed(dict(reply.extra), "extra/")}
         if reply.ticket is not None and side.memory_file is not None:
             tensors["kept"] = torch.frombuffer(side.memory_file.content(reply.ticket, -1), dtype=torch.uint8)
-        fields = record if layout == self._layout else record | {"layout": layout}  # long, and nearly always the same
+        fields = record if layout == self._layout else record | {"layout": layout}  # long, and rarely different
         self._layout = layout
         return fields, tensors
 
@@ -189,17 +188,17 @@ class _Follower:
             self._lost(str(error))
 
     def _lost(self, reason: str) -> None:
-        """Rank 0 has ended. Between two runs this is the normal end; otherwise torchrun reports it."""
+        """Rank 0 has exited: the normal end between two runs, otherwise a failure that torchrun reports."""
         if not self._ending.acquire(blocking=False):
             return
-        if self._writer is not None and self._place.rank == 1:
+        if self._writer is not None and self._launch.rank == 1:
             os.write(2, f"unskew: rank 0 is lost: {reason}; resume its run with: unskew resume RUN\n".encode())
         if self._writer is not None or self._working:
             os._exit(1)
         self._inbox.put(None)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Tell rank 0, in a thread, since this one may be in the middle of a message."""
+        """Notify rank 0, in another thread, because this one may be in the middle of a message."""
         Thread(target=self._leave, daemon=True).start()
 
     def _leave(self) -> None:
@@ -210,7 +209,7 @@ class _Follower:
 
 
 def _record(side: ClientSide, visit: Visit | TestPart, before: str) -> Message:
-    """What the client has answered in secure sums, where that is new."""
+    """The client's replies in secure sums, if there are new ones."""
     if side.sessions is None or not isinstance(visit, Visit) or visit.client == EVERYONE:
         return {}
     now = side.sessions.content(visit.client).hex()
