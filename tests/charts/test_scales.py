@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unskew.charts import Axis
-from unskew.charts.scales import Scale, breadth, ends, fit, format_numbers, locate, ticks, to_number, wrap
+from unskew.charts.scales import Scale, ends, fit, format_numbers, locate, text_width, ticks, to_number, wrap
 from unskew.core.errors import UserError
 
 ODD = (None, math.nan, math.inf, -math.inf, 1e305, 10**400)
@@ -148,7 +148,7 @@ def test_numbers_beside_each_other_have_the_same_decimals_and_no_zero_is_negativ
 @given(st.text(), st.floats(1, 500))
 def test_a_text_that_is_cut_fits_and_begins_alike(text, room):
     cut = fit(text, room)
-    assert breadth(cut) <= max(room, breadth("…"))
+    assert text_width(cut) <= max(room, text_width("…"))
     assert " ".join(text.split()).startswith(cut.removesuffix("…"))
 
 
@@ -156,12 +156,12 @@ def test_a_text_that_is_cut_fits_and_begins_alike(text, room):
 def test_wrapped_lines_fit_and_lose_nothing_without_an_ellipsis(text, room, most):
     lines = wrap(text, room, most=most)
     assert len(lines) <= most
-    assert all(breadth(line) <= room for line in lines)
+    assert all(text_width(line) <= room for line in lines)
     if not any("…" in line for line in lines):
         assert " ".join(lines) == " ".join(text.split())
 
 
 def test_wide_letters_are_wider_than_narrow_ones_and_accents_take_no_room():
-    assert breadth("W") > breadth("a") > breadth("i")
-    assert breadth("界") > breadth("W")
-    assert breadth("e\u0301") == breadth("e")
+    assert text_width("W") > text_width("a") > text_width("i")
+    assert text_width("界") > text_width("W")
+    assert text_width("e\u0301") == text_width("e")

@@ -11,7 +11,7 @@ from PIL import Image
 from unskew.charts import Axis, Chart, Line
 from unskew.charts.files import chart_bytes, for_paper, length
 from unskew.charts.layout import Text, lay_out
-from unskew.charts.scales import breadth, break_lines
+from unskew.charts.scales import break_lines, text_width
 from unskew.core.errors import UserError
 
 NAMES = [
@@ -39,14 +39,15 @@ def test_a_whole_legend_has_every_name_to_its_last_letter_inside_the_picture(wid
         assert name.replace(" ", "") in joined
     assert "…" not in joined
     assert not re.search(r"\+\d+more", joined)
-    assert all(text.x + breadth(text.text) <= drawn.width for text in said if not text.turn and text.anchor == "start")
+    level = [text for text in said if not text.turn and text.anchor == "start"]
+    assert all(text.x + text_width(text.text) <= drawn.width for text in level)
     assert max(text.y for text in said) <= drawn.height
 
 
 def test_entries_of_a_whole_legend_do_not_overlap():
     said = [text for text in texts(for_paper(chart(), 315)) if text.anchor == "start" and not text.turn]
     for one, other in combinations(said, 2):
-        apart = one.x + breadth(one.text) <= other.x or other.x + breadth(other.text) <= one.x
+        apart = one.x + text_width(one.text) <= other.x or other.x + text_width(other.text) <= one.x
         assert apart or abs(one.y - other.y) >= 12, (one, other)
 
 
@@ -86,7 +87,7 @@ def test_without_a_height_the_legend_takes_nothing_from_the_plot():
 
 
 def test_a_height_that_leaves_no_room_is_refused_with_one_that_does():
-    with pytest.raises(UserError, match=r"legend alone take .* cm; give --height ([\d.]+)cm or more") as said:
+    with pytest.raises(UserError, match=r"legend alone need .* cm; give --height ([\d.]+)cm or more") as said:
         for_paper(chart(), 315, 120)
     enough = re.search(r"--height ([\d.]+cm)", str(said.value))[1]
     assert for_paper(chart(), 315, length(enough, "--height"))
@@ -104,6 +105,6 @@ def test_lengths_have_four_units():
 
 def test_a_word_that_is_wider_than_the_room_is_broken():
     lines = break_lines("short " + "x" * 50, 100)
-    assert all(breadth(line) <= 100 for line in lines)
+    assert all(text_width(line) <= 100 for line in lines)
     assert "".join(lines) == "short" + "x" * 50
     assert break_lines("", 100) == [""]

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, Rule, Words
+from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, Rule, Words, grouped
 from unskew.charts.files import DARK, LIGHT, STYLE, svg, svg_sheet
 from unskew.charts.layout import Text, lay_out
-from unskew.charts.scales import breadth
+from unskew.charts.scales import text_width
 from unskew.core.errors import UserError
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -108,7 +108,7 @@ def test_no_two_texts_overlap_and_none_leaves_the_picture(drawn):
     for layer in lay_out(drawn).layers:
         for text in layer.shapes:
             if isinstance(text, Text) and not text.turn:
-                wide = breadth(text.text, text.size)
+                wide = text_width(text.text, text.size)
                 left = text.x - {"start": 0, "middle": 0.5, "end": 1}[text.anchor] * wide
                 boxes.append((left, text.y - 0.75 * text.size, left + wide, text.y, text.text))
     for left, top, right, bottom, text in boxes:
@@ -133,13 +133,13 @@ def test_slanted_and_turned_texts_stay_in_the_picture_and_apart(drawn):
     turned = [t for layer in lay_out(drawn).layers for t in layer.shapes if isinstance(t, Text) and t.turn]
     slanted = sorted((t for t in turned if t.turn == 45), key=lambda t: t.x)
     for text in slanted:
-        reach = breadth(text.text) / math.sqrt(2)
+        reach = text_width(text.text) / math.sqrt(2)
         assert text.x - reach >= 0
         assert text.y + reach <= drawn.height
     assert all(b.x - a.x >= 14.9 for a, b in pairwise(slanted))
     for text in (t for t in turned if t.turn == 90):
         assert text.x - 10 >= 0
-        assert breadth(text.text) / 2 <= min(text.y, drawn.height - text.y)
+        assert text_width(text.text) / 2 <= min(text.y, drawn.height - text.y)
 
 
 @drawn_from_the_gallery
@@ -458,9 +458,20 @@ def test_pictures_hold_their_pixels():
 
 
 def test_an_unknown_colour_is_refused_and_numbers_begin_again_after_ten():
-    with pytest.raises(UserError, match="'red': give a number from 0 to 9, or one of ink, quiet, heat"):
+    with pytest.raises(UserError, match="'red'; give a number from 0 to 9, or one of ink, quiet, heat"):
         svg(chart(Line([0, 1], [0, 1], colour="red")))
     assert found(chart(Line([0, 1], [0, 1], colour=13)), "g[@class='l3 line']")
+
+
+def test_groups_stand_around_whole_numbers_without_touching():
+    marks = grouped({"a": [1, 2], "b": [3, None], "c": [5, 6]})
+    places = sorted((x, mark.width) for mark in marks for x in mark.x)
+    for (left, width), (right, _) in pairwise(places):
+        assert left + width / 2 < right - width / 2
+    assert [round(sum(mark.x[at] for mark in marks) / 3, 12) for at in (0, 1)] == [0, 1]
+    assert [mark.name for mark in marks] == ["a", "b", "c"]
+    assert [mark.colour for mark in marks] == [0, 1, 2]
+    assert list(marks[1].height) == [3, None]
 
 
 # Several charts in one file

@@ -1,8 +1,7 @@
 """A chart as a value: axes, marks, and a description for readers who cannot see it.
 
-Measures return charts; ``charts.files`` writes them as SVG, PNG or PDF.
-Coordinates are those of the data. Colours are numbers of a palette of ten, safe for colour-blind readers, or names
-of roles.
+Measures return charts; ``charts.files`` writes them as SVG, PNG or PDF. Coordinates are those of the data. Colors are
+numbers in a palette of ten that is safe for color-blind readers, or names of roles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from statistics import fmean, stdev
 from unskew.core.errors import UserError
 
 PALETTE = 10
-ROLES = ("ink", "quiet", "heat")  # text and axes; the background; the colour of quantity
+ROLES = ("ink", "quiet", "heat")  # for text and axes; for the background; for quantities
 
 Colour = int | str  # 0..9, or a role
 Numbers = Sequence[float | None]  # None: unknown; a line breaks, a bar is missing
@@ -22,7 +21,7 @@ Numbers = Sequence[float | None]  # None: unknown; a line breaks, a bar is missi
 class Axis:
     """One direction of a chart.
 
-    ``low`` and ``high`` are the ends (None: what the marks need), ``ticks`` values and their labels (None: round
+    ``low`` and ``high`` are the ends (None: as the marks need), ``ticks`` are values and their labels (None: round
     numbers), ``kind`` is the format of numbers: "number", "percent" (0.5 is 50 %), "count" (whole), "bytes", "seconds".
     """
 
@@ -37,14 +36,14 @@ class Axis:
 
 @dataclass(frozen=True)
 class Line:
-    """Points joined in their order; ``tips`` describe each point."""
+    """Connected points; ``tips`` describe each point."""
 
     x: Numbers
     y: Numbers
     name: str = ""  # in the legend
     colour: Colour = 0
     dashed: bool = False
-    points: bool = False  # a dot at each
+    points: bool = False  # whether to draw a dot at each point
     tips: Sequence[str] = ()
 
 
@@ -75,7 +74,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Dots:
-    """Circles; ``area`` is relative to the largest (default 1), ``links`` are addresses that an SVG's circles open."""
+    """Circles; ``area`` is relative to the largest (default 1), ``links`` are opened by the circles of an SVG."""
 
     x: Numbers
     y: Numbers
@@ -89,18 +88,18 @@ class Dots:
 
 @dataclass(frozen=True)
 class Cells:
-    """A heat map: row 0 on top, cell (i, j) around x = j, y = i; None is left empty."""
+    """A heat map: row 0 is at the top, cell (i, j) around x = j, y = i; None leaves a cell empty."""
 
     values: Sequence[Numbers]
     low: float
     high: float
-    numbers: str = ""  # a format such as ".2f" that writes each value into its cell; "": none
+    numbers: str = ""  # a format such as ".2f" for the values in the cells; "": no numbers
     tips: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A thin line across the picture at ``x`` or at ``y``, with a label."""
+    """A thin line across the plot at ``x`` or ``y``, with a label."""
 
     x: float | None = None
     y: float | None = None
@@ -110,7 +109,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Picture:
-    """A small image, [h][w] or [h][w][3] of numbers 0..255; its centre is (x, y), its sides are in data units."""
+    """A small image, [h][w] or [h][w][3] of numbers 0..255, centered at (x, y); its sides are in data units."""
 
     pixels: Sequence[Sequence[int | Sequence[int]]]
     x: float
@@ -147,27 +146,27 @@ class Chart:
     y: Axis = Axis()
     width: int = 440
     height: int = 300
-    frame: bool = True  # axes with ticks; False: marks alone, as for pictures and embeddings
-    square: bool = False  # one unit has the same length on both axes
-    physical: bool = False  # width and height are hundredths of an inch, in SVG too
+    frame: bool = True  # axes with ticks; False: only marks, as for pictures and embeddings
+    square: bool = False  # whether a unit has the same length on both axes
+    physical: bool = False  # whether width and height are hundredths of an inch, even in SVG
     serif: bool = False
 
 
 def colour_name(colours: Colour | Sequence[Colour], index: int = 0) -> str:
-    """The name of a colour, or of one of several; numbers beyond the palette wrap around."""
+    """The name of a color, or of one of several; numbers beyond the palette wrap around."""
     if not isinstance(colours, str | int):
         colours = colours[index % len(colours)] if len(colours) else 0
     if not isinstance(colours, str):
         return str(int(colours) % PALETTE)
     if colours not in ROLES:
         raise UserError(
-            f"unknown colour {colours!r}: give a number from 0 to {PALETTE - 1}, or one of {', '.join(ROLES)}"
+            f"unknown color {colours!r}; give a number from 0 to {PALETTE - 1}, or one of {', '.join(ROLES)}"
         )
     return colours
 
 
 def grouped(groups: Mapping[str, Numbers], tip: Callable[[str, int], str] | None = None) -> list[Mark]:
-    """One set of bars for each name, a colour each, around 0, 1, 2, …; ``tip(name, index)`` describes a bar."""
+    """Bars around 0, 1, 2, …, in one color for each name; ``tip(name, index)`` describes a bar."""
     width, marks = 0.8 / max(len(groups), 1), list[Mark]()
     for index, (name, heights) in enumerate(groups.items()):
         x = [at + (index - (len(groups) - 1) / 2) * width for at in range(len(heights))]
@@ -177,7 +176,7 @@ def grouped(groups: Mapping[str, Numbers], tip: Callable[[str, int], str] | None
 
 
 def shares_in_bins(name: str, title: str, alt: str, bins: Mapping[str, Sequence[int]], what: str, many: str) -> Chart:
-    """How many of ``what`` ("client", ``many`` "clients") have which share, 0 to 1, in equal bins; a group a name."""
+    """A histogram of shares from 0 to 1 in equal bins, by name; ``what`` is "client" and ``many`` "clients"."""
     count = max(map(len, bins.values()), default=1)
 
     def tip(group: str, index: int) -> str:
@@ -191,7 +190,7 @@ def shares_in_bins(name: str, title: str, alt: str, bins: Mapping[str, Sequence[
 
 
 def average(runs: Sequence[Mapping[int, tuple[float, float]]]) -> tuple[list[float], list[float], list[float]]:
-    """Mean x, mean y and the deviation of y over runs of points by round, at the rounds that all of them have."""
+    """Mean x, mean y and the deviation of y at the rounds that all runs have."""
     common = sorted(set.intersection(*map(set, runs)))
     x, y = ([fmean(run[number][axis] for run in runs) for number in common] for axis in (0, 1))
     return x, y, [stdev(run[number][1] for run in runs) if len(runs) > 1 else 0.0 for number in common]

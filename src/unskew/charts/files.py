@@ -1,4 +1,4 @@
-"""Charts as files: SVG, PNG or PDF, one chart or several below one another."""
+"""Charts as files: SVG, PNG or PDF, one chart or several stacked vertically."""
 
 import base64
 import io
@@ -15,7 +15,7 @@ from PIL import Image as Raster
 
 from unskew.charts import Chart
 from unskew.charts.layout import Box, Circle, Drawing, Image, Layer, Polyline, Shape, Text, lay_out, lay_out_head
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, nearest
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,Ubuntu,'DejaVu Sans',sans-serif"
 SERIF = "'Times New Roman',Times,'Liberation Serif','DejaVu Serif',serif"
@@ -31,13 +31,13 @@ BASE = (
 )
 
 
-# the ten are safe for colour-blind readers, in the order in which charts use them: blue, vermilion, green, lilac, …
+# ten colors that are safe for color-blind readers, in the order of their use: blue, vermilion, green, lilac, …
 LIGHT = {
     **{str(index): colour for index, colour in enumerate((
         "#0072b2", "#d55e00", "#74bd94", "#b585d0", "#d6be00", "#64ccff", "#6a0000", "#261581", "#5d8f4f", "#7d7380",
     ))},
     "ink": "#222222", "quiet": "#666666", "heat": "#0b4f8a", "grid": "#e6e6e6", "axis": "#aaaaaa", "paper": "#ffffff",
-    "pale": "#000000", "half": "#000000", "full": "#ffffff",  # text on pale, middling and full shades of heat
+    "pale": "#000000", "half": "#000000", "full": "#ffffff",  # text on pale, medium and full shades of heat
 }  # fmt: skip
 DARK = {
     **{str(index): colour for index, colour in enumerate((
@@ -49,19 +49,19 @@ DARK = {
 
 
 def _rules(colours: dict[str, str], before: str = "") -> str:
-    made = []
+    rules = ""
     for name, colour in colours.items():
         fill, line = _classes(name)
-        made.append(f"{before}svg.chart .{fill}{{fill:{colour}}}{before}svg.chart .{line}{{stroke:{colour}}}")
-    return "".join(made)
+        rules += f"{before}svg.chart .{fill}{{fill:{colour}}}{before}svg.chart .{line}{{stroke:{colour}}}"
+    return rules
 
 
 def _classes(colour: str) -> tuple[str, str]:
-    """The class that fills with a colour, and the one that draws lines of it."""
+    """The CSS classes for filling with a color, and for lines."""
     return (f"c{colour}", f"l{colour}") if colour.isdigit() else (colour, f"l-{colour}")
 
 
-# a page's own switch goes before the reader's system; paper is white
+# the page's own theme overrides the system's; print is always light
 STYLE = (
     BASE
     + _rules(LIGHT)
@@ -72,14 +72,14 @@ ALONE = BASE + _rules(LIGHT) + f"@media screen and (prefers-color-scheme:dark){{
 
 
 def svg(chart: Chart, *, standalone: bool = True) -> str:
-    """The chart as text. A page that has charts with ``standalone=False`` has STYLE once."""
+    """The chart as text. With ``standalone=False`` the page must contain STYLE once."""
     picture = lay_out(chart)
     look = {"physical": chart.physical, "serif": chart.serif}
     return _document(picture.width, picture.height, picture.alt, _content(picture), standalone, **look)
 
 
 def svg_sheet(charts: Sequence[Chart]) -> str:
-    """Several charts below one another, as the text of one file."""
+    """Several charts stacked vertically, as the text of one file."""
     pictures = [lay_out(chart) for chart in charts]
     groups, top = "", 0
     for picture in pictures:
@@ -139,8 +139,8 @@ def _shape(shape: Shape) -> str:
             class_="bold" if shape.bold else None,
             transform=f"rotate({-shape.turn} {x} {y})" if shape.turn else None,
         )
-        whole = f"<title>{_escape(shape.whole)}</title>" if shape.whole else ""
-        return f"<text{look}>{whole}{_escape(shape.text)}</text>"
+        full = f"<title>{_escape(shape.full)}</title>" if shape.full else ""
+        return f"<text{look}>{full}{_escape(shape.text)}</text>"
     sides = {"x": shape.x, "y": shape.y, "width": shape.width, "height": shape.height}
     if isinstance(shape, Box):
         return _element("rect", shape.tip, **sides, fill_opacity=shape.opacity if shape.opacity < 1 else None)
@@ -176,8 +176,14 @@ def _escape(text: str) -> str:
 
 FORMATS = ("svg", "png", "pdf")
 INCH = 100.0  # units of the picture
-DENSITY = 200  # pixels an inch
-SLIM = 0.92  # the letters that come with matplotlib are wider than those of screens
+DENSITY = 200  # pixels per inch
+SLIM = 0.92  # matplotlib's fonts are wider than those of browsers
+
+
+def check_format(form: str) -> None:
+    """Reject an unknown format."""
+    if form not in FORMATS:
+        raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
 
 
 def chart_bytes(chart: Chart, form: str) -> bytes:
@@ -186,14 +192,14 @@ def chart_bytes(chart: Chart, form: str) -> bytes:
 
 
 def sheet_bytes(charts: Sequence[Chart], form: str) -> bytes:
-    """Several charts below one another as the bytes of one file."""
+    """Several charts stacked vertically, as the bytes of one file."""
     return svg_sheet(charts).encode() if form == "svg" else paper(charts, form)
 
 
 def paper(charts: Sequence[Chart], form: str) -> bytes:
-    """Charts below one another as PNG or PDF, the same bytes for the same charts."""
+    """Charts stacked vertically as PNG or PDF, with reproducible bytes."""
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # here: a second of import time
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second to import
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
     from matplotlib.transforms import Affine2D
@@ -216,13 +222,13 @@ def paper(charts: Sequence[Chart], form: str) -> bytes:
         top += picture.height
     file = io.BytesIO()
     dateless = {"Software": None} if form == "png" else {"CreationDate": None, "Producer": None, "Creator": None}
-    with rc_context({"pdf.fonttype": 42}):  # whole TrueType fonts: publishers refuse Type 3
+    with rc_context({"pdf.fonttype": 42}):  # TrueType, because publishers refuse Type 3 fonts
         figure.savefig(file, format=form, dpi=DENSITY, metadata=dateless)
     return file.getvalue()
 
 
 def _artists(layer: Layer, units: Any, serif: bool) -> list[Any]:
-    """What matplotlib draws of a layer; what is there for the pointer is left out."""
+    """The matplotlib artists of a layer, without hover targets."""
     from matplotlib import collections, patches
     from matplotlib.colors import to_rgba
     from matplotlib.image import BboxImage
@@ -237,7 +243,7 @@ def _artists(layer: Layer, units: Any, serif: bool) -> list[Any]:
         look: dict[str, Any] = {"colors": colour, "linewidths": 72 / INCH * layer.stroke}
         dashes = [(0, (4, 3)) if layer.dashed else "solid"]
         return [collections.LineCollection(lines, **look, linestyles=dashes, transform=units)]
-    made: list[Any] = []
+    artists: list[Any] = []
     filled: list[Any] = []
     for shape in layer.shapes:
         if isinstance(shape, Circle):
@@ -251,21 +257,21 @@ def _artists(layer: Layer, units: Any, serif: bool) -> list[Any]:
             image = BboxImage(TransformedBbox(position, units), cmap="gray", interpolation="nearest", origin="upper")
             pixels = raster(shape)
             image.set_data(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
-            made.append(image)
+            artists.append(image)
         else:
             font = _font("bold" if shape.bold else "normal", SLIM * 72 / INCH * shape.size, serif)
-            missing = missing_letters([shape.text], font)  # matplotlib would warn of them
+            missing = missing_characters([shape.text], font)  # matplotlib would warn about them
             text = "".join("\u25a1" if letter in missing else letter for letter in shape.text)
             align = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
             turn: dict[str, Any] = {"rotation": shape.turn, "rotation_mode": "anchor", "ha": align, "va": "baseline"}
             look = {"color": colour, "fontproperties": font, "parse_math": False}
-            made.append(Letters(shape.x, shape.y, text, transform=units, **turn, **look))
+            artists.append(Letters(shape.x, shape.y, text, transform=units, **turn, **look))
     if filled:
         boxes = [shape for shape in layer.shapes if not isinstance(shape, Image | Text)]
         faces = [to_rgba(colour, shape.opacity if isinstance(shape, Box) else layer.opacity) for shape in boxes]
         look = {"facecolors": faces, "linewidths": 0, "antialiaseds": not layer.crisp}
-        made.append(collections.PatchCollection(filled, transform=units, **look))
-    return made
+        artists.append(collections.PatchCollection(filled, transform=units, **look))
+    return artists
 
 
 def _font(weight: str = "normal", size: float = 12.0, serif: bool = False) -> Any:
@@ -278,27 +284,27 @@ def _font(weight: str = "normal", size: float = 12.0, serif: bool = False) -> An
 def raster(image: Image) -> npt.NDArray[np.uint8]:
     """The pixels of an image as bytes, [h, w] or [h, w, 3]."""
     pixels = np.nan_to_num(np.asarray(image.pixels, np.float64))
-    made = np.clip(pixels, 0, 255).round().astype(np.uint8)
-    return made[..., 0] if made.ndim == 3 and made.shape[2] == 1 else made
+    content = np.clip(pixels, 0, 255).round().astype(np.uint8)
+    return content[..., 0] if content.ndim == 3 and content.shape[2] == 1 else content
 
 
-def missing_letters(texts: Iterable[str], font: Any = None) -> set[str]:
-    """The letters of these texts that the font of PNG and PDF lacks: they are drawn as boxes."""
+def missing_characters(texts: Iterable[str], font: Any = None) -> set[str]:
+    """The characters that the font of PNG and PDF lacks, which are drawn as boxes."""
     from matplotlib.font_manager import findfont, get_font
 
     letters = get_font(findfont(font or _font()))
     return {letter for text in texts for letter in text if not letters.get_char_index(ord(letter))}
 
 
-UNITS_PER_INCH = 100  # units of a chart; letters of 12 units are 8.6 pt
+UNITS_PER_INCH = 100  # units of a chart; a font size of 12 units is 8.6 pt
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 LEAST, MOST = 1.0, 40.0  # inches
-PLOT = 110  # units below title and legend that axes and plot need at least
-SHAPE = 300 / 440  # height over width where only one was chosen
+PLOT = 110  # minimum height of axes and plot, in units
+SHAPE = 300 / 440  # default height over width
 
 
 def length(text: str, name: str) -> int:
-    """A length in units of a chart; ``name`` is the option that it was given with."""
+    """Parse a length, in units of a chart; ``name`` is the option's name."""
     match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(in|cm|mm|pt)\s*", text)
     if match is None:
         raise UserError(f"{name} {text[:40]}: give a length such as 8cm, 84mm, 3.3in or 240pt")
@@ -309,7 +315,7 @@ def length(text: str, name: str) -> int:
 
 
 def for_paper(chart: Chart, width: int | None = None, height: int | None = None) -> Chart:
-    """The chart in that size; without a height it is as high as legend and plot need."""
+    """The chart in this size; without a height, it is as high as legend and plot need."""
     wide = width or chart.width
     chart = replace(chart, width=wide, physical=True)
     _, head = lay_out_head(chart)
@@ -317,7 +323,7 @@ def for_paper(chart: Chart, width: int | None = None, height: int | None = None)
         _, short = lay_out_head(replace(chart, marks=()))
         return replace(chart, height=round(max(SHAPE * wide, PLOT) + head - short))
     if height < head + PLOT:
-        problem = f"the title and the legend alone take {head / UNITS_PER_INCH * 2.54:.1f} cm"
+        problem = f"the title and the legend alone need {head / UNITS_PER_INCH * 2.54:.1f} cm"
         least = (head + PLOT) / UNITS_PER_INCH * 2.54
         raise UserError(f"{problem}; give --height {least + 0.05:.1f}cm or more, a larger --width, or fewer runs")
     return replace(chart, height=height)

@@ -1,6 +1,6 @@
 """From numbers to positions and texts: the ends of an axis, round ticks, number formats, the width of a text.
 
-Lengths are in units of the picture, of which a chart is 440 wide unless it says otherwise.
+Lengths are in units of the picture; by default a chart is 440 units wide.
 """
 
 import math
@@ -13,13 +13,13 @@ from unskew.charts import Axis
 from unskew.core.errors import UserError, nearest
 
 KINDS = ("number", "percent", "count", "bytes", "seconds")
-HUGE = 1e300  # beyond, sums of two numbers overflow
+HUGE = 1e300  # larger numbers are not drawn, because their sums could overflow
 POWER = 300  # of ten
-FAR = 20.0  # axis lengths: farther away the exact position does not matter
+FAR = 20.0  # axis lengths, beyond which the exact position does not matter
 CLOCK = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)  # seconds
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
-# widths of characters in em, wide rather than narrow: fonts differ
+# widths of characters in em, rather too wide than too narrow because fonts differ
 NARROW, BROAD = frozenset("fijlrtI.,:;|!'()[]/ "), frozenset("mwMW@%+=<>")
 
 
@@ -56,10 +56,10 @@ def locate(scale: Scale, value: float | None) -> float | None:
 
 
 def ends(values: Iterable[float | None], axis: Axis, *, room: float = 0.0, zero: bool = False) -> tuple[float, float]:
-    """The ends of an axis as given, or such that these values fit.
+    """The ends of an axis: its own, or such that these values fit.
 
-    ``room`` is the share of the span that is left free at either side; with ``zero`` the axis begins at zero. Free room
-    crosses neither zero nor a hundred per cent.
+    ``room`` is the share of the span left free on either side; with ``zero`` the axis includes zero. Free room does not
+    extend beyond zero or 100 %.
     """
     if axis.kind not in KINDS:
         raise UserError(f"unknown kind of axis {axis.kind!r}; {nearest(axis.kind, KINDS)}")
@@ -73,7 +73,7 @@ def ends(values: Iterable[float | None], axis: Axis, *, room: float = 0.0, zero:
     low = math.log10(low) if low is not None and low > 0 else None
     high = math.log10(high) if high is not None and high > 0 else None
     if zero and logs and low is None:
-        low = float(math.floor(min(logs) - 1e-9))  # no zero there: bars start from the power of ten below the shortest
+        low = float(math.floor(min(logs) - 1e-9))  # bars start from the power of ten below the shortest
     low, high = _ends(logs, low, high, replace(axis, kind="number", ticks=None), room, False)
     return 10.0 ** max(low, -POWER), 10.0 ** min(high, POWER)
 
@@ -82,13 +82,13 @@ def _ends(
     numbers: Sequence[float], low: float | None, high: float | None, axis: Axis, room: float, zero: bool
 ) -> tuple[float, float]:
     within = [value for value in numbers if (low is None or value >= low) and (high is None or value <= high)]
-    wanted = [*within, *([0.0] if zero else []), *(end for end in (low, high) if end is not None)]
-    least, most = min(wanted, default=0.0), max(wanted, default=1.0)
+    included = [*within, *([0.0] if zero else []), *(end for end in (low, high) if end is not None)]
+    least, most = min(included, default=0.0), max(included, default=1.0)
     plain = axis.ticks is None and not axis.log
     if plain and 0 < least < 0.25 * most:
-        least = 0.0  # this close to zero, show it
+        least = 0.0  # close enough to zero to show it
     flat = not most - least > max(1e-9 * max(abs(least), abs(most)), 1 / HUGE)
-    free = _half(least, axis, zero) if flat else room * (most - least)
+    free = _half_length(least, axis, zero) if flat else room * (most - least)
     below = 0.0 if least == 0 and zero else least - free
     above = 0.0 if most == 0 and zero and not flat else most + free
     if plain:
@@ -101,8 +101,8 @@ def _ends(
     return (top - free, top) if low is None else (bottom, bottom + free)
 
 
-def _half(value: float, axis: Axis, zero: bool) -> float:
-    """Half the length of an axis with only one number on it."""
+def _half_length(value: float, axis: Axis, zero: bool) -> float:
+    """Half the length of an axis with a single number."""
     if zero:
         return 1.0
     if axis.ticks is not None or axis.log or value == 0:
@@ -111,13 +111,13 @@ def _half(value: float, axis: Axis, zero: bool) -> float:
 
 
 def ticks(low: float, high: float, *, most: int, kind: str = "number", log: bool = False) -> list[tuple[float, str]]:
-    """About ``most`` round numbers from ``low`` to ``high``, each with its words: 1, 2, 5, 10 … or powers of ten."""
+    """About ``most`` round numbers from ``low`` to ``high`` and their labels: 1, 2, 5, 10 … or powers of ten."""
     chosen = _powers(low, high, most) if log else []
     if kind == "count":
         chosen = [value for value in chosen if value >= 1]
-    if len(chosen) > 1:  # far apart, each for itself; no power of ten is a round number of minutes
-        alone = [f"{_plain([v])[0]} s" if kind == "seconds" else format_numbers([v], kind)[0] for v in chosen]
-        return list(zip(chosen, alone, strict=True))
+    if len(chosen) > 1:  # formatted one by one; no power of ten is a round number of minutes
+        labels = [f"{_plain([v])[0]} s" if kind == "seconds" else format_numbers([v], kind)[0] for v in chosen]
+        return list(zip(chosen, labels, strict=True))
     step = _step((high - low) / max(1, most), kind)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     chosen = [float(f"{count * step:.15g}") for count in range(first, last + 1)]
@@ -130,8 +130,8 @@ def _powers(low: float, high: float, most: int) -> list[float]:
     decades = range(math.floor(first + 2e-9), math.floor(last) + 1)
     stride = math.ceil(len(decades) / max(1, most))
     parts = (1, 2, 5) if 3 * len(decades) <= most else (1, 3) if 2 * len(decades) <= most else (1,)
-    made = [part * 10.0**power for power in decades if power % stride == 0 for part in parts]
-    return [float(f"{value:.15g}") for value in made if first <= math.log10(value) <= last]
+    values = [part * 10.0**power for power in decades if power % stride == 0 for part in parts]
+    return [float(f"{value:.15g}") for value in values if first <= math.log10(value) <= last]
 
 
 def _step(least: float, kind: str) -> float:
@@ -147,15 +147,15 @@ def _step(least: float, kind: str) -> float:
 
 
 def format_numbers(values: Sequence[float], kind: str = "number") -> list[str]:
-    """Format numbers for one axis, with as many decimals as they need to differ."""
+    """Format the numbers of an axis, with as many decimals as they need."""
     if kind == "percent":
-        return [f"{word}%" for word in _plain([100 * value for value in values])]
+        return [f"{text}%" for text in _plain([100 * value for value in values])]
     if kind == "bytes":
         return [_bytes(value) for value in values]
     if kind == "seconds":
         most = max(map(abs, values), default=0.0)
         unit, name = (3600, "h") if most >= 7200 else (60, "min") if most >= 120 else (1, "s")
-        return [f"{word} {name}" for word in _plain([value / unit for value in values])]
+        return [f"{text} {name}" for text in _plain([value / unit for value in values])]
     return _plain(values)
 
 
@@ -174,12 +174,12 @@ def _plain(values: Sequence[float]) -> list[str]:
     return [f"{value + 0.0:,.{decimals}f}" for value in values]
 
 
-def breadth(text: str, size: float = 12.0) -> float:
+def text_width(text: str, size: float = 12.0) -> float:
     """The approximate width of a text at this font size."""
-    return size * sum(map(_em, text))
+    return size * sum(map(_character_width, text))
 
 
-def _em(letter: str) -> float:
+def _character_width(letter: str) -> float:
     if letter in NARROW:
         return 0.34
     if letter in BROAD:
@@ -192,37 +192,37 @@ def _em(letter: str) -> float:
 
 
 def fit(text: str, room: float, size: float = 12.0) -> str:
-    """The text if it is no wider than ``room``, else its beginning and an ellipsis."""
+    """The text if it fits in ``room``, otherwise its beginning and an ellipsis."""
     text = " ".join(text.split())
-    if breadth(text, size) <= room:
+    if text_width(text, size) <= room:
         return text
-    left, kept = room - breadth("…", size), 0
-    while kept < len(text) and (left := left - breadth(text[kept], size)) >= 0:
-        kept += 1
-    return text[:kept].rstrip() + "…"
+    left, end = room - text_width("…", size), 0
+    while end < len(text) and (left := left - text_width(text[end], size)) >= 0:
+        end += 1
+    return text[:end].rstrip() + "…"
 
 
-def break_lines(text: str, room: float, size: float = 12.0) -> list[str]:
-    """The whole text in lines no wider than ``room``; a word that is wider is broken."""
+def break_lines(text: str, room: float) -> list[str]:
+    """The text in lines no wider than ``room``; wider words are broken."""
     lines = [""]
     for word in text.split():
-        if lines[-1] and breadth(f"{lines[-1]} {word}", size) <= room:
+        if lines[-1] and text_width(f"{lines[-1]} {word}") <= room:
             lines[-1] += f" {word}"
             continue
         lines.append("")
         for letter in word:
-            if lines[-1] and breadth(lines[-1] + letter, size) > room:
+            if lines[-1] and text_width(lines[-1] + letter) > room:
                 lines.append("")
             lines[-1] += letter
     return lines[1:] or [""]
 
 
 def wrap(text: str, room: float, size: float = 12.0, *, most: int = 3) -> list[str]:
-    """The text in lines no wider than ``room``, ``most`` of them; what is left over becomes an ellipsis."""
+    """The text in at most ``most`` lines no wider than ``room``, cut off with an ellipsis if necessary."""
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word
-        if lines and (breadth(longer, size) <= room or len(lines) == most):
+        if lines and (text_width(longer, size) <= room or len(lines) == most):
             lines[-1] = longer
         else:
             lines.append(word)
