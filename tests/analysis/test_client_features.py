@@ -66,7 +66,7 @@ def test_places_are_those_of_the_classes_that_were_named(tmp_path):
 def test_without_places_nothing_is_drawn(finished):
     with finished_run(finished) as opened, pytest.raises(Missing, match="no places"):
         parse_measure("places").take(opened)
-    assert places.places_findings(Places(["a"], [1], [[(0.0, 0.0)]])) == ["a: 1 training example with a place."]
+    assert places.places_findings(Places(["a"], [1], [[(0.0, 0.0)]])) == ["a: 1 training example with coordinates."]
 
 
 def test_one_trained_layer_is_not_called_most_and_least():

@@ -246,14 +246,14 @@ def made(*grey):
 
 def test_the_finding_compares_with_both_yardsticks():
     (finding,) = inversion.inversion_findings(made(0.1, 0.2))
-    assert finding.endswith("a grey picture 0.150 ± 0.071 (2 images).")
+    assert finding.endswith("0.150 ± 0.071 for a gray picture (2 images).")
     (finding,) = inversion.inversion_findings(made(0.8, 0.7))
-    assert finding.endswith("more similar than only one of these two: no clear recovery.")
+    assert finding.endswith("beat only one of these two, so nothing is clearly recovered.")
     worse = made(0.8, 0.7)
     for row in worse.rows:
         row["other_ssim"] = 0.9
     (finding,) = inversion.inversion_findings(worse)
-    assert finding.endswith("By its pixels the search recovers nothing; look at the pictures, too.")
+    assert finding.endswith("By this measure the search recovers nothing; look at the pictures, too.")
 
 
 def test_the_grey_picture_is_measured_and_drawn(finished):
@@ -263,7 +263,7 @@ def test_the_grey_picture_is_measured_and_drawn(finished):
         image = side.train.batch(torch.tensor([inversion._choose(side, 1, 3)[0][2][0]]))[0][0]
     assert found.rows[0]["grey_ssim"] == pytest.approx(ssim(side, torch.zeros_like(image), image))
     assert found.rows[0]["grey_psnr"] == pytest.approx(psnr(side, torch.zeros_like(image), image))
-    assert "a grey picture" in svg(inversion.draw_inversion(found)[1])
+    assert "a gray picture" in svg(inversion.draw_inversion(found)[1])
 
 
 def test_pictures_of_the_images():

@@ -142,7 +142,7 @@ def test_a_model_of_another_network_is_said_to_be_one(run):
 def test_other_weights_than_the_result_speaks_of_are_refused(run):
     weights = load_file(run / "model.safetensors")
     save_file({**weights, "classifier.weight": 2 * weights["classifier.weight"]}, unsealed(run) / "model.safetensors")
-    with finished_run(run) as opened, pytest.raises(UserError, match="does not contain the weights of result"):
+    with finished_run(run) as opened, pytest.raises(UserError, match="does not match the hash in result"):
         norms.take_norms(opened)
 
 

@@ -214,7 +214,7 @@ WRONG = {
     "NaN in a list": ({"take": "lambda run: Fact([1, {'a': float('inf')}])"}, r"fact\[1\]\.a is NaN or infinite"),
     "a tensor": (
         {"take": "lambda run: Fact(torch.zeros(2))"},
-        "fact is a Tensor; values must be numbers, strings, lists",
+        "fact is a Tensor; values may contain only numbers, strings, lists",
     ),
     "keys that are no texts": ({"take": "lambda run: Fact({1: 2})"}, "has the key 1; keys must be strings"),
     "no dataclass": ({"values": "int"}, "values=<class 'int'> is not a dataclass"),

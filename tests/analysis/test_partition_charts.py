@@ -5,7 +5,7 @@ import pytest
 
 from unskew.analysis.skew import MAX_CLIENTS, holdings_of, partition_charts
 from unskew.charts import Words
-from unskew.charts.files import FORMATS, missing_letters, sheet_bytes
+from unskew.charts.files import FORMATS, missing_characters, sheet_bytes
 from unskew.core.key import Key
 from unskew.data.partition import partition_examples
 from unskew.data.partition_files import read_holdings, to_arrays
@@ -113,15 +113,15 @@ def test_odd_names_of_users_and_classes_are_drawn_as_they_are():
 
 
 def test_letters_that_the_font_lacks_are_known():
-    assert missing_letters(["猫", "cat", "Hündin"]) == {"猫"}
-    assert missing_letters([]) == set()
+    assert missing_characters(["猫", "cat", "Hündin"]) == {"猫"}
+    assert missing_characters([]) == set()
 
 
 def test_examples_in_no_client_are_counted_in_the_heading_and_empty_clients_drawn():
     client = np.where(np.arange(6000) < 100, -1, 2).astype(np.int32)
     charts = partition_charts(Partition(client, 4, "by hand", 0), LABELS, NAMES)
-    assert "5,900 examples · 100 in no client" in words(charts)
+    assert "5,900 examples · 100 without a client" in words(charts)
     assert sheet_bytes(charts, "svg")
     nothing = partition_charts(Partition(client * 0 - 1, 100, "by hand", 0), LABELS, NAMES)
-    assert "0 examples · 6,000 in no client" in words(nothing)
+    assert "0 examples · 6,000 without a client" in words(nothing)
     assert sheet_bytes(nothing, "svg")

@@ -47,7 +47,7 @@ def test_one_axis_size_title_and_format_are_chosen(runs, tmp_path, capsys):
 def test_the_lines_have_the_names_that_were_given(runs, tmp_path, capsys):
     words = ["analyse", *runs, "--out", tmp_path / "c", "--against", "round", "--serif"]
     code, _, error = unskew_says(capsys, *words, "--names", "Ours,Theirs,Mine")
-    assert (code, "--names gives 3, but the legend has 2: fedavg (2 seeds); fedavgm(0.5)" in error) == (2, True)
+    assert (code, "--names has 3 names, but the legend has 2: fedavg (2 seeds); fedavgm(0.5)" in error) == (2, True)
     assert unskew_says(capsys, *words, "--names", "Ours, Theirs")[0] == 0
     text = (tmp_path / "c/curves-round.svg").read_text()
     assert ">Ours<" in text
@@ -91,5 +91,5 @@ def test_a_mistake_is_one_message(runs, tmp_path, capsys, words, message):
 
 
 def test_no_run_at_all_is_refused():
-    with pytest.raises(UserError, match="no run was given"):
+    with pytest.raises(UserError, match="no runs; give the directories"):
         unskew.draw_runs([])

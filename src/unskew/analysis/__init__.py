@@ -33,7 +33,7 @@ from unskew.analysis.projection import PROJECTION
 from unskew.analysis.separability import SEPARABILITY
 from unskew.analysis.skew import SKEW
 from unskew.charts import Chart
-from unskew.charts.files import FORMATS, chart_bytes, for_paper, length
+from unskew.charts.files import chart_bytes, check_format, for_paper, length
 from unskew.core import text
 from unskew.core.errors import Missing, UserError, accepts, nearest
 from unskew.core.files import write_whole
@@ -52,9 +52,9 @@ ON_REQUEST: dict[str, Measure[Any]] = {measure.name: measure for measure in (CLI
 
 def parse_measure(source: MeasureSource) -> MeasureRequest:
     """The measure that a text such as ``"cka(clients=20)"`` or ``"package.module:function"`` names."""
+    known = MEASURES | ON_REQUEST
     if not isinstance(source, str):
         check_measure(source, getattr(source, "name", None) or repr(source))
-        known = MEASURES | ON_REQUEST
         if known.get(source.name, source) is not source:
             raise UserError(f"measure {source.name}: a built-in measure already has this name; choose another")
         return MeasureRequest(source.name, source.name, source, source.take, outside=source.name not in known)
@@ -71,7 +71,6 @@ def parse_measure(source: MeasureSource) -> MeasureRequest:
             raise UserError(f"measure {call}: {call.name} failed: {type(error).__name__}: {error}") from error
         check_measure(measure, str(call))
         return MeasureRequest(call.name, str(call), measure, measure.take, outside=True)
-    known = MEASURES | ON_REQUEST
     if call.name not in known:
         raise text.complain(source, call.start, f"no measure is called {call.name!r}; {nearest(call.name, known)}")
     measure = known[call.name]
@@ -79,7 +78,7 @@ def parse_measure(source: MeasureSource) -> MeasureRequest:
 
 
 def bind_knobs(take: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the knobs that returns ``take`` as a function of its first parameter."""
+    """A function of the knobs that returns ``take`` as a function of the run."""
 
     def bound(**knobs: Any) -> Callable[[Any], Any]:
         return partial(take, **knobs)
@@ -91,7 +90,7 @@ def bind_knobs(take: Callable[..., Any]) -> Callable[..., Any]:
 
 def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg", inside: str = "figures") -> list[Path]:
     """Write the charts as files into the run directory's ``figures``."""
-    _check_format(form)
+    check_format(form)
     files = []
     for chart in charts:
         file = path / inside / f"{slug(chart.name)}.{form}"
@@ -108,35 +107,35 @@ def analyse(
     say: Say | None = None, observe: Callable[[str, Measured | Missing, list[Path]], None] | None = None,
     data: Any = None, model: Any = None, method: Any = None,
 ) -> dict[str, Measured]:  # fmt: skip
-    """Take measures of a finished run; those of the report if none is named. Values and charts go into ``RUN/figures``.
+    """Take measures of a finished run, by default those of the report. Values and charts go into ``RUN/figures``.
 
     Parameters
     ----------
     path
         The run directory.
     sources
-        Measures such as ``"cka"`` or ``"norms(round=0)"``, your own as ``"package.module:function"`` or a Measure.
-        A named measure that cannot be taken raises Missing, after the others have been taken.
+        Measures such as ``"cka"`` or ``"norms(round=0)"``, or your own as ``"package.module:function"`` or a Measure.
+        If a named measure cannot be taken, Missing is raised after the others have been taken.
     data_dir
         The folder of the published data sets (or UNSKEW_DATA).
     engine, workers, device
-        How local models are trained again, by default as the run was.
+        How local models are retrained, by default as in the run.
     form
         Format of the charts: svg, png or pdf.
     trust
-        Whether plug-ins that the directory names may run, though it is from somebody else.
+        Whether plug-ins named in somebody else's run directory may run.
     say
-        Called with what is being done, and how much of how much.
+        Called with the current activity, the work done and the total.
     observe
-        Called with each measure when it is done, also for those that cannot be taken.
+        Called with each measure when it is done, including those that cannot be taken.
     data, model, method
-        The same values again, for a run that got them as values from Python.
+        The run's own values, if they were passed from Python.
 
     Returns
     -------
     The measures by their text.
     """
-    _check_format(form)
+    check_format(form)
     requests = [parse_measure(source) for source in sources or MEASURES]
     results: dict[str, Measured] = {}
     missing: list[str] = []
@@ -159,11 +158,6 @@ def analyse(
     if missing and (sources or not results):
         raise Missing("; ".join(missing))
     return results
-
-
-def _check_format(form: str) -> None:
-    if form not in FORMATS:
-        raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
 
 
 DrawObserver = Callable[[str, Sequence[str], list[Path]], None]  # the measure, its findings, the files
@@ -192,19 +186,19 @@ def draw_runs(
     width, height
         Lengths such as ``"8cm"`` or ``"3.3in"``.
     title
-        Replaces the charts' own titles; "" leaves them out.
+        Replaces the charts' own titles; "" removes them.
     against
-        One of the curves: round, batches, bytes or seconds.
+        The x-axis of the curves: round, batches, bytes or seconds.
     names
         Names for the legend, in its order: a list, or a text such as ``"FedAvg, FedProx"``.
     serif
-        Whether letters are serif, as in most papers.
+        Whether to use a serif font, as in most papers.
     data_dir
         The folder of the published data sets (or UNSKEW_DATA).
     trust
-        Whether plug-ins that a directory names may run, though it is from somebody else.
+        Whether plug-ins named in somebody else's run directories may run.
     say
-        Called with what is being done, and how much of how much.
+        Called with the current activity, the work done and the total.
     observe
         Called with each measure, its findings and its files.
 
@@ -225,14 +219,14 @@ def draw_runs(
     sizes = [None if side is None else length(side, name) for name, side in sides.items()]
     labels = [label.strip() for label in (names.split(",") if isinstance(names, str) else names)]
     labels = [] if labels == [""] else labels
-    given = [Path(path) for path in paths]
-    if not given:
-        raise UserError("no run was given; give the directories of finished runs")
-    found, _ = finished_runs(given)
-    target = Path(out) if out is not None else _find_figures(given, found)
+    folders = [Path(path) for path in paths]
+    if not folders:
+        raise UserError("no runs; give the directories of finished runs")
+    finished, _ = finished_runs(folders)
+    target = Path(out) if out is not None else _find_figures(folders, finished)
     files = []
     with ExitStack() as stack:
-        runs = [stack.enter_context(FinishedRun(path, data_dir=data_dir, say=say, trust=trust)) for path in found]
+        runs = [stack.enter_context(FinishedRun(path, data_dir=data_dir, say=say, trust=trust)) for path in finished]
         names = name_runs(runs)
         for request in requests:
             compare = request.measure.compare
@@ -254,18 +248,18 @@ def draw_runs(
 
 def _rename(chart: Chart, labels: Sequence[str]) -> Chart:
     """The chart with these names in its legend, in order."""
-    found = list(dict.fromkeys(name for mark in chart.marks if (name := getattr(mark, "name", ""))))
-    if not labels or not found:
+    names = list(dict.fromkeys(name for mark in chart.marks if (name := getattr(mark, "name", ""))))
+    if not labels or not names:
         return chart
-    if len(labels) != len(found):
-        raise UserError(f"--names gives {len(labels)}, but the legend has {len(found)}: {'; '.join(found)}")
-    new = dict(zip(found, labels, strict=True))
+    if len(labels) != len(names):
+        raise UserError(f"--names has {len(labels)} names, but the legend has {len(names)}: {'; '.join(names)}")
+    new = dict(zip(names, labels, strict=True))
     marks = [replace(mark, name=new[name]) if (name := getattr(mark, "name", "")) else mark for mark in chart.marks]
     return replace(chart, marks=marks)
 
 
 def name_runs(runs: Sequence[FinishedRun]) -> list[str]:
-    """Each run's folder name, with its parents where two are the same."""
+    """Each run's folder name, with its parents if two are the same."""
     for depth in (1, 2, 3):
         names = ["/".join(run.path.absolute().parts[-depth:]) for run in runs]
         if len(set(names)) == len(names):
@@ -273,9 +267,9 @@ def name_runs(runs: Sequence[FinishedRun]) -> list[str]:
     return [str(run.path.absolute()) for run in runs]
 
 
-def _find_figures(given: Sequence[Path], found: Sequence[Path]) -> Path:
-    """``figures`` in the folder that was given, or in the one that contains all runs."""
-    if len(given) == 1:
-        return given[0] / "figures"
-    common, here = Path(os.path.commonpath([path.absolute().parent for path in found])), Path.cwd()
-    return (common.relative_to(here) if common.is_relative_to(here) else common) / "figures"
+def _find_figures(folders: Sequence[Path], runs: Sequence[Path]) -> Path:
+    """``figures`` in the only folder, or in the one that contains all runs."""
+    if len(folders) == 1:
+        return folders[0] / "figures"
+    common, cwd = Path(os.path.commonpath([path.absolute().parent for path in runs])), Path.cwd()
+    return (common.relative_to(cwd) if common.is_relative_to(cwd) else common) / "figures"

@@ -1,6 +1,6 @@
-"""How similar local models' outputs for the same images are, layer by layer: linear centred kernel alignment.
+"""How similar local models' outputs for the same images are, layer by layer: linear centered kernel alignment.
 
-Shapes: k models, n images in all, b of them at a time, d features of a layer.
+Shapes: k models, n images, b of them at a time, d features of a layer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ def cka(x: Tensor, y: Tensor) -> float:
 
 
 class Exact:
-    """Sums over batches from which CKA is that of all images at once: Σ xyᵀ of every pair, Σ x of every model."""
+    """Sums over batches that give exact CKA over all images: Σ xyᵀ for every pair of models, Σ x for every model."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -39,7 +39,7 @@ class Exact:
 
     def add(self, features: Sequence[Tensor]) -> None:
         """One batch: [b, d] of each model."""
-        if not self._shift:  # any shift is correct; one near the mean loses the fewest digits
+        if not self._shift:  # any shift is correct; one near the mean has the smallest rounding errors
             self._shift = [x.mean(0) for x in features]
             self._sums = [torch.zeros(len(shift), dtype=torch.float64) for shift in self._shift]
         shifted = [x - shift for x, shift in zip(features, self._shift, strict=True)]
@@ -56,16 +56,16 @@ class Exact:
         """[k, k]; 0 for a model whose features do not vary, even with itself."""
         table = torch.zeros(len(self._sums), len(self._sums), dtype=torch.float64)
         for (i, j), product in self._products.items():
-            centred = product.cpu().double() - torch.outer(self._sums[i], self._sums[j]) / self._count
-            table[i, j] = table[j, i] = centred.square().sum()
+            centered = product.cpu().double() - torch.outer(self._sums[i], self._sums[j]) / self._count
+            table[i, j] = table[j, i] = centered.square().sum()
         return _ratio(table)
 
 
 class AtOnce:
-    """For wide layers where all images are one batch: the definition, through kernels XXᵀ of all images."""
+    """CKA by its definition, through the kernels XXᵀ of all images; for wide layers if all images fit in a batch."""
 
     def add(self, kernels: Sequence[Tensor]) -> None:
-        """The one batch: [n, n] of each model."""
+        """The only batch: [n, n] of each model."""
         doubles = [kernel.cpu().double() for kernel in kernels]
         flat = torch.stack([kernel - kernel.mean(0) for kernel in doubles])
         flat = (flat - flat.mean(2, keepdim=True)).flatten(1)
@@ -77,7 +77,7 @@ class AtOnce:
 
 
 class Unbiased:
-    """For wide layers and many images: HSIC without bias, averaged over batches of kernels XXᵀ.
+    """CKA from unbiased HSIC, averaged over batches of kernels XXᵀ; for wide layers and many images.
 
     Reference: Nguyen, Raghu and Kornblith, ICLR 2021, equation 3.
     """
@@ -88,9 +88,9 @@ class Unbiased:
     def add(self, kernels: Sequence[Tensor]) -> None:
         """One batch: [b, b] of each model."""
         n = len(kernels[0])
-        bare = torch.stack([kernel.clone().fill_diagonal_(0) for kernel in kernels]).cpu().double()  # [k, b, b]
-        rows = bare.sum(2)  # [k, b]
-        flat = bare.flatten(1)
+        hollow = torch.stack([kernel.clone().fill_diagonal_(0) for kernel in kernels]).cpu().double()  # [k, b, b]
+        rows = hollow.sum(2)  # [k, b]
+        flat = hollow.flatten(1)
         value = flat @ flat.t() + rows.sum(1)[:, None] * rows.sum(1)[None] / ((n - 1) * (n - 2))
         self._total = self._total + (value - 2 / (n - 2) * rows @ rows.t()) / (n * (n - 3))
 
@@ -100,12 +100,12 @@ class Unbiased:
 
 
 def kernel(features: Tensor) -> Tensor:
-    """[b, b], products of centred features, which does not change HSIC; zero if only rounding errors are left."""
-    centred = features - features.mean(0)
-    length, whole = (float(torch.linalg.vector_norm(x)) for x in (centred, features))
-    if length <= 16 * torch.finfo(features.dtype).eps * whole:
+    """[b, b], products of centered features (centering does not change HSIC); zero if only rounding errors remain."""
+    centered = features - features.mean(0)
+    norm, uncentered = (float(torch.linalg.vector_norm(x)) for x in (centered, features))
+    if norm <= 16 * torch.finfo(features.dtype).eps * uncentered:
         return torch.zeros(len(features), len(features), dtype=features.dtype, device=features.device)
-    return centred @ centred.t()
+    return centered @ centered.t()
 
 
 def _ratio(products: Tensor) -> Tensor:
@@ -114,24 +114,24 @@ def _ratio(products: Tensor) -> Tensor:
     return torch.where(both > 0, (products / both.clamp(min=1e-300)).clamp(max=1), 0.0)
 
 
-WIDE = 512  # features beyond which d × d products of all pairs take minutes: b × b kernels are used instead
-ALIKE = 0.005  # of CKA: layers that differ by less are not ranked
-MIN_JACKKNIFE = 4  # clients, below which leaving one out says little
-AT_ONCE = 1000  # images that pass as one batch: their kernels are exact
+WIDE = 512  # features; for wider layers, b × b kernels replace the d × d products, which would take minutes
+ALIKE = 0.005  # layers whose CKA differs by less are not ranked
+MIN_JACKKNIFE = 4  # clients; with fewer, a jackknife is meaningless
+AT_ONCE = 1000  # images that fit in one batch, so that their kernels are exact
 
 
 @dataclass(frozen=True)
 class Similarity:
     """CKA between every two local models, for every layer."""
 
-    round: int  # the local models are those that clients train after it
+    round: int  # after which clients train the local models
     images: int
     clients: list[str]
     layers: list[str]
     pairs: list[list[list[float]]]  # [layer][client][client]
     means: list[float]  # over the pairs of two clients
     estimated: list[str]  # layers too wide for the exact form
-    activated: bool = False  # outputs are taken after activation and pooling
+    activated: bool = False  # True: outputs after activation and pooling
 
 
 def take_cka(
@@ -187,7 +187,7 @@ def take_cka(
 def _by_layer(
     network: Network, models: Sequence[Tensors], images: Tensor, activated: bool = False
 ) -> Iterator[tuple[str, bool, list[Tensor]]]:
-    """For each layer, of every model: outputs [b, d], or for a wide layer the far smaller kernels [b, b]."""
+    """For each layer, every model's outputs [b, d], or for a wide layer the far smaller kernels [b, b]."""
     outputs: dict[str, list[Tensor]] = {}
     wide: set[str] = set()
     handles, current = [], 0
@@ -197,9 +197,9 @@ def _by_layer(
         features = output.detach().flatten(1)
         if features.shape[1] > WIDE:
             wide.add(name)
-        kept = outputs.setdefault(name, [])
-        if len(kept) < current:  # of a layer that runs twice the first output counts
-            kept.append(kernel(features) if name in wide else features.clone())  # ReLU may work in place
+        stored = outputs.setdefault(name, [])
+        if len(stored) < current:  # if a layer runs twice, its first output counts
+            stored.append(kernel(features) if name in wide else features.clone())  # ReLU may work in place
 
     def hooks(name: str) -> tuple[Any, Any]:
         def before(module: nn.Module, inputs: Any) -> None:
@@ -248,7 +248,7 @@ def means_chart(values: Similarity) -> Chart:
 
 
 def layer_charts(values: Similarity) -> dict[str, Chart]:
-    """By layer, the CKA of every two clients."""
+    """The CKA of every pair of clients, by layer."""
     charts, count = {}, len(values.clients)
     axis = Axis("client", ticks=tuple((at, str(client)) for at, client in enumerate(values.clients)))
     for layer, table, mean in zip(values.layers, values.pairs, values.means, strict=True):
@@ -264,7 +264,7 @@ def layer_charts(values: Similarity) -> dict[str, Chart]:
 
 
 def cka_findings(values: Similarity) -> list[str]:
-    """Which layer differs most, if one clearly does, and whether similarity falls with depth."""
+    """Which layer differs most across clients, and whether similarity falls with depth."""
     layers, means = values.layers, values.means
     if len(layers) == 1:
         return [f"Only {name_layer(layers[0])} is trained; its CKA between two clients is {means[0]:.2f} on average."]
@@ -323,7 +323,7 @@ CKA = Measure(
     show=lambda run, values: [means_chart(values), Choice("layer", layer_charts(values), start=values.layers[-1])],
     title="Where the bias is: similarity of local models",
     text=(
-        "Clients train the server's model once more, each on its own images, and all see the same test images. CKA "
+        "Clients train the server's model once more, each on its own images, and are given the same test images. CKA "
         "measures how similar two models' outputs of a layer are: 1 if one is a rotation of the other, 0 if they have "
         "nothing in common."
     ),

@@ -19,7 +19,7 @@ from unskew.runs.recording import silhouette_of, some_features
 
 @dataclass(frozen=True)
 class ClientFeatures:
-    """Shifts of the class means of test features, from the server's model to each client's, in spreads of the class."""
+    """How far the class means of test features shift from the server's model to each client's, in class spreads."""
 
     round: int
     clients: list[str]
@@ -27,13 +27,13 @@ class ClientFeatures:
     shifts: list[list[float]]  # [k][C], ‖μ_local − μ_server‖ / √tr Σ_server
     held: list[list[bool]]  # [k][C], whether the client has training examples of the class
     server: float | None  # silhouette of the server's features
-    local: list[float | None]  # [k], of each client's
+    local: list[float | None]  # [k], silhouettes of the clients' features
 
     def mean(self, held: bool) -> float | None:
         """The mean shift over the classes that clients have, or over those that they lack."""
         rows = zip(self.shifts, self.held, strict=True)
-        found = [shift for row, marks in rows for shift, mark in zip(row, marks, strict=True) if mark is held]
-        return fmean(found) if found else None
+        shifts = [shift for row, marks in rows for shift, mark in zip(row, marks, strict=True) if mark is held]
+        return fmean(shifts) if shifts else None
 
 
 def take_client_features(run: FinishedRun, *, clients: int = 10, round: int = -1) -> ClientFeatures:
@@ -58,7 +58,7 @@ def take_client_features(run: FinishedRun, *, clients: int = 10, round: int = -1
         shifts.append(((means - own).norm(dim=1) / spread).tolist())
         silhouettes.append(silhouette_of(local, labels))
     owner, label, _ = run.holdings.cells.T
-    held = {(int(client), int(one)) for client, one in zip(owner, label, strict=True)}
+    held = set(zip(owner.tolist(), label.tolist(), strict=True))
     return ClientFeatures(
         round=number,
         clients=name_clients(run, models),
@@ -99,14 +99,12 @@ def draw_client_features(values: ClientFeatures) -> list[Chart]:
 
 def client_features_findings(values: ClientFeatures) -> list[str]:
     """How far features move for classes that clients have and lack, and whose features separate the classes better."""
-    parts = {"they have": values.mean(held=True), "they lack": values.mean(held=False)}
-    words = [f"{shift:.2f} spreads for classes {which}" for which, shift in parts.items() if shift is not None]
-    sentence = f"After one visit the mean features of clients' models differ from the server's by {' and '.join(words)}"
+    means = {"they have": values.mean(held=True), "they lack": values.mean(held=False)}
+    shifts = [f"{shift:.2f} spreads for classes {which}" for which, shift in means.items() if shift is not None]
+    sentence = f"After one visit, mean features of clients' models differ from the server's by {' and '.join(shifts)}"
     local = [value for value in values.local if value is not None]
     if local and values.server is not None:
-        sentence += (
-            f"; the silhouette of features is {fmean(local):.3f} for clients and {values.server:.3f} for the server"
-        )
+        sentence += f"; the silhouette of clients' features is {fmean(local):.3f}, of the server's {values.server:.3f}"
     return [f"{sentence}."]
 
 
@@ -123,9 +121,9 @@ CLIENT_FEATURES = Measure(
     findings=client_features_findings,
     title="Features of clients and of the server",
     text=(
-        "Clients train the server's model once more, each on its own images. For every class of the test images, the "
-        "distance between the mean feature of a client's model and that of the server's, as a multiple of how far the "
-        "class's features spread."
+        "Clients train the server's model once more, each on its own images. Shown is, for every class of the test "
+        "images, the distance between the mean features of a client's model and of the server's, as a multiple of the "
+        "spread of the class's features."
     ),
     compare=Comparison(
         title="Features of clients and of the server",

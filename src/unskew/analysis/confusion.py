@@ -23,9 +23,9 @@ from unskew.runs.finished import FinishedRun
 
 MAX_TABLE_CLASSES = 100  # a larger confusion table cannot be read
 MAX_COMPARED_CLASSES, MAX_COMPARED_RUNS = 30, 10  # in one chart
-BINS = 20  # of the accuracy of classes, where there are too many for a bar each
-MAX_PAIRS = 10  # of confused classes, where there are too many for a table
-MATTERS = 0.005  # smaller changes of accuracy count as none
+BINS = 20  # of accuracy, if there are too many classes for a bar each
+MAX_PAIRS = 10  # of confused classes, if there are too many for a table
+MATTERS = 0.005  # smaller changes of accuracy are ignored
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Confusion:
 
     classes: list[str]
     total: list[int]  # [C], test images of each class
-    tables: dict[str, list[list[int]]]  # [C][C]; empty where there are too many classes for a table
-    tried: int = 0  # calibrations of the run, shown or not, without upper bounds; 0: those that are shown
+    tables: dict[str, list[list[int]]]  # [C][C]; empty if there are too many classes for a table
+    tried: int = 0  # calibrations of the run without upper bounds, shown or not; 0: as many as are shown
     right: dict[str, list[int]] = field(default_factory=dict)  # [C], instead of the tables
-    pairs: dict[str, list[list[int]]] = field(default_factory=dict)  # true, predicted, images: the most confused
+    pairs: dict[str, list[list[int]]] = field(default_factory=dict)  # the most confused: true, predicted, images
 
 
 def take_confusion(run: FinishedRun, *, calibrations: int = 6) -> Confusion:
@@ -61,7 +61,7 @@ def take_confusion(run: FinishedRun, *, calibrations: int = 6) -> Confusion:
 
 
 def accuracy(values: Confusion, name: str) -> list[float | None]:
-    """[C], the share of each class's images that are classified correctly; None where there are none."""
+    """[C], the share of each class's images that are classified correctly; None without images."""
     return [right / n if n else None for right, n in zip(right_by_class(values, name), values.total, strict=True)]
 
 
@@ -81,12 +81,12 @@ def classifiers(values: Confusion) -> list[str]:
 
 
 def by_class(values: Confusion) -> Chart:
-    """Accuracy of each class as groups of bars; with many classes, how many have which accuracy."""
+    """Accuracy of each class as groups of bars; with many classes, a histogram."""
     groups = {name: accuracy(values, name) for name in classifiers(values)}
     if (count := len(values.classes)) > MAX_TABLE_CLASSES:
         known = {name: [share for share in shares if share is not None] for name, shares in groups.items()}
         counts = {name: Counter(min(int(share * BINS), BINS - 1) for share in shares) for name, shares in known.items()}
-        bins = {name: [found[at] for at in range(BINS)] for name, found in counts.items()}
+        bins = {name: [count[at] for at in range(BINS)] for name, count in counts.items()}
         alt = f"{count:,} classes by accuracy, before calibration and after."
         title = f"How many of {count:,} classes have which accuracy"
         return shares_in_bins("confusion-classes", title, alt, bins, "class", "classes")
@@ -115,7 +115,7 @@ def _ticks(values: Confusion) -> tuple[tuple[float, str], ...] | None:
 
 
 def tables(values: Confusion) -> dict[str, Chart]:
-    """By classifier, the table of true × predicted classes; empty with too many classes."""
+    """The table of true × predicted classes by classifier; empty if there are too many classes."""
     charts, ticks = {}, _ticks(values)
     for name, table in values.tables.items():
         shares = [[n / max(total, 1) or None for n in row] for row, total in zip(table, values.total, strict=True)]
@@ -133,7 +133,7 @@ def tables(values: Confusion) -> dict[str, Chart]:
 
 
 def draw_classes(values: Confusion) -> dict[str, Chart]:
-    """By true class, what each classifier predicts for its images."""
+    """The predictions of each classifier for the images of a class, by class."""
     charts = {}
     for label, true in enumerate(values.classes):
         total = max(values.total[label], 1)
@@ -152,7 +152,7 @@ def confusion_findings(values: Confusion) -> list[str]:
     """What the best calibration changed, and the worst class before and after it."""
     before = accuracy(values, "before")
     known = [c for c, share in enumerate(before) if share is not None]
-    worst, finest = (pick(known, key=lambda c: before[c] or 0.0) for pick in (min, max))
+    worst, best = (pick(known, key=lambda c: before[c] or 0.0) for pick in (min, max))
     sentences = []
     names = [name for name in classifiers(values) if name != "before" and not is_bound(name)]
     if names:
@@ -162,7 +162,7 @@ def confusion_findings(values: Confusion) -> list[str]:
         risen, fallen = (sum(sign * ((after[c] or 0.0) - (before[c] or 0.0)) > 0 for c in known) for sign in (1, -1))
         low = min(known, key=lambda c: after[c] or 0.0)
         bounds = [overall(values, name) for name in classifiers(values) if is_bound(name)]
-        bound = f"; re-training on real features, which must not be pooled, reaches {max(bounds):.2%}" if bounds else ""
+        bound = f"; retraining on pooled real features, the upper bound, reaches {max(bounds):.2%}" if bounds else ""
         tried = max(values.tried, len(names))
         among = f", the best of {tried} on the test images," if tried > 1 else ""
         sentences.append(
@@ -170,7 +170,7 @@ def confusion_findings(values: Confusion) -> list[str]:
             f"classes gain and {fallen:,} lose; the worst class has {before[worst]:.0%} before "
             f"({values.classes[worst]}) and {after[low]:.0%} after ({values.classes[low]}){bound}."
         )
-    bottom, top = (f"{before[label]:.0%} ({values.classes[label]})" for label in (worst, finest))
+    bottom, top = (f"{before[label]:.0%} ({values.classes[label]})" for label in (worst, best))
     return [*sentences, f"With the run's own classifier, accuracy ranges from {bottom} to {top} over the classes."]
 
 
@@ -196,7 +196,7 @@ def show_confusion(run: FinishedRun, values: Confusion) -> list[Element]:
 
 
 def _pick_comparable(runs: Mapping[str, Confusion]) -> dict[str, Confusion]:
-    """The runs that fit in one chart: those with the classes of the first, if they are few enough."""
+    """The runs that fit in one chart: those with the same classes as the first, up to a limit."""
     few = [(name, values) for name, values in runs.items() if len(values.classes) <= MAX_COMPARED_CLASSES]
     return dict([pair for pair in few if pair[1].classes == few[0][1].classes][:MAX_COMPARED_RUNS])
 
@@ -217,8 +217,8 @@ def compare_confusion(runs: Mapping[str, Confusion]) -> list[Chart]:
 def runs_left_out(runs: Mapping[str, Confusion]) -> list[str]:
     """The runs that are not in the chart, and why."""
     names = [name for name in runs if name not in _pick_comparable(runs)]
-    why = f"other classes, or more than {MAX_COMPARED_RUNS} runs or {MAX_COMPARED_CLASSES} classes"
-    return [f"{', '.join(names)}: {why}"] if names else []
+    reason = f"other classes, or more than {MAX_COMPARED_RUNS} runs or {MAX_COMPARED_CLASSES} classes"
+    return [f"{', '.join(names)}: {reason}"] if names else []
 
 
 CONFUSION = Measure(

@@ -25,10 +25,10 @@ AGAINST = {
 
 @dataclass(frozen=True)
 class Curves:
-    """One run's evaluations, and what had been spent by each."""
+    """One run's evaluations, and the cost up to each."""
 
     run: str
-    settings: dict[str, str]  # everything but the seed that decides the result
+    settings: dict[str, str]  # everything that decides the result, except the seed
     seed: int
     round: list[int]
     batches: list[int]
@@ -36,30 +36,30 @@ class Curves:
     seconds: list[float]
     accuracy: list[float]
     loss: list[float]
-    train_loss: list[float | None]  # of every round; None where no client took part
+    train_loss: list[float | None]  # of every round; None if no client took part
     calibrated: dict[str, float]  # accuracy after each calibration
-    kept: int | None = None  # with --patience: the round whose model the run ended with
+    kept: int | None = None  # with --patience: the round whose model is the result
 
     def points(self, against: str) -> dict[int, tuple[float, float]]:
-        """What had been spent, and the accuracy, by round."""
+        """The cost and the accuracy, by round."""
         rows = zip(self.round, getattr(self, against), self.accuracy, strict=True)
-        return {number: (spent, accuracy) for number, spent, accuracy in rows}
+        return {number: (cost, accuracy) for number, cost, accuracy in rows}
 
 
 def volatility(accuracy: Sequence[float]) -> float | None:
-    """How far accuracy jumps from one evaluation to the next; None with fewer than three evaluations.
+    """How much accuracy jumps from one evaluation to the next; None for fewer than three evaluations.
 
-    The root mean square of what an evaluation differs from the mean of its two neighbors, divided by √1.5: a steady
-    rise has 0, and independent noise its own standard deviation.
+    The root mean square difference between an evaluation and the mean of its two neighbors, divided by √1.5: 0 for a
+    steady rise, and the standard deviation for independent noise.
 
     Reference: the volatility that FedVC reduces, Hsu, Qi and Brown 2020, section 6.3.
     """
-    bends = [b - (a + c) / 2 for a, b, c in zip(accuracy, accuracy[1:], accuracy[2:], strict=False)]
-    return sqrt(sum(bend**2 for bend in bends) / len(bends) / 1.5) if bends else None
+    gaps = [b - (a + c) / 2 for a, b, c in zip(accuracy, accuracy[1:], accuracy[2:], strict=False)]
+    return sqrt(sum(gap**2 for gap in gaps) / len(gaps) / 1.5) if gaps else None
 
 
 def take_curves(run: FinishedRun) -> Curves:
-    """Accuracy and loss against rounds, batches, bytes and seconds, from metrics.jsonl; needs no data set.
+    """Accuracy and loss against rounds, batches, bytes and seconds, from metrics.jsonl; does not need the data set.
 
     Reference: Hsu, Qi and Brown 2020, Figures 6 and 7.
     """
@@ -87,7 +87,7 @@ def take_curves(run: FinishedRun) -> Curves:
         accuracy=[float(rows[at]["accuracy"]) for at in evaluated],
         loss=[float(rows[at].get("loss", 0.0)) for at in evaluated],
         train_loss=[float(row["train_loss"]) if "train_loss" in row else None for row in rows],
-        calibrated={name: made.accuracy for name, made in result.calibrations.items()},
+        calibrated={name: row.accuracy for name, row in result.calibrations.items()},
         kept=result.best_round,
     )
 
@@ -117,12 +117,12 @@ def _group_by_setting(runs: Sequence[Curves]) -> dict[str, list[Curves]]:
 
 
 def draw_together(runs: Sequence[Curves]) -> list[Chart]:
-    """Accuracy of several runs; those that differ only in the seed become one line, their mean, with a band."""
+    """Accuracy of several runs; those that differ only in the seed become one line, the mean, with a band."""
     groups, charts = _group_by_setting(runs), list[Chart]()
     best = max((run.accuracy[-1] for run in runs if run.accuracy), default=0.0)
     for against, (label, kind) in AGAINST.items():
         if against != "round" and not any(any(getattr(run, against)) for run in runs):
-            continue  # a release leaves it out
+            continue  # left out of a release
         marks: list[Mark] = []
         unit = " s" if kind == "seconds" else ""
         for colour, (setting, group) in enumerate(groups.items()):
@@ -132,8 +132,8 @@ def draw_together(runs: Sequence[Curves]) -> list[Chart]:
                 marks.append(band(x, mean, spread, colour % 10))
             steps = _draw_calibrated(group, x, mean, name, colour if len(groups) > 1 else None)
             own = name or ("before calibration" if steps else "")
-            spent = [f"{at / 1e6:,.1f} MB" if kind == "bytes" else f"{at:,.0f}{unit}" for at in x]
-            tips = [f"{name or against} {text}: {m:.2%}" for text, m in zip(spent, mean, strict=True)]
+            costs = [f"{at / 1e6:,.1f} MB" if kind == "bytes" else f"{at:,.0f}{unit}" for at in x]
+            tips = [f"{name or against} {cost}: {m:.2%}" for cost, m in zip(costs, mean, strict=True)]
             look = {"dashed": colour // 10 % 2 == 1, "points": len(x) <= 40}  # after ten colours, dashes
             marks.append(Line(x, mean, own, colour % 10, **look, tips=tips if len(x) <= 200 else ()))
             marks += steps
@@ -146,25 +146,23 @@ def draw_together(runs: Sequence[Curves]) -> list[Chart]:
 def _draw_calibrated(
     group: Sequence[Curves], x: Sequence[float], mean: Sequence[float], name: str, colour: int | None
 ) -> list[Mark]:
-    """A step at the end of a line, up or down to the accuracy after the best calibration; for one line after each."""
-    known = [
-        made for made in group[0].calibrated if all(made in run.calibrated for run in group) and not is_bound(made)
-    ]
-    after = {made: fmean(run.calibrated[made] for run in group) for made in known}
+    """A step at the end of a line to the accuracy after the best calibration; for a single line, after each one."""
+    common = [key for key in group[0].calibrated if all(key in run.calibrated for run in group) and not is_bound(key)]
+    after = {key: fmean(run.calibrated[key] for run in group) for key in common}
     if not after or not x:
         return []
     best = max(after, key=after.__getitem__)
     shown = after if colour is None else {best: after[best]}
     steps: list[Mark] = []
-    for place, (made, accuracy) in enumerate(shown.items(), 1):
-        label, tip = f"{name}, after {made}" if name else f"after {made}", f"after {made}: {accuracy:.2%}"
-        own = place % 10 if colour is None else colour % 10
+    for number, (calibration, accuracy) in enumerate(shown.items(), 1):
+        own, tip = number % 10 if colour is None else colour % 10, f"after {calibration}: {accuracy:.2%}"
+        label = f"{name}, after {calibration}" if name else f"after {calibration}"
         steps.append(Line([x[-1], x[-1]], [mean[-1], accuracy], label, own, True, True, (tip, tip)))
     return steps
 
 
 def curves_findings(values: Curves) -> list[str]:
-    """Where accuracy ended, whether it was still rising, what it cost."""
+    """The final accuracy, whether it was the best, and its cost."""
     if not values.accuracy:
         return ["The run was never evaluated."]
     last, best, trained = values.accuracy[-1], max(values.accuracy), counted(values.round[-1], "round")
@@ -172,8 +170,8 @@ def curves_findings(values: Curves) -> list[str]:
     cost = cost if values.bytes[-1] else ""
     on = f"on the {_evaluated_on(values)} images"
     if values.kept in values.round:
-        kept = values.accuracy[values.round.index(values.kept)]
-        return [f"The model of round {values.kept}, the best of {trained}, reaches {kept:.2%} {on}{cost}."]
+        accuracy = values.accuracy[values.round.index(values.kept)]
+        return [f"The model of round {values.kept}, the best of {trained}, reaches {accuracy:.2%} {on}{cost}."]
     when = values.round[values.accuracy.index(best)]
     peak = "its best" if best == last else f"its best was {best:.2%} in round {when}"
     return [f"After {trained} the model reaches {last:.2%} {on} ({peak}){cost}."]
@@ -196,14 +194,14 @@ def show_curves(run: FinishedRun, values: Curves) -> list[Element]:
 
 def compare_volatility(runs: Mapping[str, Curves]) -> list[str]:
     """Which of several settings learned most and least steadily."""
-    found = []
+    ranked = []
     for name, group in _group_by_setting(list(runs.values())).items():
         values = [value for run in group if (value := volatility(run.accuracy)) is not None]
         if values:
-            found.append((fmean(values), name))
-    if len(found) < 2:
+            ranked.append((fmean(values), name))
+    if len(ranked) < 2:
         return []
-    (least, steady), (most, unsteady) = min(found), max(found)
+    (least, steady), (most, unsteady) = min(ranked), max(ranked)
     if most - least < 1e-4:  # equal as printed
         return []
     return [
@@ -213,7 +211,7 @@ def compare_volatility(runs: Mapping[str, Curves]) -> list[str]:
 
 
 def cut_short(runs: Mapping[str, Curves]) -> list[str]:
-    """Which lines end before some of their runs do: a mean is over all seeds or not drawn."""
+    """Which lines end before some of their runs do, because a mean is drawn only over all seeds."""
     notes = []
     for name, group in _group_by_setting(list(runs.values())).items():
         ends = [max(run.round, default=0) for run in group]

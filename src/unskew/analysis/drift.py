@@ -21,7 +21,7 @@ class Drift:
     """Relative distances of local models from the one they were sent."""
 
     layers: list[str]
-    rounds: list[dict[str, Any]]  # "round", "when", "clients" [k], "local" [k][L], each divided by the server's layer
+    rounds: list[dict[str, Any]]  # "round", "when", "clients" [k], "local" [k][L] relative to the server's layer
 
 
 def take_drift(run: FinishedRun, *, clients: int = 10, round: int = -1) -> Drift:
@@ -47,8 +47,8 @@ def take_drift(run: FinishedRun, *, clients: int = 10, round: int = -1) -> Drift
         if not rows:
             raise
         run.notes.append(f"drift is shown only as recorded during training, not after the last round: {error}")
-    once = {row["round"]: row for row in rows}.values()  # a recorded round that was also trained again counts once
-    return Drift(layers, sorted(once, key=lambda row: int(row["round"])))
+    unique = {row["round"]: row for row in rows}.values()  # a round may be recorded and also retrained
+    return Drift(layers, sorted(unique, key=lambda row: int(row["round"])))
 
 
 def means(row: dict[str, Any]) -> list[float]:
@@ -57,7 +57,7 @@ def means(row: dict[str, Any]) -> list[float]:
 
 
 def draw_drift(values: Drift) -> list[Chart]:
-    """The layers' means at the end, client by client, and by round where rounds are known."""
+    """The mean by layer in the requested round, the same by client, and by round if several are known."""
     last, layers = find_requested_round(values.rounds), values.layers
     pairs = list(zip(layers, means(last), strict=True))
     x, y = Axis("layer", ticks=tuple(enumerate(layers))), Axis("distance / norm of the layer", low=0, kind="percent")

@@ -29,7 +29,7 @@ from unskew.runs.finished import FinishedRun
 
 BINS = 20  # of accuracy
 COMPARED = {"worst": "worst client", "p10": "10th percentile", "p50": "median", "mean": "mean"}
-ONE_BY_ONE = 100  # clients: the curve has a point for each of up to that many, then one for each per cent of them
+ONE_BY_ONE = 100  # clients with a point each on the curve; with more clients, a point for each percent of them
 GROUPS = 10  # of clients, by size and by distance
 
 Floats = npt.NDArray[np.float64]
@@ -39,35 +39,35 @@ Floats = npt.NDArray[np.float64]
 class Fairness:
     """Accuracies of clients by classifier ("before" is the run's own), as summaries and in groups of clients."""
 
-    spreads: dict[str, dict[str, Any]]  # summary of each classifier, from runs
+    spreads: dict[str, dict[str, Any]]  # ClientSpread by classifier
     share: list[float]  # [p], of clients
-    curves: dict[str, list[float]]  # [p] each: that share of the clients has at most this accuracy
+    curves: dict[str, list[float]]  # [p] each: the accuracy that this share of the clients does not exceed
     bins: dict[str, list[int]]  # [BINS] each, clients by accuracy
     by_size: list[dict[str, Any]]  # groups: "low", "high", "clients", "accuracy" by classifier
     by_distance: list[dict[str, Any]]  # likewise, by ‖q_k − p‖₁
-    own_curves: dict[str, list[float]]  # [p] each, on the clients' own test images; empty where they have none
-    images: int  # how many test images a client has, at the median; 0 where they have none
-    names: dict[str, list[str]] = field(default_factory=dict)  # of clients, the worst first; of many only the worst
+    own_curves: dict[str, list[float]]  # [p] each, on the clients' own test images; empty if they have none
+    images: int  # the median number of a client's own test images; 0 if they have none
+    names: dict[str, list[str]] = field(default_factory=dict)  # of clients, the worst first; only the worst of many
 
 
 def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
     """Accuracy of each client: Σ_c q_k(c)·acc_c, with acc_c measured on the test set; and on its own test images.
 
-    Shown are the run's own classifier and its best ``calibrations``, as the run stored them at its end.
+    Covers the run's own classifier and its best ``calibrations``, as stored with the run.
 
     Reference: Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020; Jain, Chiu and Hawe, 1984.
     """
-    seen = _stored(run, pick_calibrations(run, calibrations))
-    if "before" not in seen:
+    measured = _read_stored(run, pick_calibrations(run, calibrations))
+    if "before" not in measured:
         raise Missing("the accuracy of single clients is not known in a federation")
-    spreads = {name: summarise_clients(*accuracies) for name, accuracies in seen.items()}
+    spreads = {name: summarise_clients(*accuracies) for name, accuracies in measured.items()}
     if spreads["before"] is None:
         raise Missing("no client has examples of any class in the test set")
     count = spreads["before"].clients
     share = np.linspace(0, 1, count if count <= ONE_BY_ONE else 101)
-    known = ~np.isnan(seen["before"][0].accuracy)
-    accuracies = {name: whole.accuracy[known] for name, (whole, _) in seen.items()}
-    own = {name: own for name, (_, own) in seen.items() if own is not None}
+    known = ~np.isnan(measured["before"][0].accuracy)
+    accuracies = {name: by_labels.accuracy[known] for name, (by_labels, _) in measured.items()}
+    own = {name: own for name, (_, own) in measured.items() if own is not None}
     counts = next(iter(own.values())).counted if own else np.zeros(0)
     clients = np.flatnonzero(known)
     ranked = {name: clients[np.argsort(values, kind="stable")] for name, values in accuracies.items()}
@@ -88,18 +88,18 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
     )
 
 
-def _stored(run: FinishedRun, chosen: Sequence[str]) -> dict[str, tuple[ByClient, ByClient | None]]:
-    arrays, seen = read_clients(run.path), dict[str, tuple[ByClient, ByClient | None]]()
+def _read_stored(run: FinishedRun, chosen: Sequence[str]) -> dict[str, tuple[ByClient, ByClient | None]]:
+    arrays, measured = read_clients(run.path), dict[str, tuple[ByClient, ByClient | None]]()
     rows_by_name = {str(name): index for index, name in enumerate(arrays.get("classifiers", ()))}
     for name in [name for name in chosen if name in rows_by_name]:
         row, own = rows_by_name[name], None
         if "own_images" in arrays:
             images, counts = arrays["own_images"][row].astype(np.float64), arrays["own_counts"].astype(np.int64)
             own = ByClient(images, counts, np.ones(len(counts), np.bool_))
-        measured = arrays["counted"].astype(np.int64)
+        counted = arrays["counted"].astype(np.int64)
         accuracy = arrays["accuracy"][row].astype(np.float64)
-        seen[name or "before"] = ByClient(accuracy, measured, measured == run.holdings.sizes), own
-    return seen
+        measured[name or "before"] = ByClient(accuracy, counted, counted == run.holdings.sizes), own
+    return measured
 
 
 def _curve(accuracy: Floats, share: Floats) -> list[float]:
@@ -107,20 +107,20 @@ def _curve(accuracy: Floats, share: Floats) -> list[float]:
 
 
 def _groups(by: Floats, accuracies: Mapping[str, Floats]) -> list[dict[str, Any]]:
-    """Groups of about equally many clients, ordered by ``by``; clients with the same value share a group."""
+    """Groups of roughly equal size, ordered by ``by``; clients with the same value are in one group."""
     edges = np.unique(np.quantile(by, np.linspace(0, 1, GROUPS + 1)[1:-1], method="inverted_cdf"))
     group = np.searchsorted(edges, by)
     rows = []
     for index in np.unique(group):
-        mine = group == index
-        row = {name: float(one[mine].mean()) for name, one in accuracies.items()}
-        low, middle, high = (float(found(by[mine])) for found in (np.min, np.median, np.max))
-        rows.append({"low": low, "high": high, "middle": middle, "clients": int(mine.sum()), "accuracy": row})
+        members = group == index
+        row = {name: float(accuracy[members].mean()) for name, accuracy in accuracies.items()}
+        low, middle, high = (float(reduce(by[members])) for reduce in (np.min, np.median, np.max))
+        rows.append({"low": low, "high": high, "middle": middle, "clients": int(members.sum()), "accuracy": row})
     return rows
 
 
 def draw_fairness(values: Fairness) -> list[Chart]:
-    """Clients sorted by accuracy, how many have which, and accuracy by size and by distance."""
+    """Clients sorted by accuracy, a histogram, and accuracy by size and by distance."""
     worst = "; ".join(f"{n}: worst {row['worst']:.0%}, median {row['p50']:.0%}" for n, row in values.spreads.items())
     alt = f"Accuracy of clients, sorted. {worst}."
     title = "Clients sorted by accuracy"
@@ -131,7 +131,7 @@ def draw_fairness(values: Fairness) -> list[Chart]:
     label = "distance of a client's labels from the population's"
     charts += _draw_groups(values.by_distance, "distance", label, "distance of labels")
     if values.own_curves:
-        alt = f"Accuracy of clients on their own test images, sorted; a client has {values.images:,} at the median."
+        alt = f"Accuracy of clients on their own test images, sorted; the median client has {values.images:,}."
         title = "On the clients' own test images"
         charts.append(_draw_sorted("fairness-own-images", title, alt, values.own_curves, values.share))
     return charts
@@ -162,7 +162,7 @@ def _draw_sorted(
 
 
 def _draw_groups(rows: list[dict[str, Any]], name: str, label: str, title: str, *, log: bool = False) -> list[Chart]:
-    """Mean accuracy of groups of clients; none where all clients are in one group."""
+    """Mean accuracy of groups of clients; no chart if all clients are in one group."""
     if len(rows) < 2:
         return []
     x, marks = [max(row["middle"], 1e-9) for row in rows], []
@@ -178,7 +178,7 @@ def _draw_groups(rows: list[dict[str, Any]], name: str, label: str, title: str, 
 
 
 def fairness_findings(values: Fairness) -> list[str]:
-    """The worst client, the tenth, the median; what the best calibration changes; which clients are left out."""
+    """Worst client, 10th percentile and median, before and after the best calibration; clients left out."""
     before = values.spreads["before"]
     if before["clients"] <= 1:
         return [f"The only client has an accuracy of {before['mean']:.1%} under its own labels."]
@@ -221,7 +221,7 @@ def show_fairness(run: FinishedRun, values: Fairness) -> list[Element]:
 
 
 def compare_fairness(runs: Mapping[str, Fairness]) -> list[Chart]:
-    """The worst client, the tenth, the median and the mean of each run, before calibration and with its best."""
+    """Worst client, 10th percentile, median and mean of each run, before and after its best calibration."""
     before = {name: values.spreads["before"] for name, values in runs.items()}
     after = {name: best[1] for name, values in runs.items() if (best := _pick_best(values))}
     charts, y = [], Axis("", low=0, high=1, kind="percent")
@@ -245,7 +245,7 @@ FAIRNESS = Measure(
     text=(
         "A client's accuracy is that of its classes, each weighted by its share of the client's examples. This is the "
         "experimenter's view of a simulation: the server of a real federation does not know these shares. Jain's index "
-        "is 1 if all clients have the same accuracy, and s if a share s of them has it all."
+        "is 1 if all clients have the same accuracy, and s if a share s of them has equal accuracy and the others none."
     ),
     compare=Comparison(
         title="Accuracy over clients",

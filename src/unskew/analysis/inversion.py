@@ -1,8 +1,8 @@
 """What a feature reveals: images reconstructed from one feature, and from the mean of several.
 
-An attacker who knows the encoder f searches for the image x with f(x) = z. Clients that send means of features rely on
-that to fail. The search needs a prior, since far more images than photographs have a given feature: smooth pixels, or
-the output of a convolutional network (a deep image prior), which can draw photographs more easily than noise.
+An attacker who knows the encoder f searches for an image x with f(x) = z. Clients that send mean features rely on this
+search to fail. It needs a prior, because most images with a given feature are not photographs: smooth pixels, or the
+output of a convolutional network (a deep image prior), which draws photographs more easily than noise.
 
 Shapes: m targets, [ch, H, W] an image, d features.
 """
@@ -33,7 +33,7 @@ RATES = {"smooth": 0.05, "deep": 0.01}  # the learning rate of each prior
 
 @dataclass(frozen=True)
 class Inversion:
-    """Images of clients, their reconstructions, and how similar they are."""
+    """Clients' images, their reconstructions, and how similar they are."""
 
     of: int  # the number of features in a mean
     rows: list[dict[str, Any]]  # "client", "class"; pixels "original", "one", "mean"; scores "one_*", "other_*", …
@@ -45,14 +45,14 @@ def take_inversion(
 ) -> Inversion:  # fmt: skip
     """Training images of the largest clients, reconstructed from their feature and from the mean of ``of`` features.
 
-    The image minimizes ‖f(x) − z‖²/‖z‖² by Adam. With ``prior="smooth"`` its pixels are searched, from gray, and
-    smooth·(mean squared difference of neighboring pixels) is added; with ``prior="deep"`` it is the output of a small
-    convolutional network whose weights are searched (a deep image prior): stronger, slower, and worth 1,000 steps or
-    more. ``lr=0`` is the prior's own rate, 0.05 or 0.01.
+    Adam minimizes ‖f(x) − z‖²/‖z‖². With ``prior="smooth"`` it searches for the pixels, starting from gray, and
+    smooth·(mean squared difference of neighboring pixels) is added; with ``prior="deep"`` it searches for the weights
+    of a small convolutional network that draws the image: stronger but slower, with 1,000 steps or more. ``lr=0`` is
+    the prior's own rate, 0.05 or 0.01.
 
-    Every similarity is to the same original, which is one of those in the mean; "other" is that of another image of
-    the same class, "grey" that of the data set's mean color, where the search starts. A reconstruction that is no
-    more similar than these reveals nothing. Features are the input of the classifier.
+    All similarities are to the same original, which is part of the mean; "other" is another image of the same class,
+    "grey" the data set's mean color, where the search starts. A reconstruction that is no more similar than these
+    reveals nothing. Features are the input of the classifier.
 
     Reference: Luo et al. 2021, appendix C, Figures 8 and 9; Mahendran and Vedaldi, CVPR 2015; Ulyanov et al., CVPR
     2018 (deep image prior); Zhao et al., ICLR 2021.
@@ -66,7 +66,7 @@ def take_inversion(
     if side.train.stored:
         raise Missing("inversion needs images, but this run trained on the stored output of a frozen part")
     if not len(side.labels):
-        raise Missing("inversion needs training images, but these stay on the nodes of the federation")
+        raise Missing("inversion needs training images, but they stay at the nodes of the federation")
     side.load(run.model, training=False)
     chosen = _choose(side, examples, of)
     if not chosen:
@@ -78,16 +78,16 @@ def take_inversion(
     targets = torch.cat([features[:, 0], features[:, :of].mean(1)])  # [2m, d]
     with tensors.one_thread(), deterministic(side.device):  # such a small batch is slower on two threads
         if prior == "deep":
-            found = []
+            searched = []
             for at, target in enumerate(targets):
                 run.say("inverting features", at, len(targets))
                 loss, key = feature_loss([side.network.encoder], [target]), run.key.fold("deep", at)
-                found.append(search_deep(loss, side.train.shape, *_ends(side), steps=steps, lr=rate, key=key))
-            made = torch.cat(found)
+                searched.append(search_deep(loss, side.train.shape, *_ends(side), steps=steps, lr=rate, key=key))
+            reconstructed = torch.cat(searched)
         else:
-            made = invert(side, targets, steps, rate, smooth, run)
+            reconstructed = invert(side, targets, steps, rate, smooth, run)
     original = images.view(len(chosen), of + 1, *images.shape[1:])
-    one, mean = made[: len(chosen)], made[len(chosen) :]
+    one, mean = reconstructed[: len(chosen)], reconstructed[len(chosen) :]
     rows = []
     for at, (client, label, _) in enumerate(chosen):
         figures: dict[str, Any] = {"client": name_clients(run, [client])[0], "class": run.classes[label]}
@@ -106,7 +106,7 @@ def take_inversion(
 
 
 def _choose(side: ClientSide, examples: int, of: int) -> list[tuple[int, int, list[int]]]:
-    """(client, class, examples) of the largest clients: each one's largest class that was not chosen yet."""
+    """(client, class, examples) of the largest clients: for each, its largest class that is not yet chosen."""
     chosen: list[tuple[int, int, list[int]]] = []
     for client in np.argsort(-side.population.sizes, kind="stable").tolist():
         index = side.population.examples(client)
@@ -122,7 +122,7 @@ def _choose(side: ClientSide, examples: int, of: int) -> list[tuple[int, int, li
 
 
 def invert(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: float, run: FinishedRun) -> Tensor:
-    """[m, ch, H, W], normalized images whose features are as close to the targets as Adam finds."""
+    """[m, ch, H, W], normalized images found by Adam whose features are close to the targets."""
     shape = side.train.shape
     low, high = _ends(side)
     noise = torch.randn(shape, generator=run.key.fold("inversion").torch(), dtype=targets.dtype)
@@ -132,8 +132,7 @@ def invert(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: flo
     for step in range(steps):
         if step % 20 == 0:
             run.say("inverting features", step, steps)
-        made = side.network.encoder(x)
-        distance = (made - targets).square().sum(1) / scale
+        distance = (side.network.encoder(x) - targets).square().sum(1) / scale
         across, down = x[..., 1:] - x[..., :-1], x[..., 1:, :] - x[..., :-1, :]
         roughness = across.square().mean((1, 2, 3)) + down.square().mean((1, 2, 3))  # [m]
         loss = (distance + smooth * roughness).sum()
@@ -145,14 +144,14 @@ def invert(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: flo
 
 
 def feature_loss(encoders: Sequence[Callable[[Tensor], Tensor]], means: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    """How far the mean feature of some images is from the given one: Σ_r ‖mean f_r(x) − z_r‖² / ‖z_r‖².
+    """How far the mean feature of some images is from the target: Σ_r ‖mean f_r(x) − z_r‖² / ‖z_r‖².
 
     Parameters
     ----------
     encoders
         One encoder, or those of several rounds.
     means
-        For each encoder the feature to be matched, [d]: of one image, or the mean over several.
+        The feature to match for each encoder, [d]: of one image, or the mean over several.
     """
 
     def loss(images: Tensor) -> Tensor:
@@ -169,7 +168,7 @@ def search_deep(
     loss: Callable[[Tensor], Tensor], shape: Sequence[int], low: Tensor, high: Tensor, *,
     steps: int, lr: float, key: Key, count: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Images [count, ch, H, W] between ``low`` and ``high`` with a small loss, each drawn by a network of its own.
+    """Images [count, ch, H, W] between ``low`` and ``high`` with a small loss, each drawn by its own network.
 
     Parameters
     ----------
@@ -180,11 +179,11 @@ def search_deep(
     low, high
         Black and white by channel, [ch, 1, 1].
     steps, lr
-        Of Adam, on the weights of the networks.
+        Of Adam, which optimizes the weights of the networks.
     key
         Draws the networks' weights, their input and the noise on it.
     count
-        How many images are searched at once.
+        How many images to search for at once.
     """
     with seeded(key.fold("weights")):
         networks = nn.ModuleList([DeepPrior(shape) for _ in range(count)]).to(low)
@@ -192,7 +191,7 @@ def search_deep(
     inputs = 0.1 * torch.rand((count, DeepPrior.INPUTS, *shape[1:]), generator=draw, dtype=low.dtype)
 
     def images(z: Tensor) -> Tensor:
-        drawn = [network(some[None]) for network, some in zip(networks, z.to(low.device), strict=True)]
+        drawn = [network(noise[None]) for network, noise in zip(networks, z.to(low.device), strict=True)]
         return low + (high - low) * torch.cat(drawn)
 
     optimizer = torch.optim.Adam(networks.parameters(), lr=lr)
@@ -239,7 +238,7 @@ class DeepPrior(nn.Module):
 
 
 def _ends(side: ClientSide) -> tuple[Tensor, Tensor]:
-    """Black and white after normalisation, by channel [ch, 1, 1]."""
+    """Black and white after normalization, by channel [ch, 1, 1]."""
     return side.train.offset[0], (255 * side.train.scale + side.train.offset)[0]
 
 
@@ -261,7 +260,7 @@ def psnr(side: ClientSide, a: Tensor, b: Tensor) -> float:
 
 
 def ssim(side: ClientSide, a: Tensor, b: Tensor) -> float:
-    """Structural similarity, −1 to 1, over windows of 7 × 7 pixels or the whole of a smaller image.
+    """Structural similarity, −1 to 1, over windows of 7 × 7 pixels or a smaller image.
 
     Reference: Wang et al., 2004, equation 13.
     """
@@ -270,8 +269,8 @@ def ssim(side: ClientSide, a: Tensor, b: Tensor) -> float:
     mx, my = F.avg_pool2d(x, size, 1), F.avg_pool2d(y, size, 1)
     vx, vy = F.avg_pool2d(x * x, size, 1) - mx * mx, F.avg_pool2d(y * y, size, 1) - my * my
     both = F.avg_pool2d(x * y, size, 1) - mx * my
-    one, two = 0.01**2, 0.03**2
-    table = (2 * mx * my + one) * (2 * both + two) / ((mx * mx + my * my + one) * (vx + vy + two))
+    c1, c2 = 0.01**2, 0.03**2
+    table = (2 * mx * my + c1) * (2 * both + c2) / ((mx * mx + my * my + c1) * (vx + vy + c2))
     return float(table.mean())
 
 
@@ -292,7 +291,7 @@ def draw_inversion(values: Inversion) -> list[Chart]:
     name, title, height = "inversion-pictures", "Images reconstructed from features", int(40 + 122 * (tall + 1.55))
     pictures = Chart(name, title, alt, marks, x=x, y=y, frame=False, square=True, width=440, height=height)
     groups = {"one": columns["one"], "mean": columns["mean"]}
-    groups |= {"other": "another image of the class", "grey": "a grey picture"}
+    groups |= {"other": "another image of the class", "grey": "a gray picture"}
     scores = {title: [float(row[f"{name}_ssim"]) for row in values.rows] for name, title in groups.items()}
     bars = grouped(scores, lambda title, at: f"{values.rows[at]['class']}, {title}: SSIM {scores[title][at]:.3f}")
     classes = Axis("", ticks=tuple((line, str(row["class"])) for line, row in enumerate(values.rows)))
@@ -301,22 +300,22 @@ def draw_inversion(values: Inversion) -> list[Chart]:
 
 
 def inversion_findings(values: Inversion) -> list[str]:
-    """How similar the reconstructions are, next to pictures that reveal nothing."""
+    """How similar the reconstructions are, compared with pictures that reveal nothing."""
     names = ("one", "mean", "other", "grey")
     scores = {name: [float(row[f"{name}_ssim"]) for row in values.rows] for name in names}
-    spread = {name: f" ± {stdev(some):.3f}" if len(some) > 1 else "" for name, some in scores.items()}
-    shown = {name: f"{fmean(some):.3f}{spread[name]}" for name, some in scores.items()}
+    spread = {name: f" ± {stdev(column):.3f}" if len(column) > 1 else "" for name, column in scores.items()}
+    shown = {name: f"{fmean(column):.3f}{spread[name]}" for name, column in scores.items()}
     sentence = (
-        f"An image reconstructed from its feature has a structural similarity of {shown['one']} to the original, one "
-        f"from the mean of {values.of} features {shown['mean']}; another image of the same class has "
-        f"{shown['other']} and a grey picture {shown['grey']} ({counted(len(values.rows), 'image')})."
+        f"The structural similarity to the original is {shown['one']} for images reconstructed from their feature and "
+        f"{shown['mean']} from the mean of {values.of} features, compared with {shown['other']} for another image of "
+        f"the same class and {shown['grey']} for a gray picture ({counted(len(values.rows), 'image')})."
     )
     best, yardsticks = max(fmean(scores["one"]), fmean(scores["mean"])), [fmean(scores[name]) for name in names[2:]]
     if best > max(yardsticks):
         return [sentence]
     if best > min(yardsticks):
-        return [f"{sentence} The reconstructions are more similar than only one of these two: no clear recovery."]
-    return [f"{sentence} By its pixels the search recovers nothing; look at the pictures, too."]
+        return [f"{sentence} The reconstructions beat only one of these two, so nothing is clearly recovered."]
+    return [f"{sentence} By this measure the search recovers nothing; look at the pictures, too."]
 
 
 INVERSION = Measure(
@@ -328,7 +327,7 @@ INVERSION = Measure(
     title="What features reveal",
     text=(
         "What an attacker who knows the model could reconstruct from a feature that a client sends, and from the mean "
-        "of several: the image whose feature is closest to it. Another image of the class and a plain grey picture are "
+        "of several: the image whose feature is closest to it. Another image of the class and a plain gray picture are "
         "the yardstick: a reconstruction that is no more similar than these reveals nothing."
     ),
     headline=8,

@@ -20,15 +20,15 @@ from unskew.runs.folder import json_bytes, read_sealed, write_sealed
 
 @dataclass(frozen=True)
 class Linked:
-    """A cell's text with a link relative to the page; ``look`` colours it: inside, near or outside."""
+    """A cell's text with a link relative to the page, and its color: inside, near or outside."""
 
     text: str
     href: str = ""
     look: str = ""
-    value: float | None = None  # to sort by; None: its text
+    value: float | None = None  # to sort by; None: sorted by its text
 
 
-CellValue = str | int | float | Linked | None  # a number is sorted as a number; None is an empty cell and sorts last
+CellValue = str | int | float | Linked | None  # None is an empty cell and sorts last
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Choice:
 
     label: str  # "layer"
     options: Mapping[str, Chart]  # by their name in the list
-    start: str = ""  # the one shown at first; "": the first
+    start: str = ""  # the one shown initially; "": the first
 
 
 Element = Chart | Choice | Table
 
 
 Values = TypeVar("Values")
-LAST = 100  # position of a headline by default
+LAST = 100  # default position of a headline
 
 
 def _nothing(values: Any) -> list[Any]:
@@ -72,7 +72,7 @@ def _nothing(values: Any) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Generic[Values]):
-    """A measure's section on the page that compares runs. Its functions take the values by the run's name."""
+    """A measure's section on the page that compares runs. Its functions take the values by run name."""
 
     title: str
     text: str
@@ -100,8 +100,8 @@ class Measure(Generic[Values]):
             )
     """
 
-    name: str  # a word: files and charts are named after it
-    values: type[Values]  # a dataclass of numbers, texts, lists and dicts: it is stored as JSON
+    name: str  # one word; files and charts are named after it
+    values: type[Values]  # a dataclass of numbers, strings, lists and dicts, stored as JSON
     take: Callable[..., Values]  # (run: FinishedRun, *, knobs)
     draw: Callable[[Values], Sequence[Chart]] = _nothing  # charts, also written as files
     findings: Callable[[Values], Sequence[str]] = _nothing  # sentences, the most important first
@@ -110,11 +110,11 @@ class Measure(Generic[Values]):
     show: Callable[[FinishedRun, Values], Sequence[Element]] | None = None  # on the page; None: the charts of ``draw``
     compare: Comparison[Values] | None = None
     calibrations: bool = False  # True: a new calibration changes its values
-    folder_only: str = ""  # how it is spelled without the data set; "": needs the data set
-    headline: int | None = LAST  # order of its first finding at the top; None: not shown there
+    folder_only: str = ""  # its text if the data set is missing; "": it needs the data set
+    headline: int | None = LAST  # position of its first finding at the top of the page; None: not at the top
 
 
-MeasureSource = str | Measure[Any]  # "cka(clients=20)", "package.module:function", or a value
+MeasureSource = str | Measure[Any]  # "cka(clients=20)", "package.module:function", or a Measure
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ class MeasureRequest:
     take: Callable[[FinishedRun], Any] = field(compare=False)  # the knobs are in the text
     outside: bool = False  # True: its code is not part of this package
 
-    def call(self, part: str, function: Callable[..., Any], *given: Any) -> Any:
-        """Call one of the measure's functions; an exception in code outside this package becomes one message."""
+    def call(self, part: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call one of the measure's functions; an exception in code outside this package becomes a UserError."""
         try:
-            return function(*given)
+            return function(*args)
         except UserError:
             raise
         except Exception as error:
@@ -149,13 +149,13 @@ class Measured:
 
     @property
     def charts(self) -> list[Chart]:
-        """Its charts. Names start with the request, so ``cka(round=0)`` and ``cka`` have different files."""
+        """Its charts, named after the request, so ``cka(round=0)`` and ``cka`` have different files."""
         charts = self.request.call("draw", self.request.measure.draw, self.values)
         return [self._rename(chart) for chart in _check_list(self.request, "draw", charts, Chart)]
 
     @property
     def findings(self) -> list[str]:
-        """Its findings, one sentence each."""
+        """Its findings, one or more sentences each."""
         sentences = self.request.call("findings", self.request.measure.findings, self.values)
         return _check_list(self.request, "findings", sentences, str)
 
@@ -178,38 +178,38 @@ class Measured:
         return replace(chart, name="-".join(filter(None, (slug(self.request.text), rest))))
 
 
-def check_measure(measure: Any, given: str) -> None:
-    """Reject what is not a working measure; ``given`` is what the user typed."""
+def check_measure(measure: Any, text: str) -> None:
+    """Reject an invalid measure; ``text`` is what the user typed."""
     if not isinstance(measure, Measure):
-        raise UserError(f"measure {given}: it returns {a_kind(measure)}, not a Measure (unskew.extend.Measure)")
+        raise UserError(f"measure {text}: it returns {a_kind(measure)}, not a Measure (unskew.extend.Measure)")
     if not isinstance(measure.name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", measure.name):
-        raise UserError(f"measure {given}: the name {measure.name!r} must be one lower-case word")
+        raise UserError(f"measure {text}: the name {measure.name!r} must be one lower-case word")
     if not isinstance(measure.values, type) or not is_dataclass(measure.values):
-        raise UserError(f"measure {given}: values={measure.values!r} is not a dataclass")
+        raise UserError(f"measure {text}: values={measure.values!r} is not a dataclass")
     for part in ("take", "draw", "findings", "show"):
         if not callable(function := getattr(measure, part)) and not (part == "show" and function is None):
-            raise UserError(f"measure {given}: {part}={function!r} is not a function")
+            raise UserError(f"measure {text}: {part}={function!r} is not a function")
 
 
 def slug(text: str) -> str:
-    """A text as a file name: ``cka(round=0)`` becomes cka-round-0, and −1 stays different from 1."""
+    """A text as a file name: ``cka(round=0)`` becomes cka-round-0; −1 and 1 remain different."""
     plain = re.sub(r"([(=, ])-", r"\1minus", text.lower())
     plain = re.sub(r"(?<=\d)e-(?=\d)", "e_", plain)  # 1e-05 is not 1e05
     return re.sub(r"[^a-z0-9_.]+", "-", plain).strip("-")[:120]
 
 
-def _check_list(request: MeasureRequest, part: str, given: Any, kind: Any) -> list[Any]:
-    """The list that a function of the measure returned, if everything in it has the right type."""
+def _check_list(request: MeasureRequest, part: str, items: Any, kind: Any) -> list[Any]:
+    """The list that one of the measure's functions returned, whose items must have the right type."""
     name = getattr(kind, "__name__", "Chart, Choice or Table")
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise UserError(f"measure {request.text}: {part} returns {a_kind(given)}; return a list of {name}")
-    for item in given:
+    if isinstance(items, str) or not isinstance(items, Sequence):
+        raise UserError(f"measure {request.text}: {part} returns {a_kind(items)}; return a list of {name}")
+    for item in items:
         if not isinstance(item, kind):
             raise UserError(f"measure {request.text}: {part} returns a list with {a_kind(item)}, not {name}")
-    return list(given)
+    return list(items)
 
 
-COUNTED_AT_A_GLANCE = 20  # clients
+SAMPLE_NOTED = 20  # clients; with more, a note reports that not all are shown
 MAX_RUNS_NAMED = 8  # in a sentence
 
 
@@ -224,27 +224,26 @@ def name_layer(layer: str) -> str:
 
 
 def find_requested_round(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The round that was requested; the last one where all were recorded during training."""
+    """The requested round, or the last one if all rounds were recorded during training."""
     return next((row for row in rows if row.get("asked")), rows[-1])
 
 
 def name_clients(run: FinishedRun, clients: Iterable[int]) -> list[str]:
-    """The clients' names where the data set has some, otherwise their numbers."""
-    try:
+    """The clients' names if the data set has them, otherwise their numbers."""
+    names = None
+    with suppress(Missing):  # a release, or a federation
         names = run.holdings.names
-    except Missing:  # of a release, or at the nodes of a federation
-        names = None
     return [str(client) if names is None or client < 0 else names[client] for client in clients]
 
 
 def note_sample(models: int, clients: int) -> list[str]:
-    """A note where only some of many clients' models are shown."""
-    few = models < clients and clients > COUNTED_AT_A_GLANCE
+    """A note if only some of many clients' models are shown."""
+    few = models < clients and clients > SAMPLE_NOTED
     return [f"the local models of {models:,} of {clients:,} clients are shown"] if few else []
 
 
 def list_by_run(what: str, runs: Mapping[str, float], digits: str) -> list[str]:
-    """A number for each run, the highest first; none with one run or too many for a sentence."""
+    """A sentence with a number for each run, the highest first; none for one run or too many."""
     if not 2 <= len(runs) <= MAX_RUNS_NAMED:
         return []
     ranked = sorted(runs.items(), key=lambda pair: -pair[1])
@@ -254,7 +253,7 @@ def list_by_run(what: str, runs: Mapping[str, float], digits: str) -> list[str]:
 def draw_by_run(
     name: str, title: str, groups: Mapping[str, Sequence[float | None]], runs: Iterable[str], y: Axis, digits: str
 ) -> list[Chart]:
-    """Bars of each run: one, or a group of them with a name each; no chart without runs."""
+    """Bars or groups of named bars, by run; no chart without runs."""
     names = list(runs)
 
     def tip(label: str, at: int) -> str:
@@ -268,10 +267,10 @@ def draw_by_run(
 
 
 def pick_calibrations(run: FinishedRun, count: int) -> list[str]:
-    """The run's own classifier, "", and its ``count`` best calibrations, in the order they were made."""
+    """The run's own classifier, "", and its ``count`` best calibrations, in the order they were added."""
     if count < 0:
         raise UserError(f"calibrations={count}: give 0 or more")
-    results = {name: made for name, made in run.result.calibrations.items() if name in run.calibrated}
+    results = {name: result for name, result in run.result.calibrations.items() if name in run.calibrated}
     ranked = sorted(results, key=lambda name: -results[name].accuracy)
     if len(ranked) > count > 0:
         run.notes.append(f"showing the {count} most accurate of {len(ranked)} calibrations")
@@ -284,14 +283,14 @@ def tabulate_calibrations(run: FinishedRun) -> list[Table]:
     if not result.calibrations:
         return []
     rows: list[list[CellValue]] = [["before", result.accuracy, None, result.loss, None, None]]
-    for made in result.calibrations.values():
-        rows.append([made.name, made.accuracy, made.accuracy - result.accuracy, made.loss, made.bytes_up, made.seconds])
+    for new in result.calibrations.values():
+        rows.append([new.name, new.accuracy, new.accuracy - result.accuracy, new.loss, new.bytes_up, new.seconds])
     kinds = {"classifier": "text", "accuracy": "percent", "gain, points": "points", "loss": "number"}
     kinds |= {"sent for it": "bytes", "time": "seconds"}
     return [Table("Classifiers of this run", [Column(name, kind) for name, kind in kinds.items()], rows)]
 
 
-COVERED = ("curves", "confusion", "projection")  # of noisy models and public test images alone
+COVERED = ("curves", "confusion", "projection")  # these use only noisy models and public test images
 VERSION = 1  # of the values in figures/*.json
 
 
@@ -313,13 +312,13 @@ def take_measure(run: FinishedRun, request: MeasureRequest) -> Measured:
     content = {"unskew": VERSION, **_stamp(run, request), "without_data": run.without_data, "notes": notes}
     try:
         write_sealed(run.path, {_value_file(request): json_bytes({**content, "values": fields})})
-    except UserError as error:  # a read-only run directory can still be analysed
+    except UserError as error:  # a read-only run directory can still be analyzed
         return replace(measured, notes=(*notes, f"the values were not stored: {error}"))
     return measured
 
 
 def load_measure(run: FinishedRun, request: MeasureRequest) -> Measured | None:
-    """The stored measure; None if there is none or it no longer fits the run. A tampered file is rejected."""
+    """The stored measure; None if it is missing or outdated. A tampered file is rejected."""
     stored = read_sealed(run.path, _value_file(request))
     if stored is None:
         return None
@@ -330,12 +329,12 @@ def load_measure(run: FinishedRun, request: MeasureRequest) -> Measured | None:
             return None
         measured = Measured(request, request.measure.values(**content["values"]), tuple(content["notes"]))
         _check_shown(measured)
-        return None if content["without_data"] and run.at_hand else measured
+        return None if content["without_data"] and run.has_data else measured
     return None
 
 
 def load_or_take(run: FinishedRun, request: MeasureRequest, *, again: bool = False) -> Measured:
-    """The stored measure if it still fits; otherwise, or with ``again``, a new one."""
+    """The stored measure if it is up to date; otherwise, or with ``again``, a new one."""
     stored = None if again else load_measure(run, request)
     return take_measure(run, request) if stored is None else stored
 
@@ -345,12 +344,12 @@ def _value_file(request: MeasureRequest) -> str:
 
 
 def _stamp(run: FinishedRun, request: MeasureRequest) -> dict[str, Any]:
-    """What the values depend on: when it changes, they no longer fit."""
+    """What the values depend on; if it changes, they are outdated."""
     sha256 = run.result.weights_sha256
     stamp: dict[str, Any] = {"measure": request.text, "weights_sha256": sha256, "recorded": len(run.during)}
     if request.measure.calibrations:
-        stamp["calibrations"] = {made.name: made.accuracy for made in run.result.calibrations.values()}
-    if request.outside:  # with other code the values are taken again
+        stamp["calibrations"] = {name: row.accuracy for name, row in run.result.calibrations.items()}
+    if request.outside:  # with other code the measure is taken again
         stamp["code_sha256"] = ""
         with suppress(TypeError, OSError):
             code = Path(inspect.getsourcefile(request.measure.values) or "").read_bytes()
@@ -359,10 +358,10 @@ def _stamp(run: FinishedRun, request: MeasureRequest) -> dict[str, Any]:
 
 
 def _check_shown(measured: Measured) -> None:
-    """Draw every chart and write every sentence once, so that failures show up early."""
+    """Draw every chart and write every sentence once, so that failures surface early."""
     names = [chart.name for chart in measured.charts]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"measure {measured.request.text}: two charts are named {twice[0]!r}; give each its own name")
+        raise UserError(f"measure {measured.request.text}: two charts are named {twice[0]!r}; give each a unique name")
     _ = [svg(chart) for chart in measured.charts], measured.findings
 
 
@@ -380,5 +379,5 @@ def _check_values(value: Any, where: str, text: str) -> None:
         if not isfinite(value):
             raise Missing(f"{where} is NaN or infinite; the model has probably diverged")
     elif value is not None and not isinstance(value, str | int):
-        kinds = "numbers, strings, lists and dicts of them"
-        raise UserError(f"measure {text}: {where} is {a_kind(value)}; values must be {kinds}")
+        kinds = "numbers, strings, lists and dicts"
+        raise UserError(f"measure {text}: {where} is {a_kind(value)}; values may contain only {kinds}")

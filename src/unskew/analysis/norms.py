@@ -28,17 +28,17 @@ from unskew.runs.finished import FinishedRun
 
 
 def row_lengths(weight: torch.Tensor) -> list[float]:
-    """[C], norms of the rows minus their mean: adding one vector to every row does not change predictions.
+    """[C], norms of the rows minus their mean, because adding a vector to every row does not change predictions.
 
-    Departs from the paper, which uses the rows as they are: the rows of a discriminant share a part that is thousands
-    of times longer than the differences between classes.
+    Departs from the paper, which does not subtract the mean: the rows of a discriminant have a common component that
+    is thousands of times longer than the differences between classes.
     """
     rows = weight.cpu().double()
     return list((rows - rows.mean(0)).norm(dim=1).tolist())
 
 
 def correlation(counts: Any, norms: Sequence[float]) -> float | None:
-    """Pearson's correlation; None where one of them does not vary."""
+    """Pearson's correlation; None if one of the two is constant."""
     counts, lengths = np.asarray(counts, float), np.asarray(norms, float)
     if len(counts) < 3 or counts.std() == 0 or lengths.std() == 0:
         return None
@@ -58,7 +58,7 @@ def unevenness(norms: Sequence[float]) -> float:
 
 
 def sample_rows(counts: Sequence[float], most: int) -> list[int]:
-    """At most about ``most`` of the rows, evenly spaced: half of them of classes that a client has."""
+    """At most about ``most`` rows, evenly spaced; half of them for classes that a client has."""
 
     def pick(rows: Sequence[int], most: int) -> Sequence[int]:
         return rows[:: max(1, -(-len(rows) // max(most, 1)))]
@@ -68,11 +68,11 @@ def sample_rows(counts: Sequence[float], most: int) -> list[int]:
     return sorted([*pick(has, first), *pick(lacks, most - first)])
 
 
-FOLLOWS, HARDLY = 0.5, 0.2  # correlations above which rows follow counts, and hardly follow them
+FOLLOWS, HARDLY = 0.5, 0.2  # correlations above which rows follow counts, or hardly follow them
 MAX_NAMED_CLASSES = 30  # classes with names on an axis
 MAX_CALIBRATIONS = 4  # drawn side by side
 MAX_BARS = 100  # classes with a bar each; with more, rows are sorted by norm
-MAX_DOTS = 2000  # in a chart of local rows; of more, some clients and classes are shown
+MAX_DOTS = 2000  # in a chart of local rows; beyond, a sample is shown
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,18 @@ class Norms:
 
     classes: list[str]
     total: list[int]  # [C], training examples
-    server: list[float]  # [C], the run's own at its end, rows minus their mean
+    server: list[float]  # [C], the run's final classifier, rows minus their mean
     calibrated: dict[str, list[float]]  # [C] each, likewise
-    # of each round: "round", "when", "server" [C] or None, "clients" [k], "local" [k][C], means over clients
+    # by round: "round", "when", "server" [C] or None, "clients" [k], "local" [k][C], means over clients
     rounds: list[dict[str, Any]]
-    counts: list[list[int]]  # [K][C] of the clients that occur above, by their place in ``clients``
+    counts: list[list[int]]  # [K][C], in the order of ``clients``
     clients: list[str]
 
 
 def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: bool = True) -> Norms:
     """Row norms before and after calibration, and of local classifiers: as recorded, and in the visit after ``round``.
 
-    −1 is the last round, 0 gives the local models of the first. ``local=false`` needs no data set.
+    −1 is the last round, 0 means the local models of the first. ``local=false`` does not need the data set.
 
     Reference: Luo et al. 2021, Figure 3.
     """
@@ -104,13 +104,13 @@ def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: b
         if "norms" in row
     ]
     try:
-        rows += [_train_again(run, clients, round)] if local else []
+        rows += [_retrain(run, clients, round)] if local else []
     except Missing as error:
         run.notes.append(f"norms of local classifiers are shown only as recorded during training: {error}")
-    rows = list({row["round"]: row for row in rows}.values())  # recorded and also trained again: counts once
+    rows = list({row["round"]: row for row in rows}.values())  # a round may be recorded and also retrained
     known = sorted({client for row in rows for client in row["clients"] if client >= 0})
     if known and known[-1] >= len(held.sizes):
-        raise UserError(f"{run.path / 'during.jsonl'} is damaged: it names client {known[-1]} of {len(held.sizes)}")
+        raise UserError(f"{run.path / 'during.jsonl'} is damaged: it has client {known[-1]} of {len(held.sizes)}")
     if any(len(norms) != len(classes) for row in rows for norms in row["local"]):
         raise UserError(f"{run.path / 'during.jsonl'} is damaged: its norms do not have {len(classes)} classes")
     cells = held.cells[np.isin(held.cells[:, 0], known)]
@@ -137,7 +137,7 @@ def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: b
     )
 
 
-def _train_again(run: FinishedRun, clients: int, round: int) -> dict[str, Any]:
+def _retrain(run: FinishedRun, clients: int, round: int) -> dict[str, Any]:
     number = run.number(round)
     models = run.local_models(number, clients)
     run.notes += note_sample(len(models), len(run.engine.roster.inhabited))
@@ -166,7 +166,7 @@ def draw_norms(values: Norms) -> list[Chart]:
 
 
 def _ends(values: Norms) -> list[dict[str, Any]]:
-    """The first known round, and the one that was requested."""
+    """The first known round, and the requested one."""
     if not values.rounds:
         return []
     first, last = values.rounds[0], find_requested_round(values.rounds)
@@ -293,10 +293,9 @@ NORMS = Measure(
     findings=norms_findings,
     title="Where the bias is: the classifier's rows",
     text=(
-        "Each class has a row in the classifier; the larger its norm, the more readily the class is predicted. Local "
-        "rows that grow with a client's label counts are a sign of bias. The mean of all rows does not change "
-        "predictions and is subtracted before and after calibration. The last point by round is one more visit, after "
-        "the last round."
+        "Each class has a row in the classifier; the larger its norm, the more often the class is predicted. Local "
+        "rows that grow with a client's label counts are a sign of bias. The mean of all rows does not affect "
+        "predictions and is subtracted. In the chart by round, the last point is one more visit after the last round."
     ),
     compare=Comparison(
         title="Evenness of the classifier's rows",

@@ -10,26 +10,26 @@ from unskew.core.errors import Missing, UserError, nearest
 from unskew.core.units import counted
 from unskew.runs.finished import FinishedRun
 
-MAX_PLACES = 2000  # drawn for a class
+MAX_PLACES = 2000  # drawn per class
 
 
 @dataclass(frozen=True)
 class Places:
-    """The places of some classes' training examples."""
+    """The coordinates of some classes' training examples."""
 
     classes: list[str]
-    counts: list[int]  # examples with a place
-    points: list[list[tuple[float, float]]]  # longitude and latitude, at most MAX_PLACES of a class
+    counts: list[int]  # examples with coordinates
+    points: list[list[tuple[float, float]]]  # longitude and latitude, at most MAX_PLACES per class
 
 
 def take_places(run: FinishedRun, *, classes: str = "") -> Places:
-    """Where the examples of these classes were taken, ``"one; another"``; by default of the two largest.
+    """Where the examples of ``classes``, ``"one; another"``, were taken; by default those of the two largest.
 
     Reference: Hsu, Qi and Brown 2020, Figure 1.
     """
     images = run.images
     if images.places is None:
-        raise Missing("the data have no places; a table of photographs has them as latitude and longitude")
+        raise Missing("the data have no coordinates; a table of photographs needs the columns latitude and longitude")
     labels, known = np.asarray(images.train.labels), np.isfinite(images.places).all(1)
     names = [name.strip() for name in classes.split(";") if name.strip()]
     if unknown := next((name for name in names if name not in images.classes), None):
@@ -39,10 +39,10 @@ def take_places(run: FinishedRun, *, classes: str = "") -> Places:
         names = [images.classes[label] for label in largest[:2]]
     counts, points = [], []
     for name in names:
-        found = images.places[known & (labels == images.classes.index(name))]
-        shown = np.linspace(0, len(found) - 1, min(len(found), MAX_PLACES)).round().astype(int)
-        counts.append(len(found))
-        points.append([(float(east), float(north)) for north, east in found[shown]])
+        places = images.places[known & (labels == images.classes.index(name))]
+        shown = np.linspace(0, len(places) - 1, min(len(places), MAX_PLACES)).round().astype(int)
+        counts.append(len(places))
+        points.append([(float(east), float(north)) for north, east in places[shown]])
     return Places(names, counts, points)
 
 
@@ -58,9 +58,9 @@ def draw_places(values: Places) -> list[Chart]:
 
 
 def places_findings(values: Places) -> list[str]:
-    """How many examples of each class have a place."""
+    """How many examples of each class have coordinates."""
     pairs = zip(values.classes, values.counts, strict=True)
-    return [f"{name}: {counted(count, 'training example')} with a place." for name, count in pairs]
+    return [f"{name}: {counted(count, 'training example')} with coordinates." for name, count in pairs]
 
 
 PLACES = Measure(

@@ -12,7 +12,7 @@ from unskew.core.errors import Missing, UserError
 from unskew.runs.finished import FinishedRun
 
 MIN_IMAGES = 5  # an embedding of fewer is meaningless
-STEPS = 750  # of t-SNE: 250 more lower its divergence on 2,000 features by half a per cent
+STEPS = 750  # of t-SNE: 250 more reduce its divergence on 2,000 features by only half a percent
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class Projection:
 def take_projection(
     run: FinishedRun, *, images: int = 2000, perplexity: float = 30.0, calibrations: int = 3
 ) -> Projection:
-    """t-SNE of the final model's features, of at most ``images`` test images; the same ones for the same seed.
+    """t-SNE of the final model's features of at most ``images`` test images, always the same ones for a seed.
 
     Reference: van der Maaten and Hinton, 2008; Luo et al. 2021, Figure 5.
     """
     if images < MIN_IMAGES or perplexity <= 0:
-        given = f"projection(images={images}, perplexity={perplexity})"
-        raise UserError(f"{given}: give at least {MIN_IMAGES} images and a perplexity above 0")
+        text = f"projection(images={images}, perplexity={perplexity})"
+        raise UserError(f"{text}: give at least {MIN_IMAGES} images and a perplexity above 0")
     outputs = run.outputs
     if len(run.classes) > PALETTE:
         run.notes.append(
-            f"{len(run.classes):,} classes share {PALETTE} colours, so several classes may have the same colour"
+            f"{len(run.classes):,} classes share {PALETTE} colors, so several classes may have the same color"
         )
     count = len(outputs.labels)
     if count < MIN_IMAGES:
@@ -56,7 +56,7 @@ def take_projection(
 
 
 def embed(features: torch.Tensor, perplexity: float, seed: int) -> torch.Tensor:
-    """[n, 2]; one thread, so that the same features give the same picture."""
+    """[n, 2]; on one thread, so that the same features always give the same picture."""
     from sklearn.manifold import TSNE  # a second to import
     from threadpoolctl import threadpool_limits
 
@@ -82,7 +82,7 @@ def truth_chart(values: Projection) -> Chart:
 
 
 def prediction_charts(values: Projection) -> dict[str, Chart]:
-    """By classifier, coloured by its predictions; "before" is first."""
+    """A chart for each classifier, colored by its predictions; "before" is first."""
     charts = {}
     for name, predicted in values.predicted.items():
         right = sum(a == b for a, b in zip(predicted, values.truth, strict=True)) / len(values.truth)
@@ -117,7 +117,7 @@ def projection_findings(values: Projection) -> list[str]:
 
 
 def show_projection(run: FinishedRun, values: Projection) -> list[Element]:
-    """Truth and before side by side, then the calibrations, one at a time."""
+    """True classes and the run's own predictions side by side, then one calibration at a time."""
     charts = prediction_charts(values)
     before = charts.pop("before")
     return [truth_chart(values), before, *([Choice("classifier", charts)] if charts else [])]
@@ -133,7 +133,7 @@ PROJECTION = Measure(
     title="Features in the plane",
     text=(
         "One t-SNE embedding of test images' features, coloured by true class and by each classifier's predictions. "
-        "Where whole islands change colour, the classifier is at fault, not the features."
+        "If whole islands change color, the classifier is at fault, not the features."
     ),
     calibrations=True,
     headline=7,

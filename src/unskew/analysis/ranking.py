@@ -2,9 +2,9 @@
 
 Runs that differ only in the seed form one setting. A setting has a score for each of its classifiers: its own and every
 calibration that is not an upper bound. The highest mean leads. It wins only if, against every classifier of every other
-setting, the t-interval of the difference paired over common seeds is above 0; classifiers that share fewer than three
-seeds with it are listed as not ranked. The intervals hold jointly with 95 %: each has level 1 − 0.05/(N − 1) for N
-classifiers (Bonferroni), because a wrong winner would have to beat the truly best one, which is in at most N − 1 pairs.
+setting, the t-interval of the difference, paired over common seeds, is above 0; classifiers that share fewer than three
+seeds with it are not ranked. The intervals hold jointly with 95 %: each has level 1 − 0.05/(N − 1) for N classifiers
+(Bonferroni), because a wrong winner would have to beat the truly best one, which is in at most N − 1 pairs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ from unskew.runs.result import Result
 # the seed, and options that do not change the result
 LEFT_OUT = {"seed", "evaluate_every"} | {option.name for option in OPTIONS.values() if not option.decides}
 LEVEL = 0.95
-MIN_SEEDS = 3  # that two settings must share before one can be called better
-MAX_SEEDS = 100  # that a sentence on more seeds considers
+MIN_SEEDS = 3  # that two settings must share to be ranked
+MAX_SEEDS = 100  # the largest number of seeds to recommend
 MAX_NAMED = 6  # settings in a sentence
 
 
 def list_settings(run: FinishedRun) -> dict[str, str]:
-    """Everything but the seed that decides a run's result."""
+    """Everything that decides a run's result, except the seed."""
     return {key: str(value) for key, value in configs.deciding(run.config).items() if key not in LEFT_OUT}
 
 
@@ -43,7 +43,7 @@ def name_settings(settings: Sequence[dict[str, str]]) -> list[str]:
     """A name for each of these settings: the method, and every other option in which they differ."""
 
     def value(options: dict[str, str], key: str) -> str:
-        """An option's value, or its default: older results lack newer options. Empty where there is no default."""
+        """An option's value or default (older results lack newer options); empty if it has neither."""
         has_default = key in OPTIONS and OPTIONS[key].default is not None
         return options.get(key, OPTIONS[key].default_text if has_default else "")
 
@@ -102,13 +102,13 @@ def group_by_settings(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def list_contenders(groups: Mapping[str, Sequence[Result]]) -> list[Contender]:
     """Every classifier of every setting, except upper bounds."""
-    found = []
+    contenders = []
     for name, group in groups.items():
-        found.append(Contender(name, "", {result.seed: result.accuracy for result in group}))
-        for made in dict.fromkeys(made for result in group for made in result.calibrations if not is_bound(made)):
-            with_it = [result for result in group if made in result.calibrations]
-            found.append(Contender(name, made, {one.seed: one.calibrations[made].accuracy for one in with_it}))
-    return [contender for contender in found if all(map(isfinite, contender.scores.values()))]
+        contenders.append(Contender(name, "", {result.seed: result.accuracy for result in group}))
+        for added in dict.fromkeys(added for result in group for added in result.calibrations if not is_bound(added)):
+            scores = {run.seed: run.calibrations[added].accuracy for run in group if added in run.calibrations}
+            contenders.append(Contender(name, added, scores))
+    return [contender for contender in contenders if all(map(isfinite, contender.scores.values()))]
 
 
 def pick_best(contenders: Sequence[Contender]) -> Contender:
@@ -128,13 +128,13 @@ def compare_pairs(one: Mapping[int, float], other: Mapping[int, float], level: f
 
 def t_quantile(level: float, freedom: int) -> float:
     """The t with P(|T| < t) = ``level`` for Student's t distribution."""
-    from scipy.special import stdtrit  # what scipy.stats.t.ppf calls; scipy.stats takes a second to import
+    from scipy.special import stdtrit  # as scipy.stats.t.ppf, but scipy.stats takes a second to import
 
     return float(stdtrit(freedom, (1 + level) / 2))
 
 
 def rank_settings(results: Sequence[Result]) -> list[str]:
-    """Sentences on which setting is best: a winner, no clear winner, or with too few seeds only the numbers."""
+    """Which setting is best, in sentences: a winner, no clear winner, or too few seeds to name one."""
     groups = group_by_settings(results)
     if len(groups) < 2:
         return []
@@ -153,9 +153,9 @@ def rank_settings(results: Sequence[Result]) -> list[str]:
     notes = [f"Not calibrated, unlike {leader.setting}: {_list_some(bare)}."] if leader.classifier and bare else []
     if all(len(top.scores.keys() & leader.scores.keys()) < MIN_SEEDS for top in tops[1:]):
         single = max(len(top.scores) for top in tops) == 1
-        why = "one seed each" if single else f"fewer than {MIN_SEEDS} seeds in common"
+        reason = "one seed each" if single else f"fewer than {MIN_SEEDS} seeds in common"
         scores = _list_some([f"{top} {top.describe()}" for top in tops])
-        return [f"Too few seeds to name a winner ({why}): {scores}.", *notes]
+        return [f"Too few seeds to name a winner ({reason}): {scores}.", *notes]
     level = 1 - (1 - LEVEL) / (len(contenders) - 1)
     rivals = [one for one in contenders if one.setting != leader.setting]
     gaps = [(one, compare_pairs(leader.scores, one.scores, level)) for one in rivals]
@@ -186,19 +186,14 @@ def rank_settings(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def seeds_needed(gap: Difference, level: float) -> int | None:
-    """The number of seeds whose interval would exclude 0 if mean and deviation stayed; None beyond ``MAX_SEEDS``."""
+def _describe_need(gap: Difference, level: float) -> str:
+    """How many more seeds would separate the two if mean and deviation stay the same."""
     spread = (gap.high - gap.mean) * sqrt(gap.seeds) / t_quantile(level, gap.seeds - 1)  # standard deviation
     enough = (n for n in range(gap.seeds + 1, MAX_SEEDS + 1) if t_quantile(level, n - 1) * spread < gap.mean * sqrt(n))
-    return next(enough, None) if gap.mean > 0 else None
-
-
-def _describe_need(gap: Difference, level: float) -> str:
-    needed = seeds_needed(gap, level)
-    if needed is None:
+    if gap.mean <= 0 or (needed := next(enough, None)) is None:
         return f"More than {MAX_SEEDS} seeds would be needed to separate them."
     more = counted(needed - gap.seeds, "more seed")
-    return f"About {more} would decide it, if the difference and its spread stayed the same."
+    return f"About {more} would decide it if the difference and its spread stay the same."
 
 
 def _list_some(names: Sequence[str]) -> str:

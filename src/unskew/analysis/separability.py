@@ -1,4 +1,4 @@
-"""How far apart the classes are in feature space, which is what calibration has to work with.
+"""How far apart the classes are in feature space: calibration cannot separate classes that overlap.
 
 Shapes: C classes, d features.
 """
@@ -27,26 +27,26 @@ from unskew.runs.recording import silhouette_of, some_features
 DRAWS = 5  # of directions, for the deviation of the distances
 MAX_TABLE_CLASSES = 100  # a larger table of distances cannot be read
 MAX_PAIRS = 20  # of the closest classes, shown instead
-MAX_ASKED = 1000  # clients; more are measured in one place, faster and equal up to rounding
-MAX_COVARIANCE_BYTES = 256 * 2**20  # of one client's full covariances; beyond, they are shared
+MAX_ASKED = 1000  # clients; with more, all examples are measured at once: faster and equal up to rounding
+MAX_COVARIANCE_BYTES = 256 * 2**20  # of one client's full covariances; larger ones are shared
 
 
 @dataclass(frozen=True)
 class Separability:
     """Sliced Wasserstein distances between the classes' Gaussians, and silhouettes of features."""
 
-    classes: list[str]  # those that a client has
-    distances: list[list[float]]  # [C][C]; empty where there are too many classes for a table
+    classes: list[str]  # those that clients have
+    distances: list[list[float]]  # [C][C]; empty if there are too many classes for a table
     mean: float
     form: str  # of the covariances
     before: float | None  # the share of features drawn from the Gaussians that the classifier classifies correctly
-    after: float | None  # the same, by their linear discriminant
+    after: float | None  # the share that their linear discriminant classifies correctly
     silhouette: float | None  # of the final model's features of test images
     rounds: list[tuple[int, float]]  # silhouettes recorded during training
     deviations: list[list[float]] = field(default_factory=list)  # [C][C], of the distances over draws of directions
-    deviation: float | None = None  # of the mean, likewise
+    deviation: float | None = None  # of their mean
     closest: list[tuple[int, int, float, float]] = field(default_factory=list)  # classes, distance, its deviation
-    quantiles: list[float] = field(default_factory=list)  # [101], of the distances, where there is no table
+    quantiles: list[float] = field(default_factory=list)  # [101], of the distances, if there is no table
 
 
 def take_separability(run: FinishedRun) -> Separability:
@@ -61,9 +61,7 @@ def take_separability(run: FinishedRun) -> Separability:
     except Missing as error:
         if not recorded:
             raise
-        run.notes.append(
-            f"silhouettes are shown as recorded during training; distances between classes are missing: {error}"
-        )
+        run.notes.append(f"silhouettes were recorded during training; distances between classes are missing: {error}")
         return Separability([], [], 0.0, "", None, None, recorded[-1][1], recorded)
     side.load(run.model, training=False)
     width = width_of(side.network.encoder, side.train.shape)
@@ -116,7 +114,7 @@ def _gather_statistics(run: FinishedRun, request: StatisticsRequest) -> ClassSta
 
 
 def draw_separability(values: Separability) -> list[Chart]:
-    """The table of distances, and the silhouette by round where it was recorded."""
+    """The table of distances, and the silhouette by round if it was recorded."""
     charts, count, mean = [], len(values.classes), f"mean {values.mean:.2f}"
     if values.quantiles:
         shares = [at / (len(values.quantiles) - 1) for at in range(len(values.quantiles))]
@@ -149,13 +147,13 @@ def draw_separability(values: Separability) -> list[Chart]:
 
 
 def separability_findings(values: Separability) -> list[str]:
-    """What a classifier could still gain from these features, and the closest classes."""
+    """How much accuracy calibration could gain, and the closest classes."""
     sentences = []
     if values.before is not None and values.after is not None:
         before, after = round(100 * values.before, 1), round(100 * values.after, 1)
         sentences.append(
             f"Of features drawn from the class Gaussians, the classifier gets {before:.1f}% right and their linear "
-            f"discriminant {after:.1f}%: a forecast of {max(0.0, after - before):.1f} points to gain by calibration."
+            f"discriminant {after:.1f}%, so calibration is forecast to gain {max(0.0, after - before):.1f} points."
         )
     if len(values.classes) > 2:
         if values.closest:
@@ -175,7 +173,7 @@ def separability_findings(values: Separability) -> list[str]:
 
 
 def show_separability(run: FinishedRun, values: Separability) -> list[Element]:
-    """The charts, and the closest pairs where there are too many classes for a table of all."""
+    """The charts, and the closest pairs if there are too many classes for a table."""
     rows: list[list[CellValue]] = [
         [values.classes[int(a)], values.classes[int(b)], distance, spread] for a, b, distance, spread in values.closest
     ]
@@ -194,7 +192,7 @@ def _format_deviation(spread: float | None) -> str:
 
 
 def compare_separability(runs: Mapping[str, Separability]) -> list[Chart]:
-    """The silhouette at the end, and by round where it was recorded."""
+    """The final silhouette, and by round if it was recorded."""
     ends = _list_silhouettes(runs)
     charts = []
     if len(ends) > 1:

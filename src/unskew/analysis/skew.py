@@ -18,13 +18,13 @@ from unskew.data.partition_files import Holdings
 from unskew.data.population import Ints, Partition, cells, describe_sizes, emd
 from unskew.runs.finished import FinishedRun
 
-NAMED = 30  # classes shown as circles, with their names
-COLOURED = 10  # classes that have a colour each
-MAX_CLASSES = 100  # drawn for one client; of more, its largest
+NAMED = 30  # classes at most that are shown as circles, with their names
+COLOURED = 10  # classes at most that have a color each
+MAX_CLASSES = 100  # drawn for one client; with more, only its largest
 MAX_SIZES = 10_000  # clients whose sizes are stored one by one
 MAX_ROWS = 10  # classes whose images are shown
-THUMBNAILS, THUMBNAIL = 8, 48  # images of a class, and their pixels at most
-SHARE = 0.9  # of a client's examples: how many classes make them up
+THUMBNAILS, THUMBNAIL = 8, 48  # images per class, and the pixels of a side at most
+SHARE = 0.9  # of a client's examples, for the number of classes that make up most of them
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class Skew:
     scheme: str
     emd: float  # Σ n_k/n · ‖q_k − p‖₁
     classes: list[str]
-    sizes: list[int]  # of all clients; of very many, their quantiles, ascending
-    shown: list[int]  # the clients below, evenly spaced by size if not all are shown
+    sizes: list[int]  # of all clients; their ascending quantiles if there are very many
+    shown: list[int]  # the clients below; if not all, evenly spaced by size
     names: list[str]
     counts: list[list[int]]  # [k][C]
     distances: list[float]  # [k], ‖q_k − p‖₁
     total: list[int]  # [C]
     few: float  # median over clients of the number of classes that make up 90 % of their examples
-    clients: int  # all of them
-    ranked: dict[str, list[float]] = field(default_factory=dict)  # [101] quantiles of many clients: classes, distance
+    clients: int  # the total
+    ranked: dict[str, list[float]] = field(default_factory=dict)  # [101] quantiles over many clients: classes, distance
 
 
 def take_skew(run: FinishedRun, *, clients: int = 60) -> Skew:
-    """How many examples of each class every client of a run has; needs no data set.
+    """How many examples of each class every client of a run has; does not need the data set.
 
     Reference: Hsu, Qi and Brown 2020, section 6.1; Luo et al. 2021, Figure 3.
     """
@@ -74,8 +74,8 @@ def measure_skew(held: Holdings, classes: Sequence[str], clients: int = 60) -> S
     row = np.full(population, -1)
     row[shown] = np.arange(len(shown))
     counts = np.zeros((len(shown), width), np.int64)
-    kept = row[owner] >= 0
-    counts[row[owner[kept]], label[kept]] = count[kept]
+    detailed = row[owner] >= 0
+    counts[row[owner[detailed]], label[detailed]] = count[detailed]
     total = np.bincount(label, count, minlength=width).astype(np.int64)
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     sizes = held.sizes if population <= MAX_SIZES else np.quantile(held.sizes, np.linspace(0, 1, 1001)).round()
@@ -96,19 +96,19 @@ def measure_skew(held: Holdings, classes: Sequence[str], clients: int = 60) -> S
 
 
 def _median_classes(cells: np.ndarray, sizes: np.ndarray) -> float:
-    """The median, over clients with examples, of the smallest number of classes that make up 90 % of them."""
+    """The median over clients of the smallest number of classes that make up 90 % of their examples."""
     order = np.lexsort((-cells[:, 2], cells[:, 0]))
     owner, count = cells[order, 0], cells[order, 2]
     starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
     running = np.cumsum(count)
     before = np.repeat(np.r_[0, running[starts[1:] - 1]], np.diff(np.r_[starts, len(owner)]))
-    enough = (running - count - before) < SHARE * sizes[owner] - 1e-9  # still short before this class was added
+    enough = (running - count - before) < SHARE * sizes[owner] - 1e-9  # below 90 % without this class
     needed = np.bincount(owner, enough, minlength=len(sizes))[np.unique(owner)]
     return float(np.median(needed)) if len(needed) else 0.0
 
 
 def draw_skew(values: Skew) -> list[Chart]:
-    """Circles or shades of clients × classes, stacked bars, sizes, and for many clients sorted quantiles."""
+    """Clients × classes as circles or shades, stacked bars, sizes, and for many clients sorted quantiles."""
     charts = [_draw_table(values)]
     if len(values.classes) <= COLOURED:
         charts.append(_draw_stacked(values))
@@ -126,7 +126,7 @@ def draw_skew(values: Skew) -> list[Chart]:
 
 
 def draw_clients(values: Skew) -> dict[str, Chart]:
-    """By client, its share of each class next to the share over all clients."""
+    """Each client's share of every class, compared with the share over all clients."""
     population = np.array(values.total) / max(sum(values.total), 1)
     charts = {}
     for client, name, counts, apart in zip(values.shown, values.names, values.counts, values.distances, strict=True):
@@ -223,43 +223,43 @@ def skew_findings(values: Skew) -> list[str]:
 
 def compare_skew(runs: Mapping[str, Skew]) -> list[Chart]:
     """The EMD of each run's partition."""
-    values = {"": [one.emd for one in runs.values()]}
-    return draw_by_run("compare-emd", "EMD of the partition", values, runs, Axis("EMD", low=0), ".3f")
+    groups = {"": [values.emd for values in runs.values()]}
+    return draw_by_run("compare-emd", "EMD of the partition", groups, runs, Axis("EMD", low=0), ".3f")
 
 
 def show_skew(run: FinishedRun, values: Skew) -> list[Element]:
-    """The charts; of a simulation whose data set is at hand also a map of its clients, and a few of its images."""
+    """The charts; if the data set is available, also a map of the clients and a few images."""
     more: list[Element] = []
-    if run.at_hand:
+    if run.has_data:
         images, clients = run.images, run.prepared.partition.client
         more += [*draw_map(images.places, clients, values), _draw_thumbnails(images)]
     return [*draw_skew(values), Choice("client", draw_clients(values)), *more]
 
 
 def draw_map(places: np.ndarray | None, clients: np.ndarray, values: Skew) -> list[Element]:
-    """Where the clients are: the mean place of each one's examples; none where no example has a place."""
+    """The mean coordinates of each client's examples; no chart without coordinates."""
     if places is None:
         return []
     known = ~np.isnan(places).any(1)
     spots = []
     for client, name, counts in zip(values.shown, values.names, values.counts, strict=True):
-        mine = known & (clients == client)
-        if mine.any():
-            latitude, longitude = places[mine].mean(0)
+        located = known & (clients == client)
+        if located.any():
+            latitude, longitude = places[located].mean(0)
             spots.append((float(longitude), float(latitude), sum(counts), name))
     if not spots:
         return []
     largest = max(size for _, _, size, _ in spots)
     tips = [f"client {name}: {counted(size, 'example')}, {y:.2f}°, {x:.2f}°" for x, y, size, name in spots]
-    dots = Dots([x for x, *_ in spots], [y for _, y, *_ in spots], area=[size / largest for *_, size, _ in spots],
-                radius=10.0, tips=tips)  # fmt: skip
-    alt = f"The mean place of {counted(len(spots), 'client')}, larger circles have more examples."
+    x_spots, y_spots, area = [s[0] for s in spots], [s[1] for s in spots], [s[2] / largest for s in spots]
+    dots = Dots(x_spots, y_spots, area=area, radius=10.0, tips=tips)
+    alt = f"The mean coordinates of {counted(len(spots), 'client')}; larger circles have more examples."
     x, y = Axis("longitude"), Axis("latitude")
     return [Chart("skew-map", "Where the clients are", alt, [dots], x=x, y=y, square=True, height=360)]
 
 
 def _draw_thumbnails(images: ImageSet) -> Chart:
-    """The first training images of each class, small."""
+    """Thumbnails of the first training images of each class."""
     classes = list(range(min(len(images.classes), MAX_ROWS)))
     marks: list[Mark] = []
     for line, label in enumerate(classes):
@@ -272,9 +272,8 @@ def _draw_thumbnails(images: ImageSet) -> Chart:
     longest = max(len(images.classes[label]) for label in classes)
     x = Axis(low=-1.0 - min(longest, 20) * 0.2, high=THUMBNAILS - 0.5)
     y = Axis(low=-0.5, high=len(classes) - 0.5, reverse=True)
-    part = (
-        f"the first {MAX_ROWS} of {len(images.classes):,} classes" if len(images.classes) > MAX_ROWS else "each class"
-    )
+    count = len(images.classes)
+    part = f"the first {MAX_ROWS} of {count:,} classes" if count > MAX_ROWS else "each class"
     title, alt = f"Training images of {part}", f"The first training images of {part}."
     height = 60 + 44 * len(classes)
     return Chart("skew-images", title, alt, marks, x=x, y=y, height=height, frame=False, square=True)
@@ -305,11 +304,11 @@ SKEW = Measure(
 
 MAX_CLIENTS = 60  # shown one by one
 LINE, MARGIN = 17, 8  # units of the picture
-FULL_WIDTH = 640  # at least, so that the facts fit on a line
+FULL_WIDTH = 640  # minimum, so that the facts fit on a line
 
 
 def partition_charts(partition: Partition, labels: Ints, class_names: Sequence[str]) -> list[Chart]:
-    """The partition of these labels: a heading with the facts, then the charts of its skew, all equally wide."""
+    """A heading with the facts of a partition, then the charts of its skew, all equally wide."""
     held = holdings_of(partition, labels, len(class_names))
     values = measure_skew(held, class_names, MAX_CLIENTS)
     charts = draw_skew(values)
@@ -317,10 +316,10 @@ def partition_charts(partition: Partition, labels: Ints, class_names: Sequence[s
     total = int(held.sizes.sum())
     shown = f" ({MAX_CLIENTS} shown, evenly spaced by size)" if partition.clients > MAX_CLIENTS else ""
     facts = [f"seed {partition.seed}", counted(partition.clients, "client") + shown, counted(total, "example")]
-    facts += [f"{left:,} in no client"] if (left := len(labels) - total) else []
+    facts += [f"{left:,} without a client"] if (left := len(labels) - total) else []
     text = " · ".join([*facts, f"EMD {held.emd:.2f}"])
     room = width - 2 * MARGIN
-    lines = [line for one in (text, *(skew_findings(values) if total else ())) for line in wrap(one, room)]
+    lines = [line for sentence in (text, *(skew_findings(values) if total else ())) for line in wrap(sentence, room)]
     marks = [Words(0, row, line, "quiet", "start") for row, line in enumerate(lines)]
     height = 3 * MARGIN + 18 * len(wrap(partition.scheme, room / 1.15, 14)) + LINE * len(lines)
     x, y = Axis(low=0, high=1), Axis(low=-0.7, high=len(lines) - 0.3, reverse=True)
