@@ -46,7 +46,7 @@ def test_values_have_the_type_of_their_option_and_commas_in_brackets_are_theirs(
         (["lr=0.1", "lr=0.2"], "lr is given twice"),
         (["seed=0,1"], "seed cannot be varied; give --seeds"),
         (["validation=0.1,0.2"], "validation cannot be varied; give --validation"),
-        (["workers=1,2"], "workers cannot be varied; it does not change the result"),
+        (["workers=1,2"], "workers cannot be varied; it does not affect the result"),
         (["velocity=1"], "no option is called 'velocity'; choose from: data, partition, clients"),
         (["lr=0.3..0.1"], "the range is empty"),
         (["momentum=0..0.9 log"], "a logarithmic range must start above 0"),

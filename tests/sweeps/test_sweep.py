@@ -15,7 +15,7 @@ from unskew.runs import config as configs
 from unskew.runs.config import Config
 from unskew.sweeps import sweep as sweep_module
 from unskew.sweeps.sweep import effective_rate, server_step, sweep
-from unskew.sweeps.tasks import RunFailure, Task, do_task
+from unskew.sweeps.tasks import RunFailure, Task, run_task
 
 SMALL = {"rounds": 1, "epochs": 1, "clients": 3, "partition": "iid", "engine": "loop", "jobs": 1}
 WORDS = ["--rounds", "1", "--epochs", "1", "--clients", "3", "--partition", "iid", "--engine", "loop", "--jobs", "1"]
@@ -78,7 +78,7 @@ def test_the_table_has_every_setting_best_first_with_its_effective_rate(made):
 
 def test_started_again_nothing_is_trained_and_more_values_may_be_added(made, monkeypatch):
     asked = []
-    monkeypatch.setattr(sweep_module, "do_tasks", lambda tasks, *rest: asked.append([task.path for task in tasks]))
+    monkeypatch.setattr(sweep_module, "run_tasks", lambda tasks, *rest: asked.append([task.path for task in tasks]))
     again = sweep(over=OVER, out=made.path, **SMALL)
     assert asked == [[]]
     assert weights(again) == weights(made)
@@ -88,19 +88,19 @@ def test_started_again_nothing_is_trained_and_more_values_may_be_added(made, mon
 
 
 def test_an_interrupted_sweep_goes_on_and_ends_like_one_that_never_stopped(made, tmp_path, capsys, monkeypatch):
-    whole = sweep_module.do_tasks
+    whole = sweep_module.run_tasks
 
     def cut(tasks, jobs, done, progress):
         whole(tasks[:1], jobs, done, progress)
         raise KeyboardInterrupt
 
     words = ["sweep", "--over", OVER[0], "--over", OVER[1], *WORDS, "--out", tmp_path / "cut"]
-    monkeypatch.setattr(sweep_module, "do_tasks", cut)
+    monkeypatch.setattr(sweep_module, "run_tasks", cut)
     code, _, error = unskew_says(capsys, *words)
     assert (code, error) == (
         130, f"unskew: interrupted; to continue, repeat the command with --out {tmp_path / 'cut'}\n",
     )  # fmt: skip
-    monkeypatch.setattr(sweep_module, "do_tasks", whole)
+    monkeypatch.setattr(sweep_module, "run_tasks", whole)
     code, said, _ = unskew_says(capsys, *words)
     assert code == 0
     assert "best: lr 0.3, momentum" in said
@@ -111,8 +111,8 @@ def test_an_interrupted_sweep_goes_on_and_ends_like_one_that_never_stopped(made,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": 2}, "contains another sweep: epochs 1 there"),
-        ({"validation": 0.2}, r"contains another sweep: validation 0.15 there"),
+        ({"epochs": 2}, "contains another sweep, with epochs 1;"),
+        ({"validation": 0.2}, r"contains another sweep, with validation 0.15;"),
         ({"over": ["lr=0.3,1000", "batch=8,16"]}, r"contains another sweep, over lr=.*; momentum=0,0.9; choose"),
         ({"trials": 3}, "contains another sweep, over"),
     ],
@@ -148,10 +148,10 @@ def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(made, tmp_
         ({"over": ["method=fedavg,fedavgn"]}, "with method fedavgn: .*no method is called 'fedavgn'"),
         ({"over": ["per_round=1,9"]}, "with per round 9: --per-round 9: there are only 3 clients"),
         ({"lr": 0.1}, "lr is both fixed and varied"),
-        ({"validation": 0.0}, "a sweep never looks at the test images"),
-        ({"by": "ccvr"}, r"--by ccvr: the method fedavg makes no calibration; add ccvr to it"),
-        ({"by": "ccvr", "method": "fedavg + lda"}, r"--by ccvr: the method fedavg \+ lda makes lda; add ccvr"),
-        ({"by": "lda", "method": "fedavg + lda + secure"}, r"makes lda \+ secure"),
+        ({"validation": 0.0}, "a sweep never uses the test images"),
+        ({"by": "ccvr"}, "--by ccvr: the calibrations of fedavg are: none; add ccvr to --method"),
+        ({"by": "ccvr", "method": "fedavg + lda"}, r"--by ccvr: the calibrations of fedavg \+ lda are: lda; add ccvr"),
+        ({"by": "lda", "method": "fedavg + lda + secure"}, r"are: lda \+ secure; add lda"),
         (
             {"over": ["method=fedavg,scaffold", "optimizer=sgd,adam"]},
             "with method scaffold, optimizer adam: scaffold with",
@@ -258,13 +258,13 @@ def test_a_run_goes_on_with_the_work_options_of_now_and_a_full_disk_is_a_failure
     seen = {}
     monkeypatch.setattr("unskew.runs.train.resume", lambda path, observe, **work: seen.update(work))
     (tmp_path / "config.toml").touch()
-    assert do_task(Task(Config(cache_dir="elsewhere", device="cpu"), tmp_path)) is None
+    assert run_task(Task(Config(cache_dir="elsewhere", device="cpu"), tmp_path)) is None
     assert (seen["cache_dir"], seen["device"], seen["cache_memory"]) == ("elsewhere", "cpu", "1GB")
 
     def full(path, **_):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("unskew.runs.train.resume", full)
-    failed = do_task(Task(Config(), tmp_path))
+    failed = run_task(Task(Config(), tmp_path))
     assert "No space left" in failed.reason
     assert not failed.diverged

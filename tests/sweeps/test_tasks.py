@@ -11,7 +11,7 @@ from unskew.core.errors import UserError
 from unskew.runs.config import Config
 from unskew.runs.result import read_result
 from unskew.sweeps import tasks
-from unskew.sweeps.tasks import Task, do_task, do_tasks
+from unskew.sweeps.tasks import Task, run_task, run_tasks
 
 SMALL = Config(rounds=1, epochs=1, clients=3, partition="iid", engine="loop")
 
@@ -19,7 +19,7 @@ SMALL = Config(rounds=1, epochs=1, clients=3, partition="iid", engine="loop")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     task = Task(SMALL, tmp_path_factory.mktemp("work") / "run", ("lda",), ("skew",))
-    assert do_task(task) is None
+    assert run_task(task) is None
     return task
 
 
@@ -32,14 +32,14 @@ def test_only_what_is_missing_is_made(trained, monkeypatch):
     asked = []
     monkeypatch.setattr(tasks, "calibrate_run", lambda path, *names, **_: asked.append(names))
     monkeypatch.setattr(tasks.train, "run", lambda *_, **__: pytest.fail("it is trained already"))
-    assert do_task(Task(SMALL, trained.path, ("lda",), ("skew",))) is None
+    assert run_task(Task(SMALL, trained.path, ("lda",), ("skew",))) is None
     assert asked == []
-    do_task(Task(SMALL, trained.path, ("lda", "ridge")))
+    run_task(Task(SMALL, trained.path, ("lda", "ridge")))
     assert asked == [("ridge",)]
 
 
 def test_a_calibration_or_measure_that_fails_does_not_stop_the_others(trained):
-    failure = do_task(Task(SMALL, trained.path, ("ccvr(layers=9)", "ridge"), ("separability(x=1)", "curves")))
+    failure = run_task(Task(SMALL, trained.path, ("ccvr(layers=9)", "ridge"), ("separability(x=1)", "curves")))
     assert "layers" in failure.reason
     assert "separability" in failure.reason
     assert not failure.diverged
@@ -70,7 +70,7 @@ def test_the_run_of_a_killed_worker_is_resumed_by_another(trained, workers, tmp_
             os.kill(workers[0].pid, signal.SIGKILL)
 
     several = [Task(replace(SMALL, rounds=3), tmp_path / str(place)) for place in range(3)]
-    do_tasks(several, 2, ended.__setitem__, progress)
+    run_tasks(several, 2, ended.__setitem__, progress)
     assert ended == {0: None, 1: None, 2: None}
     assert len({read_result(task.path).weights_sha256 for task in several}) == 1
     assert len(workers) == 3
@@ -87,7 +87,7 @@ def test_a_worker_killed_before_it_has_work_is_replaced(workers, tmp_path, monke
         return child
 
     monkeypatch.setattr(tasks, "start_worker", start_and_kill)
-    do_tasks([Task(SMALL, tmp_path / str(place)) for place in range(2)], 2, ended.__setitem__, lambda *_: None)
+    run_tasks([Task(SMALL, tmp_path / str(place)) for place in range(2)], 2, ended.__setitem__, lambda *_: None)
     assert ended == {0: None, 1: None}
 
 
@@ -101,12 +101,12 @@ def test_workers_that_never_start_are_one_message(workers, tmp_path, monkeypatch
 
     monkeypatch.setattr(tasks, "start_worker", start_and_kill)
     with pytest.raises(UserError, match=r"a worker process could not start: its process ended with signal 9"):
-        do_tasks([Task(SMALL, tmp_path / str(place)) for place in range(2)], 2, ended.__setitem__, lambda *_: None)
+        run_tasks([Task(SMALL, tmp_path / str(place)) for place in range(2)], 2, ended.__setitem__, lambda *_: None)
     assert ended == {}
 
 
 def test_a_run_that_cannot_be_trained_is_a_failure(tmp_path):
-    failure = do_task(Task(Config(data="nothing"), tmp_path / "run", ("lda",)))
+    failure = run_task(Task(Config(data="nothing"), tmp_path / "run", ("lda",)))
     assert "nothing" in failure.reason
     with pytest.raises(UserError, match="run"):
         read_result(tmp_path / "run")

@@ -28,10 +28,10 @@ _OTHERWISE = {"seed": "give --seeds 0,1,2 for several seeds", "validation": "giv
 
 @dataclass(frozen=True)
 class Dimension:
-    """One option that a sweep varies, or a knob such as ``fedprox.mu``: the values to try, or the ends of a range."""
+    """An option that a sweep varies, or a knob such as ``fedprox.mu``: the values to try, or the ends of a range."""
 
     option: str
-    text: str  # as it was given
+    text: str  # as typed
     kind: type
     values: tuple[Value, ...] = ()
     low: float = 0.0
@@ -44,62 +44,62 @@ class Dimension:
         return not self.values
 
     @property
-    def whole(self) -> bool:
-        """Whether its values are whole numbers."""
-        return self.kind is int
+    def label(self) -> str:
+        """The option's name for charts."""
+        return self.option.replace("_", " ")
 
     @property
     def ends(self) -> tuple[Value, ...]:
         """The values to check: all of them, or the ends of the range."""
         if self.values:
             return self.values
-        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+        return (int(self.low), int(self.high)) if self.kind is int else (self.low, self.high)
 
 
 def parse_over(texts: Sequence[str]) -> tuple[Dimension, ...]:
-    """The options to vary, each once, their values typed and within the options' limits."""
+    """Parse the options to vary and check their values."""
     if not texts:
         raise UserError('a sweep needs an option to vary; give --over "lr=0.01,0.03,0.1"')
-    found: dict[str, Dimension] = {}
+    dimensions: dict[str, Dimension] = {}
     for text in texts:
         if not isinstance(text, str):
             raise UserError(f"over: give texts such as lr=0.01,0.1, not {brief(text)}")
-        dimension = _parsed(text)
-        if dimension.option in found:
-            raise UserError(f"--over {language.cut(text)}: {dimension.option} is given twice; list all its values once")
-        found[dimension.option] = dimension
-    return tuple(found.values())
+        new = _parse_dimension(text)
+        if new.option in dimensions:
+            raise UserError(f"--over {language.cut(text)}: {new.option} is given twice; list all of its values once")
+        dimensions[new.option] = new
+    return tuple(dimensions.values())
 
 
 def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Value]]:
     """Every combination of the values, the last option changing fastest."""
-    if ranges := [one.text for one in dimensions if one.ranged]:
-        raise UserError(f"--over {ranges[0]}: a range needs --trials N; give it, or list values")
-    count = prod(len(one.values) for one in dimensions)
+    if ranges := [dimension.text for dimension in dimensions if dimension.ranged]:
+        raise UserError(f"--over {ranges[0]}: a range needs --trials N; add it, or list values")
+    count = prod(len(dimension.values) for dimension in dimensions)
     if count > MAX_SETTINGS:
         raise UserError(
             f"{count:,} settings exceed the limit of {MAX_SETTINGS:,}; list fewer values, or give --trials N"
         )
-    names = [one.option for one in dimensions]
-    return [dict(zip(names, values, strict=True)) for values in product(*(one.values for one in dimensions))]
+    names, values = [dimension.option for dimension in dimensions], [dimension.values for dimension in dimensions]
+    return [dict(zip(names, combination, strict=True)) for combination in product(*values)]
 
 
 def with_setting(base: Config, values: Mapping[str, Value]) -> Config:
-    """The configuration with these values; those of knobs are written into the method's brackets."""
+    """The configuration with these values; knobs are written into the method's parentheses."""
     config = configs.with_values(base, {name: value for name, value in values.items() if "." not in name}, "--over")
     knobs = {name: value for name, value in values.items() if "." in name}
     calls = language.parse_calls(config.method, "method") if knobs else []
     for name, value in knobs.items():
         method, _, knob = name.rpartition(".")
-        place = next((at for at, call in enumerate(calls) if call.name == method), None)
-        if place is None:
+        index = next((index for index, call in enumerate(calls) if call.name == method), None)
+        if index is None:
             raise UserError(
                 f"--over {name}: the method {config.method!r} does not contain {method}; add it to --method"
             )
-        call = calls[place]
+        call = calls[index]
         if knob in (*call.knobs, *list(_knobs(method))[: len(call.values)]):
-            raise UserError(f"--over {name}: --method already sets {knob}, in {call}; leave it out there")
-        calls[place] = replace(call, knobs={**call.knobs, knob: value})
+            raise UserError(f"--over {name}: --method already sets {knob} in {call}; remove it there")
+        calls[index] = replace(call, knobs={**call.knobs, knob: value})
     return replace(config, method=" + ".join(map(str, calls))) if knobs else config
 
 
@@ -115,7 +115,7 @@ def _knob_option(name: str, text: str) -> Option:
     method, _, knob = name.rpartition(".")
     knobs = _knobs(method)
     if knob not in knobs:
-        hint = nearest(knob, knobs) if knobs else "it has none"
+        hint = nearest(knob, knobs) if knobs else "it has no knobs"
         raise UserError(f"--over {language.cut(text)}: {method} has no knob {knob!r}; {hint}")
     declared = knobs[knob].annotation
     kinds = [kind for kind in (get_args(declared) or (declared,)) if kind in (int, float, bool, str)]
@@ -123,7 +123,7 @@ def _knob_option(name: str, text: str) -> Option:
 
 
 def describe_values(values: Mapping[str, Value]) -> str:
-    """A setting in words: ``lr 0.01, momentum 0.9``."""
+    """A setting as text: ``lr 0.01, momentum 0.9``."""
     return ", ".join(f"{name.replace('_', ' ')} {spell_value(value)}" for name, value in values.items())
 
 
@@ -133,31 +133,29 @@ def spell_value(value: Value) -> str:
 
 
 def folder_name(values: Mapping[str, Value]) -> str:
-    """A setting as a folder name; where characters were dropped, a hash keeps it unique."""
-    whole = "_".join(f"{name.replace('_', '-')}-{spell_value(value)}" for name, value in values.items())
-    plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", whole).strip("-.")
-    if plain == whole and len(plain) <= LONGEST:
+    """A setting as a folder name; if characters were dropped, a hash keeps it unique."""
+    text = "_".join(f"{name.replace('_', '-')}-{spell_value(value)}" for name, value in values.items())
+    plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.")
+    if plain == text and len(plain) <= LONGEST:
         return plain
-    return f"{plain[:LONGEST].strip('-.')}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    return f"{plain[:LONGEST].strip('-.')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _parsed(text: str) -> Dimension:
+def _parse_dimension(text: str) -> Dimension:
     name, equals, rest = text.partition("=")
     if not equals:
         raise UserError(f'--over {language.cut(text)}: write it as NAME=VALUES, such as "lr=0.01,0.1"')
-    knob = "." in name
-    option = (
-        _knob_option(name.strip(), text) if knob else OPTIONS.get(name.strip().removeprefix("--").replace("-", "_"))
-    )
+    plain = name.strip().removeprefix("--").replace("-", "_")
+    option = _knob_option(name.strip(), text) if "." in name else OPTIONS.get(plain)
     if option is None:
-        able = [one.name for one in OPTIONS.values() if one.decides and one.name not in _OTHERWISE]
-        raise UserError(f"--over {language.cut(text)}: no option is called {name.strip()!r}; {nearest(name, able)}")
+        names = [known for known in OPTIONS if OPTIONS[known].decides and known not in _OTHERWISE]
+        raise UserError(f"--over {language.cut(text)}: no option is called {name.strip()!r}; {nearest(name, names)}")
     if not option.decides or option.name in _OTHERWISE:
-        why = _OTHERWISE.get(option.name, "it does not change the result")
-        raise UserError(f"--over {language.cut(text)}: {option.name} cannot be varied; {why}")
+        reason = _OTHERWISE.get(option.name, "it does not affect the result")
+        raise UserError(f"--over {language.cut(text)}: {option.name} cannot be varied; {reason}")
     if (ends := _RANGE.fullmatch(rest)) and option.kind in (int, float):
-        return _ranged(option, text, ends)
-    values = tuple(_typed(option, part, text) for part in _split(rest))
+        return _parse_range(option, text, ends)
+    values = tuple(_parse_value(option, part, text) for part in _split_values(rest))
     for value in values:
         if values.count(value) > 1:
             raise UserError(f"--over {language.cut(text)}: {spell_value(value)} is given twice; give each value once")
@@ -165,8 +163,8 @@ def _parsed(text: str) -> Dimension:
     return Dimension(option.name, text, option.kind, values)
 
 
-def _ranged(option: Option, text: str, ends: re.Match[str]) -> Dimension:
-    low, high = (_typed(option, end, text) for end in ends.group(1, 2))
+def _parse_range(option: Option, text: str, ends: re.Match[str]) -> Dimension:
+    low, high = (_parse_value(option, end, text) for end in ends.group(1, 2))
     assert isinstance(low, int | float)
     assert isinstance(high, int | float)
     if not low < high:
@@ -178,8 +176,8 @@ def _ranged(option: Option, text: str, ends: re.Match[str]) -> Dimension:
     return Dimension(option.name, text, option.kind, (), float(low), float(high), bool(ends[3]))
 
 
-def _split(text: str) -> list[str]:
-    """The text at its commas; those in brackets and in quotes belong to a value."""
+def _split_values(text: str) -> list[str]:
+    """Split the text at its commas, except those in brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -197,22 +195,22 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _typed(option: Option, text: str, whole: str) -> Value:
-    shown = f"--over {language.cut(whole)}: "
+def _parse_value(option: Option, text: str, source: str) -> Value:
+    where = f"--over {language.cut(source)}: "
     if not text:
-        raise UserError(f"{shown}a value is empty; write NAME=VALUE,VALUE")
+        raise UserError(f"{where}a value is empty; write NAME=VALUE,VALUE")
     if option.kind is str:
         quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
         return text[1:-1] if quoted else text
     if option.kind is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise UserError(f"{shown}{option.name} must be true or false, not {language.cut(text)!r}")
+        raise UserError(f"{where}{option.name} must be true or false, not {language.cut(text)!r}")
     try:
         return int(text) if option.kind is int else float(text)
     except ValueError:
         kind = "an integer" if option.kind is int else "a number"
-        raise UserError(f"{shown}{option.name} must be {kind}, not {language.cut(text)!r}") from None
+        raise UserError(f"{where}{option.name} must be {kind}, not {language.cut(text)!r}") from None
 
 
 def _check(option: Option, value: Value, text: str) -> None:

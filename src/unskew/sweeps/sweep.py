@@ -1,7 +1,8 @@
-"""A sweep from start to finish: settings checked, trained and judged; its folder, table, charts and best recipe."""
+"""A sweep from start to finish: check, train and judge settings; write its folder, table, charts and best recipe."""
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,9 @@ from typing import Any
 from unskew import methods
 from unskew.calibration.feasible import named
 from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Words
-from unskew.charts.files import FORMATS, chart_bytes
+from unskew.charts.files import chart_bytes, check_format
 from unskew.core import text
-from unskew.core.errors import UserError, nearest
+from unskew.core.errors import UserError
 from unskew.core.files import read_json, write_whole
 from unskew.core.key import Key
 from unskew.core.limits import usable_path
@@ -44,11 +45,11 @@ from unskew.sweeps.space import (
     spell_value,
     with_setting,
 )
-from unskew.sweeps.tasks import RunFailure, Task, do_tasks
+from unskew.sweeps.tasks import RunFailure, Task, run_tasks
 
-OTHER_SERVERS = {"fedadam", "fedyogi", "fedadagrad", "feddyn"}  # whose rate is not one number
+OTHER_SERVERS = {"fedadam", "fedyogi", "fedadagrad", "feddyn"}  # their rate is not a single number
 TABLE, BEST = "table.csv", "best.toml"
-SCORES = ("accuracy", "loss")  # besides these a score is a calibration's name
+SCORES = ("accuracy", "loss")  # any other score is the name of a calibration
 
 
 @dataclass(frozen=True)
@@ -59,21 +60,21 @@ class TriedSetting:
     values: Mapping[str, Value]
     config: Config
     runs: tuple[Result | RunFailure, ...]
-    by: str  # what it is judged by
+    by: str  # its score
 
     @property
     def score(self) -> SeedSpread | None:
-        """Its score over the seeds; None if a run failed, lacks that calibration or has an infinite score."""
-        scores = [score_of(item, self.by) for item in self.runs]
-        return spread_over_seeds(scores) if all(item is not None and isfinite(item) for item in scores) else None
+        """Its score over the seeds; None if a run failed, lacks the calibration or has an infinite score."""
+        scores = [score_of(run, self.by) for run in self.runs]
+        return spread_over_seeds(scores) if all(score is not None and isfinite(score) for score in scores) else None
 
     @property
     def failure(self) -> str:
         """What went wrong; empty if nothing did."""
-        failed = [item for item in self.runs if isinstance(item, RunFailure)]
-        if not failed:
+        failures = [run for run in self.runs if isinstance(run, RunFailure)]
+        if not failures:
             return "" if self.score else "no finite loss" if self.by == "loss" else f"no {self.by}"
-        return "diverged" if all(item.diverged for item in failed) else failed[0].reason
+        return "diverged" if all(failure.diverged for failure in failures) else failures[0].reason
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,7 +116,7 @@ def score_of(run: Result | RunFailure, by: str) -> float | None:
 def effective_rate(config: Config) -> float | None:
     """γ·η / ((1 − μ)·(1 − β)): η and μ are the clients' rate and momentum, γ and β the server's (fedavg, fedavgm).
 
-    μ = 0 for clients that use Adam. None for methods with another server optimizer.
+    With Adam on the clients, μ = 0. None for methods with another server optimizer.
 
     Reference: Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification", 2019, with μ = 0 and γ = 1.
@@ -154,49 +155,47 @@ def server_step(method: str) -> tuple[float, float] | None:
 
 
 def effective_rates(outcomes: Sequence[TriedSetting]) -> list[float] | None:
-    """The effective rate of each setting, if they differ in rate and momentum; None otherwise."""
+    """The effective rate of each setting; None unless they differ in rate and momentum."""
     rates = [effective_rate(item.config) for item in outcomes]
     known = [rate for rate in rates if rate is not None]
     if len(known) < len(rates) or len({item.config.lr for item in outcomes}) < 2:
         return None
-    return known if len({momentum_words(item.config) for item in outcomes}) > 1 else None
+    return known if len({describe_momentum(item.config) for item in outcomes}) > 1 else None
 
 
-def momentum_words(config: Config) -> str:
-    """The clients' momentum, and the server's where it has any."""
+def describe_momentum(config: Config) -> str:
+    """The clients' momentum, and the server's if it has any."""
     beta = (server_step(config.method) or (1.0, 0.0))[1]
     return f"momentum {_momentum(config):g}" + (f", server's {beta:g}" if beta else "")
 
 
-MOST = 40  # values of an option that a heat map has room for
-LOGARITHMIC = 8.0  # a range whose ends are further apart than this factor is drawn on a logarithmic axis
-LINES = 10  # that colours tell apart
+MOST = 40  # values of an option that fit in a heat map
+LOGARITHMIC = 8.0  # values whose ratio exceeds this are drawn on a logarithmic axis
+LINES = 10  # with distinguishable colors
 CELL = 34  # height of a row
 
 
 def sweep_charts(sweep: Sweep) -> list[Chart]:
     """Every chart that the sweep has data for."""
-    varied = [item for item in sweep.over if len(_tried(sweep, item)) > 1]
-    charts = [_one(sweep, item) for item in varied]
+    varied = [item for item in sweep.over if len(_tried_values(sweep, item)) > 1]
+    charts = [_draw_option(sweep, item) for item in varied]
     for across, upwards in combinations(varied, 2):
-        listed = max(len(_tried(sweep, across)), len(_tried(sweep, upwards))) <= MOST
+        listed = max(len(_tried_values(sweep, across)), len(_tried_values(sweep, upwards))) <= MOST
         if listed and not (across.ranged or upwards.ranged):
-            charts.append(_two(sweep, across, upwards))
+            charts.append(_draw_heat_map(sweep, across, upwards))
         elif _numeric(across) and _numeric(upwards):
-            charts.append(_scattered(sweep, across, upwards))
+            charts.append(_draw_scatter(sweep, across, upwards))
     rates = effective_rates(sweep.outcomes)
-    return [*charts, *([_by_effective_rate(sweep, rates)] if rates else [])]
+    return [*charts, *([_draw_effective_rate(sweep, rates)] if rates else [])]
 
 
-def _one(sweep: Sweep, option: Dimension) -> Chart:
-    """The best score for each value of an option, over all else that is varied."""
-    tried, name = _tried(sweep, option), option.option.replace("_", " ")
-    best = [_best(sweep, {option.option: value}) for value in tried]
+def _draw_option(sweep: Sweep, option: Dimension) -> Chart:
+    """The best score for each value of an option, over the other varied options."""
+    tried, name = _tried_values(sweep, option), option.label
+    best = [_best_with(sweep, {option.option: value}) for value in tried]
     means = [item.score.mean if item and item.score else None for item in best]
     positions = [float(value) for value in tried] if _numeric(option) else [float(at) for at in range(len(tried))]
-    ticks = (
-        None if option.ranged else tuple((at, spell_value(value)) for at, value in zip(positions, tried, strict=True))
-    )
+    ticks = None if option.ranged else tuple(zip(positions, map(spell_value, tried), strict=True))
     marks: list[Mark] = []
     if any(item and item.score and item.score.deviation is not None for item in best):
         spans = [item.score.deviation or 0.0 if item and item.score else 0.0 for item in best]
@@ -211,18 +210,18 @@ def _one(sweep: Sweep, option: Dimension) -> Chart:
     others = "" if len(sweep.over) == 1 else ", best over the other options"
     return Chart(
         f"sweep-{option.option}",
-        f"{_score(sweep).capitalize()} by {name}{others}",
-        f"Validation {_score(sweep)} by {name}{others}.",
+        f"{_score_name(sweep).capitalize()} by {name}{others}",
+        f"Validation {_score_name(sweep)} by {name}{others}.",
         marks,
         x=Axis(name, ticks=ticks, log=_log(option, tried)),
-        y=_axis(sweep),
+        y=_score_axis(sweep),
     )
 
 
-def _two(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
-    """A heat map; each cell shows the best over the other options."""
-    columns, rows = _tried(sweep, across), _tried(sweep, upwards)
-    best = [[_best(sweep, {across.option: column, upwards.option: row}) for column in columns] for row in rows]
+def _draw_heat_map(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
+    """A heat map of the best score over the other options."""
+    columns, rows = _tried_values(sweep, across), _tried_values(sweep, upwards)
+    best = [[_best_with(sweep, {across.option: column, upwards.option: row}) for column in columns] for row in rows]
     scale = 1 if sweep.by == "loss" else 100
     values = [[scale * item.score.mean if item and item.score else None for item in line] for line in best]
     known = [value for line in values for value in line if value is not None] or [0.0, 1.0]
@@ -234,13 +233,13 @@ def _two(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
         for column, value in enumerate(line)
         if value is None
     ]
-    x, y = across.option.replace("_", " "), upwards.option.replace("_", " ")
+    x, y = across.label, upwards.label
     rest = "" if len(sweep.over) == 2 else ", best over the other options"
     unit = "" if sweep.by == "loss" else ", %"
     return Chart(
         f"sweep-{across.option}-{upwards.option}",
-        f"Validation {_score(sweep)}{unit}{rest}",
-        f"Validation {_score(sweep)} by {x} and {y}{rest}; × diverged or failed.",
+        f"Validation {_score_name(sweep)}{unit}{rest}",
+        f"Validation {_score_name(sweep)} by {x} and {y}{rest}; × diverged or failed.",
         marks,
         x=Axis(x, ticks=tuple((float(at), spell_value(value)) for at, value in enumerate(columns))),
         y=Axis(y, ticks=tuple((float(at), spell_value(value)) for at, value in enumerate(rows))),
@@ -249,10 +248,10 @@ def _two(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
     )
 
 
-def _scattered(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
-    """For a search: a dot for each setting, larger is better."""
+def _draw_scatter(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
+    """For a search: a dot for each setting; larger is better."""
     scored = [(item, item.score.mean) for item in sweep.outcomes if item.score]
-    x, y = across.option.replace("_", " "), upwards.option.replace("_", " ")
+    x, y = across.label, upwards.label
     low, high = min((score for _, score in scored), default=0.0), max((score for _, score in scored), default=1.0)
     better = [(score - low) / (high - low) if high > low else 1.0 for _, score in scored]
     area = [0.05 + 0.95 * (1 - share if sweep.by == "loss" else share) for share in better]
@@ -271,19 +270,19 @@ def _scattered(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
     ]
     return Chart(
         f"sweep-{across.option}-{upwards.option}",
-        f"Validation {_score(sweep)}: larger dots are better",
+        f"Validation {_score_name(sweep)}: larger dots are better",
         f"{counted(len(scored), 'setting')} by {x} and {y}; × diverged or failed.",
         [dots, *crosses],
-        x=Axis(x, log=_log(across, _tried(sweep, across))),
-        y=Axis(y, log=_log(upwards, _tried(sweep, upwards))),
+        x=Axis(x, log=_log(across, _tried_values(sweep, across))),
+        y=Axis(y, log=_log(upwards, _tried_values(sweep, upwards))),
     )
 
 
-def _by_effective_rate(sweep: Sweep, rates: Sequence[float]) -> Chart:
+def _draw_effective_rate(sweep: Sweep, rates: Sequence[float]) -> Chart:
     """The best score by effective rate, a line for each momentum."""
     lines: dict[str, list[tuple[float, TriedSetting]]] = {}
     for item, rate in zip(sweep.outcomes, rates, strict=True):
-        lines.setdefault(momentum_words(item.config), []).append((rate, item))
+        lines.setdefault(describe_momentum(item.config), []).append((rate, item))
     if len(lines) > LINES or max(map(len, lines.values())) == 1:  # a search: settings rarely share a momentum
         lines = {"": [point for points in lines.values() for point in points]}
     marks: list[Mark] = []
@@ -298,18 +297,18 @@ def _by_effective_rate(sweep: Sweep, rates: Sequence[float]) -> Chart:
         marks.append(Line(x, scores, name, colour, points=True, tips=tips) if name else Dots(x, scores, 0, tips=tips))
     return Chart(
         "sweep-effective-rate",
-        f"{_score(sweep).capitalize()} by effective learning rate",
-        f"Validation {_score(sweep)} by effective learning rate, the rate over 1 − momentum.",
+        f"{_score_name(sweep).capitalize()} by effective learning rate",
+        f"Validation {_score_name(sweep)} by effective learning rate, the rate over 1 − momentum.",
         marks,
         x=Axis("effective learning rate η / (1 − β)", log=True),
-        y=_axis(sweep),
+        y=_score_axis(sweep),
     )
 
 
-def _tried(sweep: Sweep, option: Dimension) -> list[Value]:
-    """The values of an option that were tried: numbers sorted, texts as they were listed."""
-    found = dict.fromkeys(item.values[option.option] for item in sweep.outcomes)
-    return sorted(found) if _numeric(option) else [value for value in option.values if value in found]
+def _tried_values(sweep: Sweep, option: Dimension) -> list[Value]:
+    """The values of an option that were tried: numbers sorted, texts in the order listed."""
+    tried = {item.values[option.option] for item in sweep.outcomes}
+    return sorted(tried) if _numeric(option) else [value for value in option.values if value in tried]
 
 
 def _numeric(option: Dimension) -> bool:
@@ -325,7 +324,7 @@ def _log(option: Dimension, tried: Sequence[Value]) -> bool:
     return min(numbers) > 0 and max(numbers) / min(numbers) > LOGARITHMIC
 
 
-def _best(sweep: Sweep, values: Mapping[str, Value]) -> TriedSetting | None:
+def _best_with(sweep: Sweep, values: Mapping[str, Value]) -> TriedSetting | None:
     """The best setting that has these values."""
     return next((item for item in sweep.ranked if item.score and values.items() <= item.values.items()), None)
 
@@ -333,16 +332,16 @@ def _best(sweep: Sweep, values: Mapping[str, Value]) -> TriedSetting | None:
 def _tip(outcome: TriedSetting) -> str:
     if outcome.score is None:
         return f"{describe_values(outcome.values)}: {outcome.failure}"
-    score_text = outcome.score.words(decimals=4) if outcome.by == "loss" else f"{outcome.score.words(100)} %"
+    score_text = outcome.score.format(decimals=4) if outcome.by == "loss" else f"{outcome.score.format(100)} %"
     return f"{describe_values(outcome.values)}: {score_text}"
 
 
-def _score(sweep: Sweep) -> str:
+def _score_name(sweep: Sweep) -> str:
     return sweep.by if sweep.by in SCORES else f"accuracy after {sweep.by}"
 
 
-def _axis(sweep: Sweep) -> Axis:
-    return Axis(f"validation {_score(sweep)}", kind="number" if sweep.by == "loss" else "percent")
+def _score_axis(sweep: Sweep) -> Axis:
+    return Axis(f"validation {_score_name(sweep)}", kind="number" if sweep.by == "loss" else "percent")
 
 
 def tabulate(sweep: Sweep) -> list[dict[str, str]]:
@@ -366,7 +365,7 @@ def tabulate(sweep: Sweep) -> list[dict[str, str]]:
 
 
 def write_summary(sweep: Sweep, form: str = "svg") -> list[Path]:
-    """Write table.csv, best.toml and the charts; returns the files."""
+    """Write table.csv, best.toml and the charts, and return the files."""
     check_format(form)
     rows, text = tabulate(sweep), io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -388,21 +387,15 @@ def best_recipe(sweep: Sweep, best: TriedSetting) -> str:
     several = len(sweep.seeds) > 1
     config = replace(best.config, seed=sweep.seeds[0])
     lines = configs.to_toml(config).splitlines()[1:]
-    kept = [line for line in lines if not line.startswith(("validation =", *(["seed ="] if several else [])))]
-    score = best.score.words(decimals=4) if sweep.by == "loss" else f"{best.score.words(100)} %"
+    options = [line for line in lines if not line.startswith(("validation =", *(["seed ="] if several else [])))]
+    score = best.score.format(decimals=4) if sweep.by == "loss" else f"{best.score.format(100)} %"
     over = f" over {counted(len(sweep.seeds), 'seed')}" if several else ""
     header = [
         f"# The best of {counted(len(sweep.outcomes), 'setting')}: {describe_values(best.values)}.",
         f"# On the validation images: {sweep.by} {score}{over}. This recipe trains on all training images.",
     ]
     seeds = [f"seeds = {list(sweep.seeds)}"] if several else []
-    return "\n".join([*header, *kept, *seeds]) + "\n"
-
-
-def check_format(form: str) -> None:
-    """Reject an unknown chart format."""
-    if form not in FORMATS:
-        raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
+    return "\n".join([*header, *options, *seeds]) + "\n"
 
 
 ABOUT, RUNS = "sweep.json", "runs"
@@ -412,99 +405,97 @@ ABOUT, RUNS = "sweep.json", "runs"
 class SweepRequest:
     """What a sweep tries."""
 
-    base: Config  # what all settings share; varied options and the seed do not count
+    base: Config  # shared by all settings, except the varied options and the seed
     over: tuple[Dimension, ...]
     seeds: tuple[int, ...]
     by: str
-    trials: int | None = None  # that are chosen from earlier results; None: the whole grid
+    trials: int | None = None  # settings for Optuna to choose; None: the whole grid
 
 
 @contextmanager
-def open_sweep(path: Path, asked: SweepRequest) -> Iterator[dict[str, RunFailure]]:
-    """Open and lock the sweep's folder; yields the known failures by run. Another sweep's folder is rejected."""
+def open_sweep(path: Path, request: SweepRequest) -> Iterator[dict[str, RunFailure]]:
+    """Open and lock the sweep's folder, and yield the known failures by run; another sweep's folder is rejected."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is not a folder; choose another --out")
     begun = (path / ABOUT).exists()
-    if path.exists() and not begun and any(one.name != ".lock" for one in path.iterdir()):
+    if path.exists() and not begun and any(file.name != ".lock" for file in path.iterdir()):
         raise UserError(f"{path} exists but is not the folder of a sweep; choose another --out")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"the folder {path} cannot be created: {error.strerror}") from error
     with locked_folder(path):
-        failures = _read_failures(path, asked) if begun else {}
-        write_about(path, asked, failures)
+        failures = _read_failures(path, request) if begun else {}
+        write_about(path, request, failures)
         yield failures
 
 
-def write_about(path: Path, asked: SweepRequest, failures: Mapping[str, RunFailure]) -> None:
+def write_about(path: Path, request: SweepRequest, failures: Mapping[str, RunFailure]) -> None:
     """Write sweep.json: what is tried, and which runs diverged."""
-    kept = {run: failure.reason for run, failure in failures.items() if failure.diverged}
-    write_whole(path / ABOUT, json_bytes({**_describe_request(asked), "diverged": kept}))
+    diverged = {run: failure.reason for run, failure in failures.items() if failure.diverged}
+    write_whole(path / ABOUT, json_bytes({**_describe_request(request), "diverged": diverged}))
 
 
-def check_run(path: Path, task: Task, asked: SweepRequest) -> None:
-    """Reject a run directory whose varied options, seed or validation part differ from the task's."""
+def check_run(path: Path, task: Task, request: SweepRequest) -> None:
+    """Reject a run directory whose varied options, seed or validation share differ from the task's."""
     if not (path / CONFIG).exists():
         return
-    found = configs.read_run(path)
-    for name in ("seed", "validation", *(one.option for one in asked.over)):
-        there, here = getattr(found, name, None), getattr(task.config, name, None)
-        if name in OPTIONS and OPTIONS[name].kind is not str and here is not None and there != here:
-            raise UserError(
-                f"{path} contains a run with {name} {there}, not {here}; move it away, or choose another --out"
-            )
+    existing = configs.read_run(path)
+    for name in ("seed", "validation", *(dimension.option for dimension in request.over)):
+        old, new = getattr(existing, name, None), getattr(task.config, name, None)
+        if name in OPTIONS and OPTIONS[name].kind is not str and new is not None and old != new:
+            raise UserError(f"{path} contains a run with {name} {old}, not {new}; move it, or choose another --out")
 
 
-def _describe_request(asked: SweepRequest) -> dict[str, Any]:
-    varied = {"seed", *(one.option for one in asked.over)}
+def _describe_request(request: SweepRequest) -> dict[str, Any]:
+    varied = {"seed", *(dimension.option for dimension in request.over)}
     return {
-        "settings": {name: value for name, value in configs.deciding(asked.base).items() if name not in varied},
-        "over": [one.text for one in asked.over],
-        "seeds": list(asked.seeds),
-        "by": asked.by,
-        "trials": asked.trials,
+        "settings": {name: value for name, value in configs.deciding(request.base).items() if name not in varied},
+        "over": [dimension.text for dimension in request.over],
+        "seeds": list(request.seeds),
+        "by": request.by,
+        "trials": request.trials,
     }
 
 
-def _read_failures(path: Path, asked: SweepRequest) -> dict[str, RunFailure]:
+def _read_failures(path: Path, request: SweepRequest) -> dict[str, RunFailure]:
     """The failures in a folder that already has this sweep; values, seeds and trials may have been added."""
-    found, now = read_json(path / ABOUT), _describe_request(asked)
+    before, now = read_json(path / ABOUT), _describe_request(request)
     try:
-        settings, over, kept = found["settings"], found["over"], found["diverged"]
-        names = [one.option for one in parse_over(over)]
-        failures = {run: RunFailure(str(reason), diverged=True) for run, reason in kept.items()}
+        settings, over = before["settings"], before["over"]
+        names = {dimension.option for dimension in parse_over(over)}
+        failures = {run: RunFailure(str(reason), diverged=True) for run, reason in before["diverged"].items()}
     except (LookupError, TypeError, AttributeError, UserError) as error:
         raise UserError(f"{path / ABOUT} is damaged: {error!r}; restore it from a backup, or delete it") from error
-    asked_names = [one.option for one in asked.over]
-    searched = asked.trials is not None
-    same = over == now["over"] and found.get("by") == asked.by if searched else set(names) == set(asked_names)
-    if not same or (found.get("trials") is None) == searched:
+    searched = request.trials is not None
+    same = over == now["over"] and before.get("by") == request.by
+    if not searched:
+        same = names == {dimension.option for dimension in request.over}
+    if not same or (before.get("trials") is None) == searched:
         raise UserError(f"{path} contains another sweep, over {'; '.join(map(str, over))}; choose another --out")
-    if differing := [
-        name for name in {**settings, **now["settings"]} if settings.get(name) != now["settings"].get(name)
-    ]:
-        there = ", ".join(f"{name} {settings.get(name, 'not set')} there" for name in differing)
-        raise UserError(f"{path} contains another sweep: {there}; choose another --out")
+    new = now["settings"]
+    if differing := [name for name in {**settings, **new} if settings.get(name) != new.get(name)]:
+        values = ", ".join(f"{name} {settings.get(name, 'unset')}" for name in differing)
+        raise UserError(f"{path} contains another sweep, with {values}; choose another --out")
     return failures
 
 
-TOGETHER = 4  # settings that Optuna chooses before it sees their scores
-DIGITS = 4  # significant digits of a number that is tried
+TOGETHER = 4  # settings that Optuna chooses before it learns their scores
+DIGITS = 4  # significant digits of the numbers to try
 
 
 def _suggest(trial: Any, dimension: Dimension) -> Value:
     if dimension.values:
         index: int = trial.suggest_categorical(dimension.option, list(range(len(dimension.values))))
         return dimension.values[index]
-    if dimension.whole:
+    if dimension.kind is int:
         return int(trial.suggest_int(dimension.option, int(dimension.low), int(dimension.high), log=dimension.log))
     value = trial.suggest_float(dimension.option, dimension.low, dimension.high, log=dimension.log)
     return min(max(float(f"{value:.{DIGITS}g}"), dimension.low), dimension.high)
 
 
-Finished = Callable[[TriedSetting, int, int], None]  # a setting, how many are done, of how many
-Rounds = Callable[[int, int], None]  # rounds that are done, of how many
+Finished = Callable[[TriedSetting, int, int], None]  # a setting, how many are done, the total
+Rounds = Callable[[int, int], None]  # rounds done, the total
 
 
 @dataclass(frozen=True)
@@ -512,54 +503,54 @@ class Trials:
     """The runs of a sweep's folder, ``jobs`` at a time: one folder per setting, one run per seed."""
 
     path: Path
-    asked: SweepRequest
+    request: SweepRequest
     failures: dict[str, RunFailure]  # by run: "lr-0.1/seed0"
     jobs: int
-    total: int  # how many settings are tried
+    total: int  # settings to try
     finished: Finished | None
     rounds: Rounds | None
     known: dict[str, TriedSetting] = field(default_factory=dict)
 
-    def do(self, settings: Sequence[Mapping[str, Value]]) -> list[TriedSetting]:
+    def run(self, settings: Sequence[Mapping[str, Value]]) -> list[TriedSetting]:
         """The outcome of each of these settings; unfinished runs are trained."""
         named = {folder_name(values): values for values in settings}
         new = {name: values for name, values in named.items() if name not in self.known}
         tasks = {run: task for name, values in new.items() for run, task in self._tasks(name, values).items()}
         for task in tasks.values():
-            check_run(task.path, task, self.asked)
+            check_run(task.path, task, self.request)
         left = [run for run in tasks if run not in self.failures and not (tasks[run].path / RESULT).exists()]
-        waiting = {name: sum(_setting(run) == name for run in left) for name in new}
-        rounds, whole = dict.fromkeys(left, 0), sum(tasks[run].config.rounds for run in left)
+        waiting = Counter(_setting(run) for run in left)
+        rounds, total = dict.fromkeys(left, 0), sum(tasks[run].config.rounds for run in left)
 
-        def ended(index: int, failure: RunFailure | None) -> None:
-            run = left[index]
+        def end(index: int, failure: RunFailure | None) -> None:
+            run, setting = left[index], _setting(left[index])
             if failure is not None:
                 self.failures[run] = failure
-                write_about(self.path, self.asked, self.failures)
-            waiting[_setting(run)] -= 1
-            if not waiting[_setting(run)]:
-                self._conclude(_setting(run), new[_setting(run)])
+                write_about(self.path, self.request, self.failures)
+            waiting[setting] -= 1
+            if not waiting[setting]:
+                self._conclude(setting, new[setting])
 
-        def progressed(index: int, number: int) -> None:
+        def advance(index: int, number: int) -> None:
             rounds[left[index]] = number
             if self.rounds is not None:
-                self.rounds(sum(rounds.values()), whole)
+                self.rounds(sum(rounds.values()), total)
 
-        for name in [name for name, count in waiting.items() if not count]:
+        for name in [name for name in new if name not in waiting]:
             self._conclude(name, new[name])
-        do_tasks([tasks[run] for run in left], self.jobs, ended, progressed)
+        run_tasks([tasks[run] for run in left], self.jobs, end, advance)
         return [self.known[folder_name(values)] for values in settings]
 
     def _tasks(self, name: str, values: Mapping[str, Value]) -> dict[str, Task]:
-        config = with_setting(self.asked.base, values)
-        run_names = {seed: f"{name}/seed{seed}" for seed in self.asked.seeds}
+        config = with_setting(self.request.base, values)
+        run_names = {seed: f"{name}/seed{seed}" for seed in self.request.seeds}
         return {run: Task(replace(config, seed=seed), self.path / RUNS / run) for seed, run in run_names.items()}
 
     def _conclude(self, name: str, values: Mapping[str, Value]) -> None:
         tasks = self._tasks(name, values)
         runs = tuple(self.failures.get(run) or read_result(task.path) for run, task in tasks.items())
-        config = with_setting(self.asked.base, values)
-        self.known[name] = TriedSetting(name, values, config, runs, self.asked.by)
+        config = with_setting(self.request.base, values)
+        self.known[name] = TriedSetting(name, values, config, runs, self.request.by)
         if self.finished is not None:
             self.finished(self.known[name], len(self.known), self.total)
 
@@ -569,7 +560,7 @@ def _setting(run: str) -> str:
 
 
 VALIDATION = 0.15  # of the training images, as in the papers
-WORST = {"loss": 1e6}  # what a setting that failed counts as in a search; 0 for an accuracy
+WORST = {"loss": 1e6}  # the score of a failed setting in a search; 0 for an accuracy
 
 
 @neutral()
@@ -601,7 +592,7 @@ def sweep(
     recipe
         A TOML recipe that all settings start from.
     over
-        What is varied: ``"lr=0.01,0.1"`` or, with ``trials``, ``"lr=0.001..0.3 log"``.
+        The options to vary: ``"lr=0.01,0.1"`` or, with ``trials``, ``"lr=0.001..0.3 log"``.
     seeds
         Each setting is trained with each of these: ``"0,1,2"`` or a list.
     trials
@@ -613,7 +604,7 @@ def sweep(
     jobs
         Runs at the same time. None: one per core, or one on a GPU.
     out
-        The sweep's folder. None: one in ``runs/``, named by what is varied.
+        The sweep's folder. None: one in ``runs/``, named after the varied options.
     finished, progress, begun, say
         Called with each finished setting, with the rounds done so far, with the folder, and while images are read.
     home
@@ -623,32 +614,33 @@ def sweep(
     **options
         Options of ``unskew.run`` that all settings share.
     """
-    asked = _asked(recipe, over, seeds, trials, validation, by, options, trust)
-    settings = grid(asked.over) if trials is None else None
-    _check_settings(asked, settings, say)
+    request = _parse_request(recipe, over, seeds, trials, validation, by, options, trust)
+    settings = grid(request.over) if trials is None else None
+    _check_settings(request, settings, say)
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs {jobs}: give at least 1")
     if out:
         path = home / usable_path(out)
     else:
-        name = f"sweep-{slug(asked.base, seed=False)}-over-{'-'.join(one.option for one in asked.over)}"[:100]
+        varied = "-".join(dimension.option for dimension in request.over)
+        name = f"sweep-{slug(request.base, seed=False)}-over-{varied}"[:100]
         path = home / "runs" / name
         try:
-            with open_sweep(path, asked):  # this sweep has begun there, or the folder is unused
+            with open_sweep(path, request):  # the folder is unused, or this sweep has begun in it
                 pass
         except UserError:
             path = unused_path(home / "runs", name)
-    with open_sweep(path, asked) as failures:
+    with open_sweep(path, request) as failures:
         if begun is not None:
             begun(path)
-        jobs = jobs or (cores() if resolve_device(asked.base.device).type == "cpu" else 1)  # on a GPU one at a time
-        work = Trials(path, asked, failures, jobs, trials or len(settings or ()), finished, progress)
-        outcomes = _search(work, asked) if settings is None else work.do(settings)
-        once = {one.name: one for one in outcomes}  # a search may come back to a setting
-        return Sweep(path, asked.over, asked.seeds, asked.by, tuple(once.values()))
+        jobs = jobs or (cores() if resolve_device(request.base.device).type == "cpu" else 1)  # on a GPU one at a time
+        work = Trials(path, request, failures, jobs, trials or len(settings or ()), finished, progress)
+        outcomes = _search(work, request) if settings is None else work.run(settings)
+        unique = {outcome.name: outcome for outcome in outcomes}  # a search may return to a setting
+        return Sweep(path, request.over, request.seeds, request.by, tuple(unique.values()))
 
 
-def _asked(
+def _parse_request(
     recipe: str | PathLike[str] | None,
     over: Sequence[str],
     seeds: str | Iterable[int] | None,
@@ -660,15 +652,15 @@ def _asked(
 ) -> SweepRequest:
     dimensions = parse_over(over)
     base, listed = configs.read_recipe(Path(recipe), trust=trust) if recipe else (Config(), ())
-    for one in dimensions:
-        if options.get(one.option) is not None:
-            raise UserError(f"{one.option} is both fixed and varied (--over {one.text}); leave one of them out")
+    for varied in dimensions:
+        if options.get(varied.option) is not None:
+            raise UserError(f"{varied.option} is both fixed and varied (--over {varied.text}); leave one of them out")
     if seeds is not None and options.get("seed") is not None:
-        raise UserError("seed and seeds were both given; give one of them")
+        raise UserError("seed and seeds are both given; give one of them")
     config = configs.with_values(base, options, "sweep")
     share = validation if validation is not None else config.validation or VALIDATION
     if not share > 0:
-        raise UserError(f"--validation {share:g}: a sweep never looks at the test images; give a share above 0")
+        raise UserError(f"--validation {share:g}: a sweep never uses the test images; give a share above 0")
     config = configs.checked(replace(config, validation=float(share)))
     if config.engine == "torchrun":
         raise UserError("--engine torchrun: a sweep spreads its runs over this machine's cores; leave --engine out")
@@ -678,36 +670,38 @@ def _asked(
     return SweepRequest(config, dimensions, numbers, by if by in SCORES else plain_name(by), trials)
 
 
-def _check_settings(asked: SweepRequest, settings: Sequence[dict[str, Value]] | None, say: Say) -> None:
-    """Refuse settings that cannot run: parse every combination, and prepare a run for each value once."""
-    first = {one.option: one.ends[0] for one in asked.over}
-    tried = [first, *({**first, one.option: value} for one in asked.over for value in one.ends[1:])]
-    use_sgd = [_check_texts(asked, values) for values in settings or tried]
+def _check_settings(request: SweepRequest, settings: Sequence[dict[str, Value]] | None, say: Say) -> None:
+    """Refuse settings that cannot run: parse every combination, and prepare one run for each value."""
+    first = {varied.option: varied.ends[0] for varied in request.over}
+    tried = [first, *({**first, varied.option: value} for varied in request.over for value in varied.ends[1:])]
+    use_sgd = [_check_texts(request, values) for values in settings or tried]
     if "momentum" in first and not any(use_sgd):
         raise UserError(
-            f"--over momentum: --optimizer {asked.base.optimizer} has no momentum; use sgd, or leave it out"
+            f"--over momentum: --optimizer {request.base.optimizer} has no momentum; use sgd, or leave it out"
         )
-    costly = {one.option for one in asked.over if one.kind in (str, bool)} | {"clients", "per_round"}
+    costly = {varied.option for varied in request.over if varied.kind in (str, bool)} | {"clients", "per_round"}
     for index, values in enumerate(tried):
         changed = {name for name in values if values[name] != first[name]}
         if index and not changed & costly:
             continue
         with _name_setting(values):
-            prepare(replace(with_setting(asked.base, values), seed=asked.seeds[0]), say=say)
+            prepare(replace(with_setting(request.base, values), seed=request.seeds[0]), say=say)
 
 
-def _check_texts(asked: SweepRequest, values: dict[str, Value]) -> bool:
+def _check_texts(request: SweepRequest, values: dict[str, Value]) -> bool:
     """Reject a setting whose options contradict each other; return whether it uses SGD."""
     with _name_setting(values):
-        config = configs.checked(with_setting(asked.base, values))
+        config = configs.checked(with_setting(request.base, values))
         algorithm = methods.parse_method(config.method, config.local())
         check_rounds(algorithm.local, config.rounds)
         if config.start:
             parse_start(config.start, algorithm)
-    made = [named(one, algorithm) for one in algorithm.finish]
-    if asked.by not in SCORES and asked.by not in made:
-        found = f"makes {', '.join(made)}" if made else "makes no calibration"
-        raise UserError(f"--by {asked.by}: the method {config.method} {found}; add {asked.by} to it, or give another")
+    calibrations = [named(finisher, algorithm) for finisher in algorithm.finish]
+    if request.by not in SCORES and request.by not in calibrations:
+        raise UserError(
+            f"--by {request.by}: the calibrations of {config.method} are: {', '.join(calibrations) or 'none'}; add "
+            f"{request.by} to --method, or give another score"
+        )
     return uses_sgd(algorithm.local)
 
 
@@ -719,17 +713,17 @@ def _name_setting(values: dict[str, Value]) -> Iterator[None]:
         raise UserError(f"with {describe_values(values)}: {error}") from error
 
 
-def _search(trials: Trials, asked: SweepRequest) -> list[TriedSetting]:
+def _search(trials: Trials, request: SweepRequest) -> list[TriedSetting]:
     """Try the settings that Optuna chooses."""
     optuna = require_extra("optuna", "sweeps")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=Key(asked.seeds[0]).fold("sweep").number() % 2**32)
-    study = optuna.create_study(sampler=sampler, direction="minimize" if asked.by == "loss" else "maximize")
-    count, outcomes = asked.trials or 0, list[TriedSetting]()
+    sampler = optuna.samplers.TPESampler(seed=Key(request.seeds[0]).fold("sweep").number() % 2**32)
+    study = optuna.create_study(sampler=sampler, direction="minimize" if request.by == "loss" else "maximize")
+    count, outcomes = request.trials or 0, list[TriedSetting]()
     for start in range(0, count, TOGETHER):
         chosen = [study.ask() for _ in range(min(TOGETHER, count - start))]
-        tried = trials.do([{one.option: _suggest(trial, one) for one in asked.over} for trial in chosen])
+        tried = trials.run([{varied.option: _suggest(trial, varied) for varied in request.over} for trial in chosen])
         for trial, outcome in zip(chosen, tried, strict=True):
-            study.tell(trial, outcome.score.mean if outcome.score else WORST.get(asked.by, 0.0))
+            study.tell(trial, outcome.score.mean if outcome.score else WORST.get(request.by, 0.0))
         outcomes += tried
     return outcomes

@@ -1,4 +1,4 @@
-"""The runs of a sweep as tasks, in this process or in several; a failure is a result too."""
+"""The runs of a sweep as tasks, in this process or in several; failures are recorded, not raised."""
 
 import selectors
 import signal
@@ -17,69 +17,67 @@ from unskew.runs.config import CONFIG, Config
 from unskew.runs.finished import calibrate_run
 from unskew.runs.result import RESULT, read_result
 
-OVERFLOW = "NaN or infinity"  # in the message of a client or server whose numbers have grown beyond all bounds
+OVERFLOW = "NaN or infinity"  # in the message of a run that diverged
 
-Say = Callable[[int], None]  # the round that is done
+Say = Callable[[int], None]  # the completed round
 
 
 @dataclass(frozen=True)
 class Task:
-    """A run to be done: its configuration, its folder, and what is made of it when it is trained."""
+    """A run: its configuration, its folder, and the calibrations and measures after training."""
 
     config: Config
     path: Path
-    calibrations: tuple[str, ...] = ()  # in their plainest spelling, as results have them
+    calibrations: tuple[str, ...] = ()  # canonical names, as in results
     measures: tuple[str, ...] = ()  # "cka(clients=20)"
 
 
 @dataclass(frozen=True)
 class RunFailure:
-    """Why a run has no result. One that ``diverged`` would do so again; others are tried again the next time."""
+    """Why a run has no result. A run that ``diverged`` is not tried again; others are."""
 
     reason: str
     diverged: bool = False
 
 
-def do_task(task: Task, say: Say | None = None) -> RunFailure | None:
-    """Do the run, or the rest of it; None if nothing failed."""
+def run_task(task: Task, say: Say | None = None) -> RunFailure | None:
+    """Do the run, or the rest of it; None if it succeeded."""
 
     def observe(event: object) -> None:
         if say is not None and isinstance(event, Metrics):
             say(event.round)
 
     try:
-        if (task.path / RESULT).exists():
-            pass
-        elif (task.path / CONFIG).exists():
-            train.resume(task.path, observe=observe, **{name: getattr(task.config, name) for name in train.WORK})
-        else:
+        if not (task.path / CONFIG).exists():
             train.run(task.config, out=task.path, observe=observe)
+        elif not (task.path / RESULT).exists():
+            train.resume(task.path, observe=observe, **{name: getattr(task.config, name) for name in train.WORK})
     except (ClientFailure, UserError, OSError) as error:
-        if not (task.path / RESULT).exists():  # otherwise it was trained, and a calibration failed
+        if not (task.path / RESULT).exists():  # otherwise only a calibration failed
             return RunFailure(str(error), OVERFLOW in str(error))
     failures = [*_calibrate(task), *(_measure(task) if task.measures else ())]
     return RunFailure("; ".join(failures)) if failures else None
 
 
 def _calibrate(task: Task) -> list[str]:
-    """Make the missing calibrations, those of one exchange together; the reasons of failures."""
+    """Add the missing calibrations, which share the clients' statistics; returns why some failed."""
     failures: list[str] = []
-    made = read_result(task.path).calibrations if task.calibrations else {}
-    left = [name for name in task.calibrations if name not in made]
-    while left:
+    done = read_result(task.path).calibrations if task.calibrations else {}
+    missing = [name for name in task.calibrations if name not in done]
+    while missing:
         try:
-            calibrate_run(task.path, *left, **_where(task))
+            calibrate_run(task.path, *missing, **_where(task))
             return failures
         except (ClientFailure, UserError) as error:
             failures.append(str(error))
-        made = read_result(task.path).calibrations
-        left = [name for name in left if name not in made][1:]  # the first of these failed
+        done = read_result(task.path).calibrations
+        missing = [name for name in missing if name not in done][1:]  # the first of these failed
     return failures
 
 
 def _measure(task: Task) -> list[str]:
-    """Take the missing measures; the reasons of failures."""
-    from unskew.analysis import parse_measure  # here: a sweep takes none, and they need scikit-learn
+    """Take the missing measures; returns why some failed."""
+    from unskew.analysis import parse_measure  # sweeps take none, and measures need scikit-learn
     from unskew.analysis.measure import load_or_take
     from unskew.runs.finished import FinishedRun
 
@@ -94,18 +92,17 @@ def _measure(task: Task) -> list[str]:
 
 
 def _where(task: Task) -> dict[str, Any]:
-    """The options with which a finished run is calibrated and measured."""
+    """The options for calibrating and measuring a finished run."""
     config = task.config
     return {"engine": config.engine, "workers": config.workers, "data_dir": config.data_dir, "device": config.device}
 
 
-ATTEMPTS = 2  # at a run whose process dies; a second worker continues from the first one's checkpoint
-CHECKPOINT_SECONDS = 60.0  # that a run has to write its checkpoint after an interrupt
-
+ATTEMPTS = 2  # at a run whose process dies; the second continues from the checkpoint of the first
+CHECKPOINT_SECONDS = 60.0  # for a run to write its checkpoint after an interrupt
 MAX_STARTS = 3  # workers that may die before they have a task
 
 Done = Callable[[int, RunFailure | None], None]  # the task's number, and why it failed
-Progress = Callable[[int, int], None]  # the task's number, and the round that is done
+Progress = Callable[[int, int], None]  # the task's number, and the completed round
 
 
 @dataclass(eq=False)
@@ -115,14 +112,14 @@ class _Worker:
     task: int | None = None
 
 
-def do_tasks(tasks: Sequence[Task], jobs: int, done: Done, progress: Progress) -> None:
-    """Do the tasks in ``jobs`` processes, each on one core and with the loop engine, whose weights are the same.
+def run_tasks(tasks: Sequence[Task], jobs: int, done: Done, progress: Progress) -> None:
+    """Do the tasks in ``jobs`` processes, each on one core with the loop engine.
 
-    An interrupt lets every run write its checkpoint.
+    After an interrupt every run writes its checkpoint.
     """
     if min(jobs, len(tasks)) <= 1:
         for number, task in enumerate(tasks):
-            done(number, do_task(task, partial(progress, number)))
+            done(number, run_task(task, partial(progress, number)))
         return
     waiting, workers, died = list(enumerate(tasks)), list[_Worker](), Counter[int | None]()
     with selectors.DefaultSelector() as selector:
@@ -188,7 +185,7 @@ def do_tasks(tasks: Sequence[Task], jobs: int, done: Done, progress: Progress) -
 
 
 def main(parent: JsonLines) -> None:
-    """In a worker process: do the tasks that the parent sends, until it closes the connection."""
+    """A worker process: do the tasks that the parent sends until it closes the connection."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     parent.send({"ready": True})
     while (message := parent.receive()) is not None:
@@ -198,5 +195,5 @@ def main(parent: JsonLines) -> None:
             tuple(message["calibrations"]),
             tuple(message["measures"]),
         )
-        failure = do_task(task, lambda number: parent.send({"round": number}))
+        failure = run_task(task, lambda number: parent.send({"round": number}))
         parent.send({"done": True} if failure is None else {"failed": failure.reason, "diverged": failure.diverged})
