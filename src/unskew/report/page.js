@@ -1,5 +1,5 @@
-// What a reader may do with a page: choose its colours, sort a table, go through a choice, point at a mark, keep a figure.
-// Everything here only adds to what is there to be read; nothing is fetched.
+// Interaction: choose a theme, sort tables, step through choices, show tooltips, download figures.
+// The page is complete without scripts, and nothing is fetched.
 
 "use strict";
 
@@ -8,16 +8,16 @@
   root.classList.add("js");
 
   function make(tag, attributes = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
   }
 
-  // Colours: before anything is drawn. A page from a disk may be refused a memory; then a choice lasts as long as it.
+  // Themes, set before anything is drawn. If a local file has no storage, the choice lasts until the page is closed.
   const THEMES = ["auto", "light", "dark"];
 
-  function remembered() {
+  function storedTheme() {
     try {
       const theme = localStorage.getItem("unskew-theme");
       return THEMES.includes(theme) ? theme : "auto";
@@ -26,54 +26,54 @@
     }
   }
 
-  function wear(theme) {
+  function applyTheme(theme) {
     if (theme === "auto") delete root.dataset.theme;
     else root.dataset.theme = theme;
   }
 
   function themes() {
-    const group = make("fieldset", { class: "theme" }, make("legend", { class: "unseen" }, "Colours"));
+    const group = make("fieldset", { class: "theme" }, make("legend", { class: "unseen" }, "Theme"));
     for (const theme of THEMES) {
       const radio = make("input", { type: "radio", name: "theme", value: theme, class: "unseen", autocomplete: "off" });
-      radio.checked = theme === remembered();
+      radio.checked = theme === storedTheme();
       group.append(make("label", {}, radio, theme[0].toUpperCase() + theme.slice(1)));
     }
     group.addEventListener("change", (event) => {
-      wear(event.target.value);
+      applyTheme(event.target.value);
       try {
         localStorage.setItem("unskew-theme", event.target.value);
       } catch {
-        // it is worn all the same
+        // applied without being stored
       }
     });
     document.querySelector("header").prepend(group);
   }
 
-  // Sections: the link of the one that is being read is marked, and in sight.
+  // Sections: the link of the section being read is marked and scrolled into view.
   function sections() {
     const links = new Map([...document.querySelectorAll("nav a")].map((link) => [decodeURIComponent(link.hash.slice(1)), link]));
-    const read = (link) => {
+    const mark = (link) => {
       for (const other of links.values()) other.removeAttribute("aria-current");
       link.setAttribute("aria-current", "true");
       const strip = link.closest("ul");
       strip.scrollLeft = link.offsetLeft - (strip.clientWidth - link.offsetWidth) / 2;
     };
     const watcher = new IntersectionObserver(
-      (seen) => seen.filter((entry) => entry.isIntersecting).forEach((entry) => read(links.get(entry.target.id))),
+      (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => mark(links.get(entry.target.id))),
       { rootMargin: "-15% 0px -75% 0px" },
     );
     for (const name of links.keys()) watcher.observe(document.getElementById(name));
   }
 
-  // Choices: those with one label go together, as far as each has what was chosen.
+  // Choices: those with the same label change together, if they have the chosen option.
   function choices() {
     const all = [...document.querySelectorAll(".choice")];
     const show = (choice, name) => {
       const select = choice.querySelector("select");
-      const place = [...select.options].findIndex((option) => option.value === name);
-      if (place < 0) return;
-      select.selectedIndex = place;
-      choice.querySelectorAll(".option").forEach((option, at) => option.classList.toggle("shown", at === place));
+      const index = [...select.options].findIndex((option) => option.value === name);
+      if (index < 0) return;
+      select.selectedIndex = index;
+      choice.querySelectorAll(".option").forEach((option, at) => option.classList.toggle("shown", at === index));
     };
     const choose = (label, name) => all.filter((choice) => choice.dataset.label === label).forEach((choice) => show(choice, name));
     for (const choice of all) {
@@ -95,8 +95,8 @@
     }
   }
 
-  // Tables: numbers as numbers, before words, and empty cells last whichever way; equals stay in their order.
-  const WORDS = new Intl.Collator("en", { numeric: true });
+  // Tables: numbers sort numerically and before text, empty cells always last; the sort is stable.
+  const TEXT = new Intl.Collator("en", { numeric: true });
 
   function key(cell) {
     const number = cell.dataset.value === undefined ? NaN : Number(cell.dataset.value);
@@ -107,12 +107,12 @@
   function order(one, other, sign) {
     if (one[0] !== other[0]) return one[0] - other[0];
     if (one[0] === 2) return 0;
-    return sign * (one[0] === 1 ? WORDS.compare(one[1], other[1]) : one[1] < other[1] ? -1 : Number(one[1] > other[1]));
+    return sign * (one[0] === 1 ? TEXT.compare(one[1], other[1]) : one[1] < other[1] ? -1 : Number(one[1] > other[1]));
   }
 
-  function sort(table, place, sign) {
+  function sort(table, column, sign) {
     const body = table.tBodies[0];
-    const keyed = [...body.rows].map((row) => [key(row.cells[place]), row]);
+    const keyed = [...body.rows].map((row) => [key(row.cells[column]), row]);
     keyed.sort((one, other) => order(one[0], other[0], sign));
     body.append(...keyed.map(([, row]) => row));
   }
@@ -120,21 +120,21 @@
   function tables() {
     for (const table of document.querySelectorAll("table")) {
       const heads = [...table.tHead.rows[0].cells];
-      heads.forEach((head, place) => {
+      heads.forEach((head, column) => {
         const button = make("button", { type: "button" }, ...head.childNodes);
         head.append(button);
         button.addEventListener("click", () => {
           const up = head.getAttribute("aria-sort") !== "ascending";
           for (const other of heads) other.removeAttribute("aria-sort");
           head.setAttribute("aria-sort", up ? "ascending" : "descending");
-          sort(table, place, up ? 1 : -1);
+          sort(table, column, up ? 1 : -1);
         });
       });
-      if (table.classList.contains("folded")) unfolding(table);
+      if (table.classList.contains("folded")) addUnfold(table);
     }
   }
 
-  function unfolding(table) {
+  function addUnfold(table) {
     const all = `Show all ${table.tBodies[0].rows.length.toLocaleString("en")} rows`;
     const button = make("button", { type: "button", class: "unfold", "aria-expanded": "false" }, all);
     button.addEventListener("click", () => {
@@ -145,8 +145,8 @@
     table.closest(".box").after(button);
   }
 
-  // Tips: what a mark is, in words, where a mouse, a finger or the arrow keys point.
-  const REACH = 24; // pixels between a finger and the mark it means
+  // Tooltips: for the mark under the mouse, a finger or the arrow keys.
+  const REACH = 24; // pixels between a finger and its mark
 
   function distance(mark, x, y) {
     const { left, right, top, bottom } = mark.getBoundingClientRect();
@@ -187,7 +187,7 @@
       marked?.classList.remove("marked");
       marked = mark;
       mark.classList.add("marked");
-      mark.querySelector(":scope > title")?.remove(); // or the browser would say it a second time
+      mark.querySelector(":scope > title")?.remove(); // otherwise the browser would show it too
       bubble.textContent = mark.dataset.tip;
     };
 
@@ -216,7 +216,7 @@
       const title = plot.closest("figure").querySelector("h3").textContent;
       plot.tabIndex = 0;
       plot.setAttribute("role", "group");
-      plot.setAttribute("aria-label", `${title}: the arrow keys go from value to value`);
+      plot.setAttribute("aria-label", `${title}: use the arrow keys to move between values`);
       plot.addEventListener("blur", hide);
       plot.addEventListener("keydown", (event) => {
         const marks = [...plot.querySelectorAll("[data-tip]")];
@@ -235,7 +235,7 @@
     }
   }
 
-  // A figure as a file of its own: with the colours of charts inside, and what its marks say.
+  // A figure as a standalone file, with its style and tooltips.
   function standalone(drawn, title) {
     const copy = drawn.cloneNode(true);
     const inside = (tag, text) => Object.assign(document.createElementNS(drawn.namespaceURI, tag), { textContent: text });
@@ -249,7 +249,7 @@
   function downloads() {
     for (const figure of document.querySelectorAll("figure")) {
       const title = figure.querySelector("h3").textContent;
-      const button = make("button", { type: "button", class: "download", "aria-label": `Keep “${title}” as an SVG file` }, "SVG");
+      const button = make("button", { type: "button", class: "download", "aria-label": `Download “${title}” as SVG` }, "SVG");
       button.addEventListener("click", () => {
         const text = standalone(figure.querySelector(".plot > svg"), title);
         const address = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
@@ -260,6 +260,6 @@
     }
   }
 
-  wear(remembered());
+  applyTheme(storedTheme());
   document.addEventListener("DOMContentLoaded", () => [themes, sections, choices, tables, tips, downloads].forEach((part) => part()));
 })();

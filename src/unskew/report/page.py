@@ -14,29 +14,29 @@ from unskew.analysis.measure import CellValue, Choice, Column, Element, Linked
 from unskew.charts.files import STYLE, svg
 from unskew.core.units import format_bytes, format_duration
 
-WIDE = 560  # a chart wider than this has a row to itself
-LONG_CELL = 24  # letters: a longer text is broken into lines
-MAX_OPEN_ROWS = 200  # a table with more rows starts folded; page.css says how many rows are then visible
+WIDE = 560  # wider charts span both columns
+LONG_CELL = 24  # characters; longer texts wrap
+MAX_OPEN_ROWS = 200  # longer tables start folded; page.css sets how many rows are then visible
 
 _UNPRINTABLE = {code: "\ufffd" for code in (*range(32), 127) if chr(code) not in "\t\n\r"}
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the page. ``missing`` lists what cannot be shown and why, ``notes`` what a reader must know."""
+    """One section of the page. ``missing`` lists what cannot be shown and why."""
 
-    name: str  # a word for links
+    name: str  # for links
     title: str
-    text: str = ""  # a few plain sentences on how to read the charts
+    text: str = ""  # how to read the charts
     elements: Sequence[Element] = ()
-    findings: Sequence[str] = ()  # one sentence each
+    findings: Sequence[str] = ()
     missing: Sequence[str] = ()
     notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Page:
-    """The whole page: its subject, the findings in one sentence each, the facts, the sections."""
+    """A page: its title, findings, facts and sections."""
 
     title: str
     subtitle: str
@@ -56,18 +56,18 @@ def to_html(page: Page) -> str:
 
 @cache
 def _template() -> Any:
-    from jinja2 import Environment  # here: only pages need it
+    from jinja2 import Environment  # only pages need it
     from markupsafe import Markup
 
     assets = {name: files("unskew.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")}
-    own = base64.b64encode(hashlib.sha256(assets["page.js"].encode()).digest()).decode()  # the only script that may run
+    digest = hashlib.sha256(assets["page.js"].encode()).digest()  # the only script that may run
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {
         "draw": lambda chart, name: Markup(svg(replace(chart, name=name, title=""), standalone=False)),
         "span": lambda charts: " wide" if any(chart.width > WIDE for chart in charts) else "",
         "check_start": _check_start, "lay_out_row": _lay_out_row, "max_open_rows": MAX_OPEN_ROWS,
         "chart_style": Markup(STYLE), "style": Markup(assets["page.css"]), "script": Markup(assets["page.js"]),
-        "script_hash": own,
+        "script_hash": base64.b64encode(digest).decode(),
     }  # fmt: skip
     return environment.from_string(files("unskew.report").joinpath("page.html").read_text("utf-8"))
 
@@ -92,12 +92,12 @@ def _lay_out_row(columns: Sequence[Column], row: Sequence[CellValue]) -> Iterato
         elif cell is not None:
             text, value = format_value(cell, column.kind), cell
         if isinstance(value, float) and not math.isfinite(value):
-            value = {"nan": "NaN", "inf": "Infinity"}.get(str(value), "-Infinity")  # as scripts read it
+            value = {"nan": "NaN", "inf": "Infinity"}.get(str(value), "-Infinity")  # as in JavaScript
         yield {"look": look, "text": text, "href": href, "value": value}
 
 
 def format_value(value: float, kind: str = "number") -> str:
-    """A number as people read it: 0.6279 is 62.79 % of a whole, 1 500 000 bytes are 1.5 MB, 90 seconds 1 min 30 s."""
+    """A number for readers: 0.6279 becomes 62.79 %, 1500000 bytes 1.5 MB, 90 seconds 1 min 30 s."""
     kinds: dict[str, Callable[[float], str]] = {
         "text": lambda value: f"{value:.6g}",
         "number": _format_number,
@@ -121,15 +121,15 @@ def _format_number(value: float) -> str:
 
 
 def _make_anchors(sections: Sequence[Section]) -> list[str]:
-    """A unique word for each section's link: letters, digits and dashes."""
-    taken = {"content", "findings", "findings-title", "chart-style"}
+    """A unique id for each section's link: letters, digits and dashes."""
+    used = {"content", "findings", "findings-title", "chart-style"}
     anchors = []
     for section in sections:
-        word = re.sub(r"[^\w-]+", "-", section.name).strip("-").lower() or "section"
-        anchor, count = word, 1
-        while anchor in taken:
+        name = re.sub(r"[^\w-]+", "-", section.name).strip("-").lower() or "section"
+        anchor, count = name, 1
+        while anchor in used:
             count += 1
-            anchor = f"{word}-{count}"
-        taken |= {anchor, f"{anchor}-title"}
+            anchor = f"{name}-{count}"
+        used |= {anchor, f"{anchor}-title"}
         anchors.append(anchor)
     return anchors

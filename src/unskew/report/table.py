@@ -4,6 +4,7 @@ import csv
 import importlib
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,30 +29,30 @@ from unskew.runs.seeds import SeedRuns, SeedSpread, finished_runs, spread_over_s
 
 FORMATS = ("table", "markdown", "csv", "latex", "json")
 TEXTS = ("run", "method", "data", "partition", "model")  # columns of text, not of numbers
-MIN_WIDTH = 70  # columns of a terminal below which one row for each run cannot be read
-SHARES = (10, 50, 90)  # per cent of the baseline's accuracy: Hsu et al. 2020, Table 5
-HIGHER = ("accuracy", "after ", "acc@", "relative", "worst", "p10", "fairness")  # columns whose highest value is best
+MIN_WIDTH = 70  # columns of a terminal; a narrower one shows a line per column instead of a row per run
+SHARES = (10, 50, 90)  # percent of the baseline's accuracy: Hsu et al. 2020, Table 5
+HIGHER = ("accuracy", "after ", "acc@", "relative", "worst", "p10", "fairness")  # columns where higher is better
 
 _PLAIN = ("method", "data", "partition", "clients", "per_round", "rounds", "seed")
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A run's result, relative to its baseline where one is known, and its accuracy at a common round and batch."""
+    """A run's result, relative to its baseline if known, and its accuracy at a common round and batch."""
 
     result: Result
     round: int | None  # None: no run has metrics
     accuracy_at_round: float | None
     batch: int | None
     accuracy_at_batch: float | None
-    rounds_to: Mapping[int, int | None]  # share in per cent → round, None for never; empty without baseline or metrics
+    rounds_to: Mapping[int, int | None]  # share in percent → round, None for never; empty without baseline or metrics
 
 
 def side_by_side(
     results: Sequence[Result], metrics: Sequence[Rows], *, baseline: Result | None = None, at_round: int | None = None,
     at_batch: int | None = None,
 ) -> list[Compared]:  # fmt: skip
-    """Compare runs at one round and one batch count: by default the last that all of them reached."""
+    """Compare runs at one round and one batch count, by default the last that all runs reached."""
     known = [rows for rows in metrics if rows]
     if at_round is None:
         at_round = min((rows[-1]["round"] for rows in known), default=None)
@@ -60,48 +61,48 @@ def side_by_side(
     compared = []
     for result, rows in zip(results, metrics, strict=True):
         result = _with_baseline(baseline, result)
-        whole = result.baseline_accuracy
+        goal = result.baseline_accuracy
         by_round = None if at_round is None else accuracy_at_round(rows, at_round)
         by_batch = None if at_batch is None else accuracy_at_batch(rows, at_batch)
-        reached = {share: rounds_to(rows, share / 100 * whole) for share in SHARES} if rows and whole else {}
+        reached = {share: rounds_to(rows, share / 100 * goal) for share in SHARES} if rows and goal else {}
         compared.append(Compared(result, at_round, by_round, at_batch, by_batch, reached))
     return compared
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of the table over the runs of a row; ``blank`` is the text where there is none."""
+    """A number over the runs of a row; ``blank`` is the text if it is missing."""
 
     value: SeedSpread | None
     decimals: int
     blank: str = ""
     runs: int = 1
 
-    def words(self, *, deviation: bool = True) -> str:
-        """The number as the table has it; where some runs of the row lack it, of how many it is."""
+    def format(self, *, deviation: bool = True) -> str:
+        """The number as text; if some runs of the row lack it, with their count."""
         if self.value is None:
             return self.blank
         if not deviation or self.value.deviation is None:
             text = f"{self.value.mean:.{self.decimals}f}"
         else:
-            text = self.value.words(decimals=self.decimals)
+            text = self.value.format(decimals=self.decimals)
         return text + (f" ({self.value.count} of {self.runs})" if deviation and self.value.count < self.runs else "")
 
 
 @dataclass(frozen=True, repr=False)
 class ComparisonTable:
-    """Finished runs in a table: a row for each setting, mean and deviation over its seeds.
+    """Finished runs in a table: a row for each setting, with mean and deviation over its seeds.
 
     It displays itself in a terminal and in a notebook. ``text("latex")`` and ``frame()`` are for papers and programs.
     """
 
     runs: Sequence[Compared]
     groups: Sequence[Sequence[int]]  # the runs of each row
-    chosen: Sequence[str] = ()  # columns; none: those that fit
+    chosen: Sequence[str] = ()  # columns; empty: those that fit
 
     @cached_property
     def settings(self) -> list[dict[str, str]]:
-        """What the runs of each row were: the same keys in every row."""
+        """The settings of each row, with the same keys in every row."""
         several = any(len(group) > 1 for group in self.groups)
         rows = []
         for group in self.groups:
@@ -115,10 +116,10 @@ class ComparisonTable:
 
     @cached_property
     def figures(self) -> list[dict[str, Figure]]:
-        """The results of each row: the same keys in every row."""
+        """The results of each row, with the same keys in every row."""
         runs = _list_figures(self.runs)
         if several := any(len(group) > 1 for group in self.groups):
-            runs = [run | {"emd": (one.result.emd, 2)} for run, one in zip(runs, self.runs, strict=True)]
+            runs = [figures | {"emd": (run.result.emd, 2)} for figures, run in zip(runs, self.runs, strict=True)]
         rows = []
         for group in self.groups:
             row = {"n": Figure(spread_over_seeds([len(group)]), 0)} if several else {}
@@ -135,13 +136,13 @@ class ComparisonTable:
 
     @property
     def same(self) -> list[str]:
-        """The settings that all rows share; none where there is one row."""
+        """The settings that all rows share; empty for a single row."""
         rows = self.settings
         return [key for key in (rows[0] if len(rows) > 1 else ()) if len({row[key] for row in rows}) == 1]
 
     @property
     def columns(self) -> list[str]:
-        """Every column: the settings that differ, the results, the run directory, the settings in common."""
+        """Every column: the settings that differ, the results, the run directory, the shared settings."""
         if not self.groups:
             return []
         differing, figures = [key for key in self.settings[0] if key not in self.same], list(self.figures[0])
@@ -152,28 +153,26 @@ class ComparisonTable:
     @property
     def shown(self) -> list[str]:
         """The chosen columns, or all in which rows can differ."""
-        found: list[str] = []
+        shown: list[str] = []
         for name in self.chosen:
-            fitting = [key for key in self.columns if key == name] or [
-                key for key in self.columns if key.startswith(name)
-            ]
-            if not fitting:
+            matching = [name] if name in self.columns else [key for key in self.columns if key.startswith(name)]
+            if not matching:
                 raise UserError(f"--columns {name}: there is no such column; {nearest(name, self.columns)}")
-            found += [key for key in fitting if key not in found]
+            shown += [key for key in matching if key not in shown]
         equal = len(self.groups) > 1 and len({len(group) for group in self.groups}) == 1
-        return found or [key for key in self.columns if key not in self.same and not (key == "n" and equal)]
+        return shown or [key for key in self.columns if key not in self.same and not (key == "n" and equal)]
 
     @property
     def verdict(self) -> list[str]:
-        """Sentences on which setting is best, and whether the seeds support it."""
-        return rank_settings([one.result for one in self.runs])
+        """Which setting is best and whether the seeds support it, in sentences."""
+        return rank_settings([run.result for run in self.runs])
 
     def cell(self, row: int, key: str, *, deviation: bool = True) -> str:
         """One cell as text."""
         if key == "run":
             return _name_runs([self.runs[at].result.path for at in self.groups[row]])
         figure = self.figures[row].get(key)
-        return self.settings[row][key] if figure is None else figure.words(deviation=deviation)
+        return self.settings[row][key] if figure is None else figure.format(deviation=deviation)
 
     def rows(self, columns: Sequence[str] | None = None) -> list[dict[str, str]]:
         """Every row as texts by column."""
@@ -181,16 +180,16 @@ class ComparisonTable:
         return [{key: self.cell(row, key) for key in keys} for row in range(len(self.groups))]
 
     def best(self, key: str) -> set[int]:
-        """The rows with the best value of a column; none where it has no best, or is the same everywhere."""
+        """The rows with the best value of a column; empty if it has no best, or all are equal."""
         figures = {row: figures[key] for row, figures in enumerate(self.figures) if key in figures}
-        known = {row: round(one.value.mean, one.decimals) for row, one in figures.items() if one.value}
+        known = {row: round(figure.value.mean, figure.decimals) for row, figure in figures.items() if figure.value}
         if len(known) < 2 or len(set(known.values())) < 2 or not (key == "loss" or key.startswith(HIGHER)):
             return set()
         top = min(known.values()) if key == "loss" else max(known.values())
         return {row for row, value in known.items() if value == top}
 
     def text(self, form: str = "table") -> str:
-        """The table as text: table, markdown, csv, latex or json. JSON has the whole results."""
+        """The table as text: table, markdown, csv, latex or json. JSON contains the full results."""
         if form not in FORMATS:
             raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
         if form == "json":
@@ -200,11 +199,11 @@ class ComparisonTable:
         return {"markdown": self._markdown, "csv": self._csv, "latex": self._latex}[form]()
 
     def frame(self) -> Any:
-        """A pandas DataFrame: numbers as numbers, deviations in columns of their own, empty where unknown."""
+        """A pandas DataFrame with numbers as numbers and deviations in separate columns."""
         try:
             pandas = importlib.import_module("pandas")
         except ImportError as error:
-            raise UserError("pandas is not installed; pip install pandas") from error
+            raise UserError("pandas is not installed; install it with: pip install pandas") from error
         rows = []
         for row in range(len(self.groups)):
             values: dict[str, Any] = {}
@@ -217,17 +216,20 @@ class ComparisonTable:
         return pandas.DataFrame(rows)
 
     def render(self, width: int = 100) -> Group:
-        """One table no wider than this; what is the same in every row is below it, and then the verdict.
+        """A table at most this wide, then the shared settings and the verdict.
 
-        One row alone, or a narrow terminal, has a line for each column.
+        A single row, or a narrow terminal, has a line for each column.
         """
-        again = [] if self.chosen else self._repeats()
-        keys = [key for key in self.shown if key not in again]
+        rows, repeated = range(len(self.groups)), list[str]()
+        if not self.chosen:  # hide columns that repeat the accuracy
+            at = [key for key in self.columns if key.startswith("acc@")]
+            repeated = [key for key in at if all(self.cell(row, key) == self.cell(row, "accuracy") for row in rows)]
+        keys = [key for key in self.shown if key not in repeated]
         hidden: list[str] = []
         if len(self.groups) == 1 or width < MIN_WIDTH:
             table = Table(show_header=False)
             for key in keys:
-                table.add_row(Text(key), *(self._styled(row, key) for row in range(len(self.groups))))
+                table.add_row(Text(key), *(self._styled(row, key) for row in rows))
         else:
             fitting = keys if self.chosen else self._fitting(keys, width)
             hidden = [key for key in keys if key not in fitting]
@@ -235,9 +237,9 @@ class ComparisonTable:
             for key in fitting:
                 is_text = key in TEXTS
                 table.add_column(key, justify="left" if is_text else "right", max_width=width // 3 if is_text else None)
-            for row in range(len(self.groups)):
+            for row in rows:
                 table.add_row(*(self._styled(row, key) for key in fitting))
-        lines = self._notes(again)
+        lines = self._notes(repeated)
         if hidden:
             lines.append(f"Not shown: {', '.join(hidden)}; choose with --columns, or write all with --format csv.")
         return Group(table, *map(Text, (*lines, *self.verdict)))
@@ -245,23 +247,16 @@ class ComparisonTable:
     def _styled(self, row: int, key: str) -> Text:
         return Text(self.cell(row, key), "bold" if row in self.best(key) else "", overflow="fold")
 
-    def _repeats(self) -> list[str]:
-        """Columns that repeat the accuracy."""
-        rows = range(len(self.groups))
-        at = [key for key in self.columns if key.startswith("acc@")]
-        return [key for key in at if all(self.cell(row, key) == self.cell(row, "accuracy") for row in rows)]
-
     def _fitting(self, keys: Sequence[str], width: int) -> list[str]:
-        """The columns that fit next to each other, in their order; the first always does."""
-        left, found = width - 1, list[str]()
+        """The columns that fit next to each other, in their order; the first is always included."""
+        left, fitting = width - 1, list[str]()
         for key in keys:
             need = 3 + max(cell_len(text) for text in (key, *(self.cell(row, key) for row in range(len(self.groups)))))
             need = min(need, 3 + width // 3) if key in TEXTS else need
-            if found and need > left:
-                continue
-            left -= need
-            found.append(key)
-        return found
+            if not fitting or need <= left:
+                left -= need
+                fitting.append(key)
+        return fitting
 
     def __repr__(self) -> str:
         text = io.StringIO()
@@ -284,27 +279,26 @@ class ComparisonTable:
             rows.append([mark.format(cell) if best else cell for cell, best in cells])
         return rows
 
-    def _notes(self, again: Sequence[str] = ()) -> list[str]:
+    def _notes(self, repeated: Sequence[str] = ()) -> list[str]:
         """The settings that all rows share and do not show, and the columns that repeat the accuracy."""
         shared = [f"{key} {self.cell(0, key)}" for key in self.same if key not in self.shown]
-        shared += [" = ".join((*again, "accuracy"))] if again else []
+        shared += [" = ".join((*repeated, "accuracy"))] if repeated else []
         return [f"The same in all rows: {'; '.join(shared)}."] if shared else []
 
     def _csv(self) -> str:
         keys = self.shown if self.chosen else self.columns
-        apart = {key for key in keys for row in self.figures if key in row and row[key].runs > 1 and key != "n"}
+        spread = {key for key in keys for row in self.figures if key in row and row[key].runs > 1 and key != "n"}
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(name for key in keys for name in ([key, f"{key} ±"] if key in apart else [key]))
+        writer.writerow(name for key in keys for name in ([key, f"{key} ±"] if key in spread else [key]))
         for row in range(len(self.groups)):
             cells = []
             for key in keys:
                 text = self.cell(row, key, deviation=False)
                 cells.append("" if text == "-" else text)
-                if key in apart:
-                    figure = self.figures[row][key]
-                    known = figure.value and figure.value.deviation is not None
-                    cells.append(f"{figure.value.deviation:.{figure.decimals}f}" if figure.value and known else "")
+                if key in spread:
+                    value, decimals = self.figures[row][key].value, self.figures[row][key].decimals
+                    cells.append(f"{value.deviation:.{decimals}f}" if value and value.deviation is not None else "")
             writer.writerow(cells)
         return out.getvalue().rstrip("\n")
 
@@ -315,9 +309,9 @@ class ComparisonTable:
         return "\n\n".join(["\n".join("| " + " | ".join(line) + " |" for line in lines), *self._notes()])
 
     def _latex(self) -> str:
-        """A table with the rules of the package booktabs and a caption, the best of each column in bold."""
+        """A table for booktabs with a caption, the best of each column in bold."""
         keys = self.shown
-        if not self.chosen:  # a paper names methods, not folders, and has no room for costs
+        if not self.chosen:  # for a paper: no folders and no costs
             settings = [key for key in keys if key in self.settings[0] and key != "seeds"]
             keys = [*(settings or ["run"]), *(key for key in keys if key == "accuracy" or key.startswith("after "))]
         rows = self._list_marked(keys, _escape, r"\textbf{{{}}}")
@@ -329,7 +323,7 @@ class ComparisonTable:
         return "\n".join([*start, *rules, r"\end{tabular}", r"\end{table}"])
 
     def _caption(self, keys: Sequence[str]) -> str:
-        results, seeds = [one.result for one in self.runs], sorted({len(group) for group in self.groups})
+        results, seeds = [run.result for run in self.runs], sorted({len(group) for group in self.groups})
         over = f", mean ± standard deviation over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds"
         on = dict.fromkeys(result.measured_on for result in results)
         settings = [f"{key.replace('_', ' ')} {self.cell(0, key)}" for key in self.same if key in _PLAIN]
@@ -352,9 +346,9 @@ def compare(
     Parameters
     ----------
     runs
-        Results, what ``unskew.run_seeds`` returned, run directories, or folders that contain some; also lists of them.
+        Results, what ``unskew.run_seeds`` returned, run directories or folders of them; also lists of these.
     baseline
-        A run that relative accuracy refers to, such as one of ``method="centralised"``.
+        The run that relative accuracy refers to, such as one with ``method="centralised"``.
     at_round
         Also show the accuracy at this round (default: the last that all runs reached).
     at_batch
@@ -374,7 +368,7 @@ def compare(
             raise UserError(f"--at-{name} {number}: give a whole number of at least 1")
     results = _results(runs)
     if not results:
-        raise UserError("there are no runs to compare; give results, or run directories")
+        raise UserError("there are no runs to compare; give results or run directories")
     metrics = [read_metrics(result.path) for result in results]
     reference = None if baseline is None else _results([baseline])
     if reference is not None and len(reference) != 1:
@@ -389,7 +383,7 @@ def compare(
 
 
 def make_table(compared: Sequence[Compared], *, each: bool = False, columns: Sequence[str] = ()) -> ComparisonTable:
-    """The table of these runs, its columns checked."""
+    """The table of these runs, with its columns checked."""
     groups = [[at] for at in range(len(compared))] if each else group_by_setting(compared)
     table = ComparisonTable(compared, groups, columns)
     if columns:
@@ -398,19 +392,19 @@ def make_table(compared: Sequence[Compared], *, each: bool = False, columns: Seq
 
 
 def _results(runs: Iterable[Any]) -> list[Result]:
-    found: list[Result] = []
+    results: list[Result] = []
     for run in runs:
         if isinstance(run, Result):
-            found.append(run)
+            results.append(run)
         elif isinstance(run, SeedRuns):
-            found += run.results
+            results += run.results
         elif isinstance(run, str | Path):
-            found += [read_result(path) for path in finished_runs([Path(run)])[0]]
+            results += [read_result(path) for path in finished_runs([Path(run)])[0]]
         elif isinstance(run, list | tuple):
-            found += _results(run)
+            results += _results(run)
         else:
             raise UserError(f"{a_kind(run)} cannot be compared; give a result, or the path of a run directory")
-    return found
+    return results
 
 
 def _escape(text: str) -> str:
@@ -419,7 +413,7 @@ def _escape(text: str) -> str:
 
 
 def _find_default(key: str, settings: Mapping[str, str]) -> str:
-    """The default of a setting that a run lacks; "" where the data decide it, or the run recorded no settings."""
+    """The default of a setting that a run lacks; "" if it depends on the data, or the run recorded no settings."""
     recorded = any(name in OPTIONS and name not in (*_PLAIN, "model") for name in settings)
     return OPTIONS[key].default_text if recorded and key in OPTIONS and OPTIONS[key].default is not None else ""
 
@@ -431,41 +425,40 @@ def _list_shown_settings(result: Result) -> dict[str, str]:
     return {key: str(value) for key, value in (plain | others).items()} | {"emd": emd_words(result.emd)}
 
 
-NEVER = -inf  # rounds to a mark that was not reached
+NEVER = -inf  # rounds to an accuracy that was not reached
 Value = tuple[float | None, int]  # a number, and its decimals
 
 
 def _list_figures(compared: Sequence[Compared]) -> list[dict[str, Value]]:
-    """The results of each run, with an entry for whatever any run has."""
-    names = list(dict.fromkeys(name for one in compared for name in one.result.calibrations))
-    relative = any(one.result.relative_accuracy is not None for one in compared)
-    spreads = [spread for one in compared if (spread := one.result.clients_accuracy)]
+    """The results of each run, with an entry for everything that any run has."""
+    names = list(dict.fromkeys(name for run in compared for name in run.result.calibrations))
+    relative = any(run.result.relative_accuracy is not None for run in compared)
+    spreads = [spread for run in compared if (spread := run.result.clients_accuracy)]
     table = []
-    for one in compared:
-        result = one.result
-        made = {name: result.calibrations.get(name) for name in names}
+    for run in compared:
+        result = run.result
+        calibrations = {name: result.calibrations.get(name) for name in names}
         row = {"accuracy": _percent(result.accuracy)}
-        row |= {f"after {name}": _percent(new.accuracy if new else None) for name, new in made.items()}
+        row |= {f"after {name}": _percent(new.accuracy if new else None) for name, new in calibrations.items()}
         if relative:
             row["relative"] = _percent(result.relative_accuracy)
             for share in SHARES:
-                reached = one.rounds_to.get(share)
-                row[f"to {share} %"] = (NEVER if one.rounds_to and reached is None else reached, 0)
-        for name, source in (
-            {"": result, **{f" ({name})": new for name, new in made.items()}}.items() if spreads else ()
-        ):
+                reached = run.rounds_to.get(share)
+                row[f"to {share} %"] = (NEVER if run.rounds_to and reached is None else reached, 0)
+        classifiers = {"": result, **{f" ({name})": new for name, new in calibrations.items()}} if spreads else {}
+        for name, source in classifiers.items():
             spread = source.clients_accuracy if source else None
             row |= {f"{key}{name}": _percent(getattr(spread, key, None)) for key in ("worst", "p10")}
             row[f"fairness{name}"] = (getattr(spread, "jain", None), 3)
             if any(spread.own_images for spread in spreads):
                 row[f"worst on own images{name}"] = _percent(getattr(spread and spread.own_images, "worst", None))
         row["loss"] = (result.loss, 4)
-        if one.round is not None:
-            row[f"acc@round {one.round:,}"] = _percent(one.accuracy_at_round)
-        if one.batch is not None:
-            row[f"acc@batch {one.batch:,}"] = _percent(one.accuracy_at_batch)
+        if run.round is not None:
+            row[f"acc@round {run.round:,}"] = _percent(run.accuracy_at_round)
+        if run.batch is not None:
+            row[f"acc@batch {run.batch:,}"] = _percent(run.accuracy_at_batch)
         row["MB up"] = (None if result.bytes_up is None else result.bytes_up / 1e6, 1)
-        row |= {f"MB up ({name})": (new.bytes_up / 1e6 if new else None, 1) for name, new in made.items()}
+        row |= {f"MB up ({name})": (new.bytes_up / 1e6 if new else None, 1) for name, new in calibrations.items()}
         row["MB down"] = (None if result.bytes_down is None else result.bytes_down / 1e6, 1)
         row["seconds"] = (result.seconds, 1)
         table.append(row)
@@ -473,7 +466,7 @@ def _list_figures(compared: Sequence[Compared]) -> list[dict[str, Value]]:
 
 
 def _with_baseline(baseline: Result | None, result: Result) -> Result:
-    """The result with the baseline given, or else with its own, and its accuracy relative to it."""
+    """The result with this baseline, or its own, and the accuracy relative to it."""
     if baseline is not None:
         if baseline.data_sha256 != result.data_sha256:
             raise UserError(
@@ -482,20 +475,19 @@ def _with_baseline(baseline: Result | None, result: Result) -> Result:
             )
         if baseline.settings.get("validation") != result.settings.get("validation"):
             raise UserError(
-                f"{result.path} was evaluated on {result.measured_on}, its baseline {baseline.path} on "
-                f"{baseline.measured_on}, with another --validation; give a run with the same --validation "
-                "as --baseline"
+                f"{result.path} was evaluated on {result.measured_on}, but its baseline {baseline.path} on "
+                f"{baseline.measured_on} with another --validation; give a run with the same --validation as --baseline"
             )
         result = replace(result, baseline=str(baseline.path.absolute()), baseline_accuracy=baseline.accuracy)
-    whole = result.baseline_accuracy
-    if whole is None:
+    reference = result.baseline_accuracy
+    if reference is None:
         return result
-    if not isfinite(whole) or whole <= 0:
+    if not isfinite(reference) or reference <= 0:
         raise UserError(
-            f"the baseline {result.baseline} of {result.path} has the accuracy {whole:g}, so there is no "
-            "relative accuracy; give a run with an accuracy above 0 as --baseline"
+            f"the accuracy of {result.baseline}, the baseline of {result.path}, is {reference:g}; give a run with an "
+            "accuracy above 0 as --baseline"
         )
-    return replace(result, relative_accuracy=result.accuracy / whole)
+    return replace(result, relative_accuracy=result.accuracy / reference)
 
 
 def _percent(accuracy: float | None) -> Value:
@@ -503,24 +495,24 @@ def _percent(accuracy: float | None) -> Value:
 
 
 def _json(compared: Sequence[Compared]) -> str:
-    """Every run's whole result, and with it what the runs of its setting come to: ``over_seeds``."""
+    """Every run's full result, and the mean and deviation over the runs of its setting: ``over_seeds``."""
     values: list[dict[str, Any]] = []
-    for one in compared:
-        at_round = {"round": one.round, "accuracy": one.accuracy_at_round}
-        at_batch = {"batch": one.batch, "accuracy": one.accuracy_at_batch}
-        own = {"run": str(one.result.path), **to_json(one.result)}
+    for run in compared:
+        at_round = {"round": run.round, "accuracy": run.accuracy_at_round}
+        at_batch = {"batch": run.batch, "accuracy": run.accuracy_at_batch}
+        own = {"run": str(run.result.path), **to_json(run.result)}
         values.append(own | {"accuracy_at_round": at_round, "accuracy_at_batch": at_batch})
-        if one.rounds_to:
-            values[-1]["rounds_to"] = {str(key): value for key, value in one.rounds_to.items()}
+        if run.rounds_to:
+            values[-1]["rounds_to"] = {str(key): value for key, value in run.rounds_to.items()}
     for group in group_by_setting(compared):
         results = [compared[at].result for at in group]
         names = dict.fromkeys(name for result in results for name in result.calibrations)
-        made = {name: [one.calibrations[name] for one in results if name in one.calibrations] for name in names}
+        after = {name: [run.calibrations[name] for run in results if name in run.calibrations] for name in names}
         over_seeds = {
             "seeds": [result.seed for result in results],
             "accuracy": _record(result.accuracy for result in results),
             "loss": _record(result.loss for result in results),
-            "calibrations": {name: _record(one.accuracy for one in several) for name, several in made.items()},
+            "calibrations": {name: _record(new.accuracy for new in several) for name, several in after.items()},
         }
         for at in group:
             values[at]["over_seeds"] = over_seeds
@@ -528,23 +520,23 @@ def _json(compared: Sequence[Compared]) -> str:
 
 
 def group_by_setting(compared: Sequence[Compared]) -> list[list[int]]:
-    """The numbers of the runs of each setting; a repeated seed begins a group of its own."""
+    """The indices of the runs of each setting; a repeated seed starts a new group."""
     groups: dict[tuple[Any, ...], list[int]] = {}
-    seen: dict[tuple[Any, ...], int] = {}
-    for at, one in enumerate(compared):
-        setting = (*sorted(list_result_settings(one.result).items()), one.result.data_sha256)
-        copy = seen[(*setting, one.result.seed)] = seen.get((*setting, one.result.seed), -1) + 1
-        groups.setdefault((*setting, copy), []).append(at)
+    copies = Counter[tuple[Any, ...]]()
+    for at, run in enumerate(compared):
+        setting = (*sorted(list_result_settings(run.result).items()), run.result.data_sha256)
+        copies[(*setting, run.result.seed)] += 1
+        groups.setdefault((*setting, copies[(*setting, run.result.seed)]), []).append(at)
     return list(groups.values())
 
 
 def _record(values: Any) -> dict[str, Any] | None:
-    found = spread_over_seeds(values)
-    return None if found is None else {"mean": found.mean, "deviation": found.deviation, "n": found.count}
+    spread = spread_over_seeds(values)
+    return None if spread is None else {"mean": spread.mean, "deviation": spread.deviation, "n": spread.count}
 
 
 def _name_runs(paths: Sequence[Path]) -> str:
-    """The folder of the runs where it is theirs alone, or the first of them and how many more."""
+    """The common folder of seeds, or the first run and how many more."""
     if len(paths) == 1:
         return str(paths[0])
     if len({path.parent for path in paths}) == 1 and all(path.name.startswith("seed") for path in paths):

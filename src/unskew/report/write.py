@@ -36,25 +36,23 @@ from unskew.runs.seeds import SeedSpread, spread_over_seeds
 MAX_EVENTS = 500  # rows of the table of events
 
 
-Taken = tuple[MeasureRequest, Measured | str]  # a measure for the page, or the reason why it is missing
+Taken = tuple[MeasureRequest, Measured | str]  # a measure for the page, or why it is missing
 
 
 def take_all(
     run: FinishedRun, only: Sequence[MeasureSource] = (), without: Sequence[MeasureSource] = (), again: bool = False
 ) -> list[Taken]:
-    """Every measure of the run, or those in ``only``; stored ones are reused if they still fit.
+    """Every measure of the run, or those in ``only``; stored ones are reused if they are up to date.
 
-    Measures in ``without`` are not taken, but shown if they are stored.
+    Measures in ``without`` are shown only if they are stored.
     """
     left_out = {parse_measure(source).name for source in without}
     taken = []
     for request in order_requests(only):
         result: Measured | str
         if request.name in left_out:
-            result = (
-                load_measure(run, request)
-                or f"left out; to include it, first run: unskew analyse {run.path} {request.name}"
-            )
+            hint = f"left out; to include it, first run: unskew analyse {run.path} {request.name}"
+            result = load_measure(run, request) or hint
         else:
             try:
                 result = load_or_take(run, request, again=again)
@@ -65,19 +63,19 @@ def take_all(
 
 
 def order_requests(only: Sequence[MeasureSource]) -> list[MeasureRequest]:
-    """The measures of a page in the order of the registry, your own last; without ``only`` all of them."""
+    """The measures of a page in the order of the registry, plug-ins last; without ``only`` all of them."""
     chosen: dict[str, MeasureRequest] = {}
     for source in only or MEASURES:
         request = parse_measure(source)
         if chosen.setdefault(request.name, request).text != request.text:
-            given = chosen[request.name].text
-            raise UserError(f"--only {request.text}: {given} is already chosen; a page shows each measure once")
+            other = chosen[request.name].text
+            raise UserError(f"--only {request.text}: {other} is already chosen; a page shows each measure once")
     ranks = {name: rank for rank, name in enumerate(MEASURES)}
     return sorted(chosen.values(), key=lambda request: ranks.get(request.name, len(ranks)))
 
 
 def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
-    """The page of one run; on top the first finding of each measure, in the order of their headlines."""
+    """The page of one run, with the first finding of each measure at the top."""
     result = run.result
     ranked = [
         (rank, measured.findings)
@@ -94,7 +92,7 @@ def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
             *_list_events(run),
             *_probabilities(run),
             Section("cost", "What it cost", "Bytes and time, for training and for each calibration.", [_costs(run)]),
-            Section("made", "How it was made", _made(run), [_settings(run)], notes=result.notes),
+            Section("made", "How it was made", _reproducibility(run), [_settings(run)], notes=result.notes),
         ],
         footer=f"Made by unskew from {run.path.name}; weights {result.weights_sha256[:12]}.",
     )
@@ -127,10 +125,12 @@ def _list_events(run: FinishedRun) -> list[Section]:
 
 
 def _probabilities(run: FinishedRun) -> list[Section]:
-    """How far the probabilities of each classifier can be trusted; nothing if that is not known."""
+    """The calibration error of each classifier; no section if it is unknown."""
     classifiers: dict[str, Result | Calibration] = {"as trained": run.result, **run.result.calibrations}
     rows: list[list[CellValue]] = [
-        [name, one.ece, one.ece_scaled, one.temperature] for name, one in classifiers.items() if one.ece is not None
+        [name, scores.ece, scores.ece_scaled, scores.temperature]
+        for name, scores in classifiers.items()
+        if scores.ece is not None
     ]
     columns = [Column("classifier"), Column("ECE", "number"), Column("with temperature", "number")]
     note = "ECE: the mean difference between confidence and accuracy, in 15 bins. The temperature is cross-fitted."
@@ -187,7 +187,7 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
 
 
 def _sent(result: Result) -> int | None:
-    """All bytes of the training, up and down, and of the calibrations' statistics."""
+    """All bytes of training, up and down, and of the calibrations' statistics."""
     if result.bytes_up is None or result.bytes_down is None:
         return None
     return result.bytes_up + result.bytes_down + sum(row.bytes_up or 0 for row in result.calibrations.values())
@@ -202,11 +202,11 @@ def _who(run: FinishedRun) -> str:
     return f"{result.per_round:,} of {counted(result.clients, 'client')} per round"
 
 
-def _made(run: FinishedRun) -> str:
+def _reproducibility(run: FinishedRun) -> str:
     if run.result.released:
         return (
-            "A release: its noise is from the operating system, so the run cannot be repeated. "
-            f"Anything that (ε, δ) does not cover was left out. Weights: sha256 {run.result.weights_sha256}."
+            "A release: its noise comes from the operating system, so the run cannot be repeated. "
+            f"Everything that (ε, δ) does not cover was left out. Weights: sha256 {run.result.weights_sha256}."
         )
     if run.result.partition == NODES:
         return (
@@ -215,8 +215,8 @@ def _made(run: FinishedRun) -> str:
         )
     return (
         f"unskew run {run.path.name}/config.toml repeats this run and produces the same weights, sha256 "
-        f"{run.result.weights_sha256}. Local models are not stored; they are trained again from the run's keys, as "
-        "clients would train them in the round after the last."
+        f"{run.result.weights_sha256}. Local models are not stored; they are retrained from the run's keys, as in a "
+        "round after the last."
     )
 
 
@@ -227,8 +227,7 @@ MAX_CALIBRATIONS = 8  # columns of the table of results
 def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] = (), again: bool = False) -> Page:
     """The page of several runs.
 
-    Measures that need the data set are shown if they are stored; those in ``only`` are taken of every run that lacks
-    them.
+    Measures that need the data set are shown if they are stored; those in ``only`` are taken if they are missing.
     """
     if len(runs) > MAX_RUNS:
         raise UserError(f"{len(runs)} runs do not fit on one page; give at most {MAX_RUNS}")
@@ -260,20 +259,20 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] =
 
 
 def _comparisons(only: Sequence[MeasureSource]) -> list[tuple[MeasureRequest, Comparison[Any], bool]]:
-    """Every measure that can compare runs, and whether it was chosen: then it is taken, not only loaded."""
+    """Every measure that can compare runs, and whether it was chosen; chosen ones are taken if they are not stored."""
     chosen = {request.name: request for request in order_requests(only)} if only else {}
     able = [name for name, measure in MEASURES.items() if measure.compare is not None]
-    every = {name: parse_measure(name) for name in able} | chosen
+    requests = {name: parse_measure(name) for name in able} | chosen
     for name, request in chosen.items():
         if request.measure.compare is None:
             raise UserError(f"--only {name}: it cannot compare runs; measures that can: {', '.join(able)}")
-    return [(item, item.measure.compare, item.name in chosen) for item in every.values() if item.measure.compare]
+    return [(item, item.measure.compare, item.name in chosen) for item in requests.values() if item.measure.compare]
 
 
 def _compare(
     runs: Mapping[str, FinishedRun], request: MeasureRequest, comparison: Comparison[Any], chosen: bool, again: bool
 ) -> tuple[Section, Sequence[str]]:
-    """The section of a measure of all runs, with why it is missing for some; and its findings."""
+    """The section of a measure of all runs, including why it is missing for some, and its findings."""
     values: dict[str, Any] = {}
     reasons: dict[str, list[str]] = {}
     for name, run in runs.items():
@@ -302,31 +301,29 @@ def _load_for_comparison(run: FinishedRun, request: MeasureRequest, chosen: bool
 
 
 def _tabulate_runs(runs: Mapping[str, FinishedRun]) -> Table:
-    """A row for each run: the settings in which they differ, then the results; what they share is the note."""
-    made = list(dict.fromkeys(name for run in runs.values() for name in run.result.calibrations))[:MAX_CALIBRATIONS]
+    """A row for each run: the settings that differ, then the results; shared settings are in the note."""
+    added = list(dict.fromkeys(name for run in runs.values() for name in run.result.calibrations))[:MAX_CALIBRATIONS]
     settings = {name: list_result_settings(run.result) | {"seed": str(run.result.seed)} for name, run in runs.items()}
     keys = list(dict.fromkeys(key for item in settings.values() for key in item))
     values = {key: [item.get(key, "") for item in settings.values()] for key in keys}
     differing = [key for key in keys if len(set(values[key])) > 1]
     kinds = ["number" if all(text.isdigit() for text in values[key] if text) else "text" for key in differing]
-    columns = [
-        Column("run"),
-        *(Column(key.replace("_", " "), kind) for key, kind in zip(differing, kinds, strict=True)),
-    ]
+    columns = [Column("run")]
+    columns += [Column(key.replace("_", " "), kind) for key, kind in zip(differing, kinds, strict=True)]
     columns += [Column("EMD", "number"), Column("accuracy", "percent")]
-    columns += [Column(f"after {name}", "percent") for name in made]
+    columns += [Column(f"after {name}", "percent") for name in added]
     columns += [Column("loss", "number"), Column("sent", "bytes"), Column("time", "seconds")]
     rows: list[list[CellValue]] = []
     for name, run in runs.items():
         result, cells = run.result, [_cell(settings[name].get(key, "")) for key in differing]
-        after = [result.calibrations[item].accuracy if item in result.calibrations else None for item in made]
+        after = [result.calibrations[item].accuracy if item in result.calibrations else None for item in added]
         rows.append([name, *cells, result.emd, result.accuracy, *after, result.loss, _sent(result), result.seconds])
     shared = [f"{key.replace('_', ' ')} {values[key][0]}" for key in keys if key not in differing]
     return Table("Results", columns, rows, f"Common to all runs: {'; '.join(shared)}." if shared else "")
 
 
 def _cell(text: str) -> CellValue:
-    """A setting as a number if it is one, so that it is sorted as one."""
+    """A setting as a number if possible, so that it is sorted numerically."""
     if text.isdigit():
         return int(text)
     with suppress(ValueError):
@@ -338,8 +335,8 @@ def _summarize(results: Sequence[Result]) -> list[tuple[str, int, SeedSpread | N
     """For each setting: its name, seeds, accuracy, best calibration, and accuracy after it."""
     rows = []
     for name, group in group_by_settings(results).items():
-        made = [item for item in list_contenders({name: group}) if item.classifier]
-        best = pick_best(made) if made else None
+        calibrated = [item for item in list_contenders({name: group}) if item.classifier]
+        best = pick_best(calibrated) if calibrated else None
         after = spread_over_seeds(best.scores.values()) if best else None
         before = spread_over_seeds(result.accuracy for result in group)
         rows.append((name, len(group), before, best.classifier if best else "", after))
@@ -347,14 +344,14 @@ def _summarize(results: Sequence[Result]) -> list[tuple[str, int, SeedSpread | N
 
 
 def _draw_final(results: Sequence[Result]) -> Chart:
-    """The final accuracy of each setting as bars, before calibration and after the best, with its deviation."""
+    """The final accuracy of each setting, before and after the best calibration, with its deviation."""
     names, seeds, before, _, after = zip(*_summarize(results), strict=True)
     bars = {"before calibration": before} | ({"after the best calibration": after} if any(after) else {})
     marks: list[Mark] = []
     thick = 0.8 / len(bars)
     for colour, (label, spreads) in enumerate(bars.items()):
         y = [at + (colour - (len(bars) - 1) / 2) * thick for at in range(len(names))]
-        texts = [spread.words(100) if spread else "none" for spread in spreads]
+        texts = [spread.format(100) if spread else "none" for spread in spreads]
         tips = [f"{name}, {label}: {text}" for name, text in zip(names, texts, strict=True)]
         means = [spread.mean if spread else None for spread in spreads]
         marks.append(Bars(y, means, width=0.9 * thick, colour=colour, name=label, flat=True, tips=tips))
@@ -364,7 +361,7 @@ def _draw_final(results: Sequence[Result]) -> Chart:
             if spread and spread.deviation
         ]
     title = "Final accuracy" + (", with one standard deviation over seeds" if max(seeds) > 1 else "")
-    ends = [f"{name} {spread.words(100)}" for name, spread in zip(names, before, strict=True) if spread]
+    ends = [f"{name} {spread.format(100)}" for name, spread in zip(names, before, strict=True) if spread]
     alt = f"{title}, before calibration: {'; '.join(ends)}."
     x = Axis("accuracy", low=0, high=1, kind="percent")
     y_axis = Axis("", low=-0.5, high=len(names) - 0.5, ticks=tuple(enumerate(names)), reverse=True)
@@ -377,7 +374,7 @@ def _tabulate_seeds(results: Sequence[Result]) -> list[Table]:
         return []
     rows: list[list[CellValue]] = []
     for name, seeds, before, best, after in settings:
-        texts = [spread.words(100) if spread else None for spread in (before, after)]
+        texts = [spread.format(100) if spread else None for spread in (before, after)]
         rows.append([name, seeds, texts[0], best or None, texts[1]])
     columns = [Column("settings"), Column("seeds", "count"), Column("accuracy, %", "number")]
     columns += [Column("best calibration"), Column("after it, %", "number")]
@@ -389,11 +386,11 @@ def _usable(result: Result) -> list[Calibration]:
 
 
 def _findings(results: Sequence[Result]) -> list[str]:
-    """Which setting is best if the seeds support it, what calibration adds, what was sent."""
+    """Which setting is best if the seeds support it, what calibration adds, and what was sent."""
     sentences = rank_settings(results)
-    gains = [100 * (max(item.accuracy for item in _usable(one)) - one.accuracy) for one in results if _usable(one)]
-    if gains:
-        tried = max(len(_usable(one)) for one in results)
+    usable = [(result.accuracy, [item.accuracy for item in _usable(result)]) for result in results]
+    if gains := [100 * (max(after) - before) for before, after in usable if after]:
+        tried = max(len(after) for _, after in usable)
         how = f", the best of up to {tried} on the test images" if tried > 1 else ""
         change = f"{min(gains):+.2f}" if min(gains) == max(gains) else f"{min(gains):+.2f} to {max(gains):+.2f}"
         sentences.append(f"Calibration changes accuracy by {change} points ({counted(len(gains), 'run')}{how}).")
@@ -405,9 +402,8 @@ def _findings(results: Sequence[Result]) -> list[str]:
 
 
 _RANKED = (
-    "Runs that differ only in the seed form one setting. A winner is named only if its difference from "
-    "every other setting, paired over common seeds, has a t-interval above 0; the intervals hold jointly "
-    "with 95%. Calibrated "
+    "Runs that differ only in the seed form one setting. A winner is named only if its difference from every other "
+    "setting, paired over common seeds, has a t-interval above 0; the intervals hold jointly with 95%. Calibrated "
     "classifiers count too."
 )
 
@@ -435,13 +431,13 @@ def write_report(
     data_dir
         The folder of the published data sets (or UNSKEW_DATA).
     engine, workers, device
-        How local models are trained again, by default as the run was.
+        How local models are retrained, by default as in the run.
     trust
-        Whether plug-ins that a directory names may run, though it is from somebody else.
+        Whether plug-ins named in somebody else's run directory may run.
     say
-        Called with what is being done, and how much of how much.
+        Called with the current activity, the work done and the total.
     data, model, method
-        The same values again, for runs that got them as values from Python.
+        The run's own values, if they were passed from Python.
 
     Returns
     -------
@@ -457,16 +453,16 @@ def make_report(
     without: Sequence[MeasureSource] = (), again: bool = False, data: Any = None, model: Any = None,
     method: Any = None, **where: Any,
 ) -> tuple[Path, Page]:  # fmt: skip
-    """Write the page as ``write_report`` does; the file, and the page as a value."""
+    """Write the page like ``write_report``, and return the file and the page."""
     if not paths:
-        raise UserError("no run was given; give the directory of a finished run")
+        raise UserError("no runs; give the directory of a finished run")
     order_requests(only)
     order_requests(without)
     if out is not None and Path(out).suffix not in (".html", ".htm"):
         raise UserError(f"--out {out}: the file must end in .html")
     if without and len(paths) > 1:
         raise UserError(
-            "--without is for the report of one run; a comparison shows every stored measure, and --only adds more"
+            "--without is for the report of one run; a comparison shows every stored measure, and --only adds others"
         )
     if out is None and len(paths) > 1:
         raise UserError("a comparison of several runs needs --out FILE.html")
