@@ -39,7 +39,7 @@ def differences_table() -> str:
     lines = []
     for each in result.cells:
         gain = result.gain(each)
-        lines.append([each.cell.row.name, each.words(), "" if gain is None else _points(gain), _interval(gain)])
+        lines.append([each.cell.row.name, each.format(), "" if gain is None else _points(gain), _interval(gain)])
     return _table(["set-up", "accuracy, %", "change, points", "95 % interval, paired over seeds"], lines)
 
 
@@ -66,12 +66,12 @@ def findings_table() -> str:
 
 def _measured(result: TableResult, cells: Mapping[tuple[str, str], str]) -> str:
     found = [(label, result.cell(*place)) for place, label in cells.items()]
-    known = [f"{label} {each.words()}" for label, each in found if each.ours is not None]
+    known = [f"{label} {each.format()}" for label, each in found if each.ours is not None]
     return ", ".join(known) or "not run"
 
 
 def _next_to_paper(each: CellResult) -> str:
-    return each.words() if each.paper is None else f"{each.words()} ({each.paper})"
+    return each.format() if each.paper is None else f"{each.format()} ({each.paper})"
 
 
 def _points(gain: Gain) -> str:

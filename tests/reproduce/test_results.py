@@ -36,7 +36,7 @@ def table(tmp_path):
 
 def test_a_cell_is_the_mean_over_seeds_beside_the_papers(table):
     cell = table.cell("FedAvg", "α = 0.1")
-    assert cell.words() == "59.00 ± 1.00"
+    assert cell.format() == "59.00 ± 1.00"
     assert cell.difference == pytest.approx(59 - 58.55)
     assert str(cell.paper) == "58.55 ± 0.98"
 
@@ -392,7 +392,7 @@ def test_of_candidates_the_table_shows_the_best_in_each_column(tmp_path):
     assert len(result.cells) == 2 * 8
     for column, rate in best.items():
         one = result.cell("FedAvg", column)
-        assert (one.cell.config.lr, one.words()) == (rate, "75.0")
+        assert (one.cell.config.lr, one.format()) == (rate, "75.0")
     assert result.gain(result.cell("FedAvgM", "α = 1")).over == "FedAvg"
     assert "FedAvg, η_eff" not in "".join(str(row) for row in written(result)[0].read_text().splitlines()[:20])
 

@@ -1,4 +1,4 @@
-"""The cells of a recipe at a scale: the configuration that each one trains, and what is read from the run."""
+"""The cells of a recipe at a scale: the configuration that each one trains, and the value read from the run."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -33,21 +33,21 @@ from unskew.runs.train import slug
 
 @dataclass(frozen=True)
 class RunView:
-    """What a reading may use: the run, the calibration whose classifier counts, the run it is relative to."""
+    """The inputs of a reading: the run, the calibration to read, and the baseline."""
 
     record: RunRecord
     after: str = ""
     baseline: RunRecord | None = None
 
     @property
-    def made(self) -> Result | Calibration | None:
-        """What was made: the run's own model, or the calibration if there is one."""
+    def classifier(self) -> Result | Calibration | None:
+        """The scores of the run's own classifier, or of the calibration; None if that is missing."""
         return self.record.result.calibrations.get(self.after) if self.after else self.record.result
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A reading with its knobs: the function, its unit, and whether it needs a baseline."""
+    """A reading with its knobs: its function and unit, and whether it needs a baseline."""
 
     text: str
     read: Callable[[RunView], float | None]
@@ -58,60 +58,60 @@ class Reading:
 
 def accuracy(view: RunView) -> float | None:
     """Accuracy of the final model, with its own classifier or the calibrated one."""
-    return None if view.made is None else 100 * view.made.accuracy
+    return None if view.classifier is None else 100 * view.classifier.accuracy
 
 
 def gain(view: RunView) -> float | None:
-    """What the calibration gained, in points."""
+    """The gain of the calibration, in points."""
     after = accuracy(view)
     return None if after is None or not view.after else after - 100 * view.record.result.accuracy
 
 
 def at_round(view: RunView, round: int) -> float | None:
-    """Accuracy of the last evaluated round up to this one; None for a run that ended earlier."""
+    """Accuracy of the last evaluated round up to this one; None for a shorter run."""
     share = accuracy_at_round(view.record.curve, round) if view.record.result.rounds >= round else None
     return None if share is None else 100 * share
 
 
 def at_batch(view: RunView, batches: int) -> float | None:
-    """Accuracy once the largest clients of all rounds had done that many batches; None for a shorter run."""
+    """Accuracy when the largest clients had done that many batches; None for a shorter run."""
     rows = view.record.curve
     share = accuracy_at_batch(rows, batches) if sum(row["batches_max"] for row in rows) >= batches else None
     return None if share is None else 100 * share
 
 
 def rounds_to_share(view: RunView, share: int) -> float | None:
-    """The first evaluated round with that share, in per cent, of the baseline's accuracy; None if never."""
+    """The first evaluated round with that share of the baseline's accuracy, in percent; None if never reached."""
     if view.baseline is None:
         return None
-    found = rounds_to(view.record.curve, share / 100 * view.baseline.result.accuracy)
-    return None if found is None else float(found)
+    number = rounds_to(view.record.curve, share / 100 * view.baseline.result.accuracy)
+    return None if number is None else float(number)
 
 
 def rounds_ratio(view: RunView, share: int, over: int = 10) -> float | None:
-    """How many times the rounds to ``over`` per cent of the baseline's accuracy the run takes to ``share`` per cent."""
+    """The rounds to ``share`` percent of the baseline's accuracy, divided by those to ``over`` percent."""
     late, early = rounds_to_share(view, share), rounds_to_share(view, over)
     return None if late is None or not early else late / early
 
 
 def relative(view: RunView, round: int = 0) -> float | None:
-    """Accuracy at the end, or by that round, in per cent of the baseline's final accuracy."""
+    """The final accuracy, or that at a round, in percent of the baseline's final accuracy."""
     own = at_round(view, round) if round else accuracy(view)
     if own is None or view.baseline is None or not view.baseline.result.accuracy:
         return None
     return own / view.baseline.result.accuracy
 
 
-def volatile(view: RunView) -> float | None:
-    """How far accuracy jumps between evaluations, in points."""
-    found = volatility([row["accuracy"] for row in view.record.curve])
-    return None if found is None else 100 * found
+def volatility_points(view: RunView) -> float | None:
+    """How much accuracy jumps between evaluations, in points."""
+    share = volatility([row["accuracy"] for row in view.record.curve])
+    return None if share is None else 100 * share
 
 
 def silhouette(view: RunView, best: bool = False) -> float | None:
-    """The last silhouette recorded while training, or the highest."""
-    seen = [value for _, value in view.record.silhouettes]
-    return (max(seen) if best else seen[-1]) if seen else None
+    """The last silhouette recorded during training, or the highest."""
+    values = [value for _, value in view.record.silhouettes]
+    return (max(values) if best else values[-1]) if values else None
 
 
 def extra_seconds(view: RunView) -> float | None:
@@ -120,15 +120,15 @@ def extra_seconds(view: RunView) -> float | None:
 
 
 def overhead(view: RunView) -> float | None:
-    """Extra seconds of training and those of the calibration, in per cent of the run's training."""
-    extra, made = extra_seconds(view), view.made
-    if extra is None or made is None or not view.after:
+    """Extra seconds of training and those of the calibration, in percent of the run's training time."""
+    extra, classifier = extra_seconds(view), view.classifier
+    if extra is None or classifier is None or not view.after:
         return None
-    return 100 * (extra + made.seconds) / max(view.record.result.seconds, 1e-9)
+    return 100 * (extra + classifier.seconds) / max(view.record.result.seconds, 1e-9)
 
 
 def read_skew(view: RunView, what: str) -> float | None:
-    """Of the partition: its clients, classes, examples, classes per client, or deviation of sizes over their mean."""
+    """A number of the partition: clients, classes, examples, classes per client, or the deviation of sizes / mean."""
     values = view.record.measure("skew")
     if values is None:
         return None
@@ -155,24 +155,24 @@ def cka(view: RunView, layer: str = "classifier") -> float | None:
 
 
 def features(view: RunView, held: bool | None = None) -> float | None:
-    """The mean shift between clients' and the server's class features; of classes that clients have or lack alone."""
+    """The mean shift of class features from the server to clients, for all classes or those they have or lack."""
     values = view.record.measure("features")
     if values is None:
         return None
     rows = zip(values["shifts"], values["held"], strict=True)
     pairs = [pair for shifts, marks in rows for pair in zip(shifts, marks, strict=True)]
-    found = [shift for shift, mark in pairs if held is None or mark is held]
-    return fmean(found) if found else None
+    chosen = [shift for shift, mark in pairs if held is None or mark is held]
+    return fmean(chosen) if chosen else None
 
 
 def inversion(view: RunView, what: str) -> float | None:
-    """The mean similarity to the original: from one feature, from their mean, of another image, of a gray picture."""
+    """The mean similarity to the original of reconstructions, of another image, or of a gray picture."""
     values = view.record.measure("inversion")
     return None if values is None else fmean(float(row[f"{what}_ssim"]) for row in values["rows"])
 
 
 def unevenness(view: RunView, local: bool = False) -> float | None:
-    """Deviation of the classifier's row lengths over their mean; with ``local`` the mean over local classifiers."""
+    """Deviation of the classifier's row norms over their mean; with ``local``, the mean over local classifiers."""
     if local:
         return _find_number(_find_visit(view), "unevenness")
     values = view.record.measure("norms")
@@ -181,7 +181,7 @@ def unevenness(view: RunView, local: bool = False) -> float | None:
 
 
 def correlation(view: RunView, first: bool = False) -> float | None:
-    """Correlation of local classifiers' rows with label counts, mean over clients, after the last or first round."""
+    """Mean correlation of local classifiers' rows with label counts, after the last or in the first round."""
     return _find_number(_find_visit(view, first), "correlation")
 
 
@@ -204,11 +204,11 @@ READINGS: dict[str, tuple[Callable[..., float | None], str, int]] = {  # functio
     "rounds-to": (rounds_to_share, "rounds", 0),
     "rounds-ratio": (rounds_ratio, "times", 1),
     "relative": (relative, "%", 1),
-    "volatility": (volatile, "points", 2),
+    "volatility": (volatility_points, "points", 2),
     "skew": (read_skew, "", 2),
     "emd": (lambda view: view.record.result.emd, "", 2),
     "silhouette": (silhouette, "", 4),
-    "seconds": (lambda view: made.seconds if (made := view.made) else None, "s", 1),
+    "seconds": (lambda view: classifier.seconds if (classifier := view.classifier) else None, "s", 1),
     "extra-seconds": (extra_seconds, "s", 1),
     "overhead": (overhead, "% of the time", 2),
     "places": (lambda view: float(sum(values["counts"])) if (values := view.record.measure("places")) else None, "", 0),
@@ -221,7 +221,7 @@ READINGS: dict[str, tuple[Callable[..., float | None], str, int]] = {  # functio
 }
 
 
-RELATIVE = ("rounds-to", "rounds-ratio", "relative", "extra-seconds", "overhead")  # to a baseline
+RELATIVE = ("rounds-to", "rounds-ratio", "relative", "extra-seconds", "overhead")  # these need a baseline
 
 
 def parse_reading(source: str) -> Reading:
@@ -236,7 +236,7 @@ def parse_reading(source: str) -> Reading:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: what is trained (with seed 0 here), which classifier is read, and the paper's value."""
+    """One cell: its training (with seed 0), the classifier to read, and the paper's value."""
 
     row: RecipeRow
     column: RecipeColumn
@@ -251,7 +251,7 @@ class Cell:
     number: int = 0  # among all cells of the recipe
 
     def training(self, seed: int = 0) -> str:
-        """The name of its training with this seed, the same for all cells that share it."""
+        """The name of its training with this seed, shared by all cells with the same training."""
         return name_training(with_seed(self.config, seed))
 
     @property
@@ -304,7 +304,7 @@ def make_cells(recipe: Recipe, variant: Variant) -> list[Cell]:
                 baseline = _make_config({**plain, **own, **changes}, variables, where)
             after = plain_name(fill_in(row.after, variables, where)) if row.after else ""
             reads = parse_reading(fill_in(row.reads or column.reads or "accuracy", variables, where)).text
-            measures = tuple(parse_measure(fill_in(one, variables, where)).text for one in recipe.measures)
+            measures = tuple(parse_measure(fill_in(text, variables, where)).text for text in recipe.measures)
             part = row.scale.get(variant.scale, AtScale()).columns
             done = extent.has(row.name, column.name) and (not part or matches(column.name, part))
             paper = parse_value(row.values[at]) if row.values else None
@@ -314,7 +314,7 @@ def make_cells(recipe: Recipe, variant: Variant) -> list[Cell]:
 
 
 def select_cells(cells: Sequence[Cell], variant: Variant) -> list[Cell]:
-    """The cells to train for: part of this scale, and in the chosen rows and columns."""
+    """The cells of this scale in the chosen rows and columns."""
     names = {"rows": {cell.row.name for cell in cells}, "columns": {cell.column.name for cell in cells}}
     for kind, known in names.items():
         patterns: tuple[str, ...] = getattr(variant, kind)
@@ -330,13 +330,13 @@ def list_seeds(recipe: Recipe, variant: Variant) -> tuple[int, ...]:
 
 
 def with_seed(config: Config, seed: int) -> Config:
-    """The run with this seed. A partition drawn with the run's own seed is the default, and the same run."""
+    """The run with this seed. A partition seed equal to the run's is the default, so it is left out."""
     fixed = None if config.partition_seed == seed else config.partition_seed
     return replace(config, seed=seed, partition_seed=fixed)
 
 
 def name_training(config: Config) -> str:
-    """A folder name for a training: a description, and a fingerprint of all that decides it except the seed."""
+    """A folder name for a training: a description, and a fingerprint of everything that decides it except the seed."""
     plain = replace(config, seed=0, data_dir=None)
     name = f"{slug(plain, seed=False)}-{plain.partition}-{plain.clients or ''}"
     name = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")[:80]
@@ -344,7 +344,7 @@ def name_training(config: Config) -> str:
 
 
 def _list_levels(recipe: Recipe, variant: Variant, row: RecipeRow, column: RecipeColumn) -> list[Settings]:
-    """Settings from the general to the particular, then those of the scale, then of other data."""
+    """Settings from general to specific, then those of the scale, then those of other data."""
     levels = (recipe.paper, recipe, column, row)
     chosen: list[Settings] = [*levels, Settings(variables=row.by_column.get(column.name, {}))]
     chosen += [level.scale[scale] for level in levels if (scale := variant.scale) in level.scale]
@@ -357,7 +357,7 @@ def _list_levels(recipe: Recipe, variant: Variant, row: RecipeRow, column: Recip
 
 
 def _make_config(settings: Mapping[str, Value], variables: Mapping[str, Value], where: str) -> Config:
-    """The configuration with its variables filled in; an empty text is the option's default."""
+    """The configuration with its variables filled in; an empty text means the option's default."""
     values: dict[str, Value | None] = {}
     for name, value in settings.items():
         if name not in OPTIONS:
@@ -376,7 +376,7 @@ def _make_config(settings: Mapping[str, Value], variables: Mapping[str, Value], 
 
 
 def fill_in(text: str, variables: Mapping[str, Value], where: str) -> str:
-    """A recipe's text with its variables."""
+    """A recipe's text with its variables filled in."""
     spelled = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in variables.items()}
     try:
         return text.format_map(spelled)

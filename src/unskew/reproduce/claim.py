@@ -1,4 +1,4 @@
-"""What to choose when: one page over everything measured, a figure for each data set and network."""
+"""What to choose when: one page on all results, with a figure for each data set and network."""
 
 import math
 import re
@@ -30,27 +30,27 @@ OWN = {"method", "lr", "seed", "partition_seed", "evaluate_every"} | {
 }
 OF_TRAINING = {"epochs", "batch", "momentum", "weight_decay", "augment", "per_round"}  # irrelevant without training
 PUBLISHED = {"fedavg", "fedprox", "fedavgm", "moon", "clsnorm", "clsprox", "prototypes", "fedir", "fedvc"}
-CHEAP, SAVING = 1.0, 0.9  # points that a cheaper combination may be below the best; the share of its bytes it may send
-KINDS = ("none", "ccvr", "uscc", "lda", "random", "ridge", "other")  # of calibration, one colour each
+CHEAP, SAVING = 1.0, 0.9  # a cheaper combination may lose this many points, and send this share of the bytes
+KINDS = ("none", "ccvr", "uscc", "lda", "random", "ridge", "other")  # of calibration, one color each
 NAMES = {"none": "no calibration", "random": "lda on random features", "other": "other calibrations"}
-LONG = 100  # passes over the data from which training is long
+LONG = 100  # passes over the data; from here on, training is long
 MOST_RIVALS = 3  # named in a sentence
-STEP, LEFT = 190, 140  # width of a scenario in the figure, and of the axis next to them
-WIDE = 0.4  # how far from the middle of its column the cheapest and the most expensive combination are
+STEP, LEFT = 190, 140  # width of a scenario in the figure, and of the axis
+WIDE = 0.4  # distance of the cheapest and the most expensive combination from the middle of a column
 LINES = 17  # height of the figure in lines of text
 
 
 @dataclass(frozen=True)
 class Combination:
-    """A method with a calibration in one scenario: its accuracy by seed in per cent, and its cost."""
+    """A method with a calibration in one scenario: its accuracy by seed in percent, and its cost."""
 
     method: str
     calibration: str  # "": none
     scores: dict[int, float]
-    bytes_up: float  # all rounds and the calibration, mean over seeds
-    seconds: float  # training and calibration of the fastest seed: other work on the machine only adds
+    bytes_up: float  # of all rounds and the calibration, mean over seeds
+    seconds: float  # of training and calibration, for the fastest seed, which other work disturbed least
     records: tuple[RunRecord, ...]
-    rate: str = ""  # set where the scenario was trained with several
+    rate: str = ""  # set if the scenario was trained with several
 
     @property
     def trained(self) -> str:
@@ -59,7 +59,7 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """The combination in words."""
+        """The combination as text."""
         return f"{self.trained} + {self.calibration}" if self.calibration else self.trained
 
     @property
@@ -69,7 +69,7 @@ class Combination:
 
     @property
     def published(self) -> bool:
-        """Whether the papers have it: their methods, and CCVR or USCC as printed."""
+        """Whether it is in the papers: their methods, with CCVR or USCC as published."""
         methods = {part.partition("(")[0].strip() for part in self.method.split(" + ")}
         name, _, knobs = self.calibration.partition("(")
         return methods <= PUBLISHED and name in ("", "ccvr", "uscc") and not re.search("layers|components", knobs)
@@ -83,7 +83,7 @@ class Combination:
 
     @property
     def family(self) -> str:
-        """The combination without its knobs: methods and the kind of calibration."""
+        """The methods and the kind of calibration, without knobs."""
         methods = " + ".join(part.partition("(")[0].strip() for part in self.method.split(" + "))
         return f"{methods} + {NAMES.get(self.kind, self.kind)}" if self.calibration else methods
 
@@ -100,17 +100,17 @@ class Scenario:
     label: str
     alpha: float | None
     combinations: tuple[Combination, ...]
-    printed: tuple[str, PaperValue] | None  # the papers' best printed value for these settings, and where
-    data: str  # the data set's short name
+    printed: tuple[str, PaperValue] | None  # where the papers' best value for these settings is, and the value
+    data: str  # short name of the data set
 
     @property
     def result(self) -> Result:
-        """Of any of its runs: they share the network and the number of rounds."""
+        """The result of one of its runs, which share the network and the number of rounds."""
         return self.combinations[0].records[0].result
 
     @cached_property
     def best(self) -> Combination:
-        """The highest mean of those with enough seeds."""
+        """The combination with the highest mean among those with enough seeds."""
         return _pick_highest(self.combinations)  # type: ignore[return-value]  # there are combinations
 
     @property
@@ -119,17 +119,17 @@ class Scenario:
         return _pick_highest([one for one in self.combinations if one.method == "fedavg" and not one.calibration])
 
     def best_where(self, published: bool) -> Combination | None:
-        """The best of what the papers have, or of what they do not have, as run here."""
+        """The best published or unpublished combination, as run here."""
         return _pick_highest([one for one in self.combinations if one.published is published])
 
     def gap(self, one: Combination, other: Combination) -> Difference | None:
-        """How far one is above the other in points, paired over common seeds; None with fewer than three.
+        """The gain of one over the other in points, paired over common seeds; None with fewer than three.
 
-        The interval is the wider of two: the pair's own, and one from the noise of all combinations together, widened
-        for the number of comparisons with the best (Bonferroni). Widened alike, the pair's own would separate nothing
-        with three seeds and dozens of combinations; where a pair is noisier than the others, it holds for that pair.
-        The calibrations of one training vary together, so that the pooled noise has the degrees of freedom of the
-        trainings, not of the combinations: (trainings − 1) · (seeds − 1).
+        The interval is the wider of two: the pair's own, and one from the pooled noise of all combinations, corrected
+        for the number of comparisons with the best (Bonferroni). With that correction the pair's own interval would
+        separate nothing with three seeds and dozens of combinations; without it, it still covers pairs that are
+        noisier than the others. Calibrations of one training vary together, so the pooled noise has the degrees of
+        freedom of the trainings, not of the combinations: (trainings − 1) · (seeds − 1).
         """
         own = compare_pairs(one.scores, other.scores)
         if own is None:
@@ -143,7 +143,7 @@ class Scenario:
         mean, seed_means = fmean(map(fmean, rows)), [fmean(column) for column in zip(*rows, strict=True)]
 
         def spread(row: list[float]) -> float:
-            """The sum of squares of what neither the combination nor the seed explains."""
+            """The sum of squares that neither the combination nor the seed explains."""
             pairs = zip(row, seed_means, strict=True)
             return sum((score - fmean(row) - seed_mean + mean) ** 2 for score, seed_mean in pairs)
 
@@ -156,7 +156,7 @@ class Scenario:
         return Difference(own.seeds, own.mean, own.mean - half, own.mean + half)
 
     def describe_gap(self, one: Combination, other: Combination) -> str:
-        """The gap in points, with its interval where there are enough seeds."""
+        """The gap in points, with its interval if there are enough seeds."""
         gap = self.gap(one, other)
         if gap is None:
             return f"{one.accuracy.mean - other.accuracy.mean:+.2f} points"
@@ -164,19 +164,19 @@ class Scenario:
 
     @property
     def rivals(self) -> list[Combination]:
-        """Those that are statistically tied with the best, highest first."""
+        """The combinations that are statistically tied with the best, highest first."""
         gaps = [(one, self.gap(self.best, one)) for one in self.combinations if one is not self.best]
         return sorted((one for one, gap in gaps if gap is None or gap.low <= 0), key=lambda one: -one.accuracy.mean)
 
     @property
     def never_calibrated(self) -> list[str]:
-        """Methods that were tried without calibration only, where others were calibrated."""
+        """Methods that were never calibrated although others were."""
         tried = {one.method for one in self.combinations if one.calibration}
         return list(dict.fromkeys(one.method for one in self.combinations if one.method not in tried)) if tried else []
 
     @property
     def cheapest(self) -> Combination:
-        """The fewest bytes among those within a point of the best; the best where none saves a tenth."""
+        """The combination with the fewest bytes within a point of the best; the best if none saves a tenth."""
         least_accurate = self.best.accuracy.mean - CHEAP
         near = [one for one in _keep_seeded(self.combinations) if one.accuracy.mean >= least_accurate]
         least = min(near, key=lambda one: (one.bytes_up, -one.accuracy.mean))
@@ -184,8 +184,8 @@ class Scenario:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A situation, in the words of the decision table: what to use, what it gains and costs, and why we think so."""
+class Decision:
+    """A row of the decision table: a situation, what to use, its gain and cost, and the evidence."""
 
     situation: tuple[str, str, str, str]  # clients, skew, start, training
     use: str
@@ -195,7 +195,7 @@ class Choice:
 
 
 def describe_situation(scenario: Scenario) -> tuple[str, str, str, str]:
-    """What a person knows beforehand: how many clients, how skewed, pretrained or not, how much training."""
+    """What is known in advance: the number of clients, the skew, pretrained or not, the amount of training."""
     result, alpha = scenario.result, scenario.alpha
     clients = "about 10" if result.clients <= 20 else "50 to 100" if result.clients <= 100 else "hundreds"
     if alpha is None:
@@ -209,41 +209,41 @@ def describe_situation(scenario: Scenario) -> tuple[str, str, str, str]:
     return clients, skew, start, training
 
 
-def decide(scenarios: Sequence[Scenario]) -> list[Choice]:
-    """One row for each situation: of the families tied with the highest mean, within a point, the one that sends least.
+def decide(scenarios: Sequence[Scenario]) -> list[Decision]:
+    """One row per situation: among the families tied with the best and within a point, the one that sends least.
 
-    Scenarios with three seeds count; where there are none, those with fewer. Without FedAvg there is no gain to state.
+    Only scenarios with three seeds count, or all if there are none. Without FedAvg there is no gain to report.
     """
     groups: dict[tuple[str, str, str, str], list[Scenario]] = {}
     for scenario in scenarios:
         if scenario.plain is not None and scenario.result.rounds:
             groups.setdefault(describe_situation(scenario), []).append(scenario)
-    choices = []
+    decisions = []
     for situation, group in groups.items():
-        enough = [one for one in group if len(one.best.scores) >= MIN_SEEDS]
-        choices.append(_decide(situation, enough or group))
-    return choices
+        enough = [scenario for scenario in group if len(scenario.best.scores) >= MIN_SEEDS]
+        decisions.append(_decide(situation, enough or group))
+    return decisions
 
 
-def _decide(situation: tuple[str, str, str, str], scenarios: Sequence[Scenario]) -> Choice:
-    found: list[dict[str, Combination]] = []  # for each scenario the best of every family
+def _decide(situation: tuple[str, str, str, str], scenarios: Sequence[Scenario]) -> Decision:
+    families: list[dict[str, Combination]] = []  # the best of every family, by scenario
     for scenario in scenarios:
         ranked = sorted(_keep_seeded(scenario.combinations), key=lambda one: one.accuracy.mean)
-        found.append({one.family: one for one in ranked})
-    shared = set.intersection(*(set(one) for one in found))
-    means = {name: fmean(one[name].accuracy.mean for one in found) for name in shared}
+        families.append({one.family: one for one in ranked})
+    shared = set.intersection(*map(set, families))
+    means = {name: fmean(family[name].accuracy.mean for family in families) for name in shared}
     best = max(means, key=lambda name: means[name])
-
-    def is_tied(name: str) -> bool:
-        gaps = [scenario.gap(one[best], one[name]) for scenario, one in zip(scenarios, found, strict=True)]
-        return means[name] >= means[best] - CHEAP and all(gap is not None and gap.low <= 0 for gap in gaps)
-
-    tied = [best, *(name for name in shared if name != best and is_tied(name))]
-    use = min(tied, key=lambda name: (fmean(one[name].bytes_up for one in found), -means[name]))
-    pairs = [(scenario, one[use], scenario.plain) for scenario, one in zip(scenarios, found, strict=True)]
+    pairs_by_name = {name: [(family[best], family[name]) for family in families] for name in shared}
+    tied = [best]
+    for name in shared - {best}:
+        gaps = [scenario.gap(*pair) for scenario, pair in zip(scenarios, pairs_by_name[name], strict=True)]
+        if means[name] >= means[best] - CHEAP and all(gap is not None and gap.low <= 0 for gap in gaps):
+            tied.append(name)
+    use = min(tied, key=lambda name: (fmean(family[name].bytes_up for family in families), -means[name]))
+    pairs = [(scenario, family[use], scenario.plain) for scenario, family in zip(scenarios, families, strict=True)]
     gains, clear, times = [], 0, []
     for scenario, one, plain in pairs:
-        assert plain is not None  # decide() keeps only such scenarios
+        assert plain is not None  # ensured by decide()
         gap = scenario.gap(one, plain)
         gains.append(one.accuracy.mean - plain.accuracy.mean if gap is None else gap.mean)
         clear += gap is not None and gap.low > 0
@@ -260,14 +260,14 @@ def _decide(situation: tuple[str, str, str, str], scenarios: Sequence[Scenario])
     if "+" in use and any("fedavg" in scenario.never_calibrated for scenario in scenarios):
         evidence += "; FedAvg was not calibrated there"
     if use == "fedavg":
-        return Choice(situation, use, "", "", evidence)
+        return Decision(situation, use, "", "", evidence)
     gain = f"{min(gains):+.1f}" + (f" to {max(gains):+.1f}" if len(gains) > 1 else "")
     cost = f"{fmean(times):.1f}x the upload" if fmean(times) >= 1.05 else "the same upload"
-    return Choice(situation, use, gain, cost, evidence)
+    return Decision(situation, use, gain, cost, evidence)
 
 
 def _keep_seeded(combinations: Sequence[Combination]) -> list[Combination]:
-    """Those with three seeds, or as many as any has: with fewer, a mean may be the luck of one partition."""
+    """The combinations with three seeds, or as many as any has, so that no mean rests on one lucky partition."""
     enough = min(MIN_SEEDS, max((len(one.scores) for one in combinations), default=0))
     return [one for one in combinations if len(one.scores) >= enough]
 
@@ -278,15 +278,15 @@ def _pick_highest(combinations: Sequence[Combination]) -> Combination | None:
 
 def read_all_records(out: Path) -> list[RunRecord]:
     """Every record in a folder of results."""
-    found = []
+    records = []
     for file in sorted((out / RECORDS).glob("*/seed*.json")):
         record = read_record_file(file, run_folder(out, file.parent.name, int(file.stem.removeprefix("seed"))))
         if isinstance(record, RunRecord):
-            found.append(record)
-    if not found:
+            records.append(record)
+    if not records:
         command = f"unskew reproduce ours/calibrations --scale small --out {out}"
         raise UserError(f"{out} has no results to compare; run some first, for example: {command}")
-    return found
+    return records
 
 
 def group_scenarios(records: Sequence[RunRecord]) -> list[Scenario]:
@@ -300,9 +300,9 @@ def group_scenarios(records: Sequence[RunRecord]) -> list[Scenario]:
             fixed = settings.get("partition_seed")
             groups.setdefault(key, {}).setdefault("" if fixed is None else str(fixed), []).append(record)
     separate = [group for own in groups.values() for group in _join_fixed(own)]
-    kept = [(group, some) for group in separate if len(some := tuple(_combine(group))) > 1]
-    labels, printed, scenarios = _label_scenarios([group[0] for group, _ in kept]), _list_printed(), []
-    for label, (group, combinations) in zip(labels, kept, strict=True):
+    combined = [(group, combinations) for group in separate if len(combinations := tuple(_combine(group))) > 1]
+    labels, printed, scenarios = _label_scenarios([group[0] for group, _ in combined]), _list_printed(), []
+    for label, (group, combinations) in zip(labels, combined, strict=True):
         values = [printed[record.training] for record in group if record.training in printed]
         best = max(values, key=lambda pair: pair[1].mean) if values else None
         data = _shorten(group[0].result.data)
@@ -316,7 +316,7 @@ def group_scenarios(records: Sequence[RunRecord]) -> list[Scenario]:
 
 
 def _join_fixed(own: dict[str, list[RunRecord]]) -> list[list[RunRecord]]:
-    """Repetitions on one partition are joined by the run whose own seed drew it; others draw one each."""
+    """Group repetitions on one partition with the run whose own seed drew it; the others have their own partitions."""
     free = own.pop("", [])
     joined = [[*group, *(one for one in free if str(one.result.seed) == seed)] for seed, group in own.items()]
     return [*joined, *([free] if any(str(one.result.seed) not in own for one in free) else [])]
@@ -333,7 +333,7 @@ def _shorten(data: str) -> str:
 
 
 def _combine(group: Sequence[RunRecord]) -> Iterator[Combination]:
-    """Every method and rate of a scenario with every calibration that was made of it."""
+    """Every method and rate of a scenario with each of its calibrations."""
     trained: dict[tuple[str, str], list[RunRecord]] = {}
     for record in group:
         trained.setdefault((record.result.method, str(record.result.settings.get("lr", ""))), []).append(record)
@@ -341,17 +341,17 @@ def _combine(group: Sequence[RunRecord]) -> Iterator[Combination]:
     for (method, rate), records in trained.items():
         names = dict.fromkeys(name for one in records for name in one.result.calibrations if not is_bound(name))
         for name in ("", *names):
-            kept = [one for one in records if not name or name in one.result.calibrations]
-            results = [one.result for one in kept]
-            made = [one.calibrations[name] for one in results] if name else []
+            own = [record for record in records if not name or name in record.result.calibrations]
+            results = [record.result for record in own]
+            added = [result.calibrations[name] for result in results] if name else []
             scores = {one.seed: 100 * (one.calibrations[name] if name else one).accuracy for one in results}
-            sent = fmean(one.bytes_up or 0 for one in results) + (fmean(one.bytes_up for one in made) if made else 0)
-            seconds = min(one.seconds for one in results) + min((one.seconds for one in made), default=0)
-            yield Combination(method, name, scores, sent, seconds, tuple(kept), rate if several else "")
+            sent = fmean(one.bytes_up or 0 for one in results) + (fmean(one.bytes_up for one in added) if added else 0)
+            seconds = min(one.seconds for one in results) + min((one.seconds for one in added), default=0)
+            yield Combination(method, name, scores, sent, seconds, tuple(own), rate if several else "")
 
 
 def _label_scenarios(records: Sequence[RunRecord]) -> list[str]:
-    """A name for each scenario: clients and skew, and whatever else distinguishes it from the others."""
+    """A name for each scenario: clients and skew, and what else distinguishes it from the others."""
     lengths = {(one.result.rounds, one.result.settings.get("epochs")) for one in records}
     sets = {_shorten(one.result.data) for one in records}
     networks = {(_shorten(one.result.data), one.result.model) for one in records}
@@ -380,25 +380,25 @@ def _label_scenarios(records: Sequence[RunRecord]) -> list[str]:
 
 @cache
 def _list_printed() -> dict[str, tuple[str, PaperValue]]:
-    """By training, the best accuracy that a paper prints for it, and where; upper bounds do not count."""
-    found: dict[str, tuple[str, PaperValue]] = {}
+    """The best accuracy that a paper prints, and where, by training; upper bounds do not count."""
+    printed: dict[str, tuple[str, PaperValue]] = {}
     for name in recipe_names():
         for cell in make_cells(load_recipe(name), Variant("paper")):
             value = cell.paper
             if value is None or cell.reads != "accuracy" or (cell.after and is_bound(cell.after)):
                 continue
-            if cell.training() not in found or value.mean > found[cell.training()][1].mean:
-                found[cell.training()] = (f"{cell.row.name}, {cell.column.name} in {name}", value)
-    return found
+            if cell.training() not in printed or value.mean > printed[cell.training()][1].mean:
+                printed[cell.training()] = (f"{cell.row.name}, {cell.column.name} in {name}", value)
+    return printed
 
 
 def write_claim(out: Path) -> tuple[list[Path], list[str]]:
-    """Write claim.html, claim.md and their figures from the records in a folder; the files and the decisions."""
+    """Write claim.html, claim.md and their figures from the records in a folder; returns the files and decisions."""
     records = read_all_records(out)
     scenarios = group_scenarios(records)
-    choices, charts, sentences = decide(scenarios), draw_claim(scenarios, out), describe_scenarios(scenarios)
+    decisions, charts, sentences = decide(scenarios), draw_claim(scenarios, out), describe_scenarios(scenarios)
     names = ["clients", "skew", "start", "training", "use this", "points over FedAvg", "cost", "evidence"]
-    rows = [[*one.situation, one.use, one.gain, one.cost, one.evidence] for one in choices]
+    rows = [[*one.situation, one.use, one.gain, one.cost, one.evidence] for one in decisions]
     tables = {
         "What to use": (_CHOICES, Table("", [Column(name) for name in names], rows)),
         "Beyond the papers": (_BEYOND, _tabulate_beyond(scenarios)),
@@ -432,13 +432,13 @@ def write_claim(out: Path) -> tuple[list[Path], list[str]]:
     lines += [line for chart in charts for line in (f"![{chart.title}]({chart.name}.svg)", "")]
     contents = {"claim.html": to_html(page), "claim.md": "\n".join(lines).rstrip() + "\n"}
     contents |= {f"{chart.name}.svg": svg(chart) for chart in charts}
-    if (out / "claim.md").is_file():  # delete figures of data sets that are gone
+    if (out / "claim.md").is_file():  # delete figures of data sets that are no longer there
         earlier = re.findall(r"\]\((claim[a-z0-9-]*\.svg)\)", (out / "claim.md").read_text(encoding="utf-8"))
         for name in set(earlier) - set(contents):
             (out / name).unlink(missing_ok=True)
     for name, content in contents.items():
         write_whole(out / name, content.encode())
-    return [out / name for name in contents], [f"{', '.join(one.situation)}: {one.use}" for one in choices]
+    return [out / name for name in contents], [f"{', '.join(one.situation)}: {one.use}" for one in decisions]
 
 
 _CHOICES = (
@@ -472,13 +472,13 @@ _BEYOND = (
 
 
 def describe_scenarios(scenarios: Sequence[Scenario]) -> list[str]:
-    """For each scenario the best combination, what is statistically tied with it, and what is cheaper."""
+    """For each scenario: the best combination, those statistically tied with it, and a cheaper one."""
     sentences = []
     for scenario in scenarios:
         best, seeds = scenario.best, counted(len(scenario.best.scores), "seed")
         few = len(best.scores) < MIN_SEEDS
         what = f"highest mean, but too few seeds ({seeds}) to name a winner: " if few else ""
-        text = f"{scenario.label}: {what}{best.name}, {best.accuracy.words()} % over {seeds}, {best.cost}"
+        text = f"{scenario.label}: {what}{best.name}, {best.accuracy.format()} % over {seeds}, {best.cost}"
         if scenario.result.rounds and scenario.plain is not None and scenario.plain is not best:
             text += f"; {scenario.describe_gap(best, scenario.plain)} over FedAvg without calibration"
         rivals = [one.name for one in scenario.rivals]
@@ -508,14 +508,14 @@ def draw_claim(scenarios: Sequence[Scenario], folder: Path) -> list[Chart]:
 
 
 def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart:
-    """A column for each scenario: bytes from left to right, accuracy upwards, the best in words above."""
+    """A column for each scenario: bytes from left to right, accuracy upwards, the best named above."""
     marks: list[Mark] = []
     for colour, kind in enumerate(KINDS):
         every = [(at, one) for at, scenario in enumerate(scenarios) for one in scenario.combinations]
         points = [(at, one) for at, one in every if one.kind == kind]
         if not points:
             continue
-        tips = [f"{scenarios[at].label}\n{one.name}: {one.accuracy.words()} %\n{one.cost}" for at, one in points]
+        tips = [f"{scenarios[at].label}\n{one.name}: {one.accuracy.format()} %\n{one.cost}" for at, one in points]
         links = [link_run(one.records[0], folder) for _, one in points]
         x = [at + WIDE * _place_by_bytes(one, scenarios[at]) for at, one in points]
         y = [one.accuracy.mean for _, one in points]
@@ -525,9 +525,9 @@ def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart
     for at, scenario in enumerate(scenarios):
         best = scenario.best
         methods = " + ".join(part.partition("(")[0].strip() for part in best.method.split(" + "))  # no room for knobs
-        with_it = [f"+ {NAMES.get(best.kind, best.kind)}"] if best.calibration else []
-        texts = [f"{best.accuracy.mean:.1f} %: {methods}", *with_it, best.cost]
-        top = max(one.accuracy.mean for one in scenario.combinations)  # above the best where that one has fewer seeds
+        calibration = [f"+ {NAMES.get(best.kind, best.kind)}"] if best.calibration else []
+        texts = [f"{best.accuracy.mean:.1f} %: {methods}", *calibration, best.cost]
+        top = max(one.accuracy.mean for one in scenario.combinations)  # may have fewer seeds than the best
         marks += [Words(float(at), top + (row + 0.7) * line, text) for row, text in enumerate(reversed(texts))]
     parts = [scenario.label.split(", ") for scenario in scenarios]
     common = [part for part in parts[0] if len(parts) > 1 and all(part in other for other in parts)]
@@ -540,7 +540,7 @@ def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart
 
 
 def _place_by_bytes(one: Combination, scenario: Scenario) -> float:
-    """The position of its bytes among the scenario's on a log scale: -1 the fewest, 1 the most."""
+    """The position of its bytes in the scenario on a log scale, from -1 for the fewest to 1 for the most."""
     sent = [math.log(max(other.bytes_up, 1)) for other in scenario.combinations]
     low, high = min(sent), max(sent)
     return 0.0 if high == low else 2 * (math.log(max(one.bytes_up, 1)) - low) / (high - low) - 1
@@ -554,7 +554,7 @@ def _tabulate_all(scenarios: Sequence[Scenario], folder: Path) -> Table:
     for scenario in scenarios:
         for one in sorted(scenario.combinations, key=lambda one: -one.accuracy.mean):
             gap = "best" if one is scenario.best else scenario.describe_gap(scenario.best, one)
-            link = Linked(one.accuracy.words(), link_run(one.records[0], folder), value=one.accuracy.mean)
+            link = Linked(one.accuracy.format(), link_run(one.records[0], folder), value=one.accuracy.mean)
             names: list[CellValue] = [scenario.label, one.trained, one.calibration]
             rows.append([*names, link, len(one.scores), gap, one.bytes_up, one.seconds])
     return Table("", columns, rows)
@@ -571,7 +571,7 @@ def _tabulate_beyond(scenarios: Sequence[Scenario]) -> Table:
         where, printed = scenario.printed or ("", None)
         cells = []
         for one in (ours, theirs):
-            cells += [one.name, one.accuracy.words(), format_bytes(one.bytes_up)]
+            cells += [one.name, one.accuracy.format(), format_bytes(one.bytes_up)]
         gap = scenario.describe_gap(ours, theirs)
         rows.append([scenario.label, *cells, gap, None if printed is None else str(printed), where])
     return Table("", [Column(name) for name in names], rows)
@@ -579,19 +579,18 @@ def _tabulate_beyond(scenarios: Sequence[Scenario]) -> Table:
 
 def _list_forecasts(records: Sequence[RunRecord]) -> list[tuple[RunRecord, float, float]]:
     """For each run with a forecast and a calibration: the forecast gain and the best gain, in points."""
-    found = []
+    forecasts = []
     for record in records:
         values, result = record.measure("separability"), record.result
-        made = [
-            one.accuracy for name, one in result.calibrations.items() if not is_bound(name) and "expand" not in name
-        ]
-        if values and values["before"] is not None and values["after"] is not None and made:
-            found.append((record, 100 * (values["after"] - values["before"]), 100 * (max(made) - result.accuracy)))
-    return found
+        names = [name for name in result.calibrations if not is_bound(name) and "expand" not in name]
+        if names and values and values["before"] is not None and values["after"] is not None:
+            best = max(result.calibrations[name].accuracy for name in names)
+            forecasts.append((record, 100 * (values["after"] - values["before"]), 100 * (best - result.accuracy)))
+    return forecasts
 
 
 def _tabulate_forecasts(records: Sequence[RunRecord]) -> Table:
-    """By setting and method: the mean forecast, the mean gain, and their difference."""
+    """The mean forecast, the mean gain and their difference, by setting and method."""
     names = ["setting", "runs", "forecast", "gain", "forecast minus gain"]
     groups: dict[str, list[tuple[float, float]]] = {}
     for record, forecast, gain in _list_forecasts(records):
@@ -606,15 +605,15 @@ def _tabulate_forecasts(records: Sequence[RunRecord]) -> Table:
 
 
 def _draw_forecasts(records: Sequence[RunRecord]) -> Chart | None:
-    found = _list_forecasts(records)
-    if len(found) < MIN_SEEDS:
+    rows = _list_forecasts(records)
+    if len(rows) < MIN_SEEDS:
         return None
-    x, y = [forecast for _, forecast, _ in found], [gain for _, _, gain in found]
-    tips = [f"{one.result.method}, seed {one.result.seed}: {a:+.1f} forecast, {b:+.1f} gained" for one, a, b in found]
+    x, y = [forecast for _, forecast, _ in rows], [gain for _, _, gain in rows]
+    tips = [f"{one.result.method}, seed {one.result.seed}: {a:+.1f} forecast, {b:+.1f} gained" for one, a, b in rows]
     marks: list[Mark] = [Dots(x, y, 0, radius=4.0, tips=tips)]
     ends = [min(*x, *y, 0.0), max(*x, *y)]
     marks.append(Line(ends, ends, "as forecast", "quiet", dashed=True))
-    below = sum(gain < forecast for _, forecast, gain in found)
-    alt = f"{len(found)} runs: the gain of calibration by its forecast; {below} gained less than forecast."
+    below = sum(gain < forecast for _, forecast, gain in rows)
+    alt = f"{len(rows)} runs: the gain of calibration by its forecast; {below} gained less than forecast."
     x_axis, y_axis = Axis("forecast gain, points"), Axis("gain of the best calibration, points")
     return Chart("claim-forecast", "Forecast and gain", alt, marks, x=x_axis, y=y_axis, width=520, height=340)

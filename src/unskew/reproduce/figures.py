@@ -1,4 +1,4 @@
-"""The papers' figures, drawn from records: charts of a measure, runs compared, a table's values as lines or shades."""
+"""The papers' figures, drawn from records: charts of measures, comparisons of runs, tables as lines or shades."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ from unskew.reproduce.recipe import RecipeColumn, matches
 from unskew.reproduce.results import CellResult, TableResult
 from unskew.runs.finished import plain_name
 
-WORDS = {"round": "rounds", "batches": "batches of the largest client, summed"}
+AXIS_LABELS = {"round": "rounds", "batches": "batches of the largest client, summed"}
 FARTHEST = 2.0  # the largest EMD
 BINS = 20
 BY_CALIBRATION = ("calibrated", "predicted")  # fields of measures' values with one entry per calibration
@@ -25,19 +25,19 @@ Spec = Mapping[str, Any]
 
 
 def draw_figures(result: TableResult) -> list[Chart]:
-    """Every chart of a recipe for which there are records, each with its own name."""
+    """Every chart of a recipe that has records, with unique names."""
     charts: list[Chart] = []
     for spec in result.recipe.figures:
         charts += KINDS[spec["kind"]](result, spec)
-    word = result.recipe.name.partition("/")[2]
-    return [replace(chart, name=slug(f"{word}-{number}-{chart.name}")) for number, chart in enumerate(charts, 1)]
+    table = result.recipe.name.partition("/")[2]
+    return [replace(chart, name=slug(f"{table}-{number}-{chart.name}")) for number, chart in enumerate(charts, 1)]
 
 
 def draw_curves(result: TableResult, spec: Spec) -> list[Chart]:
-    """A chart for each column, with a line for each training; rows that share one are one line.
+    """A chart for each column, with a line for each training; rows with the same training share a line.
 
-    ``what`` is accuracy, relative (to the baseline) or silhouette. ``rows`` and ``columns`` may select some, ``only``
-    is the common ending of the rows' names, and ``until`` is where lines end at the paper's scale.
+    ``what`` is accuracy, relative (to the baseline) or silhouette. ``rows`` and ``columns`` select some, ``only`` is
+    the common ending of the rows' names, and ``until`` is the end of the lines at the paper's scale.
     """
     what, against, only = spec.get("what", "accuracy"), spec.get("against", "round"), spec.get("only", "")
     until = float(spec.get("until", inf)) if result.variant.scale == "paper" else inf
@@ -53,13 +53,13 @@ def draw_curves(result: TableResult, spec: Spec) -> list[Chart]:
         marks: list[Mark] = []
         for colour, (name, one) in enumerate(lines.values()):
             runs = _list_points(one, what, against)
-            kept = [{number: point for number, point in points.items() if point[0] <= until} for points in runs]
-            x, y, spread = average(kept)
-            marks += [band(x, y, spread, colour % 10)] if x and len(kept) > 1 else []
+            runs = [{number: point for number, point in points.items() if point[0] <= until} for points in runs]
+            x, y, spread = average(runs)
+            marks += [band(x, y, spread, colour % 10)] if x and len(runs) > 1 else []
             marks += [Line(x, y, name, colour % 10, points=len(x) <= 40)] if x else []
         if not marks:
             continue
-        x_label, where = WORDS[against], ", ".join(filter(None, (column.name, only)))
+        x_label, where = AXIS_LABELS[against], ", ".join(filter(None, (column.name, only)))
         title = f"{where or result.recipe.title}: {what} by {x_label.partition(',')[0]}"
         alt = f"{what.capitalize()} by {x_label}, {where}: {', '.join(name for name, _ in lines.values())}."
         x_axis = Axis(x_label, low=0, kind="count")
@@ -75,26 +75,26 @@ def _list_column(result: TableResult, column: RecipeColumn) -> list[CellResult]:
 
 
 def _list_points(one: CellResult, what: str, against: str) -> list[dict[int, tuple[float, float]]]:
-    """For each run of a cell by round: what had been spent, and the value."""
+    """For each run of a cell, the cost and the value by round."""
     runs = []
     for seed, record in one.records.items():
         if what == "silhouette":
             runs.append({number: (float(number), value) for number, value in record.silhouettes})
             continue
-        whole = 1.0
+        reference = 1.0
         if what == "relative":
             if seed not in one.baselines:
                 continue
-            whole = max(one.baselines[seed].result.accuracy, 1e-9)
-        spent = accumulate(row["batches_max"] for row in record.curve)
-        rows = zip(record.curve, spent, strict=True)
+            reference = max(one.baselines[seed].result.accuracy, 1e-9)
+        batches = accumulate(row["batches_max"] for row in record.curve)
+        rows = zip(record.curve, batches, strict=True)
         by_round = against == "round"
-        runs.append({r["round"]: (float(r["round"] if by_round else at), r["accuracy"] / whole) for r, at in rows})
+        runs.append({r["round"]: (float(r["round"] if by_round else at), r["accuracy"] / reference) for r, at in rows})
     return runs
 
 
 def _draw_lines(result: TableResult, spec: Spec) -> list[Chart]:
-    """For each column the rows as lines: ours with a band over the seeds, the paper's dashed in the same colour."""
+    """A chart for each column with rows as lines: ours with a band over the seeds, the paper's dashed."""
     charts = []
     for column in result.recipe.columns:
         cells = [one for one in _list_column(result, column) if one.cell.row.line]
@@ -112,13 +112,13 @@ def _draw_lines(result: TableResult, spec: Spec) -> list[Chart]:
 
 
 def _draw_line(cells: list[CellResult], values: list[float], name: str, colour: int) -> list[Mark]:
-    """One line; x is the rank of a row's value among ``values``, since they grow tenfold."""
+    """One line; x is the rank of a row's value among ``values``, which grow tenfold."""
     cells = sorted(cells, key=lambda one: float(one.cell.row.x or 0))
     x = [float(values.index(float(one.cell.row.x or 0))) for one in cells]
     ours = [one.ours for one in cells]
     means = [one.mean if one else None for one in ours]
     low, high = ([one.mean + sign * (one.deviation or 0.0) if one else None for one in ours] for sign in (-1, 1))
-    tips = [f"{one.cell.row_name}: {one.words()}" for one in cells]
+    tips = [f"{one.cell.row_name}: {one.format()}" for one in cells]
     marks: list[Mark] = [Band(x, low, high, colour), Line(x, means, name, colour, points=True, tips=tips)]
     paper = [one.paper.mean if one.paper and one.judged else None for one in cells]
     if any(value is not None for value in paper):
@@ -132,8 +132,8 @@ def _draw_measure(result: TableResult, spec: Spec) -> list[Chart]:
     patterns = [_fill_in(result, pattern) for pattern in spec.get("charts", ["*"])]
     charts = []
     for name, stored in values.items():
-        found = [chart for chart in request.measure.draw(stored) if matches(chart.name, patterns)]
-        charts += [replace(chart, title=f"{name}: {chart.title}", name=f"{name}-{chart.name}") for chart in found]
+        drawn = [chart for chart in request.measure.draw(stored) if matches(chart.name, patterns)]
+        charts += [replace(chart, title=f"{name}: {chart.title}", name=f"{name}-{chart.name}") for chart in drawn]
     return charts
 
 
@@ -144,7 +144,7 @@ def _draw_comparison(result: TableResult, spec: Spec) -> list[Chart]:
 
 
 def _load_values(result: TableResult, text: str) -> tuple[MeasureRequest, dict[str, Any]]:
-    """A measure, and its values by the run's label; of rows that share a run the first counts."""
+    """A measure, and its values by the run's label; each run counts once."""
     request = parse_measure(_fill_in(result, text))
     values: dict[str, Any] = {}
     seen: set[str] = set()
@@ -156,7 +156,7 @@ def _load_values(result: TableResult, text: str) -> tuple[MeasureRequest, dict[s
         stored = record.measures[request.text]
         sharing = [other.cell for other in result.cells if other.cell.training(record.result.seed) == record.training]
         names = {"before": "before"} | {cell.after: cell.row_name for cell in sharing}  # the run's own, calibrations
-        renamed = {  # only the calibrations of this table, under the names of its rows
+        renamed = {  # only the calibrations of this table, named after its rows
             field: {names[key]: value for key, value in stored[field].items() if key in names}
             for field in BY_CALIBRATION
             if field in stored
@@ -166,7 +166,7 @@ def _load_values(result: TableResult, text: str) -> tuple[MeasureRequest, dict[s
 
 
 def _label_run(result: TableResult, one: CellResult) -> str:
-    """A run's name in a chart: its row where rows differ in what is trained, its column where there are several."""
+    """A run's name in a chart: its row if rows have different trainings, its column if there are several."""
     trainings = {other.cell.training() for other in _list_column(result, one.cell.column)}
     row = one.cell.row.line or one.cell.row_name if len(trainings) > 1 else ""
     column = one.cell.column.name if len(result.recipe.columns) > 1 else ""
@@ -175,7 +175,7 @@ def _label_run(result: TableResult, one: CellResult) -> str:
 
 
 def _draw_scatter(result: TableResult, spec: Spec) -> list[Chart]:
-    """One reading of every run against another: a dot for each run, a colour for each calibration."""
+    """One reading of every run against another, with a color for each calibration."""
     x, y, marks, count = parse_reading(spec["x"]), parse_reading(spec["y"]), list[Mark](), 0
     for colour, after in enumerate(spec.get("after", [""])):
         name = plain_name(_fill_in(result, after)) if after else ""
@@ -207,7 +207,7 @@ def _draw_against_emd(result: TableResult, spec: Spec) -> list[Chart]:
             if one.ours is not None and distances:
                 points.append((fmean(distances), one.ours.mean, one))
         points.sort(key=lambda point: point[0])
-        tips = [f"{name}, {one.cell.column.name}, EMD {x:.2f}: {one.words()}" for x, _, one in points]
+        tips = [f"{name}, {one.cell.column.name}, EMD {x:.2f}: {one.format()}" for x, _, one in points]
         if points:
             x, y = [x for x, _, _ in points], [y for _, y, _ in points]
             marks.append(Line(x, y, name, colour % 10, points=True, tips=tips))
@@ -220,7 +220,7 @@ def _draw_against_emd(result: TableResult, spec: Spec) -> list[Chart]:
 
 
 def _draw_histogram(result: TableResult, spec: Spec) -> list[Chart]:
-    """How far the clients of every column are from the population: a histogram of each."""
+    """A histogram for each column: how far its clients are from the population."""
     charts = []
     for column in result.recipe.columns:
         records = [record for one in _list_column(result, column) for record in one.records.values()]
@@ -243,9 +243,9 @@ RANKED = {"classes": "classes of a client", "examples": "examples of a client", 
 
 
 def _draw_ranked(result: TableResult, spec: Spec) -> list[Chart]:
-    """How many classes or examples the clients have, or examples the classes, in descending order: a line for a cell.
+    """The clients' numbers of classes or examples, or the classes' of examples, in descending order: a line per cell.
 
-    One chart for each of ``what``, and for each row that has runs of its own.
+    One chart for each of ``what``, and for each row with its own runs.
     """
     rows = {
         tuple(one.cell.training() for one in result.cells if one.cell.row is row): row for row in result.recipe.rows
@@ -279,12 +279,12 @@ def _list_counts(skew: Mapping[str, Any], what: str) -> list[float]:
         return [float(count) for count in skew["total"] if count]
     if what == "examples":
         return [float(size) for size in skew["sizes"] if size]
-    ranked = skew["ranked"].get("classes")  # quantiles where there are more clients than the measure lists
+    ranked = skew["ranked"].get("classes")  # quantiles if there are many clients
     return list(ranked) if ranked else [float(sum(map(bool, row))) for row in skew["counts"] if any(row)]
 
 
 def _draw_grid(result: TableResult, spec: Spec) -> list[Chart]:
-    """A variable of the rows against the columns; each cell shows the best over what else is varied."""
+    """A variable of the rows against the columns; each cell shows the best over the other variables."""
     name, label = spec["by"], spec["label"]
     levels = sorted({float(one.cell.variables[name]) for one in result.cells if one.cell.done}, reverse=True)
     columns = [column for column in result.recipe.columns if any(one.values for one in _list_column(result, column))]

@@ -1,4 +1,6 @@
-"""Variants of the papers' setups: networks that show what a difference is worth, and a partition of few examples."""
+"""Variants of the papers' setups: networks that show the effect of a difference, and a partition of few examples."""
+
+from collections import OrderedDict
 
 import numpy as np
 from torch import nn
@@ -12,17 +14,14 @@ HEAD = ("fc3", "fc3_relu", "fc4")  # MOON's projection head: the last two layers
 
 
 def no_head(shape: Shape, classes: int) -> Network:
-    """simple-cnn without its projection head: the classifier sees the 84 features before it."""
-    encoder = simple_cnn(shape, classes).encoder
-    kept = nn.Sequential()
-    for name, layer in encoder.named_children():
-        if name not in HEAD:
-            kept.add_module(name, layer)
-    return Network(kept, nn.Linear(84, classes))
+    """simple-cnn without its projection head: the classifier's input is the 84 features before it."""
+    layers = simple_cnn(shape, classes).encoder.named_children()
+    encoder = nn.Sequential(OrderedDict((name, layer) for name, layer in layers if name not in HEAD))
+    return Network(encoder, nn.Linear(84, classes))
 
 
 def kaiming(shape: Shape, classes: int) -> nn.Module:
-    """simple-cnn whose weights are drawn as He et al. (2015) draw them, normal for ReLU, biases zero."""
+    """simple-cnn initialized as in He et al. (2015): normal weights for ReLU, zero biases."""
     network = simple_cnn(shape, classes)
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -48,8 +47,8 @@ def moderate_cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 def few_examples(labels: Ints, clients: int, key: Key, examples: int = 1000, alpha: float = 0.5) -> Ints:
-    """A Dirichlet partition of ``examples`` drawn training examples; no client has the others."""
-    kept = np.sort(key.fold("kept").numpy().permutation(len(labels))[:examples])
+    """A Dirichlet partition of ``examples`` random training examples; no client has the others."""
+    drawn = np.sort(key.fold("kept").numpy().permutation(len(labels))[:examples])
     client = np.full(len(labels), -1, np.int64)
-    client[kept], _ = Dirichlet(alpha=alpha, min_size=1).deal(labels[kept], clients, key)
+    client[drawn], _ = Dirichlet(alpha=alpha, min_size=1).deal(labels[drawn], clients, key)
     return client

@@ -1,4 +1,4 @@
-"""The runs that recipes need, how long they take on this machine, and doing them."""
+"""The runs that recipes need: plan them, estimate their time on this machine, do them."""
 
 import os
 import re
@@ -26,12 +26,12 @@ from unskew.reproduce.records import RunRecord, describe_machine, make_record, r
 from unskew.runs.config import Config
 from unskew.runs.folder import json_bytes
 from unskew.runs.result import RESULT
-from unskew.sweeps.tasks import RunFailure, Task, do_tasks
+from unskew.sweeps.tasks import RunFailure, Task, run_tasks
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One training with one seed, and what is computed from it."""
+    """One training with one seed, and its calibrations and measures."""
 
     training: str
     config: Config  # with its seed
@@ -49,18 +49,18 @@ class PlannedRun:
         return Task(config, run_folder(out, self.training, self.seed), self.calibrations, self.measures)
 
     def state(self, out: Path) -> RunRecord | RunFailure | None:
-        """Its record if that is complete, or how it diverged; None where something is left to do."""
-        found = read_record(out, self.training, self.seed)
-        partial = isinstance(found, RunRecord) and not found.has(self.calibrations, self.measures)
-        return None if partial else found
+        """Its record if that is complete, or how it diverged; None if something is left to do."""
+        record = read_record(out, self.training, self.seed)
+        partial = isinstance(record, RunRecord) and not record.has(self.calibrations, self.measures)
+        return None if partial else record
 
 
 def plan_runs(recipes: Sequence[tuple[Recipe, Variant]]) -> list[PlannedRun]:
     """The runs of these recipes, each once, in the order of the recipes and seed by seed."""
     jobs: dict[tuple[str, int], PlannedRun] = {}
-    for recipe, asked in recipes:
-        cells = select_cells(make_cells(recipe, asked), asked)
-        for seed in (seeds := list_seeds(recipe, asked)):
+    for recipe, variant in recipes:
+        cells = select_cells(make_cells(recipe, variant), variant)
+        for seed in (seeds := list_seeds(recipe, variant)):
             for cell in cells:
                 if cell.baseline is not None:
                     _add(jobs, cell.baseline, seed)
@@ -83,7 +83,7 @@ def _add(
 
 
 def select_part(jobs: Sequence[PlannedRun], text: str) -> list[PlannedRun]:
-    """The i-th of n parts, ``"1/4"``: every n-th run, so that all parts take about equally long."""
+    """The i-th of n parts, ``"1/4"``: every n-th run, so that all parts take about the same time."""
     match = re.fullmatch(r"\s*(\d{1,6})\s*/\s*(\d{1,6})\s*", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise UserError(f"--cells {brief(text)}: give a part such as 1/4")
@@ -91,7 +91,7 @@ def select_part(jobs: Sequence[PlannedRun], text: str) -> list[PlannedRun]:
 
 
 def find_missing_data(names: Sequence[str], data_dir: str | None) -> dict[str, str]:
-    """The data sets that are not on this machine, each with the reason; only file names are looked at."""
+    """The data sets that are not on this machine, with the reason; only file names are checked."""
     folder = data_dir or os.environ.get("UNSKEW_DATA")
     reasons = {}
     for name in dict.fromkeys(names):
@@ -109,18 +109,18 @@ def split_by_data(jobs: Sequence[PlannedRun], data_dir: str | None) -> tuple[lis
 
 
 def explain_missing_data(missing: Sequence[str], command: str, stand_ins: Sequence[str]) -> str:
-    """One message: which data are missing, how to get them, and what runs without them."""
-    found = {source.name: source for source, _ in map(sources.parse, missing)}
-    whole = [name for name, source in found.items() if source.download and not source.download.splits]
-    fetched = [f"unskew data fetch {name} --data-dir DIR" for name in whole]
-    others = [name for name in found if name not in whole]
-    text = f"these data sets are not on this machine: {', '.join(found)}"
-    if fetched:
-        text += f"; download them with: {'; '.join(fetched)}; then give --data-dir DIR or set UNSKEW_DATA"
+    """One message: which data are missing, how to get them, and what can be run instead."""
+    known = {source.name: source for source, _ in map(sources.parse, missing)}
+    fetchable = [name for name, source in known.items() if source.download and not source.download.splits]
+    others = [name for name in known if name not in fetchable]
+    text = f"these data sets are not on this machine: {', '.join(known)}"
+    if fetchable:
+        commands = "; ".join(f"unskew data fetch {name} --data-dir DIR" for name in fetchable)
+        text += f"; download them with: {commands}; then give --data-dir DIR or set UNSKEW_DATA"
     if others:
         text += f"; {', '.join(others)} must be downloaded by hand, see docs/how-to/data.md"
     if stand_ins:
-        text += f"; or try it on other data: {' or '.join(f'{command} --data {name}' for name in stand_ins)}"
+        text += f"; or use other data: {' or '.join(f'{command} --data {name}' for name in stand_ins)}"
     return text
 
 
@@ -133,10 +133,10 @@ def do_runs(
     finished: Callable[[PlannedRun, RunFailure | None, int, int], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[tuple[str, int], RunFailure]:
-    """Do these runs, one per core at a time; the failures by training and seed.
+    """Do these runs, one per core at a time; returns the failures by training and seed.
 
-    An interrupted run resumes when this is called again. ``finished`` is called with a run, its failure, and how many
-    of how many runs are done; ``progress`` with how many of how many rounds are.
+    An interrupted run resumes when this is called again. ``finished`` is called with a run, its failure, the number of
+    runs done and the total; ``progress`` with the number of rounds done and the total.
     """
     tasks = [run.task(out, data_dir) for run in runs]
     rounds, total = [0] * len(runs), sum(max(run.config.rounds, 1) for run in runs)
@@ -151,7 +151,7 @@ def do_runs(
         if (tasks[index].path / RESULT).exists():
             make_record(out, run.training, run.seed, run.measures, failure.reason if failure else "")
             with suppress(UserError):  # the table does not need the run's page
-                write_report(tasks[index].path, only=("skew", "curves"))  # these cost next to nothing
+                write_report(tasks[index].path, only=("skew", "curves"))  # the cheapest measures
         elif failure is not None and failure.diverged:
             write_failure(out, run.training, run.seed, failure)
         if finished is not None:
@@ -163,31 +163,23 @@ def do_runs(
             progress(sum(rounds), total)
 
     if runs:
-        do_tasks(tasks, at_once or count_at_once(runs[0].config), end, advance)
+        run_tasks(tasks, at_once or count_at_once(runs[0].config), end, advance)
     return failures
 
 
-def make_out_folder(out: Path) -> None:
-    """Create the folder of results."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be created: {error.strerror}; choose another folder") from error
-
-
-COSTS = {"moon": 1.75, "prototypes": 1.15, "fedprox": 1.06, "feddyn": 1.06}  # of a step, FedAvg's being 1: measured.md
+COSTS = {"moon": 1.75, "prototypes": 1.15, "fedprox": 1.06, "feddyn": 1.06}  # of a step relative to FedAvg: measured.md
 START = 1.0  # seconds to start and finish a run
-FORWARD = 1 / 3  # of a step: a pass without gradients
-STORED = 2e-5  # seconds for an example behind a frozen part
-RETRAINED = 1.5e-4  # seconds for a step of the classifier only
+FORWARD = 1 / 3  # cost of a pass without gradients, relative to a step
+STORED = 2e-5  # seconds per example behind a frozen part
+RETRAINED = 1.5e-4  # seconds per step of the classifier alone
 SOLVED = 10.0  # seconds for a closed form on thousands of random features
-TIMES, ENOUGH = 12, 1.0  # steps, or seconds; the fastest step counts
-QUICK, BATCH, FEW = 0.3, 64, 4  # a step of few images that takes less than this is measured with a whole batch
+TIMES, ENOUGH = 12, 1.0  # limits for timing: steps and seconds; the fastest step counts
+QUICK, BATCH, FEW = 0.3, 64, 4  # if a step of FEW images takes less than QUICK seconds, a full batch is timed
 
 
 @dataclass(frozen=True)
 class DataSize:
-    """What the time depends on: the size of a data set."""
+    """The size of a data set, for time estimates."""
 
     train: int
     test: int
@@ -196,20 +188,20 @@ class DataSize:
 
 
 POPULATION = "unskew.data.synthetic_set:population"
-DRAWN = {"examples": 120_300, "test": 12_030, "classes": 1203, "size": 32}  # its knobs and their defaults
+POPULATION_KNOBS = {"examples": 120_300, "test": 12_030, "classes": 1203, "size": 32}  # with their defaults
 GEO = {"geo(max=30000)": 11, "geo(max=3000)": 135, "geo(max=1000)": 368, "geo(max=100)": 3606}
 CLIENTS = {"inaturalist": {"users": 9275, **GEO}, "landmarks": {"users": 1262}}
 PHOTOGRAPHS = {"inaturalist": (120_300, 12_030, 1203), "landmarks": (164_172, 19_526, 2028)}  # Hsu et al., Table 1
 
 
 def find_size(data: str, partition: str = "") -> DataSize | None:
-    """The size of a data set by its name, or of the examples a partition keeps; None if it would have to be read."""
-    if kept := re.match(r"unskew\.reproduce\.networks:few_examples\(.*?examples=(\d+)", partition):
-        whole = find_size(data)
-        return whole and replace(whole, train=min(whole.train, int(kept[1])))
+    """The size of a data set by its name, or of the part that a partition uses; None if the data must be read."""
+    if part := re.match(r"unskew\.reproduce\.networks:few_examples\(.*?examples=(\d+)", partition):
+        size = find_size(data)
+        return size and replace(size, train=min(size.train, int(part[1])))
     if data.startswith(POPULATION):
         knobs = text.parse_calls(data, "data set")[0].knobs
-        train, test, classes, width = (int(knobs.get(name, usual)) for name, usual in DRAWN.items())
+        train, test, classes, width = (int(knobs.get(name, usual)) for name, usual in POPULATION_KNOBS.items())
         return DataSize(train, test, classes, (3, width, width))
     if sources.is_function(data):
         return None
@@ -223,12 +215,12 @@ def find_size(data: str, partition: str = "") -> DataSize | None:
 
 
 def count_clients(config: Config, size: DataSize) -> int:
-    """The number of clients, guessed without reading the data."""
+    """The number of clients, estimated without reading the data."""
     if config.clients:
         return config.clients
     name = re.split(r"[(?]", config.data)[0]
-    if found := CLIENTS.get(name, {}).get(config.partition):
-        return found
+    if clients := CLIENTS.get(name, {}).get(config.partition):
+        return clients
     users, cell = re.search(r"users=(\d+)", config.data), re.fullmatch(r"geo\(max=(\d+)\)", config.partition)
     if cell:
         return max(2, 2 * size.train // int(cell[1]))  # cells are about half full
@@ -236,18 +228,17 @@ def count_clients(config: Config, size: DataSize) -> int:
 
 
 def count_examples(config: Config, size: DataSize) -> float:
-    """How many examples all clients see over all rounds."""
+    """How many examples all clients train on over all rounds."""
     clients = count_clients(config, size)
     visits = min(config.per_round or clients, clients)
-    virtual = re.search(r"fedvc\((?:size=)?(\d+)", config.method)
-    if virtual:
+    if virtual := re.search(r"fedvc\((?:size=)?(\d+)", config.method):
         return float(config.rounds * visits * int(virtual[1]))
     return config.rounds * config.epochs * size.train * visits / clients
 
 
 @dataclass
 class Speeds:
-    """Seconds per example of a network on one core, or on the GPU, measured once on this machine and cached."""
+    """Seconds per example of a network on one core or a GPU, measured once on this machine and cached."""
 
     say: Callable[[str], None]
     known: dict[str, float]
@@ -259,9 +250,9 @@ class Speeds:
         about = describe_machine()
         file = cache_folder() / "speeds.json"
         with suppress(UserError):
-            found = read_json(file)
-            if found.get("machine") == about["machine"] and found.get("torch") == about.get("torch"):
-                return Speeds(say, {str(key): float(value) for key, value in found["seconds"].items()}, file)
+            cached = read_json(file)
+            if cached.get("machine") == about["machine"] and cached.get("torch") == about.get("torch"):
+                return Speeds(say, {str(key): float(value) for key, value in cached["seconds"].items()}, file)
         return Speeds(say, {}, file)
 
     def seconds(self, config: Config, size: DataSize) -> float:
@@ -283,7 +274,7 @@ class Speeds:
 
 @neutral()
 def time_example(model: str, shape: tuple[int, int, int], classes: int, device: torch.device) -> float:
-    """Seconds per example on one thread in processor time, so that other work does not count; on a GPU by the clock."""
+    """Seconds of processor time per example on one thread, so that other work does not count; on a GPU, wall time."""
     network = build(model, shape, classes)
     initialise(network, Key(0))
     network.train().to(device)
@@ -297,9 +288,9 @@ def time_example(model: str, shape: tuple[int, int, int], classes: int, device: 
         while len(times) < TIMES and sum(times) <= ENOUGH:
             began = clock()
             loss = cross_entropy(network(images), labels)
-            (gradient, *_) = torch.autograd.grad(loss, [one for one in network.parameters() if one.requires_grad])
+            (gradient, *_) = torch.autograd.grad(loss, [p for p in network.parameters() if p.requires_grad])
             if not on_cpu:
-                gradient.cpu()  # waits until the GPU is done
+                gradient.cpu()  # waits for the GPU
             times.append(clock() - began)
         return min(times)
 
@@ -315,18 +306,18 @@ def estimate_run(run: PlannedRun, speeds: Speeds) -> float | None:
         return None
     calibrating = START + sum(_estimate_retraining(name, size) for name in run.calibrations)
     examples = count_examples(config, size)
-    if config.train != "all":  # the frozen part's output is stored: estimate_storing
+    if config.train != "all":  # estimate_storing covers the frozen part
         return calibrating + STORED * examples
     factor = max([COSTS[name] for name in COSTS if name in config.method], default=1.0)
     evaluations = -(-config.rounds // config.evaluate_every) + len(run.calibrations)
     passes = FORWARD * (evaluations * size.test + (size.train if run.calibrations else 0))
-    trained_again = sum("cka" in measure or "norms" in measure for measure in run.measures)
-    measuring = trained_again * (FORWARD * 10 * size.test + config.epochs * size.train)
+    retraining = sum("cka" in measure or "norms" in measure for measure in run.measures)
+    measuring = retraining * (FORWARD * 10 * size.test + config.epochs * size.train)
     return calibrating + speeds.seconds(config, size) * (factor * examples + passes + measuring)
 
 
 def estimate_storing(runs: Sequence[PlannedRun], speeds: Speeds) -> float:
-    """Seconds to compute what frozen parts give: once for all runs that freeze the same part."""
+    """Seconds to compute the output of frozen parts, once for all runs with the same part."""
     frozen = {}
     for config in (run.config for run in runs if run.config.train != "all"):
         if size := find_size(config.data, config.partition):
@@ -336,7 +327,7 @@ def estimate_storing(runs: Sequence[PlannedRun], speeds: Speeds) -> float:
 
 
 def _estimate_retraining(calibration: str, size: DataSize) -> float:
-    """Seconds that a calibration takes in addition to the statistics."""
+    """Seconds for a calibration, in addition to its statistics."""
     call = text.parse_calls(calibration, "calibration")[0]
     if call.name in ("lda", "ridge"):
         return SOLVED if call.knobs.get("expand") else 0.1
@@ -348,7 +339,7 @@ def _estimate_retraining(calibration: str, size: DataSize) -> float:
 
 
 def estimate_all(runs: Sequence[PlannedRun], speeds: Speeds) -> float | None:
-    """Seconds for all runs, one per core at a time or one after another on a GPU; None where one is unknown."""
+    """Seconds for all runs, one per core at a time or one after another on a GPU; None if one is unknown."""
     known = [seconds for run in runs if (seconds := estimate_run(run, speeds)) is not None]
     if len(known) < len(runs):
         return None
@@ -356,5 +347,5 @@ def estimate_all(runs: Sequence[PlannedRun], speeds: Speeds) -> float | None:
 
 
 def count_at_once(config: Config) -> int:
-    """How many runs are done at the same time: one per core, or one on a GPU."""
+    """How many runs to do at the same time: one per core, or one on a GPU."""
     return cores() if resolve_device(config.device).type == "cpu" else 1

@@ -1,4 +1,4 @@
-"""A recipe: the rows and columns of a table or figure, what each cell trains, and the paper's value for it."""
+"""A recipe: the rows and columns of a table or figure, what each cell trains, and the paper's values."""
 
 import re
 import tomllib
@@ -23,11 +23,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     settings: dict[str, Value] = {}
     variables: dict[str, Value] = {}
-    baseline: dict[str, Value] = {}  # over the settings of all but the row; without a method there is none
+    baseline: dict[str, Value] = {}  # replaces the row's settings; without a method there is no baseline
 
 
 class AtScale(Settings, frozen=True):
-    """What differs at a scale: settings, and the part of a table that is run."""
+    """What differs at a scale: settings, and the part of a table to run."""
 
     rows: tuple[str, ...] = ()  # patterns; (): all
     columns: tuple[str, ...] = ()  # of the recipe, or of one row
@@ -35,10 +35,10 @@ class AtScale(Settings, frozen=True):
 
 
 class StandIn(Settings, frozen=True):
-    """What differs where other data replace the paper's."""
+    """What differs if other data replace the paper's."""
 
     what: str = ""  # a description of the data
-    left_out: tuple[str, ...] = ()  # beginnings of differences that do not hold for them
+    left_out: tuple[str, ...] = ()  # beginnings of differences that do not apply to them
     scale: dict[ScaleName, AtScale] = {}
 
 
@@ -51,7 +51,7 @@ class Level(Settings, frozen=True):
 
 @dataclass(frozen=True)
 class PaperValue:
-    """A value as the paper prints it, accuracies in per cent. ``beyond``: more than that (``> 50k`` rounds)."""
+    """A value as the paper prints it, accuracies in percent. ``beyond``: a lower bound (``> 50k`` rounds)."""
 
     text: str
     mean: float
@@ -63,42 +63,42 @@ class PaperValue:
 
 
 class RecipeColumn(Level, frozen=True, kw_only=True):
-    """A column of the table; ``reads`` says what all its rows read from the run, if not the accuracy."""
+    """A column of the table; ``reads`` is the reading of its rows, by default the accuracy."""
 
     name: str
     reads: str = ""
 
 
 class RecipeRow(Level, frozen=True, kw_only=True):
-    """A row of the table: what is trained, which classifier is read, and what is read from it."""
+    """A row of the table: what is trained, which classifier is used, and what is read from it."""
 
     name: str
-    after: str = ""  # the calibration whose classifier is read; "": the run's own
-    reads: str = ""  # a reading of reproduce.cells; "": what the column reads, or the accuracy
-    against: str = ""  # the row that the gain is over
+    after: str = ""  # the calibration to read; "": the run's own classifier
+    reads: str = ""  # a reading of reproduce.cells; "": the column's, or the accuracy
+    against: str = ""  # the row that it is compared with
     values: tuple[str | int | float, ...] = ()  # the paper's, by column
     by_column: dict[str, dict[str, Value]] = {}  # variables of some columns
     only: tuple[str, ...] = ()  # patterns of the columns that have this row; (): all
-    best_of: str = ""  # candidates with the same text are one row of that name: in each column the best of them
+    best_of: str = ""  # candidates with the same text form one row of that name, with the best in each column
     keeps: tuple[str, ...] = ()  # options of this row that --set does not change
-    line: str = ""  # in a chart of lines: which line
-    x: float | None = None  # and where on it
+    line: str = ""  # its line in a chart of lines
+    x: float | None = None  # its position on the line
 
 
 class Paper(Level, frozen=True, kw_only=True):
-    """A paper: what its tables share."""
+    """What the tables of a paper share."""
 
     reference: str
     differences: tuple[str, ...] = ()
-    texts: dict[str, str] = {}  # differences that some of its tables share, by the name that they use
+    texts: dict[str, str] = {}  # differences that some of its tables share, by name
     lists: dict[str, tuple[dict[str, Value], ...]] = {}  # of variables, for rows with ``each = "name"``
     columns: tuple[RecipeColumn, ...] = ()  # that several of its tables share
-    like: str = ""  # another paper, for what is not set here
+    like: str = ""  # another paper to inherit from
 
 
 @dataclass(frozen=True)
 class Extent:
-    """The part of a recipe that is run at a scale: patterns of rows and columns, and the seeds."""
+    """The part of a recipe to run at a scale: patterns of rows and columns, and the seeds."""
 
     rows: tuple[str, ...] = ("*",)
     columns: tuple[str, ...] = ("*",)
@@ -119,11 +119,11 @@ class Recipe(Level, frozen=True, kw_only=True):
     paper: Paper
     columns: tuple[RecipeColumn, ...]
     rows: tuple[RecipeRow, ...]
-    measures: tuple[str, ...] = ()  # of every run; of the first seed only, unless ``measure_all``
+    measures: tuple[str, ...] = ()  # of every run with the first seed, or with all seeds if ``measure_all``
     measure_all: bool = False
-    figures: tuple[dict[str, Any], ...] = ()  # one of reproduce.figures each
+    figures: tuple[dict[str, Any], ...] = ()  # arguments of reproduce.figures
     notes: tuple[str, ...] = ()  # on the paper's values: contradictions, sources
-    differences: tuple[str, ...] = ()  # of the setup, in addition to those of all the paper's tables
+    differences: tuple[str, ...] = ()  # in the setup, in addition to the paper's
 
     @property
     def stand_ins(self) -> dict[str, str]:
@@ -132,35 +132,35 @@ class Recipe(Level, frozen=True, kw_only=True):
         return {name: name for name, _ in parts} | {name: part.what for name, part in parts if part.what}
 
     def list_differences(self, data: str = "") -> list[str]:
-        """Known differences from the paper's setup, without those that do not hold for other data."""
+        """Known differences from the paper's setup, without those that do not apply to other data."""
         parts = [level.stand_in[data] for level in (self.paper, self) if data in level.stand_in]
         ignored = tuple(text for part in parts for text in part.left_out)
         own = (self.paper.texts.get(text, text) for text in self.differences)
         return [text for text in (*own, *self.paper.differences) if not text.startswith(ignored)]
 
     def extent(self, scale: str, data: str = "") -> Extent:
-        """The part that is run at that scale, with these data instead of the paper's."""
+        """The part to run at that scale, with these data instead of the paper's."""
         own, other = self.scale.get(scale), self.stand_in.get(data, StandIn()).scale.get(scale)
-        found = Extent(seeds=self.paper.scale[scale].seeds or (0,))
+        extent = Extent(seeds=self.paper.scale[scale].seeds or (0,))
         for part in filter(None, (own, other)):
-            found = Extent(part.rows or found.rows, part.columns or found.columns, part.seeds or found.seeds)
-        return found
+            extent = Extent(part.rows or extent.rows, part.columns or extent.columns, part.seeds or extent.seeds)
+        return extent
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a name matches a pattern with ``*``; ``alpha`` matches α and ``beta`` matches β."""
     plain = name.replace("α", "alpha").replace("β", "beta")
-    return any(fnmatchcase(one, pattern) for one in (name, plain) for pattern in patterns)
+    return any(fnmatchcase(text, pattern) for text in (name, plain) for pattern in patterns)
 
 
-def parse_value(given: str | float) -> PaperValue | None:
-    """``"68.62±0.77"``, ``57.94``, ``"> 50000"``; None for ``""``, where the paper has none."""
-    if given == "":
+def parse_value(source: str | float) -> PaperValue | None:
+    """``"68.62±0.77"``, ``57.94``, ``"> 50000"``; None for ``""``, a value that the paper lacks."""
+    if source == "":
         return None
     number = r"-?\d+(?:\.\d+)?"
-    match = re.fullmatch(rf"(>?)\s*({number})\s*(?:±\s*({number}))?", str(given).strip())
+    match = re.fullmatch(rf"(>?)\s*({number})\s*(?:±\s*({number}))?", str(source).strip())
     if match is None:
-        raise UserError(f'{brief(given)} is not a value; write it as "68.62±0.77", 57.9 or "> 50000"')
+        raise UserError(f'{brief(source)} is not a value; write it as "68.62±0.77", 57.9 or "> 50000"')
     text = f"{match[1]} {match[2]}".strip() + (f" ± {match[3]}" if match[3] else "")
     return PaperValue(text, float(match[2]), float(match[3]) if match[3] else None, bool(match[1]))
 
@@ -170,64 +170,64 @@ SHARED = "paper.toml"
 
 @cache
 def recipe_names() -> tuple[str, ...]:
-    """Every table and figure: the papers before our own, tables before figures, by number."""
+    """Every table and figure, sorted: the papers before our own, tables before figures, by number."""
 
     def order(name: str) -> tuple[bool, str, bool, int, str]:
         paper, table = name.split("/")
         number = "".join(letter for letter in table if letter.isdigit())
         return paper == "ours", paper, not table.startswith("table"), int(number or 0), table
 
-    folders = [one for one in files("unskew.reproduce").joinpath("recipes").iterdir() if one.is_dir()]
-    found = [(folder.name, file.name) for folder in folders for file in folder.iterdir() if file.name != SHARED]
-    names = [f"{paper}/{file.removesuffix('.toml')}" for paper, file in found if file.endswith(".toml")]
+    folders = [folder for folder in files("unskew.reproduce").joinpath("recipes").iterdir() if folder.is_dir()]
+    paths = [(folder.name, file.name) for folder in folders for file in folder.iterdir() if file.name != SHARED]
+    names = [f"{paper}/{file.removesuffix('.toml')}" for paper, file in paths if file.endswith(".toml")]
     return tuple(sorted(names, key=order))
 
 
-def find_recipes(asked: Sequence[str]) -> list[str]:
+def find_recipes(texts: Sequence[str]) -> list[str]:
     """The recipes that these texts name: ``ccvr/table2``, a paper, or a pattern such as ``ccvr/figure*``."""
-    found: dict[str, None] = {}
-    for text in asked:
+    recipes: dict[str, None] = {}
+    for text in texts:
         names = [name for name in recipe_names() if matches(name, (text, f"{text}/*", f"{text}[a-z]"))]
         if not names:
             hint = nearest(text, recipe_names())
             raise UserError(f"no table or figure is called {brief(text)}; {hint}; unskew reproduce lists all")
-        found |= dict.fromkeys(names)
-    return list(found)
+        recipes |= dict.fromkeys(names)
+    return list(recipes)
 
 
 @cache
 def load_recipe(name: str) -> Recipe:
     """The recipe of that name."""
     folder, _, table = name.partition("/")
-    paper, given = _read_paper(folder), _read(folder, f"{table}.toml")
+    paper, content = _read_paper(folder), _read(folder, f"{table}.toml")
     shared = {column["name"]: column for column in paper.get("columns", ())}
     columns = []
-    for column in given.get("columns", [{"name": ""}]):
+    for column in content.get("columns", [{"name": ""}]):
         if isinstance(column, str) and column not in shared:
             raise UserError(f"recipe {name}: the paper has no column {column!r}; {nearest(column, shared)}")
         columns.append(shared[column] if isinstance(column, str) else column)
-    rows = [row for one in given.get("rows", ()) for row in _list_rows(one, paper.get("lists", {}))]
+    rows = [row for entry in content.get("rows", ()) for row in _list_rows(entry, paper.get("lists", {}))]
     try:
-        return msgspec.convert({**given, "name": name, "paper": paper, "columns": columns, "rows": rows}, Recipe)
+        return msgspec.convert({**content, "name": name, "paper": paper, "columns": columns, "rows": rows}, Recipe)
     except msgspec.ValidationError as error:
         raise UserError(f"recipe {name}: {error}") from error
 
 
-def _list_rows(given: Mapping[str, Any], lists: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row, or with ``each`` one for every set of variables, which its texts then use; sets may have ``values``."""
-    row = {key: value for key, value in given.items() if key != "each"}
-    each = given.get("each", ())
+def _list_rows(entry: Mapping[str, Any], lists: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row, or with ``each`` a row for every set of variables, which may include the paper's ``values``."""
+    template = {key: value for key, value in entry.items() if key != "each"}
+    sets = entry.get("each", ())
     rows = []
-    for own in lists[each] if isinstance(each, str) else each:
-        one = row | {key: row[key].format(**own) for key in ("name", "against", "line") if key in row}
-        one["with"] = row.get("with", {}) | {key: value for key, value in own.items() if key != "values"}
-        one["values"] = own.get("values", row.get("values", ()))
-        rows.append(one)
-    return rows or [row]
+    for own in lists[sets] if isinstance(sets, str) else sets:
+        row = template | {key: template[key].format(**own) for key in ("name", "against", "line") if key in template}
+        row["with"] = template.get("with", {}) | {key: value for key, value in own.items() if key != "values"}
+        row["values"] = own.get("values", template.get("values", ()))
+        rows.append(row)
+    return rows or [template]
 
 
 def _read_paper(name: str) -> dict[str, Any]:
-    """What a paper's tables share; with ``like``, on top of what another paper's share."""
+    """What a paper's tables share; with ``like``, added to what another paper's tables share."""
     own = _read(name, SHARED)
     return {**_read_paper(own["like"]), **own} if "like" in own else own
 

@@ -1,6 +1,6 @@
 """Records: the result of a run in one small file that outlives the run directory.
 
-Tables and figures are made from records alone. ``records/TRAINING/seed0.json`` belongs to ``runs/TRAINING/seed0``.
+Tables and figures need only records. ``records/TRAINING/seed0.json`` belongs to ``runs/TRAINING/seed0``.
 """
 
 import json
@@ -35,26 +35,26 @@ class RunRecord:
     """A finished run: its result, its evaluations, the values of its measures, and the machine."""
 
     training: str
-    result: Result  # its path is the run directory, which may be gone
+    result: Result  # its path is the run directory, which may have been deleted
     curve: Sequence[Mapping[str, Any]]  # evaluated rounds: round, accuracy, batches_max since the previous one
-    silhouettes: Sequence[tuple[int, float]] = ()  # recorded while training: round, value
+    silhouettes: Sequence[tuple[int, float]] = ()  # recorded during training: round, value
     measures: Mapping[str, Any] = field(default_factory=dict)  # by their text
     machine: Mapping[str, str] = field(default_factory=dict)
-    failure: str = ""  # what could not be computed
+    failure: str = ""  # why something could not be computed
 
     def measure(self, name: str) -> Any | None:
-        """The values of a measure by its name, whatever its knobs; None if it was not taken."""
-        found = [values for text, values in self.measures.items() if text.partition("(")[0] == name]
-        return self.measures.get(name, found[0] if found else None)
+        """The values of a measure by its name, with any knobs; None if it was not taken."""
+        matching = [values for text, values in self.measures.items() if text.partition("(")[0] == name]
+        return self.measures.get(name, matching[0] if matching else None)
 
     def has(self, calibrations: Sequence[str], measures: Sequence[str]) -> bool:
         """Whether it has all of these."""
-        made = all(name in self.result.calibrations for name in calibrations)
-        return made and all(text in self.measures for text in measures)
+        calibrated = all(name in self.result.calibrations for name in calibrations)
+        return calibrated and all(text in self.measures for text in measures)
 
 
 def record_file(out: Path, training: str, seed: int) -> Path:
-    """Where the record of a run is."""
+    """The file of a run's record."""
     return out / RECORDS / training / f"seed{seed}.json"
 
 
@@ -70,27 +70,28 @@ def make_record(out: Path, training: str, seed: int, measures: Sequence[str], fa
     known = dict(before.measures) if isinstance(before, RunRecord) else {}
     with FinishedRun(path) as run:
         for text in measures:
-            taken = load_measure(run, parse_measure(text))
-            if taken is not None:
-                known[text] = vars(taken.values)
-    seen = [(row["round"], row["silhouette"]) for row in journal.read_during(path) if row.get("silhouette") is not None]
+            measured = load_measure(run, parse_measure(text))
+            if measured is not None:
+                known[text] = vars(measured.values)
+    during = [row for row in journal.read_during(path) if row.get("silhouette") is not None]
+    silhouettes = [(row["round"], row["silhouette"]) for row in during]
     result = read_result(path)
     if isinstance(before, RunRecord) and before.result.weights_sha256 == result.weights_sha256:
-        # the run directory was deleted and the run repeated: what was made of it then still holds
+        # the run was repeated after its directory was deleted: earlier calibrations are still valid
         result = replace(result, calibrations={**before.result.calibrations, **result.calibrations})
-    record = RunRecord(training, result, _curve(read_metrics(path)), seen, known, describe_machine(), failure)
+    record = RunRecord(training, result, _curve(read_metrics(path)), silhouettes, known, describe_machine(), failure)
     write_whole(record_file(out, training, seed), to_bytes(record))
     return record
 
 
 def to_bytes(record: RunRecord) -> bytes:
-    """A record as its file contains it."""
+    """The content of a record's file."""
     fields = {name: value for name, value in vars(record).items() if name not in ("training", "result")}
     return _bytes({"unskew": VERSION, "result": to_json(record.result), **fields})
 
 
 def write_failure(out: Path, training: str, seed: int, failure: RunFailure) -> None:
-    """Record that a run diverged: it would diverge again."""
+    """Record that a run diverged, so that it is not repeated."""
     write_whole(record_file(out, training, seed), _bytes({"unskew": VERSION, "diverged": failure.reason}))
 
 
@@ -111,22 +112,21 @@ def read_record_file(file: Path, path: Path) -> RunRecord | RunFailure | None:
         if "diverged" in values:
             return RunFailure(str(values["diverged"]), diverged=True)
         result = result_from(values["result"], file, path)
-        curve, seen = values["curve"], [(int(number), float(value)) for number, value in values["silhouettes"]]
-        return RunRecord(
-            file.parent.name, result, curve, seen, dict(values["measures"]), dict(values["machine"]), values["failure"]
-        )
+        silhouettes = [(int(number), float(value)) for number, value in values["silhouettes"]]
+        measures, machine = dict(values["measures"]), dict(values["machine"])
+        return RunRecord(file.parent.name, result, values["curve"], silhouettes, measures, machine, values["failure"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file} is damaged: {error}; delete it and run the command again") from error
 
 
 def describe_machine() -> dict[str, str]:
     """This machine, and the versions of the packages that compute."""
-    found = {"machine": f"{_processor()}, {counted(cores(), 'core')}, {physical_memory() / 2**30:.0f} GB"}
-    found |= {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
+    facts = {"machine": f"{_processor()}, {counted(cores(), 'core')}, {physical_memory() / 2**30:.0f} GB"}
+    facts |= {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            facts[package] = version(package)
+    return facts
 
 
 def _processor() -> str:
@@ -139,7 +139,7 @@ def _processor() -> str:
 
 
 def _curve(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The evaluated rounds; batches since the previous evaluation are added to the next one."""
+    """The evaluated rounds, with the batches since the previous evaluation."""
     curve, batches = [], 0
     for row in rows:
         batches += int(row.get("batches_max", 0))
@@ -150,14 +150,14 @@ def _curve(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _bytes(values: Mapping[str, Any]) -> bytes:
-    """JSON with one line per field: small, and diffs show which field changed."""
+    """JSON with one line per field, so that diffs show which field changed."""
     texts = {name: json.dumps(value, ensure_ascii=False, allow_nan=False) for name, value in values.items()}
     lines = [f"{json.dumps(name)}: {text}" for name, text in texts.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def link_run(record: RunRecord, folder: Path) -> str:
-    """The link to a run, from a page in that folder."""
+    """The link to a run from a page in ``folder``."""
     path = record.result.path  # OUT/runs/TRAINING/seed0
-    kept = path.parents[2] / RECORDS / record.training / f"{path.name}.json"
-    return os.path.relpath(next((file for file in (path / "report.html", path) if file.exists()), kept), folder)
+    file = path.parents[2] / RECORDS / record.training / f"{path.name}.json"
+    return os.path.relpath(next((page for page in (path / "report.html", path) if page.exists()), file), folder)

@@ -22,13 +22,13 @@ from unskew.runs.seeds import SeedSpread, spread_over_seeds
 from unskew.sweeps.tasks import RunFailure
 
 INSIDE, NEAR, OUTSIDE = "inside", "near", "outside"
-AGREEMENT = {INSIDE: "within ±", NEAR: "within 2 ±", OUTSIDE: "outside"}  # in words
-MARKS = {INSIDE: "●", NEAR: "◐", OUTSIDE: "○"}  # where there are no colours
+AGREEMENT = {INSIDE: "within ±", NEAR: "within 2 ±", OUTSIDE: "outside"}
+MARKS = {INSIDE: "●", NEAR: "◐", OUTSIDE: "○"}  # without colors
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell with our values: one for each seed that was run, and why the other seeds have none."""
+    """A cell with our values by seed, and why some seeds have none."""
 
     cell: Cell
     reading: Reading
@@ -36,11 +36,11 @@ class CellResult:
     missing: Mapping[int, str]
     records: Mapping[int, RunRecord]
     baselines: Mapping[int, RunRecord]
-    judged: bool  # False with other data than the paper's, and for seconds on another machine
+    judged: bool  # False for other data than the paper's, and for times, which depend on the machine
 
     @property
     def rank(self) -> tuple[bool, int, float]:
-        """Among candidates for one row: part of the scale, then the most seeds, then the highest mean."""
+        """The order of candidates for a row: part of the scale, then the most seeds, then the highest mean."""
         return self.cell.done, len(self.values), self.ours.mean if self.ours else float("-inf")
 
     @property
@@ -55,14 +55,14 @@ class CellResult:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's; None where one is missing or cannot be judged."""
+        """Ours minus the paper's; None if one is missing or cannot be judged."""
         if self.paper is None or self.paper.beyond or self.ours is None or not self.judged:
             return None
         return self.ours.mean - self.paper.mean
 
     @property
     def agreement(self) -> str:
-        """Within the paper's ±, within twice that, or outside; our own ± where the paper gives none; "" if unknown."""
+        """Within the paper's ±, within twice that, or outside; with our ± if the paper has none; "" if unknown."""
         if self.difference is None or self.paper is None or self.ours is None:
             return ""
         size = self.paper.deviation if self.paper.deviation is not None else self.ours.deviation
@@ -72,19 +72,19 @@ class CellResult:
 
     @property
     def reason(self) -> str:
-        """Why there is no value; "" where there is one."""
+        """Why there is no value; "" if there is one."""
         if self.values:
             return ""
         return next(iter(self.missing.values()), "") if self.cell.done else "not at this scale"
 
-    def words(self) -> str:
-        """Our value as a table shows it."""
-        return self.reason if self.ours is None else self.ours.words(decimals=self.reading.decimals)
+    def format(self) -> str:
+        """Our value as text, or why it is missing."""
+        return self.reason if self.ours is None else self.ours.format(decimals=self.reading.decimals)
 
 
 @dataclass(frozen=True)
 class Gain:
-    """How far a row is above the row it is compared with: in the paper, and ours paired over the seeds."""
+    """A row's gain over the row it is compared with: the paper's, and ours paired over the seeds."""
 
     over: str
     paper: float | None
@@ -94,7 +94,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class TableResult:
-    """A whole recipe with its results."""
+    """A recipe with its results."""
 
     recipe: Recipe
     variant: Variant
@@ -121,8 +121,8 @@ class TableResult:
     @property
     def records(self) -> list[RunRecord]:
         """Every run behind the table, once."""
-        found = {(one.training, one.result.seed): one for result in self.cells for one in result.records.values()}
-        return list(found.values())
+        records = [record for result in self.cells for record in result.records.values()]
+        return list({(record.training, record.result.seed): record for record in records}.values())
 
     @property
     def complete(self) -> bool:
@@ -131,12 +131,12 @@ class TableResult:
 
 
 def read_table(recipe: Recipe, variant: Variant, out: Path, reasons: Mapping[str, str] | None = None) -> TableResult:
-    """The recipe with what the records contain; ``reasons`` why there is none, by the training's name or data."""
+    """The recipe with the values in the records; ``reasons`` for missing ones, by the training's name or data."""
     seeds = list_seeds(recipe, variant)
     own = {}
     if variant.data:
         own = {cell.column.name: cell.config.data for cell in make_cells(recipe, Variant(variant.scale))}
-    found: dict[tuple[str, str], CellResult] = {}
+    best: dict[tuple[str, str], CellResult] = {}
     for cell in make_cells(recipe, variant):
         reading = parse_reading(cell.reads)
         values: dict[int, float] = {}
@@ -151,13 +151,13 @@ def read_table(recipe: Recipe, variant: Variant, out: Path, reasons: Mapping[str
                 missing[seed] = value
             else:
                 values[seed] = value
-        judged = reading.unit not in ("s", "% of the time")  # of another machine
+        judged = reading.unit not in ("s", "% of the time")  # measured on another machine
         judged = judged and (not variant.data or own.get(cell.column.name) == cell.config.data)
         result = CellResult(cell, reading, values, missing, records, baselines, judged)
         key = (cell.row_name, cell.column.name)
-        if key not in found or result.rank > found[key].rank:
-            found[key] = result
-    return TableResult(recipe, variant, seeds, tuple(found.values()), out)
+        if key not in best or result.rank > best[key].rank:
+            best[key] = result
+    return TableResult(recipe, variant, seeds, tuple(best.values()), out)
 
 
 def _read_cell(
@@ -171,8 +171,8 @@ def _read_cell(
         return None, None, reasons.get(training, "") or reasons.get(cell.config.data, "") or "not run yet"
     baseline = None
     if cell.baseline is not None:
-        found = read_record(out, name_training(with_seed(cell.baseline, seed)), seed)
-        baseline = found if isinstance(found, RunRecord) else None
+        other = read_record(out, name_training(with_seed(cell.baseline, seed)), seed)
+        baseline = other if isinstance(other, RunRecord) else None
     value = reading.read(RunView(record, cell.after, baseline))
     if value is not None:
         return record, baseline, value
@@ -186,7 +186,7 @@ def _read_cell(
 
 
 def list_columns(result: TableResult) -> list[str]:
-    """The columns that have a cell at this scale."""
+    """The columns with a cell at this scale."""
     done = {one.cell.column.name for one in result.cells if one.cell.done}
     return [column.name for column in result.recipe.columns if column.name in done]
 

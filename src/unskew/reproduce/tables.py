@@ -22,17 +22,17 @@ from unskew.reproduce.results import AGREEMENT, MARKS, CellResult, Gain, TableRe
 from unskew.runs.config import Value, deciding
 from unskew.runs.folder import json_bytes
 
-MOST = 12  # options that a sentence on the scale names
-SAME = 0.05  # points: smaller gains have no sign
+MOST = 12  # options named in the sentence on the scale
+SAME = 0.05  # points; smaller gains have no sign
 TABLES, INDEX = "tables", "tables.md"
-TIME = "training time, all runs"  # a fact that the index shows
+TIME = "training time, all runs"  # shown in the index
 
 
 @dataclass(frozen=True)
 class Wording:
-    """The sentences and facts of a table, written once for all its formats."""
+    """The sentences and facts of a table, shared by all its formats."""
 
-    findings: list[str]  # what a reader wants to know first
+    findings: list[str]
     differences: list[str]  # every known difference from the paper's setup
     facts: list[tuple[str, str]]  # scale, seeds, machine, …
 
@@ -63,8 +63,8 @@ def _describe_agreement(result: TableResult) -> list[str]:
 
 
 def _describe_gains(result: TableResult) -> list[str]:
-    """Whether gains have the paper's sign: what can be compared at every scale."""
-    known: list[tuple[CellResult, Gain, bool | None]] = []  # and whether the sign is the paper's; None: too small
+    """Whether gains have the paper's sign, which can be compared at every scale."""
+    known: list[tuple[CellResult, Gain, bool | None]] = []  # with whether the signs agree; None: too small
     for one in result.cells:
         gain = result.gain(one)
         if gain is not None and gain.paper is not None and gain.ours is not None:
@@ -94,7 +94,7 @@ def _describe_gains(result: TableResult) -> list[str]:
 
 
 def _describe_chance(signs: Sequence[tuple[CellResult, bool]]) -> str:
-    """With too few seeds for intervals: whether as many signs could agree by chance. Gains of a training count once."""
+    """For too few seeds for intervals: whether the signs could agree by chance. Each training counts once."""
     trainings: dict[str, bool] = {}
     for one, agrees in signs:
         name = one.cell.training()
@@ -139,27 +139,26 @@ def differences(result: TableResult) -> list[str]:
 
 
 def _list_changes(result: TableResult) -> str:
-    found: dict[str, set[tuple[Value | None, Value | None]]] = {}
+    differing: dict[str, set[tuple[Value | None, Value | None]]] = {}
     published = make_cells(result.recipe, Variant("paper", result.variant.data))
-    run = _list_run(result)
-    for one in run:
+    for one in _list_run(result):
         theirs = published[one.cell.number]
-        here, there = deciding(one.cell.config), deciding(theirs.config)
-        for name in {**here, **there}:
-            if here.get(name) != there.get(name) and name not in result.variant.changes:
-                found.setdefault(name, set()).add((here.get(name), there.get(name)))
+        ours, paper = deciding(one.cell.config), deciding(theirs.config)
+        for name in {**ours, **paper}:
+            if ours.get(name) != paper.get(name) and name not in result.variant.changes:
+                differing.setdefault(name, set()).add((ours.get(name), paper.get(name)))
         if one.cell.reads != theirs.reads:
-            found.setdefault("read", set()).add((one.cell.reads, theirs.reads))
+            differing.setdefault("read", set()).add((one.cell.reads, theirs.reads))
     changes = []
-    for name, pairs in list(found.items())[:MOST]:
-        words = [[("the default" if value is None else value) for value in pair] for pair in sorted(pairs, key=str)]
-        values = " or ".join(f"{here} instead of {there}" for here, there in words)
+    for name, pairs in list(differing.items())[:MOST]:
+        texts = [["the default" if value is None else value for value in pair] for pair in sorted(pairs, key=str)]
+        values = " or ".join(f"{new} instead of {old}" for new, old in texts)
         changes.append(f"{name.replace('_', ' ')} {values}")
     return ", ".join(changes)
 
 
 def _list_run(result: TableResult) -> list[CellResult]:
-    """The cells that have a value; before there are any, those of the scale."""
+    """The cells with a value, or, if there are none yet, those of the scale."""
     return [one for one in result.cells if one.values] or [one for one in result.cells if one.cell.done]
 
 
@@ -175,7 +174,7 @@ def facts(result: TableResult) -> list[tuple[str, str]]:
     waiting = [str(seed) for seed in result.seeds if seed not in run]
     seeds = ", ".join(map(str, run)) + (f" (not yet {', '.join(waiting)})" if waiting else "") if run else "none yet"
     trained = sum(record.result.seconds for record in records)
-    calibrated = sum(made.seconds for record in records for made in record.result.calibrations.values())
+    calibrated = sum(row.seconds for record in records for row in record.result.calibrations.values())
     return [
         ("scale", result.variant.scale),
         ("data", ", ".join(dict.fromkeys(one.cell.config.data for one in _list_run(result)))),
@@ -189,23 +188,23 @@ def facts(result: TableResult) -> list[tuple[str, str]]:
 
 
 def name_ours(result: TableResult) -> str:
-    """What our columns are called: with data other than the paper's, the name includes them."""
+    """The name of our columns; it includes the data if they are not the paper's."""
     other = result.variant.data
     return f"ours ({other if other in result.recipe.stand_ins else 'other data'})" if other else "ours"
 
 
 def format_difference(one: CellResult) -> str:
-    """Ours minus the paper's, with its sign; "" where it is not known."""
+    """Ours minus the paper's, with its sign; "" if unknown."""
     return "" if one.difference is None else f"{one.difference:+.{one.reading.decimals}f}"
 
 
 def _format_rows(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows of a Markdown table; the second one has the rules."""
+    """Rows of a Markdown table; the second contains the alignment."""
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
 
 
 def to_markdown(result: TableResult, wording: Wording, command: str, charts: Sequence[Chart], folder: Path) -> str:
-    """The table as a Markdown page; links are relative to ``folder``, where it is written."""
+    """The table as a Markdown page in ``folder``, which links are relative to."""
     recipe = result.recipe
     lines = [f"# {recipe.name}: {recipe.title}", "", f"{recipe.paper.reference}; {recipe.source}.", ""]
     lines += [recipe.about, ""] if recipe.about else []
@@ -258,7 +257,7 @@ def _format_interval(gain: Gain | None) -> str:
 
 
 def to_page(result: TableResult, wording: Wording, command: str, charts: Sequence[Chart], folder: Path) -> Page:
-    """The table as an HTML page; links are relative to ``folder``, where it is written."""
+    """The table as an HTML page in ``folder``, which links are relative to."""
     recipe = result.recipe
     text = "Each cell shows mean ± deviation over the seeds and links to the report of its first run."
     if any(one.agreement for one in result.cells):
@@ -307,7 +306,7 @@ def _link_cell(one: CellResult, folder: Path) -> CellValue:
         return one.reason
     link = link_run(next(iter(one.records.values())), folder)
     difference = f" ({format_difference(one)})" if one.difference is not None else ""
-    return Linked(one.words() + difference, link, one.agreement, one.ours.mean)
+    return Linked(one.format() + difference, link, one.agreement, one.ours.mean)
 
 
 def _tabulate_cells(result: TableResult, folder: Path) -> Table:
@@ -340,11 +339,8 @@ def _tabulate_runs(result: TableResult, folder: Path) -> Table:
 
 def write_table(result: TableResult, wording: Wording, command: str) -> list[Path]:
     """Write the Markdown, HTML, JSON and SVG files of a table, replacing earlier ones."""
-    recipe = result.recipe
-    folder, name = (
-        result.out / TABLES / result.variant.folder / recipe.name.partition("/")[0],
-        recipe.name.partition("/")[2],
-    )
+    paper, _, name = result.recipe.name.partition("/")
+    folder = result.out / TABLES / result.variant.folder / paper
     charts = draw_figures(result)
     contents = {
         f"{name}.md": to_markdown(result, wording, command, charts, folder).encode(),
@@ -361,7 +357,7 @@ def write_table(result: TableResult, wording: Wording, command: str) -> list[Pat
 
 
 def to_json(result: TableResult, wording: Wording, command: str, folder: Path) -> dict[str, Any]:
-    """The table for programs."""
+    """The table as JSON."""
     cells = []
     for one in result.cells:
         cell: dict[str, Any] = {"row": one.cell.row_name, "column": one.cell.column.name, "reads": one.cell.reads}
@@ -377,12 +373,12 @@ def to_json(result: TableResult, wording: Wording, command: str, folder: Path) -
 
 
 def write_index(out: Path) -> Path:
-    """Write tables.md from the JSON files of the tables; it names files that cannot be read."""
+    """Write tables.md from the JSON files of the tables, listing those that cannot be read."""
     groups: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
     names = [*recipe_names()]
 
     def order(file: Path) -> tuple[Path, int, str]:
-        """By scale, then as recipes are listed; others last."""
+        """By scale, then in the order of recipes; others last."""
         name = f"{file.parent.name}/{file.stem}"
         return file.parents[1], names.index(name) if name in names else len(names), name
 
@@ -403,9 +399,9 @@ def write_index(out: Path) -> Path:
             numbers = [str(about.get(fact, "")) for fact in ("seeds", "runs", TIME)]
             rows.append([f"{link}: {values.get('title', '')}", findings, *numbers])
             before, recipe, after = str(values.get("command", "")).partition(str(values.get("recipe", " ")))
-            if before:  # commands that differ only in the table's name become one
+            if before:  # commands that differ only in the table's name are merged
                 commands.setdefault((before, after), []).append(recipe)
-        made = [f"{before}{' '.join(filter(None, those))}{after}" for (before, after), those in commands.items()]
-        lines += [f"## {name}", "", *_format_rows(rows), "", "Made by:", "", "```", *made, "```", ""]
+        merged = [f"{before}{' '.join(filter(None, those))}{after}" for (before, after), those in commands.items()]
+        lines += [f"## {name}", "", *_format_rows(rows), "", "Made by:", "", "```", *merged, "```", ""]
     write_whole(out / INDEX, ("\n".join(lines).rstrip() + "\n").encode())
     return out / INDEX
