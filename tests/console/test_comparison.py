@@ -365,11 +365,11 @@ def test_a_baseline_on_other_data_is_refused_and_both_runs_are_named():
 def test_a_baseline_that_nothing_can_be_relative_to_is_refused(accuracy):
     with pytest.raises(
         UserError,
-        match=r"the baseline .*runs/central of runs/a has the accuracy .*; give a run with an accuracy above 0",
+        match=r"the accuracy of .*runs/central, the baseline of runs/a, is .*; give a run with an accuracy above 0",
     ):
         compared(PLAIN, baseline=replace(CENTRAL, accuracy=accuracy))
     with pytest.raises(
-        UserError, match=r"the baseline /old of runs/a has the accuracy .*; give a run with an accuracy above 0"
+        UserError, match=r"the accuracy of /old, the baseline of runs/a, is .*; give a run with an accuracy above 0"
     ):
         compared(replace(PLAIN, baseline="/old", baseline_accuracy=accuracy))
 

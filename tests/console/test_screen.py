@@ -130,7 +130,7 @@ def test_patience_says_that_it_peeks_and_the_summary_which_round_the_model_is_of
     text = overview_text(config=replace(overview().config, patience=1, monitor="loss"))
     assert "note: the run stops after 1 round without a better loss; the best round is chosen on the images" in text
     text = printed(replace(RESULT, best_round=1, stopped_at=3))
-    assert "stopped after round 3; the model is that of round 1, the best" in text
+    assert "stopped after round 3; the model is from the best round, 1" in text
 
 
 def test_the_overview_names_the_baseline_and_what_it_did_otherwise():

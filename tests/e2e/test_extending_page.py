@@ -112,7 +112,7 @@ def test_a_run_of_values_goes_the_whole_way_with_the_same_values(page):
     import mine
 
     images = mine.bars(100)
-    with pytest.raises(unskew.UserError, match=r"data is .*; pass it again from Python, as data=…"):
+    with pytest.raises(unskew.UserError, match=r"data was passed from Python .*; pass it again as data=…"):
         unskew.calibrate_run("runs/python", "lda")
     with pytest.raises(unskew.UserError, match=r"data is .*60 train.*but the run was started with .*100 train"):
         unskew.analyse("runs/python", "confusion", data=mine.bars(60))

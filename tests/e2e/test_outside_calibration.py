@@ -73,7 +73,7 @@ def test_one_that_fails_leaves_the_trained_run_whole(tmp_path, capsys):
     assert command("run", *FAST, "--method", "fedavg + mine_calibration:wrong", "--out", run) == 2
     said = capsys.readouterr().err
     assert "mine_calibration:wrong failed: AttributeError" in said
-    assert "the run finished without it" in said
+    assert "the run is finished without this calibration" in said
     assert names(run) == []
     assert command("calibrate", run, MINE) == 0
     assert names(run) == [MINE]

@@ -170,7 +170,7 @@ def test_values_taken_by_analyse_are_used_by_the_report_and_again_takes_them_ane
 def test_what_is_stored_and_damaged_is_made_anew(run, capsys):
     done(capsys, "analyse", run, "skew")
     (run / "figures" / "skew.json").write_text('{"unskew": 1')
-    assert "delete it to have it made again" in refused(capsys, "report", run, "--only", "skew")
+    assert "delete it so that it is recreated" in refused(capsys, "report", run, "--only", "skew")
     unsealed(run)
     assert "5 clients hold" in done(capsys, "report", run, "--only", "skew")
 

@@ -115,6 +115,6 @@ def test_a_mistake_in_what_is_to_be_run_is_one_message_before_anything_is_submit
     assert "fedavgg" in message('method = "fedavgg"', str(recipe))
     assert "did you mean" in message("[federation]\ndeadlin = 3", str(recipe))
     assert f"{taken} exists and is not empty" in message("", str(recipe), "--out", str(taken))
-    assert f"{run} has a run already" in message("", str(recipe), "--out", str(run))
+    assert f"{run} already has a run" in message("", str(recipe), "--out", str(run))
     assert str(finished) in message("", "--resume", str(finished))
     assert "is not running on this machine" in message("", str(recipe))  # nothing else is wrong

@@ -41,24 +41,24 @@ DataDir = Annotated[
 @data_app.command("list")
 def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
     """List the data sets and where each was found."""
-    found = sources.survey(_folder(data_dir))
+    known = sources.survey(_folder(data_dir))
     if as_json:
         names = ("name", "what", "classes", "shape", "sizes")
-        print_json([{name: getattr(one, name) for name in names} | {"where": where} for one, where in found])
+        print_json([{name: getattr(source, name) for name in names} | {"where": where} for source, where in known])
         return
     table = Table()
     for column in ("name", "what it is", "train + test", "where"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for source, where in found:
+    for source, where in known:
         channels, height, width = source.shape or (0, 0, 0)
-        kind = "grey" if channels == 1 else "colour"
+        kind = "gray" if channels == 1 else "color"
         counts = " + ".join(f"{count:,}" for count in source.sizes or ())
         size = f"{counts} of {width}x{height} {kind}" if source.shape else "as they are"
         what = f"{source.what}; {source.classes} classes" if source.classes else source.what
         table.add_row(source.spelling, what, size, where)
     out.print(table)
     if _folder(data_dir) is None:
-        out.say("No data folder was given: use --data-dir DIR or set UNSKEW_DATA.")
+        out.say("No data folder is set: use --data-dir DIR or set UNSKEW_DATA.")
 
 
 @data_app.command("fetch")
@@ -68,10 +68,10 @@ def data_fetch(
     mirror: Annotated[str | None, typer.Option(help="Download from this address instead of the public ones.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Download a data set to --data-dir and check it; a broken download continues."""
+    """Download a data set to --data-dir and check it; an interrupted download continues."""
     folder = _folder(data_dir)
     if folder is None:
-        raise UserError("no data folder was given; use --data-dir DIR or set UNSKEW_DATA")
+        raise UserError("no data folder is set; use --data-dir DIR or set UNSKEW_DATA")
     with DownloadProgress(out, name) as progress:
         path = fetching.fetch(name, folder, mirror=mirror, report=progress, say=progress.say)
     out.say(f"{name} is in {path}")
@@ -86,14 +86,14 @@ def data_check(
     cache_dir: Annotated[str | None, typer.Option(metavar="DIR", help=OPTIONS["cache_dir"].help)] = None,
     as_json: Json = False,
 ) -> None:
-    """Read a data set completely; compare its files with those published."""
+    """Read a data set completely, and compare its files with the published ones."""
     with StageProgress(out) as say:
         findings = sources.check(name, _folder(data_dir), cache_of(cache_dir), say)
     if as_json:
         print_json(list(map(asdict, findings)))
     damaged = [finding for finding in findings if finding.status == DAMAGED]
     table = any(finding.status == BROKEN for finding in findings)
-    out.say(*(_words(finding) for finding in findings if not (table and finding in damaged)))
+    out.say(*(_describe(finding) for finding in findings if not (table and finding in damaged)))
     for finding in findings:
         if finding.summary is not None:
             _show_summary(finding.summary)
@@ -107,18 +107,18 @@ def data_check(
 @data_app.command("table")
 def data_table(
     name: str,
-    file: Annotated[Path, typer.Option("--out", help="Where to write it: FILE.csv, for --data table:FILE.csv.")],
+    file: Annotated[Path, typer.Option("--out", help="The file: FILE.csv, for --data table:FILE.csv.")],
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Write inaturalist, landmarks, cinic10, tiny-imagenet or omniglot as a table of pictures."""
     if file.suffix != ".csv":
-        raise UserError(f"--out {file}: a table is written as .csv")
+        raise UserError(f"--out {file}: the file must end in .csv")
     rows = sources.load_rows(name, _folder(data_dir))
     write_whole(file, table_csv(rows, file))
     train = int((~rows.test).sum())
-    held = f"{counted(train, 'training example')} and {counted(len(rows) - train, 'test example')}"
-    out.say(f"{name}: {held} of {len(rows.classes):,} classes")
+    counts = f"{counted(train, 'training example')} and {counted(len(rows) - train, 'test example')}"
+    out.say(f"{name}: {counts} of {len(rows.classes):,} classes")
     _finish_table(file, rows, f"written to {file}", as_json)
 
 
@@ -146,7 +146,7 @@ def data_generate(
     seed: Annotated[int, typer.Option(min=0, help="The seed; each seed draws a different population.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Generate photographers like those of iNaturalist-User-120k, for tests and benchmarks."""
+    """Generate a population like that of iNaturalist-User-120k, for tests and benchmarks."""
     shape = Shape(users, classes, examples, test, balanced)
     with StageProgress(out) as progress:
         report = partial(progress, "drawing pictures")
@@ -163,7 +163,7 @@ def _finish_table(file: Path, rows: Rows, written: str, as_json: bool) -> None:
 
 
 def _show_summary(summary: Summary) -> None:
-    """The examples of each class, and how many each user has."""
+    """Print the number of examples of each class and of each user."""
     table = Table()
     for column in ("class", "train", "test"):
         table.add_column(column, overflow="fold", justify="left" if column == "class" else "right")
@@ -175,20 +175,20 @@ def _show_summary(summary: Summary) -> None:
         out.say(f"and {counted(more, 'more class')} of {span(min(rest), max(rest), 'example')} each")
     if summary.users:
         sizes = [train for train, _ in summary.users.values()]
-        held = f"{span(min(sizes), max(sizes), 'training example')} each"
-        out.say(f"{counted(len(summary.users), 'user')} (sites, authors): {held}; --partition users makes them clients")
+        each = f"{span(min(sizes), max(sizes), 'training example')} each"
+        out.say(f"{counted(len(summary.users), 'user')} (sites, authors): {each}; --partition users makes them clients")
 
 
-def _words(finding: Finding) -> str:
+def _describe(finding: Finding) -> str:
     if finding.status == BROKEN:
         return f"{finding.path} {finding.detail}"
     size = f"{format_bytes(finding.size)}, " if finding.size else ""
     return f"{finding.path}: {size}{finding.status}; {finding.detail}"
 
 
-def _folder(given: str | None) -> Path | None:
-    named = given or os.environ.get("UNSKEW_DATA")
-    return Path(named) if named else None
+def _folder(data_dir: str | None) -> Path | None:
+    path = data_dir or os.environ.get("UNSKEW_DATA")
+    return Path(path) if path else None
 
 
 @with_options(["data", "data_dir", "cache_dir", "partition", "clients", "seed"])
@@ -200,9 +200,9 @@ def partition(
 ) -> None:
     """Draw a partition, report its skew, and write it to a file that --partition file:FILE reads."""
     if file.suffix not in (".npz", ".csv"):
-        raise UserError(f"--out {file}: a partition is written as .npz or .csv")
+        raise UserError(f"--out {file}: the file must end in .npz or .csv")
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--plot {plot}: a picture is written as .png, .svg or .pdf")
+        raise UserError(f"--plot {plot}: the file must end in .png, .svg or .pdf")
     config = configs.checked(configs.with_values(Config(), options, "partition"))
     with StageProgress(out) as say:
         examples = read_examples(config, say)
@@ -224,10 +224,10 @@ def partition(
     out.say(f"hash {drawn.hash}\nwritten to {file}")
     if plot is not None:
         from unskew.analysis.skew import partition_charts
-        from unskew.charts.files import missing_letters, sheet_bytes
+        from unskew.charts.files import missing_characters, sheet_bytes
 
         charts = partition_charts(drawn, labels, examples.classes)
-        if plot.suffix != ".svg" and missing_letters([*examples.classes, *(drawn.names or ())]):
+        if plot.suffix != ".svg" and missing_characters([*examples.classes, *(drawn.names or ())]):
             out.say("note: the font lacks some characters of the names; they are drawn as boxes")
         write_whole(plot, sheet_bytes(charts, plot.suffix.removeprefix(".")))
         out.say(f"drawn to {plot}")

@@ -1,4 +1,4 @@
-"""Flower's ServerApp: a run over the nodes that Flower's grid reaches, printed to the app's log."""
+"""Flower's ServerApp: a run on the nodes of Flower's grid, printed to the app's log."""
 
 import sys
 
@@ -16,18 +16,18 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what the run configuration asks for; a mistake in it ends the app with one message."""
+    """Do what the run configuration requests; a mistake in it ends the app with one message."""
     out = PlainConsole()
     screen = Screen(out)
     try:
-        asked = settings_of(dict(context.run_config))
-        if asked.check:
-            check_nodes(GridExchange(grid), asked, screen.note)
+        request = settings_of(dict(context.run_config))
+        if request.check:
+            check_nodes(GridExchange(grid), request, screen.note)
             return
-        result = run_federated(GridExchange(grid), asked, screen, screen.note)
+        result = run_federated(GridExchange(grid), request, screen, screen.note)
     except (UserError, ClientFailure) as error:
         sys.stderr.write(f"unskew: {error}\n")
-        raise  # Flower marks its run as failed by that
+        raise  # so that Flower marks its run as failed
     finally:
         screen.close()
     out.print(summary(result))

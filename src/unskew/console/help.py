@@ -1,4 +1,4 @@
-"""Help texts: options in groups, examples, and the option that was meant by a name we do not have."""
+"""Help texts: options in groups, examples, and suggestions for unknown options."""
 
 import shlex
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ EXAMPLES = {
     "report": (("one page that compares two runs", "unskew report runs/a runs/b --out comparison.html"),),
 }
 
-RENAMED = {  # what other programs call it: our option
+RENAMED = {  # our options, and their names in other programs
     "--data": "dataset data-set data-name",
     "--data-dir": "data-path data-root datadir root",
     "--clients": "num-clients n-clients n-parties num-users number-of-clients",
@@ -67,7 +67,7 @@ RENAMED = {  # what other programs call it: our option
     "--log": "logger tracker",
     "--patience": "early-stopping",
 }
-SPELLED = {  # what other programs have an option for: how it is given here; {} is the value
+SPELLED = {  # options of other programs, and how to write them here; {} is the value
     "alpha": '--partition "dirichlet(alpha={})"',
     "beta": '--partition "dirichlet(alpha={})"',
     "dirichlet": '--partition "dirichlet(alpha={})"',
@@ -91,11 +91,11 @@ SPELLED = {  # what other programs have an option for: how it is given here; {} 
     "calibrate": '--method "fedavg + ccvr"',
     "ccvr": '--method "fedavg + ccvr"',
 }
-VALUES = {"alpha": "0.1", "beta": "0.1", "shards": "2", "mu": "0.01", "server-momentum": "0.9"}  # where none was given
+VALUES = {"alpha": "0.1", "beta": "0.1", "shards": "2", "mu": "0.01", "server-momentum": "0.9"}  # if none was given
 
 
 class HelpfulCommand(typer.core.TyperCommand):
-    """A command whose help groups many options, and ends with examples."""
+    """A command whose help groups its options and ends with examples."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write arguments, then the options of each group."""
@@ -124,20 +124,20 @@ class HelpfulCommand(typer.core.TyperCommand):
 
 
 def suggest_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
-    """Suggest an option: another program's name for ours, a knob of a method, or a typing error."""
-    given = error.option_name
+    """Suggest an option for another program's name, a method's knob or a misspelling."""
+    flag = error.option_name
     parameters, path = (error.ctx.command.params, error.ctx.command_path) if error.ctx else ([], "unskew")
-    flags = [flag for parameter in parameters for flag in (*parameter.opts, *parameter.secondary_opts)]
-    word = next((text for text in arguments if text.partition("=")[0] == given), given)
-    if not given.startswith("--"):  # click reads -lr as -l and -r
-        word = next((text for text in arguments if text.startswith(given) and not text.startswith("--")), given)
-        given = f"-{word.partition('=')[0]}"
-    name = given.removeprefix("--").lower().replace("_", "-")
-    at = list(arguments).index(word) + 1 if word in arguments else len(arguments)
-    value = word.partition("=")[2] or (arguments[at] if at < len(arguments) else "")
+    flags = [own for parameter in parameters for own in (*parameter.opts, *parameter.secondary_opts)]
+    argument = next((text for text in arguments if text.partition("=")[0] == flag), flag)
+    if not flag.startswith("--"):  # click reads -lr as -l and -r
+        argument = next((text for text in arguments if text.startswith(flag) and not text.startswith("--")), flag)
+        flag = f"-{argument.partition('=')[0]}"
+    name = flag.removeprefix("--").lower().replace("_", "-")
+    at = list(arguments).index(argument) + 1 if argument in arguments else len(arguments)
+    value = argument.partition("=")[2] or (arguments[at] if at < len(arguments) else "")
     value = "" if value.startswith("--") else value
-    shown = f"no such option: {word.partition('=')[0]}"
-    renamed = next((flag for flag, others in RENAMED.items() if name in others.split()), None)
+    shown = f"no such option: {argument.partition('=')[0]}"
+    renamed = next((own for own, others in RENAMED.items() if name in others.split()), None)
     if f"--{name}" in flags:
         renamed = f"--{name}"
     if renamed in flags:
@@ -151,8 +151,8 @@ def suggest_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
 
 
 def _find_knob(name: str, value: str) -> str:
-    """How a knob of this name is given: in the brackets of the first method that has it."""
-    from unskew.methods import describe  # here: it imports torch
+    """The first method with a knob of this name, as --method; empty if there is none."""
+    from unskew.methods import describe  # imports torch
 
     for method in describe():
         if any(knob.partition(":")[0] == name for knob in method.knobs):

@@ -34,24 +34,25 @@ def predict(
     device: Annotated[str, typer.Option(metavar="NAME", help=OPTIONS["device"].help)] = "auto",
     trust: Trust = False,
 ) -> None:
-    """Classify new pictures; the training data are not needed."""
+    """Classify new pictures, without the training data."""
     if file is not None and file.suffix != ".csv":
-        raise UserError(f"--out {file}: predictions are written as .csv")
-    found = inference.predict(run, pictures, calibration=calibration, device=device, trust=trust)
+        raise UserError(f"--out {file}: the file must end in .csv")
+    predictions = inference.predict(run, pictures, calibration=calibration, device=device, trust=trust)
     if file is not None:
         text = io.StringIO()
-        header, rows = inference.predictions_table(found)
+        header, rows = inference.predictions_table(predictions)
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
         write_whole(file, text.getvalue().encode())
     if as_json:
-        print(inference.predictions_json(found))  # noqa: T201
+        print(inference.predictions_json(predictions))  # noqa: T201
+    count = len(predictions.names)
     if file is None:
-        for name, answer, row in zip(found.names, found.answers, found.probabilities, strict=True):
+        for name, answer, row in zip(predictions.names, predictions.answers, predictions.probabilities, strict=True):
             out.say(f"{name}: {answer} ({row.max():.1%})")
     else:
-        out.say(f"{counted(len(found.names), 'picture')}: {file}")
-    if found.accuracy is not None:
-        out.say(f"accuracy {found.accuracy:.2%} on {counted(len(found.names), 'labeled picture')}")
+        out.say(f"{counted(count, 'picture')}: {file}")
+    if predictions.accuracy is not None:
+        out.say(f"accuracy {predictions.accuracy:.2%} on {counted(count, 'labeled picture')}")
 
 
 def export(

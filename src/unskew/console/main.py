@@ -1,4 +1,4 @@
-"""The command line: commands are imported when they are called, so that ``unskew --help`` is quick."""
+"""The command line; commands are imported when they are called, so that ``unskew --help`` is fast."""
 
 import codecs
 import errno
@@ -18,7 +18,7 @@ import unskew
 from unskew.console.help import HelpfulCommand, suggest_option
 from unskew.core.errors import ClientFailure, UserError
 
-COMMANDS = {  # command: its function or group of commands, and its line in unskew --help
+COMMANDS = {  # each command's function or group of commands, and its line in unskew --help
     "run": ("training:run", "Train, evaluate and calibrate; write the run directory."),
     "resume": ("training:resume", "Continue a stopped run, as if it had never stopped."),
     "calibrate": ("training:calibrate", "Build new classifiers for a finished run."),
@@ -43,7 +43,7 @@ MAX_WIDTH = 110  # columns of help
 
 
 class LazyGroup(typer.core.TyperGroup):
-    """A group that lists its commands without importing them."""
+    """A group that can list its commands without importing them."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -56,18 +56,18 @@ class LazyGroup(typer.core.TyperGroup):
 def load_command(name: str) -> click.Command:
     """Import a command."""
     module, _, attribute = COMMANDS[name][0].partition(":")
-    found = getattr(importlib.import_module(f"unskew.console.{module}"), attribute)
-    importlib.import_module("unskew.console.progress").out.stderr = False  # --json of an earlier command, in tests
-    if isinstance(found, typer.Typer):
-        for command_info in found.registered_commands:
+    target = getattr(importlib.import_module(f"unskew.console.{module}"), attribute)
+    importlib.import_module("unskew.console.progress").out.stderr = False  # reset --json of an earlier command in tests
+    if isinstance(target, typer.Typer):
+        for command_info in target.registered_commands:
             command_info.cls = HelpfulCommand
-        group = typer.main.get_group(found)
+        group = typer.main.get_group(target)
         for command in group.commands.values():
-            command.short_help = (command.help or "").partition("\n\n")[0]  # whole; click would cut it
+            command.short_help = (command.help or "").partition("\n\n")[0]  # click would shorten it
         group.name, group.help = name, COMMANDS[name][1]
         return group
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=HelpfulCommand)(found)
+    alone.command(name, cls=HelpfulCommand)(target)
     return typer.main.get_command(alone)
 
 
@@ -82,8 +82,8 @@ def _make_app() -> click.Group:
             raise typer.Exit
 
     group = typer.main.get_group(app)
-    for name, (_, words) in COMMANDS.items():
-        group.add_command(click.Command(name, short_help=words))
+    for name, (_, summary) in COMMANDS.items():
+        group.add_command(click.Command(name, short_help=summary))
     return group
 
 
@@ -97,16 +97,16 @@ PLAIN = {
 }  # fmt: skip
 
 
-def print_any_letter() -> None:
-    """Let no character end a command, whatever the encoding of the terminal or pipe."""
-    codecs.register_error("unskew", _replace_letters)
+def accept_any_character() -> None:
+    """Make every character printable, whatever the encoding of the terminal or pipe."""
+    codecs.register_error("unskew", _replace_characters)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="unskew")
 
 
 def plain_spelling(character: str) -> str:
-    """A character in ASCII: ``α`` is alpha, ``…`` three dots. What is not a sign or a Greek letter is escaped."""
+    """A character in ASCII: ``α`` becomes alpha, ``…`` three dots; other characters are escaped."""
     if character in PLAIN:
         return PLAIN[character]
     if greek := re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(character, "")):
@@ -115,37 +115,37 @@ def plain_spelling(character: str) -> str:
     return f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
 
 
-def _replace_letters(error: UnicodeError) -> tuple[str, int]:
+def _replace_characters(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(plain_spelling, error.object[error.start : error.end])), error.end
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Print what is wrong in one line, and exit."""
+    """Print a message and exit."""
     print(f"unskew: {message}", file=sys.stderr)  # noqa: T201
     sys.exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; a user's mistake is one message and exit code 2, never a traceback."""
-    print_any_letter()
+    """Run a command; a user's mistake prints one message and exits with code 2, never a traceback."""
+    accept_any_character()
     try:
         _command(arguments)
-    except BrokenPipeError:  # the reader of our output has gone: `unskew methods | head`
+    except BrokenPipeError:  # nobody reads our output any more: `unskew methods | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """Whether an interrupt is the cause: Python wraps one that comes while a class is being made."""
+    """Whether an interrupt is the cause; Python wraps one that occurs while a class is created."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__
     return error is not None
 
 
 def _command(arguments: Sequence[str] | None) -> None:
-    typer.core.HAS_RICH = False  # help is plain text; typer 0.20 would escape "[required]" as rich wants it
+    typer.core.HAS_RICH = False  # help is plain text, in which typer 0.20 would escape "[required]" for rich
     try:
         code = app.main(arguments, standalone_mode=False, prog_name="unskew", max_content_width=MAX_WIDTH)
     except (UserError, ClientFailure) as error:
@@ -168,12 +168,12 @@ def _command(arguments: Sequence[str] | None) -> None:
         if isinstance(error, click.NoSuchOption):
             fail(suggest_option(error, sys.argv[1:] if arguments is None else arguments), 2)
         message = error.format_message()
-        if message.startswith("Usage:"):  # no command was given
+        if message.startswith("Usage:"):  # without a command
             print(message)  # noqa: T201
             sys.exit(2)
         fail(f"{message} (see unskew --help)", 2)
     else:
-        if code == 130:  # typer has swallowed an interrupt
+        if code == 130:  # typer has caught an interrupt
             fail("interrupted", 130)
         sys.exit(code if isinstance(code, int) else 0)
 

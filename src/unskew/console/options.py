@@ -1,4 +1,4 @@
-"""What commands share: flags made from the options of a run, trust, and the run directories that were given."""
+"""What commands share: flags for the options of a run, trust, and finding run directories."""
 
 import functools
 import inspect
@@ -19,53 +19,51 @@ Trust = Annotated[bool, typer.Option("--trust", help="Trust plug-ins named in ru
 
 
 def note_unsealed(paths: Iterable[Path]) -> None:
-    """Note on standard error each run directory that has no manifest."""
+    """Print a note on standard error for each run directory without a manifest."""
     for path in paths:
         if note := unsealed_note(path):
             print(f"note: {note}", file=sys.stderr)  # noqa: T201
 
 
-def runs_named(paths: Sequence[Path]) -> list[Path]:
+def find_runs(paths: Sequence[Path]) -> list[Path]:
     """The finished runs in these folders; a note on standard error lists the unfinished ones."""
-    found, begun = finished_runs(paths)
+    finished, begun = finished_runs(paths)
     if begun:
         left_out = f"{counted(len(begun), 'run')} left out: not finished"
         print(f"note: {left_out}: {', '.join(map(str, begun[:5]))}{' …' if begun[5:] else ''}", file=sys.stderr)  # noqa: T201
-    return found
+    return finished
 
 
 def with_options(
     names: Sequence[str], default: str | None = None, several: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The command with a flag for each of these options instead of its parameter ``options``.
+    """Replace a command's parameter ``options`` by a flag for each of these options.
 
-    The command is called with ``options``, a dict of those that were given. ``default`` describes the
-    defaults, if they are not the options' own. Those in ``several`` may be given more than once, and are lists.
+    The command receives ``options``, a dict of those that were set. ``default`` describes the defaults, if they are
+    not the options' own. Options in ``several`` are repeatable, and are lists.
     """
 
-    def spread(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def called(**values: Any) -> None:
-            given = {name: values.pop(name, None) for name in names}
-            if "engine" in given:
-                engines.check_command(given["engine"])
-                engines.work_beside(given["engine"])
-            command(options={name: value for name, value in given.items() if value not in (None, [])}, **values)
+        def wrapper(**values: Any) -> None:
+            flags = {name: values.pop(name, None) for name in names}
+            if "engine" in flags:
+                engines.check_command(flags["engine"])
+                engines.serve_rank_zero(flags["engine"])
+            command(options={name: value for name, value in flags.items() if value not in (None, [])}, **values)
 
-        parameters = []
+        parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            spelled = (
-                [_make_parameter(OPTIONS[name], default, name in several) for name in names]
-                if parameter.name == "options"
-                else [parameter]
-            )
-            parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in spelled]
-        del called.__wrapped__  # typer would look at the hints of the command itself
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {one.name: one.annotation for one in parameters}
-        return called
+            if parameter.name == "options":
+                parameters += [_make_parameter(OPTIONS[name], default, name in several) for name in names]
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        del wrapper.__wrapped__  # typer would use the hints of the command itself
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return wrapper
 
-    return spread
+    return decorate
 
 
 def _make_parameter(option: Option, default: str | None, several: bool) -> inspect.Parameter:
@@ -73,6 +71,6 @@ def _make_parameter(option: Option, default: str | None, several: bool) -> inspe
     more = "; repeatable" if several else ""
     text = f"{option.help.removesuffix('.')}{more} (default: {default or option.default_text})."
     info = typer.Option("/".join(flags), help=text, metavar=option.metavar, show_default=False)
-    wanted: Any = list[str] if several else option.kind
-    kind = Annotated[wanted | None, info]
-    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+    kind: Any = list[str] if several else option.kind
+    annotation = Annotated[kind | None, info]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -1,4 +1,4 @@
-"""The command reproduce: a paper's table or figure, our values next to the published ones."""
+"""The command reproduce: a paper's table or figure, with our values next to the published ones."""
 
 import shlex
 import time
@@ -27,18 +27,18 @@ from unskew.runs.seeds import parse_seeds
 from unskew.sweeps.space import parse_over
 from unskew.sweeps.tasks import RunFailure
 
-WIDTH = 19  # of the longest name, and two spaces
+WIDTH = 19  # of the longest name and two spaces
 COLOURS = {results.INSIDE: "green", results.NEAR: "yellow", results.OUTSIDE: "red"}
 
 
 def list_recipes(data: str, data_dir: str | None, as_json: bool) -> None:
-    """Every table and figure, with what it takes: data, runs, time at each scale. Two lines each, on any terminal."""
-    lacking: dict[str, str] = {}
+    """Print every table and figure in two lines, with its data, and its runs and time at each scale."""
+    unavailable: dict[str, str] = {}
     lines: list[Text] = []
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     paper = ""
     with StageProgress(out) as progress:
-        speeds = plans.Speeds.of_machine(lambda words: progress(words, 0, 0))
+        speeds = plans.Speeds.of_machine(lambda activity: progress(activity, 0, 0))
         for name in recipe_names():
             recipe = load_recipe(name)
             if recipe.paper.reference != paper:
@@ -47,28 +47,28 @@ def list_recipes(data: str, data_dir: str | None, as_json: bool) -> None:
             jobs = {scale: plans.plan_runs([(recipe, Variant(scale, data))]) for scale in SCALES}
             used = list(dict.fromkeys(job.config.data for job in jobs["paper"]))
             missing = plans.find_missing_data(used, data_dir)
-            lacking |= missing
+            unavailable |= missing
             cells = counted(len(recipe.rows) * len(recipe.columns), "cell")
-            sets = ", ".join(f"{one} (not here)" if one in missing else one for one in used)
+            sets = ", ".join(f"{name} (missing)" if name in missing else name for name in used)
             seconds = {scale: plans.estimate_all(those, speeds) for scale, those in jobs.items()}
             scales = {scale: {"runs": len(those), "seconds": seconds[scale]} for scale, those in jobs.items()}
             about = {"table": name, "title": recipe.title, "paper": paper, "data": used, "missing_data": list(missing)}
-            found.append(about | {"scales": scales})
-            took = [f"{scale} {_describe_time(seconds[scale], len(those))}" for scale, those in jobs.items()]
+            records.append(about | {"scales": scales})
+            times = [f"{scale} {_describe_time(seconds[scale], len(those))}" for scale, those in jobs.items()]
             lines.append(Text(f"{name:{WIDTH}}", "cyan").append(recipe.title, "default"))
-            lines.append(Text(" " * WIDTH + "; ".join([f"{cells} on {sets}", *took]), "dim"))
+            lines.append(Text(" " * WIDTH + "; ".join([f"{cells} on {sets}", *times]), "dim"))
     out.say(*lines)
     out.say(
-        "\nTimes are estimates for this machine, if it is otherwise idle; runs that tables share are trained once. For "
+        "\nTimes are estimates for this machine if it is otherwise idle; runs that tables share are trained once. For "
         "example: unskew reproduce ccvr/table2 --scale small"
     )
-    if lacking:
+    if unavailable:
         out.say(
-            f"Not on this machine: {', '.join(lacking)}; see docs/how-to/data.md for how to get them. --data "
+            f"Not on this machine: {', '.join(unavailable)}; see docs/how-to/data.md for how to get them. --data "
             "digits needs no download."
         )
     if as_json:
-        print_json(found)
+        print_json(records)
 
 
 def _describe_time(seconds: float | None, count: int) -> str:
@@ -81,14 +81,14 @@ def _describe_time(seconds: float | None, count: int) -> str:
 
 
 def show_table(result: results.TableResult, wording: Wording, files: Sequence[Path]) -> None:
-    """Print a table: our values next to the paper's, the findings, every known difference, the files."""
+    """Print a table: our values next to the paper's, the findings, the known differences, the files."""
     recipe = result.recipe
     out.say(f"\n{recipe.name}: {recipe.title}")
     out.say(f"{recipe.paper.reference}; {recipe.source}")
     for table in _tabulate(result, out.width):
         out.print(table)
     if any(one.agreement for one in result.cells):
-        legend = Text("ours, with the difference from the paper in brackets: ")
+        legend = Text("ours, with the difference from the paper in parentheses: ")
         for name, meaning in results.AGREEMENT.items():
             legend.append(f"{results.MARKS[name]} {meaning}  ", COLOURS[name])
         out.print(legend)
@@ -102,7 +102,7 @@ def show_table(result: results.TableResult, wording: Wording, files: Sequence[Pa
 
 
 def _tabulate(result: results.TableResult, width: int) -> list[Table]:
-    """The table, in blocks of columns that fit the terminal."""
+    """The table, split into blocks of columns that fit the terminal."""
     lines, blocks, room = results.list_rows(result), list[dict[str, list[Text]]](), 0
     ours = name_ours(result) if any(one.paper for one in result.cells) else ""  # "": the paper has no values
     for at, name in enumerate(results.list_columns(result)):
@@ -132,7 +132,7 @@ def _format_cell(one: results.CellResult | None) -> Text:
         return Text(one.reason if one else "", "dim")
     gap = f" ({format_difference(one)})" if one.difference is not None else ""
     mark = f" {results.MARKS[one.agreement]}" if one.agreement else ""
-    return Text(f"{one.words()}{gap}{mark}", COLOURS.get(one.agreement, ""))
+    return Text(f"{one.format()}{gap}{mark}", COLOURS.get(one.agreement, ""))
 
 
 OUT = Path("runs/reproduce")
@@ -170,7 +170,7 @@ def reproduce(
     jobs: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Runs at the same time (default: one per core).")
     ] = None,
-    folder: Annotated[Path, typer.Option("--out", help="Where runs, records and tables go.")] = OUT,
+    folder: Annotated[Path, typer.Option("--out", help="The folder for runs, records and tables.")] = OUT,
     claim: Annotated[
         bool,
         typer.Option("--claim", help="Train nothing: report when to choose which method, from all results in --out."),
@@ -178,7 +178,7 @@ def reproduce(
     show: Annotated[bool, typer.Option("--show", help="Train nothing: make the tables from existing results.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Reproduce a table or figure of a paper; prints our values next to the paper's, with every known difference."""
+    """Reproduce a table or figure of a paper; print our values next to the paper's, with every known difference."""
     if claim:
         files, sentences = write_claim(usable_path(folder))
         out.say(*(f"- {sentence}" for sentence in sentences), *(f"  {file}" for file in files))
@@ -188,24 +188,26 @@ def reproduce(
     if not tables:
         list_recipes(data or "", data_dir, as_json)
         return
-    asked = Variant(
-        scale, data or "", _changes(changes or ()), parse_seeds(seeds) if seeds else (), tuple(rows or ("*",)),
-        tuple(columns or ("*",)),
-    )  # fmt: skip
+    selection = tuple(rows or ("*",)), tuple(columns or ("*",))
+    chosen_seeds = parse_seeds(seeds) if seeds else ()
+    variant = Variant(scale, data or "", _parse_changes(changes or ()), chosen_seeds, *selection)
     folder = usable_path(folder)
     recipes = [load_recipe(name) for name in find_recipes(tables)]
-    every = plans.plan_runs([(each, asked) for each in recipes])
-    mine = plans.select_part(every, cells) if cells else every
-    command = _command(tables, asked, cells, folder)
+    planned = plans.plan_runs([(recipe, variant) for recipe in recipes])
+    part = plans.select_part(planned, cells) if cells else planned
+    command = _command(tables, variant, cells, folder)
     reasons: dict[str, str] = {}
     if not show:
-        plans.make_out_folder(folder)
-        reasons = _train(mine, recipes, folder, data_dir, jobs, command)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--out {folder} cannot be created: {error.strerror}; choose another folder") from error
+        reasons = _train(part, recipes, folder, data_dir, jobs, command)
     written: list[Path] = []
-    for each in recipes:
-        result = results.read_table(each, asked, folder, reasons)
+    for recipe in recipes:
+        result = results.read_table(recipe, variant, folder, reasons)
         wording = describe_table(result)
-        files = write_table(result, wording, _command([each.name], asked, cells, folder))
+        files = write_table(result, wording, _command([recipe.name], variant, cells, folder))
         show_table(result, wording, files)
         written += [file for file in files if file.suffix == ".json"]
     write_index(folder)
@@ -217,25 +219,22 @@ def _train(
     jobs: Sequence[plans.PlannedRun], recipes: Sequence[Recipe], folder: Path, data_dir: str | None,
     at_once: int | None, command: str,
 ) -> dict[str, str]:  # fmt: skip
-    """Train what is left; the reasons why some runs have no result, by training or by data set."""
+    """Do the remaining runs; returns why some have no result, by training or by data set."""
     left = [job for job in jobs if job.state(folder) is None]
-    here, missing = plans.split_by_data(left, data_dir)
-    if left and not here and len(left) == len(jobs):
+    possible, missing = plans.split_by_data(left, data_dir)
+    if left and not possible and len(left) == len(jobs):
         smoke = {name: plans.plan_runs([(recipes[0], Variant("smoke", name))]) for name in recipes[0].stand_ins}
-        stand_ins = [
-            name
-            for name, runs in smoke.items()
-            if not plans.find_missing_data([run.config.data for run in runs], data_dir)
-        ]
+        stand_ins = [name for name, runs in smoke.items() if not plans.split_by_data(runs, data_dir)[1]]
         raise UserError(plans.explain_missing_data(list(missing), command, stand_ins))
     out.say(*(f"note: {reason}" for reason in missing.values()))
     plan = counted(len(jobs), "run") + (f", {len(jobs) - len(left)} already done" if len(left) < len(jobs) else "")
-    plan += f", {len(left) - len(here)} without data" if len(left) > len(here) else ""
-    if here:
+    plan += f", {len(left) - len(possible)} without data" if len(left) > len(possible) else ""
+    if possible:
         with StageProgress(out) as progress:
-            whole = plans.estimate_all(here, plans.Speeds.of_machine(lambda words: progress(words, 0, 0)))
-        if whole is not None:
-            plan += f"; about {format_duration(whole)} on this machine, if it is otherwise idle"
+            speeds = plans.Speeds.of_machine(lambda activity: progress(activity, 0, 0))
+            seconds = plans.estimate_all(possible, speeds)
+        if seconds is not None:
+            plan += f"; about {format_duration(seconds)} on this machine if it is otherwise idle"
     out.say(plan)
     began, reasons = time.monotonic(), {name: f"no data: {name}" for name in missing}
     with StageProgress(out) as progress:
@@ -251,17 +250,17 @@ def _train(
 
         try:
             failures = plans.do_runs(
-                here, folder, data_dir=data_dir, at_once=at_once, finished=finished, progress=advance
+                possible, folder, data_dir=data_dir, at_once=at_once, finished=finished, progress=advance
             )
         except KeyboardInterrupt:
             fail(f"interrupted; to continue, repeat the command: {command}", 130)
     return reasons | {training: failure.reason for (training, _), failure in failures.items()}
 
 
-def _changes(given: Sequence[str]) -> dict[str, Value]:
-    """The options of ``--set``; each of them one value."""
+def _parse_changes(texts: Sequence[str]) -> dict[str, Value]:
+    """The options of ``--set``, with a single value each."""
     changes: dict[str, Value] = {}
-    for text in given:
+    for text in texts:
         name, equals, _ = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or name not in OPTIONS:
@@ -273,13 +272,13 @@ def _changes(given: Sequence[str]) -> dict[str, Value]:
     return changes
 
 
-def _command(tables: Sequence[str], asked: Variant, cells: str | None, folder: Path) -> str:
-    words = ["unskew", "reproduce", *tables, "--scale", asked.scale]
-    words += ["--data", asked.data] if asked.data else []
-    words += ["--seeds", ",".join(map(str, asked.seeds))] if asked.seeds else []
+def _command(tables: Sequence[str], variant: Variant, cells: str | None, folder: Path) -> str:
+    parts = ["unskew", "reproduce", *tables, "--scale", variant.scale]
+    parts += ["--data", variant.data] if variant.data else []
+    parts += ["--seeds", ",".join(map(str, variant.seeds))] if variant.seeds else []
     for name in ("rows", "columns"):
-        words += [word for each in getattr(asked, name) if each != "*" for word in (f"--{name}", each)]
-    words += [word for name, value in asked.changes.items() for word in ("--set", f"{name}={value}")]
-    words += ["--cells", cells] if cells else []
-    words += ["--out", str(folder)] if folder != OUT else []
-    return shlex.join(words)
+        parts += [part for pattern in getattr(variant, name) if pattern != "*" for part in (f"--{name}", pattern)]
+    parts += [part for name, value in variant.changes.items() for part in ("--set", f"{name}={value}")]
+    parts += ["--cells", cells] if cells else []
+    parts += ["--out", str(folder)] if folder != OUT else []
+    return shlex.join(parts)

@@ -1,6 +1,5 @@
-"""The command schema: recipes and results as JSON schemas, made from their types."""
+"""The command schema: JSON schemas of recipes and results, derived from their types."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -23,7 +22,7 @@ def schema(
 
 
 def recipe_schema() -> dict[str, Any]:
-    """A recipe: every option with its description and limits, the list of seeds, the table for federations."""
+    """The schema of a recipe: every option with its description and limits, the seeds, the federation table."""
     options = _schema_of(Config, "An Unskew recipe: the options of unskew run, as TOML or JSON.")
     for name, entry in options["properties"].items():
         option = OPTIONS[name]
@@ -40,23 +39,17 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def result_schema() -> dict[str, Any]:
-    """A result, as result.json has it and --json prints it: what is unknown is left out, calibrations are a list."""
-    made = _schema_of(Result, "The result of an Unskew run; fields that are unknown are left out.")
-    del made["properties"]["path"]
-    made["properties"]["run"] = {"type": "string", "description": "The run directory; printed by --json only."}
-    made["properties"]["calibrations"] = {"type": "array", "items": {"$ref": "#/$defs/Calibration"}}
-    made["required"].remove("path")
-    return made
+    """The schema of a result, as in result.json and with --json: unknown fields are missing, calibrations a list."""
+    result = _schema_of(Result, "The result of an Unskew run; fields that are unknown are left out.")
+    del result["properties"]["path"]
+    result["properties"]["run"] = {"type": "string", "description": "The run directory; printed by --json only."}
+    result["properties"]["calibrations"] = {"type": "array", "items": {"$ref": "#/$defs/Calibration"}}
+    result["required"].remove("path")
+    return result
 
 
-def _schema_of(kind: type, words: str) -> dict[str, Any]:
-    (top,), parts = msgspec.json.schema_components([kind], schema_hook=_describe_other)
-    made: dict[str, Any] = parts.pop(top["$ref"].rpartition("/")[2])
-    made |= {"description": words, "$defs": parts}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
-
-
-def _describe_other(kind: type) -> dict[str, Any]:
-    if kind is Path:
-        return {"type": "string"}
-    raise NotImplementedError
+def _schema_of(kind: type, description: str) -> dict[str, Any]:
+    (top,), parts = msgspec.json.schema_components([kind], schema_hook=lambda path: {"type": "string"})
+    own: dict[str, Any] = parts.pop(top["$ref"].rpartition("/")[2])
+    own |= {"description": description, "$defs": parts}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **own}

@@ -287,7 +287,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         ("start", config.start and f"the classifier of {config.start}"),
         *(("", f"note: {note}") for note in (*_overruled(seen), *stopping)),
         ("baseline", baseline),
-        ("engine", f"{seen.engine} ({seen.processes.words}), seed {config.seed}"),
+        ("engine", f"{seen.engine} ({seen.processes.description}), seed {config.seed}"),
         ("needs", f"{memory} and {format_bytes(seen.disk_bytes)} on disk"),
         ("run", str(seen.path)),
     ]
@@ -372,11 +372,11 @@ class Screen:
         """A bar on a terminal; where piped a line for each tenth."""
         if self._console.is_terminal:
             self._stages = self._stages or StageProgress(self._console).__enter__()
-            self._stages(seen.words, seen.done, seen.total)
+            self._stages(seen.activity, seen.done, seen.total)
         elif self._told != (tenth := 10 * seen.done // max(seen.total, 1)):
             self._told = tenth
             so_far = f": {seen.done:,} of {seen.total:,} images" if seen.total else ""
-            self._print(f"{seen.words}{so_far}")
+            self._print(f"{seen.activity}{so_far}")
 
     def _overview(self, seen: Overview) -> None:
         self.close()
@@ -501,7 +501,7 @@ class NotebookView:
             self._rows.append({"round": event.round, "accuracy": event.accuracy})
             self._figures = round_figures(event)
         elif isinstance(event, Stage):
-            self._figures = f"{event.words}: {event.done:,} of {event.total:,}" if event.total else event.words
+            self._figures = f"{event.activity}: {event.done:,} of {event.total:,}" if event.total else event.activity
         else:
             self._lines += calibration_lines(event)
         last = isinstance(event, Metrics) and event.round == self._rounds

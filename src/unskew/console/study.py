@@ -10,13 +10,13 @@ import typer
 from unskew import analysis
 from unskew.analysis import draw_runs
 from unskew.analysis.measure import Measured
-from unskew.console.options import Trust, note_unsealed, runs_named, with_options
+from unskew.console.options import Trust, find_runs, note_unsealed, with_options
 from unskew.console.progress import Json, StageProgress, out, print_json
 from unskew.core.errors import Missing, UserError, nearest
 from unskew.report.table import FORMATS
 from unskew.report.table import compare as compare_runs
 from unskew.report.write import make_report
-from unskew.runs.seals import DAMAGED, UNSEALED, WHOLE, Examined, examine, seal_folder, unsealed_note
+from unskew.runs.seals import DAMAGED, UNCHANGED, UNSEALED, ExaminedFile, examine, seal_folder, unsealed_note
 
 
 def check(
@@ -27,17 +27,17 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Report which files of a run directory are intact, damaged or not sealed."""
-    damaged, found = [], list[dict[str, Any]]()
+    damaged, examined = [], list[dict[str, Any]]()
     for path in paths:
         if seal:
-            out.say(f"{path}: {len(seal_folder(path))} files are sealed as they are")
+            out.say(f"{path}: sealed {len(seal_folder(path))} files as they are")
         files = examine(path)
         if not seal:
             _show(path, files)
         damaged += [file for file in files if file.state == DAMAGED]
-        found.append({"run": path, "files": {file.name: file.state for file in files}})
+        examined.append({"run": path, "files": {file.name: file.state for file in files}})
     if as_json:
-        print_json(found)
+        print_json(examined)
     if damaged:
         raise UserError(f"{len(damaged)} damaged: {'; '.join(file.problem for file in damaged)}")
 
@@ -62,13 +62,13 @@ def check_method(
         print_json({"method": name, "laws": laws})
 
 
-def _show(path: Path, files: list[Examined]) -> None:
+def _show(path: Path, files: list[ExaminedFile]) -> None:
     width = max((len(file.name) for file in files), default=0)
     for file in files:
         if file.state != UNSEALED or not file.name.startswith(("figures/", "logs/", "report")):
             out.say(f"{file.name:<{width}}  {file.state}")
     counts = Counter(file.state for file in files)
-    states = [f"{counts[state]} {state}" for state in (WHOLE, UNSEALED, DAMAGED) if counts[state]]
+    states = [f"{counts[state]} {state}" for state in (UNCHANGED, UNSEALED, DAMAGED) if counts[state]]
     out.say(f"{path}: {', '.join(states)}")
     if note := unsealed_note(path):
         out.say(f"note: {note}; seal it as it is with: unskew check {path} --seal")
@@ -81,11 +81,11 @@ WHERE = ["data_dir", "engine", "workers", "device"]
 @with_options(WHERE, default="the run's")
 def analyse(
     options: dict[str, Any],
-    words: Annotated[
+    arguments: Annotated[
         list[str],
         typer.Argument(
             metavar="RUN... [MEASURE...]",
-            help="Finished runs, or folders that contain some; then measures: "
+            help="Finished runs, or folders of runs; then measures: "
             f'{" | ".join(KNOWN)} | package.module:function; "cka(clients=20)" (default: all but '
             f"{' and '.join(analysis.ON_REQUEST)}, or curves for several runs).",
         ),
@@ -93,7 +93,7 @@ def analyse(
     form: Annotated[str, typer.Option("--format", help="Format of the charts: svg | png | pdf")] = "svg",
     folder: Annotated[
         Path | None,
-        typer.Option("--out", help="For several runs: where charts go (default: figures, next to the runs)."),
+        typer.Option("--out", help="For several runs: the folder for charts (default: figures, next to the runs)."),
     ] = None,
     width: Annotated[
         str | None, typer.Option(metavar="LENGTH", help="Width of the charts: 8cm | 84mm | 3.3in.")
@@ -108,12 +108,12 @@ def analyse(
     names: Annotated[
         str, typer.Option(metavar="NAME,NAME…", help='Names for the legend, in its order: "FedAvg, FedProx".')
     ] = "",
-    serif: Annotated[bool, typer.Option("--serif", help="Use serif letters, as most papers do.")] = False,
+    serif: Annotated[bool, typer.Option("--serif", help="Use a serif font, as most papers do.")] = False,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Measure a finished run, or draw several runs in one figure."""
-    found: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
 
     def show(source: str, result: Measured | Missing | Sequence[str], files: list[Path]) -> None:
         missing, notes, findings = None, list[str](), list[str]()
@@ -123,16 +123,16 @@ def analyse(
             findings, notes = list(result.findings), list(result.notes)
         else:
             findings = list(result)
-        found.append({"measure": source, "findings": findings, "notes": notes, "missing": missing, "files": files})
+        shown.append({"measure": source, "findings": findings, "notes": notes, "missing": missing, "files": files})
         out.say(*(f"{source}: {sentence}" for sentence in (*findings, *(f"note: {note}" for note in notes))))
         out.say(*([f"{source}: not shown: {missing}"] if missing else []), *(f"  {file}" for file in files))
 
-    paths, measures = _split_words(words)
-    runs = runs_named(paths)
+    paths, measures = _split_arguments(arguments)
+    runs = find_runs(paths)
     note_unsealed(runs)
-    chosen = serif or names or any(given is not None for given in (folder, width, height, title, against))
+    for_paper = serif or names or any(option is not None for option in (folder, width, height, title, against))
     with StageProgress(out) as progress:
-        if len(runs) > 1 or chosen:
+        if len(runs) > 1 or for_paper:
             draw_runs(
                 paths, *measures, out=folder, form=form, width=width, height=height, title=title, against=against,
                 names=names, serif=serif,
@@ -141,18 +141,18 @@ def analyse(
         else:
             analysis.analyse(runs[0], *measures, form=form, trust=trust, say=progress, observe=show, **options)
     if as_json:
-        print_json(found)
+        print_json(shown)
 
 
-def _split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Separate runs from measures: the first word is a run, and so are paths that no measure is called."""
-    paths, measures = [Path(words[0])], list[str]()
-    for word in words[1:]:
-        is_path = Path(word).is_dir() or ("/" in word.partition("(")[0] and ":" not in word)
-        if is_path and word not in KNOWN:
-            paths.append(Path(word))
+def _split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Separate runs from measures: the first argument is a run, and so are paths that are not names of measures."""
+    paths, measures = [Path(arguments[0])], list[str]()
+    for text in arguments[1:]:
+        is_path = Path(text).is_dir() or ("/" in text.partition("(")[0] and ":" not in text)
+        if is_path and text not in KNOWN:
+            paths.append(Path(text))
         else:
-            measures.append(word)
+            measures.append(text)
     return paths, measures
 
 
@@ -161,16 +161,14 @@ def report(
     options: dict[str, Any],
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Finished runs, or folders that contain some; several are compared."),
+        typer.Argument(metavar="RUN...", help="Finished runs, or folders of runs; several are compared."),
     ],
     file: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.html", help="Where to write it (default: RUN/report.html).")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="MEASURE", help="Show only this measure; also your own, package.module:function; repeatable."
-        ),
+        typer.Option(metavar="MEASURE", help="Show only this measure, ours or package.module:function; repeatable."),
     ] = None,
     without: Annotated[
         list[str] | None, typer.Option(metavar="MEASURE", help="Leave out this measure; repeatable.")
@@ -180,13 +178,13 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one HTML page that explains a run or compares several; it works offline."""
-    given, paths = paths, runs_named(paths)
-    if file is None and len(given) == 1 and len(paths) > 1:
-        file = given[0] / "report.html"
-    note_unsealed(paths)
+    runs = find_runs(paths)
+    if file is None and len(paths) == 1 and len(runs) > 1:
+        file = paths[0] / "report.html"
+    note_unsealed(runs)
     with StageProgress(out) as progress:
         path, page = make_report(
-            *paths, out=file, only=only or (), without=without or (), again=again, trust=trust, say=progress, **options
+            *runs, out=file, only=only or (), without=without or (), again=again, trust=trust, say=progress, **options
         )
     missing = [f"{section.title}: {reason}" for section in page.sections for reason in section.missing]
     notes = [f"{section.title}: {note}" for section in page.sections for note in section.notes]
@@ -197,9 +195,7 @@ def report(
 
 
 def compare(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that contain some.")
-    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders of them.")],
     baseline: Annotated[
         Path | None, typer.Option(metavar="RUN", help="A run with --method centralised, for relative accuracy.")
     ] = None,
@@ -215,7 +211,7 @@ def compare(
         typer.Option(
             metavar="NAME,NAME…",
             help='The columns to show, such as "method,accuracy,after"; the beginning of a name is enough '
-            "(default: what differs, as far as it fits).",
+            "(default: those that differ and fit).",
         ),
     ] = "",
     form: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="The format.")] = "table",
@@ -224,13 +220,13 @@ def compare(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare finished runs in a table; runs that differ only in the seed share a row, mean ± deviation."""
+    """Compare finished runs in a table; runs that differ only in the seed share a row with mean ± deviation."""
     if form not in FORMATS:
         raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
-    paths = runs_named(paths)
+    paths = find_runs(paths)
     note_unsealed([*paths, *([baseline] if baseline else [])])
     table = compare_runs(*paths, baseline=baseline, at_round=at_round, at_batch=at_batch, columns=columns, each=each)
     if form == "table" and not as_json:
         out.print(table.render(out.width))
     else:
-        print(table.text("json" if as_json else form))  # noqa: T201  for programs: no wrapping, no colour
+        print(table.text("json" if as_json else form))  # noqa: T201  for programs: no wrapping, no color

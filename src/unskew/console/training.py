@@ -1,4 +1,4 @@
-"""The commands that train, and their options: one run, several seeds, a sweep; the list of methods."""
+"""The commands that train: one run, several seeds, a sweep; and the list of methods."""
 
 import json
 import os
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unskew import methods
+from unskew.charts.files import check_format
 from unskew.console.main import fail
 from unskew.console.options import Trust, note_unsealed, with_options
 from unskew.console.progress import Json, StageProgress, out, print_json
@@ -33,14 +34,14 @@ from unskew.runs.execute import Observer
 from unskew.runs.result import VALIDATION, Result, to_json
 from unskew.runs.seeds import FINISHED, describe_steps, plan_runs
 from unskew.sweeps.space import describe_values
-from unskew.sweeps.sweep import Sweep, TriedSetting, check_format, tabulate, write_summary
+from unskew.sweeps.sweep import Sweep, TriedSetting, tabulate, write_summary
 from unskew.sweeps.sweep import sweep as do_sweep
 
 
 def watch_run(log: Sequence[str] | None, work: Callable[[Observer], Result], again: str = "") -> Result:
-    """Run with the screen and these loggers as observers, then show the result.
+    """Train with the screen and these loggers as observers, then show the result.
 
-    ``again`` describes how to continue after an interrupt, if not with ``unskew resume``.
+    ``again`` explains how to continue after an interrupt, if not with ``unskew resume``.
     """
     screen, paths = Screen(out), list[Path]()
     loggers = [open_logger(name, screen.note) for name in dict.fromkeys(log or ())]
@@ -63,15 +64,15 @@ def watch_run(log: Sequence[str] | None, work: Callable[[Observer], Result], aga
         close()
         if paths and not isinstance(error, LostMemory) and not (paths[0] / "result.json").exists():
             interrupted = isinstance(error, KeyboardInterrupt)
-            what = "interrupted" if interrupted else str(error)
+            problem = "interrupted" if interrupted else str(error)
             hint = f"resume it with: unskew resume {shlex.quote(str(paths[0]))}"
             if interrupted and again:
                 hint = again
             if isinstance(error, ClientFailure) and error.skippable:
                 hint = hint.replace("resume it with", "skip such clients with") + " --on-failure skip"
-            elif IN_PLUGIN in what:
-                fail(f"{what}\n{hint.replace('resume it with', 'correct this code, then resume with')}", 2)
-            fail(f"{what}; {hint}", 130 if interrupted else 2)
+            elif IN_PLUGIN in problem:
+                fail(f"{problem}\n{hint.replace('resume it with', 'correct this code, then resume with')}", 2)
+            fail(f"{problem}; {hint}", 130 if interrupted else 2)
         raise
     finally:
         close()
@@ -92,15 +93,15 @@ def run(
     recipe: Annotated[Path | None, RECIPE] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="The run directory (default: runs/<name>).")] = None,
     log: Annotated[list[str] | None, LOG] = None,
-    page: Annotated[bool, typer.Option("--report", help="Write the report too, as unskew report does.")] = False,
+    page: Annotated[bool, typer.Option("--report", help="Also write the report, as unskew report does.")] = False,
     seeds: Annotated[str | None, typer.Option(metavar="N,N…", help='Train one run per seed: "0,1,2" or "0-4".')] = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Train, evaluate and calibrate; write the run directory.
 
-    Several --method or --seeds train a run for each combination, in one folder, and compare them. The same command
-    continues where it stopped.
+    Several --method or --seeds train a run for each combination, in one folder, and compare them. Repeated, the same
+    command continues where it stopped.
     """
     methods = options.pop("method", [])
     listed: Sequence[Any] = () if recipe is None else configs.read_recipe(recipe, trust=trust)[1]
@@ -114,7 +115,7 @@ def run(
             seeds = str(options.pop("seed", 0 if recipe is None else configs.read(recipe).seed))
         results = _run_several(recipe, methods, seeds, folder, log, options, trust)
     if page:
-        from unskew.console.study import report  # here: most runs need neither measures nor pages
+        from unskew.console.study import report  # most runs need neither measures nor pages
 
         paths = [result.path for result in results]
         folder = paths[0] if len(paths) == 1 else Path(os.path.commonpath(paths))
@@ -135,7 +136,7 @@ def resume(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Continue a run that was stopped; the result is that of an unbroken run."""
+    """Continue a stopped run; the result is that of a run that never stopped."""
     note_unsealed([path])
     result = watch_run(log, lambda observe: train.resume(path, observe=observe, trust=trust, **options))
     if as_json:
@@ -167,7 +168,7 @@ def _run_several(
     recipe: Path | None, methods: Sequence[str], seeds: str | None, folder: Path | None, log: Sequence[str] | None,
     options: dict[str, Any], trust: bool,
 ) -> list[Result]:  # fmt: skip
-    """Train each method with each seed, or read what is finished already; show the comparison."""
+    """Train each method with each seed, unless it is already finished; show the comparison."""
     with StageProgress(out) as say:
         plans = plan_runs(recipe, methods=methods, seeds=seeds, out=folder, say=say, trust=trust, **options)
     target = plans[0].path if len(plans) == 1 else plans[0].path.parent
@@ -193,7 +194,7 @@ def _run_several(
 
 
 def show_seeds(results: Sequence[Result]) -> None:
-    """The table with mean and deviation over seeds."""
+    """Print a table with mean and deviation over seeds."""
     single, mean = compare(*results, each=True), compare(*results)
     keys = [key for key in single.figures[0] if key in ("accuracy", "relative", "loss") or key.startswith("after ")]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -208,7 +209,7 @@ def show_seeds(results: Sequence[Result]) -> None:
         out.say("accuracy is on the validation images")
 
 
-MOST_ROWS = 30  # of the table on the screen; table.csv has all
+MOST_ROWS = 30  # of the table in the terminal; table.csv has all
 
 
 @with_options([name for name in OPTIONS if name not in ("validation", "seed")])
@@ -237,7 +238,7 @@ def sweep(
         int | None, typer.Option(metavar="N", help="Let Optuna choose N settings instead of trying all.")
     ] = None,
     by: Annotated[
-        str, typer.Option(metavar="TEXT", help="What a setting is judged by: accuracy | loss | a calibration's name.")
+        str, typer.Option(metavar="TEXT", help="The score of a setting: accuracy | loss | a calibration's name.")
     ] = "accuracy",
     jobs: Annotated[
         int | None, typer.Option(metavar="N", help="Runs at the same time, one core each (default: one per core).")
@@ -259,7 +260,7 @@ def sweep(
             progress("training", done, total)
 
         try:
-            made = do_sweep(
+            result = do_sweep(
                 recipe, over=over, seeds=seeds, trials=trials, validation=validation, by=by, jobs=jobs, out=folder,
                 finished=finished, progress=rounds if out.is_terminal else None, begun=started.append, say=progress,
                 trust=trust, **options,
@@ -267,23 +268,24 @@ def sweep(
         except KeyboardInterrupt:
             where = f" with --out {shlex.quote(str(started[0]))}" if started else ""
             fail(f"interrupted; to continue, repeat the command{where}", 130)
-    files = write_summary(made, form)
-    _show_sweep(made)
+    files = write_summary(result, form)
+    _show_sweep(result)
     out.say(*(f"  {file}" for file in files))
     if as_json:
-        print_json({"path": made.path, "best": made.best and dict(made.best.values), "settings": tabulate(made)})
+        best = result.best and dict(result.best.values)
+        print_json({"path": result.path, "best": best, "settings": tabulate(result)})
 
 
 def _describe_trial(outcome: TriedSetting) -> str:
     score = outcome.score
     if score is None:
         return f"{describe_values(outcome.values)}: {outcome.failure}"
-    value = f"loss {score.words(decimals=4)}" if outcome.by == "loss" else f"{score.words(100)} %"
+    value = f"loss {score.format(decimals=4)}" if outcome.by == "loss" else f"{score.format(100)} %"
     return f"{describe_values(outcome.values)}: {value}"
 
 
-def _show_sweep(made: Sweep) -> None:
-    rows = tabulate(made)
+def _show_sweep(sweep: Sweep) -> None:
+    rows = tabulate(sweep)
     shown = [key for key in rows[0] if key != "failed" or any(row["failed"] for row in rows)]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for key in shown:
@@ -293,13 +295,13 @@ def _show_sweep(made: Sweep) -> None:
     out.print(table)
     if len(rows) > MOST_ROWS:
         out.say(f"and {len(rows) - MOST_ROWS} more, in table.csv")
-    if made.best is None:
-        diverged = all(one.failure == "diverged" for one in made.outcomes)
+    if sweep.best is None:
+        diverged = all(outcome.failure == "diverged" for outcome in sweep.outcomes)
         out.print("every setting failed" + ("; try smaller learning rates" if diverged else ""))
         return
-    over = f" over {counted(len(made.seeds), 'seed')}" if len(made.seeds) > 1 else ""
-    out.say(f"best: {_describe_trial(made.best)} on the validation images{over}")
-    out.say(f"train it on all images with: unskew run {shlex.quote(str(made.path / 'best.toml'))}")
+    over = f" over {counted(len(sweep.seeds), 'seed')}" if len(sweep.seeds) > 1 else ""
+    out.say(f"best: {_describe_trial(sweep.best)} on the validation images{over}")
+    out.say(f"train it on all images with: unskew run {shlex.quote(str(sweep.path / 'best.toml'))}")
 
 
 def show_methods(
@@ -342,6 +344,6 @@ def _show_method(row: MethodDescription) -> None:
     out.print(Padding(Text(row.changes), (0, 0, 0, 2)))
     for paragraph in row.body.split("\n\n") if row.body else ():
         out.print(Padding(Text(" ".join(paragraph.split())), (1, 0, 0, 2)))
-    slots = row.slots or "none: it changes nothing with its defaults"
+    slots = row.slots or "none: with its defaults it changes nothing"
     rows = [("knobs", "\n".join(row.knobs) or "none"), ("slots", slots), ("group", row.group)]
     out.print(Padding(show_facts([*rows, *([("reference", row.reference)] if row.reference else [])]), (1, 0, 0, 2)))
