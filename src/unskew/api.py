@@ -1,4 +1,4 @@
-"""``unskew.run``, ``run_seeds``, ``resume`` and ``sweep``: training from Python, every option a typed parameter."""
+"""``unskew.run``, ``run_seeds``, ``resume`` and ``sweep``: training from Python, with typed options."""
 
 import inspect
 import re
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from torch import nn
 from torch.utils.data import Dataset
 
+from unskew.charts.files import check_format
 from unskew.core.errors import accepts
 from unskew.core.limits import working_directory
 from unskew.core.types import Engine, ImageSet
@@ -24,7 +25,7 @@ from unskew.runs.config import OPTIONS
 from unskew.runs.execute import Observer
 from unskew.runs.result import Result
 from unskew.runs.seeds import SeedRuns
-from unskew.sweeps.sweep import Sweep, check_format, write_summary
+from unskew.sweeps.sweep import Sweep, write_summary
 from unskew.sweeps.sweep import sweep as sweep_settings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -36,26 +37,26 @@ Step = str | Callable[..., Any]
 Method = Step | Algorithm | Sequence[Step]
 Clients = Text | Partition | npt.NDArray[np.integer[Any]] | Sequence[int] | Callable[..., Any]
 
-VALUES = {  # what an option takes from Python besides a text
+VALUES = {  # what an option accepts from Python in addition to a text
     "data": "Also an ImageSet, a dict or tuple of arrays (x_train, y_train, x_test, y_test), one or two Datasets.",
-    "partition": "Also the client's number for each training example, or a Partition.",
+    "partition": "Also the client number of each training example, or a Partition.",
     "method": "Also an Algorithm, a function from Algorithm to Algorithm, a Finisher, or a list of these and texts.",
     "model": "Also a function (shape, classes) -> nn.Module.",
-    "engine": "Also a function of a module that takes an EngineSetup and returns an Engine.",
+    "engine": "Also an importable function from an EngineSetup to an Engine.",
 }
 
 
 def describe_options(function: Function, default: str | None = None) -> Function:
-    """Fill in ``{options}`` in a docstring: the function's parameters that are options, from their descriptions.
+    """Replace ``{options}`` in a docstring by the descriptions of the function's parameters that are options.
 
-    ``default`` is what an option is where it is not given, if that is not its own default.
+    ``default`` describes the defaults, if they are not the options' own.
     """
     lines = []
     for name in inspect.signature(function).parameters:
         if option := OPTIONS.get(name):
-            words = re.sub(r"--([a-z][a-z-]+)", lambda flag: f"``{flag[1].replace('-', '_')}``", option.help)
-            words = f"{words.removesuffix('.')} (default: {default or option.default_text}). {VALUES.get(name, '')}"
-            lines += [f"    {name}", textwrap.fill(words, 120, initial_indent=" " * 8, subsequent_indent=" " * 8)]
+            text = re.sub(r"--([a-z][a-z-]+)", lambda flag: f"``{flag[1].replace('-', '_')}``", option.help)
+            text = f"{text.removesuffix('.')} (default: {default or option.default_text}). {VALUES.get(name, '')}"
+            lines += [f"    {name}", textwrap.fill(text, 120, initial_indent=" " * 8, subsequent_indent=" " * 8)]
     function.__doc__ = (function.__doc__ or "").replace("    {options}", "\n".join(lines))
     return function
 
@@ -114,7 +115,7 @@ def run(
 ) -> Result:
     """Train, evaluate and calibrate; write the run directory.
 
-    An option that is None stays as the recipe has it, or at its default. The options are those of ``unskew run``.
+    An option that is None is as in the recipe, or has its default. The options are those of ``unskew run``.
 
     Parameters
     ----------
@@ -129,7 +130,7 @@ def run(
     progress
         Whether to show the run while it trains (default: only in a notebook).
     trust
-        Whether plug-ins may run that the recipe names, though it is the config.toml of somebody else's run directory.
+        Whether plug-ins may run if the recipe is the config.toml of somebody else's run directory.
     {options}
 
     Returns
@@ -137,8 +138,8 @@ def run(
     Result
         Accuracy, loss, calibrations, cost, and the path of the run directory.
     """
-    given = locals()
-    options = {name: given[name] for name in OPTIONS if given[name] is not None}
+    parameters = locals()
+    options = {name: parameters[name] for name in OPTIONS if parameters[name] is not None}
     options |= {"out": out, "home": working_directory(), "trust": trust}
     return _show(progress, observe, lambda watch: runs.run(recipe, observe=watch, **options))
 
@@ -156,7 +157,7 @@ def run_seeds(
 ) -> SeedRuns:
     """Run one setting with several seeds, each in its own run directory: ``out/seed0``, ``out/seed1``, …
 
-    Finished runs are kept and an interrupted one continues, if their settings are these; a folder with other runs is
+    Finished runs are kept and interrupted ones continue if their settings are the same; a folder with other runs is
     refused.
 
     Parameters
@@ -201,10 +202,10 @@ def resume(
     model: Model | None = None,
     method: Method | None = None,
 ) -> Result:
-    """Continue a run that was stopped; the result equals that of an unbroken run.
+    """Continue a stopped run; the result equals that of a run that never stopped.
 
-    An option that is None stays as it was for the run. A run that was given values from Python (its config.toml says
-    which) needs the same values again.
+    An option that is None is as in the run. Values that were passed from Python (listed in config.toml) must be passed
+    again.
 
     Parameters
     ----------
@@ -213,7 +214,7 @@ def resume(
     observe, progress
         As for ``unskew.run``.
     trust
-        Whether plug-ins that the directory names may run, though it is from somebody else.
+        Whether plug-ins named in somebody else's run directory may run.
     {options}
 
     Returns
@@ -221,8 +222,8 @@ def resume(
     Result
         As from ``unskew.run``.
     """
-    given = locals()
-    options = {name: given[name] for name in (*runs.WORK, "trust", "data", "model", "method")}
+    parameters = locals()
+    options = {name: parameters[name] for name in (*runs.WORK, "trust", "data", "model", "method")}
     folder = working_directory() / path
     return _show(progress, observe, lambda watch: runs.resume(folder, observe=watch, **options))
 
@@ -260,7 +261,7 @@ def sweep(
     validation
         The share of the training images to judge settings on (default: 0.15).
     by
-        What a setting is judged by: accuracy, loss or the name of a calibration.
+        The score of a setting: accuracy, loss or the name of a calibration.
     jobs
         Runs at the same time, one core each (default: one per core).
     out
@@ -280,13 +281,13 @@ def sweep(
     check_format(form)
     options |= {"seeds": seeds, "trials": trials, "validation": validation, "by": by, "jobs": jobs, "out": out}
     options |= {"over": [over] if isinstance(over, str) else over, "home": working_directory(), "trust": trust}
-    made = sweep_settings(recipe, **options)
-    write_summary(made, form)
-    return made
+    result = sweep_settings(recipe, **options)
+    write_summary(result, form)
+    return result
 
 
 def _show(progress: bool | None, observe: Observer | None, work: Callable[[Observer | None], Outcome]) -> Outcome:
-    """Do the work and show it, in a notebook or on the terminal, where that is wanted."""
+    """Do the work and, if requested, show its progress in the notebook or terminal."""
     from unskew.console.progress import PlainConsole
     from unskew.console.screen import NotebookView, Screen, in_notebook
 

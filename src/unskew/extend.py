@@ -1,60 +1,60 @@
-"""What authors import: a method, calibration, measure, network, data set, partition, engine or logger of your own.
+"""For authors of methods, calibrations, measures, networks, data sets, partitions, engines and loggers.
 
-docs/how-to/extending.md has a complete example of each. These names are promises; the rest of the package may move.
-They are imported when first used, like those of ``unskew``.
+docs/how-to/extending.md has a complete example of each. These names are stable; the rest of the package may change.
+They are imported on first use, like those of ``unskew``.
 
 A method
-    Algorithm               what a federation does in a round, slot by slot; a method gives one with slots changed
+    Algorithm               a federated algorithm, slot by slot; a method returns it with some slots replaced
     Method                  a function from Algorithm to Algorithm
-    Step, Loss              what a margin, a blend and a term see of a training step; the loss in its parts
-    Margin, Blend, Term     what is added to the logits; replaces each example's loss; weighs examples, adds penalties
-    Head, Correction        how the classifier's weights are used; what is added to every gradient
-    Perturbation            where each gradient is taken; it returns a Displacement of the model
+    Step, Loss              a training step, the input of margins, blends and terms; the loss and its parts
+    Margin, Blend, Term     added to the logits; replaces each example's loss; weights examples and adds penalties
+    Head, Correction        transforms the classifier's weights; added to every gradient
+    Perturbation            where each gradient is computed, as a Displacement of the model
     Local, Scale            the clients' training settings; the factor on a client's update
-    require_sgd             refuses Adam by the method's name, where its formula counts SGD's steps
-    Available, Arrive       who can be drawn in a round; who of those drawn comes
-    Sampler, Aggregate      who is drawn; how updates become one
-    ServerOptimizer         how the server moves; RoundInfo is the state of the run
-    Statistic, Memory       what travels with the model; what a client keeps. Both see a Visited
-    whole_model             the Memory that keeps a client's whole model
-    check_method            tries every law on a method; LawBroken says which one it breaks
+    require_sgd             refuses Adam for methods whose formula assumes SGD
+    Available, Arrive       which clients can be drawn in a round; which of those drawn participate
+    Sampler, Aggregate      draws clients; combines their updates
+    ServerOptimizer         updates the server's parameters; RoundInfo is the state of the run
+    Statistic, Memory       sent along with the model; kept by a client between visits. Both are computed from a Visited
+    whole_model             the Memory of a client's entire model
+    check_method            tests a method against every law; LawBroken reports the law that it breaks
 A calibration
-    Finisher, finisher      the calibration as a value; the decorator that names it
-    StatisticsRequest       what clients measure, with covariances Full, Diagonal, Shared or LowRank
-    ClassStatistics         what they measured, summed over all clients
-    Made                    a new classifier with more to report; RealFeatures asks for a bound for study
+    Finisher, finisher      a calibration; the decorator that names it
+    StatisticsRequest       the statistics that clients measure, with covariances Full, Diagonal, Shared or LowRank
+    ClassStatistics         the statistics, summed over all clients
+    Made                    a new classifier with notes; RealFeatures requests pooled features, as an upper bound
 A measure
-    Measure, Comparison     the record: values, charts, sentences; its section where runs are compared
-    FinishedRun             what a measure is taken of; Missing says that the run lacks something
+    Measure, Comparison     values, charts and sentences of a run; the section that compares runs
+    FinishedRun             the run to measure; Missing reports that it lacks something
     Chart, Axis             a picture and its axes
-    Line, Band, Bars, Dots, Cells, Rule, Picture, Words    the marks in it
-    Choice, Table, Column   what else a page can show
+    Line, Band, Bars, Dots, Cells, Rule, Picture, Words    the marks of a chart
+    Choice, Table, Column   other elements of a page
 A network, a data set, a partition
-    Shape                   (channels, height, width) of the images that a network takes
+    Shape                   (channels, height, width) of a network's input
     Network                 a module with encoder and classifier; any other nn.Module works too
     ImageSet, Split         a data set; its train and test part
-    Partition               who holds which example; an array of client numbers works too
+    Partition               which client has which example; an array of client numbers works too
 An engine
-    Engine                  what every engine can do; EngineSetup is what it is opened with
-    open_loop               the plain engine, to build others from
-    Roster, Visit, TestPart the clients and their sizes; one client's turn; a part of the test images
-    Reply, Failure, Note    what an engine yields for a visit; one that failed; something else to report
-    Outcome, add            the outcome of an exchange; adds replies in visit order
-    Progress                called after each visit: how much is done, of how much
-    ClientSide              what a client's work is done with; Job: the work itself; PluginJob: one of your own
+    Engine                  the protocol of engines; EngineSetup is what an engine is opened with
+    open_loop               the simplest engine, to build others on
+    Roster, Visit, TestPart the clients and their sizes; a client's turn in a round; a part of the test images
+    Reply, Failure, Note    what an engine yields for a visit: a result, a failure, or a note
+    Outcome, add            the sum of the replies; adds replies in visit order
+    Progress                called after each visit with the visits done and the total
+    ClientSide              the client's data and network; Job: the work to do; PluginJob: a job of your own
     answer                  does a job for one visit, as every engine's worker does
 A logger
-    Backend                 where figures go: start, write, close; Facts, Figures and Overview are what it is given
+    Backend                 writes figures: start, write, close; its inputs are Facts, Figures and an Overview
 Everywhere
     Key                     the only source of randomness
     Tensors, Sums           tensors by name; float64 tensors that may be added
-    UserError               a mistake of the user, in one message: what was given, what is wanted, what to do
+    UserError               a user's mistake, in one message: what was given, what is expected, what to do
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # isort would give every type a line of its own
+if TYPE_CHECKING:  # isort would put every name on its own line
     # isort: off
     from unskew.analysis.measure import Choice, Column, Comparison, Measure, Table
     from unskew.calibration.covariances import Diagonal, Full, LowRank, Shared
@@ -71,7 +71,7 @@ if TYPE_CHECKING:  # isort would give every type a line of its own
     from unskew.core.types import TestPart, Visit, Visited
     from unskew.data.population import Partition
     from unskew.engines import EngineSetup, open_loop
-    from unskew.loggers.backends import Backend, Facts, Figures
+    from unskew.loggers import Backend, Facts, Figures
     from unskew.models.networks import Network, Shape
     from unskew.round.algorithm import Algorithm, Method
     from unskew.round.client import ClientSide
@@ -108,7 +108,7 @@ _NAMES = {
     "Split Statistic Step Sums Tensors Term TestPart Visit Visited",
     "data.population": "Partition",
     "engines": "EngineSetup open_loop",
-    "loggers.backends": "Backend Facts Figures",
+    "loggers": "Backend Facts Figures",
     "models.networks": "Network Shape",
     "round.algorithm": "Algorithm Method",
     "round.client": "ClientSide",

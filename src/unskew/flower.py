@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 
     Give = Callable[[Message, Context], tuple[nn.Module, Iterable[Any]]]
 
-ACTION = "unskew_statistics"  # messages are of the type "query.unskew_statistics"
+ACTION = "unskew_statistics"  # the message type is "query.unskew_statistics"
 RECORD = "unskew"
-PAUSE = 0.5  # seconds between two looks for replies
+PAUSE = 0.5  # seconds between two requests for replies
 
 
 def answer_statistics(app: "ClientApp", give: "Give", *, classes: int, least: int = 1) -> None:
-    """Make a ClientApp answer when the server asks for class statistics.
+    """Make a ClientApp answer the server's request for class statistics.
 
     Parameters
     ----------
     app
         The app.
     give
-        Called with the message and the context; returns the encoder, a network from images to features, and the
-        node's batches of (images, labels).
+        Called with the message and the context; returns the encoder, which maps images to features, and the node's
+        batches of (images, labels).
     classes
         The number of classes.
     least
@@ -92,7 +92,7 @@ def statistics_mod(give: "Give", *, classes: int, least: int = 1) -> Callable[..
 
 @dataclass(frozen=True)
 class Gathered:
-    """The sum over the nodes that answered, and why the others are not in it."""
+    """The sum over the nodes that answered, and why others are missing."""
 
     statistics: ClassStatistics
     nodes: tuple[int, ...]
@@ -119,20 +119,19 @@ def gather(
     classes
         The number of classes.
     form
-        Which covariances to ask for: full, diagonal, shared or low-rank, as a calibration's request spells it.
+        The form of the covariances: full, diagonal, shared or low-rank.
     timeout
         Seconds to wait for replies.
     min_replies
-        The fewest replies that are enough.
+        The minimum number of replies.
 
     Returns
     -------
     Gathered
-        The sum, the nodes in it, and why others are not.
+        The sum, the nodes in it, and why others are missing.
     """
     app = require_extra("flwr.app", "flower")
-    asked = app.ConfigRecord({"classes": classes, "form": form})
-    content = {"arrays": arrays, RECORD: asked}
+    content = {"arrays": arrays, RECORD: app.ConfigRecord({"classes": classes, "form": form})}
     messages = [
         app.Message(app.RecordDict(content), node, f"query.{ACTION}", ttl=timeout) for node in grid.get_node_ids()
     ]
@@ -144,9 +143,9 @@ def gather(
         except UserError as error:
             failures[node] = str(error)
     if len(parts) < (least := max(1, min_replies)):
-        reasons = "; ".join(f"node {node}: {why}" for node, why in failures.items()) or "no node is connected"
-        raise UserError(f"{counted(len(parts), 'node')} sent class statistics, {least} are needed: {reasons}")
-    parts.sort(key=lambda part: part[0])  # the sum has the same bits in any order of arrival
+        reasons = "; ".join(f"node {node}: {reason}" for node, reason in failures.items()) or "no node is connected"
+        raise UserError(f"{counted(len(parts), 'node')} sent class statistics, but {least} are needed: {reasons}")
+    parts.sort(key=lambda part: part[0])  # so that the sum does not depend on the order of arrival
     total = ClassStatistics.merged(part for _, part in parts)
     return Gathered(total, tuple(node for node, _ in parts), failures)
 
@@ -163,7 +162,7 @@ def calibrate(
 ) -> CalibratedClassifier:
     """Build a new classifier from the class statistics of all nodes.
 
-    Nodes that fail, or do not answer in time, are left out with a warning that gives the reason.
+    Nodes that fail or do not answer in time are left out, with a warning that includes the reason.
 
     Parameters
     ----------
@@ -183,7 +182,7 @@ def calibrate(
     Returns
     -------
     CalibratedClassifier
-        A module to put in the classifier's place.
+        A module that replaces the classifier.
     """
     needs = parse_calibration(method).needs
     if isinstance(needs, RealFeatures):
@@ -191,26 +190,26 @@ def calibrate(
     if needs.components > 1 or needs.expand:
         raise UserError(f"{method}: components and expand need more than one exchange with the nodes; leave them out")
     classes = last_linear(classifier).out_features
-    found = gather(grid, arrays, classes=classes, form=str(needs.form), timeout=timeout, min_replies=min_replies)
-    for node, why in found.failures.items():
-        warnings.warn(f"node {node} is left out of the calibration: {why}", stacklevel=2)
-    return calibrate_with(classifier, found.statistics, method, seed)
+    gathered = gather(grid, arrays, classes=classes, form=str(needs.form), timeout=timeout, min_replies=min_replies)
+    for node, reason in gathered.failures.items():
+        warnings.warn(f"node {node} is left out of the calibration: {reason}", stacklevel=2)
+    return calibrate_with(classifier, gathered.statistics, method, seed)
 
 
 def _reply(message: "Message", context: "Context", give: "Give", classes: int, least: int) -> "Message":
     app = require_extra("flwr.app", "flower")
-    asked: Any = message.content[RECORD]
-    if asked["classes"] != classes:
-        raise UserError(f"the server's classifier has {asked['classes']} classes, this node's data {classes}")
+    request: Any = message.content[RECORD]
+    if request["classes"] != classes:
+        raise UserError(f"the server's classifier has {request['classes']} classes, but this node's data {classes}")
     encoder, batches = give(message, context)
-    measured = ClassStatistics.measure(encoder, batches, classes, form=str(asked["form"]))
+    measured = ClassStatistics.measure(encoder, batches, classes, form=str(request["form"]))
     content = drop_small_classes(measured, least)[0].to_bytes()
     array = app.Array("uint8", (len(content),), "unskew", content)
     return app.Message(app.RecordDict({RECORD: app.ArrayRecord({"statistics": array})}), reply_to=message)  # type: ignore[no-any-return]
 
 
 def _replies(grid: "Grid", messages: list["Message"], timeout: float, failures: dict[int, str]) -> Iterable["Message"]:
-    """The replies as they arrive; nodes that fail or do not answer are entered in ``failures``."""
+    """The replies as they arrive; nodes that fail or do not answer are added to ``failures``."""
     nodes = dict(zip(grid.push_messages(messages), (message.metadata.dst_node_id for message in messages), strict=True))
     end = time.monotonic() + timeout
     while nodes:
@@ -230,7 +229,7 @@ def _replies(grid: "Grid", messages: list["Message"], timeout: float, failures: 
 
 
 def _statistics(reply: "Message", classes: int, form: str) -> ClassStatistics:
-    """A node's statistics, checked: the node is not trusted."""
+    """A node's statistics, checked because the node is not trusted."""
     record: Any = reply.content.get(RECORD)
     try:
         content = record["statistics"].data
@@ -240,9 +239,9 @@ def _statistics(reply: "Message", classes: int, form: str) -> ClassStatistics:
         file = Path(folder) / "statistics.safetensors"
         write_again(file, content)
         try:
-            found = ClassStatistics.load(file)
+            statistics = ClassStatistics.load(file)
         except UserError as error:
             raise UserError(str(error).replace(str(file), "its answer")) from error
-    if (found.classes, str(found.form)) != (classes, form):
-        raise UserError(f"it sent {found.about()}, not {form} over {classes} classes as asked")
-    return found
+    if (statistics.classes, str(statistics.form)) != (classes, form):
+        raise UserError(f"it sent {statistics.about()} instead of {form} over {classes} classes")
+    return statistics
