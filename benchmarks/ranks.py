@@ -44,7 +44,7 @@ def measured(images, repeats):
 
 
 if __name__ == "__main__":
-    engines.work_beside("torchrun")
+    engines.serve_rank_zero("torchrun")
     from run import cifar10
 
     print(json.dumps(measured(cifar10(), int(sys.argv[1]))))

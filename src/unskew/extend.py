@@ -71,7 +71,7 @@ if TYPE_CHECKING:  # isort would put every name on its own line
     from unskew.core.types import TestPart, Visit, Visited
     from unskew.data.population import Partition
     from unskew.engines import EngineSetup, open_loop
-    from unskew.loggers.backends import Backend, Facts, Figures
+    from unskew.loggers import Backend, Facts, Figures
     from unskew.models.networks import Network, Shape
     from unskew.round.algorithm import Algorithm, Method
     from unskew.round.client import ClientSide
@@ -108,7 +108,7 @@ _NAMES = {
     "Split Statistic Step Sums Tensors Term TestPart Visit Visited",
     "data.population": "Partition",
     "engines": "EngineSetup open_loop",
-    "loggers.backends": "Backend Facts Figures",
+    "loggers": "Backend Facts Figures",
     "models.networks": "Network Shape",
     "round.algorithm": "Algorithm Method",
     "round.client": "ClientSide",

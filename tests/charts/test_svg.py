@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, Rule, Words
+from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, Rule, Words, grouped
 from unskew.charts.files import DARK, LIGHT, STYLE, svg, svg_sheet
 from unskew.charts.layout import Text, lay_out
 from unskew.charts.scales import text_width
@@ -461,6 +461,17 @@ def test_an_unknown_colour_is_refused_and_numbers_begin_again_after_ten():
     with pytest.raises(UserError, match="'red'; give a number from 0 to 9, or one of ink, quiet, heat"):
         svg(chart(Line([0, 1], [0, 1], colour="red")))
     assert found(chart(Line([0, 1], [0, 1], colour=13)), "g[@class='l3 line']")
+
+
+def test_groups_stand_around_whole_numbers_without_touching():
+    marks = grouped({"a": [1, 2], "b": [3, None], "c": [5, 6]})
+    places = sorted((x, mark.width) for mark in marks for x in mark.x)
+    for (left, width), (right, _) in pairwise(places):
+        assert left + width / 2 < right - width / 2
+    assert [round(sum(mark.x[at] for mark in marks) / 3, 12) for at in (0, 1)] == [0, 1]
+    assert [mark.name for mark in marks] == ["a", "b", "c"]
+    assert [mark.colour for mark in marks] == [0, 1, 2]
+    assert list(marks[1].height) == [3, None]
 
 
 # Several charts in one file

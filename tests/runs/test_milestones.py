@@ -22,21 +22,12 @@ runs = st.lists(st.tuples(st.integers(1, 50), st.none() | st.floats(0, 1)), max_
 )
 
 
-def test_accuracy_at_a_round_never_evaluated_is_that_of_the_last_evaluated_before():
-    assert accuracy_at_round(ROWS, 3) == 0.3
+@pytest.mark.parametrize(("number", "accuracy"), [(1, None), (3, 0.3), (1000, 0.6)])
+def test_accuracy_at_a_round_is_that_of_the_last_evaluated_round_up_to_it(number, accuracy):
+    assert accuracy_at_round(ROWS, number) == accuracy
 
 
-def test_before_the_first_evaluation_there_is_no_accuracy():
-    assert accuracy_at_round(ROWS, 1) is None
-    assert accuracy_at_batch(ROWS, 29) is None
-
-
-def test_a_run_that_ended_earlier_keeps_its_last_accuracy():
-    assert accuracy_at_round(ROWS, 1000) == 0.6
-    assert accuracy_at_batch(ROWS, 1000) == 0.6
-
-
-@pytest.mark.parametrize(("count", "accuracy"), [(9, None), (30, 0.3), (35, 0.3), (44, 0.3), (45, 0.6)])
+@pytest.mark.parametrize(("count", "accuracy"), [(9, None), (29, None), (30, 0.3), (44, 0.3), (45, 0.6), (1000, 0.6)])
 def test_accuracy_at_a_batch_count_is_that_of_the_last_evaluated_round_within_it(count, accuracy):
     assert accuracy_at_batch(ROWS, count) == accuracy
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import unskew
-from unskew import api
 from unskew.console.main import load_command
 from unskew.core.errors import UserError
 from unskew.runs import config as configs
@@ -107,8 +106,3 @@ def test_types_of_run_are_checked_by_mypy(tmp_path):
     assert len(lines) == 2, ended.stdout + ended.stderr
     assert '"rounds"' in lines[0]
     assert '"round"' in lines[1]
-
-
-def test_api_is_what_users_call():
-    assert unskew.run is api.run
-    assert unskew.resume is api.resume

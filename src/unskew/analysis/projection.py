@@ -39,7 +39,7 @@ def take_projection(
     outputs = run.outputs
     if len(run.classes) > PALETTE:
         run.notes.append(
-            f"{len(run.classes):,} classes share {PALETTE} colours, so several classes may have the same colour"
+            f"{len(run.classes):,} classes share {PALETTE} colors, so several classes may have the same color"
         )
     count = len(outputs.labels)
     if count < MIN_IMAGES:

@@ -186,16 +186,11 @@ def rank_settings(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def seeds_needed(gap: Difference, level: float) -> int | None:
-    """How many seeds would separate the two if mean and deviation stay the same; None beyond ``MAX_SEEDS``."""
+def _describe_need(gap: Difference, level: float) -> str:
+    """How many more seeds would separate the two if mean and deviation stay the same."""
     spread = (gap.high - gap.mean) * sqrt(gap.seeds) / t_quantile(level, gap.seeds - 1)  # standard deviation
     enough = (n for n in range(gap.seeds + 1, MAX_SEEDS + 1) if t_quantile(level, n - 1) * spread < gap.mean * sqrt(n))
-    return next(enough, None) if gap.mean > 0 else None
-
-
-def _describe_need(gap: Difference, level: float) -> str:
-    needed = seeds_needed(gap, level)
-    if needed is None:
+    if gap.mean <= 0 or (needed := next(enough, None)) is None:
         return f"More than {MAX_SEEDS} seeds would be needed to separate them."
     more = counted(needed - gap.seeds, "more seed")
     return f"About {more} would decide it if the difference and its spread stay the same."

@@ -202,16 +202,16 @@ def fit(text: str, room: float, size: float = 12.0) -> str:
     return text[:end].rstrip() + "…"
 
 
-def break_lines(text: str, room: float, size: float = 12.0) -> list[str]:
+def break_lines(text: str, room: float) -> list[str]:
     """The text in lines no wider than ``room``; wider words are broken."""
     lines = [""]
     for word in text.split():
-        if lines[-1] and text_width(f"{lines[-1]} {word}", size) <= room:
+        if lines[-1] and text_width(f"{lines[-1]} {word}") <= room:
             lines[-1] += f" {word}"
             continue
         lines.append("")
         for letter in word:
-            if lines[-1] and text_width(lines[-1] + letter, size) > room:
+            if lines[-1] and text_width(lines[-1] + letter) > room:
                 lines.append("")
             lines[-1] += letter
     return lines[1:] or [""]

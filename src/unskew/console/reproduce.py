@@ -198,7 +198,10 @@ def reproduce(
     command = _command(tables, variant, cells, folder)
     reasons: dict[str, str] = {}
     if not show:
-        plans.make_out_folder(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--out {folder} cannot be created: {error.strerror}; choose another folder") from error
         reasons = _train(part, recipes, folder, data_dir, jobs, command)
     written: list[Path] = []
     for recipe in recipes:

@@ -86,9 +86,9 @@ def open_pool(setup: EngineSetup) -> Engine:
 
 def open_torchrun(setup: EngineSetup) -> Engine:
     """The processes that torchrun started, here and on other machines; this one is rank 0."""
-    place, device = launched(), resolve_device(setup.blueprint.device)
-    others = gather(place, processors=device.type == "cpu")
-    data = with_shares(setup.data, place.local_ranks)
+    launch, device = launched(), resolve_device(setup.blueprint.device)
+    others = gather(launch, processors=device.type == "cpu")
+    data = with_shares(setup.data, launch.local_ranks)
     return Ranks(replace(setup.blueprint, device=str(device)), data, setup.client_side(), others)
 
 
@@ -147,10 +147,10 @@ def rehearse(name: str, setup: EngineSetup) -> None:
 def serve_rank_zero(name: object) -> None:
     """In a process that torchrun started with a rank above 0: work for rank 0, and exit when it does."""
     if name == "torchrun":
-        place = launched()
-        if place.rank > 0:
-            follow(place)
-        open_store(place)
+        launch = launched()
+        if launch.rank > 0:
+            follow(launch)
+        open_store(launch)
 
 
 def default_engine(name: str) -> str:

@@ -279,7 +279,7 @@ def _list_counts(skew: Mapping[str, Any], what: str) -> list[float]:
         return [float(count) for count in skew["total"] if count]
     if what == "examples":
         return [float(size) for size in skew["sizes"] if size]
-    ranked = skew["ranked"].get("classes")  # quantiles where there are more clients than the measure lists
+    ranked = skew["ranked"].get("classes")  # quantiles if there are many clients
     return list(ranked) if ranked else [float(sum(map(bool, row))) for row in skew["counts"] if any(row)]
 
 

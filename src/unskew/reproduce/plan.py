@@ -167,14 +167,6 @@ def do_runs(
     return failures
 
 
-def make_out_folder(out: Path) -> None:
-    """Create the folder of results."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be created: {error.strerror}; choose another folder") from error
-
-
 COSTS = {"moon": 1.75, "prototypes": 1.15, "fedprox": 1.06, "feddyn": 1.06}  # of a step relative to FedAvg: measured.md
 START = 1.0  # seconds to start and finish a run
 FORWARD = 1 / 3  # cost of a pass without gradients, relative to a step

@@ -2,15 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save
 
-from unskew.core.errors import LostMemory, UserError
+from unskew.core.errors import UserError
 from unskew.core.files import make_folder, parse_json, read_content, record_from, sync_folder, write_whole
 from unskew.core.tensors import under
 from unskew.core.types import ServerState
@@ -133,15 +131,6 @@ def open_memories(path: Path) -> int:
         return descriptor
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
-
-
-@contextmanager
-def naming_memories(path: Path) -> Iterator[None]:
-    """Add the file's name to an error about a client's damaged or lost memory."""
-    try:
-        yield
-    except LostMemory as error:
-        raise LostMemory(f"{path / MEMORIES}: {error}") from error
 
 
 def drop_memories(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Accuracy for each client: under its own label distribution, and on its own test images where it has some.
+"""Accuracy for each client: under its own label distribution, and on its own test images if it has any.
 
 The experimenter's view of a simulation, computed after the run from the partition and the test set. The server of a
 federation has no label counts and needs none for this (docs/how-to/analysis.md).

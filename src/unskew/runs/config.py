@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from unskew.core import text
@@ -260,17 +259,11 @@ class Config:
         return Local(**settings | {"augment": bool(self.augment), "augmentation": crops})
 
 
-def _describe_options() -> dict[str, Option]:
-    types = get_type_hints(Config)
-    options = {}
-    for field_ in fields(Config):
-        name, declared = field_.name, types[field_.name]
-        kind = get_args(declared)[0] if isinstance(declared, UnionType) else declared
-        options[name] = Option(name, kind, getattr(Config, name), **field_.metadata["option"])
-    return options
-
-
-OPTIONS: dict[str, Option] = _describe_options()
+_TYPES = {name: (get_args(kind) or (kind,))[0] for name, kind in get_type_hints(Config).items()}
+OPTIONS: dict[str, Option] = {
+    item.name: Option(item.name, _TYPES[item.name], getattr(Config, item.name), **item.metadata["option"])
+    for item in fields(Config)
+}
 
 # Part of fingerprints and settings even at their defaults. Do not add new options: existing fingerprints would change.
 ALWAYS_LISTED = (
@@ -524,7 +517,7 @@ def check_text(name: str, value: str) -> None:
 
 
 def _absolute_weights(text: str | None) -> str | None:
-    where, asked, known = (text or "").partition(SHA256)
+    where, separator, sha256 = (text or "").partition(SHA256)
     if text is None or where == IMAGENET:
         return text
-    return f"{usable_path(user_path(where)).absolute()}{asked}{known}"
+    return f"{usable_path(user_path(where)).absolute()}{separator}{sha256}"

@@ -15,7 +15,7 @@ from unskew.calibration.federated import Calibrator, Forecasted, Gathering, Know
 from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.calibration.jobs import EvaluateCalibrated
 from unskew.core import tensors
-from unskew.core.errors import UserError
+from unskew.core.errors import LostMemory, UserError
 from unskew.core.files import read_content, write_whole
 from unskew.core.key import Key, system_key
 from unskew.core.machine import default_workers
@@ -99,16 +99,19 @@ class RunPosition:
 
 def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
     """Train the remaining rounds, calibrate, and write the result; the run can be resumed after any interruption."""
-    with ExitStack() as resources, checkpoints.naming_memories(path):
-        run = Execution(prepared, path, observe, resources)
-        try:
-            run.begin()
-            run.train()
-            return run.finish()
-        except BaseException:
-            if run.position.state.round:
-                run.save()
-            raise
+    try:
+        with ExitStack() as resources:
+            run = Execution(prepared, path, observe, resources)
+            try:
+                run.begin()
+                run.train()
+                return run.finish()
+            except BaseException:
+                if run.position.state.round:
+                    run.save()
+                raise
+    except LostMemory as error:
+        raise LostMemory(f"{path / checkpoints.MEMORIES}: {error}") from error
 
 
 class Execution:
@@ -297,15 +300,15 @@ class Execution:
         prepared, path, config = self.prepared, self.path, self.prepared.config
         classifier, model, rows = self.side.classifier, prepared.whole(model), self.metrics.rows()
         score, start = self.score[1], self.progress.start
-        scores = {OWN: score} | {one.result.name: one.score for one in calibrated}
+        scores = {OWN: score} | {event.result.name: event.score for event in calibrated}
         by_client = {}
         if not prepared.nodes and not self.algorithm.released:
             holdings = prepared.partition, prepared.images.train.labels, prepared.test_owners
             by_client = {name: measure_clients(*holdings, evaluation) for name, evaluation in scores.items()}
         spreads = {name: summarise_clients(*measured) for name, measured in by_client.items()}
         spent = spent_in_rounds(prepared, max(self.begun, len(rows)))
-        for one in calibrated:
-            spent = add_release(spent, one.classifier.report.release)
+        for event in calibrated:
+            spent = add_release(spent, event.classifier.report.release)
         best = best_row(rows, config.monitor) if config.patience else None
         reference = None if prepared.baseline is None else prepared.baseline.accuracy
         result = Result(
@@ -324,8 +327,8 @@ class Execution:
             weights_sha256=tensors.sha256(model),
             model=config.model or "",
             calibrations={
-                one.result.name: replace(one.result, clients_accuracy=spreads.get(one.result.name))
-                for one in calibrated
+                event.result.name: replace(event.result, clients_accuracy=spreads.get(event.result.name))
+                for event in calibrated
             },
             clients_accuracy=spreads.get(OWN),
             settings=configs.deciding(config),
@@ -352,10 +355,9 @@ class Execution:
             files[CLIENTS] = folders.arrays_bytes(to_arrays(by_client))
         if not rows:
             files[METRICS] = b""  # a run without rounds has the file too
-        for one in calibrated:
-            files[folders.calibration_file(path, one.result.name).name] = folders.calibration_bytes(
-                one.result.name, one.classifier
-            )
+        for event in calibrated:
+            name = event.result.name
+            files[folders.calibration_file(path, name).name] = folders.calibration_bytes(name, event.classifier)
         checkpoints.drop_memories(path)  # before the result: a finished run is never resumed
         grown = {METRICS: self.metrics.mark.sha256}
         if self.during.mark.bytes:

@@ -114,10 +114,10 @@ def _in_colour(node: Description, shape: tuple[int, int, int]) -> Description:
 
 def _refuse_look_alikes(classes: Sequence[str], nodes: Sequence[Description]) -> None:
     """Refuse classes that differ only in case, spaces or punctuation: nobody means both "Normal" and "normal"."""
-    seen: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in classes:
         plain = "".join(filter(str.isalnum, name.casefold())) or name
-        if (other := seen.setdefault(plain, name)) != name:
+        if (other := names.setdefault(plain, name)) != name:
             first, second = (next(node.node for node in nodes if label in node.classes) for label in (other, name))
             raise UserError(
                 f"node {first} has a class {other!r} and node {second} a class {name!r}; rename one of them, or, if "
@@ -174,7 +174,7 @@ def _pool_all(nodes: Sequence[Description]) -> tuple[tuple[float, ...], tuple[fl
     return tuple(mean), tuple(std)
 
 
-def describe_oddities(nodes: Sequence[Description], terms: Terms) -> list[str]:
+def describe_oddities(nodes: Sequence[Description], terms: FederationTerms) -> list[str]:
     """Notes on nodes whose description changes the run for everybody; the operator may want to look at them."""
     notes = []
     for node in nodes:
@@ -259,14 +259,14 @@ class FederatedRequest:
     submitter: str = ""
 
 
-def check_nodes(exchange: Transport, asked: FederatedRequest, say: Callable[[str], None]) -> None:
+def check_nodes(exchange: Transport, request: FederatedRequest, say: Callable[[str], None]) -> None:
     """Ask every node to describe its data, and report whether they fit the others' and the recipe."""
-    config = check_request(asked)
+    config = check_request(request)
     terms = FederationTerms(run=os.urandom(16).hex())
-    session = flower.Session(flower.Mailbox(exchange, terms.run, 0), flower.Members(), asked.rules, say)
+    session = flower.Session(flower.Mailbox(exchange, terms.run, 0), flower.Members(), request.rules, say)
     own = None if config.data == NODES else read_data(config)
     session.hold_back()
-    until = exchange.now() + asked.rules.wait
+    until = exchange.now() + request.rules.wait
     _gather(session, config.clients or 0, until, lambda: sum(len(node.clients) for node in session.described.values()))
     nodes = sorted(session.described.values(), key=lambda node: node.node)
     for node in nodes:
@@ -276,7 +276,7 @@ def check_nodes(exchange: Transport, asked: FederatedRequest, say: Callable[[str
             f"of {_shape(node.shape)}, {counted(len(node.classes), 'class')}: {', '.join(node.classes[:10])}"
             f"{', …' if len(node.classes) > 10 else ''}"
         )
-    terms = agree_on_terms(terms, nodes, asked.classes or (own.classes if own else ()))
+    terms = agree_on_terms(terms, nodes, request.classes or (own.classes if own else ()))
     images_of(terms, config, own)  # refuses test images that do not fit
     say(f"agreed: {_shape(terms.shape)}, {counted(len(terms.classes), 'class')}")
     for line in describe_oddities(nodes, terms):
@@ -291,31 +291,31 @@ def check_nodes(exchange: Transport, asked: FederatedRequest, say: Callable[[str
 
 
 @neutral()
-def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observer, say: Any) -> Result:
+def run_federated(exchange: Transport, request: FederatedRequest, observe: Observer, say: Any) -> Result:
     """Train with the nodes that the exchange reaches."""
-    config = check_request(asked)
-    before = read_terms(asked.out) if asked.resume else None
+    config = check_request(request)
+    before = read_terms(request.out) if request.resume else None
     terms = before or FederationTerms(run=os.urandom(16).hex())
     mailbox = flower.Mailbox(exchange, terms.run, terms.starts)
-    session = flower.Session(mailbox, flower.Members(remembered=dict(terms.clients)), asked.rules, say)
+    session = flower.Session(mailbox, flower.Members(remembered=dict(terms.clients)), request.rules, say)
     own = None if config.data == NODES else read_data(config)
     if before is None:
-        clients, until = config.clients or 0, exchange.now() + asked.rules.wait
+        clients, until = config.clients or 0, exchange.now() + request.rules.wait
         session.hold_back()
         _gather(session, clients, until, lambda: sum(len(node.clients) for node in session.described.values()))
-        wanted = asked.classes or (own.classes if own else ())
+        wanted = request.classes or (own.classes if own else ())
         nodes = [session.described[node] for node in sorted(session.described)]
         terms = agree_on_terms(terms, nodes, wanted)
         for line in describe_oddities(nodes, terms):
             session.note(line)
     else:  # wait for the clients that the run began with: fewer would change the result
         clients = sum(not known.late for known in terms.clients.values())
-        until = exchange.now() + min(BACK, asked.rules.wait)
+        until = exchange.now() + min(BACK, request.rules.wait)
     session.fits = lambda node: why_not(node, terms)
     session.admit_described()
-    if clients or len(session.members.by_number) < asked.rules.min_replies:
+    if clients or len(session.members.by_number) < request.rules.min_replies:
         _gather(session, clients, until, lambda: len(session.members.by_number))
-    rules = {name: getattr(asked.rules, name.replace("-", "_")) for name in RULES}
+    rules = {name: getattr(request.rules, name.replace("-", "_")) for name in RULES}
     terms = replace(terms, clients=dict(session.members.remembered), starts=terms.starts + 1, rules=rules)
     session.members.begun = True
     prepared = _prepared(config, terms, own, session)
@@ -327,7 +327,7 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
             return why_not(node, terms) or (None if late is None else reason)
 
         session.fits = fits
-    path = asked.out
+    path = request.out
     if before is None:
         rehearse(prepared)
         create_run_folder(path)
@@ -343,7 +343,7 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
 
         session.joined = joined
         log, start = AuditLog(audit_file(path, released=prepared.algorithm.released)), terms.starts - 1
-        about = {"run": terms.run, "start": start, "submitter": asked.submitter or None, "version": own_version()}
+        about = {"run": terms.run, "start": start, "submitter": request.submitter or None, "version": own_version()}
         session.record = lambda entry: log.append({**about, **entry})
         result = execute(prepared, path, observe)
         if result.released:  # published without numbers of examples and the nodes' pixel statistics
@@ -362,26 +362,26 @@ def audit_file(path: Path, *, released: bool = False) -> Path:
     return path.with_name(f"{path.name}.{AUDIT}") if released else path / AUDIT
 
 
-def check_request(asked: FederatedRequest) -> Config:
+def check_request(request: FederatedRequest) -> Config:
     """Read and check the configuration before any node is contacted."""
-    if not asked.resume:
-        if (asked.out / CONFIG).exists():
-            raise UserError(f"{asked.out} already has a run; choose another folder, or resume it")
-        if asked.out.exists() and not (asked.out.is_dir() and is_blank(asked.out)):
-            raise UserError(f"{asked.out} exists and is not empty; choose another --out")
-        config = configs.read(asked.recipe)
+    if not request.resume:
+        if (request.out / CONFIG).exists():
+            raise UserError(f"{request.out} already has a run; choose another folder, or resume it")
+        if request.out.exists() and not (request.out.is_dir() and is_blank(request.out)):
+            raise UserError(f"{request.out} exists and is not empty; choose another --out")
+        config = configs.read(request.recipe)
         parse_method(config.method, Local())
         config = replace(config, method=with_release(config.method))
     else:
-        config = configs.read_own_run(asked.out)
-        if read_sealed(asked.out, RESULT) is not None:  # a calibration may have failed for lack of a client
-            algorithm, made = parse_method(config.method, Local()), read_result(asked.out).calibrations
-            if all(named(finisher, algorithm) in made for finisher in algorithm.finish):
-                raise UserError(f"{asked.out} is finished: it has a result.json; start another run")
+        config = configs.read_own_run(request.out)
+        if read_sealed(request.out, RESULT) is not None:  # a calibration may have failed for lack of a client
+            algorithm, done = parse_method(config.method, Local()), read_result(request.out).calibrations
+            if all(named(finisher, algorithm) in done for finisher in algorithm.finish):
+                raise UserError(f"{request.out} is finished: it has a result.json; start another run")
     config = configs.checked(replace(config, on_failure="skip", partition=NODES, engine="auto"))
-    if config.per_round is not None and asked.rules.min_replies > config.per_round:
+    if config.per_round is not None and request.rules.min_replies > config.per_round:
         raise UserError(
-            f"min-replies is {asked.rules.min_replies}, but only {config.per_round} clients take part in a round; "
+            f"min-replies is {request.rules.min_replies}, but only {config.per_round} clients take part in a round; "
             "raise --per-round, or lower min-replies"
         )
     if config.validation:

@@ -550,9 +550,9 @@ class FinishedRun:
             return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
 
         for name, own in folders.plain_names(names).items():
-            if (found := kind(weights.get(name))) != kind(own):
+            if (actual := kind(weights.get(name))) != kind(own):
                 file = self.path / folders.MODEL
-                raise UserError(f"{file} does not fit the network: {name} must be {kind(own)}, but is {found}")
+                raise UserError(f"{file} does not fit the network: {name} must be {kind(own)}, but is {actual}")
         return {name: weights[plain] for name, plain in zip(names, folders.plain_names(names), strict=True)}
 
     @property

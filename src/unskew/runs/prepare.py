@@ -368,9 +368,9 @@ def _plan_model(
     if layers is not None:
         trained = {id(value) for part in last_layers(network, shape, layers)[0] for value in part.parameters()}
         counts = [(id(value) in trained, value.numel()) for value in network.parameters()]
-        some, total = sum(count for mine, count in counts if mine), sum(count for _, count in counts)
+        free, total = sum(count for is_trained, count in counts if is_trained), sum(count for _, count in counts)
         notes.append(
-            f"--train {config.train}: {some:,} of {counted(total, 'parameter')} are trained and sent; the others are "
+            f"--train {config.train}: {free:,} of {counted(total, 'parameter')} are trained and sent; the others are "
             "frozen"
         )
         unstored = _why_unstored(config, images, network, shape, layers)

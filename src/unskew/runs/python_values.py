@@ -42,7 +42,7 @@ class Nodes:
 
 @dataclass(frozen=True, eq=False)
 class PythonValues:
-    """The options that have no text of their own; None where the configuration has one."""
+    """The options that have no text of their own; None if the configuration has one."""
 
     data: ImageSet | None = None
     model: Factory | None = None

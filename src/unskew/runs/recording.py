@@ -74,7 +74,7 @@ def plain_spelling(source: str) -> str:
 class Recorder:
     """Decides what is recorded in each round, and builds the row written after it."""
 
-    asked: tuple[Recorded, ...]
+    recordings: tuple[Recorded, ...]
     rounds: int
     side: ClientSide  # its network is overwritten
     key: Key
@@ -86,7 +86,7 @@ class Recorder:
 
     def due(self, number: int) -> list[str]:
         """The quantities recorded after this round."""
-        return [recording.name for recording in self.asked if recording.due(number, self.rounds)]
+        return [recording.name for recording in self.recordings if recording.due(number, self.rounds)]
 
     def watched(self, number: int) -> list[str]:
         """Those that clients report."""

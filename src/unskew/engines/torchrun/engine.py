@@ -265,10 +265,10 @@ class OtherRanks:
                 kind = LostMemory if message["lost"] else StorageFailure
                 raise kind(f"{other.known.name}: {message['storage']}")
             if "ready" in message:
-                found = [open_offered(*offered) for offered in message["files"]]
+                descriptors = [open_offered(*offered) for offered in message["files"]]
                 with self._changed:
                     other.ready, other.shares = True, message["shares"]
-                    other.files = [ResultFile(descriptor) for descriptor in found if descriptor is not None]
+                    other.files = [ResultFile(descriptor) for descriptor in descriptors if descriptor is not None]
                     self._changed.notify_all()
             else:
                 self._take(other, message, tensors)

@@ -38,21 +38,21 @@ INTERRUPTED = 130
 SLOTS = 4  # files for sums: two groups running or queued, two waiting to be added
 
 
-def follow(place: Launched) -> NoReturn:
+def follow(launch: Launched) -> NoReturn:
     """Work for rank 0, run after run, until it exits."""
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_DFL)  # nothing to clean up yet
     torch.set_num_threads(1)
     keep_freed_memory()
-    if join_rank_zero(place):
+    if join_rank_zero(launch):
         with neutral():
-            _Follower(place).serve()
+            _Follower(launch).serve()
     sys.exit(0)
 
 
 class _Follower:
-    def __init__(self, place: Launched) -> None:
-        self._place = place
+    def __init__(self, launch: Launched) -> None:
+        self._launch = launch
         self._inbox: SimpleQueue[tuple[Message, Tensors] | None] = SimpleQueue()
         self._writer: Writer | None = None  # while rank 0 has an engine open
         self._working = False
@@ -98,7 +98,7 @@ class _Follower:
         try:
             blueprint = Blueprint.from_json(opening["open"])
             device = resolve_device(blueprint.device)
-            own = worker_device(device, device_count(device), self._place.local_rank)
+            own = worker_device(device, device_count(device), self._launch.local_rank)
             memories = anonymous_file() if opening["remembers"] else None
             side = build(replace(blueprint, device=own), data, memories)
             secret = bytes.fromhex(opening["secret"])
@@ -191,7 +191,7 @@ class _Follower:
         """Rank 0 has exited: the normal end between two runs, otherwise a failure that torchrun reports."""
         if not self._ending.acquire(blocking=False):
             return
-        if self._writer is not None and self._place.rank == 1:
+        if self._writer is not None and self._launch.rank == 1:
             os.write(2, f"unskew: rank 0 is lost: {reason}; resume its run with: unskew resume RUN\n".encode())
         if self._writer is not None or self._working:
             os._exit(1)

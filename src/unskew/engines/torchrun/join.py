@@ -47,12 +47,12 @@ def launched() -> Launched:
         raise UserError(f"--engine torchrun: {reason}; start it with: {LINE} …, or give --engine auto")
     (rank, ranks, port), host = map(_number, ("RANK", "WORLD_SIZE", "MASTER_PORT")), os.environ["MASTER_ADDR"]
     local = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
-    place = Launched(rank, ranks, host, port, *local, by_torchrun="TORCHELASTIC_RUN_ID" in os.environ)
-    if not place.rank < place.ranks:
+    launch = Launched(rank, ranks, host, port, *local, by_torchrun="TORCHELASTIC_RUN_ID" in os.environ)
+    if not launch.rank < launch.ranks:
         raise UserError(
-            f"RANK={place.rank}, WORLD_SIZE={place.ranks}: ranks are numbered from 0; start it with: {LINE} …"
+            f"RANK={launch.rank}, WORLD_SIZE={launch.ranks}: ranks are numbered from 0; start it with: {LINE} …"
         )
-    return place
+    return launch
 
 
 def check_command(engine: str | None) -> None:
@@ -112,39 +112,39 @@ def _source() -> str:
     return f"of source {digest.hexdigest()[:12]}"
 
 
-def open_store(place: Launched) -> None:
+def open_store(launch: Launched) -> None:
     """On rank 0: let the others join; they are released when this process exits."""
-    if place.ranks > 1:
-        _store(place)
+    if launch.ranks > 1:
+        _store(launch)
 
 
-def gather(place: Launched, *, processors: bool) -> list[Rank]:
+def gather(launch: Launched, *, processors: bool) -> list[Rank]:
     """On rank 0: connect the other ranks; refuse them if their results could differ.
 
     ``processors``: whether they compute on CPUs, which must then be of the same kind.
     """
-    others, own = range(1, place.ranks), facts()
+    others, own = range(1, launch.ranks), facts()
     if not others:
         return []
-    store = _store(place)
+    store = _store(launch)
     _wait_for(store, others)
     reported: dict[int, Facts] = {rank: json.loads(store.get(_key(rank))) for rank in others}
     known = [
-        Rank(rank, name_rank(rank, about), place.by_torchrun and about["group"] == own["group"])
+        Rank(rank, name_rank(rank, about), launch.by_torchrun and about["group"] == own["group"])
         for rank, about in reported.items()
     ]
     if store.check([BEGIN]):  # connected in an earlier run of this process
         return known
     _check_same(own, reported, processors)
     store.set(BEGIN, GO)
-    _interruptible(lambda: _connect(store, place))
+    _interruptible(lambda: _connect(store, launch))
     return known
 
 
-def join_rank_zero(place: Launched) -> bool:
+def join_rank_zero(launch: Launched) -> bool:
     """On another rank: wait for rank 0, then connect; False if it ended without needing this rank."""
-    store = _store(place)
-    store.set(_key(place.rank), json.dumps(facts()))
+    store = _store(launch)
+    store.set(_key(launch.rank), json.dumps(facts()))
     try:
         while not store.check([BEGIN]):
             time.sleep(POLL_SECONDS)
@@ -152,7 +152,7 @@ def join_rank_zero(place: Launched) -> bool:
             return False
     except RuntimeError:  # rank 0 and its store have ended
         return False
-    _connect(store, place)
+    _connect(store, launch)
     return True
 
 
@@ -166,19 +166,19 @@ def _key(rank: int) -> str:
 
 
 @cache
-def _store(place: Launched) -> Store:
+def _store(launch: Launched) -> Store:
     """The key-value store that the ranks share: torchrun's, or rank 0's if another program started them."""
-    master = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    master = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         patience = timedelta(seconds=JOIN_SECONDS)
-        store = TCPStore(place.host, place.port, None, master, patience, wait_for_workers=False, multi_tenant=True)
+        store = TCPStore(launch.host, launch.port, None, master, patience, wait_for_workers=False, multi_tenant=True)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0][:300]
         raise UserError(
-            f"rank {place.rank} on {socket.gethostname()} cannot reach rank 0's machine at {place.host}, port "
-            f"{place.port} ({reason}); check the address, and that the port is open"
+            f"rank {launch.rank} on {socket.gethostname()} cannot reach rank 0's machine at {launch.host}, port "
+            f"{launch.port} ({reason}); check the address, and that the port is open"
         ) from error
-    if place.rank == 0:
+    if launch.rank == 0:
         atexit.register(_release_ranks, store)
     return store
 
@@ -213,23 +213,23 @@ def _check_same(own: Facts, others: dict[int, Facts], processors: bool) -> None:
                 )
 
 
-def _connect(store: Store, place: Launched) -> None:
+def _connect(store: Store, launch: Launched) -> None:
     if dist.is_initialized():
         if "gloo" not in (kinds := dist.get_backend_config()):
             raise UserError(
                 f"torch.distributed was initialized with {kinds}; use cpu:gloo, or let unskew initialize it"
             )
         return
-    name = None if INTERFACE in os.environ else _interface(place)
+    name = None if INTERFACE in os.environ else _interface(launch)
     try:
         if name is not None:
             os.environ[INTERFACE] = name
         own, patience = PrefixStore("unskew", store), timedelta(seconds=CONNECT_SECONDS)
-        dist.init_process_group("gloo", store=own, rank=place.rank, world_size=place.ranks, timeout=patience)
+        dist.init_process_group("gloo", store=own, rank=launch.rank, world_size=launch.ranks, timeout=patience)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0][:300]
         raise UserError(
-            f"rank {place.rank} on {socket.gethostname()} cannot connect to the others ({reason}); on each "
+            f"rank {launch.rank} on {socket.gethostname()} cannot connect to the others ({reason}); on each "
             f"machine, set the network interface that they share, as in {INTERFACE}=eth0, and open its ports"
         ) from error
     finally:
@@ -237,7 +237,7 @@ def _connect(store: Store, place: Launched) -> None:
             del os.environ[INTERFACE]
 
 
-def _interface(place: Launched) -> str | None:
+def _interface(launch: Launched) -> str | None:
     """The network interface that reaches rank 0's machine; None: let gloo choose."""
     try:
         import fcntl
@@ -245,7 +245,7 @@ def _interface(place: Launched) -> str | None:
         return None
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((place.host, place.port))  # sends nothing
+            probe.connect((launch.host, launch.port))  # sends nothing
             own = socket.inet_aton(probe.getsockname()[0])
             for _, name in socket.if_nameindex():
                 try:
@@ -253,7 +253,7 @@ def _interface(place: Launched) -> str | None:
                 except OSError:  # it has no address
                     continue
                 if answer[20:24] == own:  # other machines cannot reach this one through its loopback
-                    return None if place.local_ranks < place.ranks and name == "lo" else name
+                    return None if launch.local_ranks < launch.ranks and name == "lo" else name
     except OSError:  # a name that does not resolve, another operating system
         return None
     return None

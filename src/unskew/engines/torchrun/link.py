@@ -95,16 +95,13 @@ def _send(rank: int, envelope: Envelope) -> None:
     framed = lengths + envelope.header.ljust(FRAME - 2 * LENGTH)
     for part in (framed[:FRAME], framed[FRAME:], envelope.body):
         for start in range(0, len(part), PIECE):
-            _send_piece(part[start : start + PIECE], rank)
-
-
-def _send_piece(content: bytes | memoryview, rank: int) -> None:
-    try:
-        work = dist.isend(torch.frombuffer(bytearray(content), dtype=torch.uint8), rank, tag=TAG)
-        assert work is not None
-        work.wait(timedelta(seconds=FOREVER))  # the reading thread notices a silent rank
-    except RuntimeError as error:
-        raise _connection_error(error) from error
+            piece = torch.frombuffer(bytearray(part[start : start + PIECE]), dtype=torch.uint8)
+            try:
+                work = dist.isend(piece, rank, tag=TAG)
+                assert work is not None
+                work.wait(timedelta(seconds=FOREVER))  # the reading thread notices a silent rank
+            except RuntimeError as error:
+                raise _connection_error(error) from error
 
 
 def _receive_piece(room: bytearray | memoryview, rank: int, seconds: float) -> None:
