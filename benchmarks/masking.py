@@ -25,7 +25,6 @@ from unskew.federation.folder import ROSTER, write_roster
 from unskew.federation.network import make_node_key
 from unskew.privacy.agreement import BOX_BYTES, Agreement, Member, shares_needed, unmask
 from unskew.privacy.ciphers import derived_key
-from unskew.privacy.fixed_point import as_steps
 from unskew.privacy.secure_sum import (
     Masked,
     MaskKeys,
@@ -33,6 +32,7 @@ from unskew.privacy.secure_sum import (
     MaskShares,
     MaskSurvivors,
     Terms,
+    as_steps,
     describe,
     digest_of,
     digest_of_key,

@@ -106,7 +106,7 @@ def test_a_class_of_several_parts_has_their_features_in_the_proportion_of_their_
 def test_more_virtual_features_than_memory_are_refused_with_how_many_fit(monkeypatch):
     module = sys.modules["unskew.calibration.ccvr"]  # the name in the package is the function
     monkeypatch.setattr(module, "physical_memory", lambda: 4 * D * 150 / 0.8)  # room for 150
-    with pytest.raises(UserError, match=r"300 virtual features take 0.0 GB, .*; give per_class=50 or less"):
+    with pytest.raises(UserError, match=r"300 virtual features need 0.0 GB, .*; give per_class=50 or less"):
         draw_virtual_features(statistics_of(), 100, Key(0))
     assert len(draw_virtual_features(statistics_of(), 50, Key(0))[0]) == 150
 
@@ -463,7 +463,7 @@ WRONG_TEXTS = {
     "": "calibration is empty; give a name such as ccvr",
     "ccvx": "no calibration is called 'ccvx'; did you mean 'ccvr'?",
     "fedavg": "no calibration is called 'fedavg'; choose from: ccvr, uscc, lda, ridge, qda, oracle",
-    "ccvr + lda": "give a single calibration; adding methods or protections with + works only in a run's method",
+    "ccvr + lda": "give a single calibration; + adds methods and protections only in a run's --method",
     "ccvr(per_clas=5)": "calibration ccvr has no knob 'per_clas'; did you mean 'per_class'?",
     "ccvr(per_class=0)": "ccvr(per_class=0): give a number above 0",
     "ccvr(per_class=2.5)": "calibration ccvr: per_class must be a whole number, not 2.5",
@@ -471,7 +471,7 @@ WRONG_TEXTS = {
     "ccvr(lr=0)": "ccvr(lr=0.0): give a number above 0",
     "ccvr(layers=0)": "ccvr(layers=0): give a number above 0",
     "ccvr(components=0)": "ccvr(components=0): give a number above 0",
-    "ccvr(momentum=1)": "ccvr(momentum=1.0): give 0 or more and less than 1",
+    "ccvr(momentum=1)": "ccvr(momentum=1.0): give at least 0 and less than 1",
     "ccvr(weight_decay=-1)": "ccvr(weight_decay=-1.0): give 0 or more",
     "ccvr(tukey=0.5)": "Tukey's power needs features that are not negative; add relu=true",
     "ccvr(tukey=2, relu=true)": "tukey must be from 0 (the logarithm) to 1 (no change)",
@@ -502,14 +502,14 @@ def test_a_text_that_is_no_calibration_is_refused_in_words(source):
 
 MISFITS = {
     "a classifier of more features": (lambda: linear(5), QUICK, "takes 5 features to 3 classes and needs"),
-    "a classifier of more classes": (lambda: linear(outputs=4), QUICK, "of 4 features and 4 classes; it was given"),
+    "a classifier of more classes": (lambda: linear(outputs=4), QUICK, "of 4 features and 4 classes, not"),
     "parts that were not measured": (linear, "ccvr(components=2)", "of 4 features and 6 classes; it was given full"),
     "random features that were not": (linear, "lda(expand=7)", "of 11 features and 3 classes; it was given full"),
-    "a head of several layers": (deep, QUICK, "must be an nn.Linear, not a Sequential; for a deeper one, give layers"),
+    "a head of several layers": (deep, QUICK, "must be an nn.Linear, not a Sequential; for a deeper one, set layers"),
     "another width before several": (deep, "ccvr(layers=2)", "takes 6 features to 3 classes"),
-    "a module without linear layer": (nn.ReLU, "ccvr(layers=2)", "must end in an nn.Linear; this is a ReLU"),
+    "a module without linear layer": (nn.ReLU, "ccvr(layers=2)", "must end in an nn.Linear, but a ReLU without one"),
     "no module": (lambda: "linear", QUICK, "the classifier must be a torch module, not a str"),
-    "a rate that blows up": (linear, "ccvr(per_class=50, lr=1e30)", "re-training with lr=1e+30 diverged to NaN"),
+    "a rate that blows up": (linear, "ccvr(per_class=50, lr=1e30)", "retraining with lr=1e+30 diverged to NaN"),
 }  # fmt: skip
 
 
@@ -526,8 +526,8 @@ def test_what_does_not_belong_together_is_refused_in_one_clear_message(case):
     [
         ({"sums": 1}, QUICK, "the statistics must be ClassStatistics, not a dict"),
         (None, QUICK, "the statistics must be ClassStatistics, not None"),
-        (ClassStatistics.empty(C, D), QUICK, "the statistics are empty: no client holds an example"),
-        (ClassStatistics.empty(C, D, "shared"), "lda", "the statistics are empty: no client holds an example"),
+        (ClassStatistics.empty(C, D), QUICK, "the statistics are empty: no client has any examples"),
+        (ClassStatistics.empty(C, D, "shared"), "lda", "the statistics are empty: no client has any examples"),
         (statistics_of(), None, "a calibration must be a text such as 'ccvr(per_class=500)' or a Finisher, not None"),
     ],
 )

@@ -164,7 +164,7 @@ def test_the_layer_whose_rows_are_the_classes_is_the_last_linear_one():
     last = linear(4, C)
     assert last_linear(last) is last
     assert last_linear(nn.Sequential(linear(D, 4), nn.Sequential(nn.ReLU(), last))) is last
-    with pytest.raises(UserError, match=r"a classifier must end in an nn.Linear; this is a ReLU that does not"):
+    with pytest.raises(UserError, match=r"a classifier must end in an nn.Linear, but a ReLU without one was given"):
         last_linear(nn.ReLU())
 
 
@@ -179,17 +179,17 @@ def test_nothing_is_said_where_covariances_were_used_as_they_are():
 def test_what_was_done_to_covariances_is_said_in_words():
     few, fewer = ClassReport(0, 4, shrunk=0.25), ClassReport(1, 2, shrunk=0.75)
     assert reported(few, fewer, ClassReport(2, 100)) == [
-        "2 of 3 classes with fewer examples than features: the covariance was mixed with the pooled one, "
+        "2 of 3 classes have fewer examples than features: their covariance was mixed with the pooled one, "
         "with weight up to 0.75"
     ]
     assert reported(ClassReport(0, 1, shrunk=1.0), ClassReport(1, 100)) == [
-        "1 of 2 classes with one example: the pooled covariance was used"
+        "1 of 2 classes have one example: the pooled covariance was used"
     ]
     assert reported(ClassReport(0, 100, clipped=0.031)) == [
         "negative eigenvalues were set to zero, at most 0.031 of a covariance"
     ]
     assert reported(ClassReport(0, 100, left_over=0.126)) == [
-        "low rank leaves at most 13% of a class's variance to the diagonal"
+        "the low-rank form leaves at most 13% of a class's variance to the diagonal"
     ]
 
 

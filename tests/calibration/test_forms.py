@@ -150,5 +150,5 @@ def test_more_directions_than_features_are_refused_whoever_asks_even_with_no_exa
         lambda: ClassStatistics.of_features(features_of(0, 3), torch.zeros(0, dtype=torch.int64), 2, form),
     )
     for ask in asking:
-        with pytest.raises(UserError, match=r"low-rank\(4\): the features have only 3 dimensions"):
+        with pytest.raises(UserError, match=r"low-rank\(4\): there are only 3 features"):
             ask()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.calibration.covariances import Gaussians
-from unskew.calibration.mixture import PASSES, by_part, centres_of, move_centres
+from unskew.calibration.mixture import PASSES, by_part, find_centres, move_centres
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key
 
@@ -124,7 +124,7 @@ def test_centres_begin_at_virtual_features_and_are_asked_for_so_many_passes():
         seen.append(centres.clone())
         return ask(centres)
 
-    found = centres_of(whole, K, watched, KEY)
+    found = find_centres(whole, K, watched, KEY)
     assert len(seen) == PASSES
     for place, label in ((0, 0), (1, 2)):
         assert torch.equal(seen[0][label], Gaussians(whole).draw(place, K, KEY.fold("centres"))[0])
@@ -138,7 +138,7 @@ def test_a_key_names_the_centres_and_nobody_is_disturbed():
     features, labels = examples()
     whole, ask = ClassStatistics.of_features(features, labels, C), asked(features, labels, labels)
     state = torch.random.get_rng_state()
-    one, again, other = (centres_of(whole, K, ask, key) for key in (KEY, KEY, Key(4)))
+    one, again, other = (find_centres(whole, K, ask, key) for key in (KEY, KEY, Key(4)))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -151,6 +151,6 @@ def test_two_clear_heaps_of_a_class_are_found(clients):
     features, labels = normal(100, D) + heaps, torch.zeros(100, dtype=torch.int64)
     owners = torch.arange(100) // 7 % clients
     whole = ClassStatistics.of_features(features, labels, C)
-    centres = centres_of(whole, K, asked(features, labels, owners), KEY)[0]
+    centres = find_centres(whole, K, asked(features, labels, owners), KEY)[0]
     wanted = torch.stack([features[side == each].mean(0) for each in (0, 1)])
     assert torch.allclose(centres[centres[:, 0].argsort()], wanted, atol=1e-9)

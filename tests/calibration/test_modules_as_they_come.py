@@ -192,5 +192,5 @@ def test_images_of_whole_numbers_are_for_their_owner_to_normalize():
 
 def test_statistics_that_memory_does_not_hold_are_refused_before_they_are_made(monkeypatch):
     monkeypatch.setattr("unskew.calibration.covariances.physical_memory", lambda: 10_000)
-    with pytest.raises(UserError, match=r"full statistics of 9 classes and 20 features take .* use covariance=shared"):
+    with pytest.raises(UserError, match=r"full statistics of 9 classes and 20 features need .* use covariance=shared"):
         ClassStatistics.of_features(torch.randn(18, 20), torch.arange(18) % 9, 9)

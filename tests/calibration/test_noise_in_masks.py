@@ -97,7 +97,7 @@ def test_a_server_that_asks_for_less_noise_or_longer_features_than_agreed_is_ref
         with pytest.raises(UserError, match="without the agreed noise"):
             job(budget, clip).with_share(Side(agreed), words, NEEDED, MEMBERS)
     for longer in (0.0, RADIUS, 100.0):
-        with pytest.raises(UserError, match="but the agreed noise covers only 2"):
+        with pytest.raises(UserError, match="but the agreed noise covers 2"):
             job((50.0, 1e-5, RADIUS), longer).with_share(Side(agreed), words, NEEDED, MEMBERS)
     assert job(None, 0.0).with_share(Side(None), words, NEEDED, MEMBERS) is words
 

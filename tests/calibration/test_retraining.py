@@ -171,9 +171,7 @@ def test_losses_over_many_features_are_means_over_all_of_them():
 
 @pytest.mark.parametrize("make", [linear, deep])
 def test_a_rate_that_ends_in_nan_is_refused_by_name(make):
-    with pytest.raises(
-        UserError, match=r"^re-training with lr=1e\+200 diverged to NaN or infinity; give a smaller lr$"
-    ):
+    with pytest.raises(UserError, match=r"^retraining with lr=1e\+200 diverged to NaN or infinity; give a smaller lr$"):
         retrain(make(), *examples(), Local(epochs=5, lr=1e200), KEY)
 
 

@@ -85,7 +85,7 @@ def test_the_strength_has_the_least_generalised_cross_validation_score_of_the_gr
         scores[strength] = residual / (1 - degrees / len(labels)) ** 2
     best = min(scores, key=scores.get)
     report = made(features, labels, "ridge(balanced=false)").report
-    assert report.notes() == [f"strength {best:.2g} was chosen by generalised cross-validation"]
+    assert report.notes() == [f"strength {best:.2g} was chosen by generalized cross-validation"]
 
 
 def test_the_effective_number_of_examples_is_that_of_equal_weights():

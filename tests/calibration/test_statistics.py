@@ -169,7 +169,7 @@ def test_classes_that_nobody_holds_take_no_room_in_a_sum_either():
 def test_a_sum_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatch):
     parts = [example(), example()]
     monkeypatch.setattr(covariances, "physical_memory", lambda: 400.0)
-    with pytest.raises(UserError, match=r"full statistics of 4 classes and 3 features take .* use covariance=shared"):
+    with pytest.raises(UserError, match=r"full statistics of 4 classes and 3 features need .* use covariance=shared"):
         ClassStatistics.merged(parts)
 
 
@@ -513,10 +513,10 @@ FALSE = {
     "a tensor missing": (changed(second=only(None)), "they contain held, number, sums instead of held, number, second"),
     "another form's tensors": (changed("diagonal", {"form": "shared"}), "instead of held, number, second, sums"),
     "sums in float32": (changed(sums=lambda v: v.float()), "sums must be float64"),
-    "counts in int32": (changed(number=lambda v: v.int()), "one whole number for each class held"),
-    "labels in float64": (changed(held=lambda v: v.double()), "one whole number for each class held"),
-    "labels in a table": (changed(held=lambda v: v[None]), "one whole number for each class held"),
-    "a count missing": (changed(number=lambda v: v[1:].clone()), "one whole number for each class held"),
+    "counts in int32": (changed(number=lambda v: v.int()), "one whole number per class with examples"),
+    "labels in float64": (changed(held=lambda v: v.double()), "one whole number per class with examples"),
+    "labels in a table": (changed(held=lambda v: v[None]), "one whole number per class with examples"),
+    "a count missing": (changed(number=lambda v: v[1:].clone()), "one whole number per class with examples"),
     "a row missing": (changed(sums=lambda v: v[1:].clone()), r"sums has the shape \(3, 3\), expected \(4, 3\)"),
     "no triangle": (changed(second=lambda v: v[:, 1:].clone()), r"\(4, 5\), expected \(4, 6\)"),
     "sums in one row": (changed(sums=lambda v: v.flatten()), r"sums has the shape \(12,\)"),

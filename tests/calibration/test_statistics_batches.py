@@ -55,7 +55,7 @@ def test_dict_batches_give_the_same_sums(image, label):
         ({"picture": IMAGES, "label": LABELS}, "images, pixel_values, x, img; this one has: 'picture', 'label'"),
         ({"image": IMAGES, "class": LABELS}, "its labels under label, labels, y, target; this one has: "),
         ({}, "this one has: nothing"),
-        (IMAGES, "pairs of (images, labels) or dicts with both; this is a Tensor"),
+        (IMAGES, "pairs of (images, labels) or dicts with both, not a Tensor"),
         ((IMAGES, LABELS, 3), "this is a tuple of 3"),
         ("images", "this is a str"),
         ((IMAGES, "012012012"), "labels"),

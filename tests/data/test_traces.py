@@ -37,7 +37,7 @@ def test_stays_may_overlap_and_one_row_is_enough(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is not a trace: its header is ''; give round,client or client,from,to"),
+        ("", "is not a trace: its header is ''; use the columns round,client or client,from,to"),
         ("who,when\n1,2\n", "its header is 'who,when'"),
         ("round,client\n", "has no rows"),
         ("round,client\n0,1\n", "line 2: '0,1'; clients are numbered from 0, rounds from 1"),

@@ -23,7 +23,7 @@ from unskew.calibration.calibrate import calibrate
 from unskew.calibration.classifier import Lift
 from unskew.calibration.covariances import parse_form, statistics_bytes
 from unskew.calibration.federated import real_features
-from unskew.calibration.mixture import PASSES, by_part, centres_of
+from unskew.calibration.mixture import PASSES, by_part, find_centres
 from unskew.calibration.protection import Layout, add_noise, clip_features, drop_small_classes
 from unskew.calibration.statistics import ClassStatistics
 from unskew.console.main import main
@@ -253,7 +253,7 @@ def test_several_gaussians_a_class_cost_what_all_questions_together_cost(capsys,
         sent.append(sum(map(weight_of, parts)))
         return ClassStatistics.merged(parts)
 
-    centres = centres_of(ClassStatistics.merged(first), 2, ask, Key(clients[0]))
+    centres = find_centres(ClassStatistics.merged(first), 2, ask, Key(clients[0]))
     assert_made_of(ask(centres, "full"), run, clients, method)
     assert len(sent) == PASSES + 1
 
@@ -431,23 +431,27 @@ WRONG = {
     "an unknown calibration": ("ccvx", None, "no method is called 'ccvx'; did you mean 'ccvr'?"),
     "an unknown knob": ("ccvr(per_clas=5)", None, "did you mean 'per_class'?"),
     "an impossible knob": ("ccvr(per_class=0)", None, "ccvr(per_class=0): give a number above 0"),
-    "a training method": ("fedprox", None, "'fedprox' changes the training (terms); give only calibrations"),
+    "a training method": ("fedprox", None, "'fedprox' changes training (terms); give only calibrations"),
     "a training method beside one": ("fedavgm + ccvr", None, "changes the training (server); give only calibrations"),
     "both stages of fedeccr": ("fedeccr", None, "changes the training (blend); give only calibrations"),
     "no name": ("", None, "a calibration must be a text such as 'ccvr'"),
     "a protection alone": ("secure", None, "'secure' contains no calibration; add ccvr, uscc, lda, ridge or oracle"),
-    "an oracle and a protection": ("oracle + secure", None, "which secure does not protect; leave secure out"),
+    "an oracle and a protection": ("oracle + secure", None, "which secure does not protect; leave out secure"),
     "too many layers": ("ccvr(layers=3)", None, "layers=3: this network ends in 2 linear layers; give 1 to 2"),
-    "too many directions": ("ccvr(covariance='low-rank(65)')", None, "the features have only 64 dimensions"),
+    "too many directions": ("ccvr(covariance='low-rank(65)')", None, "there are only 64 features"),
     "everything withheld": (f"{QUICK} + withhold(500)", None, "no client has more than"),
     "a mixture in private": ("ccvr(components=2) + private", None, "the guarantee is for one Gaussian per class"),
-    "a minimum in private": ("lda + withhold + private", None, "the guarantee is for one example; leave withhold out"),
+    "a minimum in private": (
+        "lda + withhold + private",
+        None,
+        "the guarantee covers only one example; leave out withhold",
+    ),
     "low rank in private": ("ccvr(covariance='low-rank(3)') + private", None, "Gaussian per class, not low-rank(3)"),
     "too much noise": (f"{QUICK} + private(epsilon=0.01)", None, "no class is left after this much noise"),
     "a rate that blows up": (
         "ccvr(per_class=40, lr=1e30)",
         None,
-        "re-training with lr=1e+30 diverged to NaN or infinity",
+        "retraining with lr=1e+30 diverged to NaN or infinity",
     ),
     "more parts than a class can have": ("ccvr(components=5000)", None, "give at most"),
     "too many features to sum": ("lda(expand=20000)", None, "GB per client, more than 2.1 GB; give a smaller expand"),
@@ -524,7 +528,7 @@ REFUSED_RUNS = {
     "a minimum without calibration": ("fedavg + withhold", [], "there is no calibration whose statistics could"),
     "an oracle that is protected": ("fedavg + oracle + private", [], "does not protect; leave"),
     "too many layers": ("fedavg + ccvr(layers=3)", [], "this network ends in 2 linear layers; give 1 to 2"),
-    "everything withheld": ("fedavg + ccvr + withhold(500)", [], "so none of them would send anything; give"),
+    "everything withheld": ("fedavg + ccvr + withhold(500)", [], "so no client would send anything; give"),
     "two clients in secret": ("fedavg + lda + secure", ["--clients", "2"], "a sum over 2 clients would"),
     "a calibration twice": ("fedavg + lda + lda(0.1)", [], "method lda is given twice; give it once"),
 }
@@ -542,7 +546,7 @@ def test_a_calibration_that_fails_after_the_training_does_not_cost_the_training(
     run = tmp_path / "run"
     method = "fedavg + lda + ccvr(per_class=40, lr=1e30) + oracle(per_class=9, epochs=1)"
     said = refused(capsys, "run", *FAST, "--method", method, "--out", run)
-    assert "re-training with lr=1e+30 diverged to NaN or infinity; give a smaller lr; the run is finished" in said
+    assert "retraining with lr=1e+30 diverged to NaN or infinity; give a smaller lr; the run is finished" in said
     assert "resume" not in said
     assert result(run)["weights_sha256"] == result(plain)["weights_sha256"]
     assert list(rows(run)) == ["lda"]

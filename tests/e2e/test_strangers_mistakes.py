@@ -95,7 +95,7 @@ def test_a_function_that_raises_or_gives_something_else(capsys, flag, name, mess
             "uscc(9223372036854775808)",
             "per_class=9223372036854775808 is too large; the limit is 1,000,000,000",
         ),
-        ("--method", "uscc(1000000000)", "10,000,000,000 virtual features take"),
+        ("--method", "uscc(1000000000)", "10,000,000,000 virtual features need"),
         ("--method", "ccvr(per_class=1e30)", "per_class must be a whole number"),
         ("--method", f"fedvc({10**40})", "is too large"),
         ("--method", "fedvc(1000000000)", "of memory before training"),

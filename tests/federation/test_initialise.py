@@ -14,7 +14,7 @@ import pytest
 from unskew.core.errors import UserError
 from unskew.federation.folder import ROSTER, RUN_CONFIG, initialise, read_federation, read_node
 from unskew.federation.network import make_node_key, public_pem
-from unskew.privacy.signing import Roster, load_private, point_of
+from unskew.privacy.signing import NodeRoster, load_private, point_of
 
 FLWR = Path(sys.executable).parent / "flwr"
 
@@ -55,7 +55,7 @@ def test_every_node_has_the_keys_of_all_nodes_also_of_those_that_come_later_or_s
     federation = initialise(tmp_path / "fed", nodes=["a", "b"]).federation
     initialise(tmp_path / "fed", keys={"c": tmp_path / "hers.pub"})
     (federation.node("c") / "node.key").write_bytes(own.private)
-    rosters = [Roster.read(federation.node(name) / ROSTER) for name in ("a", "b", "c")]
+    rosters = [NodeRoster.read(federation.node(name) / ROSTER) for name in ("a", "b", "c")]
     assert rosters[0] == rosters[1] == rosters[2]
     assert sorted(rosters[0].names.values()) == ["a", "b", "c"]
     assert mode(federation.node("a") / "signing.key") == 0o600
@@ -65,8 +65,8 @@ def test_every_node_has_the_keys_of_all_nodes_also_of_those_that_come_later_or_s
 
 
 @pytest.mark.parametrize(("content", "wrong"), [
-    (None, r"roster.txt is missing, which lists the nodes of the federation; unskew federation init"),
-    (b"ward\n", "roster.txt, line 1: expected a name and a key: ward ecdsa-sha2-nistp384"),
+    (None, r"roster.txt, the list of the federation's nodes, is missing"),
+    (b"ward\n", "roster.txt, line 1: give a name and a key, such as: ward ecdsa-sha2-nistp384"),
     (b"# nodes\n\nward ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJKK\n", "roster.txt, line 3: expected a name and a key"),
     (b"\xff\xfe\x00", "roster.txt, line 1: expected a name and a key"),
 ])  # fmt: skip
@@ -74,12 +74,10 @@ def test_a_roster_that_is_none_is_refused(tmp_path, content, wrong):
     if content is not None:
         (tmp_path / ROSTER).write_bytes(content)
     with pytest.raises(UserError, match=wrong):
-        Roster.read(tmp_path / ROSTER)
+        NodeRoster.read(tmp_path / ROSTER)
 
 
-@pytest.mark.parametrize(
-    ("content", "wrong"), [(None, "is missing, with which the node signs"), (b"x", "not a private")]
-)
+@pytest.mark.parametrize(("content", "wrong"), [(None, "the key with which the node signs"), (b"x", "not a private")])
 def test_a_signing_key_that_is_none_is_refused(tmp_path, content, wrong):
     if content is not None:
         (tmp_path / "node.key").write_bytes(content)

@@ -634,7 +634,7 @@ def test_a_clients_shares_never_leave_it_unless_the_population_is_asked_once():
         ("fedir(everybody)", "give population, uniform, or a share for each class"),
         ('fedir("")', "give population, uniform, or a share for each class"),
         ('fedir(" , ")', "give population, uniform, or a share for each class"),
-        ('fedir("0.5 0.3 0.2")', "3 shares given, but the data has 4 classes"),
+        ('fedir("0.5 0.3 0.2")', "3 shares for 4 classes"),
         ('fedir("1 1 1 1 1")', "5 shares given, but the data has 4 classes"),
     ],
 )

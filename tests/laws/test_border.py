@@ -261,7 +261,7 @@ def test_fewer_clients_than_a_secure_sum_needs_are_refused():
     small = federation("fedavg", sizes=SIZES[: MIN_CLIENTS - 1], dtype="float32")
     engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     needs = parse_calibration("lda").needs
-    with pytest.raises(UserError, match=f"2 clients take part, and a secure sum needs {MIN_CLIENTS}"):
+    with pytest.raises(UserError, match=f"2 clients take part, but a secure sum needs {MIN_CLIENTS}"):
         secure_statistics(engine, small.state().tensors, needs, Layout.of(4, 64, needs.form), Key(0), 0.66)
     engine.close()
 

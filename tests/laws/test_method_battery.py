@@ -253,7 +253,7 @@ def test_two_blends_are_refused_by_both_names():
         return replace(algorithm, blend=lambda entropy, step: entropy)
 
     refusal = laws.refusal(candidate("prototypes") + candidate(smoothing))
-    assert refusal == "prototypes and smoothing both claim the blend slot; leave one of them out"
+    assert refusal == "prototypes and smoothing both claim the blend slot; leave out one of them"
 
 
 CALIBRATIONS = {"ccvr", "uscc", "lda", "ridge", "qda", "oracle", "fedeccr"}

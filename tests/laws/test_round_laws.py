@@ -12,7 +12,6 @@ from unskew.core.key import Key
 from unskew.data.batches import plan
 from unskew.engines.blueprint import build
 from unskew.models import NETWORKS
-from unskew.round.client import _row
 
 
 def plain_sgd(whole, rounds, fused, other=None):
@@ -28,8 +27,8 @@ def plain_sgd(whole, rounds, fused, other=None):
         )
         if other is not None:
             optimizer = other(network.parameters(), number)
-        for step, count in enumerate(batches.counts):
-            images, labels = side.train.batch(*_row(batches, step, count))
+        for step in range(len(batches.counts)):
+            images, labels = side.train.batch(*batches.row(step))
             optimizer.zero_grad()
             F.cross_entropy(network(images), labels).backward()
             if local.clip:

@@ -107,7 +107,7 @@ def test_the_mean_is_over_those_that_came():
     def those(key, roster, per_round):
         return [Visit(visit.client, float(roster.size(visit.client))) for visit in came.visits]
 
-    only = small.with_algorithm(Algorithm(local=small.blueprint.local, sampler=those)).run(1)
+    only = replace(small, value=Algorithm(local=small.blueprint.local, sampler=those)).run(1)
     assert largest_difference(state.tensors, only.tensors) == 0
 
 
@@ -146,10 +146,10 @@ def test_plain_rounds_do_not_speak_of_absence():
     [
         ("absent(1)", "share, a probability, must be"),
         ("absent(-0.1)", "share, a probability, must be"),
-        ("available(share=0)", "share, of the time, must be above 0"),
-        ("available(share=1.5)", "share, of the time, must be above 0"),
+        ("available(share=0)", "the share of the time must be above 0"),
+        ("available(share=1.5)", "the share of the time must be above 0"),
         ("available(period=0)", "period must be at least 1 round"),
-        ("available(sha256=abcdefabcdef)", "give its file too"),
+        ("available(sha256=abcdefabcdef)", "give the file too"),
         ("available(t.csv, sha256=xyz)", "8 to 64 hexadecimal digits"),
         ("available(missing.csv)", "the trace"),
         ("centralised + absent", "centralised and absent both claim the arrive slot"),
@@ -178,7 +178,7 @@ def test_a_runs_text_has_the_whole_path_and_the_hash_and_needs_the_file_only_to_
     with pytest.raises(UserError, match="the trace"):
         algorithm.available(Key(0), 1, EVEN)
     (tmp_path / "my trace.csv").write_text("round,client\n1,1\n")
-    with pytest.raises(UserError, match="its content has changed"):
+    with pytest.raises(UserError, match="has changed since the run was started"):
         parse_method(named.name).available(Key(0), 1, EVEN)
 
 

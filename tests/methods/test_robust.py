@@ -114,5 +114,5 @@ def test_knobs_out_of_range_are_refused(text):
 
 def test_more_updates_than_memory_are_refused_before_they_fill_it(monkeypatch):
     monkeypatch.setattr("unskew.methods.robust.physical_memory", lambda: 1000)
-    with pytest.raises(UserError, match=r"a robust mean of 5 updates takes .* sample fewer clients"):
+    with pytest.raises(UserError, match=r"a robust mean of 5 updates needs .* sample fewer clients"):
         one_round("fedavg + median")

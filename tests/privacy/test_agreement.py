@@ -134,7 +134,7 @@ def test_a_member_refuses_an_agreement_that_it_cannot_believe():
     members, agreement = begun(3)
     publics = agreement.publics
     broken = {
-        "a public key is not its owner's": [
+        "a public key does not belong to its member": [
             replace(agreement, publics={**publics, 0: publics[1]}),
             replace(agreement, publics={**publics, 2: publics[1]}),
             replace(agreement, publics={1: publics[1], 2: publics[2]}),
@@ -144,14 +144,14 @@ def test_a_member_refuses_an_agreement_that_it_cannot_believe():
             replace(agreement, publics={**publics, 1: b"short"}),
             replace(agreement, publics={**publics, 1: bytes(32) + publics[1][:32]}),
         ],
-        "more than half must, and at most all": [replace(agreement, threshold=number) for number in (0, 1, 4)],
+        "it must take more than half, and at most all": [replace(agreement, threshold=number) for number in (0, 1, 4)],
     }
     for words, agreements in broken.items():
         for each in agreements:
             with pytest.raises(UserError, match=words):
                 members[0].mask(vector_of(0), each, range(3))
     short = Member(0, b"1", bytes(32))
-    with pytest.raises(UserError, match="a session id has at least 16 random bytes, not 1"):
+    with pytest.raises(UserError, match="a session id must have at least 16 random bytes, not 1"):
         short.boxes(Agreement(b"1", 2, {**publics, 0: short.public}, ABOUT))
 
 
@@ -167,7 +167,7 @@ def test_a_member_refuses_to_answer_or_open_for_too_few_or_for_strangers():
         ([0, 1, 2, 3], range(5), "not among those that took part"),
         (range(7), range(6), "not among those that took part"),
     ]:
-        with pytest.raises(UserError, match=f"client 0 refuses to open: .*{words}"):
+        with pytest.raises(UserError, match=f"client 0 refuses to open its shares: .*{words}"):
             members[0].opened(agreement, boxes, sharing, answered)
 
 
@@ -177,7 +177,7 @@ def test_a_wrong_share_of_a_dropped_members_key_is_noticed():
     opened = opened_by(members, agreement, range(5), answered, answered)
     opened[0][2] = bytes(16) + b"\x01"
     total = np.zeros(WORDS, np.uint64)
-    with pytest.raises(UserError, match=r"client 2, which dropped out, do not give its key|do not belong together"):
+    with pytest.raises(UserError, match=r"client 2, which dropped out, do not yield its key|do not belong together"):
         unmask(total, agreement, range(5), answered, opened)
     opened[0][2] = b"short"
     with pytest.raises(UserError, match="the share of client 2 that client 0 opened is refused: it has 5 bytes"):

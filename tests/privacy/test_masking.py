@@ -136,20 +136,20 @@ def test_a_session_is_answered_once_in_one_agreement_and_opened_one_way():
     layout = Layout.of(C, D)
     held = {client: statistics_of(client) for client in range(5)}
     maskings, agreement, boxes, vectors = exchanged(held, layout)
-    with pytest.raises(UserError, match="client 1 refuses to answer: a session is answered once"):
+    with pytest.raises(UserError, match="client 1 refuses to answer: it has already answered this session"):
         maskings[1].masked(statistics_of(1), layout, held)
-    with pytest.raises(UserError, match="client 1 refuses to answer: it takes part in another agreement"):
+    with pytest.raises(UserError, match="client 1 refuses to answer: it already takes part in another agreement"):
         maskings[1].boxes(replace(agreement, threshold=5))
     received = {other: boxes[other][1] for other in held if other != 1}
     maskings[1].opened(received, vectors)
-    with pytest.raises(UserError, match="client 1 refuses to open: it has opened for other clients"):
+    with pytest.raises(UserError, match="client 1 refuses to open its shares: it has opened them for other clients"):
         maskings[1].opened(received, [0, 1, 2, 4])
 
 
 def test_nothing_is_answered_before_shares_are_out_and_nothing_opened_before_an_answer():
     layout = Layout.of(C, D)
     early = Masking.new(0, SESSION)
-    with pytest.raises(UserError, match=r"client 0 refuses to answer: it has handed out no shares \(boxes\)"):
+    with pytest.raises(UserError, match=r"client 0 refuses to answer: it has not distributed its shares \(boxes\)"):
         early.masked(statistics_of(0), layout, range(3))
     others = {client: Masking.new(client, SESSION) for client in (1, 2)} | {0: early}
     publics = {client: masking.public for client, masking in others.items()}
@@ -175,7 +175,7 @@ def test_another_layout_than_the_agreed_one_is_refused():
     maskings = {client: Masking.new(client, SESSION) for client in range(3)}
     publics = {client: masking.public for client, masking in maskings.items()}
     maskings[0].boxes(Agreement(SESSION, 2, publics, layout.about()))
-    with pytest.raises(UserError, match=r"client 0 refuses to answer: agreed was full .* 2\^-24"):
+    with pytest.raises(UserError, match=r"client 0 refuses to answer: the agreed layout was full .* 2\^-24"):
         maskings[0].masked(statistics_of(0), Layout.of(C, D, bits=20), publics)
 
 
@@ -272,7 +272,7 @@ def test_too_few_clients_are_refused_by_server_and_clients():
         two[0].boxes(Agreement(SESSION, 2, {each.client: each.public for each in two}, layout.about()))
     with pytest.raises(UserError, match="least=1"):
         secure_sum(clients, layout, least=1)
-    with pytest.raises(UserError, match="dropped names client 9"):
+    with pytest.raises(UserError, match="dropped contains client 9"):
         secure_sum(clients, layout, dropped=[9])
     with pytest.raises(UserError, match="client -1"):
         Masking.new(-1, SESSION)

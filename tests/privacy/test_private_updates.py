@@ -14,8 +14,8 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Roster, Visit
 from unskew.methods import parse_method
-from unskew.privacy.fixed_point import as_steps
 from unskew.privacy.noise import PrivateUpdates
+from unskew.privacy.secure_sum import as_steps
 from unskew.round import driver
 
 accounting = pytest.importorskip("dp_accounting")
@@ -53,7 +53,7 @@ def test_rounding_for_a_secure_sum_does_not_make_it_longer_than_promised():
     clipped = replace(PLAIN, clip=0.001).clip_update(sums_of(update.tolist()))
     steps = as_steps(clipped, 3, "test")["delta/params/0"]
     assert float(steps.double().norm()) * 2.0**-32 <= 0.001
-    with pytest.raises(UserError, match="too short for steps"):
+    with pytest.raises(UserError, match="too small for steps"):
         replace(PLAIN, clip=1e-8).clip_update(sums_of(update.tolist()))
 
 
@@ -63,7 +63,7 @@ def test_rounding_for_a_secure_sum_does_not_make_it_longer_than_promised():
 def test_what_noise_does_not_cover_is_refused_on_the_client(name, words):
     with pytest.raises(UserError, match=words):
         PLAIN.clip_update(sums_of([1.0]) | {name: torch.zeros(1, dtype=torch.float64)})
-    with pytest.raises(UserError, match="clients count 1 each, this visit 5"):
+    with pytest.raises(UserError, match="every visit must have weight 1, not 5"):
         PLAIN.clip_update(sums_of([1.0], weight=5.0))
 
 

@@ -103,13 +103,13 @@ def test_clients_lost_at_every_step_at_once(small):
 
 
 @pytest.mark.parametrize(("step", "words"), [
-    (MaskKeys, "gave keys"), (MaskShares, "handed out shares"), (Masked, "answered"),
+    (MaskKeys, "sent keys"), (MaskShares, "distributed shares"), (Masked, "answered"),
     (MaskOpenings, "opened their shares"),
 ])  # fmt: skip
 def test_below_the_threshold_there_is_no_sum_and_nothing_is_opened(small, step, words):
     outcome, engine = trained(small, SecureUpdates(0.66), lost={step: [1, 2, 3]})
     assert outcome.sums == {}
-    assert outcome.void == f"3 of 6 visits {words}, and 4 must for a secure sum"
+    assert outcome.void == f"3 of 6 visits {words}, but a secure sum needs 4"
     assert [failure.client for failure in outcome.failures] == [1, 2, 3]
     assert type(engine.asked[-1][0]) is step  # the exchange ends there
 
@@ -117,7 +117,7 @@ def test_below_the_threshold_there_is_no_sum_and_nothing_is_opened(small, step, 
 def test_two_clients_are_too_few_however_often_they_come(small):
     visits = [Visit(0, 1.0, take=4, repeat=repeat) for repeat in range(4)] + [Visit(1, 1.0, take=4)]
     outcome, engine = trained(small, SecureUpdates(0.66), visits)
-    assert outcome.void == "2 clients take part, and a secure sum needs 3"
+    assert outcome.void == "2 clients take part, but a secure sum needs 3"
     assert not engine.asked
 
 
@@ -130,7 +130,7 @@ def test_a_client_that_comes_twice_is_added_twice(small):
 
 
 def test_more_visits_than_a_table_of_shares_can_have_are_refused(small):
-    with pytest.raises(UserError, match=r"a secure sum over 2,001 visits is refused; at most 2,000"):
+    with pytest.raises(UserError, match=r"a secure sum over 2,001 visits is refused; sample at most 2,000"):
         add_securely(None, Train(), {}, [ALL[0]] * (MOST_MEMBERS + 1), Key(0), threshold=0.66)
 
 
@@ -167,9 +167,7 @@ def test_a_client_whose_update_does_not_fit_is_left_out_by_name(small):
     outcome, _ = trained(small, SecureUpdates(0.66), visits)
     (failure,) = outcome.failures
     assert failure.client == 5
-    assert (
-        "client 5: weight reaches 1e+12, and in a sum over 6 visits there is room for 3.58e+08 each" in failure.reason
-    )
+    assert "client 5: weight reaches 1e+12, but a secure sum over 6 visits has room for 3.58e+08 each" in failure.reason
 
 
 def test_statistics_survive_a_client_that_drops_out_and_name_it(small):
@@ -200,12 +198,12 @@ def test_a_client_does_not_answer_a_question_twice(small):
     *_, masked, opened = engine.asked
     again = total(engine, *masked)
     assert len(again.failures) == 6
-    assert all("refuses: a session is answered once" in failure.reason for failure in again.failures)
+    assert all("refuses: it has already answered this session" in failure.reason for failure in again.failures)
     assert not total(engine, *opened).failures  # the same question has the same answer
     job, shared, visits, key = opened
     others = msgspec.structs.replace(job, answered=(*job.answered[:5], False))
     refused = total(engine, others, shared, visits[:5], key)
-    assert all("with both openings one would be unmasked" in failure.reason for failure in refused.failures)
+    assert all("with both a client could be unmasked" in failure.reason for failure in refused.failures)
     assert len(refused.failures) == 5
     engine.close()
 
@@ -228,14 +226,14 @@ def test_a_client_refuses_to_answer_what_was_not_agreed_on(small, change):
 
 
 @pytest.mark.parametrize(("change", "wrong"), [
-    ({"members": ()}, "from 1 to 2,000 members, 0 given"),
-    ({"members": ((0, 0), (0, 0), (2, 0), (3, 0), (4, 0), (5, 0))}, "names one member twice"),
-    ({"members": ((-1, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0))}, "numbers that are not possible"),
+    ({"members": ()}, "1 to 2,000 members, not 0"),
+    ({"members": ((0, 0), (0, 0), (2, 0), (3, 0), (4, 0), (5, 0))}, "lists one member twice"),
+    ({"members": ((-1, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0))}, "members have invalid numbers"),
     ({"members": ((9, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0))}, "client 0 is not among the members"),
-    ({"session": b"short"}, "no session id"),
-    ({"threshold": 0}, "no number of members that must stay"),
-    ({"keys": ()}, "sends 0 keys for 6 members"),
-    ({"keys": (b"x" * 63,) * 6}, "expected 64 bytes, these are 63"),
+    ({"session": b"short"}, "no valid session id"),
+    ({"threshold": 0}, "no valid number of members that must stay"),
+    ({"keys": ()}, "sent 0 keys for 6 members"),
+    ({"keys": (b"x" * 63,) * 6}, "it must have 64 bytes, not 63"),
     ({"sharing": (True,)}, "lists 1 of 6 members"),
 ])  # fmt: skip
 def test_a_question_that_is_none_is_refused(small, change, wrong):
@@ -252,7 +250,7 @@ def test_a_parcel_of_another_size_is_refused(small):
     SecureUpdates(0.66)(engine, Train(1), small.state().tensors, ALL, Key(3))
     job, shared, visits, key = engine.asked[-1]
     outcome = total(engine, job, shared, [replace(visits[0], parcel=visits[0].parcel[:-1])], key)
-    assert "no shares that the other members sealed" in outcome.failures[0].reason
+    assert "did not forward the shares that the other members sealed" in outcome.failures[0].reason
     engine.close()
 
 

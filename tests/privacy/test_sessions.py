@@ -29,7 +29,7 @@ def sessions():
 
 def test_a_session_is_answered_once(sessions):
     answer(sessions, 3, FIRST, AGREED, 0)
-    with pytest.raises(UserError, match="client 3 refuses: a session is answered once"):
+    with pytest.raises(UserError, match="client 3 refuses: it has already answered this session"):
         answer(sessions, 3, FIRST, AGREED, 0)
     answer(sessions, 3, FIRST, AGREED, 1)  # another visit of the same client
     answer(sessions, 4, FIRST, AGREED, 0)
@@ -38,7 +38,7 @@ def test_a_session_is_answered_once(sessions):
 
 def test_a_session_is_not_answered_before_it_was_agreed_to(sessions):
     for session in (FIRST, SECOND):
-        with pytest.raises(UserError, match="client 3 refuses: it has handed out no shares in this session"):
+        with pytest.raises(UserError, match="client 3 refuses: it has not distributed its shares in this session"):
             sessions.answer(3, session, AGREED, ALL, 0)
         answer(sessions, 3, session, AGREED, 0)
 
@@ -55,7 +55,7 @@ def test_a_session_is_answered_and_opened_under_masks_with_the_same_members(sess
 def test_an_earlier_session_is_never_answered_again(sessions):
     answer(sessions, 0, SECOND, AGREED, 0)
     for change in (sessions.agree, lambda *question: answer(sessions, *question, 0)):
-        with pytest.raises(UserError, match="client 0 refuses: it has answered a later session"):
+        with pytest.raises(UserError, match="client 0 refuses: it has already answered a later session"):
             change(0, FIRST, AGREED)
     twin = SECOND[:8] + b"x" * 24
     with pytest.raises(UserError, match="a later session"):
@@ -75,7 +75,7 @@ def test_a_session_is_opened_one_way_and_only_by_who_answered(sessions):
     answer(sessions, 0, FIRST, AGREED, 0)
     sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)
     sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)  # the same question: the same answer
-    with pytest.raises(UserError, match="with both openings one would be unmasked"):
+    with pytest.raises(UserError, match="with both a client could be unmasked"):
         sessions.open(0, FIRST, AGREED, ALL, b"r" * 32, 0)
     with pytest.raises(UserError, match="not after it was opened"):
         answer(sessions, 0, FIRST, AGREED, 1)
@@ -89,7 +89,7 @@ def test_records_of_two_processes_join_to_what_both_did(sessions):
         sessions.join(0, other.content(0))
         other.close()
     for visit in (0, 3):
-        with pytest.raises(UserError, match="a session is answered once"):
+        with pytest.raises(UserError, match="it has already answered this session"):
             answer(sessions, 0, FIRST, AGREED, visit)
     sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)
     before = sessions.content(0)
@@ -98,7 +98,7 @@ def test_records_of_two_processes_join_to_what_both_did(sessions):
     assert sessions.content(0) == before
     for odd in (Record(FIRST, OTHER, 1), Record(FIRST, AGREED, 1, b"r" * 32), Record(FIRST, AGREED, 1, NOTHING, OTHER)):
         with pytest.raises(
-            UserError, match=r"client 0 refuses: it (takes part in another|has opened this|has answered this)"
+            UserError, match=r"client 0 refuses: it (takes part in another|has opened its shares|has answered this)"
         ):
             sessions.join(0, odd.to_bytes())
     sessions.join(0, Record(SECOND, OTHER).to_bytes())
@@ -124,7 +124,7 @@ def test_numbers_without_a_place_are_refused(sessions, client, visit):
 
 
 def test_a_session_id_of_another_length_is_refused(sessions):
-    with pytest.raises(UserError, match="a session id has 32 bytes, this one 3"):
+    with pytest.raises(UserError, match="a session id must have 32 bytes, not 3"):
         sessions.agree(0, b"abc", AGREED)
 
 
@@ -140,7 +140,7 @@ def test_a_record_in_a_file_is_there_when_it_is_opened_again_and_nobody_else_may
     answer(first, 7, FIRST, AGREED, 0)
     first.close()
     again = Sessions.in_file(file)
-    with pytest.raises(UserError, match="client 7 refuses: a session is answered once"):
+    with pytest.raises(UserError, match="client 7 refuses: it has already answered this session"):
         answer(again, 7, FIRST, AGREED, 0)
     again.close()
     assert file.stat().st_mode & 0o777 == 0o600
@@ -168,7 +168,7 @@ def test_a_record_outlives_a_process_that_is_killed(tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     again = Sessions.in_file(file)
-    with pytest.raises(UserError, match="client 7 refuses: a session is answered once"):
+    with pytest.raises(UserError, match="client 7 refuses: it has already answered this session"):
         answer(again, 7, FIRST, AGREED, 0)
     again.close()
 

@@ -118,7 +118,7 @@ def test_what_is_no_optimiser_is_refused_in_a_sentence(text, message):
 @pytest.mark.parametrize("method", ["scaffold", "fednova"])
 @pytest.mark.parametrize("text", ["adam", "adamw(beta1=0.5)"])
 def test_methods_that_count_sgds_steps_refuse_adam_by_name(method, text):
-    with pytest.raises(UserError, match=rf"{method} with --optimizer {re.escape(text)}: it needs SGD: .*"):
+    with pytest.raises(UserError, match=rf"{method} needs SGD, not --optimizer {re.escape(text)}: .*"):
         methods.parse_method(method, Local(optimizer=text))
     assert not uses_sgd(Local(optimizer=text))
     methods.parse_method(method, Local(optimizer="sgd"))
@@ -147,7 +147,7 @@ def test_a_correction_is_added_to_what_was_clipped():
     def ones(shared, memory):
         return {name: torch.ones_like(value) for name, value in shared.items() if name.startswith("params/")}
 
-    start, end = small.state(), small.with_algorithm(replace(small.algorithm, correction=ones)).run(1)
+    start, end = small.state(), replace(small, value=replace(small.algorithm, correction=ones)).run(1)
     for name in ones(start.tensors, {}):
         assert torch.allclose(start.tensors[name] - end.tensors[name], torch.tensor(0.3).double(), atol=1e-4)
 

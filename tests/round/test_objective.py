@@ -65,7 +65,7 @@ def test_predict_gives_the_logits_of_the_servers_model_and_of_a_remembered_one(m
 
     small = federation(method, sizes=(8,), epochs=2, batch=8)
     algorithm = small.algorithm
-    watched = small.with_algorithm(replace(algorithm, terms=(term,), remember=(whole_model("last"),)))
+    watched = replace(small, value=replace(algorithm, terms=(term,), remember=(whole_model("last"),)))
     watched.run(2)
     (first, server, nothing), (second, again, _), (third, now, last), (_, _, still) = seen
     assert nothing is None

@@ -87,7 +87,7 @@ def test_without_rounds_any_schedule_fits():
 
 
 def test_a_schedule_that_does_not_fit_the_rounds_or_the_rate_is_refused():
-    with pytest.raises(UserError, match="a warm-up of 5 rounds leaves no others of --rounds 5"):
+    with pytest.raises(UserError, match="a warm-up of 5 rounds leaves none of --rounds 5"):
         check_rounds(Local(schedule="cosine(warmup=5)"), 5)
     with pytest.raises(UserError, match=r"least is above --lr 0\.01"):
         check_rounds(Local(schedule="cosine(least=0.02)"), 5)

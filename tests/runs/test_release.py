@@ -306,7 +306,7 @@ def test_the_unit_is_stated_wherever_epsilon_is_shown(tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "for every client" in said
     assert "for every example" in said
-    assert "the noise follows from the seed: ε holds only for those who do not know it" in said
+    assert "the noise follows from the seed: ε holds only against those who do not know it" in said
     assert rows(tmp_path / "a")[0]["unit"] == "client"
     privacy = json.loads((tmp_path / "a" / "result.json").read_text())["privacy"]
     assert (privacy["unit"], privacy["updates"]["unit"], privacy["releases"][0]["unit"]) == (

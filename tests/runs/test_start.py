@@ -227,7 +227,7 @@ REFUSED = {
     "oracle": "it pools real features, which a federation cannot do",
     "lda + private(epsilon=1, clip=1)": "it clips the features first (private); leave private out",
     "lda + ridge": "training starts from one classifier; give one of lda or ridge",
-    "fedprox": "changes the training (terms); give only calibrations",
+    "fedprox": "changes training (terms); give only calibrations",
     "secure": "contains no calibration",
     "nonsense": "no method is called 'nonsense'",
     "lda(": "lda(",

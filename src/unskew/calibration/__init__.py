@@ -1,4 +1,4 @@
-"""Calibration: the table of calibrations, and the way from a text such as ``ccvr(per_class=500)`` to a Finisher."""
+"""The registry of calibrations, and parsing a text such as ``ccvr(per_class=500)`` to a Finisher."""
 
 from collections.abc import Callable
 
@@ -24,29 +24,25 @@ CALIBRATIONS: dict[str, Callable[..., Finisher]] = {
 
 
 def parse_calibration(source: str | Finisher) -> Finisher:
-    """The calibration of a text such as ``ccvr(per_class=500)``, or the value itself.
+    """Parse a calibration such as ``ccvr(per_class=500)``; a Finisher is returned unchanged.
 
-    Calibrations of other packages are written ``package.module:function(…)``.
+    Calibrations from other packages are written ``package.module:function(…)``.
     """
     if isinstance(source, Finisher):
         return source
     if not isinstance(source, str):
         raise UserError(f"a calibration must be a text such as 'ccvr(per_class=500)' or a Finisher, not {source!r}")
-    calls = text.parse_calls(source, "calibration")
-    if len(calls) > 1:
-        raise text.complain(
-            source,
-            calls[1].start,
-            "give a single calibration; adding methods or protections with + works only in a run's method",
-        )
-    return _build(calls[0])
+    call, *more = text.parse_calls(source, "calibration")
+    if more:
+        raise more[0].error("give a single calibration; + adds methods and protections only in a run's --method")
+    return _build(call)
 
 
 def is_bound(name: str) -> bool:
-    """Whether the calibration of that name in a result is a bound for study, which no federation could have.
+    """Whether a calibration in a result is a bound for study, which no federation could have.
 
-    What protects its statistics may follow (``ccvr + secure``). A calibration that cannot be read here is not one, nor
-    is a plug-in that the user has never named: a result may come from anybody.
+    Protections may follow its name (``ccvr + secure``). False for one that cannot be parsed here, and for a plug-in
+    that the user has never named: a result may come from anybody.
     """
     if unknown_plugins(name):
         return False
@@ -59,10 +55,8 @@ def is_bound(name: str) -> bool:
 def _build(call: text.Call) -> Finisher:
     build = load_function(call.name, "calibration") if ":" in call.name else CALIBRATIONS.get(call.name)
     if build is None:
-        hint = nearest(call.name, CALIBRATIONS)
-        raise text.complain(call.source, call.start, f"no calibration is called {call.name!r}; {hint}")
-    made = text.apply(call, build, "calibration")
-    if not isinstance(made, Finisher):
-        message = f"{call.name} returns {a_kind(made)}; a calibration must return a Finisher"
-        raise text.complain(call.source, call.start, message)
-    return made.named()
+        raise call.error(f"no calibration is called {call.name!r}; {nearest(call.name, CALIBRATIONS)}")
+    finisher = text.apply(call, build, "calibration")
+    if not isinstance(finisher, Finisher):
+        raise call.error(f"{call.name} returns {a_kind(finisher)}; a calibration must return a Finisher")
+    return finisher.named()

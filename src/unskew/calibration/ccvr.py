@@ -1,6 +1,6 @@
-"""CCVR: the classifier re-trained on virtual features drawn from each class's Gaussian.
+"""CCVR: the classifier retrained on virtual features drawn from each class's Gaussian.
 
-Training runs on the classifier's device: features and the order of the batches are made on the CPU, then moved there.
+Training runs on the classifier's device; features and the order of the batches are drawn on the CPU and copied there.
 
 Shapes: n features of d dimensions, C classes.
 """
@@ -22,17 +22,17 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.machine import physical_memory
 from unskew.core.tensors import one_thread
-from unskew.core.text import MAX_COUNT
+from unskew.core.text import check_not_negative, check_positive
 from unskew.core.types import Local
 from unskew.round.local_optimizers import sgd
 
 
 def check_virtual_memory(count: int, per_class: int, width: int) -> None:
-    """Refuse more virtual features than this machine's memory holds."""
+    """Refuse more virtual features than fit in memory."""
     needed, available = 4 * count * width, 0.8 * physical_memory()
     if needed > available:
         raise UserError(
-            f"{count:,} virtual features take {needed / 1e9:.1f} GB, but this machine has only "
+            f"{count:,} virtual features need {needed / 1e9:.1f} GB, but this machine has only "
             f"{available / 1e9:.1f} GB for them; give per_class={max(1, int(per_class * available / needed))} or less"
         )
 
@@ -46,10 +46,10 @@ def draw_virtual_features(
     components: int = 1,
     mix: bool = True,
 ) -> tuple[Tensor, Tensor, tuple[ClassReport, ...]]:
-    """Features [n, d] drawn from every class's Gaussian in float32, labels [n], and what was done for each class.
+    """Draw features [n, d] from every class's Gaussian in float32; their labels [n], and a report for each class.
 
-    A class of several components has their features in the proportion of their examples. With ``mix`` the covariance of
-    a class with no more examples than features is mixed with the pooled one.
+    Components of a class have features in proportion to their examples. With ``mix`` the covariance of a class with no
+    more examples than features is mixed with the pooled one.
     """
     gaussians = Gaussians(statistics, mix=mix)
     owner = statistics.held // components
@@ -83,22 +83,22 @@ def retrain(
     head
         The classifier: linear layers, with anything between them.
     features, labels
-        What it is trained on, [n, d] and [n].
+        The training data, [n, d] and [n].
     local
         Epochs, batch size, learning rate, momentum and weight decay.
     key
-        Decides the order of the features.
+        For the order of the features.
     frozen
-        Classes whose rows of the last layer do not change by a bit.
+        Classes whose rows of the last layer must not change.
     held_out
-        The share of the features that is not trained on: the epoch with the least loss on them is kept.
+        The share of the features that is not used for training: the epoch with the lowest loss on them is kept.
 
     Returns
     -------
     The trained copy, and the mean loss before and after.
     """
     head = copy_head(head)
-    linear = [part for part in head.modules() if isinstance(part, nn.Linear)]  # norms between them stay as they are
+    linear = [part for part in head.modules() if isinstance(part, nn.Linear)]  # norms between them are not trained
     values: list[Tensor] = [value for part in linear for value in part.parameters(recurse=False)]
     device = device_of(head)
     features, labels = features.to(device, values[0].dtype), labels.to(device)
@@ -108,11 +108,11 @@ def retrain(
     if held_out:
         features, labels = features[used], labels[used]
     before = mean_loss(head, features, labels)
-    best, kept_epoch = mean_loss(head, *unseen) if held_out else math.inf, copy.deepcopy(head.state_dict())
+    best, best_epoch = mean_loss(head, *unseen) if held_out else math.inf, copy.deepcopy(head.state_dict())
     rows = [value for value in (last_linear(head).weight, last_linear(head).bias) if value is not None]
-    kept = [value.detach()[list(frozen)].clone() for value in rows]
+    originals = [value.detach()[list(frozen)].clone() for value in rows]
     update = sgd(values, local)
-    with one_thread():  # steps of 64 features: a second thread would only wait
+    with one_thread():  # steps of 64 features are too small for a second thread
         for epoch in range(local.epochs):
             order = torch.randperm(len(labels), generator=key.fold("epoch", epoch).torch())
             for some in torch.split(order.to(device), local.batch):
@@ -120,20 +120,20 @@ def retrain(
                 update(torch.autograd.grad(loss, values))
                 if frozen:
                     with torch.no_grad():
-                        for value, old in zip(rows, kept, strict=True):
-                            value[list(frozen)] = old
+                        for value, original in zip(rows, originals, strict=True):
+                            value[list(frozen)] = original
             if held_out and (loss_unseen := mean_loss(head, *unseen)) < best:
-                best, kept_epoch = loss_unseen, copy.deepcopy(head.state_dict())
+                best, best_epoch = loss_unseen, copy.deepcopy(head.state_dict())
     if held_out:
-        head.load_state_dict(kept_epoch)
+        head.load_state_dict(best_epoch)
     after = mean_loss(head, features, labels)
     if not math.isfinite(after):
-        raise UserError(f"re-training with lr={local.lr:g} diverged to NaN or infinity; give a smaller lr")
+        raise UserError(f"retraining with lr={local.lr:g} diverged to NaN or infinity; give a smaller lr")
     return head, before, after
 
 
 def mean_loss(head: nn.Module, features: Tensor, labels: Tensor) -> float:
-    """The mean cross-entropy of the head on features of its type, where it computes."""
+    """The mean cross-entropy of the head on features, in its dtype and on its device."""
     weight = last_linear(head).weight
     total = 0.0
     with torch.no_grad():
@@ -143,22 +143,12 @@ def mean_loss(head: nn.Module, features: Tensor, labels: Tensor) -> float:
     return total / max(len(labels), 1)
 
 
-def check_positive(name: str, **values: float) -> None:
-    """Refuse a value that is not above zero and finite, and a count beyond all that can be counted."""
-    for knob, value in values.items():
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name}({knob}={value}): give a number above 0")
-        if isinstance(value, int) and value > MAX_COUNT:
-            raise ValueError(f"{name}({knob}=…): give at most {MAX_COUNT:,}")
-
-
 def training_settings(name: str, epochs: int, batch: int, lr: float, momentum: float, weight_decay: float) -> Local:
-    """How a calibration trains the classifier, from knobs that are checked."""
+    """Check the knobs of a calibration that trains the classifier, and turn them into settings."""
     check_positive(name, epochs=epochs, batch=batch, lr=lr)
     if not 0 <= momentum < 1:
-        raise ValueError(f"{name}(momentum={momentum}): give 0 or more and less than 1")
-    if not 0 <= weight_decay < float("inf"):
-        raise ValueError(f"{name}(weight_decay={weight_decay}): give 0 or more")
+        raise ValueError(f"{name}(momentum={momentum}): give at least 0 and less than 1")
+    check_not_negative(name, weight_decay=weight_decay)
     return Local(epochs, batch, lr, momentum, weight_decay)
 
 
@@ -179,19 +169,19 @@ def ccvr(
     mix: bool = True,
     held_out: float = 0.0,
 ) -> Finisher:
-    """Re-trains the classifier on features drawn from class Gaussians.
+    """Retrains the classifier on features drawn from class Gaussians.
 
-    M_c features from N(μ_c, Σ_c) for every class, then SGD on the classifier alone, from the trained one. The defaults
-    are Table 8's for CIFAR-10 with α = 0.1 and 0.05.
+    M_c features from N(μ_c, Σ_c) for every class, then SGD on the classifier only, starting from the trained one. The
+    defaults are those of Table 8 for CIFAR-10 with α = 0.1 and 0.05.
 
     Departs from the paper: it applies ReLU and Tukey's transformation (λ 0.5) and does not say whether before or after
-    the statistics are taken; ours are off unless asked for (``relu=true, tukey=0.5``), come after, and real features
-    pass the same transformation at inference.
+    measuring the statistics; ours are off by default (``relu=true, tukey=0.5`` turns them on), follow the statistics,
+    and also apply to real features at inference.
 
     Parameters
     ----------
     per_class
-        M_c, the virtual features of each class.
+        M_c, the number of virtual features per class.
     epochs
         Passes over these features.
     lr
@@ -211,15 +201,15 @@ def ccvr(
     covariance
         How much of Σ_c the clients send: full, diagonal, shared, "low-rank(32)".
     layers
-        Beyond the paper: the number of linear layers to re-train.
+        Beyond the paper: the number of linear layers to retrain.
     components
-        Beyond the paper: Gaussians for each class, found by k-means over the federation.
+        Beyond the paper: Gaussians per class, found by k-means over the federation.
     mix
         Beyond the paper: mixes the pooled covariance into that of a class with N_c ≤ d examples, with the weight
         1 − (N_c − 1)/d. With false, features come from N(μ_c, Σ_c) exactly as in eq. 4.
     held_out
-        Beyond the paper, against overfitting: the share of the virtual features that is not trained on; the epoch with
-        the least loss on them is kept. 0: the last epoch.
+        Beyond the paper, against overfitting: the share of the virtual features that is not used for training; the
+        epoch with the lowest loss on them is kept. 0: the last epoch.
 
     Reference: Luo et al., "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data",
     NeurIPS 2021, Algorithm 1.
@@ -256,15 +246,15 @@ def uscc(
     mix: bool = True,
     held_out: float = 0.0,
 ) -> Finisher:
-    """Re-trains as ccvr does, with FedECCR's settings: its second stage.
+    """Retrains like ccvr, with FedECCR's settings: its second stage.
 
-    The same number of virtual features for each class, no transformation. Momentum and weight decay, on which the paper
-    is silent, are ccvr's.
+    The same number of virtual features per class, no transformation. Momentum and weight decay, on which the paper is
+    silent, are ccvr's.
 
     Parameters
     ----------
     per_class
-        The virtual features of each class.
+        The number of virtual features per class.
     epochs
         Passes over these features.
     lr

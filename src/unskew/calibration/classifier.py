@@ -1,4 +1,4 @@
-"""The classifier after calibration: what features pass first, then the new head; and what was done.
+"""The calibrated classifier: a transformation of the features, then the new head; and a report.
 
 Shapes: n features of d dimensions, C classes.
 """
@@ -21,40 +21,37 @@ from unskew.core.machine import neutral
 from unskew.core.types import Tensors
 from unskew.privacy.ledger import Release
 
-NEVER = -1e9  # the logit of a class without a row in a new classifier: below all others
+NEVER = -1e9  # the logit of a class without a row in a new classifier, below all others
 
 
 def copy_head(head: nn.Module) -> nn.Module:
-    """A trainable copy of the same layers in eval mode, even where the given ones are frozen.
-
-    A single linear layer gets a bias where it had none.
-    """
+    """A trainable copy of the head in eval mode, even if the head is frozen; a linear layer always has a bias."""
     if not isinstance(head, nn.Linear):
         return copy.deepcopy(head).eval().requires_grad_()
-    made = empty_linear(head.in_features, head.out_features, head.weight.dtype, head.weight.device)
+    linear = empty_linear(head.in_features, head.out_features, head.weight.dtype, head.weight.device)
     with torch.no_grad():
-        made.weight.copy_(head.weight)
-        made.bias.copy_(torch.zeros_like(made.bias) if head.bias is None else head.bias)
-    return made
+        linear.weight.copy_(head.weight)
+        linear.bias.copy_(torch.zeros_like(linear.bias) if head.bias is None else head.bias)
+    return linear
 
 
 def last_linear(head: nn.Module) -> nn.Linear:
     """The layer whose rows belong to the classes."""
     layers = [part for part in head.modules() if isinstance(part, nn.Linear)]
     if not layers:
-        raise UserError(f"a classifier must end in an nn.Linear; this is {a_kind(head)} that does not")
+        raise UserError(f"a classifier must end in an nn.Linear, but {a_kind(head)} without one was given")
     return layers[-1]
 
 
 def empty_linear(inputs: int, outputs: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> nn.Linear:
-    """A layer that draws no weights: they are about to be overwritten."""
+    """A layer without initial weights, which the caller overwrites."""
     return nn.Linear(inputs, outputs, dtype=dtype, device="meta").to_empty(device=device)
 
 
 def replace_rows(head: nn.Module | None, weight: Tensor, bias: Tensor, held: Tensor, classes: int) -> nn.Linear:
-    """A linear layer that has these rows [P, d] and biases [P] for the classes held.
+    """A linear layer with these rows [P, d] and biases [P] for the classes ``held``.
 
-    The others keep the rows of a linear head of the same width; where there is no such head they are never predicted.
+    The others keep the rows of a linear head of the same width; without one they are never predicted.
     """
     width = weight.shape[1]
     if isinstance(head, nn.Linear) and head.in_features == width:
@@ -73,14 +70,14 @@ def replace_rows(head: nn.Module | None, weight: Tensor, bias: Tensor, held: Ten
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module computes: the device of its first parameter or buffer; the CPU where it has none."""
+    """The device of a module's first parameter or buffer; the CPU if it has none."""
     for value in (*module.parameters(), *module.buffers()):
         return value.device
     return torch.device("cpu")
 
 
 class Transformation(nn.Module):
-    """ReLU, then Tukey's power: x^λ for λ above 0, log x for 0. The features become more Gaussian."""
+    """ReLU, then Tukey's power: x^λ for λ above 0, log x for 0. It makes the features more Gaussian."""
 
     def __init__(self, relu: bool = False, tukey: float = 1.0) -> None:
         super().__init__()
@@ -101,8 +98,8 @@ class Transformation(nn.Module):
 class Lift(nn.Module):
     """ReLU of m random sums of the features, and of the features: [ReLU(z·W), ReLU(z)].
 
-    A linear classifier behind it bends where the random sums change sign. W depends on d and m alone, so every client
-    has the same one. No scale has to be known: ReLU keeps that of the features.
+    A linear classifier on top of it is piecewise linear in the features. W depends only on d and m, so every client has
+    the same one. The scale of the features does not matter.
     """
 
     weight: Tensor  # [d, m]
@@ -110,14 +107,14 @@ class Lift(nn.Module):
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.is_floating_point():
-            given = f"a tensor {list(weight.shape)} of {weight.dtype}" if isinstance(weight, Tensor) else a_kind(weight)
-            raise UserError(f"Lift: weight must be a tensor [d, m] of floats, not {given}; Lift.of(d, m) draws one")
+            kind = f"a tensor {list(weight.shape)} of {weight.dtype}" if isinstance(weight, Tensor) else a_kind(weight)
+            raise UserError(f"Lift: weight must be a tensor [d, m] of floats, not {kind}; Lift.of(d, m) draws one")
         self.register_buffer("weight", weight)
 
     @staticmethod
     @neutral()
     def of(width: int, expand: int) -> "Lift":
-        """The lift from ``width`` features to ``expand`` random ones beside them."""
+        """The lift that adds ``expand`` random features to ``width`` features."""
         width, expand = whole_number(width, "width", 1, MAX_FEATURES), whole_number(expand, "expand", 0, MAX_FEATURES)
         return Lift(_draw_lift(width, expand).clone())
 
@@ -127,7 +124,7 @@ class Lift(nn.Module):
 
 
 def limit_length(features: Tensor, clip: float) -> Tensor:
-    """[n, d], features longer than ``clip`` (L2) scaled down to it, a rounding error below; 0: no limit."""
+    """[n, d], features longer than ``clip`` (L2) scaled down to just below it; 0: no limit."""
     if clip == 0.0:
         return features
     length = torch.linalg.vector_norm(features.double(), 2, dim=[1], keepdim=True)  # [n, 1]
@@ -136,7 +133,7 @@ def limit_length(features: Tensor, clip: float) -> Tensor:
 
 
 def _rounding(features: Tensor) -> float:
-    """``torch.finfo(…).eps``, which TorchScript does not have."""
+    """``torch.finfo(…).eps``, which TorchScript lacks."""
     if features.dtype == torch.float64:
         return 2.0**-52
     if features.dtype == torch.float32:
@@ -146,14 +143,14 @@ def _rounding(features: Tensor) -> float:
 
 @lru_cache(maxsize=2)
 def _draw_lift(width: int, expand: int) -> Tensor:
-    """[d, m] of standard deviation 1/√d: a random sum is about as large as one feature."""
+    """[d, m] with standard deviation 1/√d, so that a random sum is about as large as one feature."""
     generator = Key(0).fold("lift", width).torch()
     return torch.randn(width, expand, generator=generator).div_(math.sqrt(width))
 
 
 @dataclass(frozen=True)
 class Report:
-    """What calibration did: how each class's Gaussian was made, which classes kept their row, how long it took."""
+    """What a calibration did: a report per class, the classes that kept their row, the time it took."""
 
     method: str
     classes: tuple[ClassReport, ...]
@@ -165,44 +162,44 @@ class Report:
     release: Release | None = None  # the private release that it was made from
 
     def notes(self) -> list[str]:
-        """The calibration's own remarks, and what had to be done to covariances; empty where there is nothing."""
+        """The calibration's own remarks, and changes to covariances; may be empty."""
         notes = list(self.remarks)
-        kind = "class" if len({row.label for row in self.classes}) == len(self.classes) else "part of a class"
-        every = f"{len(self.classes)} {'classes' if kind == 'class' else 'parts of classes'}"
+        single = len({row.label for row in self.classes}) == len(self.classes)
+        every = f"{len(self.classes)} {'classes' if single else 'components'}"
         if shrunk := [row.shrunk for row in self.classes if 0 < row.shrunk < 1]:
             notes.append(
-                f"{len(shrunk)} of {every} with fewer examples than features: the covariance was mixed with the pooled "
-                f"one, with weight up to {max(shrunk):.2f}"
+                f"{len(shrunk)} of {every} have fewer examples than features: their covariance was mixed with the "
+                f"pooled one, with weight up to {max(shrunk):.2f}"
             )
         if alone := sum(row.count == 1 and row.shrunk == 1 for row in self.classes):
-            notes.append(f"{alone} of {every} with one example: the pooled covariance was used")
+            notes.append(f"{alone} of {every} have one example: the pooled covariance was used")
         if (clipped := max((row.clipped for row in self.classes), default=0.0)) > CLIPPED:
             notes.append(f"negative eigenvalues were set to zero, at most {clipped:.2g} of a covariance")
         if (rest := max((row.left_over for row in self.classes), default=0.0)) > 0:
-            notes.append(f"low rank leaves at most {rest:.0%} of a class's variance to the diagonal")
+            notes.append(f"the low-rank form leaves at most {rest:.0%} of a class's variance to the diagonal")
         return notes
 
 
 class CalibratedClassifier(nn.Module):
-    """Replaces the classifier: what features pass first, then the new head.
+    """Replaces the classifier: a transformation of the features, then the new head.
 
-    It can be traced and exported, alone or inside a model, and scripted where its head can be.
+    It can be traced and exported, alone or inside a model, and scripted if its head can be.
 
     Parameters
     ----------
     before
         A ``Transformation`` or a ``Lift``.
     head
-        A linear layer, the layers of the network's own head with other values, or any other module.
+        A linear layer, a copy of the network's head with other values, or any other module.
     report
         What the calibration did.
     layers
         The number of the network's linear layers that it replaces.
     clip
-        The longest feature when statistics were taken. 0: no limit.
+        The length to which features were clipped for the statistics. 0: no limit.
     width
-        The number of features that a head of any other module takes, which is saved as the graph of what it computes.
-        0: a linear layer or the network's own layers, of which values are saved.
+        The number of features of a head that is any other module, which is saved as a graph of its operations. 0: for a
+        linear layer or a copy of the network's head only the values are saved.
     """
 
     def __init__(
@@ -219,7 +216,7 @@ class CalibratedClassifier(nn.Module):
 
     @neutral()
     def tensors(self) -> Tensors:
-        """All its values by name, on the CPU: what ``load_calibrated`` takes."""
+        """All its values by name, on the CPU, for ``load_calibrated``."""
         steps = [float(self.layers), 0.0, 1.0, self.clip, *([float(self.width)] if self.width else [])]
         if isinstance(self.before, Transformation):
             steps[1:3] = [float(self.before.relu), self.before.tukey]
@@ -232,7 +229,7 @@ class CalibratedClassifier(nn.Module):
     def linear(self) -> nn.Linear:
         """A plain ``nn.Linear`` with the same values: ``model.fc = calibrated.linear()``.
 
-        Refused where features pass something else first, or more than one layer: keep this module in place then.
+        Refused if features are transformed first, or if the head has several layers: then use this module itself.
         """
         if self.lifted:
             because = "it also uses random features (expand)"
@@ -250,7 +247,7 @@ class CalibratedClassifier(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """[n, d] -> [n, C]."""
-        if self.lifted:  # statistics are of the lifted features, and those were clipped
+        if self.lifted:  # the statistics are of lifted features, clipped after lifting
             features = limit_length(self.before(features), self.clip)
         else:
             features = self.before(limit_length(features, self.clip))
@@ -259,8 +256,8 @@ class CalibratedClassifier(nn.Module):
 
 
 def load_calibrated(values: Tensors, cut: Callable[[int], tuple[nn.Module, nn.Module]]) -> tuple[nn.Module, nn.Module]:
-    """Encoder and calibrated classifier, from ``CalibratedClassifier.tensors`` and the network that may be cut."""
-    layers, relu, tukey, clip, width = (*values["steps"].tolist(), 0.0)[:5]  # the last one with a graph alone
+    """Encoder and calibrated classifier, from ``CalibratedClassifier.tensors`` and a function that cuts the network."""
+    layers, relu, tukey, clip, width = (*values["steps"].tolist(), 0.0)[:5]  # the last one only for a graph
     encoder, plain = cut(int(layers))
     before = Lift(values["lift"]) if "lift" in values else Transformation(bool(relu), tukey)
     state = tensors.under(values, "head.")

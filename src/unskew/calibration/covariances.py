@@ -1,7 +1,7 @@
-"""The class Gaussians: the four forms of a covariance, and features drawn from what they know.
+"""The class Gaussians: the four forms of a covariance, and drawing features from them.
 
-Shapes: C classes, P of them held, d features, r directions of a low-rank form, k directions of a Gaussian's spread,
-M features drawn.
+Shapes: C classes, P of them with examples, d features, r directions of a low-rank form, k directions of a Gaussian's
+spread, M features drawn.
 """
 
 import math
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from unskew.calibration.statistics import ClassStatistics
 
 
-CLIPPED = 1e-6  # a share of negative eigenvalues above this is not rounding, and is reported
-TINY = 1e-12  # eigenvalues below this share of the largest are rounding
+CLIPPED = 1e-6  # a share of negative eigenvalues above this is more than rounding error, and is reported
+TINY = 1e-12  # eigenvalues below this share of the largest are rounding errors
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """A covariance as F·Fᵀ + diag(v): what is drawn is F·ε + √v·ε′."""
+    """A covariance F·Fᵀ + diag(v), from which F·ε + √v·ε′ is drawn."""
 
     factor: Tensor | None  # [d, k]
     variance: Tensor | None  # [d]
@@ -60,17 +60,17 @@ class Spread:
 
 @dataclass(frozen=True)
 class ClassReport:
-    """What was done to one class's covariance before it could be drawn from; shares of its trace."""
+    """How one class's covariance was changed before drawing from it, as shares of its trace."""
 
     label: int
     count: int
     shrunk: float = 0.0  # the weight of the pooled covariance
-    clipped: float = 0.0  # negative eigenvalues set to zero, as a share of all of them, signs aside
-    left_over: float = 0.0  # variance outside the low-rank directions, kept on the diagonal
+    clipped: float = 0.0  # negative eigenvalues set to zero, as a share of the sum of absolute values
+    left_over: float = 0.0  # variance outside the low-rank directions, left on the diagonal
 
 
 class Gaussians:
-    """The Gaussian of each class held, made on demand: one class's spread in memory at a time."""
+    """The Gaussian of each class, made on demand: one class's spread in memory at a time."""
 
     def __init__(self, statistics: "ClassStatistics", *, mix: bool = True) -> None:
         self.statistics = statistics
@@ -79,12 +79,12 @@ class Gaussians:
 
     @cached_property
     def within(self) -> Tensor:
-        """[d, d], the covariance pooled over all classes: computed once, however many small classes need it."""
+        """[d, d], the covariance pooled over all classes."""
         return self.statistics.within()
 
     @cached_property
     def variance(self) -> Tensor:
-        """[d], each feature's variance pooled over all classes, for the forms that keep no more."""
+        """[d], each feature's variance pooled over all classes, for forms with no more than that."""
         statistics = self.statistics
         squares = statistics.sums["squares"] - statistics.sums["sums"].square() / statistics.number[:, None]
         return squares.sum(0) / statistics.degrees
@@ -95,35 +95,34 @@ class Gaussians:
         return factorise(self.within)
 
     def draw(self, row: int, count: int, key: Key) -> tuple[Tensor, ClassReport]:
-        """[M, d] features of the class in this row, and what had to be done for them."""
+        """[M, d] features of the class in this row, and a report."""
         spread, report = self.spread(row)
         label = int(self.statistics.held[row])
         return self.means[row] + spread.draw(count, key.fold("class", label).torch()), report
 
     def spread(self, row: int) -> tuple[Spread, ClassReport]:
-        """What to draw one class's features from, and what had to be done for it."""
+        """The spread of the class in this row, and a report."""
         return self.statistics.form.spread(self, row)
 
 
 def pooled_weight(gaussians: Gaussians, row: int) -> tuple[int, float]:
-    """How many examples a class has, and the weight of the pooled covariance in its own: 1 − (N − 1)/d.
+    """A class's number of examples, and the weight of the pooled covariance, 1 − (N − 1)/d.
 
-    It goes from 1 for a single example down to 0 where N reaches d + 1. It is 0 where nothing is mixed.
+    It decreases from 1 for a single example to 0 for N = d + 1. It is 0 without mixing.
     """
     count = int(gaussians.statistics.number[row])
     return count, max(0.0, 1 - (count - 1) / gaussians.statistics.width) if gaussians.mix else 0.0
 
 
 def factorise(covariance: Tensor) -> tuple[Spread, float]:
-    """V·√λ of a symmetric matrix, negative λ set to zero, directions without spread left out; what was clipped."""
+    """V·√λ of a symmetric matrix, without directions of negative or tiny λ, and the share of negative λ."""
     values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
-    clipped = negative_share(values)
-    kept = values > TINY * values.abs().max()
-    return Spread(vectors[:, kept] * values[kept].sqrt(), None), clipped
+    positive = values > TINY * values.abs().max()
+    return Spread(vectors[:, positive] * values[positive].sqrt(), None), negative_share(values)
 
 
 def drop_negative(covariance: Tensor) -> tuple[Tensor, float]:
-    """The matrix with its negative eigenvalues set to zero, and their share; as it is where they are rounding alone."""
+    """The matrix with negative eigenvalues set to zero, and their share; unchanged if they are rounding errors."""
     values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
     share = negative_share(values)
     if share <= CLIPPED:
@@ -132,25 +131,25 @@ def drop_negative(covariance: Tensor) -> tuple[Tensor, float]:
 
 
 def negative_share(values: Tensor) -> float:
-    """Σ of what is below zero, as a share of the sum of all, signs aside."""
+    """The sum of negative values as a share of the sum of absolute values."""
     total = float(values.abs().sum())
     return float(values.clamp(max=0).abs().sum()) / total if total else 0.0
 
 
 @lru_cache(maxsize=2)
 def triangle(width: int) -> Tensor:
-    """Where the entries of the upper triangle are in a flattened [d, d], row by row."""
+    """The indices of the upper triangle in a flattened [d, d], row by row."""
     index: Tensor = torch.triu_indices(width, width)
     return index[0] * width + index[1]
 
 
 def pack(square: Tensor) -> Tensor:
-    """[…, d·(d + 1)/2], the upper triangle of symmetric matrices [d, d]: second moments are kept and sent as these."""
+    """[…, d·(d + 1)/2], the upper triangle of symmetric matrices [d, d]: the stored form of second moments."""
     return square.flatten(-2)[..., triangle(square.shape[-1])]
 
 
 def unpack(packed: Tensor, width: int) -> Tensor:
-    """[…, d, d], what was packed."""
+    """[…, d, d], the inverse of ``pack``."""
     rows, columns = torch.triu_indices(width, width)
     square = packed.new_empty(*packed.shape[:-1], width, width)
     square[..., rows, columns] = packed
@@ -159,7 +158,7 @@ def unpack(packed: Tensor, width: int) -> Tensor:
 
 
 def packed_diagonal(width: int) -> Tensor:
-    """[d], where the diagonal is in a triangle."""
+    """[d], the indices of the diagonal in a packed triangle."""
     rows = torch.arange(width)
     return rows * (2 * width - rows + 1) // 2
 
@@ -170,7 +169,7 @@ def squares_around_mean(statistics: "ClassStatistics", row: int) -> Tensor:
     return statistics.sums["squares"][row] - total.square() / statistics.number[row]
 
 
-MAX_FEATURES = 2**24  # in a file of a stranger: a few bytes must not ask for terabytes
+MAX_FEATURES = 2**24  # in an untrusted file: a few bytes must not claim terabytes
 
 
 def statistics_bytes(form: "Form", held: int, width: int) -> int:
@@ -179,15 +178,15 @@ def statistics_bytes(form: "Form", held: int, width: int) -> int:
 
 
 def require_memory(needed: int, what: str, hint: str) -> None:
-    """Refuse, before anything is allocated, what this machine's memory cannot hold."""
+    """Refuse what does not fit in memory, before anything is allocated."""
     if needed > (free := 0.8 * physical_memory()):
         raise UserError(
-            f"{what} take {needed / 1e9:.1f} GB, but this machine has only {free / 1e9:.1f} GB for them; {hint}"
+            f"{what} need {needed / 1e9:.1f} GB, but this machine has only {free / 1e9:.1f} GB for them; {hint}"
         )
 
 
-# How much of the second moments is kept. All are sums over examples, so clients' statistics are added. ``common`` names
-# the sums that all classes share; ``least_width`` is the fewest features; ``str(form)`` is what ``parse_form`` takes.
+# The forms of second moments. All are sums over examples, so clients' statistics can be added. ``common`` names the
+# sums that all classes share; ``least_width`` is the fewest features; ``parse_form`` reads ``str(form)``.
 
 
 @dataclass(frozen=True)
@@ -201,11 +200,11 @@ class Full:
         return "full"
 
     def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each float64 sum for this many classes held and features; the counts come on top."""
+        """The shape of each float64 sum for ``held`` classes and ``width`` features, without the counts."""
         return {"sums": (held, width), "second": (held, width * (width + 1) // 2)}
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
-        """Write the second moments of features [n, d], which ``parts`` has by class in float64, into ``sums``."""
+        """Write the second moments of features [n, d] into ``sums``; ``parts`` are the features by class, in float64."""
         width = features.shape[1]
         square, upper = torch.empty(width, width, dtype=torch.float64), triangle(width)
         for part, second in zip(parts, sums["second"], strict=True):
@@ -213,17 +212,17 @@ class Full:
             torch.index_select(square.view(-1), 0, upper, out=second)
 
     def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
-        """[d, d], Σ(z − μ)(z − μ)ᵀ of one class, where the form knows it."""
+        """[d, d], Σ(z − μ)(z − μ)ᵀ of one class, if the form has it."""
         total = statistics.sums["sums"][row]
         second = unpack(statistics.sums["second"][row], statistics.width)
         return second - torch.outer(total, total) / statistics.number[row]
 
     def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
-        """The class's own covariance; that of a small class is mixed with the pooled one."""
+        """The class's covariance; that of a small class is mixed with the pooled one."""
         statistics = gaussians.statistics
         label, count, weight = int(statistics.held[row]), *pooled_weight(gaussians, row)
-        own = self.scatter(statistics, row) / max(count - 1, 1)
-        mixed = own if weight == 0 else (1 - weight) * own + weight * gaussians.within
+        covariance = self.scatter(statistics, row) / max(count - 1, 1)
+        mixed = covariance if weight == 0 else (1 - weight) * covariance + weight * gaussians.within
         spread, clipped = factorise(mixed)
         return spread, ClassReport(label, count, weight, clipped)
 
@@ -252,11 +251,11 @@ class Diagonal:
         return torch.diag(squares_around_mean(statistics, row))
 
     def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
-        """The class's own variances; those of a small class are mixed with the pooled ones."""
+        """The class's variances; those of a small class are mixed with the pooled ones."""
         statistics = gaussians.statistics
         label, count, weight = int(statistics.held[row]), *pooled_weight(gaussians, row)
-        own = squares_around_mean(statistics, row) / max(count - 1, 1)
-        mixed = own if weight == 0 else (1 - weight) * own + weight * gaussians.variance
+        variance = squares_around_mean(statistics, row) / max(count - 1, 1)
+        mixed = variance if weight == 0 else (1 - weight) * variance + weight * gaussians.variance
         return Spread(None, mixed.clamp(min=0)), ClassReport(label, count, weight, negative_share(mixed))
 
 
@@ -281,11 +280,11 @@ class Shared:
         torch.index_select(product, 0, triangle(features.shape[1]), out=sums["second"])
 
     def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
-        """The pooled covariance at the scale of one class: no class has its own scatter."""
+        """The pooled covariance, scaled to one class: classes have no scatter of their own."""
         return statistics.within() * (statistics.number[row] - 1)
 
     def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
-        """The pooled spread, whatever the class."""
+        """The pooled spread, the same for all classes."""
         statistics = gaussians.statistics
         spread, clipped = gaussians.common
         return spread, ClassReport(int(statistics.held[row]), int(statistics.number[row]), 1.0, clipped)
@@ -293,10 +292,10 @@ class Shared:
 
 @dataclass(frozen=True)
 class LowRank:
-    """Σz·(zᵀΩ) of each class for one Ω [d, r] that all clients know, and Σz².
+    """Σz·(zᵀΩ) of each class for an Ω [d, r] that all clients know, and Σz².
 
-    From Σzzᵀ·Ω the server finds the r directions that matter (Nyström); what they leave of each feature's variance
-    stays on the diagonal.
+    From Σzzᵀ·Ω the server finds the r main directions (Nyström); the rest of each feature's variance stays on the
+    diagonal.
     """
 
     rank: int = 32
@@ -319,9 +318,7 @@ class LowRank:
     def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
         """As in Full."""
         if self.rank > width:
-            raise UserError(
-                f"low-rank({self.rank}): the features have only {width} dimensions; the rank cannot be larger"
-            )
+            raise UserError(f"low-rank({self.rank}): there are only {width} features; give a rank of {width} or less")
         return {"sums": (held, width), "sketch": (held, width, self.rank), "squares": (held, width)}
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
@@ -337,32 +334,32 @@ class LowRank:
         return factor @ factor.t() + torch.diag(rest.clamp(min=0))
 
     def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
-        """The class's own directions, the rest on the diagonal; a small class is mixed with the pooled diagonal."""
+        """The class's main directions, the rest on the diagonal; a small class is mixed with the pooled diagonal."""
         statistics = gaussians.statistics
         label, count, weight = int(statistics.held[row]), *pooled_weight(gaussians, row)
         factor, rest = self._nystrom(statistics, row)
         factor, rest = factor / max(count - 1, 1) ** 0.5, rest / max(count - 1, 1)
         clipped = negative_share(torch.cat([factor.square().sum(1), rest]))
         rest = rest.clamp(min=0)
-        own = float(factor.square().sum()), float(rest.sum())
+        traces = float(factor.square().sum()), float(rest.sum())
         if weight > 0:
             pooled = gaussians.variance.clamp(min=0)
             factor, rest = (1 - weight) ** 0.5 * factor, (1 - weight) * rest + weight * pooled
-        left_over = own[1] / max(sum(own), 1e-300) if count > 1 else 0.0  # of one example there is only rounding
+        left_over = traces[1] / max(sum(traces), 1e-300) if count > 1 else 0.0  # one example leaves rounding errors
         return Spread(factor, rest), ClassReport(label, count, weight, clipped if count > 1 else 0.0, left_over)
 
     def _nystrom(self, statistics: "ClassStatistics", row: int) -> tuple[Tensor, Tensor]:
-        """F [d, r] with F·Fᵀ ≈ the scatter, from its products with Ω; and what F leaves of the diagonal [d].
+        """F [d, r] with F·Fᵀ ≈ the scatter, from its products with Ω; and the rest of the diagonal [d].
 
-        With S·Ω = Y and ΩᵀY = B, S ≈ Y·B⁻¹·Yᵀ: exact where S has rank r or less, and never above S.
+        With S·Ω = Y and ΩᵀY = B, S ≈ Y·B⁻¹·Yᵀ: exact if S has rank r or less, and never above S.
         """
         total, number = statistics.sums["sums"][row], statistics.number[row]
         omega = draw_directions(statistics.width, self.rank)
         products = statistics.sums["sketch"][row] - torch.outer(total, total @ omega) / number
         small = omega.t() @ products
         values, vectors = torch.linalg.eigh((small + small.mT) / 2)
-        kept = values > 1e-10 * values.abs().max()
-        factor = products @ (vectors[:, kept] / values[kept].sqrt())
+        positive = values > 1e-10 * values.abs().max()
+        factor = products @ (vectors[:, positive] / values[positive].sqrt())
         return factor, squares_around_mean(statistics, row) - factor.square().sum(1)
 
 
@@ -371,7 +368,7 @@ FORMS: dict[str, Callable[..., Form]] = {"full": Full, "diagonal": Diagonal, "sh
 
 
 def parse_form(source: str | Form) -> Form:
-    """The form of a text such as ``low-rank(32)``, or the form itself."""
+    """Parse a form such as ``low-rank(32)``; a form is returned unchanged."""
     if isinstance(source, Form):
         return source
     if not isinstance(source, str):
@@ -384,29 +381,30 @@ def parse_form(source: str | Form) -> Form:
 
 
 def list_smaller_forms(form: Form, held: int, width: int) -> str:
-    """The forms other than this one that take little memory, with their sizes."""
+    """The smaller forms, with their sizes."""
     sizes = {other: statistics_bytes(other, held, width) for other in (Shared(), Diagonal(), LowRank(min(32, width)))}
     most = statistics_bytes(form, held, width)
     return ", ".join(f"{other} ({format_bytes(size)})" for other, size in sizes.items() if size < most)
 
 
-LARGE = 10**6  # bytes of statistics that are worth advice
-MANY_TIMES = 50  # the size of the features that they summarize
+LARGE = 10**6  # bytes of statistics from which advice is given …
+MANY_TIMES = 50  # … if they are this many times as large as the features
 
 
 def advise_smaller_form(form: Form, held: int, width: int, examples: int) -> str:
-    """What to do about statistics that are far larger than the features they summarize; empty where they are not."""
+    """Advice on statistics that are far larger than the features they summarize; otherwise empty."""
     size = statistics_bytes(form, held, width)
     if size < LARGE or size < MANY_TIMES * 4 * width * examples:
         return ""
     smaller = list_smaller_forms(form, held, width)
-    return f"{counted(examples, 'example')} {'take' if examples > 1 else 'takes'} {format_bytes(size)} of {form} " + (
-        f"statistics; if many clients have as few, let all of them use another form: {smaller}"
+    return (
+        f"{counted(examples, 'example')} {'need' if examples > 1 else 'needs'} {format_bytes(size)} of {form} "
+        f"statistics; if many clients have so few, use a smaller form for all of them: {smaller}"
     )
 
 
 def check_memory(form: Form, held: int, width: int) -> None:
-    """Refuse statistics of more classes than this machine's memory holds."""
+    """Refuse statistics of more classes than fit in memory."""
     what = f"{form} statistics of {held:,} classes and {width:,} features"
     hint = f"use covariance={list_smaller_forms(form, held, width)}"
     require_memory(statistics_bytes(form, held, width), what, hint)

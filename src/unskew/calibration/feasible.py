@@ -1,4 +1,4 @@
-"""Whether a run can have a calibration: refused before the first round where memory, data or a protection forbids."""
+"""Checks, before the first round, whether memory, data and protections allow a run's calibrations."""
 
 from typing import TYPE_CHECKING
 
@@ -18,55 +18,54 @@ if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
     from unskew.round.client import ClientSide
 
-MAX_BYTES = 2 * 2**30  # of one client's statistics laid out for all classes, in this process
+MAX_BYTES = 2 * 2**30  # of one client's statistics for all classes, in this process
 
 
 def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> None:
-    """Refuse a calibration that this network cannot have, that takes too much memory, or that breaks a protection."""
+    """Refuse a calibration that does not fit the network, needs too much memory, or breaks a protection."""
     needs = finisher.needs
     encoder, _ = cut(side.network, needs.layers)
     if isinstance(needs, RealFeatures):
         if not len(side.labels):
             raise UserError(f"{finisher.text} pools real features, which a federation cannot do; leave it out")
-        others = [each for each in algorithm.finish if isinstance(each.needs, StatisticsRequest)]
-        if protections(algorithm) and not others:
-            what = " + ".join(protections(algorithm))
-            raise UserError(f"{finisher.text} pools real features, which {what} does not protect; leave {what} out")
+        protected = any(isinstance(other.needs, StatisticsRequest) for other in algorithm.finish)
+        if (what := " + ".join(protections(algorithm))) and not protected:
+            raise UserError(f"{finisher.text} pools real features, which {what} does not protect; leave out {what}")
         return
     width, classes = width_of(encoder, side.train.shape) + needs.expand, side.network.classifier.out_features
     parts = classes * needs.components
     needed = statistics_bytes(needs.form, parts, width)
     if isinstance(needs.form, (Full, Shared)):
-        needed = max(needed, 8 * width**2)  # a second moment is a square until its triangle is taken
+        needed = max(needed, 8 * width**2)  # a second moment is a square matrix before its triangle is packed
     if needed > MAX_BYTES:
         hint = f"use covariance={list_smaller_forms(needs.form, parts, width)}"
         raise UserError(
-            f"{finisher.text}: {needs.form} covariances of {parts:,} classes and {width:,} features take "
+            f"{finisher.text}: {needs.form} covariances of {parts:,} classes and {width:,} features need "
             f"{needed / 1e9:.1f} GB per client, more than {MAX_BYTES / 1e9:.1f} GB; "
             f"{hint if needs.form != Shared() else 'give a smaller expand'}"
         )
     if finisher.virtual:
         check_virtual_memory(finisher.virtual * classes, finisher.virtual, width)
-    here = len(side.labels) > 0  # the server of a federation has no labels; its nodes find out what they lack
-    if (
-        here
-        and needs.components > 1
-        and needs.components > (most := np.bincount(side.labels[side.population.order]).max() // 2)
-    ):
-        raise UserError(f"{finisher.text}: the largest class has {2 * most} examples; give at most {most} components")
-    if here and algorithm.withhold and algorithm.withhold > (most := class_cells(side)[1].max()):
-        why = f"no client has more than {most} examples of a class, so none of them would send anything"
-        raise UserError(f"{finisher.text} with withhold({algorithm.withhold}): {why}; give {most} or less")
+    known = len(side.labels) > 0  # a federation's server has no labels; its nodes check theirs
+    if known and needs.components > 1:
+        most = np.bincount(side.labels[side.population.order]).max() // 2
+        if needs.components > most:
+            raise UserError(
+                f"{finisher.text}: the largest class has {2 * most} examples; give at most {most} components"
+            )
+    if known and algorithm.withhold and algorithm.withhold > (most := class_cells(side)[1].max()):
+        reason = f"no client has more than {most} examples of a class, so no client would send anything"
+        raise UserError(f"{finisher.text} with withhold({algorithm.withhold}): {reason}; give {most} or less")
     if algorithm.secure:
         require_extra("cryptography")
         if (clients := len(side.population.roster.inhabited)) < MIN_CLIENTS:
-            words = f"a sum over {clients} clients would reveal too much about each; at least {MIN_CLIENTS} are needed"
-            raise UserError(f"{finisher.text} with secure: {words}")
+            reason = f"a sum over {clients} clients would reveal too much about each; at least {MIN_CLIENTS} are needed"
+            raise UserError(f"{finisher.text} with secure: {reason}")
     if algorithm.private is not None:
         require_extra("dp_accounting")
         if algorithm.withhold:
-            why = "one more example may add a whole class to the sum, but the guarantee is for one example"
-            raise UserError(f"{finisher.text} with withhold and private: {why}; leave withhold out")
+            reason = "one more example may add a class to the sum, but the guarantee covers only one example"
+            raise UserError(f"{finisher.text} with withhold and private: {reason}; leave out withhold")
         if needs.components > 1 or isinstance(needs.form, LowRank):
             what = "components" if needs.components > 1 else str(needs.form)
             raise UserError(f"{finisher.text} with private: the guarantee is for one Gaussian per class, not {what}")
@@ -75,20 +74,20 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
 
 
 def named(finisher: Finisher, algorithm: "Algorithm") -> str:
-    """The name of one of the algorithm's calibrations in results: its text, and what protects its statistics."""
+    """The name of one of the algorithm's calibrations in results: its text and its protections."""
     if isinstance(finisher.needs, RealFeatures):
         return finisher.text
     return " + ".join([finisher.text, *protections(algorithm)])
 
 
 def protections(algorithm: "Algorithm") -> list[str]:
-    """What keeps the statistics private, as the text of a method has it."""
+    """The protections of the statistics, as written in a method's text."""
     withhold = f"withhold({algorithm.withhold})" if algorithm.withhold else None
     return [str(part) for part in (withhold, algorithm.private, algorithm.secure) if part]
 
 
 def class_cells(side: "ClientSide") -> tuple[np.ndarray, np.ndarray]:
-    """The client and the number of examples of each class that each client holds, by client."""
+    """The client and the number of examples of each nonempty (client, class), by client."""
     population = side.population
     owner = np.repeat(np.arange(population.clients, dtype=np.int32), population.sizes)
     clients, _, counts = cells(owner, side.labels[population.order], side.network.classifier.out_features)

@@ -1,4 +1,4 @@
-"""Calibration of a federation: class statistics gathered from the clients through an engine, classifiers from them."""
+"""Calibration of a federation: gathers class statistics from the clients through an engine, and makes classifiers."""
 
 import copy
 import time
@@ -18,7 +18,7 @@ from unskew.calibration.feasible import class_cells, named
 from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest
 from unskew.calibration.forecast import Forecast, forecast
 from unskew.calibration.jobs import WORDS, FixedPointMoments, Moments
-from unskew.calibration.mixture import PASSES, centres_of
+from unskew.calibration.mixture import PASSES, find_centres
 from unskew.calibration.protection import Guarantee, Layout, add_noise
 from unskew.calibration.statistics import ClassStatistics, from_sums
 from unskew.core import tensors
@@ -48,19 +48,19 @@ class Gathering:
 
 @dataclass(frozen=True)
 class Forecasted:
-    """What a calibration may gain, before it is made."""
+    """The forecast gain of a calibration."""
 
     method: str
     forecast: Forecast
 
 
 Question = tuple[StatisticsRequest, bool, PrivacyBudget | None]
-Known = dict[Question, tuple[ClassStatistics, int, float]]  # statistics, the bytes and seconds that they took
+Known = dict[Question, tuple[ClassStatistics, int, float]]  # statistics, and the bytes and seconds to gather them
 
 
 @dataclass(frozen=True)
 class Calibrator:
-    """What the calibrations of one model share: the clients behind an engine, the model, what is ``known`` so far."""
+    """What the calibrations of one model share: the engine, the model, the statistics ``known`` so far."""
 
     engine: Engine
     side: ClientSide
@@ -69,13 +69,10 @@ class Calibrator:
     key: Key
     observe: Callable[[Gathering | Forecasted], None]
     known: Known
-    lost: set[int] = field(default_factory=set)  # clients that dropped out of a secure sum: they are in no later one
+    lost: set[int] = field(default_factory=set)  # clients that dropped out of a secure sum, left out of later ones
 
     def calibrate(self, finisher: Finisher) -> tuple[CalibratedClassifier, int, float]:
-        """The classifier, the bytes that clients sent for it, the seconds that they took.
-
-        It is made on the CPU, whatever the clients compute with: that is where the statistics are.
-        """
+        """The classifier, made on the CPU, and the bytes that clients sent and the seconds they took."""
         self.side.load(self.model, training=False)
         head = copy.deepcopy(cut(self.side.network, finisher.needs.layers)[1]).cpu()
         began = time.perf_counter()
@@ -87,19 +84,19 @@ class Calibrator:
         statistics, sent, seconds = self.statistics(finisher, request)
         classifier = calibrate(head, statistics, finisher, self.key.seed)
         if (budget := self.algorithm.private) is not None:
-            told, name = tensors.sha256(statistics.tensors())[:16], named(finisher, self.algorithm)
+            digest, name = tensors.sha256(statistics.tensors())[:16], named(finisher, self.algorithm)
             promise, masked = (budget.epsilon, budget.delta, budget.clip), self._clients_add_noise
-            release = Release(told, *promise, (name,), released=budget.release, in_masks=masked)
+            release = Release(digest, *promise, (name,), released=budget.release, in_masks=masked)
             classifier.report = replace(classifier.report, release=release)
-        classifier.clip = request.clip  # in use, features are clipped as they were for the statistics
+        classifier.clip = request.clip  # features are clipped as they were for the statistics
         return classifier, sent, seconds
 
     def request(self, needs: StatisticsRequest) -> StatisticsRequest:
-        """What the clients are asked: what the calibration needs, under the algorithm's protections."""
+        """The calibration's request with the algorithm's protections."""
         return protected_request(needs, self.algorithm, self._classes, self._width(needs))
 
     def statistics(self, finisher: Finisher, request: StatisticsRequest) -> tuple[ClassStatistics, int, float]:
-        """What was asked for, of all clients together; bytes and seconds."""
+        """The requested statistics summed over all clients; bytes and seconds."""
         question = request, self.algorithm.secure is not None, self.algorithm.private
         if question in self.known:
             return self.known[question]
@@ -109,9 +106,9 @@ class Calibrator:
             first, before, _ = self.statistics(finisher, replace(request, components=1))
             step = replace(request, form=Diagonal())
             sent += before + PASSES * self.sent_bytes(step)
-            words = f"statistics of {request.components} parts of each class, {PASSES + 1} times in all"
-            self.observe(Gathering(name, words, self._clients, sent - before))
-            centres = centres_of(first, request.components, lambda moved: self.gather(step, moved), self.key)
+            what = f"statistics of {request.components} components of each class, {PASSES + 1} times in total"
+            self.observe(Gathering(name, what, self._clients, sent - before))
+            centres = find_centres(first, request.components, lambda moved: self.gather(step, moved), self.key)
         else:
             self.observe(Gathering(name, f"{request.form} class statistics", self._clients, sent))
             self._advise_small_clients(request)
@@ -122,10 +119,8 @@ class Calibrator:
         if budget is not None and not len(statistics.held):
             raise UserError(f"{name}: no class is left after this much noise; give a larger epsilon")
         self.known[question] = statistics, sent, time.perf_counter() - began
-        if request.components == 1:
-            head = (
-                None if request.expand else cut(self.side.network, request.layers)[1]
-            )  # no head takes random features
+        if request.components == 1:  # the trained head does not take random features
+            head = None if request.expand else cut(self.side.network, request.layers)[1]
             self.observe(Forecasted(name, forecast(head, statistics, self._classes, self.key)))
         return self.known[question]
 
@@ -141,15 +136,13 @@ class Calibrator:
         return request.encoder(self.side.network, self.side.train.shape)[1]
 
     def gather(self, request: StatisticsRequest, centres: Tensor | None) -> ClassStatistics:
-        """The statistics of all clients' features under the model, added up; masked where the algorithm is secure."""
+        """The statistics of all clients' features under the model, summed; masked if the algorithm is secure."""
         shared = self.model if centres is None else self.model | {"centres": centres}
         if (secure := self.algorithm.secure) is None:
             return gather_statistics(self.engine, shared, request, self.key)
         layout = Layout.of(self._classes * request.components, self._width(request), request.form)
         budget = self.algorithm.private if self._clients_add_noise else None
-        return secure_statistics(
-            self.engine, shared, request, layout, self.key, secure.threshold, budget, self.lost
-        )  # fmt: skip
+        return secure_statistics(self.engine, shared, request, layout, self.key, secure.threshold, budget, self.lost)
 
     @property
     def _clients_add_noise(self) -> bool:
@@ -158,26 +151,26 @@ class Calibrator:
         return budget is not None and budget.release and self.algorithm.secure is not None
 
     def sent_bytes(self, request: StatisticsRequest) -> int:
-        """What all clients together send: each only the classes it holds; all classes where they are masked."""
+        """The bytes that all clients send: each only the classes it has, or all classes if they are masked."""
         width = self._width(request)
         if self.algorithm.secure:
             return self._clients * Layout.of(self._classes * request.components, width, request.form).bytes
         released = self.algorithm.private is not None and self.algorithm.private.release
-        if released or not len(self.side.labels):  # nobody is told who holds which classes: at most all of them
+        if released or not len(self.side.labels):  # the clients' classes are secret: assume all of them
             return self._clients * statistics_bytes(request.form, self._classes * request.components, width)
         owner, count = class_cells(self.side)
-        held = np.bincount(owner[count >= request.min_count], minlength=int(owner.max()) + 1)[np.unique(owner)]
-        return sum(statistics_bytes(request.form, int(classes) * request.components, width) for classes in held)
+        sent = np.bincount(owner[count >= request.min_count], minlength=int(owner.max()) + 1)[np.unique(owner)]
+        return sum(statistics_bytes(request.form, int(classes) * request.components, width) for classes in sent)
 
     def _advise_small_clients(self, request: StatisticsRequest) -> None:
-        """Warn where clients have few examples and send much; not where their sizes are secret or not known here."""
+        """Warn if clients with few examples send much, unless their sizes are secret or unknown here."""
         if not len(self.side.labels) or (self.algorithm.private is not None and self.algorithm.private.release):
             return
         owner, count = class_cells(self.side)
         cells = np.stack([np.bincount(owner), np.bincount(owner, weights=count)]).astype(np.int64)
         kinds, clients = np.unique(cells[:, cells[0] > 0], axis=1, return_counts=True)
         width, form = self._width(request), request.form
-        advice = [advise_smaller_form(form, held, width, examples) for held, examples in kinds.T.tolist()]
+        advice = [advise_smaller_form(form, classes, width, examples) for classes, examples in kinds.T.tolist()]
         if any(advice):
             few = sum(number for number, text in zip(clients.tolist(), advice, strict=True) if text)
             example = next(filter(None, advice))
@@ -185,7 +178,7 @@ class Calibrator:
 
 
 def protected_request(needs: StatisticsRequest, algorithm: "Algorithm", classes: int, width: int) -> StatisticsRequest:
-    """The request with the algorithm's protections: the smallest class that is sent, the length of features."""
+    """The request with the algorithm's protections: the smallest class to send, and the length of features."""
     budget = algorithm.private
     clip = 0.0 if budget is None else budget.clip
     if budget is not None and algorithm.secure:  # rounding to fixed point may lengthen the sum
@@ -197,7 +190,7 @@ def protected_request(needs: StatisticsRequest, algorithm: "Algorithm", classes:
 def gather_statistics(
     engine: Engine, shared: Tensors, request: StatisticsRequest, key: Key, progress: Progress | None = None
 ) -> ClassStatistics:
-    """The class statistics of all clients' features under the shared model, added up."""
+    """The class statistics of all clients' features under the shared model, summed."""
     visits = every_client(engine)
     outcome = add(engine.visit(Moments(request.to_plain()), shared, visits, key.fold("moments")), visits, progress)
     if outcome.failures:
@@ -210,7 +203,7 @@ def secure_statistics(
     engine: Engine, shared: Tensors, request: StatisticsRequest, layout: Layout, key: Key, threshold: float,
     budget: PrivacyBudget | None = None, lost: set[int] | None = None,
 ) -> ClassStatistics:  # fmt: skip
-    """The class statistics of all clients but those ``lost`` together; of a single one the server learns nothing.
+    """The summed class statistics of all clients except the ``lost``; the server learns nothing about a single one.
 
     Clients that drop out are left out, with a warning that names them, and added to ``lost``. ``threshold`` is the
     share that must stay. With a ``budget`` the clients add its noise.
@@ -243,14 +236,11 @@ def every_client(engine: Engine) -> list[Visit]:
 
 
 def real_features(side: ClientSide, needs: RealFeatures, key: Key) -> tuple[Tensor, Tensor]:
-    """The training features [n, d] that a bound for study needs, and their labels: a simulation has the images.
-
-    Both are on the CPU.
-    """
+    """The training features [n, d] for a bound for study, and their labels, on the CPU."""
     encoder, _ = cut(side.network, needs.layers)
     index = torch.from_numpy(np.sort(side.population.order.astype(np.int64)))
     labels = torch.from_numpy(side.labels)
-    if needs.per_class:  # so many of each class, or all where there are fewer
+    if needs.per_class:  # this many of each class, or all if there are fewer
         index = index[torch.randperm(len(index), generator=key.fold("oracle", "examples").torch())]
         classes = range(int(labels[index].max()) + 1)
         index = torch.cat([index[labels[index] == label][: needs.per_class] for label in classes]).sort().values

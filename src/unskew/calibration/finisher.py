@@ -4,7 +4,7 @@ A complete calibration, in a file of your own:
 
     @finisher
     def nearest_mean() -> Finisher:
-        "Answers with the class whose mean is nearest: w_c = μ_c, b_c = −½·‖μ_c‖²."
+        "Predicts the class whose mean is nearest: w_c = μ_c, b_c = −½·‖μ_c‖²."
 
         def make(head: nn.Linear, statistics: ClassStatistics, key: Key) -> nn.Linear:
             linear, means = copy.deepcopy(head), statistics.means().to(head.weight)
@@ -35,18 +35,18 @@ from unskew.models.networks import Network
 
 @dataclass(frozen=True)
 class StatisticsRequest:
-    """The statistics that a calibration asks every client for.
+    """The statistics that a calibration needs from every client.
 
     Parameters
     ----------
     form
         How much of each covariance: Full, Diagonal, Shared or LowRank.
     layers
-        The number of linear layers behind the features.
+        The number of linear layers after the features.
     expand
-        Random features next to them.
+        The number of additional random features.
     components
-        Gaussians for each class. Above 1, their centres are sent along.
+        Gaussians per class. Above 1, their centers are sent to the clients.
     min_count
         Classes with fewer examples on a client are left out.
     clip
@@ -61,16 +61,16 @@ class StatisticsRequest:
     clip: float = 0.0
 
     def to_plain(self) -> dict[str, int | float | str]:
-        """As plain values, for a job."""
+        """The request as values for JSON."""
         return asdict(self) | {"form": str(self.form)}
 
     @staticmethod
     def from_plain(values: Mapping[str, Any]) -> "StatisticsRequest":
-        """What ``to_plain`` gave."""
+        """The inverse of ``to_plain``."""
         return StatisticsRequest(**{**values, "form": parse_form(values["form"])})
 
     def encoder(self, network: Network, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-        """Images to the features asked for, and how many these are."""
+        """A module from images to the requested features, and their number."""
         first, _ = cut(network, self.layers)
         parts = [first]
         width = width_of(first, shape)
@@ -83,7 +83,7 @@ class StatisticsRequest:
 
 
 def width_of(encoder: nn.Module, shape: tuple[int, ...]) -> int:
-    """How many features the encoder gives for images of this shape."""
+    """The number of features that the encoder returns for images of this shape."""
     part = next(encoder.parameters(), torch.zeros(0))
     training = encoder.training
     with torch.no_grad():
@@ -93,7 +93,7 @@ def width_of(encoder: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 class _Clip(nn.Module):
-    """Features on the CPU, no longer than the radius: lengths are float64, which not every device has."""
+    """Clips features to the radius, on the CPU: lengths are float64, which not every device supports."""
 
     def __init__(self, radius: float) -> None:
         super().__init__()
@@ -113,9 +113,9 @@ class RealFeatures:
     Parameters
     ----------
     layers
-        The number of linear layers behind the features.
+        The number of linear layers after the features.
     per_class
-        The number of features of each class. 0: all.
+        The number of features per class. 0: all.
     """
 
     layers: int = 1
@@ -133,11 +133,11 @@ class Made:
     loss_before, loss_after
         The mean loss on the features that it was made from.
     classes
-        What was done for each class.
+        A report for each class.
     before
-        What features pass before the head.
+        The transformation of features before the head.
     notes
-        What the user must know about it, in sentences.
+        What the user should know, in sentences.
     """
 
     head: nn.Module
@@ -158,16 +158,16 @@ class Finisher:
     ----------
     make
         ``make(head, statistics, key)`` returns an ``nn.Linear``, a copy of ``head`` with other values, or ``Made`` with
-        more to report. ``head`` is the trained classifier, which must not be changed; ``statistics`` are what ``needs``
-        asks for, summed over all clients. With ``RealFeatures`` it is ``make(head, features, labels, key)``.
+        more to report. ``head`` is the trained classifier, which must not be modified; ``statistics`` are those that
+        ``needs`` requests, summed over all clients. With ``RealFeatures`` it is ``make(head, features, labels, key)``.
     needs
         What it is made from.
     bound
-        Whether it is a bound for study, which sees what no server may see.
+        Whether it is a bound for study, which uses what no server may see.
     virtual
-        The number of features that it draws for each class; too many are rejected before the first round.
+        The number of features that it draws per class; too many are rejected before the first round.
     bends
-        Whether features pass a transformation before its classifier.
+        Whether features are transformed before its classifier.
     text
         Its shortest spelling, which is its name in results. ``@finisher`` fills it in.
     """
@@ -180,11 +180,11 @@ class Finisher:
     text: str = ""
 
     def __call__(self, algorithm: Any) -> Any:
-        """The algorithm with this calibration after those that it has."""
+        """Append this calibration to an algorithm's."""
         return replace(algorithm, finish=(*algorithm.finish, self.named()))
 
     def named(self) -> "Finisher":
-        """This calibration, if it has a name; results are filed under it."""
+        """This calibration, if it has a name for results; otherwise a UserError."""
         if not self.text:
             raise UserError(
                 "this calibration has no name; decorate its function with @finisher, or pass text to Finisher"
@@ -193,12 +193,12 @@ class Finisher:
 
 
 def finisher(build: Callable[Knobs, Finisher]) -> Callable[Knobs, Finisher]:
-    """Decorate a function from knobs to a Finisher, whose text becomes the function's name and the knobs given.
+    """Decorate a function from knobs to a Finisher; the text becomes the function's name and its arguments.
 
     Parameters
     ----------
     build
-        The function. One outside this package is named ``package.module:function``. Knobs at their defaults are left
+        The function. One from another package is named ``package.module:function``. Knobs at their defaults are left
         out of the text.
     """
     if not inspect.isroutine(build):
@@ -208,12 +208,12 @@ def finisher(build: Callable[Knobs, Finisher]) -> Callable[Knobs, Finisher]:
 
     @functools.wraps(build)
     def spelled(*values: Knobs.args, **knobs: Knobs.kwargs) -> Finisher:
-        made = build(*values, **knobs)
-        if not isinstance(made, Finisher):
-            raise UserError(f"{name} returns {a_kind(made)}; a calibration must return a Finisher")
+        result = build(*values, **knobs)
+        if not isinstance(result, Finisher):
+            raise UserError(f"{name} returns {a_kind(result)}; a calibration must return a Finisher")
         signature = inspect.signature(build)
-        given = signature.bind(*values, **knobs).arguments
-        other = {knob: value for knob, value in given.items() if value != signature.parameters[knob].default}
-        return replace(made, text=str(text.Call(name, (), other, 0, "")))
+        arguments = signature.bind(*values, **knobs).arguments
+        other = {knob: value for knob, value in arguments.items() if value != signature.parameters[knob].default}
+        return replace(result, text=str(text.Call(name, (), other, 0, "")))
 
     return spelled

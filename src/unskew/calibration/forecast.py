@@ -1,6 +1,6 @@
-"""What calibration may gain, from the class Gaussians alone, before anything is trained.
+"""Forecasts the gain of a calibration from the class Gaussians, before anything is trained.
 
-Shapes: P classes held, d features, u directions.
+Shapes: P classes with examples, d features, u directions.
 """
 
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key
 
 DIRECTIONS = 256
-MAX_FEATURES = 20_000  # virtual ones in all
-LEVERAGE = 0.5  # of an example on its own prediction, the most where something is forecast
+MAX_FEATURES = 20_000  # virtual features in total
+LEVERAGE = 0.5  # of an example on its own prediction; above this nothing is forecast
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """How far apart the class Gaussians are, and how many features drawn from them a classifier gets right."""
+    """The distance between class Gaussians, and the accuracies of two classifiers on features drawn from them."""
 
-    separability: float  # mean sliced Wasserstein distance between two classes, in the features' own unit
-    before: float | None = None  # the classifier as it is
-    after: float | None = None  # the linear discriminant of the same Gaussians
+    separability: float  # mean sliced Wasserstein distance between two classes, in the features' unit
+    before: float | None = None  # accuracy of the trained classifier
+    after: float | None = None  # accuracy of the linear discriminant of the same Gaussians
 
     @property
     def gain(self) -> float | None:
-        """What is left to gain, as a share of the features."""
+        """The difference in accuracy."""
         return None if self.before is None or self.after is None else self.after - self.before
 
 
@@ -46,12 +46,12 @@ def separability(statistics: ClassStatistics, key: Key) -> float:
 
 
 def pairwise_separability(statistics: ClassStatistics, key: Key) -> Tensor:
-    """[P·(P − 1)/2], that distance for each pair of classes: the first with all later ones, then the second, …"""
+    """[P·(P − 1)/2], the distance of each pair of classes: the first with all later ones, then the second, …"""
     gaussians, count = Gaussians(statistics), len(statistics.held)
     drawn = torch.randn(statistics.width, DIRECTIONS, generator=key.fold("slices").torch(), dtype=torch.float64)
     slices = drawn / drawn.norm(dim=0)  # [d, u]
     points = gaussians.means @ slices  # [P, u]
-    if not statistics.form.common:  # with one spread for all classes it would cancel
+    if not statistics.form.common:  # a common spread would cancel
         spreads = torch.stack([gaussians.spread(row)[0].deviation_along(slices) for row in range(count)])
         points = torch.cat([points, spreads], dim=1)  # [P, 2u]
     distances: Tensor = torch.pdist(points) / DIRECTIONS**0.5
@@ -59,14 +59,14 @@ def pairwise_separability(statistics: ClassStatistics, key: Key) -> Tensor:
 
 
 def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, key: Key) -> Forecast:
-    """The separability, and what the head and a linear discriminant make of features drawn from the Gaussians.
+    """The separability, and the accuracy of the head and of a linear discriminant on features from the Gaussians.
 
-    The features stand for unseen ones: they are drawn around means that may be the true ones, given those of the
-    examples, and for the discriminant as widely as unseen features vary along its weights. What the discriminant gets
-    right is an upper bound all the same, since real features are no Gaussians: of the gain forecast, 0.2 to 0.8 was
-    real (explanation/calibration). There is the separability alone where the forecast cannot be trusted: with any form
-    but ``full`` (the pooled covariance promised 99 % where 51 % came), where an example decides more than half of its
-    own prediction, where no head takes these features, and where they do not vary.
+    The features represent unseen ones: they are drawn around plausible true means, given those of the examples, and for
+    the discriminant as widely as unseen features vary along its weights. The discriminant's accuracy is still an upper
+    bound, since real features are not Gaussian: 0.2 to 0.8 of the forecast gain was achieved
+    (explanation/calibration). Only the separability is reported if a forecast would be unreliable: with any form but
+    ``full`` (the pooled covariance forecast 99 % instead of 51 %), if an example determines more than half of its own
+    prediction, if no head takes these features, and if they do not vary.
     """
     mean, gaussians = separability(statistics, key), Gaussians(statistics)
     if head is None or not isinstance(statistics.form, Full) or int(statistics.number.sum()) <= len(statistics.held):
@@ -83,12 +83,13 @@ def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, 
     right, centre = torch.zeros(2, dtype=torch.int64), gaussians.means.mean(0)
     with torch.no_grad():
         for row, label in enumerate(statistics.held.tolist()):
-            spread, own = gaussians.spread(row)[0] if wide is None else wide, key.fold("forecast", "class", label)
+            spread, stream = gaussians.spread(row)[0] if wide is None else wide, key.fold("forecast", "class", label)
             share, number = float(rival.shrinkage[row]), int(statistics.number[row])
             true = centre + share * (gaussians.means[row] - centre)
-            drawn = (1 + share / number) ** 0.5 * spread.draw(count, own.torch())
+            drawn = (1 + share / number) ** 0.5 * spread.draw(count, stream.torch())
             if statistics.noise is not None:
-                noise = torch.randn(count, statistics.width, generator=own.fold("noise").torch(), dtype=torch.float64)
+                generator = stream.fold("noise").torch()
+                noise = torch.randn(count, statistics.width, generator=generator, dtype=torch.float64)
                 drawn += share**0.5 * statistics.noise.sums / number * noise
             right[0] += int((head(true + drawn).argmax(1) == label).sum())
             logits = (true + rival.inflation * drawn) @ rival.weight.t() + rival.bias

@@ -1,7 +1,7 @@
-"""Any module as data: the graph of tensor operations of its ``forward``, as JSON and tensors, and back.
+"""Saves any module as the graph of tensor operations in its ``forward``, as JSON and tensors, and loads it again.
 
-A calibration may return a module of a class that only its author has. What is saved is what the module computes, as
-``torch.export`` finds it: operations of PyTorch on named tensors. Loading one runs no code but these operations.
+A calibration may return a module of a class that only its author has. What is saved is the computation, as
+``torch.export`` traces it: PyTorch operations on named tensors. Loading it runs no other code.
 """
 
 import json
@@ -21,25 +21,25 @@ GRAPH = "graph"  # the name of the JSON text, as bytes, among the tensors
 
 
 def write_graph(module: nn.Module, width: int) -> Tensors:
-    """Its tensors by number and its operations as JSON under ``graph``.
+    """The module's tensors by number and its operations as JSON under ``graph``.
 
     Parameters
     ----------
     module
-        From features [n, ``width``] of its own type to logits, for any n. It is moved to the CPU.
+        From features [n, ``width``] of its dtype to logits, for any n. It is moved to the CPU.
     """
     values = (value for value in (*module.parameters(), *module.buffers()) if value.is_floating_point())
     dtype = next((value.dtype for value in values), torch.float32)
     try:
-        with warnings.catch_warnings():  # what torch.export has to say about itself
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about torch.export itself
             example = torch.zeros(2, width, dtype=dtype)
             shapes = ({0: torch.export.Dim.DYNAMIC},)
             program = torch.export.export(module.cpu().eval(), (example,), dynamic_shapes=shapes).run_decompositions()
-    except Exception as error:  # torch.export has many kinds
+    except Exception as error:  # torch.export raises many kinds
         line = next((text for text in str(error).splitlines() if text.strip()), type(error).__name__)
         raise UserError(
-            f"{a_kind(module)} cannot be saved: torch.export does not find what its forward computes: {line.strip()}; "
+            f"{a_kind(module)} cannot be saved: torch.export cannot trace its forward: {line.strip()}; "
             "write forward as operations on tensors, for any number of rows"
         ) from error
     inputs = program.graph_signature
@@ -62,7 +62,7 @@ def write_graph(module: nn.Module, width: int) -> Tensors:
 
 
 def read_graph(values: Tensors) -> nn.Module:
-    """The module that ``write_graph`` was given, as operations on tensors."""
+    """A module with the operations that ``write_graph`` saved."""
     root, graph = nn.Module(), fx.Graph()
     nodes: dict[str, fx.Node] = {}
     for name, operation, *rest in json.loads(values[GRAPH].numpy().tobytes()):
@@ -83,29 +83,29 @@ def _name(target: Any) -> str:
     if target in ON_SIZES.values():
         return str(target.__name__)
     name = str(target)
-    _operation(name)  # what cannot be read must not be written
+    _operation(name)  # refuse to write what cannot be read
     return name
 
 
 def _operation(name: str) -> Any:
-    """A function of tensors by its name: of PyTorch's core set, or one that takes a tensor first and changes nothing.
+    """A tensor operation by name: one of PyTorch's core set, or a pure one whose first argument is a tensor.
 
-    Those of other kinds read files or change their arguments.
+    Others may read files or modify their arguments.
     """
     if name in ON_SIZES:
         return ON_SIZES[name]
     family, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
-    found = getattr(getattr(torch.ops.aten, packet, None), overload, None) if family == "aten" else None
-    if isinstance(found, torch._ops.OpOverload) and not found._schema.is_mutable:
-        arguments = found._schema.arguments
-        if torch.Tag.core in found.tags or (arguments and str(arguments[0].type) == "Tensor"):
-            return found
+    operation = getattr(getattr(torch.ops.aten, packet, None), overload, None) if family == "aten" else None
+    if isinstance(operation, torch._ops.OpOverload) and not operation._schema.is_mutable:
+        arguments = operation._schema.arguments
+        if torch.Tag.core in operation.tags or (arguments and str(arguments[0].type) == "Tensor"):
+            return operation
     raise UserError(f"the operation {name[:80]!r} cannot be part of a saved classifier")
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: a node by its name, a type or device by its kind."""
+    """A value for JSON: a node by its name, a dtype or device by its kind."""
     if isinstance(value, fx.Node):
         return {"node": value.name}
     if isinstance(value, torch.device):
@@ -119,11 +119,11 @@ def _plain(value: Any) -> Any:
         return {"given": {name: _plain(part) for name, part in value.items()}}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise UserError(f"a constant of this kind cannot be part of a saved classifier: {a_kind(value)}")
+    raise UserError(f"{a_kind(value)} as a constant cannot be part of a saved classifier")
 
 
 def _value(plain: Any, nodes: dict[str, fx.Node]) -> Any:
-    """What ``_plain`` was given."""
+    """The inverse of ``_plain``."""
     if isinstance(plain, list):
         return tuple(_value(part, nodes) for part in plain)
     if not isinstance(plain, dict):
@@ -135,7 +135,7 @@ def _value(plain: Any, nodes: dict[str, fx.Node]) -> Any:
         return {name: _value(part, nodes) for name, part in value.items()}
     if kind == "device":
         return torch.device(value)
-    found = getattr(torch, value, None)
-    if not isinstance(found, KINDS[kind]):
+    constant = getattr(torch, value, None)
+    if not isinstance(constant, KINDS[kind]):
         raise ValueError(f"{value!r} is not a {kind}")
-    return found
+    return constant

@@ -1,4 +1,4 @@
-"""The jobs of calibration: class statistics of a client's features, and evaluation with a calibrated classifier."""
+"""Calibration's jobs: class statistics of a client's features, and evaluation of a calibrated classifier."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,13 +22,13 @@ from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.evaluation import score_images
 from unskew.round.jobs import register
 
-Relabel = Callable[[Tensor, Tensor], Tensor]  # features, labels -> the number of the part
-WORDS = "statistics"  # the name of the words, laid out by a ``Layout``
+Relabel = Callable[[Tensor, Tensor], Tensor]  # features, labels -> the component's label
+WORDS = "statistics"  # the name of the fixed-point words, in a ``Layout``
 
 
 @register
 class Moments(msgspec.Struct, frozen=True, tag="moments"):
-    """The client's class statistics, laid out for all classes; those that it lacks are zero."""
+    """The client's class statistics for all classes; those that it lacks are zero."""
 
     request: dict[str, Any]
 
@@ -40,9 +40,9 @@ class Moments(msgspec.Struct, frozen=True, tag="moments"):
 
 @register
 class FixedPointMoments(msgspec.Struct, frozen=True, tag="fixed-point-moments"):
-    """The same in whole numbers, for a secure sum over so many ``members``.
+    """The client's class statistics in fixed point, for a secure sum over ``members`` clients.
 
-    With a ``budget`` of (ε, δ, clip) every client adds its share of the noise before it masks its words.
+    With a ``budget`` of (ε, δ, clip), every client adds its share of the noise before it masks its words.
     """
 
     request: dict[str, Any]
@@ -54,12 +54,11 @@ class FixedPointMoments(msgspec.Struct, frozen=True, tag="fixed-point-moments"):
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
         """Measure, and round to the layout's steps."""
-        request = StatisticsRequest.from_plain(self.request)
-        statistics = client_statistics(side, shared, visit, request)
+        statistics = client_statistics(side, shared, visit, StatisticsRequest.from_plain(self.request))
         return Reply({WORDS: self._layout.quantise(statistics, self.members, f"client {visit.client}")})
 
     def with_share(self, side: ClientSide, words: Tensors, needed: int, members: int) -> Tensors:
-        """The words with this client's share of the noise; refused where it is less than was agreed on."""
+        """Add this client's share of the noise to the words; refused if it is less than was agreed."""
         agreed, clip = side.algorithm.private, StatisticsRequest.from_plain(self.request).clip
         if agreed is not None and agreed.release and self.budget != (agreed.epsilon, agreed.delta, agreed.clip):
             raise UserError(f"the server asks for statistics without the agreed noise: {agreed}")
@@ -68,9 +67,7 @@ class FixedPointMoments(msgspec.Struct, frozen=True, tag="fixed-point-moments"):
         epsilon, delta, radius = self.budget
         guarantee = Guarantee.of(radius, epsilon, delta, in_masks=True)
         if not 0 < clip <= self._layout.shorter(radius, guarantee.sigma):
-            raise UserError(
-                f"the server asks for features clipped to {clip:g}, but the agreed noise covers only {radius:g}"
-            )
+            raise UserError(f"the server asks for features of length {clip:g}, but the agreed noise covers {radius:g}")
         return {WORDS: self._layout.with_share(words[WORDS], guarantee, needed, members)}
 
     @property
@@ -82,19 +79,17 @@ class FixedPointMoments(msgspec.Struct, frozen=True, tag="fixed-point-moments"):
 def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, request: StatisticsRequest) -> ClassStatistics:
     """The class statistics of the client's features under the server's model.
 
-    Classes with too few examples are left out, and where classes have parts, parts with too few.
+    Classes, or components of classes, with too few examples are left out.
     """
     side.load(shared, training=False)
-    centres = shared.get("centres")
     encoder, width = request.encoder(side.network, side.train.shape)
     examples = side.population.examples(visit.client).astype(np.int64)
-    least = request.min_count
-    enough = side.counts(visit.client).numpy()[side.labels[examples]] >= least
+    enough = side.counts(visit.client).numpy()[side.labels[examples]] >= request.min_count
     index = torch.from_numpy(examples[enough])
     classes = side.network.classifier.out_features * request.components
-    relabel = None if centres is None else by_part(centres)
-    if relabel is not None and least > 1:
-        index = _in_large_parts(side, encoder, index, relabel, least)
+    relabel = by_part(shared["centres"]) if "centres" in shared else None
+    if relabel is not None and request.min_count > 1:
+        index = _in_large_parts(side, encoder, index, relabel, request.min_count)
     if len(index):
         batches = (side.train.batch(some) for some in torch.split(index, IMAGES_AT_ONCE))
         return ClassStatistics.measure(encoder, batches, classes, form=request.form, relabel=relabel)
@@ -102,7 +97,7 @@ def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, request: 
 
 
 def _in_large_parts(side: ClientSide, encoder: nn.Module, index: Tensor, relabel: Relabel, least: int) -> Tensor:
-    """Of these examples, those whose part of their class has at least so many of them."""
+    """The examples whose component has at least ``least`` of them."""
     parts = list[Tensor]()
     with torch.no_grad():
         for some in torch.split(index, IMAGES_AT_ONCE):
@@ -114,21 +109,17 @@ def _in_large_parts(side: ClientSide, encoder: nn.Module, index: Tensor, relabel
 
 @register
 class EvaluateCalibrated(msgspec.Struct, frozen=True, tag="evaluate-calibrated"):
-    """As ``Evaluate``, with the calibrated classifier that is sent along instead of the model's own."""
+    """Like ``Evaluate``, with a calibrated classifier, which is sent along, instead of the model's."""
 
     by_image: bool = False
     confidence: bool = False
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: TestPart | Visit, key: Key) -> Reply:
-        """Right answers and loss by class."""
+        """Correct predictions and examples by class, and the loss."""
         side.load(shared, training=False)
-        encoder, classifier = load_calibrated(
-            tensors.under(shared, "calibrated/"), lambda layers: cut(side.network, layers)
-        )
+        values = tensors.under(shared, "calibrated/")
+        encoder, classifier = load_calibrated(values, lambda layers: cut(side.network, layers))
         classifier = classifier.cpu()  # it clips features in float64
-
-        def logits(images: Tensor) -> Tensor:
-            made: Tensor = classifier(encoder(images).cpu())
-            return made
-
-        return score_images(side, visit, logits, self.by_image, self.confidence)
+        return score_images(
+            side, visit, lambda images: classifier(encoder(images).cpu()), self.by_image, self.confidence
+        )

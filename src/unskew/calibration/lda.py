@@ -1,6 +1,6 @@
 """LDA: the linear discriminant of class means and pooled covariance, in closed form.
 
-Shapes: P classes held, d features.
+Shapes: P classes with examples, d features.
 """
 
 import warnings
@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.ccvr import check_positive
 from unskew.calibration.classifier import last_linear, replace_rows
 from unskew.calibration.covariances import CLIPPED, TINY, ClassReport, drop_negative, negative_share, parse_form
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
@@ -18,17 +17,18 @@ from unskew.calibration.protection import pooled_edge
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.text import check_positive
 
-GRID = [10 ** (step / 4) for step in range(-12, 13)]  # the ridges tried: 0.001 to 1000, four in each decade
-TOLERANCE = 1e-3  # of the best separation: a ridge that loses no more than this share is as good
+GRID = [10 ** (step / 4) for step in range(-12, 13)]  # the ridges tried: 0.001 to 1000, four per decade
+TOLERANCE = 1e-3  # a ridge that loses at most this share of the best separation is as good
 MOST_LEVERAGE = 0.999
-SHRUNK = 0.9  # a class mean that keeps less of its distance is named in a note
+SHRUNK = 0.9  # a class mean that keeps less of its distance is noted
 NEGATIVE = (
-    "{}: negative eigenvalues of the pooled covariance were set to zero, {:.2g} of it; some client sent moments that "
-    "no features can have"
+    "{}: negative eigenvalues of the pooled covariance were set to zero ({:.2g} of their total); some client sent "
+    "moments that no features can have"
 )
-PASSES = 4  # from k_c to m and τ and back
-LEAST_SIGNAL = 0.01  # of the means' squared lengths: what is assumed to be no noise at least
+PASSES = 4  # iterations over k_c, m and τ
+LEAST_SIGNAL = 0.01  # at least this share of the means' squared lengths is assumed not to be noise
 
 
 @finisher
@@ -39,22 +39,22 @@ def lda(ridge: float = 0.0, layers: int = 1, expand: int = 0, covariance: str = 
     drawn.
 
     w_c = s·A⁻¹·k_c·(μ_c − m), b_c = −½·k_c·(μ_c − m)ᵀw_c − mᵀw_c, where A = Σ + ρ·tr(Σ)/d·I and m = Σk_c·μ_c/Σk_c: the
-    best classifier if all classes are Gaussians of one shape and equally likely. ρ, k_c and s account for what few
-    examples do not tell. With f = tr(A⁻¹Σ), n examples and P classes,
+    best classifier if all classes are equally likely Gaussians of the same shape. ρ, k_c and s account for the
+    uncertainty of few examples. With f = tr(A⁻¹Σ), n examples and P classes,
 
     - δ = f/(1 − f/(n − P)) estimates tr(A⁻¹·true covariance), so noise adds δ/n_c to (μ_c − m)ᵀA⁻¹(μ_c − m) = q_c;
-    - k_c = τ/(τ + δ/n_c), τ = Σk_c²·(q_c − δ/n_c)/Σk_c², shrinks the mean of a rare class towards m: its posterior
-      mean, where without noise all classes are equally far from m;
-    - ρ is the smallest for which two classes are as far apart as they can be, in standard deviations of unseen
-      features: τ over the root of (μ_c − m)ᵀA⁻¹ΣA⁻¹(μ_c − m)/(1 − f/(n − P))², averaged as τ is;
-    - s makes log-odds of the result: their mean is half their variance, on unseen features.
+    - k_c = τ/(τ + δ/n_c), τ = Σk_c²·(q_c − δ/n_c)/Σk_c², shrinks the mean of a rare class towards m, to its posterior
+      mean if without noise all classes are equally far from m;
+    - ρ is the smallest value for which two classes are as far apart as possible, in standard deviations of unseen
+      features: τ over the root of (μ_c − m)ᵀA⁻¹ΣA⁻¹(μ_c − m)/(1 − f/(n − P))², averaged like τ;
+    - s turns the outputs into log-odds: their mean is half their variance, on unseen features.
 
-    With many examples of every class all of this is the textbook's discriminant: k_c and s are 1, and ρ is 0.001.
+    With many examples of every class this is the textbook discriminant: k_c and s are 1, and ρ is 0.001.
 
     Parameters
     ----------
     ridge
-        ρ of the textbook's discriminant, w_c = A⁻¹μ_c and b_c = −½·μ_cᵀw_c, for comparison: it neglects rare classes.
+        ρ of the textbook discriminant, w_c = A⁻¹μ_c and b_c = −½·μ_cᵀw_c, for comparison: it neglects rare classes.
         0 chooses ρ, k_c and s as above.
     layers
         The number of linear layers to replace.
@@ -78,12 +78,12 @@ def lda(ridge: float = 0.0, layers: int = 1, expand: int = 0, covariance: str = 
         if ridge:
             linear = solve_discriminant(head, statistics.means(), statistics.within(), held, ridge, classes)
             return Made(linear, classes=report_pooled(statistics))
-        found = discriminate(statistics)
-        linear = replace_rows(head, found.weight, found.bias, held, classes)
-        notes = [f"ridge {found.ridge:.2g} was chosen from the statistics"] if found.ridge > GRID[0] else []
-        if float(found.shrinkage.min()) < SHRUNK:
-            least = int(held[found.shrinkage.argmin()])
-            notes.append(f"class means were shrunk by up to {1 - float(found.shrinkage.min()):.0%} (class {least})")
+        solution = discriminate(statistics)
+        linear = replace_rows(head, solution.weight, solution.bias, held, classes)
+        notes = [f"ridge {solution.ridge:.2g} was chosen from the statistics"] if solution.ridge > GRID[0] else []
+        if (least := float(solution.shrinkage.min())) < SHRUNK:
+            label = int(held[solution.shrinkage.argmin()])
+            notes.append(f"class means were shrunk by up to {1 - least:.0%} (class {label})")
         return Made(linear, classes=report_pooled(statistics), notes=tuple(notes))
 
     return Finisher(make, StatisticsRequest(parse_form(covariance), layers, expand))
@@ -91,17 +91,17 @@ def lda(ridge: float = 0.0, layers: int = 1, expand: int = 0, covariance: str = 
 
 @dataclass(frozen=True, eq=False)
 class Discriminant:
-    """What ``discriminate`` found, in float64."""
+    """A linear discriminant, in float64."""
 
     weight: Tensor  # [P, d]
     bias: Tensor  # [P]
     ridge: float  # ρ
     shrinkage: Tensor  # [P], k
-    inflation: float  # 1/(1 − f/(n − P)): by how much more unseen features vary along the weights
+    inflation: float  # 1/(1 − f/(n − P)): the factor on the variation of unseen features along the weights
 
 
 def discriminate(statistics: ClassStatistics) -> Discriminant:
-    """The linear discriminant for unseen features, as ``lda`` describes it."""
+    """The linear discriminant for unseen features, described in ``lda``."""
     means, within, number = statistics.means(), statistics.within(), statistics.number.double()
     if statistics.noise is None and not features_vary(means, within):  # noise can hide all variance
         raise UserError("lda has no solution: the features do not vary within classes; check the encoder")
@@ -113,14 +113,14 @@ def discriminate(statistics: ClassStatistics) -> Discriminant:
         warnings.warn(NEGATIVE.format("lda", share), stacklevel=2)
     values = values.clamp(min=limit)
     rotated, unit, degrees = means @ vectors, float(values.mean()), statistics.degrees  # [P, d]
-    added = 0.0 if statistics.noise is None else statistics.noise.sums**2  # to each entry of a class's sum
+    added = 0.0 if statistics.noise is None else statistics.noise.sums**2  # noise variance of an entry of a class's sum
 
     def assess(ridge: float) -> _Assessment:
         inverse = 1 / (values + ridge * unit)
         freedom = min(float((values * inverse).sum()), MOST_LEVERAGE * degrees)
         inflation = 1 / (1 - freedom / degrees)
         noise = freedom * inflation / number + added * inverse.sum() / number.square()  # [P]
-        shrinkage = number / (number + number.median())  # to begin with
+        shrinkage = number / (number + number.median())  # initial value
         for _ in range(PASSES):
             centre = shrinkage @ rotated / shrinkage.sum()
             squares, weights = (rotated - centre).square(), shrinkage.square() / shrinkage.square().sum()
@@ -133,7 +133,7 @@ def discriminate(statistics: ClassStatistics) -> Discriminant:
 
     separations = [assess(ridge).separation for ridge in GRID]
     enough = (1 - TOLERANCE) * max(separations)
-    ridge = next(ridge for ridge, found in zip(GRID, separations, strict=True) if found >= enough)
+    ridge = next(ridge for ridge, separation in zip(GRID, separations, strict=True) if separation >= enough)
     chosen = assess(ridge)
     shrunk = chosen.shrinkage[:, None] * (rotated - chosen.centre)
     weight = shrunk * chosen.inverse
@@ -144,7 +144,7 @@ def discriminate(statistics: ClassStatistics) -> Discriminant:
 
 
 class _Assessment(NamedTuple):
-    """What a ridge leads to."""
+    """The consequences of a ridge."""
 
     separation: float  # of unseen features, in standard deviations
     inflation: float
@@ -156,15 +156,15 @@ class _Assessment(NamedTuple):
 def solve_discriminant(
     head: nn.Module | None, means: Tensor, within: Tensor, held: Tensor, ridge: float, classes: int
 ) -> nn.Linear:
-    """The linear discriminant of Gaussians with one covariance, all classes equally likely.
+    """The linear discriminant of equally likely Gaussians with the same covariance.
 
-    w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c for the classes held. The others keep the rows of a linear head of
-    the same width; where there is no such head they are never predicted.
+    w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c for classes with examples. The others keep the rows of a linear head
+    of the same width; without one they are never predicted.
     """
     if not features_vary(means, within):
         raise UserError("lda has no solution: the features do not vary within classes; check the encoder")
     regular = add_ridge(within, ridge)
-    if bool(torch.linalg.cholesky_ex(regular).info):  # not positive definite: no features have these moments
+    if bool(torch.linalg.cholesky_ex(regular).info):  # not positive definite: no features can have these moments
         positive, share = drop_negative(within)
         if share:
             warnings.warn(NEGATIVE.format("lda", share), stacklevel=2)
@@ -177,14 +177,14 @@ def solve_discriminant(
 
 
 def check_shape(name: str, layers: int, expand: int) -> None:
-    """Refuse knobs of a closed form that count nothing."""
+    """Check the knobs ``layers`` and ``expand``."""
     check_positive(name, layers=layers)
     if expand < 0:
         raise ValueError(f"{name}(expand={expand}): expand must be 0 or more random features")
 
 
 def report_pooled(statistics: ClassStatistics) -> tuple[ClassReport, ...]:
-    """All classes have the pooled covariance."""
+    """The class reports if all classes have the pooled covariance."""
     pairs = zip(statistics.held.tolist(), statistics.number.tolist(), strict=True)
     return tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs)
 
@@ -195,5 +195,5 @@ def add_ridge(matrix: Tensor, ridge: float) -> Tensor:
 
 
 def features_vary(means: Tensor, within: Tensor) -> bool:
-    """Whether features vary within their classes, beyond what rounding leaves of their squares."""
+    """Whether features vary within their classes by more than rounding errors."""
     return bool(within.diagonal().mean() > 1e-14 * means.square().mean())

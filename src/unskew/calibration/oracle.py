@@ -1,4 +1,4 @@
-"""The oracle: the classifier re-trained on real features, for study."""
+"""The oracle: the classifier retrained on real features, for study."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,23 +6,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.ccvr import check_positive, mean_loss, retrain, training_settings
+from unskew.calibration.ccvr import mean_loss, retrain, training_settings
 from unskew.calibration.classifier import copy_head, last_linear
 from unskew.calibration.covariances import ClassReport
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, finisher
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.tensors import one_thread
+from unskew.core.text import check_positive
 
-TOLERANCE = 1e-8  # how far f may be above its minimum, in nats
+TOLERANCE = 1e-8  # of f above its minimum, in nats
 MAX_STEPS = 100
-MAX_PRODUCTS = 500  # Hessian times vector, of one step
-HALVINGS = 40  # of a step that does not lower f
+MAX_PRODUCTS = 500  # Hessian-vector products per step
+HALVINGS = 40  # of a step that does not decrease f
 
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """A classifier at the minimum of f, at most ``gap`` nats above it, after this many Newton steps."""
+    """A classifier at most ``gap`` nats above the minimum of f, and the number of Newton steps."""
 
     linear: nn.Linear
     gap: float
@@ -30,9 +31,9 @@ class Minimum:
 
 
 def minimise(head: nn.Linear, features: Tensor, labels: Tensor, penalty: float, frozen: Sequence[int] = ()) -> Minimum:
-    """Minimise f = mean cross-entropy + penalty/2·‖W‖² by Newton's method; rows of ``frozen`` classes stay as they are.
+    """Minimise f = mean cross-entropy + penalty/2·‖W‖² by Newton's method; rows of ``frozen`` classes do not change.
 
-    Newton-CG with line search. Not scipy.optimize's: on a trial problem it stopped with a gap of 1e-7, this with 1e-11.
+    Newton-CG with line search. On a trial problem scipy.optimize stopped with a gap of 1e-7, this one with 1e-11.
 
     Reference: Nocedal, Wright, "Numerical Optimization", 2006, Algorithm 7.1.
     """
@@ -61,7 +62,7 @@ class _LogisticLoss:
     """f, its gradient and its curvature, for the weights [K, D] of the K classes that are not frozen."""
 
     features: Tensor  # [n, D]
-    rounded: Tensor  # the same in float32
+    rounded: Tensor  # the features in float32
     target: Tensor  # [n], each label's index among the K classes
     constant: Tensor  # [n]
     penalty: float
@@ -80,7 +81,7 @@ class _LogisticLoss:
         return error.t() @ self.features / len(error) + self.penalty * weights
 
     def curvature(self, probabilities: Tensor) -> Callable[[Tensor], Tensor]:
-        """The Hessian times a direction [K, D], in float32: a step need not be exact, the gradient is."""
+        """The Hessian times a direction [K, D], in float32: the gradient must be exact, a step need not."""
         probabilities = probabilities.float()
 
         def multiply(direction: Tensor) -> Tensor:
@@ -92,7 +93,7 @@ class _LogisticLoss:
 
 
 def _newton(loss: _LogisticLoss, classes: int) -> tuple[Tensor, float, int]:
-    """The weights, how far f is above its minimum at most, and the number of steps."""
+    """The weights, an upper bound on the gap of f to its minimum, and the number of steps."""
     features = loss.features
     eigenvalues, eigenvectors = torch.linalg.eigh(features.t() @ features / len(features))
     weights = features.new_zeros(classes, features.shape[1])
@@ -116,7 +117,7 @@ def _newton(loss: _LogisticLoss, classes: int) -> tuple[Tensor, float, int]:
             if new_value <= value + 1e-4 * rate * slope:
                 break
         else:
-            break  # f is as low as float64 can tell
+            break  # f cannot decrease further in float64
         weights, value, probabilities = weights + rate * direction, new_value, new_probabilities
         gradient = loss.gradient(weights, probabilities)
     return weights, gap, step
@@ -125,7 +126,7 @@ def _newton(loss: _LogisticLoss, classes: int) -> tuple[Tensor, float, int]:
 def _conjugate_gradients(
     curvature: Callable[[Tensor], Tensor], right: Tensor, precondition: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Solve H·x = right with a preconditioner, more exactly the nearer the minimum is."""
+    """Solve H·x = right with a preconditioner, more accurately closer to the minimum."""
     solution, residual = torch.zeros_like(right), right
     tolerance = min(0.1, float(right.norm()) ** 0.5) * float(right.norm())
     preconditioned = precondition(residual)
@@ -133,7 +134,7 @@ def _conjugate_gradients(
     for _ in range(MAX_PRODUCTS):
         curved = curvature(direction)
         if not 0 < (along := float((direction * curved).sum())) < float("inf"):
-            break  # flatter than float32 can tell
+            break  # too flat for float32
         step = product / along
         solution, residual = solution + step * direction, residual - step * curved
         if float(residual.norm()) <= tolerance:
@@ -161,23 +162,23 @@ def oracle(
     layers: int = 1,
     paper: bool = False,
 ) -> Finisher:
-    """Re-trains the classifier on real features: a bound for study.
+    """Retrains the classifier on real features: a bound for study.
 
-    The last layer goes to the minimum of mean cross-entropy + ``weight_decay``/2·‖W‖², which is convex. It bounds the
-    training loss of a linear classifier of these features; on test images another may still be better. A knob of SGD
-    (``epochs``, ``lr``, ``batch``, ``momentum``) selects SGD on the same objective, and so do several ``layers``, which
-    are not convex.
+    The last layer is set to the minimum of mean cross-entropy + ``weight_decay``/2·‖W‖², which is convex. It bounds the
+    training loss of a linear classifier on these features; on test images another may still be better. A knob of SGD
+    (``epochs``, ``lr``, ``batch``, ``momentum``) selects SGD on the same objective, and so do several ``layers``, for
+    which it is not convex.
 
     Parameters
     ----------
     per_class
-        The features of each class; ``all`` of the clients' by default.
+        The number of features per class; by default ``all`` of the clients'.
     epochs, lr, batch, momentum
-        Of SGD: 50, 0.001, 64 and 0.9 unless given.
+        Of SGD; by default 50, 0.001, 64 and 0.9.
     weight_decay
         The weight of the penalty.
     layers
-        The number of linear layers to re-train.
+        The number of linear layers to retrain.
     paper
         Uses the paper's SGD.
 
@@ -208,16 +209,16 @@ def oracle(
         if stepwise or not isinstance(head, nn.Linear):
             notes = () if stepwise else (SEVERAL,)
             return Made(*retrain(head, features, labels, local, key, absent), reports, notes=notes)
-        found = minimise(head, features, labels, weight_decay, absent)
-        before, after = (mean_loss(layer, features, labels) for layer in (head, found.linear))
-        if found.gap <= TOLERANCE:
+        minimum = minimise(head, features, labels, weight_decay, absent)
+        before, after = (mean_loss(layer, features, labels) for layer in (head, minimum.linear))
+        if minimum.gap <= TOLERANCE:
             least = f"the smallest training loss with penalty {weight_decay:g}"
-            note = f"at most {found.gap:.1g} above {least}, in {found.steps} steps"
+            note = f"at most {minimum.gap:.1g} above {least}, in {minimum.steps} steps"
         else:
             note = (
-                f"not converged: up to {found.gap:.1g} above the smallest training loss after "
-                f"{found.steps} steps (tolerance {TOLERANCE:g}); a larger weight_decay converges sooner"
+                f"not converged: up to {minimum.gap:.1g} above the smallest training loss after "
+                f"{minimum.steps} steps (tolerance {TOLERANCE:g}); a larger weight_decay converges sooner"
             )
-        return Made(found.linear, before, after, reports, notes=(note,))
+        return Made(minimum.linear, before, after, reports, notes=(note,))
 
     return Finisher(make, RealFeatures(layers, count), bound=True)

@@ -1,23 +1,23 @@
-"""Protection of class statistics: noise for differential privacy, what to do with it, and fixed point for secure sums.
+"""Protection of class statistics: noise for differential privacy, its removal, and fixed point for secure sums.
 
-**Differential privacy.** A release would look much the same without any one example: for any two data sets that differ
-by one example, and any set S of releases, P(S) ≤ e^ε·P′(S) + δ. Central: whoever has the sum adds the noise, once.
-Under secure aggregation a release's noise is added by the clients, in whole numbers, before they mask theirs. One
-example with ‖z‖ ≤ R changes, in one class only, the count by 1, Σz by at most R and the second moment by at most R²
-(‖zzᵀ‖_F = ‖z‖², ‖z²‖ ≤ ‖z‖²). In units of 1, R and R² that is at most √3 together (L2), so one Gaussian mechanism
-releases all three. The noise of a release is discrete, on a grid, from random bits alone; that of a study, which
-follows from a key, is drawn in float64.
+**Differential privacy.** A release would look almost the same without any one example: for any two data sets that
+differ by one example, and any set S of releases, P(S) ≤ e^ε·P′(S) + δ. The noise is central: whoever has the sum adds
+it once. Under secure aggregation the clients add a release's noise, in whole numbers, before masking. One example with
+‖z‖ ≤ R changes, in one class only, the count by 1, Σz by at most R and the second moment by at most R²
+(‖zzᵀ‖_F = ‖z‖², ‖z²‖ ≤ ‖z‖²). In units of 1, R and R² that is at most √3 in total (L2), so one Gaussian mechanism
+releases all three. The noise of a release is discrete, on a grid, from random bits; that of a study, which follows from
+a key, is drawn in float64.
 
-**Noise of a known size.** Everybody knows the size of the noise that `private` adds. On a second moment it is a
-symmetric matrix whose entries off the diagonal have the deviation s. The eigenvalues of such a matrix fill the
-semicircle from −2·s·√d to 2·s·√d, so an eigenvalue of a noisy covariance below the edge 2·s·√d cannot be distinguished
-from noise. Therefore
+**Noise of a known size.** The size of the noise that `private` adds is public. On a second moment it is a symmetric
+matrix whose off-diagonal entries have the deviation s. The eigenvalues of such a matrix fill the semicircle from
+−2·s·√d to 2·s·√d, so eigenvalues of a noisy covariance below the edge 2·s·√d cannot be distinguished from noise.
+Therefore
 
-- to draw features, these eigenvalues are set to their mean (never below 0): noise does not change it on average;
+- to draw features, these eigenvalues are set to their mean (never below 0), which noise does not change on average;
 - to invert the covariance (lda, ridge), they are raised to the edge: the ridge that this noise needs, and no more.
 
-Both use released numbers only, so they cost no privacy. The noise of the class means enters a covariance too, with a
-rank of twice the classes; it is not removed.
+Both use only released numbers, so they cost no privacy. The noise of the class means also enters a covariance, with a
+rank of twice the number of classes; it is not removed.
 
 **Fixed point.** A `Layout` turns statistics into a vector of whole numbers that can be masked and added modulo 2⁶⁴.
 
@@ -26,7 +26,8 @@ is that of Balle, Wang, "Improving the Gaussian Mechanism for Differential Priva
 Wigner, "On the Distribution of the Roots of Certain Symmetric Matrices", Annals of Mathematics, 1958. Shrunk means:
 Efron, Morris, "Stein's Estimation Rule and Its Competitors", JASA 1973.
 
-Shapes: C classes, P of them held, K of them released, d features, W = C + the form's sums: the length of a vector.
+Shapes: C classes, P of them with examples, K of them released, d features, W = C + the form's sums: the length of a
+vector.
 """
 
 import math
@@ -57,7 +58,7 @@ from unskew.privacy.ledger import concentration
 from unskew.privacy.noise import SHARE_BITS, add_gaussian, add_share, normal, raise_deviation
 
 SENSITIVITY = 3**0.5  # of (N, Σz/R, second/R²) to one example
-SLACK = 1e-3  # what rounding may add to a sum of clipped features; a check against features that were not clipped
+SLACK = 1e-3  # tolerance for rounding in the check that features were clipped
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class Guarantee:
     Parameters
     ----------
     epsilon, delta
-        The guarantee. A second release of the same examples is a second guarantee.
+        The guarantee. A second release of the same examples needs a second guarantee.
     radius
-        The longest feature R.
+        The maximum length R of a feature.
     sigma
         The standard deviation of the noise on a count. On Σz it is sigma·R, on the second moment sigma·R² (off the
         diagonal of Σzzᵀ, where two equal entries are one number, sigma·R²/√2).
@@ -82,7 +83,7 @@ class Guarantee:
 
     @staticmethod
     def of(radius: float, epsilon: float, delta: float, *, in_masks: bool = False) -> "Guarantee":
-        """Find the noise that the guarantee needs; with ``in_masks`` the discrete noise that clients add."""
+        """Find the noise that the guarantee requires; with ``in_masks`` the discrete noise that clients add."""
         _check_radius(radius)
         if not 0 < epsilon < float("inf"):
             raise UserError(f"epsilon={epsilon}: give a finite number above 0; 1 is strong, 10 is weak")
@@ -95,7 +96,7 @@ class Guarantee:
 
 
 def clip_features(features: Tensor, radius: float) -> Tensor:
-    """Scale features [n, d] that are longer than the radius (L2) down to it, a rounding error below."""
+    """Scale features [n, d] that are longer than the radius (L2) down to just below it."""
     _check_radius(radius)
     if features.dim() != 2 or not features.is_floating_point():
         raise UserError(f"features must be a floating-point tensor [n, d], not {features.dtype} {list(features.shape)}")
@@ -113,26 +114,26 @@ def add_noise(
     *,
     threshold: float | None = None,
 ) -> ClassStatistics:
-    """Make statistics of clipped features fit for release with ``Guarantee.of(radius, epsilon, delta)``.
+    """Add noise to statistics of clipped features, for a release with ``Guarantee.of(radius, epsilon, delta)``.
 
-    Every class gets noise, also one that no client holds: that it is absent is a secret too. Then, from the noisy
-    numbers only, classes with small counts are dropped with a warning, counts are rounded, and what cannot be
-    distinguished from noise in a covariance is evened out. With the form ``shared``, the pooled second moment keeps
-    the part of the dropped classes.
+    Every class gets noise, even one without examples, since its absence is a secret too. Then, using only the noisy
+    numbers, classes with small counts are dropped with a warning, counts are rounded, and the part of a covariance that
+    cannot be distinguished from noise is flattened. With the form ``shared``, the pooled second moment keeps the part
+    of the dropped classes.
 
     Parameters
     ----------
     statistics
-        The sum over all clients, of features that went through ``clip_features``.
+        The sum over all clients, of features from ``clip_features``.
     radius, epsilon, delta
         The guarantee.
     key
-        For studies that must be repeatable: the draw depends on everything that is released, so no two releases that
-        differ in anything share their noise. For a real release leave it None, and the noise comes from the operating
-        system; anyone who knows the seed can remove the noise.
+        For repeatable studies: the draw depends on everything that is released, so releases that differ in anything
+        have independent noise. None for a real release: the noise comes from the operating system, since anyone who
+        knows a seed can remove the noise.
     threshold
-        The count below which a class is dropped, at least 1. None: 4·sigma, which a class that no client holds
-        exceeds with a probability of 3e-5.
+        The count below which a class is dropped, at least 1. None: 4·sigma, which a class without examples exceeds
+        with a probability of 3e-5.
     """
     sigma = Guarantee.of(radius, epsilon, delta).sigma
     statistics = check_statistics(statistics.classes, statistics.form, statistics.tensors(), "the sum")
@@ -142,7 +143,7 @@ def add_noise(
     if key is not None:
         promise = repr((float(radius), float(epsilon), float(delta), float(threshold)))
         key = key.fold("release", promise, statistics.about(), tensors.sha256(statistics.tensors()))
-    else:  # one example moves each of the three sums by 1 in its own unit
+    else:  # one example changes each of the three sums by 1 in its unit
         sigma = raise_deviation(sigma, 1.0, classes + sum(map(math.prod, form.shapes(classes, width).values())))
     counts = add_gaussian(statistics.counts, sigma, key, "count")  # [C]
     second = sigma * radius**2
@@ -152,18 +153,18 @@ def add_noise(
             return _add_to_triangle(statistics.sums[name], width, second, key, name)
         if name == "second":
             rows = _select_rows(statistics, name, labels)
-            for row, label in enumerate(labels.tolist()):  # a class that is dropped needs no draw
+            for row, label in enumerate(labels.tolist()):  # dropped classes need no draw
                 rows[row] = _add_to_triangle(rows[row], width, second, key, name, label)
             return rows
-        whole = _select_rows(statistics, name, torch.arange(classes))
+        every_row = _select_rows(statistics, name, torch.arange(classes))
         deviation, drawn = (sigma * radius, "sums") if name == "sums" else (second, "second")
-        return add_gaussian(whole, deviation, key, drawn)[labels]
+        return add_gaussian(every_row, deviation, key, drawn)[labels]
 
     return _clean_up(classes, form, counts, noisy, KnownNoise(sigma * radius, second), threshold)
 
 
 def least_count(sigma: float) -> float:
-    """The count below which a class is dropped: one that no client holds exceeds it with a probability of 3e-5."""
+    """The count below which a class is dropped: one without examples exceeds it with a probability of 3e-5."""
     return max(1.0, 4 * sigma)
 
 
@@ -175,7 +176,7 @@ def _clean_up(
     known: KnownNoise,
     threshold: float,
 ) -> ClassStatistics:
-    """Statistics from noisy numbers: ``noisy(name, labels)`` gives a sum's rows. It uses nothing else."""
+    """Statistics from noisy numbers alone; ``noisy(name, labels)`` returns rows of a sum."""
     released = (counts >= threshold).nonzero()[:, 0]  # [K]
     if len(released) < classes:
         dropped = f"{classes - len(released)} of {classes} classes are dropped"
@@ -197,19 +198,19 @@ def _clean_up(
 
 
 def _flatten_around(packed: Tensor, product: Tensor, limit: float) -> Tensor:
-    """A triangle whose difference from the product of means has its noise flattened."""
+    """Flatten the noise in a triangle's difference from the product of means."""
     return pack(product + flatten_noise(unpack(packed, len(product)) - product, limit))
 
 
 def drop_small_classes(statistics: ClassStatistics, min_count: int) -> tuple[ClassStatistics, tuple[int, ...]]:
-    """Leave out the classes with few examples, on a client, before anything is sent.
+    """Leave out classes with few examples, on a client, before anything is sent.
 
-    A rule of thumb without a guarantee: it keeps the features of single images from being sent as means.
+    A rule of thumb without a guarantee: it prevents features of single images from being sent as means.
 
     Parameters
     ----------
     statistics
-        What the client has measured.
+        The client's statistics.
     min_count
         The fewest examples of a class that is sent.
 
@@ -219,30 +220,30 @@ def drop_small_classes(statistics: ClassStatistics, min_count: int) -> tuple[Cla
     """
     if min_count < 1:
         raise UserError(f"min_count={min_count}: give at least 1 example")
-    kept = statistics.number >= min_count
-    if not (dropped := tuple(statistics.held[~kept].tolist())):
+    large = statistics.number >= min_count
+    if not (dropped := tuple(statistics.held[~large].tolist())):
         return statistics, dropped
-    if not bool(kept.any()):
+    if not bool(large.any()):
         return ClassStatistics.empty(statistics.classes, statistics.width, statistics.form), dropped
     if statistics.form.common:
-        why = f"class {dropped[0]} cannot be removed from the second moment, which all classes share"
-        raise UserError(f"min_count={min_count}: {why}; leave its examples out when you measure, or use another form")
-    sums = {name: value[kept] for name, value in statistics.sums.items()}
-    held, number = statistics.held[kept], statistics.number[kept]
+        reason = f"class {dropped[0]} cannot be removed from the second moment, which all classes share"
+        raise UserError(f"min_count={min_count}: {reason}; do not measure its examples, or use another form")
+    sums = {name: value[large] for name, value in statistics.sums.items()}
+    held, number = statistics.held[large], statistics.number[large]
     return ClassStatistics(statistics.classes, statistics.form, held, number, sums), dropped
 
 
 def _select_rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tensor:
-    """[K, …], a sum's rows for these classes, zero for those that no client holds."""
+    """[K, …], a sum's rows for these classes, zero for those without examples."""
     value = statistics.sums[name]
     rows = torch.zeros(len(labels), *value.shape[1:], dtype=torch.float64)
-    held = torch.isin(labels, statistics.held)
-    rows[held] = value[torch.searchsorted(statistics.held, labels[held])]
+    present = torch.isin(labels, statistics.held)
+    rows[present] = value[torch.searchsorted(statistics.held, labels[present])]
     return rows
 
 
 def _add_to_triangle(packed: Tensor, width: int, deviation: float, key: Key | None, *path: str | int) -> Tensor:
-    """A triangle with symmetric noise: off the diagonal its deviation is 1/√2 of that on it."""
+    """Add symmetric noise to a triangle; off the diagonal its deviation is smaller by √2."""
     if key is not None:
         noise = normal((width, width), key, *path)
         return packed + deviation * pack((noise + noise.t()) / 2)
@@ -257,7 +258,7 @@ def _check_radius(radius: float) -> None:
 
 
 def _check_clipped(statistics: ClassStatistics, radius: float) -> None:
-    """Refuse what clipped features cannot add up to, and a form whose sensitivity is not known here."""
+    """Refuse sums that clipped features cannot have, and forms of unknown sensitivity."""
     sums = statistics.sums
     if isinstance(statistics.form, LowRank):
         raise UserError(f"noise can only be added to full, diagonal and shared statistics, not to {statistics.form}")
@@ -269,19 +270,19 @@ def _check_clipped(statistics: ClassStatistics, radius: float) -> None:
         raise UserError(f"some features are longer than {radius}; call clip_features(features, {radius}) first")
 
 
-MUCH = 0.1  # the share of noise in the variance between class means from which on it is worth a note
+MUCH = 0.1  # a share of noise in the variance between class means that is worth a note
 
 
 def noise_edge(deviation: float, width: int) -> float:
-    """2·s·√d, where the noise's spectrum ends: s = ``deviation``/√2 off the diagonal of a [d, d] matrix."""
+    """2·s·√d, the end of the noise's spectrum; s = ``deviation``/√2 off the diagonal of a [d, d] matrix."""
     return math.sqrt(2 * width) * deviation
 
 
 def pooled_edge(statistics: ClassStatistics) -> float:
-    """Where the spectrum of the noise in the pooled covariance ends; 0 without noise.
+    """The end of the noise's spectrum in the pooled covariance; 0 without noise.
 
-    Where every class has its own second moment, their noises add up. For variances alone it is about the largest of d
-    Gaussian draws, √(2·ln d) deviations.
+    If every class has its own second moment, their noises add up. For variances it is about the largest of d Gaussian
+    draws, √(2·ln d) deviations.
     """
     if statistics.noise is None:
         return 0.0
@@ -293,7 +294,7 @@ def pooled_edge(statistics: ClassStatistics) -> float:
 
 
 def flatten_noise(matrix: Tensor, limit: float) -> Tensor:
-    """[d, d], eigenvalues below the limit set to their mean, or to 0 where that is negative."""
+    """[d, d], eigenvalues below the limit set to their mean, or to 0 if that is negative."""
     values, vectors = torch.linalg.eigh(matrix)
     low = values < limit
     mean = values[low].mean().clamp(min=0) if bool(low.any()) else values.new_zeros(())
@@ -309,7 +310,7 @@ def raise_eigenvalues(matrix: Tensor, limit: float) -> Tensor:
 
 
 def share_of_noise(statistics: ClassStatistics) -> float:
-    """The noise's variance on an entry of a class mean, averaged over classes, as a share of that between the means."""
+    """The mean noise variance of an entry of a class mean, as a share of the variance between the means."""
     if statistics.noise is None or len(statistics.held) < 2:
         return 0.0
     between = float(statistics.means().var(0).mean())
@@ -318,10 +319,10 @@ def share_of_noise(statistics: ClassStatistics) -> float:
 
 
 def notes_on_noise(statistics: ClassStatistics) -> tuple[str, ...]:
-    """A note for when noise decides more than the features do; none where it does not.
+    """A note if the noise dominates; otherwise nothing.
 
-    It does where raising a covariance to the noise's edge at least doubles its trace, or where the means are apart by
-    noise for more than a tenth.
+    It does if raising a covariance to the noise's edge at least doubles its trace, or if noise makes up more than a
+    tenth of the variance between means.
     """
     if statistics.noise is None or int(statistics.number.sum()) - len(statistics.held) < 1:
         return ()
@@ -338,11 +339,11 @@ def notes_on_noise(statistics: ClassStatistics) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Layout:
-    """What server and clients agree on: classes, features, form, and the fixed point, in steps of 2^-``bits``.
+    """The fixed-point layout that server and clients agree on: classes, features, form, and steps of 2^-``bits``.
 
-    A vector holds the counts of all C classes, then the form's sums for all C, absent ones zero, so that its length
-    says nothing about its client. Of n clients each may use ±(2⁶³ − 1)/n steps, ±5.5e9 for 100 clients and 24 bits;
-    counts are whole and stay as they are.
+    A vector has the counts of all C classes, then the form's sums for all C, zero for absent ones, so its length
+    reveals nothing about the client. Each of n clients may use ±(2⁶³ − 1)/n steps, ±5.5e9 for 100 clients and 24 bits;
+    counts are whole numbers already.
     """
 
     classes: int
@@ -354,14 +355,14 @@ class Layout:
     def of(classes: int, width: int, form: str | Form = "full", *, bits: int = 24) -> "Layout":
         """The layout for this number of classes and features."""
         if classes < 1 or width < 1:
-            raise UserError(f"a layout of {classes} classes of {width} features: give at least one of each")
+            raise UserError(f"a layout of {classes} classes and {width} features: give at least one of each")
         if not 0 <= bits <= 52:
             raise UserError(f"bits={bits}: give 0 to 52 binary places")
         return Layout(classes, width, parse_form(form), bits)
 
     @property
     def bytes(self) -> int:
-        """What one client sends, whatever it holds: 8 bytes a word."""
+        """The bytes that each client sends, whatever it has: 8 bytes per word."""
         return 8 * (self.classes + sum(map(math.prod, self._shapes.values())))
 
     @property
@@ -369,16 +370,16 @@ class Layout:
         return self.form.shapes(self.classes, self.width)
 
     def about(self) -> str:
-        """What it is, in a few words."""
+        """A short description."""
         return f"{self.form} over {self.classes} classes of {self.width} features in steps of 2^-{self.bits}"
 
     def shorter(self, radius: float, sigma: float = 0.0) -> float:
-        """The length to clip features to, where noise is for features of length ``radius`` and the sums are rounded.
+        """The length to clip features to if the noise is for features of length ``radius`` and the sums are rounded.
 
-        One example changes the sums of one client. Each of its entries was rounded with it and would be without it, so
-        the rounded difference is off by one step h at most: Σz by h·√d in length, Σzzᵀ by h·d (Σz² by h·√d). With
-        r + h·√d ≤ R and r² + h·d ≤ R² one example moves the rounded sums no more than R and R². The last factor is for
-        the float64 sums before they are rounded. Where clients add noise of ``sigma``, its steps are coarser.
+        One example changes the sums of one client. Entries are rounded with and without it, so the rounded difference
+        is off by at most one step h: Σz by h·√d in length, Σzzᵀ by h·d (Σz² by h·√d). With r + h·√d ≤ R and
+        r² + h·d ≤ R² one example changes the rounded sums by no more than R and R². The last factor is for the float64
+        sums before rounding. If clients add noise of ``sigma``, its steps are coarser.
         """
         coarse, width = sigma * 2.0**-SHARE_BITS, self.width
         step, finest = 2.0**-self.bits + coarse * radius, 2.0**-self.bits
@@ -389,15 +390,18 @@ class Layout:
             raise UserError(
                 f"clip={radius:g} is too small for a secure sum of {width} features in steps of 2^-{self.bits}: "
                 f"rounding could change the sum by half as much as an example does; give clip={least:.2g} "
-                "or more, or leave secure out"
+                "or more, or leave out secure"
             )
         left = min(radius - step * math.sqrt(width), math.sqrt(max(0.0, radius**2 - second * entries))) * (1 - 1e-6)
         if left < radius / 4:
-            raise UserError(f"clip={radius:g} with this much noise and {width} features: too coarse for a secure sum")
+            raise UserError(
+                f"clip={radius:g} is too small for a secure sum of {width} features with this much noise; give a "
+                "larger clip or epsilon, or leave out secure"
+            )
         return left
 
     def quantise(self, statistics: ClassStatistics, clients: int, who: str) -> Tensor:
-        """[W] int64, the statistics laid out; refused, naming ``who``, where a sum over ``clients`` could overflow."""
+        """[W] int64, the statistics in fixed point; refused, naming ``who``, if their sum could overflow."""
         statistics = check_statistics(statistics.classes, statistics.form, statistics.tensors(), who)
         if (statistics.classes, statistics.width, statistics.form) != (self.classes, self.width, self.form):
             raise UserError(f"the statistics of {who} are refused: {statistics.about()}; expected {self.about()}")
@@ -413,7 +417,7 @@ class Layout:
         return torch.cat(flat)
 
     def with_share(self, vector: Tensor, guarantee: Guarantee, needed: int, members: int) -> Tensor:
-        """[W] int64, a client's vector with its share of the noise, counts in steps like everything else."""
+        """[W] int64, a client's vector with its share of the noise; counts are in steps like everything else."""
         counts, *parts = self._split(vector)
         sigma = guarantee.sigma * 2.0**self.bits
         noised = [add_share(counts << self.bits, sigma, needed)]
@@ -432,7 +436,7 @@ class Layout:
         return torch.cat(noised)
 
     def released(self, vector: Tensor, guarantee: Guarantee, excess: float) -> ClassStatistics:
-        """Statistics of a sum of vectors with shares of noise; ``excess`` is its variance over the promised one."""
+        """Statistics from a sum of vectors with noise; ``excess`` is its variance divided by the promised one."""
         counts, *parts = (part.double() * 2.0**-self.bits for part in self._split(vector))
         values = {name: part.reshape(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
@@ -447,11 +451,11 @@ class Layout:
         return torch.split_with_sizes(vector, [self.classes, *map(math.prod, self._shapes.values())])
 
     def statistics(self, vector: Tensor, who: str) -> ClassStatistics:
-        """The statistics of a sum of vectors that carries no mask any more."""
+        """Statistics from an unmasked sum of vectors."""
         counts, *parts = self._split(vector)
         if bool(((counts < 0) | (counts > MAX_EXAMPLES)).any()):
-            why = "every client must answer and open the same session, with the same clients and layout"
-            raise UserError(f"the masks of {who} do not cancel: {why}")
+            rule = "every client must answer and unmask the same session, with the same clients and layout"
+            raise UserError(f"the masks of {who} do not cancel: {rule}")
         held = counts.nonzero()[:, 0]
         values = {"held": held, "number": counts[held]}
         for (name, shape), part in zip(self._shapes.items(), parts, strict=True):

@@ -1,12 +1,11 @@
-"""QDA: the quadratic discriminant, each class's covariance shrunk to the pooled one.
+"""QDA: the quadratic discriminant, with each class's covariance shrunk towards the pooled one.
 
-Shapes: n features of d dimensions, C classes, P of them held.
+Shapes: n features of d dimensions, C classes, P of them with examples.
 """
 
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.ccvr import check_positive
 from unskew.calibration.classifier import NEVER, last_linear
 from unskew.calibration.covariances import ClassReport, Full
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
@@ -14,6 +13,7 @@ from unskew.calibration.lda import discriminate
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.text import check_positive
 
 
 class Quadratic(nn.Module):
@@ -43,47 +43,46 @@ def qda(pooled: float = 0.9, layers: int = 1) -> Finisher:
     It needs the full covariance of every class: one exchange of sums. The classifier is not linear.
 
     Class c has the logit −½·(z − m_c)ᵀΣ_c⁻¹(z − m_c) − ½·log|Σ_c| with Σ_c = (1 − w_c)·S_c + w_c·A: S_c is the class's
-    own covariance, A the pooled one with the ridge of ``lda``, m_c the class mean as shrunk there, and
+    covariance, A the pooled one with the ridge of ``lda``, m_c the class mean, shrunk as in ``lda``, and
     w_c = max(``pooled``, 1 − (N_c − 1)/d).
 
     Parameters
     ----------
     pooled
-        The least weight of the pooled covariance, above 0 and at most 1.
+        The smallest weight of the pooled covariance, above 0 and at most 1.
     layers
         The number of linear layers to replace.
 
     Reference: Friedman, "Regularized Discriminant Analysis", JASA 1989.
     """
     if not 0 < pooled <= 1:
-        raise ValueError(f"qda(pooled={pooled}): give a weight above 0, at most 1")
+        raise ValueError(f"qda(pooled={pooled}): give a weight above 0 and at most 1")
     check_positive("qda", layers=layers)
 
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
         if not isinstance(statistics.form, Full):
             raise UserError(f"qda needs full statistics, with a covariance for every class, not {statistics.form}")
-        found, width, classes = discriminate(statistics), statistics.width, last_linear(head).out_features
+        linear, width, classes = discriminate(statistics), statistics.width, last_linear(head).out_features
         within, means = statistics.within(), statistics.means()
-        within.diagonal().add_(found.ridge * float(within.diagonal().mean()))
-        centre = found.shrinkage @ means / found.shrinkage.sum()
+        within.diagonal().add_(linear.ridge * float(within.diagonal().mean()))
+        centre = linear.shrinkage @ means / linear.shrinkage.sum()
         like = last_linear(head).weight
         factors, shifts = like.new_zeros(width, classes, width), like.new_zeros(classes, width)
         bias, reports = torch.full((classes,), NEVER, dtype=torch.float64), []
         for row, label in enumerate(statistics.held.tolist()):
             count = int(statistics.number[row])
             weight = max(pooled, 1 - (count - 1) / width)
-            own = statistics.form.scatter(statistics, row) / max(count - 1, 1)
-            factor, failed = torch.linalg.cholesky_ex((1 - weight) * own + weight * within)
+            covariance = statistics.form.scatter(statistics, row) / max(count - 1, 1)
+            factor, failed = torch.linalg.cholesky_ex((1 - weight) * covariance + weight * within)
             if bool(failed):
                 raise UserError(f"qda: the covariance of class {label} has no inverse; give a larger pooled")
             inverse = torch.linalg.solve_triangular(factor, torch.eye(width, dtype=torch.float64), upper=False).t()
-            mean = centre + float(found.shrinkage[row]) * (means[row] - centre)
+            mean = centre + float(linear.shrinkage[row]) * (means[row] - centre)
             factors[:, label], shifts[label] = inverse.to(like), (mean @ inverse).to(like)
             bias[label] = -factor.diagonal().log().sum()
             reports.append(ClassReport(label, count, weight))
-        held = bias[statistics.held]
-        bias[statistics.held] = held - held.mean()  # the same for all classes: it changes no answer
-        quadratic = Quadratic(factors.flatten(1), shifts.flatten(), bias.to(like))
-        return Made(quadratic, classes=tuple(reports))
+        present = bias[statistics.held]
+        bias[statistics.held] = present - present.mean()  # a common shift changes no prediction
+        return Made(Quadratic(factors.flatten(1), shifts.flatten(), bias.to(like)), classes=tuple(reports))
 
     return Finisher(make, StatisticsRequest(Full(), layers))

@@ -1,6 +1,6 @@
 """Ridge: regression from features to classes, in closed form from summed class statistics.
 
-Shapes: P classes held, d features.
+Shapes: P classes with examples, d features.
 """
 
 import warnings
@@ -19,9 +19,9 @@ from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 
-GRID = [10 ** (step / 4) for step in range(-16, 9)]  # the strengths tried: 0.0001 to 100, four in each decade
+GRID = [10 ** (step / 4) for step in range(-16, 9)]  # the strengths tried: 0.0001 to 100, four per decade
 MOST_LEVERAGE = 0.999
-LEAST_GAP = 0.01  # of the gap between classes on the examples themselves: what is assumed of unseen ones at least
+LEAST_GAP = 0.01  # the gap between classes on unseen examples is at least this share of that on the examples
 
 
 @finisher
@@ -35,8 +35,8 @@ def ridge(
     w_c = (A + ρ·tr(A)/d·I)⁻¹·π_c·(μ_c − m), b_c = π_c − w_cᵀm, all times one scale. A is the covariance of all features
     around m = Σπ_c·μ_c.
 
-    The scale turns shares into logits: that of the log-odds of Gaussians, whose mean is half their variance, on
-    average over pairs of classes as unseen features would have them. It changes the loss and no prediction.
+    The scale turns shares into logits: log-odds of Gaussians have a mean of half their variance, and the scale achieves
+    this for unseen features, on average over pairs of classes. It changes the loss but no prediction.
 
     Departs from the paper: the intercept is not penalised, classes are balanced, and the strength is chosen; Fed3R is
     ``ridge(strength=…, balanced=false)``.
@@ -44,9 +44,9 @@ def ridge(
     Parameters
     ----------
     strength
-        ρ. 0 chooses it by generalised cross-validation, which needs only the same sums.
+        ρ. 0 chooses it by generalized cross-validation, which needs only the same sums.
     balanced
-        All classes weigh the same, π_c = 1/P, and A is composed of the pooled covariance and the means. Otherwise
+        All classes have the same weight, π_c = 1/P, and A is composed of the pooled covariance and the means. Otherwise
         π_c = N_c/N: plain ridge regression on one-hot labels.
     layers
         The number of linear layers to replace.
@@ -69,7 +69,7 @@ def ridge(
         chosen = strength or _choose_strength(problem)
         weight, bias = _solve(problem, chosen)
         linear = replace_rows(head, weight, bias, statistics.held, last_linear(head).out_features)
-        notes = () if strength else (f"strength {chosen:.2g} was chosen by generalised cross-validation",)
+        notes = () if strength else (f"strength {chosen:.2g} was chosen by generalized cross-validation",)
         return Made(linear, classes=report_pooled(statistics), notes=notes)
 
     return Finisher(make, StatisticsRequest(parse_form(covariance), layers, expand))
@@ -77,22 +77,22 @@ def ridge(
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """The sums of a regression: float64, classes weighed by their shares."""
+    """The sums of a regression, in float64, with classes weighted by their shares."""
 
     means: Tensor  # [P, d]
     shares: Tensor  # [P], π, adding up to 1
-    within: Tensor  # [d, d], the covariance around the classes' own means, divisor N
-    effective: float  # how many examples of equal weight say as much
+    within: Tensor  # [d, d], the covariance around the class means, divisor N
+    effective: float  # the effective number of examples
 
     @staticmethod
     def of(statistics: ClassStatistics, balanced: bool, known_noise: bool) -> "Regression":
-        """That of class statistics; with ``known_noise`` eigenvalues that cannot be told from noise are raised."""
+        """The regression of class statistics; ``known_noise`` raises eigenvalues that may be noise."""
         number, means, within = statistics.number.double(), statistics.means(), statistics.within()
         if not features_vary(means, within):
             raise UserError("ridge has no solution: the features do not vary within classes; check the encoder")
         if known_noise and statistics.noise is not None:
             within = raise_eigenvalues(within, pooled_edge(statistics))
-        if bool(torch.linalg.cholesky_ex(add_ridge(within, GRID[0])).info):  # no features have these moments
+        if bool(torch.linalg.cholesky_ex(add_ridge(within, GRID[0])).info):  # no features can have these moments
             within, clipped = drop_negative(within)
             warnings.warn(NEGATIVE.format("ridge", clipped), stacklevel=2)
         shares = torch.full_like(number, 1 / len(number)) if balanced else number / number.sum()
@@ -122,10 +122,10 @@ class Regression:
 
 
 def _choose_strength(problem: Regression) -> float:
-    """The strength with the least mean squared residual / (1 − leverage)².
+    """The strength with the smallest mean squared residual / (1 − leverage)².
 
-    The leverage is how much of its own prediction an example is, on average: degrees of freedom / examples. All of it
-    follows from the sums: in A's eigenvectors a residual is Σπ(1 − π) − Σ_j e_j·(s_j + 2λ)/(s_j + λ)².
+    The leverage is an example's average share in its own prediction: degrees of freedom / examples. Everything follows
+    from the sums: in A's eigenvectors the residual is Σπ(1 − π) − Σ_j e_j·(s_j + 2λ)/(s_j + λ)².
     """
     values, vectors = problem.spectrum
     explained = (problem.targets @ vectors).square().sum(0)  # [d], e
@@ -155,14 +155,14 @@ def _solve(problem: Regression, strength: float) -> tuple[Tensor, Tensor]:
 def _scale(problem: Regression, weight: Tensor, bias: Tensor, leverage: float) -> float:
     """2·gap/variance, both of the difference between two classes' outputs, averaged over all pairs of classes.
 
-    An example left out has the residual r/(1 − leverage): so the gap at unseen examples is 1 − (1 − gap)/(1 − leverage)
+    A left-out example has the residual r/(1 − leverage), so on unseen examples the gap is 1 − (1 − gap)/(1 − leverage)
     and the variance larger by (1 − leverage)⁻².
     """
     classes = len(weight)
     if classes == 1:
         return 1.0
     pairs, together = classes * (classes - 1), weight.sum(0)
-    outputs = problem.means @ weight.t() + bias  # [P, P]: of each class's mean, for each class
+    outputs = problem.means @ weight.t() + bias  # [P, P]: for each class mean, the output of each class
     gap = float(classes * outputs.diagonal().sum() - outputs.sum()) / pairs
     alone = float((weight @ problem.within * weight).sum())
     variance = 2 * (classes * alone - float(together @ problem.within @ together)) / pairs

@@ -1,14 +1,13 @@
 """Class statistics: the count, sum and second moment of the features of each class, summed over clients.
 
-Shapes: C classes, P of them held, d features.
+Shapes: C classes, P of them with examples, d features.
 """
 
 import inspect
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from unskew.core.files import write_whole
 from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk, usable_path
 from unskew.core.machine import neutral
 from unskew.core.types import Sums, Tensors
+from unskew.models.any_module import evaluating
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class KnownNoise:
     """Standard deviations of the noise added for privacy."""
 
     sums: float  # on every entry of Σz
-    second: float  # on a second moment: on its squares, the diagonal; off it smaller by √2
+    second: float  # on the diagonal of a second moment; off the diagonal it is smaller by √2
 
     def __add__(self, other: "KnownNoise") -> "KnownNoise":
-        """Of a sum of two releases, which are noisy independently of each other."""
+        """The noise of a sum of two releases with independent noise."""
         return KnownNoise(math.hypot(self.sums, other.sums), math.hypot(self.second, other.second))
 
 
@@ -55,10 +55,10 @@ LABEL_KEYS = ("label", "labels", "y", "target")
 
 
 def split_batch(batch: Any, device: torch.device, dtype: torch.dtype | None) -> tuple[Any, Tensor]:
-    """Images on the device and labels [n] on the CPU, of a pair or a dict.
+    """Images on the device and labels [n] on the CPU, from a pair or a dict.
 
-    Tensors and whole numbers keep their type. Other arrays and lists become ``dtype``, the encoder's. Images of any
-    other kind are the encoder's own affair and stay as they are.
+    Tensors and integers keep their dtype. Floats in arrays and lists become ``dtype``, the encoder's. Images of any
+    other type are passed to the encoder unchanged.
     """
     if isinstance(batch, Mapping):
         images, labels = _find_value(batch, IMAGE_KEYS, "images"), _find_value(batch, LABEL_KEYS, "labels")
@@ -66,7 +66,7 @@ def split_batch(batch: Any, device: torch.device, dtype: torch.dtype | None) -> 
         images, labels = batch
     else:
         kind = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else type(batch).__name__
-        raise UserError(f"batches must be pairs of (images, labels) or dicts with both; this is a {kind}")
+        raise UserError(f"batches must be pairs of (images, labels) or dicts with both, not a {kind}")
     if isinstance(images, np.ndarray | list | tuple):
         images = _to_tensor(images, "images")
         if dtype is not None and images.is_floating_point():
@@ -83,44 +83,44 @@ def _move(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def as_labels(labels: Any) -> Tensor:
-    """Labels as a tensor on the CPU: whole numbers of any type as int64, anything else as it is."""
+    """Labels as a tensor on the CPU: integers as int64, anything else unchanged."""
     values: Tensor = labels if isinstance(labels, Tensor) else _to_tensor(labels, "labels")
     values = values.detach().cpu()
     return values if values.is_floating_point() or values.is_complex() else values.long()
 
 
 def encode(encoder: nn.Module, images: Any, dtype: torch.dtype | None) -> Any:
-    """The encoder's features; where it refuses images of another type, they become its own first.
+    """The encoder's features; images of another dtype are converted if the encoder refuses them.
 
-    Whole numbers are refused instead: only their owner knows how they are normalized. A dict whose keys are parameters
-    of the encoder is passed by name. Of an output with ``pooler_output`` (Hugging Face) these are the features.
+    Integers are refused instead, since their normalization is unknown. A dict whose keys are parameters of the encoder
+    is passed by name. If an output has ``pooler_output`` (Hugging Face), these are the features.
     """
     try:
         named = isinstance(images, Mapping) and takes_by_name(encoder, images)
-        found = encoder(**images) if named else encoder(images)
+        output = encoder(**images) if named else encoder(images)
     except RuntimeError as error:  # "expected … to have the same dtype", "Input type … and weight type …"
         other = isinstance(images, Tensor) and images.dtype != dtype
         if not other or dtype is None or not dtype.is_floating_point or "type" not in str(error).lower():
             raise
         if not images.is_floating_point():
             raise UserError(
-                f"the images are {images.dtype}, the encoder takes {dtype}; normalize them as for training, such as "
-                "(images / 255 - mean) / std"
+                f"the images are {images.dtype}, but the encoder takes {dtype}; normalize them as for training, such "
+                "as (images / 255 - mean) / std"
             ) from error
-        found = encoder(images.to(dtype))
-    pooled = getattr(found, "pooler_output", None)
+        output = encoder(images.to(dtype))
+    pooled = getattr(output, "pooler_output", None)
     if isinstance(pooled, Tensor):
         return pooled.flatten(1)
-    if not isinstance(found, Tensor) and isinstance(getattr(found, "logits", None), Tensor):
+    if not isinstance(output, Tensor) and isinstance(getattr(output, "logits", None), Tensor):
         raise UserError(
-            f"the encoder returns {a_kind(found)} with logits, which are a classifier's output; give the part that "
+            f"the encoder returns {a_kind(output)} with logits, which are a classifier's output; give the part that "
             "returns features, such as model.base_model, or a module that returns the tensor you want"
         )
-    return found
+    return output
 
 
 def takes_by_name(encoder: nn.Module, images: Mapping[str, Any]) -> bool:
-    """Whether the encoder's parameters have the names of these inputs."""
+    """Whether the encoder has parameters with the names of these inputs."""
     parameters = inspect.signature(encoder.forward).parameters
     return set(images) <= set(parameters) or [knob.kind for knob in parameters.values()] == [
         inspect.Parameter.VAR_KEYWORD
@@ -128,12 +128,12 @@ def takes_by_name(encoder: nn.Module, images: Mapping[str, Any]) -> bool:
 
 
 def check_batch(features: Any, labels: Tensor, classes: int) -> None:
-    """Refuse a batch that statistics cannot be taken of."""
+    """Refuse a batch without valid features and labels."""
     if not isinstance(features, Tensor):
         raise UserError(f"features must be a tensor [n, d], not {a_kind(features)}")
     if features.dim() != 2 or labels.dim() != 1 or len(features) != len(labels) or not features.shape[1]:
-        given = f"{list(features.shape)} and {list(labels.shape)}"
-        raise UserError(f"features must be [n, d] and labels [n], not {given}")
+        shapes = f"{list(features.shape)} and {list(labels.shape)}"
+        raise UserError(f"features must be [n, d] and labels [n], not {shapes}")
     if features.is_complex() or labels.is_complex() or labels.is_floating_point():
         raise UserError(f"features must be real and labels whole numbers, not {features.dtype} and {labels.dtype}")
     if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
@@ -142,24 +142,12 @@ def check_batch(features: Any, labels: Tensor, classes: int) -> None:
         )
 
 
-@contextmanager
-def eval_mode(encoder: nn.Module) -> Iterator[None]:
-    """The module in eval mode inside, each part as it was outside."""
-    before = {part: part.training for part in encoder.modules()}
-    encoder.eval()
-    try:
-        yield
-    finally:
-        for part, training in before.items():
-            part.training = training
-
-
 def _find_value(batch: Mapping[Any, Any], keys: tuple[str, ...], what: str) -> Any:
     for key in keys:
         if key in batch:
             return batch[key]
-    given = ", ".join(map(repr, batch)) or "nothing"
-    raise UserError(f"a dict batch must have its {what} under {', '.join(keys)}; this one has: {given}")
+    have = ", ".join(map(repr, batch)) or "nothing"
+    raise UserError(f"a dict batch must have its {what} under {', '.join(keys)}; this one has: {have}")
 
 
 def _to_tensor(values: Any, what: str) -> Tensor:
@@ -173,26 +161,26 @@ def _to_tensor(values: Any, what: str) -> Tensor:
 
 
 class Merging:
-    """A sum that grows: every class has a row of its own, made when a client first has it."""
+    """A growing sum: a class's row is created when the first client has it."""
 
-    def __init__(self, without: str = "no statistics to add up: no client sent any") -> None:
-        self._without = without  # the message where nothing was added
+    def __init__(self, without: str = "there are no statistics to add: no client sent any") -> None:
+        self._without = without  # the message if nothing was added
         self._kind: tuple[int, Form, int] | None = None  # classes, form and width of all statistics so far
-        self._about = ""  # the first statistics, in words
+        self._about = ""  # describes the first statistics
         self._number: dict[int, int] = {}  # by class
         self._rows: dict[str, dict[int, Tensor]] = {}  # of each sum, by class
-        self._common: Tensors = {}  # sums that are one for all classes
-        self._noise: KnownNoise | None = None  # where a part has a class that another lacks, this is the most it can be
+        self._common: Tensors = {}  # sums that all classes share
+        self._noise: KnownNoise | None = None  # an upper bound for classes that some parts lack
 
     def add(self, part: "ClassStatistics") -> None:
-        """Add a client's statistics; refused where they do not belong with those before."""
+        """Add a client's statistics; refused if they do not match the previous ones."""
         if not hasattr(part, "held"):
-            raise UserError(f"only ClassStatistics can be added up, not {a_kind(part)}")
+            raise UserError(f"only ClassStatistics can be added, not {a_kind(part)}")
         kind, labels = (part.classes, part.form, part.width), part.held.tolist()
         if self._kind is None:
             self._kind, self._about = kind, part.about()
         elif self._kind != kind:
-            raise UserError(f"these statistics do not belong together: {self._about} and {part.about()}")
+            raise UserError(f"these statistics cannot be added: {self._about} and {part.about()}")
         if part.noise is not None:
             self._noise = part.noise if self._noise is None else self._noise + part.noise
         if new := set(labels) - set(self._number):
@@ -217,7 +205,7 @@ class Merging:
             if name not in sums:
                 sums[name] = torch.empty(shape, dtype=torch.float64)
                 for row, label in zip(sums[name], held, strict=True):
-                    row.copy_(self._rows[name].pop(label))  # given back at once: never the whole sum twice in memory
+                    row.copy_(self._rows[name].pop(label))  # freed at once: the sum is never in memory twice
         number = torch.tensor([self._number[label] for label in held], dtype=torch.int64)
         return ClassStatistics(classes, form, torch.tensor(held, dtype=torch.int64), number, sums, self._noise)
 
@@ -229,8 +217,8 @@ def _accumulate(sums: dict[Any, Tensor], name: str | int, value: Tensor) -> None
         sums[name] = value.clone()
 
 
-BUFFER = 2048  # features held back before they are added: one product a class for many batches
-MAX_EXAMPLES = 2**40  # of a class; the sum over all of them must stay a whole number of 64 bits
+BUFFER = 2048  # features collected before they are added: one product per class for many batches
+MAX_EXAMPLES = 2**40  # of a class; the sum over all classes must fit in 64 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,13 +316,13 @@ class ClassStatistics:
         form: str | Form = "full",
         relabel: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> "ClassStatistics":
-        """Measure the statistics of an encoder's features, in one pass; never all features in memory.
+        """Measure the statistics of an encoder's features in one pass, without having all features in memory.
 
         Parameters
         ----------
         encoder
-            From images to features [n, d]. It runs in eval mode without gradients and is left as it was. The caller's
-            autocast has no effect: an encoder that wants one has it in its own ``forward``.
+            From images to features [n, d]. It runs in eval mode without gradients; its mode is restored afterwards. The
+            caller's autocast has no effect; an encoder that needs it can use it in its ``forward``.
         batches
             Images and labels: tensors, numpy arrays or lists, in pairs or in dicts such as {"image": …, "label": …}.
             Images are moved to the encoder's device.
@@ -343,7 +331,7 @@ class ClassStatistics:
         form
             How much of the second moments is kept: "full", "diagonal", "shared" or "low-rank(32)".
         relabel
-            Turns features and labels into other labels.
+            Maps features and labels to other labels.
         """
         if not isinstance(encoder, nn.Module):
             raise UserError(f"the encoder must be a torch module, not {a_kind(encoder)}")
@@ -356,17 +344,14 @@ class ClassStatistics:
             "no batches were given; give at least one, even an empty one, so that the number of features is known"
         )
         waiting: list[tuple[Tensor, Tensor]] = []
-        count = 0
 
-        def take() -> None:
-            nonlocal count
+        def flush() -> None:
             if waiting:
                 features, labels = (torch.cat(parts) for parts in zip(*waiting, strict=True))
                 total.add(ClassStatistics.of_features(features, labels, classes, form))
                 waiting.clear()
-                count = 0
 
-        with eval_mode(encoder), torch.no_grad():
+        with evaluating(encoder), torch.no_grad():
             for batch in batches:
                 images, labels = split_batch(batch, device, dtype)
                 try:
@@ -382,25 +367,24 @@ class ClassStatistics:
                     raise UserError(
                         f"the encoder returned {waiting[0][0].shape[1]} features per image, then {features.shape[1]}"
                     )
-                waiting.append((features.clone(), labels.clone()))  # their memory may be used again by the caller
-                count += len(labels)
-                if count >= BUFFER:
-                    take()
-        take()
+                waiting.append((features.clone(), labels.clone()))  # the caller may reuse their memory
+                if sum(len(labels) for _, labels in waiting) >= BUFFER:
+                    flush()
+        flush()
         return total.total()
 
     @staticmethod
     @neutral()
     @accepts
     def merged(parts: Iterable["ClassStatistics"]) -> "ClassStatistics":
-        """Add up statistics one by one: of an iterator only one part is in memory at a time."""
+        """Add statistics one by one; from an iterator, only one part is in memory at a time."""
         total = Merging()
         for part in parts:
             total.add(part)
         return total.total()
 
     def __add__(self, other: "ClassStatistics") -> "ClassStatistics":
-        """The statistics of both together."""
+        """The statistics of both clients' features together."""
         if not isinstance(other, ClassStatistics):
             return NotImplemented
         return ClassStatistics.merged((self, other))
@@ -413,7 +397,7 @@ class ClassStatistics:
     @property
     @neutral()
     def counts(self) -> Tensor:
-        """[C], how many examples of each class."""
+        """[C], the number of examples of each class."""
         return torch.zeros(self.classes, dtype=torch.int64).index_copy(0, self.held, self.number)
 
     @property
@@ -427,7 +411,7 @@ class ClassStatistics:
 
     @neutral()
     def means(self) -> Tensor:
-        """[P, d], the mean feature of each class held, in the order of ``held``."""
+        """[P, d], the mean feature of each class in ``held``."""
         return self.sums["sums"] / self.number[:, None]
 
     @neutral()
@@ -439,7 +423,7 @@ class ClassStatistics:
     @neutral()
     @accepts
     def covariance(self, label: int) -> Tensor:
-        """[d, d], the covariance of a class's features with divisor N − 1, as far as the form knows it."""
+        """[d, d], the covariance of a class's features with divisor N − 1, to the extent the form has it."""
         row = self._row(label)
         if self.form.common:
             return self.within()
@@ -450,7 +434,7 @@ class ClassStatistics:
 
     @neutral()
     def within(self) -> Tensor:
-        """[d, d], the covariance around the classes' own means, pooled over all of them; divisor N − P."""
+        """[d, d], the covariance around the class means, pooled over all classes; divisor N − P."""
         degrees = self.degrees
         self._require_square()
         return pool_scatters(self) / degrees
@@ -463,14 +447,14 @@ class ClassStatistics:
         return degrees
 
     def _require_square(self) -> None:
-        what = f"covariances of {self.width:,} features"  # diagonal sums of few bytes may ask for them
-        require_memory(16 * self.width**2, what, "take fewer features")  # two of float64 at once
+        what = f"covariances of {self.width:,} features"  # small diagonal sums may lead to large covariances
+        require_memory(16 * self.width**2, what, "use fewer features")  # two float64 matrices at once
 
     @neutral()
     def to_sums(self) -> Sums:
-        """The same for all classes, absent ones zero, in float64: these can be added entry by entry."""
+        """The sums for all classes, absent ones zero, in float64, so that they can be added entry by entry."""
         shapes = self.form.shapes(self.classes, self.width)
-        sums = {  # in the form's order, whatever the client holds: engines add sums by their order
+        sums = {  # in the form's order, whatever the client has: engines add sums by their order
             name: self.sums[name].clone()
             if name in self.form.common
             else torch.zeros(shape, dtype=torch.float64).index_copy_(0, self.held, self.sums[name])
@@ -483,15 +467,15 @@ class ClassStatistics:
         return {"held": self.held, "number": self.number, **self.sums}
 
     def to_bytes(self) -> bytes:
-        """As a safetensors file holds them."""
-        about: dict[str, Any] = {"statistics": 2, "classes": self.classes, "form": str(self.form)}
+        """The content of a safetensors file."""
+        metadata: dict[str, Any] = {"statistics": 2, "classes": self.classes, "form": str(self.form)}
         try:
             if self.noise is not None:
-                about["noise"] = [self.noise.sums, self.noise.second]
+                metadata["noise"] = [self.noise.sums, self.noise.second]
             if advice := advise_smaller_form(self.form, len(self.held), self.width, int(self.number.sum())):
                 warnings.warn(advice, stacklevel=2)
             contiguous = {name: value.contiguous() for name, value in self.tensors().items()}
-            return save(contiguous, metadata={"unskew": json.dumps(about)})
+            return save(contiguous, metadata={"unskew": json.dumps(metadata)})
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
             raise UserError(
                 f"these statistics cannot be saved: {error}; make them with ClassStatistics.measure or of_features"
@@ -508,38 +492,38 @@ class ClassStatistics:
     @neutral()
     @accepts
     def load(path: str | Path) -> "ClassStatistics":
-        """Read and check a file that may come from a stranger."""
+        """Read and check a file, which may be untrusted."""
         file = usable_path(path)
         check_plain(file)
         if not file.exists():
-            raise UserError(f"{file} does not exist")
+            raise UserError(f"{file} does not exist; give a file written by ClassStatistics.save")
         check_unpacked(file.stat().st_size, size_on_disk([file]), str(file))  # it may be sparse
         try:
             with safe_open(file, framework="pt") as content:
-                about = json.loads((content.metadata() or {})["unskew"])
-                # copies: what safe_open gives is the file itself, and changes with it
+                metadata = json.loads((content.metadata() or {})["unskew"])
+                # copies, since safe_open maps the file, which may change
                 values = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
-            if about["statistics"] != 2:
-                raise ValueError(f"they have version {about['statistics']!r}")
-            noise = KnownNoise(*map(float, about["noise"])) if "noise" in about else None
+            if metadata["statistics"] != 2:
+                raise ValueError(f"they have version {metadata['statistics']!r}")
+            noise = KnownNoise(*map(float, metadata["noise"])) if "noise" in metadata else None
             if noise is not None and not (0 <= noise.sums < math.inf and 0 <= noise.second < math.inf):
-                raise ValueError(f"the noise is {about['noise']}")
-            classes, form = about["classes"], parse_form(about["form"])
-        except Exception as why:  # what a stranger's file breaks is the file's fault, whatever it is
-            line = str(why).partition("\n")[0]
-            raise UserError(f"{file} does not contain class statistics of this version: {line}") from why
+                raise ValueError(f"the noise is {metadata['noise']}")
+            classes, form = metadata["classes"], parse_form(metadata["form"])
+        except Exception as error:  # an untrusted file may cause any error
+            line = str(error).partition("\n")[0]
+            raise UserError(f"{file} does not contain class statistics of this version: {line}") from error
         statistics = replace(check_statistics(classes, form, values, str(path)), noise=noise)
         if not statistics.possible():
             raise UserError(f"the statistics of {path} are refused: its sums are larger than its sums of squares allow")
         return statistics
 
     def possible(self) -> bool:
-        """Whether any features could have these sums: (Σz)² ≤ N·Σz², but for rounding."""
+        """Whether any features could have these sums: (Σz)² ≤ N·Σz², up to rounding."""
         least = self.sums["sums"].square() / self.number[:, None]
         return not bool(((least.sum(0) if self.form.common else least) > self.squares() * (1 + 1e-6) + 1e-6).any())
 
     def squares(self) -> Tensor:
-        """[P, d], Σz² of each class, or [d] where classes share the second moment."""
+        """[P, d], Σz² of each class, or [d] if classes share the second moment."""
         if "squares" in self.sums:
             return self.sums["squares"]
         second = self.sums["second"]
@@ -556,7 +540,7 @@ class ClassStatistics:
 
 @neutral()
 def from_sums(sums: Sums, form: Form) -> ClassStatistics:
-    """What ``to_sums`` gave, added over clients; classes that no client holds are left out."""
+    """Statistics from ``to_sums``, added over clients; classes without examples are left out."""
     number = sums["number"].round().long()
     held = number.nonzero()[:, 0]
     rows = {name: value if name in form.common else value[held] for name, value in sums.items() if name != "number"}
@@ -564,10 +548,10 @@ def from_sums(sums: Sums, form: Form) -> ClassStatistics:
 
 
 def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatistics:
-    """The statistics if they can be real, or a UserError that names the sender."""
+    """Statistics from checked values; a UserError names the sender ``who``."""
 
-    def refuse(why: str) -> UserError:
-        return UserError(f"the statistics of {who} are refused: {why}")
+    def refuse(reason: str) -> UserError:
+        return UserError(f"the statistics of {who} are refused: {reason}")
 
     if not isinstance(classes, int) or isinstance(classes, bool) or not 1 <= classes <= MAX_CLASSES:
         raise refuse(f"{brief(classes)} is not a number of classes from 1 to {MAX_CLASSES:,}")
@@ -577,7 +561,7 @@ def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> Cla
     held, number = values["held"], values["number"]
     sums = {name: value for name, value in values.items() if name not in ("held", "number")}
     if held.dtype != torch.int64 or number.dtype != torch.int64 or held.dim() != 1 or number.shape != held.shape:
-        raise refuse("labels and counts must be one whole number for each class held")
+        raise refuse("labels and counts must be one whole number per class with examples")
     if bool(((held < 0) | (held >= classes)).any()) or bool((held[1:] <= held[:-1]).any()):
         raise refuse(f"labels must ascend from 0 to {classes - 1}")
     impossible = (number < 1) | (number > MAX_EXAMPLES)
@@ -585,10 +569,10 @@ def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> Cla
         raise refuse(f"class {int(held[impossible][0])} has a count of {int(number[impossible][0])}")
     if any(value.dtype != torch.float64 for value in sums.values()):
         raise refuse("sums must be float64")
-    given, least = tuple(sums["sums"].shape), form.least_width
-    if len(given) != 2 or not least <= given[1] <= MAX_FEATURES:
-        raise refuse(f"sums has the shape {given}, expected ({len(held)}, d) with d from {least} to {MAX_FEATURES}")
-    for name, shape in form.shapes(len(held), given[1]).items():
+    actual, least = tuple(sums["sums"].shape), form.least_width
+    if len(actual) != 2 or not least <= actual[1] <= MAX_FEATURES:
+        raise refuse(f"sums has the shape {actual}, expected ({len(held)}, d) with d from {least} to {MAX_FEATURES}")
+    for name, shape in form.shapes(len(held), actual[1]).items():
         if tuple(sums[name].shape) != shape:
             raise refuse(f"{name} has the shape {tuple(sums[name].shape)}, expected {shape}")
         if not bool(sums[name].isfinite().all()):

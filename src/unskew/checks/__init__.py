@@ -11,7 +11,7 @@ from unskew.core import machine
 from unskew.core.errors import ClientFailure, MissingExtra
 from unskew.methods import METHODS
 
-QUICK = {"fedvc": "fedvc(16)"}  # methods whose defaults are too much work for a federation this small
+QUICK = {"fedvc": "fedvc(16)"}  # methods whose defaults are too slow for a test
 
 LAWS: dict[str, Callable[[Candidate], str | None]] = {
     "three rounds run and the result is finite, even with a client that has one example": laws.finite,
@@ -38,12 +38,12 @@ def check_method(method: Source, *, neutral: Source | None = None, beside: Itera
     Parameters
     ----------
     method
-        Its text, a function from Algorithm to Algorithm, a function whose knobs give one, or an Algorithm. What another
+        Its text, a function from Algorithm to Algorithm, a function that returns one, or an Algorithm. What another
         process cannot import (a lambda, an Algorithm) is not tested in the pool.
     neutral
         The method with its knob at zero, if it has one: it must be FedAvg to the last bit.
     beside
-        The methods that it is composed with. None: all of them, without those that need a package that is not
+        The methods that it is composed with. None: all of them, except those that need a package that is not
         installed.
 
     Returns
@@ -66,7 +66,7 @@ def check_method(method: Source, *, neutral: Source | None = None, beside: Itera
     others = [QUICK.get(name, name) for name in METHODS] if beside is None else list(beside)
     names += [COMMUTES] if others else []
     for other in map(candidate, others):
-        if not set(other.words) & set(tried.words):
+        if not set(other.names) & set(tried.names):
             try:
                 _test(tried, f"{COMMUTES}: {other.name}", laws.commutes, tried, other)
             except MissingExtra as error:

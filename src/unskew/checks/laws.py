@@ -1,4 +1,4 @@
-"""The laws, one function each: None if a method obeys it, otherwise what happened and in which round."""
+"""The laws, one function each: it returns None if a method obeys the law, otherwise what happened in which round."""
 
 import copy
 import os
@@ -31,7 +31,7 @@ Source = str | Algorithm | Callable[..., Any]
 
 @dataclass(frozen=True)
 class Candidate:
-    """Methods to be composed, in order. ``text`` is what another process can parse; None: it cannot."""
+    """Methods to be composed, in order, and their text; None if another process cannot parse it."""
 
     methods: tuple[Named, ...]
     text: str | None
@@ -42,27 +42,26 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """As messages say it."""
+        """The methods' texts, for messages."""
         return " + ".join(named.name for named in self.methods)
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         """The names of its methods, without knobs."""
         return tuple(named.name.partition("(")[0] for named in self.methods)
 
     def algorithm(self, local: types.Local | None = None) -> Algorithm:
-        """All of it on top of FedAvg with these local settings."""
+        """The composed algorithm, on top of FedAvg with these local settings."""
         return compose(self.methods, Algorithm(local=local or types.Local()))
 
     def trains(self) -> bool:
-        """Whether it changes anything that a round looks at."""
+        """Whether it changes anything that a round uses."""
         base = Algorithm()
-        changed = compose(self.methods, base)
-        return not set(claimed_slots(base, changed)) <= {*AFTER_TRAINING}
+        return not set(claimed_slots(base, compose(self.methods, base))) <= {*AFTER_TRAINING}
 
 
 def candidate(source: Source) -> Candidate:
-    """A text, a function from Algorithm to Algorithm, a function whose knobs give one, or an Algorithm."""
+    """Make a candidate from a text, a function from Algorithm to Algorithm, one that returns it, or an Algorithm."""
     if isinstance(source, str):
         return Candidate(tuple(methods.parse_methods(source)), source)
     if isinstance(source, Algorithm):
@@ -70,32 +69,32 @@ def candidate(source: Source) -> Candidate:
     if not callable(source):
         raise UserError(f"{a_kind(source)} is not a method; give its text, a function of an Algorithm, or an Algorithm")
     name = getattr(source, "__name__", type(source).__name__)
-    if methods.required_parameters(source):  # it takes the Algorithm itself: knobs have defaults
+    if methods.required_parameters(source):  # this is the Algorithm, since knobs have defaults
         return Candidate((Named(name, source),), None)
     text = import_name(source)
     return Candidate((Named(text or name, source()),), text)
 
 
 def _as_method(value: Algorithm) -> Method:
-    """The method that fills the slots in which the algorithm differs from FedAvg."""
+    """A method that fills the slots in which the algorithm differs from FedAvg."""
     plain = Algorithm()
-    own = {slot: getattr(value, slot) for slot in claimed_slots(plain, value)}
-    own = {name: slot for name, slot in own.items() if name != "local" or slot != plain.local}
+    slots = {slot: getattr(value, slot) for slot in claimed_slots(plain, value)}
+    slots = {name: slot for name, slot in slots.items() if name != "local" or slot != plain.local}
 
     def method(algorithm: Algorithm) -> Algorithm:
-        appended = {name: (*getattr(algorithm, name), *slot) for name, slot in own.items() if name in SHARED_SLOTS}
-        return replace(algorithm, **(own | appended), claims=value.claims)
+        appended = {name: (*getattr(algorithm, name), *slot) for name, slot in slots.items() if name in SHARED_SLOTS}
+        return replace(algorithm, **(slots | appended), claims=value.claims)
 
     return method
 
 
 Report = Callable[[str], None]
 
-CLOSE = 1e-9  # how far two numbers of a loss may differ and count as one
+CLOSE = 1e-9  # tolerance between two equal numbers of a loss
 
 
 def watching_arguments(algorithm: Algorithm, report: Report) -> Algorithm:
-    """The same algorithm; each function that changes a tensor of its arguments in place is reported."""
+    """Instrument an algorithm to report functions that modify a tensor of their arguments in place."""
 
     def watch(function: Any, what: str) -> Any:
         return None if function is None else _watched(function, what, report)
@@ -119,7 +118,7 @@ def watching_arguments(algorithm: Algorithm, report: Report) -> Algorithm:
 
 
 def watching_loss(algorithm: Algorithm, report: Report) -> Algorithm:
-    """The same algorithm; margins, blends and terms that do what another slot is for are reported."""
+    """Instrument an algorithm to report margins, blends and terms that do the work of another slot."""
     return replace(
         algorithm,
         margin=tuple(_check_margin(margin, report) for margin in algorithm.margin),
@@ -134,7 +133,7 @@ def _watched(function: Callable[..., Any], what: str, report: Report) -> Callabl
         result = function(*arguments)
         for name, value, original in before:
             if not torch.equal(value, original):
-                report(f"the {what} changes {name} in place")
+                report(f"the {what} modifies {name} in place")
         return result
 
     return call
@@ -182,7 +181,7 @@ def _check_blend(blend: types.Blend, report: Report) -> types.Blend:
 
 
 def _check_term(term: types.Term, report: Report) -> types.Term:
-    """Called once as it is, and once on a loss that already has weights and a penalty."""
+    """Compare the term alone with the term on a loss that already has weights and a penalty."""
 
     def call(loss: types.Loss, step: types.Step) -> types.Loss:
         alone = term(types.Loss(loss.example), step)
@@ -206,7 +205,7 @@ def _close(value: Tensor | None, expected: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class SmallFederation:
-    """All that a few rounds need. ``value`` is an algorithm in place of the blueprint's method, for the loop alone."""
+    """What a few rounds need. ``value`` is an algorithm to use instead of the blueprint's method, in the loop only."""
 
     blueprint: Blueprint
     data: types.Tensors
@@ -215,7 +214,7 @@ class SmallFederation:
 
     @property
     def algorithm(self) -> Algorithm:
-        """What the rounds do."""
+        """The algorithm of the rounds."""
         return self.value or methods.parse_method(self.blueprint.method, self.blueprint.local)
 
     def state(self) -> types.ServerState:
@@ -235,10 +234,10 @@ class SmallFederation:
         folder: Path | None = None,
         rounds_planned: int | None = None,
     ) -> Iterator[types.ServerState]:
-        """The state after each round up to ``rounds``, from the given one or from the start.
+        """The state after each round up to ``rounds``, continuing ``state`` or from the start.
 
-        What clients remember is kept in the folder, where one is given; a state that refers to it needs it.
-        ``rounds_planned`` is how many there will be in all, where this is a part of them.
+        Clients' memories are stored in ``folder``, if given; a state that refers to them needs it. ``rounds_planned``
+        is the planned total, if these rounds are a part of it.
         """
         algorithm = self.algorithm
         last = state or self.state()
@@ -270,25 +269,19 @@ class SmallFederation:
         state: types.ServerState | None = None,
         **more: Any,
     ) -> types.ServerState:
-        """The last of ``states``; the given state, or the first one, if no round is left."""
-        last = state or self.state()
-        for now in self.states(rounds, engine, workers, state=last, **more):
-            last = now
-        return last
+        """The last of ``states``; ``state``, or the first one, if no round is left."""
+        first = state or self.state()
+        return [first, *self.states(rounds, engine, workers, state=first, **more)][-1]
 
     def with_method(self, method: str) -> "SmallFederation":
-        """The same federation under another method."""
+        """The same federation with another method."""
         return replace(self, blueprint=replace(self.blueprint, method=method), value=None)
 
     def with_candidate(self, method: Candidate) -> "SmallFederation":
-        """The same federation under a candidate: by its text where it has one, by its value otherwise."""
+        """The same federation with a candidate, by its text if it has one."""
         if method.text is not None:
             return self.with_method(method.text)
-        return self.with_algorithm(method.algorithm(self.blueprint.local))
-
-    def with_algorithm(self, algorithm: Algorithm) -> "SmallFederation":
-        """The same federation under an algorithm that has no text."""
-        return replace(self, value=algorithm)
+        return replace(self, value=method.algorithm(self.blueprint.local))
 
     def _open(self, algorithm: Algorithm, engine: str, workers: int, folder: Path | None) -> types.Engine:
         memories = open_memories(folder) if folder and algorithm.remember else None
@@ -311,7 +304,7 @@ def federation(
     seed: int = 0,
     local: types.Local | None = None,
 ) -> SmallFederation:
-    """Clients of just these sizes, one of them with a single example."""
+    """A federation with clients of these sizes, by default one of them with a single example."""
     images = images or image_set(sum(sizes))
     settings = local or types.Local(epochs=2, batch=16, lr=0.05)
     blueprint = Blueprint(method, model, images.shape, len(images.classes), settings, dtype)
@@ -331,7 +324,7 @@ def image_set(examples: int = 120, classes: int = 4, side: int = 8, channels: in
 
 
 def partition_of(sizes: Sequence[int], examples: int | None = None, seed: int = 0) -> Partition:
-    """Clients of just these sizes; what is left over belongs to no client."""
+    """A partition with clients of these sizes; other examples belong to no client."""
     examples = examples or sum(sizes)
     client = np.full(examples, -1, np.int32)
     order = Key(seed).fold("who").numpy().permutation(examples)
@@ -340,39 +333,39 @@ def partition_of(sizes: Sequence[int], examples: int | None = None, seed: int = 
 
 
 def largest_difference(left: types.Tensors, right: types.Tensors) -> float:
-    """The largest distance between two entries of the same name and place."""
+    """The largest absolute difference between corresponding entries."""
     if left.keys() != right.keys():
         return float("inf")
     return max((float((left[name].double() - right[name].double()).abs().max()) for name in left), default=0.0)
 
 
 def same(left: types.ServerState, right: types.ServerState) -> bool:
-    """Bit for bit: round, weights, memory, what is sent, what clients keep (by the checksum in its ticket)."""
-    kept = [{client: ticket.partition("-")[2] for client, ticket in state.clients.items()} for state in (left, right)]
-    if left.round != right.round or kept[0] != kept[1]:
+    """Whether two states agree bit for bit; clients' memories are compared by the checksum in their tickets."""
+    memories = [{client: t.partition("-")[2] for client, t in state.clients.items()} for state in (left, right)]
+    if left.round != right.round or memories[0] != memories[1]:
         return False
     pairs = [(left.tensors, right.tensors), (left.memory, right.memory), (left.sent, right.sent)]
     return all(a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs)
 
 
 ROUNDS = 3  # in the first, momentum, memories, prototypes and control variates are still empty
-PLANNED = 4  # of a schedule, so that no round is its last
+PLANNED = 4  # rounds in a schedule, so that no tested round is the last
 SIZES = (10, 7, 1, 5)  # examples of each client
-PER_ROUND = 3  # some clients come for the first time in a later round
+PER_ROUND = 3  # so some clients are sampled for the first time in a later round
 SETTINGS = types.Local(epochs=1, batch=8, lr=0.05)
-TOLERANCE = 1e-12  # how far rounding may put two orders of methods apart, in float64
+TOLERANCE = 1e-12  # rounding differences between two orders of methods, in float64
 
 
 def small(method: Candidate, *, dtype: str = "float64", seed: int = 0) -> SmallFederation:
-    """The federation that the laws are tried on."""
+    """The federation on which the laws are tested."""
     return federation("fedavg", SIZES, dtype=dtype, seed=seed, local=SETTINGS).with_candidate(method)
 
 
 def finite(method: Candidate) -> str | None:
-    """Clients of one example and of one class do not break it."""
+    """Results are finite, even with clients of one example or one class."""
     for state in small(method).states(ROUNDS, per_round=PER_ROUND, rounds_planned=PLANNED):
         if not tensors.finite(state.tensors | state.memory | state.sent):
-            return f"round {state.round} gives NaN or infinity"
+            return f"round {state.round} produces NaN or infinity"
     return None
 
 
@@ -386,7 +379,7 @@ def seeded(method: Candidate) -> str | None:
 
 
 def engines_agree(method: Candidate) -> str | None:
-    """One process and two workers give the same bits; only for what another process can import."""
+    """One process and two workers produce the same bits; only for what another process can import."""
     fed = small(method, dtype="float32")
     pairs = zip(
         fed.states(ROUNDS, rounds_planned=PLANNED), fed.states(ROUNDS, "pool", rounds_planned=PLANNED), strict=True
@@ -400,16 +393,16 @@ def engines_agree(method: Candidate) -> str | None:
 
 
 def resumes(method: Candidate) -> str | None:
-    """All that later rounds need is in the checkpoint."""
+    """The checkpoint has everything that later rounds need."""
     fed = small(method, dtype="float32")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         half = fed.run(2, rounds_planned=4, folder=folder)
         save_checkpoint(folder, half, CheckpointRecord(0, 0.0, "", "", ""))
-        kept = load_checkpoint(folder)
-        if kept is None or not same(half, kept[0]):
+        loaded = load_checkpoint(folder)
+        if loaded is None or not same(half, loaded[0]):
             return "a checkpoint after round 2 does not restore the state"
-        if not same(fed.run(4), fed.run(4, state=kept[0], folder=folder)):
+        if not same(fed.run(4), fed.run(4, state=loaded[0], folder=folder)):
             return "four rounds differ from two rounds, a checkpoint and two more"
     return None
 
@@ -430,12 +423,12 @@ def bounded(method: Candidate) -> str | None:
             return None
         size = (folder / MEMORIES).stat().st_size
     slot = ClientMemory(fed.algorithm.remember, fed.state().tensors, -1).slot_bytes
-    most = (2 * 5 + 3) * slot  # a checkpoint's and the latest of each client, and the visits under way
-    return None if size <= most else f"after 8 rounds of 3 visits 5 clients keep {size:,} bytes; the limit is {most:,}"
+    most = (2 * 5 + 3) * slot  # the checkpoint's and the latest of each client, and those of current visits
+    return None if size <= most else f"after 8 rounds of 3 visits 5 clients store {size:,} bytes; the limit is {most:,}"
 
 
 def leaves_arguments(method: Candidate) -> str | None:
-    """Neither the state nor the data nor any argument of its functions is changed in place."""
+    """Neither the state nor the data nor any argument of its functions is modified in place."""
     fed = small(method)
     data, state = tensors.copy(fed.data), fed.state()
     before = copy.deepcopy(state)
@@ -448,12 +441,12 @@ def leaves_arguments(method: Candidate) -> str | None:
 
 
 def leaves_generators(method: Candidate) -> str | None:
-    """It draws through keys, and neither draws from nor seeds the generators that a whole process shares."""
+    """It draws through keys, and neither uses nor seeds process-wide generators."""
     before: dict[str, bytes] = {}
 
     def noting(algorithm: Algorithm, report: Report) -> Algorithm:
         def sampler(key: Key, roster: types.Roster, per_round: int) -> list[types.Visit]:
-            torch.empty(1).uniform_()  # a method that seeds the generator cannot have left it in this state already
+            torch.empty(1).uniform_()  # a state that a method cannot restore by seeding
             before.update(global_generators())
             return algorithm.sampler(key, roster, per_round)
 
@@ -468,20 +461,17 @@ def leaves_generators(method: Candidate) -> str | None:
 
 
 def keeps_to_its_slots(method: Candidate) -> str | None:
-    """Margins fit the logits, a blend gives a loss for each example, terms multiply weights and add penalties."""
+    """Margins fit the logits, a blend returns a loss per example, terms multiply weights and add penalties."""
     return _watch(small(method), watching_loss, lambda: None)
 
 
 def commutes(one: Candidate, other: Candidate) -> str | None:
-    """In either order the same result, round by round; or refused in both orders, by both names."""
+    """Both orders give the same result, round by round, or are refused with both names."""
     refusals = [refusal(one + other), refusal(other + one)]
     if any(refusals):
-        named = all(any(name in message for name in method.words) for message in refusals for method in (one, other))
-        return (
-            None
-            if named
-            else f"only one order is refused, or the error does not name both methods: {' / '.join(refusals)}"
-        )
+        if all(any(name in message for name in method.names) for message in refusals for method in (one, other)):
+            return None
+        return f"only one order is refused, or the error does not name both methods: {' / '.join(refusals)}"
     if not (one.trains() and other.trains()):
         return None
     forwards, backwards = (
@@ -495,7 +485,7 @@ def commutes(one: Candidate, other: Candidate) -> str | None:
 
 
 def is_fedavg(neutral: Candidate) -> str | None:
-    """Bit for bit, in float32."""
+    """The method is FedAvg bit for bit, in float32."""
     plain = federation("fedavg", SIZES, dtype="float32", local=SETTINGS)
     states = zip(plain.states(ROUNDS), plain.with_candidate(neutral).states(ROUNDS), strict=True)
     for left, right in states:
@@ -510,9 +500,9 @@ def _watch(
     after_round: Callable[[], str | None],
     state: types.ServerState | None = None,
 ) -> str | None:
-    """Some rounds of the instrumented algorithm, up to the first that has something reported."""
+    """Run the instrumented algorithm up to the first report."""
     reports: list[str] = []
-    watched = fed.with_algorithm(instrument(fed.algorithm, reports.append))
+    watched = replace(fed, value=instrument(fed.algorithm, reports.append))
     for now in watched.states(ROUNDS, per_round=PER_ROUND, rounds_planned=PLANNED, state=state):
         if complaint := next(iter(reports), None) or after_round():
             return f"{complaint} (round {now.round})"
@@ -520,7 +510,7 @@ def _watch(
 
 
 def refusal(method: Candidate) -> str:
-    """Why its methods cannot be composed; empty where they can."""
+    """Why its methods cannot be composed; empty if they can."""
     try:
         method.algorithm()
     except MissingExtra:

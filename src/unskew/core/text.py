@@ -161,6 +161,22 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
         raise call.error(f"{what} {call.name} raises {described}") from error
 
 
+def check_positive(name: str, **knobs: float) -> None:
+    """Refuse knobs that are not positive and finite, and counts above the limit."""
+    for knob, value in knobs.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}({knob}={value}): give a number above 0")
+        if isinstance(value, int) and value > MAX_COUNT:
+            raise ValueError(f"{name}({knob}=…): give at most {MAX_COUNT:,}")
+
+
+def check_not_negative(name: str, **knobs: float) -> None:
+    """Refuse knobs that are negative or not finite."""
+    for knob, value in knobs.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}({knob}={value}): {knob} must be 0 or more")
+
+
 def _convert(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Value:
     """The value in the knob's type: a whole number may become a float, nothing else is converted."""
     wanted = {"int": int, "float": float, "bool": bool, "str": str}.get(annotation, annotation)

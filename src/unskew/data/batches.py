@@ -43,6 +43,12 @@ class Plan:
         copied = (None if draws is None else draws.to(device) for draws in (self.shift, self.flip))
         return Plan(self.index.to(device), self.counts, *copied)
 
+    def row(self, step: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The examples of a step, and their draws."""
+        count = self.counts[step]
+        shift, flip = (None if draws is None else draws[step, :count] for draws in (self.shift, self.flip))
+        return self.index[step, :count], shift, flip
+
 
 @dataclass(frozen=True)
 class Pixels:

@@ -72,20 +72,20 @@ METHODS: dict[str, Callable[..., Method]] = {
     "rounded": rounded,
 }
 
-RELEASING = {"private": 3, "private-updates": 4}  # how many knobs come before ``release``
-ON_FEATURES = ("moon", "feddecorr", "fedetf", "prototypes", "fedeccr")  # their terms act on nothing but the features
+RELEASING = {"private": 3, "private-updates": 4}  # the number of knobs before ``release``
+ON_FEATURES = ("moon", "feddecorr", "fedetf", "prototypes", "fedeccr")  # their terms act only on the features
 
 
 def parse_method(source: str, local: Local | None = None, base: Algorithm | None = None) -> Algorithm:
-    """The algorithm that a method's text describes, on top of FedAvg with these local settings, or of ``base``.
+    """The algorithm of a method's text, on top of ``base`` or of FedAvg with these local settings.
 
-    Methods of other packages are written ``package.module:function(…)``.
+    Methods from other packages are written ``package.module:function(…)``.
     """
     return compose(parse_methods(source), base or Algorithm(local=local or Local()))
 
 
 def with_release(source: str) -> str:
-    """The text with ``release=true`` wherever it has no ``release``: in a federation the seed is known to others."""
+    """The text with ``release=true`` where ``release`` is not given: in a federation others know the seed."""
     calls = []
     for call in text.parse_calls(source, "method"):
         before = RELEASING.get(call.name)
@@ -96,20 +96,20 @@ def with_release(source: str) -> str:
 
 
 def refuse_on_frozen_features(source: str) -> None:
-    """Refuse methods that act on the features, for a run that trains the classifier alone."""
+    """Refuse methods that act on the features, for a run that trains only the classifier."""
     for call in text.parse_calls(source, "method"):
         if call.name in ON_FEATURES:
-            given = f"{call.name} with --train classifier: it acts on the features, which are frozen"
-            raise UserError(f'{given}; train more layers, such as --train "last(2)", or leave {call.name} out')
+            conflict = f"{call.name} has no effect with --train classifier: it acts on the features, which are frozen"
+            raise UserError(f'{conflict}; train more layers, such as --train "last(2)", or leave out {call.name}')
 
 
 def parse_calibrations(source: str) -> Algorithm:
-    """The calibrations of a text and what protects their statistics; methods that change the training are refused."""
+    """The calibrations in a text and the protections of their statistics; methods that change training are refused."""
     base = Algorithm()
     algorithm = parse_method(source, base=base)
     for slot in claimed_slots(base, algorithm):
         if slot not in AFTER_TRAINING:
-            raise UserError(f"{source!r} changes the training ({slot}); give only calibrations")
+            raise UserError(f"{source!r} changes training ({slot}); give only calibrations")
     if not algorithm.finish:
         raise UserError(
             f"{source!r} contains no calibration; add ccvr, uscc, lda, ridge or oracle (unskew methods describes them)"
@@ -118,16 +118,15 @@ def parse_calibrations(source: str) -> Algorithm:
 
 
 def parse_methods(source: str) -> list[Named]:
-    """The methods of a text, each with its plainest spelling; a function of other packages may be a method itself."""
-    methods, seen = [], set()
+    """The methods in a text with their canonical spelling; a function from another package may be a method itself."""
+    methods, names = [], set()
     for call in text.parse_calls(source, "method"):
-        if call.name in seen:
-            raise text.complain(source, call.start, f"method {call.name} is given twice; give it once")
-        seen.add(call.name)
+        if call.name in names:
+            raise call.error(f"method {call.name} is given twice; give it once")
+        names.add(call.name)
         build = find_method(call.name)
         if build is None:
-            hint = nearest(call.name, METHODS)
-            raise text.complain(source, call.start, f"no method is called {call.name!r}; {hint}")
+            raise call.error(f"no method is called {call.name!r}; {nearest(call.name, METHODS)}")
         itself = not call.values and not call.knobs and takes_algorithm(build)
         method = build if itself else text.apply(call, build, "method")
         methods.append(Named(getattr(method, "spelling", str(call)), method))
@@ -135,12 +134,12 @@ def parse_methods(source: str) -> list[Named]:
 
 
 def find_method(name: str) -> Callable[..., Any] | None:
-    """The function behind a method's name or ``package.module:function``; None where no method has that name."""
+    """The function behind a method's name or ``package.module:function``; None if no method has that name."""
     return load_function(name, "method") if ":" in name else METHODS.get(name)
 
 
 def required_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that a call of the function must give."""
+    """The function's parameters without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -150,7 +149,7 @@ def required_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]
 
 
 def takes_algorithm(function: Callable[..., Any]) -> bool:
-    """Whether a function is a method itself: all that it needs is an Algorithm."""
+    """Whether a function is a method itself: its only required parameter is an Algorithm."""
     needed = required_parameters(function)
     return len(needed) == 1 and (needed[0].name == "algorithm" or needed[0].annotation in (Algorithm, "Algorithm"))
 
@@ -181,7 +180,7 @@ class MethodDescription:
 
 
 def describe() -> list[MethodDescription]:
-    """Every method of the table."""
+    """Describe every method in the registry."""
     return [describe_method(name, build) for name, build in METHODS.items()]
 
 
@@ -205,7 +204,7 @@ def describe_method(name: str, function: Callable[..., Any]) -> MethodDescriptio
     return MethodDescription(
         name=name,
         call=f"{name}({', '.join(map(_spell, parameters))})" if parameters else name,
-        changes=first or "It has no docstring.",
+        changes=first or "No description.",
         body=body.strip(),
         knobs=tuple(f"{knob}  {meanings.get(knob.name, '')}".rstrip() for knob in parameters),
         slots=", ".join(slots),
@@ -215,7 +214,7 @@ def describe_method(name: str, function: Callable[..., Any]) -> MethodDescriptio
 
 
 def filled_slots(method: Method) -> list[str]:
-    """The slots of the algorithm that a method fills."""
+    """The slots that a method fills."""
     base = Algorithm()
     changed = method(base) if callable(method) else None
     if not isinstance(changed, Algorithm):

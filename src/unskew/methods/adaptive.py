@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from unskew.core.text import check_positive
 from unskew.round.algorithm import Method
 from unskew.round.server import adaptive
 
@@ -85,7 +86,5 @@ def _method(
     for knob, value in {"beta1": beta1, "beta2": beta2}.items():
         if not 0 <= value < 1:
             raise ValueError(f"{name}({knob}={value}): {knob} must be at least 0 and below 1")
-    for knob, value in {"lr": lr, "tau": tau}.items():
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name}({knob}={value}): give a number above 0")
+    check_positive(name, lr=lr, tau=tau)
     return lambda algorithm: replace(algorithm, server=adaptive(second, lr, beta1, tau))

@@ -1,4 +1,4 @@
-"""The baseline: the same model, data and budget with all examples in one place."""
+"""The centralized baseline: the same model, data and budget with pooled examples."""
 
 from dataclasses import replace
 
@@ -9,17 +9,17 @@ from unskew.round.algorithm import Method
 
 
 def centralised() -> Method:
-    """Trains on all examples in one place, without a federation.
+    """Trains on the pooled examples, without a federation.
 
     The upper bound that relative accuracy refers to. A round is one visit to all examples, with the clients' epochs,
     batch size, learning rate and augmentation. If only K of N clients take part in a round, it uses K/N of the
-    examples, a new draw each round, so that the budget is the same. Nothing is sent. The momentum starts from zero in
-    each round, as a client's does.
+    examples, a new draw each round, so that the budget is the same. Nothing is sent. Momentum starts from zero in each
+    round, as on a client.
 
     Reference: the upper bound in Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution",
     ECCV 2020, section 6.
     """
-    # nothing is sent, corrected or averaged here: methods that change how are rejected by name
+    # nothing is sent, corrected or averaged, so methods that change these are rejected by name
     claims = ("available", "arrive", "correction", "exchange", "aggregate", "server")
     return lambda algorithm: replace(algorithm, sampler=_everyone, claims=claims)
 
@@ -27,6 +27,6 @@ def centralised() -> Method:
 def _everyone(key: Key, roster: Roster, per_round: int) -> list[Visit]:
     examples = roster.examples
     if examples == 0:
-        raise UserError("no client in the partition has any examples; make a new partition")
+        raise UserError("no client in the partition has any examples; use another partition")
     share = per_round / len(roster.inhabited)
     return [Visit(EVERYONE, float(examples), take=None if share >= 1 else max(1, round(examples * share)))]

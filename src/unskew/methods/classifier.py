@@ -6,12 +6,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unskew.core.tensors import half_squared_distance
+from unskew.core.text import check_not_negative
 from unskew.core.types import Loss, Step
 from unskew.round.algorithm import Method
 
 
 def clsprox(mu: float = 0.001) -> Method:
-    """Adds a proximal term on the classifier alone.
+    """Adds a proximal term for the classifier only.
 
     + μ/2·‖φ − φ_global‖², φ the classifier's weight and bias.
 
@@ -23,13 +24,12 @@ def clsprox(mu: float = 0.001) -> Method:
     Reference: Luo et al., "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data",
     NeurIPS 2021, section 3.3.
     """
-    if not 0 <= mu < float("inf"):
-        raise ValueError(f"clsprox(mu={mu}): mu must be 0 or more")
+    check_not_negative("clsprox", mu=mu)
 
     def proximal(loss: Loss, step: Step) -> Loss:
         names = [name for name in step.classifier if name in step.params]
-        own, reference = [step.params[name] for name in names], [step.shared[name] for name in names]
-        return loss.plus(mu * half_squared_distance(own, reference))
+        local, reference = [step.params[name] for name in names], [step.shared[name] for name in names]
+        return loss.plus(mu * half_squared_distance(local, reference))
 
     return lambda algorithm: replace(algorithm, terms=(*algorithm.terms, proximal))
 
@@ -37,8 +37,8 @@ def clsprox(mu: float = 0.001) -> Method:
 def clsnorm() -> Method:
     """Scales each class's row of the classifier to length 1.
 
-    logit_i = φ_iᵀz / ‖φ_i‖ in training and in inference, without bias: the network's own is not used, and is zero in
-    the model that is written.
+    logit_i = φ_iᵀz / ‖φ_i‖ in training and in inference, without bias: the network's bias is not used, and is zero in
+    the saved model.
 
     Reference: Luo et al., "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data",
     NeurIPS 2021, section 3.3.

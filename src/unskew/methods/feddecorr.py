@@ -1,7 +1,8 @@
-"""FedDecorr: features of a mini-batch that are not correlated, against dimensional collapse."""
+"""FedDecorr: decorrelated features, against dimensional collapse."""
 
 from dataclasses import replace
 
+from unskew.core.text import check_not_negative
 from unskew.core.types import Loss, Step
 from unskew.round.algorithm import Method
 
@@ -23,8 +24,7 @@ def feddecorr(beta: float = 0.1) -> Method:
     Reference: Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
     Learning", ICLR 2023, eqs. (7)-(8).
     """
-    if not 0 <= beta < float("inf"):
-        raise ValueError(f"feddecorr(beta={beta}): beta must be 0 or more")
+    check_not_negative("feddecorr", beta=beta)
 
     def decorrelate(loss: Loss, step: Step) -> Loss:
         examples, width = step.features.shape

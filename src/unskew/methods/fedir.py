@@ -12,17 +12,18 @@ from unskew.round.algorithm import Method
 
 
 def fedir(target: str = "population", cap: float = 0.0, smooth: float = 0.0) -> Method:
-    """Weighs each example by how rare its class is on the client.
+    """Weights each example by how rare its class is on the client.
 
-    Σ w·ℓ / Σ w over each mini-batch, w = p(y)/q_k(y), where p is the target and q_k the client's own class shares. A
-    class that a client does not have never comes up there; one that no client has needs no weight.
+    Σ w·ℓ / Σ w over each mini-batch, w = p(y)/q_k(y), where p is the target and q_k the client's class shares. A class
+    that a client does not have needs no weight there.
 
     Parameters
     ----------
     target
-        p(y), which is sent to the clients. ``population`` adds up the clients' label counts once before the first
-        round: the server needs only their sum, but unless sums are masked it sees each. ``uniform`` gives every class
-        the same share; numbers such as "0.5 0.3 0.2" are your own target. With these two, q_k never leaves the client.
+        p(y), which is sent to the clients. ``population`` sums the clients' label counts once before the first round:
+        the server needs only their sum, but sees each client's counts unless sums are masked. ``uniform`` gives every
+        class the same share; numbers such as "0.5 0.3 0.2" set your own target. With these two, q_k never leaves the
+        client.
     cap
         Beyond the paper: the largest weight, min(w, cap). 0: no limit.
     smooth
@@ -37,20 +38,20 @@ def fedir(target: str = "population", cap: float = 0.0, smooth: float = 0.0) -> 
         raise ValueError(f"fedir(cap={cap:g}): cap must be above 0, or 0 for no limit")
     if not 0 <= smooth <= 1:
         raise ValueError(f"fedir(smooth={smooth:g}): smooth must be between 0 and 1")
-    given = None if target in ("population", "uniform") else _parse_shares(target)
+    custom = None if target in ("population", "uniform") else _parse_shares(target)
 
     def init(model: Tensors) -> Tensors:
         classes = len(model["classifier/weight"])
-        if given is not None and len(given) != classes:
-            raise UserError(f"fedir(target=…): {len(given)} shares given, but the data has {classes} classes")
-        shares = torch.full((classes,), 1 / classes, dtype=torch.float64) if given is None else given
+        if custom is not None and len(custom) != classes:
+            raise UserError(f"fedir(target=…): {len(custom)} shares for {classes} classes; give one share per class")
+        shares = torch.full((classes,), 1 / classes, dtype=torch.float64) if custom is None else custom
         return {} if target == "population" else {"target": shares}
 
     def importance(loss: Loss, step: Step) -> Loss:
         shares = step.shared["sent/fedir/target"]
         if cap or smooth:
-            own = step.counts.to(shares.dtype) / step.counts.sum()
-            ratio = shares / ((1 - smooth) * own + smooth * shares)
+            local = step.counts.to(shares.dtype) / step.counts.sum()
+            ratio = shares / ((1 - smooth) * local + smooth * shares)
             ratio = ratio.clamp(max=cap) if cap else ratio
         else:
             ratio = shares / step.counts  # p/q_k up to a factor, which cancels
@@ -83,7 +84,6 @@ def _parse_shares(target: str) -> Tensor:
             )
     shares = torch.tensor(values, dtype=torch.float64)
     shares = shares / shares.sum()
-    if not bool((shares.float() > 0).all()):  # clients see them in the model's type
-        wrong = "these shares differ too much, or are too large, for the model's number type"
-        raise ValueError(f"fedir(target={target}): {wrong}")
+    if not bool((shares.float() > 0).all()):  # clients receive them in the model's dtype
+        raise ValueError(f"fedir(target={target}): these shares underflow in float32; give less extreme ones")
     return shares

@@ -1,4 +1,4 @@
-"""FedNova: a client does not count more because it takes more steps."""
+"""FedNova: clients that take more steps do not have more influence."""
 
 from dataclasses import replace
 
@@ -14,8 +14,8 @@ def fednova() -> Method:
 
     The mean is multiplied by the average number of steps: θ ← θ − (Σ p_k·‖a_k‖₁)·Σ p_k·(θ − θ_k)/‖a_k‖₁, p_k = n_k/n.
     ‖a_k‖₁ is the number of steps τ with plain SGD; with momentum m it is (τ − m·(1 − m^τ)/(1 − m))/(1 − m). Buffers are
-    averaged plainly, and proximal terms of other methods do not change ‖a_k‖₁. Adam's steps have no such number: it is
-    refused.
+    averaged plainly, and proximal terms of other methods do not change ‖a_k‖₁. Adam is refused, since its steps have no
+    such number.
 
     Reference: Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
     NeurIPS 2020, eqs. (6) and (7).

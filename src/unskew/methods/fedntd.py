@@ -1,4 +1,4 @@
-"""FedNTD: a client keeps what the server's model says about the classes that an example does not belong to."""
+"""FedNTD: clients preserve the server's predictions for the classes that an example does not belong to."""
 
 from dataclasses import replace
 
@@ -6,12 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unskew.core.text import check_not_negative, check_positive
 from unskew.core.types import Loss, Step
 from unskew.round.algorithm import Method
 
 
 def fedntd(beta: float = 1.0, tau: float = 1.0) -> Method:
-    """Keeps the server's view of the classes that an example is not.
+    """Preserves the server's predictions for the other classes.
 
     + β·τ²·mean(KL(q_global ‖ q)), q the softmax of logits/τ over all classes but the example's own. The server's model
     is used in eval mode and without gradient: one more forward pass per step.
@@ -26,16 +27,14 @@ def fedntd(beta: float = 1.0, tau: float = 1.0) -> Method:
     Reference: Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning",
     NeurIPS 2022, eqs. (4)-(6).
     """
-    if not 0 <= beta < float("inf"):
-        raise ValueError(f"fedntd(beta={beta}): beta must be 0 or more")
-    if not 0 < tau < float("inf"):
-        raise ValueError(f"fedntd(tau={tau}): tau, a temperature, must be above 0")
+    check_not_negative("fedntd", beta=beta)
+    check_positive("fedntd", tau=tau)
 
     def distill(loss: Loss, step: Step) -> Loss:
-        others = _without_own_class(step.logits, step.labels)
-        kept = _without_own_class(step.predict("shared"), step.labels)
-        own, target = F.log_softmax(others / tau, dim=1), F.log_softmax(kept / tau, dim=1)
-        return loss.plus(beta * tau**2 * F.kl_div(own, target, reduction="batchmean", log_target=True))
+        student = _without_own_class(step.logits, step.labels)
+        teacher = _without_own_class(step.predict("shared"), step.labels)
+        student, teacher = F.log_softmax(student / tau, dim=1), F.log_softmax(teacher / tau, dim=1)
+        return loss.plus(beta * tau**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True))
 
     return lambda algorithm: replace(algorithm, terms=(*algorithm.terms, distill))
 

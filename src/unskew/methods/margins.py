@@ -1,7 +1,7 @@
-"""FedLC, FedRS and balanced softmax: margins on the logits for clients whose classes differ in number.
+"""FedLC, FedRS and balanced softmax: margins on the logits for clients with unequal class sizes.
 
-All three look at n_c, how many examples of class c the client holds, in training alone: evaluation uses the logits as
-they are, and n_c never leaves the client.
+All three use n_c, the client's number of examples of class c, only in training: evaluation uses the plain logits, and
+n_c never leaves the client.
 """
 
 from dataclasses import replace
@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from unskew.core.text import check_not_negative
 from unskew.core.types import Step
 from unskew.round.algorithm import Method
 
@@ -20,7 +21,7 @@ def fedlc(tau: float = 0.5) -> Method:
     class that the client lacks has n_c = 0: its margin is −∞, and it leaves the softmax.
 
     Departs from the paper: its denominator leaves out the own class, so that the loss has no lower bound; ours is
-    cross-entropy over all classes that the client has, like public code.
+    cross-entropy over all classes that the client has, as in public code.
 
     Parameters
     ----------
@@ -30,8 +31,7 @@ def fedlc(tau: float = 0.5) -> Method:
     Reference: Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022,
     eq. (7).
     """
-    if not 0 <= tau < float("inf"):
-        raise ValueError(f"fedlc(tau={tau}): tau must be 0 or more")
+    check_not_negative("fedlc", tau=tau)
 
     def margin(step: Step) -> Tensor:
         return -tau * _counts(step) ** -0.25 if tau else torch.zeros_like(step.logits)
@@ -42,8 +42,8 @@ def fedlc(tau: float = 0.5) -> Method:
 def fedrs(alpha: float = 0.5) -> Method:
     """Scales down the logits of classes that the client lacks.
 
-    α·logit_c where n_c = 0. A factor on a logit is a margin that looks at it: (α − 1)·logit_c, of the logits before any
-    other margin.
+    α·logit_c where n_c = 0. The factor is expressed as a margin, (α − 1)·logit_c, of the logits before any other
+    margin.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ def fedrs(alpha: float = 0.5) -> Method:
 def balanced() -> Method:
     """Trains as if the client's classes were equally frequent.
 
-    logit_c + log n_c in the softmax: what the client's class frequencies explain, the network need not learn. A class
-    that the client lacks has log 0 = −∞ and leaves the softmax.
+    logit_c + log n_c in the softmax, so that the network need not learn the client's class frequencies. A class that
+    the client lacks has log 0 = −∞ and leaves the softmax.
 
     Reference: Ren et al., "Balanced Meta-Softmax for Long-Tailed Visual Recognition", NeurIPS 2020, eq. (3).
     """
@@ -78,5 +78,5 @@ def balanced() -> Method:
 
 
 def _counts(step: Step) -> Tensor:
-    """n_c in the logits' type [C]."""
+    """[C], n_c in the logits' dtype."""
     return step.counts.to(step.logits.dtype)

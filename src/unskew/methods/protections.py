@@ -1,4 +1,4 @@
-"""Methods that keep what clients send private: a calibration's statistics, a round's updates."""
+"""Methods that protect what clients send: a calibration's statistics, a round's updates."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -48,7 +48,7 @@ def secure(updates: bool = False, threshold: float = THRESHOLD) -> Method:
     """
     if not 0.5 < threshold <= 1:
         raise ValueError(
-            f"secure(threshold={threshold:g}): the share of clients that must stay is above 0.5 and at most 1"
+            f"secure(threshold={threshold:g}): the share of clients that must stay has to be above 0.5 and at most 1"
         )
     masked = SecureAggregation(threshold)
     if not updates:
@@ -59,8 +59,8 @@ def secure(updates: bool = False, threshold: float = THRESHOLD) -> Method:
 def rounded() -> Method:
     """Rounds what clients send in a round as secure does, without masks.
 
-    It protects nothing. The result is that of ``secure(updates=true)`` to the last bit, without the time that masks
-    take: for studies, and to check that masks change nothing.
+    It protects nothing. The result equals that of ``secure(updates=true)`` to the last bit, without the cost of masks:
+    for studies, and to check that masks change nothing.
     """
     return lambda algorithm: replace(algorithm, exchange=RoundedUpdates())
 
@@ -77,9 +77,9 @@ def private(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 10.0, relea
     clip
         The length that features are clipped to.
     release
-        Draws the noise from the operating system, so that it cannot be repeated, and leaves everything else about
+        Draws the noise from the operating system, so that it cannot be repeated, and keeps everything else about
         single examples out of the run directory. Otherwise it follows from the run's seed, for studies: anyone who
-        knows the seed can remove it. In a federation true, unless you give false.
+        knows the seed can remove it. The default is true in a federation.
 
     Reference: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018.
     """
@@ -111,9 +111,9 @@ def private_updates(
     sampling
         ``poisson``: each client takes part with probability K/N, for the smallest ε. ``fixed``: always K clients.
     release
-        Draws noise and participation from the operating system, so that they cannot be repeated, and leaves everything
+        Draws noise and participation from the operating system, so that they cannot be repeated, and keeps everything
         that (ε, δ) does not cover out of the run directory. Otherwise both follow from the run's seed, for studies:
-        anyone who knows the seed can remove the noise. In a federation true, unless you give false.
+        anyone who knows the seed can remove the noise. The default is true in a federation.
 
     Reference: McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018, Algorithm 1.
     """
@@ -141,13 +141,13 @@ def _fixed(key: Key, roster: Roster, per_round: int) -> list[Visit]:
 
 
 def _poisson(key: Key, roster: Roster, per_round: int) -> list[Visit]:
-    """Each client with the chance K/N, on its own; there may be none."""
-    comes = key.numpy().random(len(roster.inhabited)) < per_round / max(1, len(roster.inhabited))
-    return [Visit(client, 1.0) for client in roster.inhabited[comes].tolist()]
+    """Each client independently with probability K/N; there may be none."""
+    chosen = key.numpy().random(len(roster.inhabited)) < per_round / max(1, len(roster.inhabited))
+    return [Visit(client, 1.0) for client in roster.inhabited[chosen].tolist()]
 
 
 def _unpredictable(sampler: Sampler) -> Sampler:
-    """The same draw from the operating system's randomness: ε counts on nobody knowing who comes."""
+    """Sample with the operating system's randomness: ε assumes that nobody knows who takes part."""
     return lambda key, roster, per_round: sampler(system_key(), roster, per_round)
 
 

@@ -1,4 +1,4 @@
-"""Robust means: a few clients that send wrong updates, by accident or on purpose, cannot move the model far."""
+"""Robust means, which limit the influence of a few clients that send wrong updates, by accident or on purpose."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +16,8 @@ from unskew.round.algorithm import Method
 from unskew.round.client import Train
 from unskew.round.jobs import add
 
-FEWEST = 3  # clients of a round: among two nobody can tell which one is wrong
-CHUNK = 2**18  # coordinates that are sorted at once
+FEWEST = 3  # clients per round: with two, nobody can tell which one is wrong
+CHUNK = 2**18  # coordinates sorted at once
 
 Rule = Callable[[Tensor, Tensor], Tensor]  # updates [clients, coordinates], weights [clients] -> their robust mean
 
@@ -25,9 +25,9 @@ Rule = Callable[[Tensor, Tensor], Tensor]  # updates [clients, coordinates], wei
 def trimmed(share: float = 0.2) -> Method:
     """Averages each coordinate without its largest and smallest values.
 
-    Of n updates, the ⌊share·n⌋ largest and as many of the smallest are left out, coordinate by coordinate; clients
-    count the same, whatever they hold. It withstands that many wrong clients. On skewed data it also leaves out what
-    few clients know: rare classes suffer first.
+    Of n updates, the ⌊share·n⌋ largest and as many of the smallest are left out, coordinate by coordinate; all clients
+    have the same weight, whatever their size. It withstands that many wrong clients. On skewed data it also leaves out
+    what few clients know: rare classes suffer first.
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ def trimmed(share: float = 0.2) -> Method:
 def median() -> Method:
     """Takes the median of each coordinate.
 
-    Clients count the same, whatever they hold. It withstands wrong clients up to half of a round. On skewed data it
-    follows the majority: rare classes suffer first.
+    All clients have the same weight, whatever their size. It withstands wrong clients up to half of a round. On skewed
+    data it follows the majority: rare classes suffer first.
 
     Reference: Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, Algorithm 1.
     """
@@ -61,7 +61,8 @@ def bounded(times: float = 3.0) -> Method:
     """Shortens updates that are much longer than the others of their round.
 
     An update longer than times · the median length is scaled down to that length; then the weighted mean is taken as
-    always. One wrong client moves the model no further than a few honest ones. It costs honest runs the least.
+    usual. One wrong client moves the model no further than a few honest ones. Of the robust means it costs honest runs
+    the least.
 
     Parameters
     ----------
@@ -82,7 +83,7 @@ def bounded(times: float = 3.0) -> Method:
 
 
 def _by_coordinate(rule: Rule) -> Rule:
-    """The rule applied to a part of the coordinates at a time: sorting takes several times the memory."""
+    """Apply the rule to a part of the coordinates at a time, since sorting takes several times the memory."""
 
     def by_parts(updates: Tensor, weights: Tensor) -> Tensor:
         return torch.cat([rule(part, weights) for part in torch.split(updates, CHUNK, dim=1)])
@@ -105,7 +106,7 @@ class RobustMean:
     uncovered = "the robust mean does not cover it"
 
     def __call__(self, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
-        """The job's sums; those of training come to the robust mean times the sum of the weights."""
+        """The job's sums; in training, the update is the robust mean times the sum of the weights."""
         if not isinstance(job, Train):
             return add(engine.visit(job, shared, visits, key), visits)
         replies: list[PackedSums] = []
@@ -115,7 +116,12 @@ class RobustMean:
                 if isinstance(item, Reply):
                     sums = item.sums if isinstance(item.sums, PackedSums) else PackedSums.of(item.sums)
                     if not replies:
-                        _check_memory(sums, len(visits))
+                        needed, most = 3 * len(visits) * sums.vector.numel() * DOUBLE, physical_memory() / 2
+                        if needed > most:
+                            raise UserError(
+                                f"a robust mean of {len(visits):,} updates needs {format_bytes(needed)} of memory, "
+                                f"above the limit of {format_bytes(most)}; sample fewer clients per round"
+                            )
                     replies.append(PackedSums(sums.layout, sums.vector.clone()))
                 yield item
 
@@ -132,12 +138,3 @@ class RobustMean:
         parts = torch.split(mean, [outcome.sums[name].numel() for name in names])
         robust = {name: part.view_as(outcome.sums[name]) for name, part in zip(names, parts, strict=True)}
         return replace(outcome, sums={**outcome.sums, **robust})
-
-
-def _check_memory(sums: PackedSums, clients: int) -> None:
-    needed, most = 3 * clients * sums.vector.numel() * DOUBLE, physical_memory() / 2
-    if needed > most:
-        raise UserError(
-            f"a robust mean of {clients:,} updates takes {format_bytes(needed)} of memory, above the limit of "
-            f"{format_bytes(most)}; sample fewer clients per round"
-        )

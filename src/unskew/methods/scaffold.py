@@ -15,13 +15,13 @@ def scaffold() -> Method:
     """Corrects each client's gradients for its drift from the others.
 
     g ← g + c − c_k in each step; after the visit c_k⁺ = c_k − c + (x − y_k)/(η·‖a‖₁) (option II);
-    c ← c + Σ n_k·(c_k⁺ − c_k)/n over the round's clients, n that of the whole population. c_k stays with the client,
-    c and the change of c_k travel. η is the round's rate. With --clip, g is clipped before the correction is added, so
-    that c_k is the mean of clipped gradients. Adam's steps are not sums of gradients: it is refused.
+    c ← c + Σ n_k·(c_k⁺ − c_k)/n over the round's clients, n over all clients. c_k stays with the client; c and the
+    change of c_k are sent. η is the round's rate. With --clip, g is clipped before the correction is added, so that c_k
+    is the mean of clipped gradients. Adam is refused, since its steps are not sums of gradients.
 
-    Departs from the paper: it has plain SGD, where ‖a‖₁ is the number of steps K; with local momentum the K gradients
-    count ‖a‖₁ times (as in FedNova), and K would make c_k too long by up to 1/(1 − m). It weighs clients equally; we
-    weigh them by their examples, c too, so that the corrections of all clients add up to nothing.
+    Departs from the paper: it uses plain SGD, where ‖a‖₁ is the number of steps K; with local momentum the K gradients
+    count ‖a‖₁ times (as in FedNova), and K would make c_k too long by up to 1/(1 − m). It weights clients equally; we
+    weight them, and c, by their examples, so that the corrections of all clients add up to zero.
 
     Reference: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
     Algorithm 1 and eq. (4), option II.
@@ -47,11 +47,11 @@ def scaffold() -> Method:
 
 
 def _require_sgd(local: Local) -> None:
-    require_sgd(local, "scaffold", "its control variates are mean gradients, read from how far SGD moved")
+    require_sgd(local, "scaffold", "its control variates are mean gradients, computed from SGD's updates")
 
 
 def _difference(shared: Tensors, memory: Tensors) -> Tensors:
-    """c − c_k; a client that comes for the first time has c_k = 0."""
+    """c − c_k; at a client's first visit c_k = 0."""
     common = {name.removeprefix("sent/scaffold/"): c for name, c in shared.items() if name.startswith("sent/scaffold/")}
     return {name: c - memory[f"scaffold/{name}"] if memory else c for name, c in common.items()}
 
@@ -61,14 +61,14 @@ def _own_control(visited: Visited) -> Tensors:
     _require_sgd(visited.local)
     reach = visited.local.lr * accumulated(visited.steps, visited.local.momentum)
     received = {name: visited.shared[name] for name in parameters(visited.model)}
-    if reach == 0:  # no step was taken: nothing is learned of the gradient
+    if reach == 0:  # no step was taken, so the gradient is unknown
         return {name: visited.memory.get(f"scaffold/{name}", torch.zeros_like(x)) for name, x in received.items()}
     correction = _difference(visited.shared, visited.memory)
     return {name: (x - visited.model[name]) / reach - correction[name] for name, x in received.items()}
 
 
 def _change(visited: Visited) -> Sums:
-    """n_k·(c_k⁺ − c_k) of the visit that keeps; another visit of the same client adds nothing."""
+    """n_k·(c_k⁺ − c_k) for the visit that stores c_k⁺; other visits to the same client add nothing."""
     weight = float(visited.counts.sum()) if visited.visit.keep else 0.0
     change = {}
     for name, control in _own_control(visited).items():

@@ -1,21 +1,22 @@
-"""FedSAM and FedLESAM: gradients taken uphill of the model, so that training ends in a flat minimum."""
+"""FedSAM and FedLESAM: gradients are computed uphill of the model, so that training ends in a flat minimum."""
 
 from dataclasses import replace
 
 import torch
 
 from unskew.core.tensors import parameters, under
+from unskew.core.text import check_not_negative
 from unskew.core.types import Displacement, Memory, Tensors
 from unskew.round.algorithm import Method
 
-SHORTEST = 1e-12  # a direction this short is used as zero
+SHORTEST = 1e-12  # a shorter direction counts as zero
 
 
 def fedsam(rho: float = 0.05) -> Method:
     """Takes each gradient uphill of the client's model.
 
     w ← w − η·∇ℓ(w + ρ·g/‖g‖), g = ∇ℓ(w) on the same mini-batch: two backward passes per step. ℓ includes the terms of
-    other methods. BatchNorm's running statistics see the second pass only.
+    other methods. BatchNorm's running statistics are updated by the second pass only.
 
     Parameters
     ----------
@@ -25,7 +26,7 @@ def fedsam(rho: float = 0.05) -> Method:
     Reference: Qu et al., "Generalized Federated Learning via Sharpness Aware Minimization", ICML 2022, Algorithm 1;
     Caldarola, Caputo, Ciccone, "Improving Generalization in Federated Learning by Seeking Flat Minima", ECCV 2022.
     """
-    _check("fedsam", rho)
+    check_not_negative("fedsam", rho=rho)
 
     def perturbation(shared: Tensors, memory: Tensors) -> Displacement:
         return lambda gradient: _scale(gradient(), rho)
@@ -50,7 +51,7 @@ def fedlesam(rho: float = 0.05) -> Method:
     Reference: Fan et al., "Locally Estimated Global Perturbations are Better than Local Perturbations for Federated
     Sharpness-aware Minimization", ICML 2024, Algorithm 1.
     """
-    _check("fedlesam", rho)
+    check_not_negative("fedlesam", rho=rho)
 
     def perturbation(shared: Tensors, memory: Tensors) -> Displacement:
         old = under(memory, "fedlesam/")
@@ -63,11 +64,6 @@ def fedlesam(rho: float = 0.05) -> Method:
         keep=lambda visited: {name: visited.shared[name] for name in parameters(visited.model)},
     )
     return lambda algorithm: replace(algorithm, perturbation=perturbation, remember=(*algorithm.remember, received))
-
-
-def _check(name: str, rho: float) -> None:
-    if not 0 <= rho < float("inf"):
-        raise ValueError(f"{name}(rho={rho}): rho must be 0 or more")
 
 
 def _scale(direction: Tensors, rho: float) -> Tensors:

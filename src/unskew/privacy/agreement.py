@@ -2,13 +2,13 @@
 
     y_i = x_i + b_i + Σ_{j > i} m_ij − Σ_{j < i} m_ij mod 2⁶⁴    m_ij: of a key that i and j share, b_i: of i's own seed
 
-The m_ij cancel in Σ y_i, exactly, since these are integers. Every member gives every other a share of two secrets,
-sealed for it: of its own seed, and of its key for the m_ij. When the vectors are in, the others give the server, for a
-member that answered, shares of its own seed, and for one that dropped out shares of its key; t of n shares are enough.
-Never both for one member: with both its vector would be clear, also one that only came late.
+The m_ij cancel exactly in Σ y_i, since these are integers. Every member sends every other a sealed share of two
+secrets: its own seed, and its key for the m_ij. After the vectors, the others send the server shares of the seed of
+each member that answered, and of the key of each that dropped out; t of n shares are enough. Never both for one member:
+with both, its vector could be unmasked, even if it arrived late.
 
-All secrets of a member follow from one seed, so that it need not keep anything between its answers but the record of
-what it has answered (``sessions``).
+All secrets of a member follow from one seed, so between its answers it needs to store only a record of them
+(``sessions``).
 
 Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, section 4
 and figure 4. The signatures against a dishonest server are in ``signing``.
@@ -38,17 +38,17 @@ from unskew.privacy.ciphers import (
     weights_at_zero,
 )
 
-MIN_CLIENTS = 3  # of two, each can subtract its own part from the sum and has the other's
+MIN_CLIENTS = 3  # with two, each could subtract its own part from the sum to get the other's
 MIN_SESSION = 16  # bytes
 KEY_BYTES = 32
 PUBLIC_BYTES = 2 * KEY_BYTES  # of a member: for masks, then for shares
-BOX_BYTES = 2 * SHARE_BYTES + 16  # a share of either secret, sealed
-MOST_CLIENTS = 2**40  # a client's number is below; a member's number has the client's visit above it
+BOX_BYTES = 2 * SHARE_BYTES + 16  # a share of both secrets, sealed
+MOST_CLIENTS = 2**40  # clients' numbers are below; the higher bits of a member's number are the visit
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all members know before they answer: the session, t, everyone's public keys by number, what is added up."""
+    """What all members know before they answer: the session, t, all public keys by member, what is summed."""
 
     session: bytes
     threshold: int
@@ -57,12 +57,12 @@ class Agreement:
 
     @cached_property
     def members(self) -> list[int]:
-        """All who take part, in ascending order; the first has place 1 among the shares."""
+        """All members in ascending order; the first has the share at point 1."""
         return sorted(self.publics)
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 over all of it: members that were sent different things share no mask."""
+        """SHA-256 over all of it: members with different agreements share no masks."""
         numbers = self.threshold.to_bytes(8, "big") + len(self.publics).to_bytes(8, "big")
         entries = b"".join(_number(member) + self.publics[member] for member in self.members)
         content = numbers + len(self.session).to_bytes(8, "big") + self.session + entries + self.about.encode()
@@ -72,20 +72,20 @@ class Agreement:
         """The key of m_ij, from the private key of either."""
         low, high = sorted((member, other))
         info = b"unskew mask 2 " + _number(low) + _number(high) + self.digest
-        return derived_key(exchanged(private, self.publics[other][:KEY_BYTES], _refusal(member, other)), info,
-                           self.session)  # fmt: skip
+        secret = exchanged(private, self.publics[other][:KEY_BYTES], _refusal(member, other))
+        return derived_key(secret, info, self.session)
 
     def box_key(self, private: Any, member: int, other: int, *, sends: bool) -> bytes:
-        """The key that seals what one of the two sends to the other; another in each direction."""
+        """The key that seals messages between the two, different in each direction."""
         sender, receiver = (member, other) if sends else (other, member)
         info = b"unskew share 1 " + _number(sender) + _number(receiver) + self.digest
-        return derived_key(exchanged(private, self.publics[other][KEY_BYTES:], _refusal(member, other)), info,
-                           self.session)  # fmt: skip
+        secret = exchanged(private, self.publics[other][KEY_BYTES:], _refusal(member, other))
+        return derived_key(secret, info, self.session)
 
 
 @dataclass(frozen=True)
 class Member:
-    """One member's part: everything follows from its number, the session and a seed that it alone knows."""
+    """One member's part: everything follows from its number, the session and a seed that only it knows."""
 
     number: int
     session: bytes
@@ -93,42 +93,45 @@ class Member:
 
     @cached_property
     def public(self) -> bytes:
-        """What the others may know: its public keys."""
+        """Its public keys."""
         return public_bytes(mask_private(self._mask_secret, self.session)) + public_bytes(self._box_private)
 
     def check(self, agreement: Agreement) -> None:
-        """Refuse an agreement that this member has no reason to believe in."""
+        """Refuse an agreement that is not valid."""
         who, count = f"{named(self.number)} refuses to answer", len(agreement.publics)
-        if len(agreement.session) < MIN_SESSION:
-            length = len(agreement.session)
-            raise UserError(f"{who}: a session id has at least {MIN_SESSION} random bytes, not {length}")
+        if (length := len(agreement.session)) < MIN_SESSION:
+            raise UserError(f"{who}: a session id must have at least {MIN_SESSION} random bytes, not {length}")
         for member, public in agreement.publics.items():
             if len(public) != PUBLIC_BYTES:
-                expected = f"expected {PUBLIC_BYTES} bytes, these are {len(public)}"
-                raise UserError(f"{_refusal(self.number, member)}: {expected}")
+                raise UserError(
+                    f"{_refusal(self.number, member)}: it must have {PUBLIC_BYTES} bytes, not {len(public)}"
+                )
         halves = [public[at : at + KEY_BYTES] for public in agreement.publics.values() for at in (0, KEY_BYTES)]
         if agreement.publics.get(self.number) != self.public or len(set(halves)) < len(halves):
-            raise UserError(f"{who}: a public key is not its owner's")
+            raise UserError(f"{who}: a public key does not belong to its member")
         if not count < 2 * agreement.threshold <= 2 * count:
-            given = f"{agreement.threshold} of {count} shares"
-            raise UserError(f"{who}: {given} would open a mask; more than half must, and at most all")
+            shares = f"{agreement.threshold} of {count} shares"
+            raise UserError(f"{who}: {shares} would remove a mask; it must take more than half, and at most all")
 
     def boxes(self, agreement: Agreement) -> dict[int, bytes]:
-        """For each other member, sealed: its shares of this member's own seed and of its key for masks."""
+        """For each other member, its sealed shares of this member's own seed and of its key for masks."""
         self.check(agreement)
-        both = zip(self._own_shares(agreement), self._key_shares(agreement), strict=True)
-        return {
-            other: sealed(agreement.box_key(self._box_private, self.number, other, sends=True), own + key,
-                          agreement.digest)
-            for other, (own, key) in zip(agreement.members, both, strict=True) if other != self.number
-        }  # fmt: skip
+        boxes = {}
+        shares = zip(self._own_shares(agreement), self._key_shares(agreement), strict=True)
+        for other, (own_share, key_share) in zip(agreement.members, shares, strict=True):
+            if other != self.number:
+                key = agreement.box_key(self._box_private, self.number, other, sends=True)
+                boxes[other] = sealed(key, own_share + key_share, agreement.digest)
+        return boxes
 
     def mask(self, vector: Words, agreement: Agreement, sharing: Collection[int]) -> None:
-        """Add this member's masks in place: its own, and one for each other that has handed out its shares."""
+        """Add this member's masks in place: its own, and one for each other that has distributed its shares."""
         self.check(agreement)
         if not {self.number} <= set(sharing) <= set(agreement.members) or len(sharing) < agreement.threshold:
-            words = f"{len(sharing)} of {len(agreement.members)} members share their secrets"
-            raise UserError(f"{named(self.number)} refuses to answer: {words}, {agreement.threshold} must, itself too")
+            count = f"{len(sharing)} of {len(agreement.members)} members share their secrets"
+            raise UserError(
+                f"{named(self.number)} refuses to answer: {count}, but {agreement.threshold} must, including itself"
+            )
         add_stream(vector, own_mask_key(self._own_secret(agreement), self.session), 1)
         private = mask_private(self._mask_secret, self.session)
         for other in sorted(set(sharing) - {self.number}):
@@ -137,17 +140,17 @@ class Member:
     def opened(
         self, agreement: Agreement, boxes: Mapping[int, bytes], sharing: Collection[int], answered: Collection[int]
     ) -> dict[int, bytes]:
-        """For each member that shared: a share of its own seed where it answered, of its key where it dropped out.
+        """A share for each member that shared: of its own seed if it answered, of its key if it dropped out.
 
-        ``boxes`` are what the other members sealed for this one; of one whose box does not open there is no share.
+        ``boxes`` are those that the other members sealed for this one; there is no share for a box that does not open.
         """
         self.check(agreement)
-        who = f"{named(self.number)} refuses to open"
+        who = f"{named(self.number)} refuses to open its shares"
         if not {self.number} <= set(answered) <= set(sharing) <= set(agreement.members):
             raise UserError(f"{who}: the members that answered are not among those that took part")
         if len(answered) < agreement.threshold:
-            words = f"{len(answered)} of {len(agreement.members)} members answered"
-            raise UserError(f"{who}: {words}, {agreement.threshold} must")
+            count = f"{len(answered)} of {len(agreement.members)} members answered"
+            raise UserError(f"{who}: {count}, but {agreement.threshold} must")
         index = agreement.members.index(self.number)
         shares, refused = dict[int, bytes](), list[UserError]()
         for other in sorted(sharing):
@@ -156,12 +159,12 @@ class Member:
                 continue
             key = agreement.box_key(self._box_private, self.number, other, sends=False)
             try:
-                both = unsealed(key, boxes[other], agreement.digest, f"{who} the shares of {named(other)}")
-            except UserError as error:  # one member's garbage does not keep this one from opening the others'
+                both = unsealed(key, boxes[other], agreement.digest, f"{who} of {named(other)}'s secrets")
+            except UserError as error:  # one invalid box must not prevent opening the others
                 refused.append(error)
                 continue
             shares[other] = both[:SHARE_BYTES] if other in answered else both[SHARE_BYTES:]
-        if len(shares) < agreement.threshold:  # with so few the server has changed them, and not a member
+        if len(shares) < agreement.threshold:  # with so few left, the server must have modified them
             raise refused[0]
         return shares
 
@@ -175,7 +178,7 @@ class Member:
 
     @cached_property
     def signing_seed(self) -> bytes:
-        """What the key for its signatures in this session is made from."""
+        """The seed of its signing key in this session."""
         return derived_key(self.seed, b"unskew signing key 1 " + _number(self.number), self.session)
 
     def _own_secret(self, agreement: Agreement) -> bytes:
@@ -194,25 +197,25 @@ class Member:
 
 
 def shares_needed(share: float, members: int) -> int:
-    """t of n, from the share of the members that must stay to the end."""
+    """t, the number of members that must stay to the end, from their share."""
     return min(members, max(members // 2 + 1, math.ceil(share * members - 1e-9)))
 
 
 def member_number(client: int, visit: int = 0) -> int:
-    """The number of a client among the members; one that comes twice is two of them."""
+    """The member number of a client's visit; a client with two visits is two members."""
     if not 0 <= client < MOST_CLIENTS:
         raise UserError(f"client {client}: a client's number must be from 0 to 2^40 - 1")
     return visit * MOST_CLIENTS + client
 
 
 def named(member: int) -> str:
-    """A member as messages name it."""
+    """A member's name in messages."""
     visit, client = divmod(member, MOST_CLIENTS)
     return f"client {client}, visit {visit + 1}" if visit else f"client {client}"
 
 
 def mask_private(secret: bytes, session: bytes) -> Any:
-    """The private key for masks that follows from its 16 shared bytes."""
+    """The private key for masks, from its secret of 16 bytes."""
     return private_key(derived_key(secret, b"unskew mask key 1", session))
 
 
@@ -222,11 +225,11 @@ def own_mask_key(secret: bytes, session: bytes) -> bytes:
 
 
 def require_enough(count: int, least: int = MIN_CLIENTS, of: str = "clients") -> None:
-    """Refuse a sum over so few that it reveals too much of each."""
+    """Refuse a sum over so few that it would reveal too much about each."""
     if least < 2:
         raise UserError(f"least={least}: the sum over one client is that client's statistics; give at least 2")
     if count < least:
-        raise UserError(f"a sum over {count} {of} would reveal too much of each; at least {least} are needed")
+        raise UserError(f"a sum over {count} {of} would reveal too much about each; at least {least} are needed")
 
 
 def _number(member: int) -> bytes:
@@ -238,10 +241,10 @@ def _refusal(member: int, other: int) -> str:
 
 
 class NoShares(UserError):
-    """What a member sealed for the others does not open, so its masks stay on the sum."""
+    """A member sealed invalid shares for the others, so its masks cannot be removed."""
 
     def __init__(self, member: int) -> None:
-        super().__init__(f"the shares that {named(member)} sealed for the others do not open; the sum stays masked")
+        super().__init__(f"the shares that {named(member)} sealed for the others are invalid; the sum stays masked")
         self.member = member
 
 
@@ -249,40 +252,35 @@ def unmask(
     total: Words, agreement: Agreement, sharing: Collection[int], answered: Collection[int],
     opened: Mapping[int, Mapping[int, bytes]],
 ) -> None:  # fmt: skip
-    """Take all masks off the sum of the answers, in place.
+    """Remove all masks from the sum of the answers, in place.
 
-    ``opened`` has, by the member that gave them, the shares of every member that shared its secrets.
+    ``opened`` has, by the member that sent them, the shares of every member that shared its secrets.
     """
     if len(opened) < agreement.threshold:
         raise UserError(
-            f"{len(opened)} of {len(agreement.members)} clients opened their shares, {agreement.threshold} are needed; "
-            "the sum stays masked"
+            f"{len(opened)} of {len(agreement.members)} clients opened their shares, but {agreement.threshold} are "
+            "needed; the sum stays masked"
         )
     points = {giver: agreement.members.index(giver) + 1 for giver in sorted(opened)}
     for member in sorted(sharing):
         shares = {point: _share(opened, giver, member) for giver, point in points.items()}
-        chosen = [point for point, share in shares.items() if any(share)][: agreement.threshold]  # zeros: it has none
+        chosen = [point for point, share in shares.items() if any(share)][: agreement.threshold]  # zeros: no share
         if len(chosen) < agreement.threshold:
             raise NoShares(member)
         secret = secret_of(shares, dict(zip(chosen, weights_at_zero(chosen), strict=True)))
         if member in answered:
             add_stream(total, own_mask_key(secret, agreement.session), -1)
-        else:
-            _take_off_pairs(total, agreement, member, secret, answered)
-
-
-def _take_off_pairs(total: Words, agreement: Agreement, member: int, secret: bytes, answered: Collection[int]) -> None:
-    """Take off what the others added for a member that dropped out: +m for those before it, −m for those after."""
-    private = mask_private(secret, agreement.session)
-    if public_bytes(private) != agreement.publics[member][:KEY_BYTES]:
-        raise UserError(f"the shares of {named(member)}, which dropped out, do not give its key: one of them is wrong")
-    for other in sorted(answered):
-        add_stream(total, agreement.mask_key(private, member, other), 1 if other > member else -1)
+            continue
+        private = mask_private(secret, agreement.session)
+        if public_bytes(private) != agreement.publics[member][:KEY_BYTES]:
+            raise UserError(f"the shares of {named(member)}, which dropped out, do not yield its key: one is wrong")
+        for other in sorted(answered):  # the others added +m before it and −m after it
+            add_stream(total, agreement.mask_key(private, member, other), 1 if other > member else -1)
 
 
 def _share(opened: Mapping[int, Mapping[int, bytes]], giver: int, member: int) -> bytes:
     share = opened[giver].get(member, b"")
     if len(share) != SHARE_BYTES:
-        expected = f"it has {len(share)} bytes, expected {SHARE_BYTES}"
-        raise UserError(f"the share of {named(member)} that {named(giver)} opened is refused: {expected}")
+        sizes = f"it has {len(share)} bytes, expected {SHARE_BYTES}"
+        raise UserError(f"the share of {named(member)} that {named(giver)} opened is refused: {sizes}")
     return share

@@ -1,8 +1,8 @@
-"""What secure sums take from the ``cryptography`` package: shared keys, streams of masks, sealed messages.
+"""The cryptography of secure sums: shared keys, mask streams and sealed messages (``cryptography``), secret sharing.
 
 X25519 for keys that two clients share, HKDF-SHA256 to derive one key from another, ChaCha20 as the stream of a mask,
-ChaCha20-Poly1305 to seal what the server passes on from one client to another. Every key serves one purpose, so nonces
-may be zero.
+ChaCha20-Poly1305 to seal what the server forwards from one client to another, Shamir's shares of secrets. Every key
+serves one purpose, so nonces may be zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ import numpy.typing as npt
 from unskew.core.errors import UserError
 from unskew.core.plugins import require_extra
 
-CHUNK = 2**16  # words of a mask made at a time: they stay in the processor's cache
+CHUNK = 2**16  # words of a mask generated at a time, so that they stay in the CPU's cache
 
 Words = npt.NDArray[np.uint64]
 
 
 def derived_key(secret: bytes, info: bytes, salt: bytes, length: int = 32) -> bytes:
-    """Bytes that follow from a secret (HKDF with SHA-256): others for every purpose that ``info`` names."""
+    """Derive bytes from a secret (HKDF with SHA-256), different ones for every purpose ``info``."""
     sha256 = require_extra("cryptography.hazmat.primitives.hashes").SHA256()
     hkdf = require_extra("cryptography.hazmat.primitives.kdf.hkdf").HKDF(sha256, length=length, salt=salt, info=info)
     key: bytes = hkdf.derive(secret)
@@ -28,24 +28,23 @@ def derived_key(secret: bytes, info: bytes, salt: bytes, length: int = 32) -> by
 
 
 def private_key(content: bytes) -> Any:
-    """The X25519 key of these 32 bytes."""
-    return require_extra("cryptography.hazmat.primitives.asymmetric.x25519").X25519PrivateKey.from_private_bytes(
-        content
-    )
+    """The X25519 private key of these 32 bytes."""
+    x25519 = require_extra("cryptography.hazmat.primitives.asymmetric.x25519")
+    return x25519.X25519PrivateKey.from_private_bytes(content)
 
 
 def public_bytes(private: Any) -> bytes:
-    """The 32 bytes that others may know of a key."""
+    """The 32 bytes of the public key."""
     content: bytes = private.public_key().public_bytes_raw()
     return content
 
 
 def exchanged(private: Any, public: bytes, who: str) -> bytes:
-    """What the owners of both keys know and nobody else; refused, naming ``who``, where the public key is none."""
+    """The shared secret of the two keys' owners; refused, naming ``who``, if the public key is invalid."""
     x25519 = require_extra("cryptography.hazmat.primitives.asymmetric.x25519")
     try:
         secret: bytes = private.exchange(x25519.X25519PublicKey.from_public_bytes(public))
-    except ValueError as error:  # not 32 bytes, or one of the few points that give the secret away
+    except ValueError as error:  # not 32 bytes, or one of the few points that reveal the secret
         raise UserError(f"{who}: {error}") from error
     return secret
 
@@ -63,41 +62,41 @@ def add_stream(vector: Words, key: bytes, sign: int) -> None:
 
 
 def key_stream(key: bytes, length: int) -> bytes:
-    """Random bytes that follow from a key."""
+    """Pseudorandom bytes from a key."""
     ciphers = require_extra("cryptography.hazmat.primitives.ciphers")
     stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     drawn: bytes = stream.update(bytes(length))
     return drawn
 
 
-def sealed(key: bytes, content: bytes, about: bytes) -> bytes:
-    """The content for the owner of the key, with 16 bytes that show whether it, or what it is about, was changed."""
+def sealed(key: bytes, content: bytes, context: bytes) -> bytes:
+    """Encrypt the content for the owner of the key, with a tag of 16 bytes that protects it and the context."""
     aead = require_extra("cryptography.hazmat.primitives.ciphers.aead")
-    box: bytes = aead.ChaCha20Poly1305(key).encrypt(bytes(12), content, about)
+    box: bytes = aead.ChaCha20Poly1305(key).encrypt(bytes(12), content, context)
     return box
 
 
-def unsealed(key: bytes, box: bytes, about: bytes, who: str) -> bytes:
-    """What was sealed; refused, naming ``who``, where it was changed or is meant for others."""
+def unsealed(key: bytes, box: bytes, context: bytes, who: str) -> bytes:
+    """Decrypt a box; refused, naming ``who``, if it was modified or is meant for others."""
     aead = require_extra("cryptography.hazmat.primitives.ciphers.aead")
     invalid = require_extra("cryptography.exceptions").InvalidTag
     try:
-        content: bytes = aead.ChaCha20Poly1305(key).decrypt(bytes(12), box, about)
+        content: bytes = aead.ChaCha20Poly1305(key).decrypt(bytes(12), box, context)
     except invalid as error:
-        raise UserError(f"{who}: it was changed on its way, or is of another session") from error
+        raise UserError(f"{who}: the message was modified, or belongs to another session") from error
     return content
 
 
 PRIME = 2**128 + 51
 SECRET_BYTES = 16
 SHARE_BYTES = 17
-DRAWN_BYTES = 32  # for each coefficient: reduced modulo the prime they are uniform to 2^-128
+DRAWN_BYTES = 32  # per coefficient: modulo the prime they are uniform up to 2^-128
 
 
 def shares_of(secret: bytes, threshold: int, count: int, key: bytes) -> list[bytes]:
-    """The shares for the points 1 to ``count``; the polynomial's other coefficients follow from the key."""
+    """Shamir's shares for the points 1 to ``count``; the polynomial's other coefficients follow from the key."""
     if len(secret) != SECRET_BYTES:
-        raise ValueError(f"a secret has {SECRET_BYTES} bytes, this one {len(secret)}")
+        raise ValueError(f"a secret must have {SECRET_BYTES} bytes, not {len(secret)}")
     if not 1 <= threshold <= count:
         raise ValueError(f"{threshold} of {count} shares: give a threshold from 1 to the number of shares")
     drawn = key_stream(key, DRAWN_BYTES * (threshold - 1))
@@ -107,7 +106,7 @@ def shares_of(secret: bytes, threshold: int, count: int, key: bytes) -> list[byt
 
 
 def weights_at_zero(points: Sequence[int]) -> list[int]:
-    """Lagrange's weights: with them the values at these points add up to the value at 0."""
+    """Lagrange's weights, with which the values at these points add up to the value at 0."""
     weights = []
     for point in points:
         above, below = 1, 1
@@ -120,10 +119,10 @@ def weights_at_zero(points: Sequence[int]) -> list[int]:
 
 
 def secret_of(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes:
-    """The secret, from at least t shares by point and the weights of these points."""
+    """Reconstruct the secret from at least t shares by point and the weights of these points."""
     total = sum(weight * int.from_bytes(shares[point], "big") for point, weight in weights.items()) % PRIME
     if total >> (8 * SECRET_BYTES):
-        raise UserError("the shares do not belong together: they give no secret")
+        raise UserError("the shares do not belong together: they do not yield a secret")
     return total.to_bytes(SECRET_BYTES, "big")
 
 

@@ -1,9 +1,9 @@
-"""Secure aggregation of class statistics in a federation of one's own: each side's calls, and all in one process.
+"""Secure aggregation of class statistics for your own federation: the calls of each side, and all in one process.
 
-A client lays its statistics out for all classes, rounds them to fixed point and adds masks (``agreement``). The server
-learns the sum of the clients' statistics and nothing of a single client's. Where clients drop out, t of n that stay
-give the shares that take the masks off (``recovery``). Keys and seeds come from the operating system, never from a Key:
-the seed of a run must not give the masks away.
+A client lays out its statistics for all classes, rounds them to fixed point and adds masks (``agreement``). The server
+learns only the sum of the clients' statistics. If clients drop out, t of the n clients provide the shares that remove
+their masks. Keys and seeds come from the operating system, never from a Key: the seed of a run must not reveal the
+masks.
 
 Shapes: C classes, d features, W = C + the form's sums: the words of a vector.
 """
@@ -31,11 +31,11 @@ if TYPE_CHECKING:  # calibration imports privacy, not the other way round
     from unskew.calibration.protection import Layout
     from unskew.calibration.statistics import ClassStatistics
 
-THRESHOLD = 0.66  # of the clients that begin must stay to the end
+THRESHOLD = 0.66  # share of the clients that must stay to the end
 
 
 class Masking:
-    """A client's part in one sum: its keys, its shares for the others, one answer, one opening."""
+    """A client's part in one sum: its keys, its shares for the others, one answer, and opening shares once."""
 
     def __init__(self, client: int, session: bytes, seed: bytes) -> None:
         self.client = client
@@ -47,53 +47,53 @@ class Masking:
 
     @staticmethod
     def new(client: int, session: bytes) -> "Masking":
-        """With fresh secrets from the operating system, for the session that the server named."""
+        """A part with fresh secrets from the operating system, for the server's session."""
         return Masking(client, session, os.urandom(32))
 
     @property
     def public(self) -> bytes:
-        """Its public keys, 64 bytes for the server to hand around."""
+        """Its public keys, 64 bytes, which the server distributes."""
         return self._member.public
 
     def boxes(self, agreement: Agreement, *, least: int = MIN_CLIENTS) -> dict[int, bytes]:
-        """For each other client, sealed: its shares of this client's secrets. The server passes them on."""
+        """For each other client, its sealed shares of this client's secrets, which the server forwards."""
         require_enough(len(agreement.publics), least)
         if self._agreement not in (None, agreement):
-            raise UserError(f"client {self.client} refuses to answer: it takes part in another agreement")
+            raise UserError(f"client {self.client} refuses to answer: it already takes part in another agreement")
         boxes = self._member.boxes(agreement)
         self._agreement = agreement
         return boxes
 
     def masked(self, statistics: "ClassStatistics", layout: "Layout", sharing: Collection[int]) -> Tensor:
-        """[W] int64, to be sent, once. ``sharing`` are the clients that have handed out their shares."""
+        """[W] int64, to be sent once. ``sharing`` are the clients that have distributed their shares."""
         agreement = self._agreed("answer")
         if self._answered:
-            raise UserError(f"client {self.client} refuses to answer: a session is answered once")
+            raise UserError(f"client {self.client} refuses to answer: it has already answered this session")
         if layout.about() != agreement.about:
-            raise UserError(f"client {self.client} refuses to answer: agreed was {agreement.about}")
+            raise UserError(f"client {self.client} refuses to answer: the agreed layout was {agreement.about}")
         vector = layout.quantise(statistics, len(agreement.publics), f"client {self.client}").numpy().view(np.uint64)
         self._member.mask(vector, agreement, sharing)
         self._answered, self._sharing = True, frozenset(sharing)
         return torch.from_numpy(vector.view(np.int64))
 
     def opened(self, boxes: Mapping[int, bytes], answered: Collection[int]) -> dict[int, bytes]:
-        """Shares for the server: of the own seed of each client that answered, of the key of each that dropped out.
+        """Shares for the server: of the seed of each client that answered, of the key of each that dropped out.
 
-        ``boxes`` are what the others sealed for this client. Another set of answers is refused afterwards: with both a
-        client's vector would be clear.
+        ``boxes`` are those that the others sealed for this client. Afterwards another set of answers is refused: with
+        both, a client's vector could be unmasked.
         """
-        agreement = self._agreed("open")
+        agreement = self._agreed("open its shares")
         if not self._answered:
-            raise UserError(f"client {self.client} refuses to open: it has not answered")
+            raise UserError(f"client {self.client} refuses to open its shares: it has not answered")
         if self._opened not in (None, frozenset(answered)):
-            raise UserError(f"client {self.client} refuses to open: it has opened for other clients")
+            raise UserError(f"client {self.client} refuses to open its shares: it has opened them for other clients")
         shares = self._member.opened(agreement, boxes, self._sharing, answered)
         self._opened = frozenset(answered)
         return shares
 
     def _agreed(self, verb: str) -> Agreement:
         if self._agreement is None:
-            raise UserError(f"client {self.client} refuses to {verb}: it has handed out no shares (boxes)")
+            raise UserError(f"client {self.client} refuses to {verb}: it has not distributed its shares (boxes)")
         return self._agreement
 
 
@@ -101,15 +101,15 @@ def unmasked_sum(
     masked: Mapping[int, Tensor], agreement: Agreement, sharing: Collection[int],
     opened: Mapping[int, Mapping[int, bytes]], layout: "Layout", *, least: int = MIN_CLIENTS,
 ) -> "ClassStatistics":  # fmt: skip
-    """The server's part: the sum over all clients that answered, from their vectors and the shares that were opened."""
+    """The server's part: the sum over all clients that answered, from their vectors and opened shares."""
     require_enough(len(masked), least)
     words = layout.bytes // 8
     total = np.zeros(words, dtype=np.uint64)
     for client, vector in masked.items():
         if vector.dtype != torch.int64 or tuple(vector.shape) != (words,):
             raise UserError(
-                f"the vector of client {client} is refused: {vector.dtype} of the shape {tuple(vector.shape)}, "
-                f"expected int64 of ({words},), {layout.about()}"
+                f"the vector of client {client} is refused: it is {vector.dtype} of shape {tuple(vector.shape)}, "
+                f"expected int64 of shape ({words},), {layout.about()}"
             )
         total += vector.numpy().view(np.uint64)
     unmask(total, agreement, sharing, masked.keys(), opened)
@@ -120,13 +120,13 @@ def secure_sum(
     clients: Mapping[int, "Callable[[], ClassStatistics]"], layout: "Layout", *, dropped: Collection[int] = (),
     threshold: float = THRESHOLD, least: int = MIN_CLIENTS,
 ) -> "ClassStatistics":  # fmt: skip
-    """The whole exchange in one process, for simulation: all clients hand out shares, those in ``dropped`` then leave.
+    """The complete exchange in one process, for simulation: all clients distribute shares, then ``dropped`` leave.
 
-    The part that plays the server handles public keys, sealed shares, masked vectors and opened shares, nothing else.
-    ``threshold`` is the share of the clients that must stay.
+    The simulated server handles only public keys, sealed shares, masked vectors and opened shares. ``threshold`` is the
+    share of the clients that must stay.
     """
-    if strangers := sorted(set(dropped) - clients.keys()):
-        raise UserError(f"dropped names client {strangers[0]}, which does not take part; name only clients of the sum")
+    if unknown := sorted(set(dropped) - clients.keys()):
+        raise UserError(f"dropped contains client {unknown[0]}, which does not take part; list only clients of the sum")
     require_enough(len(clients) - len(set(dropped)), least)
     session = os.urandom(32)
     maskings = {client: Masking.new(client, session) for client in clients}

@@ -1,12 +1,12 @@
-"""Differential privacy of updates: clients clip them, noise is added to their sum, an accountant counts.
+"""Differential privacy of updates: clients clip them, noise is added to their sum, an accountant computes ε.
 
-Every client's update, all parameters together, is cut to length S. One client more or less then moves the sum by S at
-most, and Gaussian noise of standard deviation z·S on every parameter makes a round a Gaussian mechanism. Clients count
-the same, whatever they hold, and the sum is divided by the number of visits that were to come, not by those that came.
+Every client's update, over all parameters, is clipped to length S. Adding or removing one client then changes the sum
+by at most S, and Gaussian noise of standard deviation z·S on every parameter makes a round a Gaussian mechanism. All
+clients have the same weight, and the sum is divided by the number of planned visits, not by those that took place.
 
-Central: the server adds the noise, to a sum that it sees without. Distributed (``release`` under secure aggregation):
-every client adds a share of discrete Gaussian noise to its words before they are masked, so that the server never sees
-the sum without noise. Any t clients that can take the masks off have noise of z·S or more in their sum.
+Central: the server adds the noise to a sum that it sees. Distributed (``release`` under secure aggregation): every
+client adds a share of discrete Gaussian noise to its words before masking them, so that the server never sees the sum
+without noise. The sum over any t clients that can be unmasked has noise of at least z·S.
 
 References: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
 Algorithm 1 (flat clipping, the estimator with a fixed denominator). Canonne, Kamath, Steinke, "The Discrete Gaussian
@@ -30,12 +30,11 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra
 from unskew.core.types import Exchange, Sums, Tensors
-from unskew.privacy.fixed_point import BITS
 from unskew.privacy.ledger import CLIENT, REPLACED_CLIENT, epsilon_of_concentration
 
 
 def normal(shape: tuple[int, ...], key: Key | None, *path: str | int) -> Tensor:
-    """Standard Gaussian noise from 64 random bits a value: a sign, and the quantile of 63 bits, out to 9.1."""
+    """Standard Gaussian noise from 64 random bits per value: a sign, and the quantile of 63 bits, up to 9.1."""
     size = 8 * torch.Size(shape).numel()
     drawn = os.urandom(size) if key is None else key.fold("noise", *path).numpy().bytes(size)
     bits = torch.from_numpy(np.frombuffer(drawn, dtype="<i8").copy()).reshape(shape)
@@ -44,7 +43,7 @@ def normal(shape: tuple[int, ...], key: Key | None, *path: str | int) -> Tensor:
     return noise
 
 
-# Discrete Gaussian noise, exact: whole numbers and random bits alone decide
+# Exact discrete Gaussian noise, from whole numbers and random bits only
 
 Words = npt.NDArray[np.int64]
 MAX_DEVIATION = 2**24  # (|Y| − σ)² of Algorithm 3 stays below 2⁶³ for every |Y| up to 127·σ
@@ -52,51 +51,51 @@ AT_ONCE = 2**16  # proposals in one batch
 
 
 def discrete_gaussian(count: int, deviation: int) -> Words:
-    """Whole numbers x with probability exp(−x²/2σ²) / Σ exp(−y²/2σ²), σ the deviation, from the system's randomness.
+    """Integers x with probability exp(−x²/2σ²) / Σ exp(−y²/2σ²), σ the deviation, from the system's randomness.
 
     Proposals are discrete Laplace with scale σ; one is accepted with probability exp(−(|Y| − σ)²/2σ²).
     """
     if not 1 <= deviation <= MAX_DEVIATION:
-        raise ValueError(f"a deviation from 1 to {MAX_DEVIATION:,} whole steps, {deviation} given")
-    found, missing = list[Words](), count
+        raise ValueError(f"the deviation must be from 1 to {MAX_DEVIATION:,} steps, not {deviation}")
+    parts, missing = list[Words](), count
     while missing > 0:
         proposed = _discrete_laplace(min(AT_ONCE, missing + missing // 2 + 16), deviation)
         exponent = (np.abs(proposed) - deviation) ** 2
         accepted = proposed[_flip_exp(exponent, 2 * deviation**2)][:missing]
-        found.append(accepted)
+        parts.append(accepted)
         missing -= len(accepted)
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def _discrete_laplace(proposals: int, scale: int) -> Words:
-    """Some whole numbers with probability proportional to exp(−|y|/scale): Algorithm 2."""
+    """About ``proposals`` integers with probability proportional to exp(−|y|/scale): Algorithm 2."""
     below = _uniform_below(scale, 2 * proposals)
     below = below[_flip_exp(below, scale)]
-    whole, running = np.zeros(len(below), np.int64), np.arange(len(below))
+    multiple, running = np.zeros(len(below), np.int64), np.arange(len(below))
     while len(running):
         running = running[_flip_exp(np.ones(len(running), np.int64), 1)]
-        whole[running] += 1
-    size = below + scale * whole
+        multiple[running] += 1
+    size = below + scale * multiple
     negative = _uniform_below(2, len(size)) == 1
     drawn: Words = np.where(negative, -size, size)[~(negative & (size == 0))]  # zero must not count twice
     return drawn
 
 
 def _flip_exp(numerator: Words, denominator: int) -> npt.NDArray[np.bool_]:
-    """True with probability exp(−numerator/denominator), for each: Algorithm 1, its whole part first."""
-    whole, rest = np.divmod(numerator, denominator)
+    """True with probability exp(−numerator/denominator), for each numerator: Algorithm 1."""
+    quotient, rest = np.divmod(numerator, denominator)
     heads = _flip_exp_fraction(rest, denominator)
-    running = np.flatnonzero(heads & (whole > 0))
+    running = np.flatnonzero(heads & (quotient > 0))
     while len(running):
         again = _flip_exp_fraction(np.ones(len(running), np.int64), 1)
         heads[running[~again]] = False
-        whole[running] -= 1
-        running = running[again & (whole[running] > 0)]
+        quotient[running] -= 1
+        running = running[again & (quotient[running] > 0)]
     return heads
 
 
 def _flip_exp_fraction(numerator: Words, denominator: int) -> npt.NDArray[np.bool_]:
-    """The same for fractions from 0 to 1: flips with chances γ/1, γ/2, γ/3, … succeed an even number of times."""
+    """``_flip_exp`` for fractions γ from 0 to 1: flips with probability γ/1, γ/2, … succeed an even number of times."""
     heads, running, turn = np.zeros(len(numerator), np.bool_), np.arange(len(numerator)), 1
     while len(running):
         success = _uniform_below(denominator, len(running)) < numerator[running]
@@ -107,7 +106,7 @@ def _flip_exp_fraction(numerator: Words, denominator: int) -> npt.NDArray[np.boo
 
 
 def _uniform_below(bound: int, count: int) -> Words:
-    """Whole numbers from 0 to bound − 1, all equally likely: of 64 random bits, those beyond the last multiple go."""
+    """Uniform integers from 0 to bound − 1: 64 random bits, rejected above the last multiple of the bound."""
     if bound == 1:
         return np.zeros(count, np.int64)
     last, drawn = 2**64 - 2**64 % bound - 1, np.zeros(0, np.uint64)
@@ -117,15 +116,15 @@ def _uniform_below(bound: int, count: int) -> Words:
     return (drawn % np.uint64(bound)).astype(np.int64)
 
 
-GRID_BITS = 23  # of a deviation in steps of the grid that a release's noise is on
+GRID_BITS = 23  # a release's noise is on a grid of at least 2^23 steps per deviation
 
 
 def add_gaussian(value: Tensor, deviation: float, key: Key | None, *path: str | int) -> Tensor:
-    """The value with noise. With a key it can be repeated, in float64; without one it is a release.
+    """Add noise: repeatable with a key, in float64; for a release without one.
 
     The noise of a release is exact: the value is rounded to a grid of 2^-23 deviations or finer, and discrete Gaussian
-    noise is added in whole steps, so the lowest bits reveal nothing. Rounding moves a sum by up to a step more than
-    one example or client does: ``raise_deviation`` makes up for that.
+    noise is added in whole steps, so the lowest bits reveal nothing. Rounding changes a sum by up to a step more than
+    one example or client does; ``raise_deviation`` compensates for that.
     """
     if key is not None:
         return value + deviation * normal(tuple(value.shape), key, *path)
@@ -136,46 +135,46 @@ def add_gaussian(value: Tensor, deviation: float, key: Key | None, *path: str | 
 
 
 def raise_deviation(deviation: float, sensitivity: float, count: int) -> float:
-    """The deviation that a release of so many numbers needs, where rounding adds to what one contribution moves.
+    """The deviation for a release of ``count`` numbers, increased because rounding adds to one contribution's effect.
 
-    Each number moves by one step more at most where it is rounded, and less than one where it was summed up in float64.
+    Each number changes by at most one step more when rounded, and by less than one when summed in float64.
     """
     return deviation * (1 + 2.0 ** (1 - GRID_BITS) * math.sqrt(count) * deviation / sensitivity)
 
 
-SHARE_BITS = 20  # of a share's deviation in steps: fine enough for updates of 10^8 parameters
+SHARE_BITS = 20  # a share's deviation is about 2^20 steps: fine enough for updates of 10^8 parameters
 LEAST_SHARE = 2**10  # steps
-TAIL = 40  # deviations that noise never reaches
+TAIL = 40  # deviations, more than noise ever reaches
 
 
 def share_of(deviation: float, needed: int) -> tuple[int, int]:
-    """A client's share of noise with this deviation, of ``needed`` clients: σ in multiples of 2^shift, and the shift.
+    """One of ``needed`` clients' shares of noise with this deviation: σ in multiples of 2^shift, and the shift.
 
-    σ is rounded up: the shares of ``needed`` clients together never have less than the deviation.
+    σ is rounded up, so the shares of ``needed`` clients together have at least the deviation.
     """
-    own = deviation / needed**0.5
-    shift = max(0, math.frexp(own)[1] - 1 - SHARE_BITS)
-    sigma = math.ceil(own * (1 + 1e-12) / 2**shift)
+    share = deviation / needed**0.5
+    shift = max(0, math.frexp(share)[1] - 1 - SHARE_BITS)
+    sigma = math.ceil(share * (1 + 1e-12) / 2**shift)
     if sigma < LEAST_SHARE:
-        raise UserError(f"noise of {own:.3g} steps is too little for a share of it; give a larger clip")
+        raise UserError(f"a client's share of the noise, {share:.3g} steps, is too small; give a larger clip")
     return sigma, shift
 
 
 def add_share(words: Tensor, deviation: float, needed: int) -> Tensor:
-    """int64 words, rounded to multiples of 2^shift, with a client's share of the noise."""
+    """Round int64 words to multiples of 2^shift and add a client's share of the noise."""
     sigma, shift = share_of(deviation, needed)
     noise = torch.from_numpy(discrete_gaussian(words.numel(), sigma)).reshape(words.shape)
     noisy: Tensor = (((words + 2**shift // 2) >> shift) + noise) << shift
     return noisy
 
 
-STEP = 0.005  # of a discretised privacy loss
+STEP = 0.005  # of a discretized privacy loss
 ORDERS = (*range(2, 33), 48, 64)  # of the Rényi divergences
 
 
 @dataclass(frozen=True)
 class Participation:
-    """Who takes part in a round: so many of all clients, on average (``poisson``) or always."""
+    """How many clients take part in a round, on average (``poisson``) or exactly."""
 
     drawn: int
     clients: int
@@ -188,37 +187,37 @@ class Participation:
 
     @property
     def replaces(self) -> bool:
-        """Whether the promise is about a client whose data are replaced, not about one that is there or not."""
+        """Whether the guarantee is for replacing a client's data, not for adding or removing a client."""
         return not (self.everyone or self.poisson)
 
 
 def compute_epsilon(
     noise: float, delta: float, rounds: int, drawing: Participation, *, replaced: bool = False
 ) -> float:
-    """ε of so many rounds with noise of ``noise`` times the longest update, at δ.
+    """ε at δ of ``rounds`` rounds with noise of ``noise`` times the longest update.
 
-    For a client that is there or not; with ``replaced``, or where a fixed number is drawn, for one whose data are
-    replaced by any others. The second covers a single example that a client has or has not.
+    For adding or removing a client; with ``replaced``, or if a fixed number is sampled, for replacing a client's data,
+    which covers adding or removing one of its examples.
     """
     accounting = require_extra("dp_accounting")
     if drawing.everyone:
-        whole = noise / rounds**0.5
-        return float(accounting.get_epsilon_gaussian(whole / 2 if replaced else whole, delta))
+        combined = noise / rounds**0.5
+        return float(accounting.get_epsilon_gaussian(combined / 2 if replaced else combined, delta))
     if drawing.poisson:
         losses = _losses(noise, drawing.drawn / drawing.clients, replaced)
         return float(losses.self_compose(rounds).get_epsilon_for_delta(delta))
     accountant = require_extra("dp_accounting.rdp").RdpAccountant(ORDERS, accounting.NeighboringRelation.REPLACE_ONE)
-    gaussian = accounting.GaussianDpEvent(noise / 2)  # of the 2·S that a replaced client may move the sum by
+    gaussian = accounting.GaussianDpEvent(noise / 2)  # a replaced client may change the sum by 2·S
     event = accounting.SampledWithoutReplacementDpEvent(drawing.clients, drawing.drawn, gaussian)
     return float(accountant.compose(event, rounds).get_epsilon(delta))
 
 
 def compute_epsilon_in_masks(noise: float, delta: float, rounds: int, *, replaced: bool = False) -> float:
-    """ε of so many rounds of distributed discrete Gaussian noise, for a client that may come to every one of them.
+    """ε of ``rounds`` rounds of distributed discrete Gaussian noise, for a client that may take part in all of them.
 
-    The sum of the shares is as good as a discrete Gaussian: they differ by τ = 10·Σ exp(−2π²σ²·k/(k+1)), which is 0 in
-    float64 for any share of ``LEAST_SHARE`` steps or more. A round is ½/z²-concentrated, and concentrations add up.
-    Sampling is not counted on: the server, from whom the noise protects too, knows who comes.
+    The sum of the shares is practically a discrete Gaussian: they differ by τ = 10·Σ exp(−2π²σ²·k/(k+1)), which is 0 in
+    float64 for any share of at least ``LEAST_SHARE`` steps. A round is ½/z²-concentrated, and concentrations add up.
+    Sampling does not help: the noise also protects against the server, which knows who takes part.
     """
     return epsilon_of_concentration(rounds * ((2 if replaced else 1) / noise) ** 2 / 2, delta)
 
@@ -236,13 +235,14 @@ def _losses(noise: float, share: float, replaced: bool) -> Any:
     )
 
 
+BITS = 32  # a round's secure sums are in steps of 2^-32
 UPDATE = "delta/params/"
-COUNTED = ("metric/examples", "metric/visits")  # the server knows them from the roster: they stay as they are
+COUNTED = ("metric/examples", "metric/visits")  # the server knows them from the roster, so they get no noise
 
 
 @dataclass(frozen=True)
 class PrivateUpdates:
-    """Clipping to length ``clip``, noise of ``noise`` times that on the sum, ε counted at ``delta``."""
+    """Clips to length ``clip``, adds noise of ``noise`` times that to the sum, and computes ε at ``delta``."""
 
     clip: float
     noise: float
@@ -257,27 +257,27 @@ class PrivateUpdates:
         return not self.release
 
     def through(self, exchange: Exchange) -> "PrivateUpdates":
-        """The same where updates reach the server through this exchange: a release adds its noise inside masks."""
+        """This mechanism with the exchange: a release through masks adds its noise inside them."""
         return replace(self, in_masks=bool(self.release and self.noise and getattr(exchange, "masks", False)))
 
     def clip_update(self, sums: Sums) -> Sums:
-        """The client's update cut to length, its weight and how much it visited; its loss stays with it."""
+        """The client's clipped update, its weight and counts; its loss is not sent."""
         others = [name for name in sums if name.startswith(("delta/buffers/", "stat/"))]
         if others:
             raise UserError(
-                f"private-updates: {others[0]} would be sent with the update, and no noise covers it; use a network "
-                "without running statistics (GroupNorm), or leave private-updates out"
+                f"private-updates: {others[0]} would be sent with the update without noise; use a network without "
+                "running statistics (GroupNorm), or leave out private-updates"
             )
         if float(sums["weight"]) != 1:
-            raise UserError(f"private-updates: clients count 1 each, this visit {float(sums['weight']):g}")
+            raise UserError(f"private-updates: every visit must have weight 1, not {float(sums['weight']):g}")
         update = {name: value for name, value in sums.items() if name.startswith(UPDATE)}
         length = tensors.flat(update).norm()
         factor = torch.clamp(self._shorter(update) / length, max=1.0) if length > 0 else torch.ones_like(length)
-        kept = {name: sums[name] for name in ("weight", "scaled", *(COUNTED[1:] if self.release else COUNTED))}
-        return kept | {name: value * factor for name, value in update.items()}
+        plain = {name: sums[name] for name in ("weight", "scaled", *(COUNTED[1:] if self.release else COUNTED))}
+        return plain | {name: value * factor for name, value in update.items()}
 
     def add_noise(self, sums: Sums, params: Tensors, expected: int, key: Key) -> Sums:
-        """The sum of the updates with noise; of nobody it is noise alone, as it must be. Its weight is ``expected``."""
+        """The sum of the updates with noise, only noise without updates; its weight is ``expected``."""
         zero = torch.zeros((), dtype=torch.float64)
         update = {
             f"delta/{name}": sums.get(f"delta/{name}", torch.zeros_like(value, dtype=torch.float64))
@@ -294,23 +294,26 @@ class PrivateUpdates:
         return {"weight": zero + expected, "scaled": zero + expected, **update, **counted}
 
     def with_share(self, words: Tensors, needed: int, members: int) -> Tensors:
-        """A client's words with its share of the noise; ``needed`` of the members can take the masks off.
+        """Add a client's share of the noise to its words; ``needed`` of the members can remove the masks.
 
-        A share has variance (z·S)²/needed or more. Words and noise are whole multiples of 2^shift steps.
+        A share has variance (z·S)²/needed or more. Words and noise are multiples of 2^shift steps.
         """
         if not self.in_masks:
             return words
         deviation = self.noise * self.clip * 2.0**BITS
         sigma, shift = share_of(deviation, needed)
         if members * (self.clip * 2.0**BITS + TAIL * sigma * 2.0**shift) >= 2.0**63:
-            raise UserError(f"private-updates(clip={self.clip:g}): too long for a secure sum of {members} clients")
+            raise UserError(
+                f"private-updates(clip={self.clip:g}): too large for a secure sum over {members} clients; give a "
+                "smaller clip"
+            )
         return {
             name: add_share(value, deviation, needed) if name.startswith(UPDATE) else value
             for name, value in words.items()
         }
 
     def epsilon(self, rounds: int, drawn: int, clients: int, *, replaced: bool = False) -> float | None:
-        """ε at δ of so many rounds; None without noise, which promises nothing. See ``compute_epsilon``."""
+        """ε at δ of ``rounds`` rounds; None without noise. See ``compute_epsilon``."""
         if not self.noise:
             return None
         if self.in_masks:
@@ -318,7 +321,7 @@ class PrivateUpdates:
         return compute_epsilon(self.noise, self.delta, rounds, self.drawing(drawn, clients), replaced=replaced)
 
     def drawing(self, drawn: int, clients: int) -> Participation:
-        """Who takes part in a round."""
+        """How many clients take part in a round."""
         return Participation(drawn, clients, self.poisson)
 
     def unit(self, drawn: int, clients: int) -> str:
@@ -327,15 +330,15 @@ class PrivateUpdates:
         return REPLACED_CLIENT if replaces else CLIENT
 
     def _shorter(self, update: Sums) -> float:
-        """The length to cut to, so that rounding to the steps of a secure sum does not make it longer than ``clip``.
+        """The length to clip to, so that rounding to the steps of a secure sum does not exceed ``clip``.
 
-        Each of d parameters is off by half a step at most, together by √d half steps. Noise inside masks has coarser
-        steps, of 2^-SHARE_BITS deviations at most.
+        Each of d parameters is off by at most half a step, the update by √d half steps. Noise inside masks has coarser
+        steps, at most 2^-SHARE_BITS deviations.
         """
         step = 2.0**-BITS + (self.noise * self.clip * 2.0**-SHARE_BITS if self.in_masks else 0.0)
         reserve = float(step / 2 * sum(value.numel() for value in update.values()) ** 0.5)
         if reserve > self.clip / 2:
             raise UserError(
-                f"private-updates(clip={self.clip:g}): too short for steps of 2^-{BITS}; give a larger clip"
+                f"private-updates(clip={self.clip:g}): too small for steps of 2^-{BITS}; give a larger clip"
             )
         return (self.clip - reserve) * (1 - 1e-12)

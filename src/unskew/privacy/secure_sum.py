@@ -1,17 +1,17 @@
-"""Secure sums through an engine: the server learns the sum over the clients, and nothing of a single one.
+"""Secure sums through an engine: the server learns only the sum over the clients.
 
 Four exchanges: the members send public keys, then shares of their secrets sealed for each other, then their masked
-words, then the shares that take the masks off the sum. The protocol of one member is in ``agreement``; here are the
-clients' jobs and the server's side. All secrets of a member follow from a secret of its machine and the session; what
-it has answered is in the machine's record (``sessions``).
+words, then the shares that remove the masks from the sum. The protocol of one member is in ``agreement``; this module
+has the clients' jobs and the server's side. All secrets of a member follow from its machine's secret and the session;
+what it has answered is in the machine's record (``sessions``).
 
-Between machines the server may be someone else's, and lie. There a client has a signer (``signing``): nodes sign the
-keys, the members sign what was agreed on before anything masked leaves, and in a fifth exchange who answered.
+Between machines the server may be dishonest. There a client has a signer (``signing``): nodes sign the keys, members
+sign the agreement before anything masked is sent, and in a fifth exchange the list of those that answered.
 
-``SecureUpdates`` and ``RoundedUpdates`` are exchanges, which a round puts between itself and the engine. Both round
-every client's sums to steps of 2⁻³²; the second adds no masks and gives the same bits, since masks cancel exactly.
+``SecureUpdates`` and ``RoundedUpdates`` are exchanges for a round. Both round every client's sums to steps of 2⁻³²; the
+second adds no masks and gives the same bits, since masks cancel exactly.
 
-Shapes: n members, the visits that were asked, in the order in which the server lists them.
+Shapes: n members, one per visit, in the server's order.
 """
 
 import hashlib
@@ -27,9 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unskew.core import tensors
 from unskew.core.errors import StorageFailure, UserError
 from unskew.core.key import Key
-from unskew.core.types import Engine, Failure, Job, Outcome, Reply, Tensors, Visit
+from unskew.core.types import Engine, Failure, Job, Outcome, Reply, Sums, Tensors, Visit
 from unskew.privacy.agreement import (
     BOX_BYTES,
     KEY_BYTES,
@@ -46,7 +47,7 @@ from unskew.privacy.agreement import (
     unmask,
 )
 from unskew.privacy.ciphers import SHARE_BYTES, derived_key, exchanged, private_key
-from unskew.privacy.fixed_point import as_steps, from_steps
+from unskew.privacy.noise import BITS
 from unskew.privacy.sessions import MOST_VISITS, SESSION_BYTES, Sessions, new_session
 from unskew.privacy.signing import (
     CONSENT,
@@ -54,31 +55,53 @@ from unskew.privacy.signing import (
     STATED_BYTES,
     STATEMENT_BYTES,
     SURVIVORS,
-    Roster,
+    NodeRoster,
     Statement,
     sign,
     signed,
     survivors,
 )
 from unskew.round.client import ClientSide
-from unskew.round.jobs import add, encode_job, register
+from unskew.round.jobs import NOT_FINITE, add, encode_job, register
 
-MOST_MEMBERS = 2000  # every member sends every other a share: a table of n² boxes
-MOST_TRIED = 20  # members without whose shares a sum is tried, where the shares of all do not give it
+MOST_MEMBERS = 2000  # every member sends every other a share: n² boxes
+MOST_TRIED = 20  # members to leave out one by one if the shares of all do not yield the sum
 MIN_SECRET = 16  # bytes
 CHECK = "check"  # a word of 1 in every masked answer: the sum shows whether all masks cancelled
-NOBODY = b""  # instead of a public key, where a member sent none
-WITHHELD = "its work failed; the reason may contain what is masked, and is in its node's log alone"
+NOBODY = b""  # for a member that sent no public key
+WITHHELD = "its work failed; the reason may contain protected data, and is only in its node's log"
 
-Pair = tuple[int, int]  # a client, and the number of its visit
+Pair = tuple[int, int]  # a client and its visit's number
 
 
 # The clients' jobs
 
 
+def as_steps(sums: Sums, clients: int, who: str) -> dict[str, Tensor]:
+    """Round every sum to int64 steps of 2^-BITS; refused, naming ``who``, if a sum over ``clients`` could overflow."""
+    if not tensors.finite(sums):
+        raise UserError(f"{who}: {NOT_FINITE}")
+    limit = (2**63 - 1) // clients
+    rounded = {}
+    for name, value in sums.items():
+        steps = (value * 2.0**BITS).round()
+        if bool((steps.abs() >= 2.0**63).any()) or bool((steps.long().abs() > limit).any()):
+            raise UserError(
+                f"{who}: {name} reaches {float(value.abs().max()):.3g}, but a secure sum over {clients} visits has "
+                f"room for {limit * 2.0**-BITS:.3g} each; use a smaller --lr, fewer clients per round, or no secure"
+            )
+        rounded[name] = steps.long()
+    return rounded
+
+
+def from_steps(rounded: Mapping[str, Tensor]) -> Sums:
+    """The sums as float64."""
+    return {name: torch.as_tensor(value.double() * 2.0**-BITS) for name, value in rounded.items()}
+
+
 @register
 class Rounded(msgspec.Struct, frozen=True, tag="rounded"):
-    """A job whose sums are rounded to whole steps, small enough to be added over so many ``members``."""
+    """A job whose sums are rounded to whole steps, small enough to be added over ``members``."""
 
     inner: Job
     members: int
@@ -87,19 +110,19 @@ class Rounded(msgspec.Struct, frozen=True, tag="rounded"):
         """The inner job's reply with its sums as int64 words."""
         reply = self.inner(side, shared, visit, key)
         steps = as_steps(dict(reply.sums), self.members, f"client {visit.client}")
-        return Reply(steps, reply.extra, keep=reply.keep)  # a masked job leaves the extra out
+        return Reply(steps, reply.extra, keep=reply.keep)  # a masked job drops the extra
 
     def with_share(self, side: ClientSide, words: Tensors, needed: int, members: int) -> Tensors:
-        """The words of a round with this client's share of the noise, where private updates are released."""
+        """Add this client's share of the noise to the words, if private updates are released."""
         mechanism = side.algorithm.mechanism
         return words if mechanism is None else mechanism.with_share(words, needed, members)
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """What the members of a signed sum agree on besides its job; all of it by member, in their order.
+class SignedTerms(msgspec.Struct, frozen=True):
+    """What the members of a signed sum agree on in addition to its job, by member, in their order.
 
-    ``shared`` is the SHA-256 of the tensors that every member is sent, ``key`` that of the key they draw from.
-    Statements have their signatures only where they are checked, in ``MaskShares``; later their content is known.
+    ``shared`` is the SHA-256 of the tensors that every member receives, ``key`` that of the key for its draws.
+    Statements include signatures only where they are checked, in ``MaskShares``.
     """
 
     shared: bytes
@@ -108,20 +131,20 @@ class Terms(msgspec.Struct, frozen=True):
     takes: tuple[int | None, ...]
     statements: tuple[bytes, ...]
 
-    def unsigned(self) -> "Terms":
-        """These terms without the signatures of their statements."""
+    def unsigned(self) -> "SignedTerms":
+        """These terms without the statements' signatures."""
         return msgspec.structs.replace(
             self, statements=tuple(statement[:STATED_BYTES] for statement in self.statements)
         )
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all but the signatures."""
+        """SHA-256 without the signatures."""
         return hashlib.sha256(msgspec.json.encode(self.unsigned())).hexdigest()
 
 
 class SecureJob(msgspec.Struct, frozen=True):
-    """What all exchanges of a session say: its id, how many must stay, the job that is masked, its members."""
+    """The common part of a session's jobs: its id, how many must stay, the masked job, the members."""
 
     session: bytes
     threshold: int
@@ -131,10 +154,10 @@ class SecureJob(msgspec.Struct, frozen=True):
 
 @register
 class MaskKeys(SecureJob, frozen=True, tag="mask-keys"):
-    """This member's public keys for the session, and the statement of its node."""
+    """This member's public keys for the session, and its node's statement."""
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """The keys and the statement, as extra."""
+        """Return the keys and the statement as extra."""
         part = _Part(self, side, visit)
         extra = {"keys": _bytes(part.member.public)}
         if part.signer is not None:
@@ -144,13 +167,13 @@ class MaskKeys(SecureJob, frozen=True, tag="mask-keys"):
 
 @register
 class MaskShares(SecureJob, frozen=True, tag="mask-shares"):
-    """Shares of this member's secrets, sealed for each of the others. ``keys`` are all members' public keys."""
+    """Shares of this member's secrets, sealed for the others. ``keys`` are all members' public keys."""
 
     keys: tuple[bytes, ...]
-    terms: Terms | None = None
+    terms: SignedTerms | None = None
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """The sealed boxes in the members' order, and the signature of all that was agreed on, as extra."""
+        """Return the sealed boxes in the members' order, and the signature of the agreement, as extra."""
         part = _Part(self, side, visit, self.terms)
         agreement = part.agreement(self.keys)
         part.check_statements(self.keys)
@@ -167,20 +190,20 @@ class MaskShares(SecureJob, frozen=True, tag="mask-shares"):
 class Masked(SecureJob, frozen=True, tag="masked"):
     """The inner job's words, masked before they leave the client.
 
-    ``sharing`` marks who handed out shares; ``consents`` are their signatures of the agreement.
+    ``sharing`` marks who distributed shares; ``consents`` are their signatures of the agreement.
     """
 
     keys: tuple[bytes, ...]
     sharing: tuple[bool, ...]
-    terms: Terms | None = None
+    terms: SignedTerms | None = None
     consents: tuple[bytes, ...] = ()
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """The masked words, and what the client keeps."""
+        """Return the masked words, and what the client stores."""
         part = _Part(self, side, visit, self.terms)
         agreement, sharing = part.agreement(self.keys), part.listed(self.sharing)
         part.require_enough(sharing)
-        part.check_given(shared, key)
+        part.check_inputs(shared, key)
         part.require_signed(CONSENT, agreement, self.consents, sharing, len(sharing))
         reply = part.work(shared, key)
         words = {**reply.sums, CHECK: torch.ones((), dtype=torch.int64)}
@@ -195,15 +218,15 @@ class Masked(SecureJob, frozen=True, tag="masked"):
 
 @register
 class MaskSurvivors(SecureJob, frozen=True, tag="mask-survivors"):
-    """A signature of who answered: a member signs one list in a session, and opens its shares for that list alone."""
+    """A signed list of who answered: a member signs one per session, and opens its shares only for that list."""
 
     keys: tuple[bytes, ...]
     sharing: tuple[bool, ...]
     answered: tuple[bool, ...]
-    terms: Terms | None = None
+    terms: SignedTerms | None = None
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """The signature, as extra."""
+        """Return the signature as extra."""
         part = _Part(self, side, visit, self.terms)
         agreement = part.agreement(self.keys)
         question = part.survivors(agreement, self.sharing, self.answered)
@@ -212,25 +235,25 @@ class MaskSurvivors(SecureJob, frozen=True, tag="mask-survivors"):
 
 @register
 class MaskOpenings(SecureJob, frozen=True, tag="mask-openings"):
-    """A share of the own seed of each member that answered, of the key of each that dropped out.
+    """A share of the seed of each member that answered, and of the key of each that dropped out.
 
-    The visit's parcel has what the other members sealed for this one, in the members' order. ``signatures`` are those
-    of the list of who answered.
+    The visit's parcel has the boxes that the other members sealed for this one, in the members' order. ``signatures``
+    are those of the list of who answered.
     """
 
     keys: tuple[bytes, ...]
     sharing: tuple[bool, ...]
     answered: tuple[bool, ...]
-    terms: Terms | None = None
+    terms: SignedTerms | None = None
     signatures: tuple[bytes, ...] = ()
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """The opened shares in the members' order, as extra."""
+        """Return the opened shares in the members' order as extra."""
         part = _Part(self, side, visit, self.terms)
         agreement, sharing, answered = part.agreement(self.keys), part.listed(self.sharing), part.listed(self.answered)
         part.require_enough(answered)
         if len(visit.parcel) != BOX_BYTES * len(part.numbers):
-            raise UserError("the server sends no shares that the other members sealed for this one")
+            raise UserError("the server did not forward the shares that the other members sealed for this one")
         starts = range(0, len(visit.parcel), BOX_BYTES)
         boxes = {
             number: visit.parcel[start : start + BOX_BYTES] for number, start in zip(part.numbers, starts, strict=True)
@@ -243,7 +266,7 @@ class MaskOpenings(SecureJob, frozen=True, tag="mask-openings"):
 
 
 def expected_extra(job: SecureJob) -> dict[str, int]:
-    """By name, how many bytes each extra of a node's reply to this job has."""
+    """The size in bytes of each extra in a node's reply to this job, by name."""
     count = len(job.members)
     if isinstance(job, MaskKeys):
         return {"keys": PUBLIC_BYTES, "statement": STATEMENT_BYTES}
@@ -255,13 +278,13 @@ def expected_extra(job: SecureJob) -> dict[str, int]:
 
 
 class _Part:
-    """A member's part in what it is asked, checked."""
+    """A member's part in a job, with checks of what the server sends."""
 
-    def __init__(self, job: SecureJob, side: ClientSide, visit: Visit, terms: Terms | None = None) -> None:
+    def __init__(self, job: SecureJob, side: ClientSide, visit: Visit, terms: SignedTerms | None = None) -> None:
         if len(side.secret) < MIN_SECRET or side.sessions is None:
             raise UserError(
-                "this engine has no secret or no record of sessions for secure sums; its author gives ClientSide both "
-                "(EngineSetup.client_side does)"
+                "this engine has no secret or no record of sessions for secure sums; its author must pass both to "
+                "ClientSide (EngineSetup.client_side does)"
             )
         self.sessions: Sessions = side.sessions
         self.signer = side.signer
@@ -278,35 +301,35 @@ class _Part:
 
     @property
     def examples(self) -> int:
-        """How many examples the client has."""
+        """The client's number of examples."""
         return len(self._side.population.examples(self._visit.client))
 
     def agreement(self, keys: Sequence[bytes]) -> Agreement:
-        """What all members agree on, by the server."""
+        """The agreement of all members, according to the server."""
         if len(keys) != len(self.numbers):
-            raise UserError(f"the server sends {len(keys)} keys for {len(self.numbers)} members")
+            raise UserError(f"the server sent {len(keys)} keys for {len(self.numbers)} members")
         if self.signer is not None and self._terms is None:
-            raise UserError("the server sends nothing that the other members have signed")
+            raise UserError("the server sent nothing that the other members have signed")
         publics = {number: public for number, public in zip(self.numbers, keys, strict=True) if public}
         about = describe(self._job.inner, self._terms, self._job.members)
         agreement = Agreement(self.member.session, self._job.threshold, publics, about)
         self.member.check(agreement)
         return agreement
 
-    def _check_terms(self, terms: Terms) -> None:
-        """Refuse terms that are not those of this visit."""
+    def _check_terms(self, terms: SignedTerms) -> None:
+        """Refuse terms that do not match this visit."""
         count = len(self.numbers)
         if not len(terms.weights) == len(terms.takes) == len(terms.statements) == count:
-            raise UserError(f"the server sends terms of other members than the {count} of the secure sum")
+            raise UserError(f"the server sent terms of other members than the {count} of the secure sum")
         mine = self.numbers.index(self.member.number)
         if (terms.weights[mine], terms.takes[mine]) != (self._visit.weight, self._visit.take):
-            raise UserError(f"the server sends others another weight of {named(self.member.number)}")
+            raise UserError(f"the server sent others a different weight for {named(self.member.number)}")
 
     def check_statements(self, keys: Sequence[bytes]) -> None:
-        """Refuse members that no registered node vouches for, and weights that do not follow from their examples."""
+        """Refuse members that no registered node vouches for, and weights that differ from their examples."""
         if self.signer is None or self._terms is None:
             return
-        terms, roster = self._terms, Roster.read(self.signer.registered.roster)
+        terms, roster = self._terms, NodeRoster.read(self.signer.registered.roster)
         ones = all(weight == 1 for weight in terms.weights)
         for number, public, content, weight in zip(self.numbers, keys, terms.statements, terms.weights, strict=True):
             if not public:
@@ -315,28 +338,28 @@ class _Part:
             self.signer.check(roster, named(number), statement, number, self.member.session, public)
             if not ones and weight != statement.examples:
                 raise UserError(
-                    f"{named(number)} would weigh {weight:g}, and has {statement.examples:,} examples; in a sum all "
-                    "weigh what they have, or all weigh 1"
+                    f"{named(number)} would have weight {weight:g}, but has {statement.examples:,} examples; all "
+                    "weights must be the numbers of examples, or all must be 1"
                 )
 
-    def check_given(self, shared: Tensors, key: Key) -> None:
-        """Refuse other tensors, or another key to draw from, than the members have agreed on."""
+    def check_inputs(self, shared: Tensors, key: Key) -> None:
+        """Refuse tensors or a key that differ from those the members have agreed on."""
         if self.signer is None or self._terms is None:
             return
         if digest_of(shared) != self._terms.shared:
-            raise UserError("the server sends this client another model or rate than was agreed on with the others")
+            raise UserError("the server sent this client a different model or rate than the members agreed on")
         if digest_of_key(Key(key.seed, key.path[:-3])) != self._terms.key:  # without what visit_key adds
-            raise UserError("the server sends this client another key than was agreed on with the others")
+            raise UserError("the server sent this client a different key than the members agreed on")
 
     def require_signed(
         self, purpose: bytes, agreement: Agreement, signatures: Sequence[bytes], who: Sequence[int], least: int,
         content: bytes = b"",
     ) -> None:  # fmt: skip
-        """Refuse to go on unless at least so many of these members have signed."""
+        """Refuse to continue unless at least ``least`` of these members have signed."""
         if self.signer is None or self._terms is None:
             return
         if len(signatures) != len(self.numbers):
-            raise UserError(f"the server sends {len(signatures)} signatures of {len(self.numbers)} members")
+            raise UserError(f"the server sent {len(signatures)} signatures for {len(self.numbers)} members")
         keys = {
             number: Statement(statement).key
             for number, statement in zip(self.numbers, self._terms.statements, strict=True)
@@ -345,34 +368,39 @@ class _Part:
         count = sum(signed(keys[number], by_number[number], purpose, agreement, content) for number in who)
         if count < least:
             raise UserError(
-                f"only {count} of {len(who)} members have signed what {named(self.member.number)} was sent, and "
-                f"{least} must: the server sends them different things"
+                f"only {count} of {len(who)} members have signed what {named(self.member.number)} received, but "
+                f"{least} must: the server sent them different things"
             )
 
     def survivors(self, agreement: Agreement, sharing: Sequence[bool], answered: Sequence[bool]) -> bytes:
-        """The digest of who answered, for which alone this member opens its shares from now on."""
-        masked, here = self.listed(sharing), self.listed(answered)
-        self.require_enough(here)
-        if not {self.member.number} <= set(here) <= set(masked) or len(here) < agreement.threshold:
-            raise UserError(f"{named(self.member.number)} refuses: too few answered, or not those that took part")
-        question = survivors(masked, here)
+        """The digest of who answered; from now on this member opens its shares only for it."""
+        masked, present = self.listed(sharing), self.listed(answered)
+        self.require_enough(present)
+        if not {self.member.number} <= set(present) <= set(masked) or len(present) < agreement.threshold:
+            raise UserError(
+                f"{named(self.member.number)} refuses: too few members answered, or others than those that took part"
+            )
+        question = survivors(masked, present)
         self.sessions.open(
             self._visit.client, self._job.session, agreement.digest, survivors(masked, ()), question, self._visit.repeat
         )
         if self.signer is not None and (terms := self._terms) is not None:
             terms_of = dict(zip(self.numbers, zip(terms.weights, terms.takes, strict=True), strict=True))
             subject = self.signer.subject(self._job.inner, terms.shared, terms.key)
-            self.signer.pin(subject, {number: terms_of[number] for number in here})
+            self.signer.pin(subject, {number: terms_of[number] for number in present})
         return question
 
     def work(self, shared: Tensors, key: Key) -> Reply:
-        """The inner job's reply, with this member's share of the noise where clients add it.
+        """The inner job's reply, with this member's share of the noise if clients add it.
 
-        Between machines the reason why it failed stays here: it may hold what is masked.
+        Between machines, the reason for a failure stays on the node: it may contain protected data.
         """
+        job = self._job
         try:
-            reply = self._job.inner(self._side, shared, self._visit, key)
-            return replace(reply, sums=_with_share(self._job, self._side, reply.sums))
+            reply = job.inner(self._side, shared, self._visit, key)
+            if (with_share := getattr(job.inner, "with_share", None)) is None:
+                return reply
+            return replace(reply, sums=with_share(self._side, dict(reply.sums), job.threshold, len(job.members)))
         except StorageFailure:
             raise
         except Exception as error:
@@ -385,11 +413,11 @@ class _Part:
     def listed(self, flags: Sequence[bool]) -> list[int]:
         """The members whose flag is set."""
         if len(flags) != len(self.numbers):
-            raise UserError(f"the server lists {len(flags)} of {len(self.numbers)} members")
+            raise UserError(f"the server listed {len(flags)} of {len(self.numbers)} members")
         return [number for number, flag in zip(self.numbers, flags, strict=True) if flag]
 
     def require_enough(self, numbers: Sequence[int]) -> None:
-        """Refuse a sum over too few clients, however often they are visited; between machines, over too few nodes."""
+        """Refuse a sum over too few clients, or, between machines, over too few nodes."""
         if self.signer is None or self._terms is None:
             require_enough(len({number % MOST_CLIENTS for number in numbers}))
             return
@@ -399,29 +427,23 @@ class _Part:
         require_enough(len({nodes[number] for number in numbers}), of="nodes")
 
 
-def _with_share(job: SecureJob, side: ClientSide, words: Mapping[str, Tensor]) -> Tensors:
-    """The words with this member's share of the noise, where the clients add it."""
-    with_share = getattr(job.inner, "with_share", None)
-    return dict(words) if with_share is None else with_share(side, dict(words), job.threshold, len(job.members))
-
-
 def _check_members(job: SecureJob) -> list[int]:
-    """The numbers of all members in their order; refused where they or the session are not possible."""
+    """The numbers of all members in their order; refused if they or the session are invalid."""
     count = len(job.members)
     if not 1 <= count <= MOST_MEMBERS:
-        raise UserError(f"a secure sum has from 1 to {MOST_MEMBERS:,} members, {count:,} given")
+        raise UserError(f"a secure sum must have 1 to {MOST_MEMBERS:,} members, not {count:,}")
     if len(job.session) != SESSION_BYTES or not 1 <= job.threshold <= MOST_MEMBERS:
-        raise UserError("a secure sum has no session id, or no number of members that must stay")
+        raise UserError("a secure sum has no valid session id, or no valid number of members that must stay")
     if not all(0 <= client < MOST_CLIENTS and 0 <= repeat < MOST_VISITS for client, repeat in job.members):
-        raise UserError("a secure sum's members have numbers that are not possible")
+        raise UserError("a secure sum's members have invalid numbers")
     numbers = [member_number(*pair) for pair in job.members]
     if len(set(numbers)) < count:
-        raise UserError("a secure sum names one member twice")
+        raise UserError("a secure sum lists one member twice")
     return numbers
 
 
 def digest_of(shared: Tensors) -> bytes:
-    """SHA-256 of names, types, shapes and values."""
+    """SHA-256 of names, dtypes, shapes and values."""
     digest = hashlib.sha256()
     for name in sorted(shared):
         value = shared[name].detach().cpu()
@@ -431,12 +453,12 @@ def digest_of(shared: Tensors) -> bytes:
 
 
 def digest_of_key(key: Key) -> bytes:
-    """SHA-256 of what is drawn from."""
+    """SHA-256 of a key's number."""
     return hashlib.sha256(b"unskew key 1 " + key.number().to_bytes(16, "big")).digest()
 
 
-def describe(job: Job, terms: Terms | None = None, members: Sequence[Pair] = ()) -> str:
-    """A job as the text that all members agree on; with the terms of a signed sum, and the order that they are in."""
+def describe(job: Job, terms: SignedTerms | None = None, members: Sequence[Pair] = ()) -> str:
+    """The text that all members agree on: the job, and in a signed sum the terms and the members' order."""
     text = json.dumps(encode_job(job), sort_keys=True)
     return text if terms is None else f"{text} {terms.digest} {json.dumps(members)}"
 
@@ -456,17 +478,17 @@ class SecureUpdates:
     masks: ClassVar[bool] = True  # private updates may add their noise inside
 
     def __call__(self, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
-        """The job's sums over all visits that did not drop out, and nothing of a single one."""
+        """The job's sums over all visits that did not drop out; nothing else is revealed."""
         total = add_securely(engine, Rounded(job, len(visits)), shared, visits, key, threshold=self.threshold)
         return replace(total, sums=from_steps(total.sums))
 
 
 @dataclass(frozen=True)
 class RoundedUpdates:
-    """The clients' sums are rounded as for a secure sum, and not masked."""
+    """The clients' sums are rounded as for a secure sum, but not masked."""
 
     def __call__(self, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
-        """The job's sums, with the bits that a secure sum has."""
+        """The job's sums, with the same bits as a secure sum."""
         total = add(engine.visit(Rounded(job, len(visits)), shared, visits, key), visits)
         return replace(total, sums=from_steps(total.sums))
 
@@ -474,12 +496,14 @@ class RoundedUpdates:
 def add_securely(
     engine: Engine, inner: Job, shared: Tensors, visits: Sequence[Visit], key: Key, *, threshold: float
 ) -> Outcome:
-    """The sum of a job's int64 words over these visits; of a single one the server learns nothing.
+    """The sum of a job's int64 words over these visits; the server learns nothing about a single one.
 
-    ``threshold`` is the share of the visits that must stay to the end. Where fewer stay, ``void`` is the reason.
+    ``threshold`` is the share of the visits that must stay to the end. If fewer stay, ``void`` is the reason.
     """
     if len(visits) > MOST_MEMBERS:
-        raise UserError(f"a secure sum over {len(visits):,} visits is refused; at most {MOST_MEMBERS:,} can take part")
+        raise UserError(
+            f"a secure sum over {len(visits):,} visits is refused; sample at most {MOST_MEMBERS:,} per round"
+        )
     session = _Session(engine, inner, visits, key, threshold)
     try:
         words = session.run(shared)
@@ -492,12 +516,12 @@ def add_securely(
 
 
 class _TooFew(Exception):
-    """Fewer members are left than must stay, or too few of them did what was agreed."""
+    """Too few members stayed, or followed the agreement."""
 
 
 @dataclass
 class _Session:
-    """One secure sum under way: who is asked, what has been answered so far."""
+    """A secure sum in progress."""
 
     engine: Engine
     inner: Job
@@ -511,45 +535,40 @@ class _Session:
     bytes_down: int = 0
 
     def outcome(self, words: Mapping[str, Tensor], void: str = "") -> Outcome:
-        """What the exchange came to."""
+        """The outcome of the exchange."""
         return Outcome(
             dict(words), tuple(self.failures), self.tickets, tuple(self.notes), void=void, bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
         )  # fmt: skip
 
     def blame(self, error: NoShares) -> None:
-        """A member's fault cost everybody the sum: an engine that can does not ask it again."""
+        """Record the member that made the sum impossible; an engine that can will leave it out from now on."""
         visit, client = divmod(error.member, MOST_CLIENTS)
         self.failures.append(Failure(client, str(error), visit))
         if (leave_out := getattr(self.engine, "leave_out", None)) is not None:
             leave_out(client, str(error))
 
     def run(self, shared: Tensors) -> dict[str, Tensor]:
-        """All exchanges, one after another."""
+        """Run all exchanges in sequence."""
         count, everyone = len(self.visits), range(len(self.visits))
         self.needed = shares_needed(self.share, count)
         members = tuple((visit.client, visit.repeat) for visit in self.visits)
         numbers = [member_number(*pair) for pair in members]
-        about = (new_session(), self.needed, self.inner, members)
+        common = (new_session(), self.needed, self.inner, members)
         self._require_enough(everyone, "take part")
 
-        outcome, present = self._ask(MaskKeys(*about), {}, everyone, "gave keys")
+        outcome, present = self._ask(MaskKeys(*common), {}, everyone, "sent keys")
         keys = [_content(outcome, index, "keys", PUBLIC_BYTES) if index in present else NOBODY for index in everyone]
         terms = self._terms(shared, outcome, present)
         if terms is not None:
-            present = self._drop(
-                present, "the others would refuse its keys", _acceptable(terms, about[0], numbers, keys)
-            )
+            acceptable = _acceptable(terms, common[0], numbers, keys)
+            present = self._drop(present, "the other members would refuse its keys", acceptable)
             keys = [public if index in present else NOBODY for index, public in enumerate(keys)]
-        agreement = Agreement(
-            about[0],
-            self.needed,
-            {numbers[index]: keys[index] for index in present},
-            describe(self.inner, terms, members),
-        )
+        publics = {numbers[index]: keys[index] for index in present}
+        agreement = Agreement(common[0], self.needed, publics, describe(self.inner, terms, members))
         self._count(present, up=PUBLIC_BYTES, down=PUBLIC_BYTES * len(present))
 
-        outcome, sharing = self._ask(MaskShares(*about, tuple(keys), terms), {}, present, "handed out shares")
+        outcome, sharing = self._ask(MaskShares(*common, tuple(keys), terms), {}, present, "distributed shares")
         size = count * BOX_BYTES
         boxes = {index: _content(outcome, index, "shares", size) for index in sharing}  # from each, to all members
         self._count(sharing, up=BOX_BYTES * (len(present) - 1))
@@ -558,7 +577,7 @@ class _Session:
             consents, signers = _signatures(outcome, sharing, count, "consent"), terms.statements
             sharing = self._drop(
                 sharing,
-                "it has not signed what it was sent",
+                "it did not sign what it received",
                 lambda index: signed(Statement(signers[index]).key, consents[index], CONSENT, agreement),
             )
             self._count(present, up=STATEMENT_BYTES, down=STATEMENT_BYTES * len(present))
@@ -566,15 +585,15 @@ class _Session:
             terms = terms.unsigned()
 
         flags = tuple(index in sharing for index in everyone)
-        job = Masked(*about, tuple(keys), flags, terms, consents)
+        job = Masked(*common, tuple(keys), flags, terms, consents)
         masked, answered = self._ask(job, shared, sharing, "answered", keep=True)
 
-        here = tuple(index in answered for index in everyone)
+        survived = tuple(index in answered for index in everyone)
         signatures: tuple[bytes, ...] = ()
-        in_the_sum = len(self.failures)
+        failed_before = len(self.failures)
         if terms is not None:
-            listed = MaskSurvivors(*about, tuple(keys), flags, here, terms)
-            outcome, signing = self._ask(listed, {}, answered, "signed who answered")
+            listed = MaskSurvivors(*common, tuple(keys), flags, survived, terms)
+            outcome, signing = self._ask(listed, {}, answered, "signed the list of answers")
             signatures = _signatures(outcome, signing, count, "survivors")
             self._count(signing, up=SIGNATURE_BYTES, down=(SIGNATURE_BYTES + 2 * STATED_BYTES) * len(signing))
 
@@ -584,27 +603,22 @@ class _Session:
             span = slice(to * BOX_BYTES, (to + 1) * BOX_BYTES)
             return b"".join(boxes[index][span] if index in boxes else empty for index in everyone)
 
-        job_ = MaskOpenings(*about, tuple(keys), flags, here, terms, signatures)
-        outcome, opening = self._ask(job_, {}, answered, "opened their shares", parcel=parcel)
+        openings = MaskOpenings(*common, tuple(keys), flags, survived, terms, signatures)
+        outcome, opening = self._ask(openings, {}, answered, "opened their shares", parcel=parcel)
         self._count(answered, up=SHARE_BYTES * len(sharing), down=BOX_BYTES * (len(sharing) - 1))
-        del self.failures[in_the_sum:]  # who left only now is in the sum all the same
+        del self.failures[failed_before:]  # members that left after answering are in the sum
         opened = {}
         for index in opening:
             content = _content(outcome, index, "opened", count * SHARE_BYTES)
             opened[numbers[index]] = {numbers[of]: content[of * SHARE_BYTES : (of + 1) * SHARE_BYTES] for of in sharing}
-        words, liar = _unmask(
-            masked.sums,
-            agreement,
-            [numbers[index] for index in sharing],
-            [numbers[index] for index in answered],
-            opened,
-        )
+        shared_by, answered_by = ([numbers[index] for index in group] for group in (sharing, answered))
+        words, liar = _unmask(masked.sums, agreement, shared_by, answered_by, opened)
         if liar is not None:
-            self.notes.append(f"{named(liar)} opened wrong shares; the sum was taken from the others' shares")
+            self.notes.append(f"{named(liar)} opened wrong shares; the sum was computed from the other members' shares")
         return words
 
-    def _terms(self, shared: Tensors, outcome: Outcome, present: Sequence[int]) -> Terms | None:
-        """The terms that nodes sign; None where no client has a signer."""
+    def _terms(self, shared: Tensors, outcome: Outcome, present: Sequence[int]) -> SignedTerms | None:
+        """The terms that nodes sign; None if no client has a signer."""
         if not any("statement" in extra for extra in outcome.extra.values()):
             return None
         statements = [
@@ -612,23 +626,23 @@ class _Session:
             for index in range(len(self.visits))
         ]
         weights, takes = tuple(visit.weight for visit in self.visits), tuple(visit.take for visit in self.visits)
-        return Terms(digest_of(shared), digest_of_key(self.key), weights, takes, tuple(statements))
+        return SignedTerms(digest_of(shared), digest_of_key(self.key), weights, takes, tuple(statements))
 
     def _drop(self, who: Sequence[int], reason: str, holds: Callable[[int], bool]) -> list[int]:
-        """Those for whom it holds; the others have failed for this reason."""
-        kept = [index for index in who if holds(index)]
-        for index in sorted(set(who) - set(kept)):
+        """The members for which it holds; the others have failed for this reason."""
+        left = [index for index in who if holds(index)]
+        for index in sorted(set(who) - set(left)):
             self.failures.append(Failure(self.visits[index].client, reason, self.visits[index].repeat))
-        self._require_enough(kept, "are left")
-        return kept
+        self._require_enough(left, "are left")
+        return left
 
     def _ask(
         self, job: Job, shared: Tensors, who: Sequence[int], verb: str, *, keep: bool = False,
         parcel: Callable[[int], bytes] | None = None,
     ) -> tuple[Outcome, list[int]]:  # fmt: skip
-        """A job's outcome for these visits, and which of them answered; all by their index among the members."""
+        """A job's outcome for these visits, and which of them answered, by their index among the members."""
         visits = [self.visits[index] for index in who]
-        if not keep:  # nobody keeps anything around the work itself
+        if not keep:  # only the work itself stores memories
             visits = [replace(visit, ticket=None, keep=False, slot=None) for visit in visits]
         if parcel is not None:
             visits = [replace(visit, parcel=parcel(index)) for index, visit in zip(who, visits, strict=True)]
@@ -646,9 +660,9 @@ class _Session:
     def _require_enough(self, who: Sequence[int], verb: str) -> None:
         clients = len({self.visits[index].client for index in who})
         if len(who) < self.needed:
-            raise _TooFew(f"{len(who)} of {len(self.visits)} visits {verb}, and {self.needed} must for a secure sum")
+            raise _TooFew(f"{len(who)} of {len(self.visits)} visits {verb}, but a secure sum needs {self.needed}")
         if clients < MIN_CLIENTS:
-            raise _TooFew(f"{clients} clients {verb}, and a secure sum needs {MIN_CLIENTS}")
+            raise _TooFew(f"{clients} clients {verb}, but a secure sum needs {MIN_CLIENTS}")
 
     def _count(self, who: Sequence[int], *, up: int, down: int = 0) -> None:
         self.bytes_up += up * len(who)
@@ -662,8 +676,10 @@ def _content(outcome: Outcome, index: int, name: str, size: int) -> bytes:
     return content
 
 
-def _acceptable(terms: Terms, session: bytes, numbers: Sequence[int], keys: Sequence[bytes]) -> Callable[[int], bool]:
-    """Whether the other members will take part with this one; so that a dishonest one is left out alone."""
+def _acceptable(
+    terms: SignedTerms, session: bytes, numbers: Sequence[int], keys: Sequence[bytes]
+) -> Callable[[int], bool]:
+    """Whether the other members will accept this one, so that only a dishonest one is left out."""
     statements = [Statement(content) for content in terms.statements]
     contexts = Counter(statement.context for statement in statements if statement.content)
     common, trial = max(contexts, key=contexts.__getitem__, default=b""), private_key(os.urandom(32))
@@ -683,7 +699,7 @@ def _acceptable(terms: Terms, session: bytes, numbers: Sequence[int], keys: Sequ
 
 
 def _signatures(outcome: Outcome, who: Sequence[int], count: int, name: str) -> tuple[bytes, ...]:
-    """By member, the signature that it sent; empty where it sent none."""
+    """Each member's signature; empty if it sent none."""
     return tuple(_content(outcome, index, name, SIGNATURE_BYTES) if index in who else b"" for index in range(count))
 
 
@@ -691,10 +707,10 @@ def _unmask(
     masked: Mapping[str, Tensor], agreement: Agreement, sharing: Sequence[int], answered: Sequence[int],
     opened: Mapping[int, Mapping[int, bytes]],
 ) -> tuple[dict[str, Tensor], int | None]:  # fmt: skip
-    """The sums without masks, each under its name; and who opened wrong shares, if one did and the others suffice."""
+    """The unmasked sums by name, and the member that opened wrong shares, if one did and the others suffice."""
     names = sorted(masked)
     for liar in (None, *sorted(opened)[:MOST_TRIED]):
-        shares = {giver: given for giver, given in opened.items() if giver != liar}
+        shares = {giver: values for giver, values in opened.items() if giver != liar}
         if liar is not None and len(shares) < agreement.threshold:
             break
         vector = torch.cat([masked[name].flatten() for name in names])
@@ -708,4 +724,4 @@ def _unmask(
         words = {name: part.view(masked[name].shape) for name, part in zip(names, parts, strict=True)}
         if int(words.pop(CHECK)) == len(answered):
             return words, liar
-    raise _TooFew("the masks of a secure sum do not cancel: a client sent what was not agreed; the sum is lost")
+    raise _TooFew("the masks of a secure sum do not cancel: a client violated the agreement; the sum is lost")

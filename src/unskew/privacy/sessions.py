@@ -1,9 +1,9 @@
-"""A client's record of secure sums: it takes part in one agreement a session, answers it once and opens it one way.
+"""A client's record of secure sums: per session it takes part in one agreement, answers once and opens shares once.
 
-Without the record a server could ask twice under the same masks, and subtract; or have both secrets of one member
-opened, by two questions. The record is on the client's side: a slot of a file for each client, so that it holds for all
-processes that do this client's work and for the time after a crash. Sessions have growing numbers, which makes the last
-one enough to keep: an earlier one is never answered again.
+Without the record a server could ask twice under the same masks and subtract, or have both secrets of one member opened
+by two requests. The record is on the client side: one slot per client in a file, valid for all processes that do this
+client's work, and after a crash. Session numbers increase, so only the last session needs a record: earlier ones are
+never answered again.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ from unskew.privacy.agreement import MOST_CLIENTS
 from unskew.round.client_memory import anonymous_file, storage_failures
 
 SESSION_BYTES = 32
-NUMBER_BYTES = 8  # at the beginning of a session id, growing from session to session
+NUMBER_BYTES = 8  # at the beginning of a session id, increasing from session to session
 DIGEST_BYTES = 32
-MOST_VISITS = 256  # of one client in one session: a bit each
-SLOT = 256  # bytes: a disk writes them whole or not at all
+MOST_VISITS = 256  # of one client in one session: one bit each
+SLOT = 256  # bytes: a disk writes them atomically
 NOTHING = bytes(DIGEST_BYTES)
 
 
 def new_session() -> bytes:
-    """The id of a session, for the server: the time in nanoseconds, then random bytes."""
+    """A new session id, for the server: the time in nanoseconds, then random bytes."""
     return time.time_ns().to_bytes(NUMBER_BYTES, "big") + os.urandom(SESSION_BYTES - NUMBER_BYTES)
 
 
@@ -37,55 +37,55 @@ class Record:
     """What a client has done in its last session."""
 
     session: bytes = bytes(SESSION_BYTES)
-    agreement: bytes = NOTHING  # the digest of the one it takes part in
-    answered: int = 0  # a bit for each of its visits
-    opened: bytes = NOTHING  # the digest of the one question that it opened
-    sharing: bytes = NOTHING  # the digest of the members that it shares masks with
+    agreement: bytes = NOTHING  # the digest of the agreement in which it takes part
+    answered: int = 0  # one bit per visit
+    opened: bytes = NOTHING  # the digest of the request for which it opened its shares
+    sharing: bytes = NOTHING  # the digest of the members with which it shares masks
 
     def agreed(self, session: bytes, agreement: bytes) -> "Record":
-        """Takes part in this agreement of this session; refused where it has another, or a later session."""
+        """Take part in this agreement; refused after another one in this session, or after a later session."""
         if len(session) != SESSION_BYTES:
-            raise UserError(f"a session id has {SESSION_BYTES} bytes, this one {len(session)}")
+            raise UserError(f"a session id must have {SESSION_BYTES} bytes, not {len(session)}")
         if session == self.session:
             if self.agreement != agreement:
                 raise UserError("it takes part in another agreement of this session, with other members")
             return self
         if session[:NUMBER_BYTES] <= self.session[:NUMBER_BYTES]:
-            raise UserError("it has answered a later session; each is answered once (did the server's clock go back?)")
+            raise UserError("it has already answered a later session (was the server's clock set back?)")
         return Record(session, agreement)
 
     def with_answer(self, session: bytes, agreement: bytes, sharing: bytes, visit: int) -> "Record":
-        """Has answered this visit, under masks that it shares with these members."""
+        """Record an answer to this visit, under masks shared with these members."""
         if not 0 <= visit < MOST_VISITS:
-            raise UserError(f"visit {visit + 1}: a client takes part in a session with at most {MOST_VISITS} visits")
+            raise UserError(f"visit {visit + 1}: a client may have at most {MOST_VISITS} visits in a session")
         now = self.agreed(session, agreement)
         if now is not self:
-            raise UserError("it has handed out no shares in this session")
+            raise UserError("it has not distributed its shares in this session")
         if now.answered >> visit & 1 or now.opened != NOTHING:
-            raise UserError("a session is answered once, and not after it was opened")
+            raise UserError("it has already answered this session, or opened its shares")
         if now.sharing not in (NOTHING, sharing):
             raise UserError("it has answered this session under masks with other members")
         return replace(now, answered=now.answered | 1 << visit, sharing=sharing)
 
     def with_opening(self, session: bytes, agreement: bytes, sharing: bytes, question: bytes, visit: int) -> "Record":
-        """Has opened its shares as this question asks; the same question may come again, another is refused."""
+        """Record that shares were opened for this request; it may be repeated, another one is refused."""
         now = self.agreed(session, agreement)
         if not now.answered >> visit & 1:
             raise UserError("it has not answered this session")
         if now.sharing != sharing:
             raise UserError("it has answered this session under masks with other members")
         if now.opened not in (NOTHING, question):
-            raise UserError("it has opened this session for other members; with both openings one would be unmasked")
+            raise UserError("it has opened its shares for other members; with both a client could be unmasked")
         return replace(now, opened=question)
 
     def joined(self, other: "Record") -> "Record":
-        """What both say, where two processes did visits of one client at the same time."""
+        """Merge the records of two processes that did visits of one client at the same time."""
         later, earlier = (self, other) if self.session[:NUMBER_BYTES] >= other.session[:NUMBER_BYTES] else (other, self)
         if earlier.session != later.session:
             return later
         later = later.agreed(earlier.session, earlier.agreement)
         if NOTHING not in (later.opened, earlier.opened) and later.opened != earlier.opened:
-            raise UserError("it has opened this session twice, for other members")
+            raise UserError("it has opened its shares twice, for different members")
         if NOTHING not in (later.sharing, earlier.sharing) and later.sharing != earlier.sharing:
             raise UserError("it has answered this session under masks with other members")
         return replace(
@@ -96,36 +96,36 @@ class Record:
         )
 
     def to_bytes(self) -> bytes:
-        """As a slot holds it, with its hash."""
+        """The content of a slot, with a hash."""
         answered = self.answered.to_bytes(MOST_VISITS // 8, "big")
         content = self.session + self.agreement + answered + self.opened + self.sharing
         return (content + hashlib.sha256(content).digest()).ljust(SLOT, b"\0")
 
     @staticmethod
     def from_bytes(slot: bytes) -> "Record":
-        """A slot's record; one never written is a client that has done nothing yet."""
+        """Read a slot; an empty one belongs to a client that has done nothing yet."""
         if not slot.strip(b"\0"):
             return Record()
         content, digest = slot[: 5 * DIGEST_BYTES], slot[5 * DIGEST_BYTES : 6 * DIGEST_BYTES]
         if hashlib.sha256(content).digest() != digest:
-            raise UserError("its record of secure sums is damaged; start again with a new secret and a new record")
+            raise UserError("its record of secure sums is damaged; start over with a new secret and a new record")
         session, agreement, answered, *others = (content[at : at + 32] for at in range(0, len(content), 32))
         return Record(session, agreement, int.from_bytes(answered, "big"), *others)
 
 
 class PinnedSums:
-    """What sums of a run were about, and over which members: a file each, in a folder.
+    """The members of a run's sums, by subject: one file each, in a folder.
 
-    From two sums about one subject, one of them without a member, the difference is that member's own part.
+    The difference of two sums on the same subject, one of them without a member, would be that member's part.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __call__(self, subject: str, members: Mapping[int, tuple[float, int | None]]) -> None:
-        """Remember the members of this subject's sum, each with its weight and number of examples (None: all).
+        """Record the members of this subject's sum, each with its weight and number of examples (None: all).
 
-        Refuse the sum where they differ from those of an earlier one.
+        Refuses a sum whose members differ from those of an earlier one.
         """
         file = self._folder / hashlib.sha256(subject.encode()).hexdigest()[:32]
         content = b"".join(
@@ -138,30 +138,30 @@ class PinnedSums:
             same = known[:DIGEST_BYTES] == content[:DIGEST_BYTES]
             what = "with other weights or numbers of examples" if same else "over other clients"
             raise UserError(
-                f"{subject.split()[0]} has been summed {what}; the difference between both sums would reveal single "
+                f"{subject.split()[0]} was already summed {what}; the difference of the two sums would reveal single "
                 "clients"
             )
 
 
 class Sessions:
-    """The records of all clients of this machine, in a file that processes may share.
+    """The records of all clients on this machine, in a file that processes may share.
 
-    It belongs to the machine's secret: a secret that is used again needs its record too.
+    It belongs to the machine's secret: a secret may be reused only with its record.
     """
 
     def __init__(self, descriptor: int, *, durable: bool = False) -> None:
         self.descriptor = descriptor
         self._durable = durable
-        self._lock = threading.Lock()  # the file's own lock is one between processes
+        self._lock = threading.Lock()  # the file's lock works only between processes
 
     @staticmethod
     def temporary() -> "Sessions":
-        """In a file without a name, gone with the last process that has it open: for a secret that goes with it."""
+        """Records in an unnamed file, which disappears with its last process, as the secret does."""
         return Sessions(anonymous_file())
 
     @staticmethod
     def in_file(path: Path) -> "Sessions":
-        """In this file, which outlives the process; every entry is on disk before an answer leaves."""
+        """Records in this file, which outlives the process; every entry is on disk before an answer is sent."""
         with storage_failures():
             return Sessions(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), durable=True)
 
@@ -178,16 +178,16 @@ class Sessions:
         self._change(client, lambda record: record.with_opening(session, agreement, sharing, question, visit))
 
     def content(self, client: int) -> bytes:
-        """The client's slot, for another process that does its next visit."""
+        """The client's slot, for the process that does its next visit."""
         with self._lock, storage_failures():
             return os.pread(self.descriptor, SLOT, SLOT * client).rstrip(b"\0")
 
     def join(self, client: int, slot: bytes) -> None:
-        """Add what another process has recorded of the client."""
+        """Add another process's record of the client."""
         self._change(client, lambda record: record.joined(Record.from_bytes(slot.ljust(SLOT, b"\0"))))
 
     def close(self) -> None:
-        """Close the file; once is enough."""
+        """Close the file; repeated calls do nothing."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -208,7 +208,7 @@ class Sessions:
                 after = change(before)
                 if after != before:
                     if os.pwrite(self.descriptor, after.to_bytes(), start) != SLOT:
-                        raise OSError("the record of secure sums was cut short")
+                        raise OSError("the record of secure sums was written only in part")
                     if self._durable:
                         os.fsync(self.descriptor)
             except UserError as error:

@@ -1,8 +1,8 @@
-"""Signatures in secure sums: who a member is, and that all members were sent the same.
+"""Signatures in secure sums: they prove who a member is, and that all members were sent the same.
 
-A node signs, with its registered key, each session's keys, what was agreed for the run and how many examples the client
-has. Every other node checks this statement against the roster that its owner was given, so that a server can neither
-invent members nor replace their keys. In the session a member then signs with a key of its own, named in its statement.
+With its registered key, a node signs each session's keys, the run's agreed settings and the client's number of
+examples. Every other node checks this statement against its own roster, so that a server can neither invent members nor
+replace their keys. Within the session a member signs with a key of its own, which its statement contains.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ from unskew.privacy.agreement import Agreement, Member
 
 POINT_BYTES = 49  # a P-384 key
 NUMBER_BYTES = 48
-SIGNATURE_BYTES = 64  # Ed25519, of a session's own key
-STATED_BYTES = 32 + POINT_BYTES + 32 + 8  # what was agreed for the run, the node's key, the session's key, examples
+SIGNATURE_BYTES = 64  # Ed25519, with a session's key
+STATED_BYTES = 32 + POINT_BYTES + 32 + 8  # the run's agreed settings, the node's key, the session's key, examples
 STATEMENT_BYTES = STATED_BYTES + 2 * NUMBER_BYTES
 ROSTER = "roster.txt"
 MAX_ROSTER = 2**22  # bytes of a roster file
@@ -31,13 +31,13 @@ CONSENT, SURVIVORS = b"unskew consent 1 ", b"unskew survivors 1 "
 
 @dataclass(frozen=True)
 class Statement:
-    """A node's statement about one member; ``content`` is all of it, with or without the node's signature."""
+    """A node's statement about one member; ``content`` is with or without the node's signature."""
 
     content: bytes
 
     @property
     def context(self) -> bytes:
-        """The digest of what the run's server and this node agreed on."""
+        """The digest of the settings that the run's server and this node agreed on."""
         return self.content[:32]
 
     @property
@@ -47,21 +47,21 @@ class Statement:
 
     @property
     def key(self) -> bytes:
-        """The key that this member signs with in the session."""
+        """The member's signing key in the session."""
         return self.content[32 + POINT_BYTES : STATED_BYTES - 8]
 
     @property
     def examples(self) -> int:
-        """How many examples the client has."""
+        """The client's number of examples."""
         return int.from_bytes(self.content[STATED_BYTES - 8 : STATED_BYTES], "big")
 
     @property
     def stated(self) -> bytes:
-        """The statement without its signature."""
+        """The statement without the signature."""
         return self.content[:STATED_BYTES]
 
     def holds(self, member: int, session: bytes, keys: bytes) -> bool:
-        """Whether the node named in it has signed it, for these keys of this member in this session."""
+        """Whether its node has signed it, for these keys of this member in this session."""
         asymmetric = require_extra("cryptography.hazmat.primitives.asymmetric.utils")
         numbers = self.content[STATED_BYTES:]
         if len(self.content) != STATEMENT_BYTES:
@@ -76,19 +76,19 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Roster:
-    """The nodes whose members this node takes part with: their registered keys, by name."""
+class NodeRoster:
+    """The nodes with which this node takes part in sums: their names by registered key."""
 
     names: Mapping[bytes, str]
 
     @staticmethod
-    def read(path: Path) -> "Roster":
-        """From a file with a name and a public key, as OpenSSH writes it, in each line."""
+    def read(path: Path) -> "NodeRoster":
+        """Read a file with a name and a public key in OpenSSH format on each line."""
         content = read_content(path, MAX_ROSTER)
         if content is None:
             raise UserError(
-                f"{path} is missing, which lists the nodes of the federation; unskew federation init DIR writes it on "
-                "the server's machine, into DIR/nodes/NAME"
+                f"{path}, the list of the federation's nodes, is missing; copy it from DIR/nodes/NAME on the server's "
+                "machine, where unskew federation init DIR writes it"
             )
         names = {}
         for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
@@ -97,32 +97,34 @@ class Roster:
             name, _, key = line.partition(" ")
             point = _point_in(key.encode())
             if point is None:
-                raise UserError(f"{path}, line {number}: expected a name and a key: ward ecdsa-sha2-nistp384 AAAA…")
+                raise UserError(
+                    f"{path}, line {number}: give a name and a key, such as: ward ecdsa-sha2-nistp384 AAAA…"
+                )
             names[point] = name
-        return Roster(names)
+        return NodeRoster(names)
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A node's registered key, and the file with its roster, which its owner may change at any time."""
+    """A node's registered key, and its roster file, which its owner may change at any time."""
 
     private: Any
     roster: Path
 
     @staticmethod
     def read(key: Path, roster: Path) -> "Registered":
-        """Both from files; refused where one of them is missing or is none."""
-        Roster.read(roster)
+        """Read both files; refused if one of them is missing or invalid."""
+        NodeRoster.read(roster)
         return Registered(load_private(key), roster)
 
 
 @dataclass(frozen=True)
 class Signer:
-    """A node's part in signed sums: its key, its roster, and what it refuses to add up twice.
+    """A node's part in signed sums: its key, its roster, and the sums it has taken part in.
 
-    ``context`` is the digest of what was agreed for the run. ``subject`` names what a sum is about, from its job and
-    the digests of the tensors sent with it and of its key: two sums about one subject must have the same members, which
-    ``pin`` remembers. ``say`` gets what must not leave the node.
+    ``context`` is the digest of the run's agreed settings. ``subject`` names a sum's subject, from its job and the
+    digests of the tensors sent with it and of its key: two sums on one subject must have the same members, which
+    ``pin`` checks. ``say`` receives messages that must not leave the node.
     """
 
     registered: Registered
@@ -137,7 +139,7 @@ class Signer:
         return point_of(self.registered.private.public_key())
 
     def state(self, member: Member, examples: int) -> bytes:
-        """This node's signed statement of a member of its own."""
+        """This node's signed statement about one of its members."""
         asymmetric = require_extra("cryptography.hazmat.primitives.asymmetric.utils")
         stated = self.context + self.point + signing_public(member) + examples.to_bytes(8, "big")
         signature = self.registered.private.sign(
@@ -146,40 +148,42 @@ class Signer:
         numbers = (number.to_bytes(NUMBER_BYTES, "big") for number in asymmetric.decode_dss_signature(signature))
         return stated + b"".join(numbers)
 
-    def check(self, roster: Roster, who: str, statement: Statement, member: int, session: bytes, keys: bytes) -> None:
-        """Refuse a member that no node of the roster vouches for, or that was sent another run."""
+    def check(
+        self, roster: NodeRoster, who: str, statement: Statement, member: int, session: bytes, keys: bytes
+    ) -> None:
+        """Refuse a member that no node in the roster vouches for, or whose run has other settings."""
         if statement.node not in roster.names:
-            raise UserError(f"{who} is of a node that is not in this node's {self.registered.roster.name}")
+            raise UserError(f"{who} belongs to a node that is not in this node's {self.registered.roster.name}")
         if not statement.holds(member, session, keys):
             raise UserError(f"the keys of {who} are not signed by its node")
         if statement.context != self.context:
-            raise UserError(f"{who} was sent another run: another method, rate or network")
+            raise UserError(f"{who} was sent a different run: another method, rate or network")
 
 
 def load_private(path: Path) -> Any:
-    """A node's private key, P-384, as OpenSSH or ``unskew federation init`` writes it."""
+    """Read a node's private P-384 key, written by OpenSSH or ``unskew federation init``."""
     content = read_content(path, 2**20)
     ec = require_extra("cryptography.hazmat.primitives.asymmetric.ec")
     serialization = require_extra("cryptography.hazmat.primitives.serialization")
     if content is None:
-        raise UserError(f"{path} is missing, with which the node signs its part in secure sums")
+        raise UserError(f"{path}, the key with which the node signs its part in secure sums, is missing")
     try:
         key = serialization.load_ssh_private_key(content, None)
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is not a private key: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise UserError(f"{path} is not a P-384 key; make one with: ssh-keygen -t ecdsa -b 384 -N '' -f node.key")
+        raise UserError(f"{path} is not a P-384 key; create one with: ssh-keygen -t ecdsa -b 384 -N '' -f node.key")
     return key
 
 
 def sign(member: Member, purpose: bytes, agreement: Agreement, content: bytes = b"") -> bytes:
-    """A member's signature, with its session's own key, of what all members must have been sent alike."""
+    """Sign, with a member's session key, what all members must have received alike."""
     signature: bytes = _signing_private(member).sign(purpose + agreement.digest + content)
     return signature
 
 
 def signed(key: bytes, signature: bytes, purpose: bytes, agreement: Agreement, content: bytes = b"") -> bool:
-    """Whether the owner of this session's key signed it."""
+    """Whether the owner of this session key signed it."""
     ed25519 = require_extra("cryptography.hazmat.primitives.asymmetric.ed25519")
     try:
         ed25519.Ed25519PublicKey.from_public_bytes(key).verify(signature, purpose + agreement.digest + content)
@@ -189,13 +193,13 @@ def signed(key: bytes, signature: bytes, purpose: bytes, agreement: Agreement, c
 
 
 def signing_public(member: Member) -> bytes:
-    """The key that a member's signatures in this session are checked with."""
+    """The public key for a member's signatures in this session."""
     content: bytes = _signing_private(member).public_key().public_bytes_raw()
     return content
 
 
 def survivors(sharing: Collection[int], answered: Collection[int]) -> bytes:
-    """The digest of who masked with whom, and of who answered."""
+    """The digest of the members that share masks, and of those that answered."""
     content = b"|".join(
         b"".join(number.to_bytes(8, "big") for number in sorted(members)) for members in (sharing, answered)
     )
@@ -223,7 +227,7 @@ def _load_point(point: bytes) -> Any:
 
 
 def point_of(public: Any) -> bytes:
-    """A P-384 key as statements and rosters have it."""
+    """A P-384 key in the format of statements and rosters."""
     s = require_extra("cryptography.hazmat.primitives.serialization")
     content: bytes = public.public_bytes(s.Encoding.X962, s.PublicFormat.CompressedPoint)
     return content
@@ -231,7 +235,7 @@ def point_of(public: Any) -> bytes:
 
 @lru_cache(4096)
 def _point_in(line: bytes) -> bytes | None:
-    """The P-384 key in a line that OpenSSH writes; None where there is none."""
+    """The P-384 key in a line in OpenSSH format; None if there is none."""
     ec = require_extra("cryptography.hazmat.primitives.asymmetric.ec")
     try:
         key = require_extra("cryptography.hazmat.primitives.serialization").load_ssh_public_key(line)

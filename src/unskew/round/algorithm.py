@@ -1,7 +1,7 @@
-"""The Algorithm record: one slot for each thing a paper may change, and how papers are composed.
+"""The Algorithm record: one slot for everything that a paper may change, and the composition of papers.
 
 ``Algorithm()`` with its defaults is FedAvg (McMahan et al., AISTATS 2017): K clients sampled uniformly, cross-entropy,
-local SGD, updates weighted n_k/n, the server takes their mean.
+local SGD, and the mean of the updates, weighted n_k/n.
 """
 
 from collections.abc import Callable, Sequence
@@ -101,7 +101,7 @@ class Algorithm:
 
     @property
     def released(self) -> bool:
-        """Whether the result is for others to read: what (ε, δ) does not cover is left out of it."""
+        """Whether the result is to be published: everything that (ε, δ) does not cover is then left out."""
         updates = self.mechanism is not None and not self.mechanism.repeatable
         return updates or (self.private is not None and self.private.release)
 
@@ -130,9 +130,9 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
     """
     algorithm, owner = base, dict[str, str]()
     for named in methods:
-        given = replace(algorithm, claims=())
+        unclaimed = replace(algorithm, claims=())
         try:
-            changed = named.method(given) if callable(named.method) else None
+            changed = named.method(unclaimed) if callable(named.method) else None
         except Exception as error:
             if IN_PLUGIN not in (described := describe_error(error)):
                 raise
@@ -143,11 +143,11 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
             one_only = ", ".join(slot for slot in SLOTS if slot not in SHARED_SLOTS)
             wrong = f"{named.name} claims {unknown[0]!r}, which is not a slot that a method can claim"
             raise UserError(f"{wrong}; choose from: {one_only}")
-        for slot in claimed_slots(given, changed):
-            before, after = getattr(given, slot), getattr(changed, slot)
+        for slot in claimed_slots(unclaimed, changed):
+            before, after = getattr(unclaimed, slot), getattr(changed, slot)
             if slot not in SHARED_SLOTS:
                 if slot in owner:
-                    raise UserError(f"{owner[slot]} and {named.name} both claim the {slot} slot; leave one of them out")
+                    raise UserError(f"{owner[slot]} and {named.name} both claim the {slot} slot; leave out one of them")
                 owner[slot] = named.name
                 continue
             if after[: len(before)] != before:
@@ -167,7 +167,7 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
             other = owner.get(f"statistics/{statistic.name}", statistic.name)
             raise UserError(
                 f"{owner.get(slot, slot)} and {other}: clients would send {statistic.name} along with their updates, "
-                f"and {uncovered}; leave one of them out"
+                f"and {uncovered}; leave out one of them"
             )
     if algorithm.mechanism is not None and algorithm.exchange is not None:
         algorithm = replace(algorithm, mechanism=algorithm.mechanism.through(algorithm.exchange))

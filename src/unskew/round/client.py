@@ -1,4 +1,4 @@
-"""3. Local training: a client's jobs before and during a round, and all that a process needs to do them."""
+"""3. Local training: a client's jobs before and during a round, and what a process needs to do them."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,66 +46,67 @@ def objective(algorithm: "Algorithm", step: Step) -> Loss:
 
 
 NUMBERS = ("weight", "scaled", "metric/loss", "metric/examples", "metric/visits")
-HEAD = ALIGN // DOUBLE  # of the vector: the numbers, then zeros
+HEAD = ALIGN // DOUBLE  # length of the vector's head: the numbers, then zeros
 
 
 def new_room(count: int) -> Tensor:
-    """Room for a vector of so many numbers, wherever there is some."""
+    """Memory for a vector of ``count`` numbers."""
     return torch.empty(count, dtype=torch.float64)
 
 
 def pack_update(
     side: "ClientSide", shared: Tensors, before: Tensor, factor: float, numbers: tuple[float, ...]
 ) -> PackedSums:
-    """The update of a visit; ``before`` is the server's model as packed, in float64, ``numbers`` are as named above.
+    """A visit's update; ``before`` is the server's packed model in float64, ``numbers`` are those named above.
 
-    float64 carries float32's differences exactly, so that one client's round is plain SGD to the last bit.
+    float64 represents the differences of float32 exactly, so one client's round is plain SGD to the last bit.
     """
     weight, vector = numbers[0], side.room(HEAD + len(before))
     vector[:HEAD] = torch.tensor((*numbers, *(0.0,) * (HEAD - len(numbers))), dtype=torch.float64)
-    moved = vector[HEAD:]
-    moved.copy_(side.packed.vector)
-    torch.sub(before, moved, out=moved).mul_(weight)
-    whole = PackedSums(side.update_layout, vector)
+    delta = vector[HEAD:]
+    delta.copy_(side.packed.vector)
+    torch.sub(before, delta, out=delta).mul_(weight)
+    update = PackedSums(side.update_layout, vector)
     if factor == 1 and not side.packed.others:
-        return whole
-    sums = _with_others(side, shared, whole.by_name(), weight) if side.packed.others else whole.by_name()
-    if factor != 1:  # of parameters alone: buffers are averaged plainly
-        torch._foreach_mul_([value for name, value in sums.items() if name.startswith("delta/params/")], factor)
-    return PackedSums.of(sums) if side.packed.others else whole
-
-
-def _with_others(side: "ClientSide", shared: Tensors, sums: Sums, weight: float) -> Sums:
-    """With the tensors that are not in the packed vector, all in the network's order."""
+        return update
+    sums = update.by_name()
     for name in side.packed.others:
         sums[f"delta/{name}"] = (shared[name].double() - side.weights[name].cpu().double()).mul_(weight)
+    if factor != 1:  # only for parameters: buffers are averaged
+        torch._foreach_mul_([value for name, value in sums.items() if name.startswith("delta/params/")], factor)
+    if not side.packed.others:
+        return update
     names = (*NUMBERS[:2], *(f"delta/{name}" for name in side.weights), *NUMBERS[2:])
-    return {name: sums[name] for name in names}
+    return PackedSums.of({name: sums[name] for name in names})
 
 
 def descend(side: "ClientSide", shared: Tensors, memory: Tensors, client: int, batches: Plan, local: Local) -> float:
-    """Steps along the plan, in place; the sum of the loss over all examples seen. All of it is on the side's device."""
+    """Take the plan's steps in place, on the side's device; return the sum of the loss over all examples."""
     losses = list[Tensor]()
     update = make_optimizer(side.trained, local, len(batches.counts))
     by_hand = side.passes if side.plain else None
     gradients_of = _by_autograd(side, shared, memory, client) if by_hand is None else by_hand.gradients
     if side.algorithm.perturbation is not None:
         gradients_of = _perturbed(side, side.algorithm.perturbation(shared, memory), gradients_of)
-    correction = _correction(side, shared, memory)
-    for step, count in enumerate(batches.counts):
-        loss, gradients = gradients_of(*side.train.batch(*_row(batches, step, count)))
-        if local.clip:  # before a correction is added, so that scaffold's control variates are means of what is clipped
+    added = side.algorithm.correction(shared, memory) if side.algorithm.correction is not None else {}
+    correction = [added[name] for name in side.params] if added else None
+    for step in range(len(batches.counts)):
+        loss, gradients = gradients_of(*side.train.batch(*batches.row(step)))
+        if local.clip:  # before the correction, so that scaffold's control variates are means of clipped gradients
             gradients = clip_gradients(gradients, local.clip)
         update(gradients if correction is None else torch._foreach_add(list(gradients), correction))
-        losses.append(loss)  # read after the last step: reading one waits for the device
-    return _total(losses, batches.counts)
+        losses.append(loss)  # read after the last step: reading a loss waits for the device
+    total = 0.0  # a loop, since sum() rounds differently from Python 3.12 on
+    for value, count in zip(torch.stack(losses).flatten().tolist() if losses else [], batches.counts, strict=True):
+        total += value * count
+    return total
 
 
 Gradients = Callable[[Tensor, Tensor], tuple[Tensor, Sequence[Tensor]]]  # images, labels -> loss, its gradients
 
 
 def _by_autograd(side: "ClientSide", shared: Tensors, memory: Tensors, client: int) -> Gradients:
-    """From images and labels to the loss that the methods make and its gradients."""
+    """The methods' loss and its gradients, by autograd."""
     algorithm, counts = side.algorithm, side.counts(client).to(side.device)
     encoder = side.network.encoder if side.passes is None else side.passes.encode
     encode, predict = _references(side, shared, memory)
@@ -114,23 +115,23 @@ def _by_autograd(side: "ClientSide", shared: Tensors, memory: Tensors, client: i
         features = encoder(images)
         logits = side.logits(features)
         others = partial(encode, images), partial(predict, images)
-        seen = Step(features, logits, labels, side.params, shared, memory, counts, *others, side.classifier)
-        value = objective(algorithm, seen).value()
-        gradients = torch.autograd.grad(value, side.trained, materialize_grads=True)  # zero for one that is not used
+        step = Step(features, logits, labels, side.params, shared, memory, counts, *others, side.classifier)
+        value = objective(algorithm, step).value()
+        gradients = torch.autograd.grad(value, side.trained, materialize_grads=True)  # zero for unused parameters
         return value.detach(), gradients
 
     return gradients_of
 
 
 def _perturbed(side: "ClientSide", displacement: Displacement, gradients_of: Gradients) -> Gradients:
-    """The same, taken at the model plus a displacement; the model itself does not move."""
+    """The gradients at the model plus a displacement; the model itself does not change."""
     buffers = [value for name, value in side.weights.items() if name.startswith("buffers/")]
 
     def perturbed(images: Tensor, labels: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         def gradient() -> Tensors:
             before = [value.clone() for value in buffers]
             _, gradients = gradients_of(images, labels)
-            if buffers:  # this pass is not a step: BatchNorm's running statistics must not see it
+            if buffers:  # this pass is not a step: BatchNorm's running statistics must not change
                 torch._foreach_copy_(buffers, before)
             return dict(zip(side.params, gradients, strict=True))
 
@@ -148,28 +149,19 @@ def _perturbed(side: "ClientSide", displacement: Displacement, gradients_of: Gra
     return perturbed
 
 
-def _total(losses: list[Tensor], counts: Sequence[int]) -> float:
-    if len(losses) == 1:
-        return losses[0].item() * counts[0]
-    total = 0.0
-    for loss, count in zip(torch.stack(losses).flatten().tolist() if losses else [], counts, strict=True):
-        total += loss * count
-    return total
-
-
 def accumulated(steps: int, momentum: float) -> float:
-    """‖a‖₁: how many plain gradients these steps of SGD with momentum add up to.
+    """‖a‖₁: how many plain gradients these steps of SGD with momentum amount to.
 
     With gradients g₁ … g_τ the model moves by η·Σ a_t·g_t, a_t = (1 − m^(τ−t+1)) / (1 − m); without momentum ‖a‖₁ = τ.
     """
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-Reference = Callable[[Tensor, str], Tensor]  # images, the model's name -> what that model makes of them
+Reference = Callable[[Tensor, str], Tensor]  # images, the model's name -> that model's features or logits
 
 
 def _references(side: "ClientSide", shared: Tensors, memory: Tensors) -> tuple[Reference, Reference]:
-    """Features and logits under a model other than the client's own. A model is loaded at first use, once a visit."""
+    """Features and logits under another model than the client's; a model is loaded at its first use in a visit."""
     loaded: dict[str, Network] = {}
 
     def network(name: str) -> Network:
@@ -190,22 +182,8 @@ def _references(side: "ClientSide", shared: Tensors, memory: Tensors) -> tuple[R
     return encode, predict
 
 
-def _correction(side: "ClientSide", shared: Tensors, memory: Tensors) -> list[Tensor] | None:
-    correct = side.algorithm.correction
-    if correct is None:
-        return None
-    added = correct(shared, memory)
-    return [added[name] for name in side.params] if added else None
-
-
-def _row(batches: Plan, step: int, count: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    if batches.shift is None or batches.flip is None:
-        return batches.index[step, :count], None, None
-    return batches.index[step, :count], batches.shift[step, :count], batches.flip[step, :count]
-
-
 IMAGES_AT_ONCE = 500  # in one forward pass without gradient
-TRAINED_WITH = ("params/", "buffers/", "sent/")  # what a client's training uses of what the server sends
+TRAINED_WITH = ("params/", "buffers/", "sent/")  # the tensors from the server that training uses
 
 
 @dataclass(frozen=True)
@@ -218,62 +196,62 @@ class ClientSide:
     train: Pixels
     test: Pixels
     population: Population
-    memory: SavedStates | None = None  # None: no method keeps anything
+    memory: SavedStates | None = None  # None: no method stores anything
     secret: bytes = b""  # of this machine, for secure sums; the server never sees it
-    sessions: "Sessions | None" = None  # what the clients of this machine have answered in secure sums
-    signer: "Signer | None" = None  # of a federation's node, in sums that a lying server cannot undo
-    own_tests: Mapping[int, Tensor] = field(default_factory=dict)  # by client, which of the test images are its own
-    room: Callable[[int], Tensor] = new_room  # where an update of so many numbers is written
-    planned: dict[Key, Plan] = field(init=False, default_factory=dict)  # drawn ahead, by the key of their visit
+    sessions: "Sessions | None" = None  # the answers of this machine's clients in secure sums
+    signer: "Signer | None" = None  # of a federation's node, for sums that a dishonest server cannot unmask
+    own_tests: Mapping[int, Tensor] = field(default_factory=dict)  # the indices of each client's test images
+    room: Callable[[int], Tensor] = new_room  # allocates an update of that length
+    planned: dict[Key, Plan] = field(init=False, default_factory=dict)  # drawn in advance, by the visit's key
     _received: list[tuple[Tensors, Tensors]] = field(init=False, default_factory=list)
     _starts: list[tuple[Tensors, Tensor, Tensor]] = field(init=False, default_factory=list)
     _references: dict[str, tuple[Network, Tensors]] = field(init=False, default_factory=dict)
 
     @property
     def memory_file(self) -> ClientMemory | None:
-        """The file of what clients keep between visits, where they keep it in one."""
+        """The clients' memories, if they are in a file."""
         return self.memory if isinstance(self.memory, ClientMemory) else None
 
     @cached_property
     def weights(self) -> Tensors:
-        """The network's own tensors by name, its buffers included."""
+        """The network's tensors by name, buffers included."""
         return tensors.of_module(self.network)
 
     @cached_property
     def params(self) -> Tensors:
-        """The network's parameters that are trained, by name, as autograd knows them."""
+        """The trained parameters by name, for autograd."""
         return {f"params/{name}": value for name, value in self.network.named_parameters() if value.requires_grad}
 
     @cached_property
     def update_layout(self) -> Layout:
-        """Where everything is in the vector of a visit's update: the numbers, then the tensors as in the network."""
-        numbers: Layout = [(name, "float64", [], place * DOUBLE) for place, name in enumerate(NUMBERS)]
+        """The layout of an update's vector: the numbers, then the tensors as in the network."""
+        numbers: Layout = [(name, "float64", [], index * DOUBLE) for index, name in enumerate(NUMBERS)]
         deltas: Layout = [
-            (f"delta/{name}", "float64", list(place.shape), (HEAD + place.start) * DOUBLE)
-            for name, place in self.packed.positions.items()
+            (f"delta/{name}", "float64", list(view.shape), (HEAD + view.start) * DOUBLE)
+            for name, view in self.packed.positions.items()
         ]
         return [*numbers[:2], *deltas, *numbers[2:]]
 
     @cached_property
     def outside(self) -> bool:
-        """Whether the network is not one of ours."""
+        """Whether the network is external."""
         return from_outside(self.network)
 
     @cached_property
     def trained(self) -> list[Tensor]:
-        """The parameters that are trained."""
+        """The trained parameters."""
         return list(self.params.values())
 
     @cached_property
     def passes(self) -> Passes | None:
-        """The network's passes by hand, where all its layers are known."""
+        """The network's hand-written passes, if all its layers have them."""
         return None if self.outside else build_passes(self.network)
 
     @cached_property
     def plain(self) -> bool:
-        """Whether clients minimise the mean cross-entropy and nothing else."""
-        own = self.algorithm
-        return not (own.margin or own.terms) and own.blend is None and own.head is None
+        """Whether clients minimise only the mean cross-entropy."""
+        algorithm = self.algorithm
+        return not (algorithm.margin or algorithm.terms) and algorithm.blend is None and algorithm.head is None
 
     @cached_property
     def classifier(self) -> tuple[str, ...]:
@@ -282,16 +260,16 @@ class ClientSide:
 
     @property
     def device(self) -> torch.device:
-        """What this side trains on: the device of its images and its network."""
+        """The device of the images and the network."""
         return self.train.device
 
     @cached_property
     def labels(self) -> npt.NDArray[np.int64]:
-        """[N], the classes of the training examples; on the CPU."""
+        """[N], the training examples' classes; on the CPU."""
         return self.train.labels.cpu().numpy()
 
     def received(self, shared: Tensors) -> Tensors:
-        """What training uses of what the server sent, on this side's device: copied once a round, not once a visit."""
+        """The server's tensors for training, on this side's device: copied once per round, not per visit."""
         if self.device.type == "cpu":
             return shared
         if not self._received or self._received[0][0] is not shared:
@@ -307,9 +285,9 @@ class ClientSide:
             self.network.train(training)
 
     def start(self, shared: Tensors) -> Tensor:
-        """Overwrite the network's tensors with the server's and train from there; the server's in float64, as packed.
+        """Overwrite the network's tensors with the server's for training; return the server's, packed, in float64.
 
-        They are packed once a round, not once a visit.
+        They are packed once per round, not per visit.
         """
         if not self._starts or self._starts[0][0] is not shared:
             model = self.packed.copied(self.received(shared), self.packed.vector.dtype)
@@ -323,7 +301,7 @@ class ClientSide:
         return exact
 
     def logits(self, features: Tensor, classifier: nn.Linear | None = None) -> Tensor:
-        """[B, d] -> [B, C], through the network's classifier or the given one, as the algorithm uses it."""
+        """[B, d] -> [B, C], through the network's or another classifier, transformed by the algorithm's head."""
         classifier, head = classifier or self.network.classifier, self.algorithm.head
         if head is None:
             logits: Tensor = classifier(features)
@@ -331,12 +309,12 @@ class ClientSide:
         return F.linear(features, *head(classifier.weight, classifier.bias))
 
     def reference(self, name: str, model: Tensors) -> Network:
-        """A second network with these weights, in eval mode; one network for each name is kept."""
+        """A second network with these weights, in eval mode; there is one per name."""
         if name not in self._references:
             network = copy.deepcopy(self.network).eval()
             self._references[name] = (network, tensors.of_module(network))
-        network, own = self._references[name]
-        torch._foreach_copy_(list(own.values()), [model[key] for key in own])
+        network, weights = self._references[name]
+        torch._foreach_copy_(list(weights.values()), [model[key] for key in weights])
         return network
 
     def close(self) -> None:
@@ -346,17 +324,17 @@ class ClientSide:
                 file.close()
 
     def counts(self, client: int) -> Tensor:
-        """[C], how many examples of each class the client holds; on the CPU."""
+        """[C], the client's examples of each class; on the CPU."""
         labels = self.labels[self.population.examples(client)]
         return torch.from_numpy(np.bincount(labels, minlength=self.network.classifier.out_features))
 
 
 @register
 class Survey(msgspec.Struct, frozen=True, tag="survey"):
-    """What the methods ask every client before the first round. There is no model yet."""
+    """Measure what the methods need from every client before the first round, without a model."""
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """The statistics' answers."""
+        """Measure the statistics' surveys."""
         known = Visited(visit, {}, {}, {}, side.counts(visit.client), 0, side.algorithm.local, lambda: iter(()))
         sums: Sums = {}
         for statistic in side.algorithm.statistics:
@@ -383,8 +361,8 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
     def _train(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
         """Train on the side's device.
 
-        What follows training (the update, statistics, memories) is on the CPU, so that a method's own functions need
-        not know about devices, and float64 is available on every machine.
+        What follows training (the update, statistics, memories) is on the CPU, so that methods need not handle devices,
+        and float64 is available on every machine.
         """
         algorithm = side.algorithm
         local = with_round_rate(algorithm.local, shared)
@@ -414,36 +392,36 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
 
 
 def plan_ahead(side: ClientSide, job: Job, shared: Tensors, visits: Sequence[Visit | TestPart], key: Key) -> None:
-    """Draw the plans of the next visits that train, one after another.
+    """Draw the plans of the next training visits in one go.
 
-    They are the same in any order. Between two trainings drawing takes four times as long: its code has to come back
-    from memory each time.
+    Plans do not depend on the order. Drawn between two trainings they take four times as long, because the code must be
+    fetched from memory each time.
     """
     side.planned.clear()
     if not isinstance(job, Train) or len(visits) < 2:
         return
     local, clients = with_round_rate(side.algorithm.local, shared), side.population.clients
     for visit in visits:
-        if isinstance(visit, Visit) and 0 <= visit.client < clients:  # any other fails when its turn comes
-            own = visit_key(key, visit)
-            side.planned[own] = plan(side.population.examples(visit.client), visit.take, local, own)
+        if isinstance(visit, Visit) and 0 <= visit.client < clients:  # others fail in their turn
+            its_key = visit_key(key, visit)
+            side.planned[its_key] = plan(side.population.examples(visit.client), visit.take, local, its_key)
 
 
 def record(side: ClientSide, shared: Tensors, watch: Sequence[str]) -> Tensors:
-    """What a recording looks at after a client's training; on the CPU."""
-    seen: Tensors = {}
+    """The recordings of a client after its training; on the CPU."""
+    recorded: Tensors = {}
     if "norms" in watch:
-        seen["norms"] = class_norms(side)  # [C]
+        recorded["norms"] = class_norms(side)  # [C]
     model = tensors.on_device(side.weights, "cpu")
     if "drift" in watch:
-        seen["drift"] = distances(model, shared)  # [L]
+        recorded["drift"] = distances(model, shared)  # [L]
     if "model" in watch:
-        seen |= {f"model/{name}": value.detach().clone() for name, value in model.items()}
-    return seen
+        recorded |= {f"model/{name}": value.detach().clone() for name, value in model.items()}
+    return recorded
 
 
 def class_norms(side: ClientSide) -> Tensor:
-    """[C], the length of each class's row in the classifier as the algorithm uses it; on the CPU."""
+    """[C], the norm of each class's row of the classifier, transformed by the algorithm's head; on the CPU."""
     classifier, head = side.network.classifier, side.algorithm.head
     weight = classifier.weight if head is None else head(classifier.weight, classifier.bias)[0]
     norms: Tensor = weight.detach().cpu().double().norm(dim=1)
@@ -452,8 +430,7 @@ def class_norms(side: ClientSide) -> Tensor:
 
 def distances(model: Tensors, other: Tensors) -> Tensor:
     """[L], the Euclidean distance between two models' parameters, layer by layer."""
-    own = tensors.parameters(model)
-    return layer_norms({name: value.double() - other[name].double() for name, value in own.items()})
+    return layer_norms({n: value.double() - other[n].double() for n, value in tensors.parameters(model).items()})
 
 
 def layer_norms(model: Tensors) -> Tensor:
@@ -463,7 +440,7 @@ def layer_norms(model: Tensors) -> Tensor:
 
 
 def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Tensor, Tensor]]]:
-    """The client's own features of the examples in the plan, each once and as it is, in eval mode; on the CPU."""
+    """The client's features of each example in the plan, without augmentation, in eval mode; on the CPU."""
 
     def features() -> Iterator[tuple[Tensor, Tensor]]:
         side.network.eval()

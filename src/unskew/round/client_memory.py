@@ -1,7 +1,7 @@
-"""What clients keep between visits: slots of one size in a file, on the client's side of the border.
+"""What clients store between visits: slots of equal size in a file on the client side.
 
-The server knows a memory by its ticket alone. A slot that the server's state or the last checkpoint refers to is never
-overwritten: a new version goes to a free one. So a failed round or a crash loses nothing that a state refers to, and
+The server knows only a memory's ticket. A slot that the server's state or the last checkpoint refers to is never
+overwritten: a new version goes to a free slot. So a failed round or a crash loses nothing that a state refers to, and
 the file does not grow with the number of rounds.
 """
 
@@ -22,23 +22,23 @@ START_A_NEW_RUN = "start a new run"
 
 
 class SavedStates(Protocol):
-    """Where a job reads what the client kept, and stores what it keeps."""
+    """The clients' memories, as jobs read and write them."""
 
     def recall(self, visit: Visit) -> Tensors:
-        """What the client kept at its last visit; nothing at its first."""
+        """What the client stored at its last visit; empty at its first."""
 
     def values(self, visited: Visited) -> Tensors:
-        """What the methods keep of this visit."""
+        """What the methods store of this visit."""
 
     def write(self, slot: int, values: Tensors) -> str:
-        """Write the values into the slot; the ticket that reads them back."""
+        """Write the values into the slot and return their ticket."""
 
     def close(self) -> None:
-        """Release what is open."""
+        """Release open files."""
 
 
 class MemoryFormat:
-    """What the methods keep of a visit, as bytes: the same number of them for every visit."""
+    """The methods' memories of a visit as bytes: the same number for every visit."""
 
     def __init__(self, remember: Sequence[Memory], model: Tensors) -> None:
         blank: Tensors = {}
@@ -48,15 +48,15 @@ class MemoryFormat:
         self._layout, self.bytes = plan_layout(blank)
 
     def values(self, visited: Visited) -> Tensors:
-        """What the methods keep of this visit."""
+        """What the methods store of this visit."""
         values: Tensors = {}
         for memory in self._remember:
             values |= prefixed(memory.keep(visited), f"{memory.name}/")
         layouts = self._layout, plan_layout(values)[0]
-        declared, given = ({name: f"{dtype} {shape}" for name, dtype, shape, _ in layout} for layout in layouts)
-        for name in declared | given:  # copying would broadcast another shape and round another type
-            if declared.get(name) != given.get(name):
-                before, after = declared.get(name, "nothing"), given.get(name, "nothing")
+        declared, actual = ({name: f"{dtype} {shape}" for name, dtype, shape, _ in layout} for layout in layouts)
+        for name in declared | actual:  # copying would broadcast another shape and round another dtype
+            if declared.get(name) != actual.get(name):
+                before, after = declared.get(name, "nothing"), actual.get(name, "nothing")
                 raise ValueError(f"memory {name}: blank declares {before}, but keep returns {after}")
         return values
 
@@ -68,12 +68,12 @@ class MemoryFormat:
         return content
 
     def unpacked(self, content: bytearray) -> Tensors:
-        """The values again: views, not copies."""
+        """The values as views of the bytes."""
         return views(content, self._layout)
 
 
 class ClientMemory:
-    """A file, read and written in whole slots; processes may share its descriptor, the first assigns the slots."""
+    """A file of slots; processes may share its descriptor, and the first one assigns the slots."""
 
     def __init__(self, remember: Sequence[Memory], model: Tensors, descriptor: int) -> None:
         self._format = MemoryFormat(remember, model)
@@ -85,20 +85,20 @@ class ClientMemory:
         self._next = 0
 
     def assign(self, visits: Sequence[Visit]) -> list[Visit]:
-        """The visits, with a free slot for each one that keeps a memory."""
+        """The visits, with a free slot for each that stores a memory."""
         return [replace(visit, slot=self._take()) if visit.keep else visit for visit in visits]
 
     def release(self, visits: Sequence[Visit], tickets: Mapping[int, str]) -> None:
-        """Free the slots of visits that left no memory."""
-        kept = {_read_ticket(ticket)[0] for ticket in tickets.values()}
-        self._free_slots({visit.slot for visit in visits if visit.slot is not None} - kept)
+        """Free the slots of visits without a ticket."""
+        written = {_read_ticket(ticket)[0] for ticket in tickets.values()}
+        self._free_slots({visit.slot for visit in visits if visit.slot is not None} - written)
 
     def supersede(self, tickets: Iterable[str]) -> None:
         """Free the slots of memories that only a checkpoint may still refer to."""
         self._free_slots(_read_ticket(ticket)[0] for ticket in tickets)
 
     def pin(self, tickets: Iterable[str]) -> None:
-        """Note that the checkpoint and the server's state refer to these memories and to no others."""
+        """Record that the checkpoint and the server's state refer to these memories only."""
         self._pinned = {_read_ticket(ticket)[0] for ticket in tickets}
         self._next = max(self._pinned, default=-1) + 1
         if self._next and os.fstat(self.descriptor).st_size < self._next * self.slot_bytes:
@@ -122,13 +122,13 @@ class ClientMemory:
         return slot
 
     def recall(self, visit: Visit) -> Tensors:
-        """What the client kept at its last visit; nothing at its first."""
+        """What the client stored at its last visit; empty at its first."""
         if visit.ticket is None:
             return {}
         return self._format.unpacked(self.content(visit.ticket, visit.client))
 
     def content(self, ticket: str, client: int) -> bytearray:
-        """The bytes that are kept under a ticket, for a process that does not share the file."""
+        """The bytes stored under a ticket, for a process that does not share the file."""
         (slot, checksum), content = _read_ticket(ticket), bytearray()
         while len(content) < self.slot_bytes:
             more = os.pread(self.descriptor, self.slot_bytes - len(content), slot * self.slot_bytes + len(content))
@@ -140,15 +140,15 @@ class ClientMemory:
         return content
 
     def values(self, visited: Visited) -> Tensors:
-        """What the methods keep of this visit."""
+        """What the methods store of this visit."""
         return self._format.values(visited)
 
     def write(self, slot: int, values: Tensors) -> str:
-        """Write the values into the slot; the ticket that reads them back."""
+        """Write the values into the slot and return their ticket."""
         return self.put(slot, self._format.packed(values))
 
     def put(self, slot: int, content: bytearray) -> str:
-        """Write what ``content`` gave into the slot; the ticket that reads it back."""
+        """Write bytes from ``content`` into the slot and return their ticket."""
         start, done = slot * self.slot_bytes, 0
         with storage_failures():
             while done < self.slot_bytes:
@@ -166,7 +166,7 @@ class ClientMemory:
 
 
 def with_tickets(visits: Sequence[Visit], tickets: Mapping[int, str]) -> list[Visit]:
-    """The visits with their clients' tickets; of several visits to one client, only the last keeps a memory."""
+    """The visits with their clients' tickets; only the last of several visits to a client stores a memory."""
     last = {visit.client: index for index, visit in enumerate(visits)}
     return [
         replace(visit, ticket=tickets.get(visit.client), keep=last[visit.client] == index)
@@ -184,7 +184,7 @@ def _read_ticket(ticket: str) -> tuple[int, int]:
 
 @contextmanager
 def storage_failures() -> Iterator[None]:
-    """A full or broken disk, reported as what it is."""
+    """Report a full or broken disk as a StorageFailure."""
     try:
         yield
     except OSError as error:
@@ -192,11 +192,11 @@ def storage_failures() -> Iterator[None]:
 
 
 def anonymous_file() -> int:
-    """The descriptor of a file without a name: it is gone when the last process that has it open ends."""
+    """The descriptor of an unnamed file, which disappears with the last process that has it open."""
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
 def whole_model(name: str) -> Memory:
-    """The client's own model, as its training left it."""
+    """A memory of the client's model after training."""
     return Memory(name, blank=lambda model: model, keep=lambda visited: copy(visited.model))

@@ -1,4 +1,4 @@
-"""A whole round on one screen, and rounds one after another."""
+"""One round, from sampling to the server's update, and the loop over rounds."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Watched:
-    """A round's recordings by client, in visit order, and the tensors that the clients were sent."""
+    """A round's recordings by client, in visit order, and the tensors sent to the clients."""
 
     sent: Tensors
     clients: Mapping[int, Mapping[str, Tensor]]
@@ -51,22 +51,19 @@ class Metrics:
     failures: tuple[Failure, ...] = ()
     accuracy: float | None = None
     loss: float | None = None
-    lr: float | None = None  # the clients' rate, where a schedule changes it
-    epsilon: float | None = None  # of all rounds so far, for every client, where updates are private
+    lr: float | None = None  # the clients' rate, if a schedule changes it
+    epsilon: float | None = None  # of all rounds so far, for every client, if updates are private
     delta: float | None = None
     unit: str | None = None  # what ε protects: a client, or an example
     void: str | None = None  # why the round does not count: the state is unchanged
-    available: int | None = None  # clients that could be drawn, if a method decides it
-    absent: int | None = None  # drawn visits that failed to arrive, if a method decides it
+    available: int | None = None  # clients that could be sampled, if a method decides it
+    absent: int | None = None  # sampled visits that did not happen, if a method decides it
     notes: tuple[str, ...] = ()  # such as a client that joined, or lost its memory
     released: bool | None = None  # True: everything that (ε, δ) does not cover was left out
 
 
 def start(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> ServerState:
-    """The state before the first round; ``classifier`` names the model's last layer.
-
-    The server's side is on the CPU, whatever the clients compute with.
-    """
+    """The state before the first round, on the CPU; ``classifier`` names the tensors of the model's last layer."""
     model = tensors.on_device(model, "cpu")
     sent = statistics.init_sent(algorithm.statistics, model, classifier)
     return ServerState(0, tensors.copy(model), algorithm.server.init(tensors.parameters(model)), sent)
@@ -91,7 +88,7 @@ def run_round(
     """
     began = perf_counter()
     number = state.round + 1
-    here = key.fold("round", number)
+    round_key = key.fold("round", number)
     state, asked = survey(algorithm, engine, state, key) if number == 1 else (state, 0)
 
     per_round = per_round or engine.roster.clients
@@ -99,7 +96,7 @@ def run_round(
     visits = drawn.visits
     if len({(visit.client, visit.repeat) for visit in visits}) < len(visits):
         raise UserError(
-            "the sampler returns two visits to a client with the same repeat, so they would draw the same batches; "
+            "the sampler returned two visits to a client with the same repeat, so they would draw the same batches; "
             "number them with repeat=0, 1, …"
         )
     memory = engine.memory if algorithm.remember else None
@@ -107,36 +104,36 @@ def run_round(
         visits = list(memory.assign(with_tickets(visits, state.clients)))
     elif algorithm.remember:
         raise UserError(
-            "the method keeps client state between visits, which this engine does not support; give --engine loop or "
+            "the method stores client state between visits, which this engine does not support; use --engine loop or "
             "pool"
         )
     if not visits and algorithm.mechanism is None:
-        return replace(state, round=number), _nobody_came(number, drawn, asked, perf_counter() - began)
+        return replace(state, round=number), _empty_round(number, drawn, asked, perf_counter() - began)
     rate = rate_of_round(algorithm.local, number, max(rounds, number))
     shared = statistics.build_shared(state) | encode_rate(rate)
-    outcome = exchange(algorithm, engine, Train(number, tuple(watch)), shared, visits, here)
+    outcome = exchange(algorithm, engine, Train(number, tuple(watch)), shared, visits, round_key)
     if memory is not None:
         memory.release(visits, {} if outcome.void else outcome.tickets)
     _check_failures(outcome, number, "train", key, skip_failures)
     if outcome.void:
-        void = _nobody_came(number, drawn, asked + (outcome.bytes_up or 0), perf_counter() - began)
+        void = _empty_round(number, drawn, asked + (outcome.bytes_up or 0), perf_counter() - began)
         void = replace(void, failures=outcome.failures, void=outcome.void, notes=outcome.notes)
         return replace(state, round=number), void
     sums, privacy = outcome.sums, dict[str, Any]()
     if (mechanism := algorithm.mechanism) is not None:
         clients = len(engine.roster.inhabited)
         expected = min(per_round, clients)
-        sums = mechanism.add_noise(sums, tensors.parameters(state.tensors), expected, here)
+        sums = mechanism.add_noise(sums, tensors.parameters(state.tensors), expected, round_key)
         if (epsilon := mechanism.epsilon(number, expected, clients)) is not None:
             privacy = {"epsilon": epsilon, "delta": mechanism.delta, "unit": mechanism.unit(expected, clients)}
     info = RoundInfo(number, max(rounds, number), engine.roster, float(sums["weight"]) / engine.roster.examples)
     gradient = algorithm.aggregate(sums)
     old, steps = tensors.parameters(state.tensors), tensors.parameters(gradient)
-    params, kept = algorithm.server.update(old, steps, state.memory, info)
+    params, server_memory = algorithm.server.update(old, steps, state.memory, info)
     buffers = {name: value for name, value in state.tensors.items() if name.startswith("buffers/")}
     buffers = apply_step(buffers, gradient, 1.0)
     sent = statistics.fold_statistics(algorithm.statistics, state.sent, sums, info)
-    if not tensors.finite(params | kept | sent):
+    if not tensors.finite(params | server_memory | sent):
         raise ClientFailure(
             f"server, round {number}: its step produced NaN or infinity; try a smaller server learning rate"
         )
@@ -160,10 +157,10 @@ def run_round(
         **privacy,
     )
     if record is not None:
-        record(Watched(shared, {visits[index].client: seen for index, seen in outcome.extra.items()}))
+        record(Watched(shared, {visits[index].client: values for index, values in outcome.extra.items()}))
     if memory is not None:
         memory.supersede(state.clients[client] for client in outcome.tickets if client in state.clients)
-    return ServerState(number, params | buffers, kept, sent, {**state.clients, **outcome.tickets}), metrics
+    return ServerState(number, params | buffers, server_memory, sent, {**state.clients, **outcome.tickets}), metrics
 
 
 def _bytes_up(outcome: Outcome, state: ServerState, visits: Sequence[Visit], reported: int, asked: int = 0) -> int:
@@ -172,8 +169,8 @@ def _bytes_up(outcome: Outcome, state: ServerState, visits: Sequence[Visit], rep
     return statistics.bytes_up(outcome.sums, state.tensors, visits, reported, asked)
 
 
-def _nobody_came(number: int, drawn: Drawn, asked: int, seconds: float) -> Metrics:
-    """The metrics of a round that leaves the server's state as it was."""
+def _empty_round(number: int, drawn: Drawn, asked: int, seconds: float) -> Metrics:
+    """The metrics of a round that does not change the server's state."""
     return Metrics(
         round=number,
         clients=0,
@@ -200,7 +197,7 @@ def run(
     watch: Callable[[int], Sequence[str]] = lambda number: (),
     record: Record | None = None,
 ) -> Iterator[tuple[ServerState, Metrics]]:
-    """The rounds after the state's own, up to ``rounds``; each is yielded as it ends."""
+    """Run the rounds after the state's, up to ``rounds``, and yield each as it ends."""
     while state.round < rounds:
         number = state.round + 1
         with plugin_errors(f"server, round {number}"), no_global_draws() if number == 1 else nullcontext():
@@ -232,7 +229,7 @@ def plugin_errors(where: str) -> Iterator[None]:
 
 
 def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key) -> tuple[ServerState, int]:
-    """Ask every client once for what the methods need before the first round; the new state, and the bytes up."""
+    """Ask all clients for what the methods need before the first round; return the new state and the bytes up."""
     if all(statistic.survey is None for statistic in algorithm.statistics):
         return state, 0
     visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
@@ -248,15 +245,15 @@ def _check_failures(outcome: Outcome, number: int | None, job: str, key: Key, sk
     for failure in outcome.failures:
         if not skip or not (outcome.sums or outcome.void):
             where = f"client {failure.client}{'' if number is None else f', round {number}'}, job {job}"
-            reason, in_plugin, place = failure.reason.partition(IN_PLUGIN)
-            message = f"{where}: {reason} (seed {key.seed} replays it){in_plugin}{place}"
+            reason, in_plugin, location = failure.reason.partition(IN_PLUGIN)
+            message = f"{where}: {reason} (seed {key.seed} replays it){in_plugin}{location}"
             raise ClientFailure(message, skippable=bool(outcome.replied) and not in_plugin)
 
 
 def exchange(
     algorithm: "Algorithm", engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key
 ) -> Outcome:
-    """The job's sums over the visits, as the algorithm lets them reach the server."""
+    """The job's sums over the visits, through the algorithm's exchange."""
     if not visits:
         return Outcome({})
     if algorithm.exchange is None:
@@ -265,7 +262,7 @@ def exchange(
 
 
 def as_used(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> Tensors:
-    """The model for use without the algorithm: the classifier as the algorithm's ``head`` transforms it."""
+    """The model for use without the algorithm: its classifier is transformed by the algorithm's ``head``."""
     if algorithm.head is None:
         return model
     bias = next((model[name] for name in classifier[1:] if name in model), None)

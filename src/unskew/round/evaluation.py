@@ -1,6 +1,6 @@
-"""Accuracy, loss and calibration error of a model, on the server's test images or on the clients' own.
+"""Accuracy, loss and calibration error of a model, on the server's test images or on the clients'.
 
-Scores are sums over images, so parts of the test images may be scored in different processes.
+Scores are sums over images, so different processes may score parts of the test images.
 Shapes: n images, C classes, T temperatures, B bins.
 """
 
@@ -43,15 +43,15 @@ class Confidence:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model does on the test images."""
+    """A model's results on the test images."""
 
     accuracy: float
     loss: float
     right: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0), compare=False)  # [C], by class
     total: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0), compare=False)  # [C]
-    marks: npt.NDArray[np.float64] | None = field(default=None, compare=False)  # [n], 1 where an image is right
-    failures: tuple[Failure, ...] = field(default=(), compare=False)  # clients that did not answer for theirs
-    confidence: Confidence | None = field(default=None, compare=False)  # how far its probabilities can be trusted
+    marks: npt.NDArray[np.float64] | None = field(default=None, compare=False)  # [n], 1 for a correct image
+    failures: tuple[Failure, ...] = field(default=(), compare=False)  # clients that did not answer
+    confidence: Confidence | None = field(default=None, compare=False)
 
 
 def evaluate(
@@ -67,9 +67,9 @@ def evaluate(
 ) -> Evaluation:
     """Accuracy and mean loss on the server's ``examples`` test images, in parts spread over the engine.
 
-    With ``by_image`` it also reports which images are right, with ``confidence`` how far the probabilities can be
-    trusted. Without test images the clients are asked to use theirs, and neither is known; their replies pass through
-    ``exchange``: masked under secure aggregation.
+    ``by_image`` also reports which images are classified correctly, ``confidence`` the calibration error. Without test
+    images on the server, the clients evaluate on theirs, and neither is known; their replies pass through ``exchange``,
+    masked under secure aggregation.
     """
     make = job or Evaluate
     if not examples:
@@ -101,13 +101,13 @@ def _evaluation(sums: Sums) -> Evaluation:
 
 @register
 class Evaluate(msgspec.Struct, frozen=True, tag="evaluate"):
-    """Score the server's model on a part of the server's test images, or on a client's own."""
+    """Score the server's model on a part of the server's test images, or on a client's."""
 
     by_image: bool = False
     confidence: bool = False
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: TestPart | Visit, key: Key) -> Reply:
-        """Right answers and loss by class."""
+        """Correct predictions and examples by class, and the loss."""
         side.load(shared, training=False)
 
         def logits(images: Tensor) -> Tensor:
@@ -119,10 +119,10 @@ class Evaluate(msgspec.Struct, frozen=True, tag="evaluate"):
 def score_images(
     side: ClientSide, visit: TestPart | Visit, logits: Callable[[Tensor], Tensor], by_image: bool, confidence: bool
 ) -> Reply:
-    """What ``logits`` makes of the visit's test images, as sums.
+    """Score ``logits`` on the visit's test images, as sums.
 
-    ``by_image``: ``extra`` marks which ones are right. ``confidence``: the sums contain those of ``confidence_sums``.
-    For its own images a client reports only the number of right answers by class.
+    ``by_image``: ``extra`` marks the correct ones. ``confidence``: the sums contain those of ``confidence_sums``. On
+    its own images a client reports only the number of correct predictions by class.
     """
     if isinstance(visit, Visit):
         index = side.own_tests.get(visit.client, torch.zeros(0, dtype=torch.int64))

@@ -1,7 +1,7 @@
-"""Jobs: what a client does for a visit, how a job crosses a wire, and how the replies of all visits are added.
+"""Jobs: a client's work in a visit, its wire format, and the addition of all replies.
 
-A job is a frozen msgspec struct that is called with the client's side. Its fields are its options, so the wire format
-follows from the declaration: ``@register`` gives it a name there.
+A job is a frozen msgspec struct that is called with the client side. Its fields are its options, so the wire format
+follows from the declaration; ``@register`` makes its tag known.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ JobType = TypeVar("JobType", bound=type[Any])
 
 
 def register(job: JobType) -> JobType:
-    """Make a job known by its tag, so that it can be sent."""
+    """Register a job by its tag, so that it can be sent."""
     JOBS[job.__struct_config__.tag] = job
     return job
 
@@ -39,7 +39,7 @@ def register(job: JobType) -> JobType:
 class PluginJob(msgspec.Struct, frozen=True, tag="call"):
     """A plug-in's job: ``package.module:function``, called with ``(side, shared, visit, key, options)``.
 
-    The function returns a Reply, or the sums alone.
+    The function returns a Reply, or only the sums.
     """
 
     function: str
@@ -52,16 +52,16 @@ class PluginJob(msgspec.Struct, frozen=True, tag="call"):
 
 
 def encode_job(job: Job) -> dict[str, Any]:
-    """A job as plain values that JSON can carry."""
+    """A job as values for JSON."""
     plain: dict[str, Any] = msgspec.to_builtins(job, enc_hook=lambda value: value.to_plain())
     return plain
 
 
 def decode_job(plain: Any) -> Job:
-    """The job that ``encode_job`` described. Raises ValueError where it is none."""
+    """Decode the output of ``encode_job``. Raises ValueError for anything else."""
     name = plain.get("type") if isinstance(plain, dict) else plain
     if not isinstance(plain, dict) or not isinstance(name, str) or name not in JOBS:
-        raise ValueError(f"there is no job {str(name)[:60]!r}; {nearest(str(name)[:60], JOBS)}")
+        raise ValueError(f"no job is called {str(name)[:60]!r}; {nearest(str(name)[:60], JOBS)}")
 
     def decode_field(kind: Any, value: Any) -> Any:
         return decode_job(value) if kind is Job else kind.from_plain(value)
@@ -71,18 +71,18 @@ def decode_job(plain: Any) -> Job:
 
 
 def plugins_of(job: Job) -> list[str]:
-    """The plug-in functions that doing the job would import."""
+    """The plug-in functions that the job would import."""
     inner = getattr(job, "inner", None)
     return ([job.function] if isinstance(job, PluginJob) else []) + ([] if inner is None else plugins_of(inner))
 
 
 def visit_key(key: Key, visit: Visit) -> Key:
-    """What a visit draws from, made from its round's key."""
+    """A visit's key, derived from its round's key."""
     return key.fold("client", visit.client, visit.repeat)
 
 
 def answer(side: "ClientSide", job: Job, shared: Tensors, visit: Visit | TestPart, key: Key) -> Reply | Failure:
-    """Do the job for one visit, store what the client keeps, check what leaves: every engine's worker calls this."""
+    """Do the job for one visit, check its sums and store the client's memory; every engine's workers call this."""
     if isinstance(visit, Visit):
         client, repeat, key = visit.client, visit.repeat, visit_key(key, visit)
     else:
@@ -90,10 +90,14 @@ def answer(side: "ClientSide", job: Job, shared: Tensors, visit: Visit | TestPar
     try:
         with deterministic(side.device):
             reply = job(side, shared, visit, key)
-        sums = reply.sums if isinstance(reply.sums, PackedSums) else _pack(reply.sums)
+        for name, value in {} if isinstance(reply.sums, PackedSums) else reply.sums.items():
+            if not isinstance(value, Tensor) or value.dtype not in SUM_TYPES:
+                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                raise TypeError(f"{name}: a sum must be a float64 tensor, not {kind}")
+        sums = reply.sums if isinstance(reply.sums, PackedSums) else PackedSums.of(reply.sums)
     except StorageFailure:
         raise
-    except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001  whatever it raises, the round decides
+    except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001  the round decides what a failure means
         return Failure(client, describe_error(error), repeat)
     if not sums.finite():
         return Failure(client, NOT_FINITE, repeat)
@@ -103,18 +107,10 @@ def answer(side: "ClientSide", job: Job, shared: Tensors, visit: Visit | TestPar
     return Reply(sums, reply.extra, ticket)
 
 
-def _pack(sums: Mapping[str, Tensor]) -> PackedSums:
-    for name, value in sums.items():
-        if not isinstance(value, Tensor) or value.dtype not in SUM_TYPES:
-            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"{name}: a sum must be a float64 tensor, not {kind}")
-    return PackedSums.of(sums)
-
-
 def add(
     replies: Iterable[Reply | Failure | Note], visits: Sequence[Visit | TestPart], progress: Progress | None = None
 ) -> Outcome:
-    """The sums of all replies, added in visit order: the only ordered addition, so every engine has the same bits."""
+    """Add all replies in visit order: the only ordered addition, so every engine produces the same bits."""
     total: PackedSums | None = None
     failures, notes, replied = list[Failure](), list[str](), list[int]()
     tickets, extra = dict[int, str](), dict[int, Mapping[str, Tensor]]()

@@ -1,7 +1,7 @@
-"""Local training: SGD, Adam, AdamW; clipping; what weight decay leaves out; schedules of the learning rate.
+"""Local training: SGD, Adam, AdamW; clipping; weight decay of all parameters or only weights; learning rate schedules.
 
-An optimizer's state (momentum, Adam's means) is new at every visit: it is neither kept nor sent. Each step is one fused
-call for all parameters.
+An optimizer's state (momentum, Adam's means) is new at every visit: it is neither stored nor sent. Each step is one
+fused call for all parameters.
 """
 
 import math
@@ -17,25 +17,25 @@ from unskew.core.errors import UserError, nearest
 from unskew.core.types import Local, Tensors
 
 Gradients = Sequence[Tensor]
-Update = Callable[[Gradients], None]  # moves the parameters in index
+Update = Callable[[Gradients], None]  # updates the parameters in place
 Optimizer = Callable[[list[Tensor], Local], Update]
 
 DECAYS = ("all", "weights")
 
 
 def make_optimizer(values: list[Tensor], local: Local, steps: int | None = None) -> Update:
-    """The update of these parameters that the settings describe; ``steps`` is their number, if known."""
+    """The update function for these parameters and settings; ``steps`` is the number of steps, if known."""
     if steps == 1 and local.momentum and uses_sgd(local):
-        local = replace(local, momentum=0.0)  # a first step is the gradient's own, and nothing reads the momentum then
+        local = replace(local, momentum=0.0)  # momentum does not affect a first step
     make = sgd if local.optimizer == "sgd" else parse_optimizer(local.optimizer)
     if local.decay == "all" or local.weight_decay == 0:
         return make(values, local)
     groups = [
-        (replace(local, weight_decay=local.weight_decay if kept else 0.0), indices)
-        for kept in (True, False)
-        if (indices := [index for index, value in enumerate(values) if is_weight(value) == kept])
+        (replace(local, weight_decay=local.weight_decay if decays else 0.0), indices)
+        for decays in (True, False)
+        if (indices := [index for index, value in enumerate(values) if is_weight(value) == decays])
     ]
-    parts = [(make([values[index] for index in indices], own), indices) for own, indices in groups]
+    parts = [(make([values[index] for index in indices], settings), indices) for settings, indices in groups]
 
     def update(gradients: Gradients) -> None:
         for part, indices in parts:
@@ -45,20 +45,19 @@ def make_optimizer(values: list[Tensor], local: Local, steps: int | None = None)
 
 
 def is_weight(value: Tensor) -> bool:
-    """Whether a parameter is a matrix or a kernel. Biases and what norms scale and shift by have one dimension."""
+    """Whether a parameter is a matrix or a kernel. Biases and the parameters of norms have one dimension."""
     return value.ndim > 1
 
 
 def clip_gradients(gradients: Gradients, longest: float) -> list[Tensor]:
-    """The gradients, all together no longer than ``longest``: ×min(1, longest/(‖g‖₂ + 1e-6)), as clip_grad_norm_."""
+    """Clip the joint norm to ``longest``: ×min(1, longest/(‖g‖₂ + 1e-6)), like clip_grad_norm_."""
     length = torch.nn.utils.get_total_norm(gradients)
     return list(torch._foreach_mul(list(gradients), torch.clamp(longest / (length + 1e-6), max=1.0)))
 
 
 def sgd(values: list[Tensor], local: Local) -> Update:
     """PyTorch's SGD (v ← m·v + g + λ·w, v₀ = g; w ← w − η·v) as one fused call for all parameters."""
-    moving = local.momentum != 0
-    velocity = [torch.empty_like(value) for value in values] if moving else []
+    velocity = [torch.empty_like(value) for value in values] if local.momentum != 0 else []
     knobs: dict[str, Any] = {"weight_decay": local.weight_decay, "momentum": local.momentum, "lr": local.lr}
     knobs |= {"dampening": 0.0, "nesterov": False, "maximize": False}
     first = True
@@ -82,7 +81,7 @@ def adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Optimiz
 
 
 def adamw(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Optimizer:
-    """PyTorch's AdamW: as Adam, but weight decay shrinks w by η·λ·w separately from the step and is not divided.
+    """PyTorch's AdamW: like Adam, but weight decay shrinks w by η·λ·w separately from the step.
 
     Reference: Loshchilov, Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, Algorithm 2.
     """
@@ -94,27 +93,27 @@ OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {"sgd": lambda: sgd, "adam"
 
 def parse_optimizer(source: str) -> Optimizer:
     """The optimizer that a text such as ``"adam(beta2=0.99)"`` describes."""
-    made: Optimizer = _parse_one(source, "optimizer", OPTIMIZERS)
-    return made
+    optimizer: Optimizer = _parse_one(source, "optimizer", OPTIMIZERS)
+    return optimizer
 
 
 def _parse_one(source: str, kind: str, table: Mapping[str, Callable[..., Any]]) -> Any:
     call = text.parse_call(source, kind)
     if call.name not in table:
-        raise text.complain(source, call.start, f"no {kind} is called {call.name!r}; {nearest(call.name, table)}")
+        raise call.error(f"no {kind} is called {call.name!r}; {nearest(call.name, table)}")
     return text.apply(call, table[call.name], kind)
 
 
 def uses_sgd(local: Local) -> bool:
-    """Whether the clients' steps are SGD's, so that --momentum counts."""
+    """Whether the clients use SGD, so that --momentum applies."""
     return local.optimizer.partition("(")[0].strip() == "sgd"
 
 
 def require_sgd(local: Local, method: str, why: str) -> None:
-    """Reject a method whose formula needs SGD's steps, because of ``why``, if the settings have another optimizer."""
+    """Reject a method that needs SGD, for the reason ``why``, if the settings have another optimizer."""
     if not uses_sgd(local):
-        given = f"{method} with --optimizer {local.optimizer}: it needs SGD: {why}"
-        raise UserError(f"{given}; give --optimizer sgd, or leave {method} out")
+        needs = f"{method} needs SGD, not --optimizer {local.optimizer}: {why}"
+        raise UserError(f"{needs}; use --optimizer sgd, or leave out {method}")
 
 
 def _adaptive(name: str, fused: Callable[..., Any], beta1: float, beta2: float, eps: float) -> Optimizer:
@@ -140,21 +139,21 @@ def _adaptive(name: str, fused: Callable[..., Any], beta1: float, beta2: float, 
     return make
 
 
-RATE = "rate"  # the name under which the server sends a round's rate
+RATE = "rate"  # the name of a round's rate among the tensors that the server sends
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a rate changes: ``warmup`` rounds in which it rises, then what ``after`` makes of the rest.
+    """A schedule of the learning rate: it rises for ``warmup`` rounds, then follows ``after``.
 
-    ``after(done, left, lr)`` is the rate when ``done`` of the ``left`` rounds without warm-up are over.
+    ``after(done, left, lr)`` is the rate when ``done`` of the ``left`` rounds after the warm-up are over.
     """
 
     warmup: int
     after: Callable[[int, int, float], float]
 
     def rate(self, lr: float, number: int, rounds: int) -> float:
-        """The rate of round ``number`` of ``rounds``; a round after the last has the last one's."""
+        """The rate of round ``number`` of ``rounds``; later rounds have the last one's."""
         number = min(number, rounds)
         if number <= self.warmup:
             return lr * number / (self.warmup + 1)
@@ -167,7 +166,7 @@ def constant(warmup: int = 0) -> Schedule:
 
 
 def step(every: int = 30, factor: float = 0.1, warmup: int = 0) -> Schedule:
-    """The rate times ``factor`` after each ``every`` rounds, as torch's StepLR: η·factor^⌊(r − 1)/every⌋."""
+    """Multiply the rate by ``factor`` every ``every`` rounds, like torch's StepLR: η·factor^⌊(r − 1)/every⌋."""
     if every < 1:
         raise ValueError(f"step(every={every}): every must be at least 1 round")
     if not 0 < factor < float("inf"):
@@ -176,16 +175,16 @@ def step(every: int = 30, factor: float = 0.1, warmup: int = 0) -> Schedule:
 
 
 def cosine(least: float = 0.0, warmup: int = 0) -> Schedule:
-    """Half a cosine down to ``least``, as torch's CosineAnnealingLR: least + (η − least)·(1 + cos(π·(r − 1)/R))/2.
+    """Half a cosine down to ``least``, like torch's CosineAnnealingLR: least + (η − least)·(1 + cos(π·(r − 1)/R))/2.
 
-    The round after the last would have the rate ``least``, so that no round is trained with a rate of 0.
+    Only the round after the last would have the rate ``least``, so no round trains with a rate of 0.
     """
     if not 0 <= least < float("inf"):
         raise ValueError(f"cosine(least={least}): least, a learning rate, must be 0 or more")
 
     def after(done: int, left: int, lr: float) -> float:
         if least > lr:
-            raise UserError(f"--schedule cosine(least={least:g}): least is above --lr {lr:g}; give a smaller one")
+            raise UserError(f"--schedule cosine(least={least:g}): least is above --lr {lr:g}; give a smaller least")
         return least + (lr - least) * (1 + math.cos(math.pi * done / left)) / 2
 
     return Schedule(_warmup("cosine", warmup), after)
@@ -201,30 +200,30 @@ def parse_schedule(source: str) -> Schedule:
 
 
 def check_rounds(local: Local, rounds: int) -> None:
-    """Refuse a schedule that does not fit the number of rounds or the rate; where there are none, any does."""
+    """Refuse a schedule that does not fit the number of rounds or the rate; without rounds, any fits."""
     if local.schedule == "constant" or not rounds:
         return
     schedule = parse_schedule(local.schedule)
     if schedule.warmup >= rounds:
-        given = f"a warm-up of {schedule.warmup} rounds leaves no others of --rounds {rounds}"
-        raise UserError(f"--schedule {local.schedule}: {given}; give fewer")
+        excess = f"a warm-up of {schedule.warmup} rounds leaves none of --rounds {rounds} to train at the full rate"
+        raise UserError(f"--schedule {local.schedule}: {excess}; give a shorter warm-up")
     schedule.rate(local.lr, rounds, rounds)
 
 
 def rate_of_round(local: Local, number: int, rounds: int) -> float | None:
-    """The clients' rate in a round; None where it is the same in all."""
+    """The clients' rate in a round; None if it is constant."""
     if local.schedule == "constant":
         return None
     return parse_schedule(local.schedule).rate(local.lr, number, rounds)
 
 
 def encode_rate(rate: float | None) -> Tensors:
-    """What the server sends so that clients know the round's rate; nothing if it is constant."""
+    """The round's rate as the server sends it; nothing if it is constant."""
     return {} if rate is None else {RATE: torch.tensor(rate, dtype=torch.float64)}
 
 
 def with_round_rate(local: Local, shared: Tensors) -> Local:
-    """The settings of the round that the server sent this for: ``lr`` is the round's own."""
+    """The settings with the rate that the server sent for the round."""
     return replace(local, lr=float(shared[RATE])) if RATE in shared else local
 
 

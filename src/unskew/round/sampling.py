@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A round's visits; how many clients were available and how many visits failed to come, if a method decides it."""
+    """A round's visits; if a method decides it, how many clients were available and how many visits did not happen."""
 
     visits: list[Visit]
     available: int | None = None
@@ -23,14 +23,14 @@ class Drawn:
 
 
 def draw(algorithm: "Algorithm", key: Key, number: int, roster: Roster, per_round: int) -> Drawn:
-    """Decide who takes part in round ``number`` of the run with this key. It may be nobody."""
-    here, available, absent = key.fold("round", number), None, None
-    can_come = algorithm.available and algorithm.available(key.fold("available"), number, roster)
-    if can_come is not None:
-        roster = Roster(np.where(can_come, roster.sizes, 0))  # the sampler knows of no one else
+    """Decide which clients, if any, take part in round ``number`` of the run with this key."""
+    round_key, available, absent = key.fold("round", number), None, None
+    mask = algorithm.available and algorithm.available(key.fold("available"), number, roster)
+    if mask is not None:
+        roster = Roster(np.where(mask, roster.sizes, 0))  # the sampler sees no other clients
         available = len(roster.inhabited)
-    visits = algorithm.sampler(here.fold("sample"), roster, per_round) if available != 0 else []
-    arrived = algorithm.arrive and algorithm.arrive(here.fold("arrive"), visits)
+    visits = algorithm.sampler(round_key.fold("sample"), roster, per_round) if available != 0 else []
+    arrived = algorithm.arrive and algorithm.arrive(round_key.fold("arrive"), visits)
     if arrived is not None:
         visits, absent = arrived, len(visits) - len(arrived)
     return Drawn(visits, available, absent)
@@ -45,7 +45,7 @@ def uniform(key: Key, roster: Roster, per_round: int) -> list[Visit]:
         chosen = roster.inhabited
     else:
         if not len(roster.inhabited):
-            raise UserError("no client in the partition has any examples; make a new partition")
+            raise UserError("no client in the partition has any examples; use another partition")
         count = min(per_round, len(roster.inhabited))
         chosen = roster.inhabited[np.sort(key.numpy().choice(len(roster.inhabited), count, replace=False))]
     return [Visit(client, float(roster.size(client))) for client in chosen.tolist()]

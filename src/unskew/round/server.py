@@ -1,6 +1,6 @@
 """5. The server's update: θ ← θ − step(ḡ), ḡ the pseudo-gradient old − new.
 
-It is computed in float64 and rounded once, to the parameters' own type.
+It is computed in float64 and rounded once, to the parameters' dtype.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def weighted_mean(sums: Sums) -> Tensors:
 
 
 def normalised_mean(sums: Sums) -> Tensors:
-    """ḡ = (Σ wₖ·aₖ / Σ wₖ) · Σ wₖ·(old − newₖ)/aₖ / Σ wₖ for parameters, where each visit scaled its own by 1/aₖ."""
+    """ḡ = (Σ wₖ·aₖ / Σ wₖ) · Σ wₖ·(old − newₖ)/aₖ / Σ wₖ for parameters; each visit has scaled its update by 1/aₖ."""
     common = sums["scaled"] / sums["weight"]
     mean = weighted_mean(sums)
     return {name: common * value if name.startswith("params/") else value for name, value in mean.items()}
@@ -35,7 +35,7 @@ def sgd(lr: float = 1.0) -> ServerOptimizer:
 
 
 def momentum(beta: float, lr: float = 1.0, *, damped: bool = False) -> ServerOptimizer:
-    """v ← β·v + ḡ; θ ← θ − γ·v. ``damped`` weighs ḡ by 1 − β, as some public code does."""
+    """v ← β·v + ḡ; θ ← θ − γ·v. ``damped`` weights ḡ by 1 − β, as some public code does."""
     share = 1 - beta if damped else 1.0
 
     def update(params: Tensors, gradient: Tensors, memory: Tensors, _: RoundInfo) -> tuple[Tensors, Tensors]:
@@ -61,7 +61,7 @@ def adaptive(second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float
 
 
 def apply_step(params: Tensors, step: Tensors, lr: float) -> Tensors:
-    """θ − γ·step, back in θ's own type; whole-number tensors (BatchNorm's batch count) are rounded."""
+    """θ − γ·step in θ's dtype; integer tensors (BatchNorm's batch count) are rounded."""
     new = {name: value.double() - lr * step[name] for name, value in params.items()}
     return {
         name: (new[name] if value.is_floating_point() else new[name].round()).to(value.dtype)

@@ -1,4 +1,4 @@
-"""6. What else is sent: statistics in addition to the model, in both directions, and the bytes of all of it."""
+"""6. Statistics that are exchanged in addition to the model, and the bytes of everything sent."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,14 +11,14 @@ from unskew.core.types import CLASSIFIER, EVERYONE, RoundInfo, ServerState, Stat
 
 
 def init_sent(statistics: Sequence[Statistic], model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> Tensors:
-    """What clients receive in addition to the model in the first round; ``classifier`` names its weight and bias."""
+    """The statistics sent in the first round; ``classifier`` names the classifier's weight and bias."""
     parts = zip(("classifier/weight", "classifier/bias"), classifier, strict=False)
     model = model | {alias: model[name] for alias, name in parts if name in model}
     return {f"{s.name}/{name}": value.double() for s in statistics for name, value in s.init(model).items()}
 
 
 def fold_survey(statistics: Sequence[Statistic], sent: Tensors, sums: Sums) -> Tensors:
-    """What is sent once every client has been asked."""
+    """Update what is sent with the answers of all clients to the survey."""
     for s in statistics:
         if s.surveyed is not None:
             with _named(s.name):
@@ -27,7 +27,7 @@ def fold_survey(statistics: Sequence[Statistic], sent: Tensors, sums: Sums) -> T
 
 
 def fold_statistics(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, info: RoundInfo) -> Tensors:
-    """What is sent in the next round, from what was sent in this one and what came back."""
+    """The statistics sent in the next round, from those sent in this round and the clients' sums."""
     for s in statistics:
         if s.fold is not None:
             last, total = tensors.under(sent, f"{s.name}/"), tensors.under(sums, f"stat/{s.name}/")
@@ -37,22 +37,22 @@ def fold_statistics(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, 
 
 
 def build_shared(state: ServerState) -> Tensors:
-    """All that goes to a client: the model, and what else is sent, in the model's own type."""
+    """Everything a client receives: the model and the statistics, in the model's dtype."""
     dtype = _dtype(state.tensors)
     return state.tensors | {f"sent/{name}": value.to(dtype) for name, value in state.sent.items()}
 
 
 def bytes_down(state: ServerState, visits: Sequence[Visit]) -> int:
-    """What these visits are sent; data in one place need no sending."""
+    """The bytes sent to these visits; pooled data need no communication."""
     return tensors.count_bytes(build_shared(state)) * sum(visit.client != EVERYONE for visit in visits)
 
 
 def bytes_up(sums: Sums, model: Tensors, visits: Sequence[Visit], reported: int, asked: int = 0) -> int:
-    """What the visits that reported sent back, and ``asked`` before: updates and statistics, in the model's own types.
+    """The bytes of the updates and statistics of the visits that reported, in the model's dtypes, plus ``asked``.
 
-    Sums are float64 since they are sums; what a client sends has the precision of its model, and is counted that way
-    for every engine. A federation gives the same bits as one process, and therefore sends statistics that 32 bits do
-    not hold with 8 bytes (scaffold's). The few other numbers (weight, loss, counts) are not counted.
+    Sums are float64, but a client's values have the precision of its model and are counted that way for every engine.
+    To give the same bits as one process, a federation sends statistics that do not fit in 32 bits (scaffold's) with 8
+    bytes. The few other numbers (weight, loss, counts) are not counted.
     """
     if any(visit.client == EVERYONE for visit in visits):
         return 0
@@ -63,7 +63,7 @@ def bytes_up(sums: Sums, model: Tensors, visits: Sequence[Visit], reported: int,
 
 @contextmanager
 def _named(statistic: str) -> Iterator[None]:
-    """What a method's own fold raises, with the statistic's name."""
+    """Add the statistic's name to an error in a method's fold."""
     try:
         yield
     except Exception as error:

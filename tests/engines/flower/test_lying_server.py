@@ -29,7 +29,7 @@ from unskew.engines.flower.messages import RunAgreement, seal, unseal
 from unskew.engines.flower.node import Node, NodeSource, read_node_data
 from unskew.federation.folder import ROSTER, write_roster
 from unskew.privacy.secure_sum import WITHHELD, SecureUpdates
-from unskew.privacy.signing import Registered, Roster, Signer, Statement
+from unskew.privacy.signing import NodeRoster, Registered, Signer, Statement
 from unskew.round import statistics
 from unskew.round.client import Train
 
@@ -130,21 +130,21 @@ def test_others_that_weigh_nothing_refuse(tmp_path):
     server = LyingServer(tmp_path, light(1e-30))
     outcome = server.train()
     assert outcome.void
-    assert "sends others another weight of client 0" in server.refusals("mask-shares", 100)[0]
+    assert "sent others a different weight for client 0" in server.refusals("mask-shares", 100)[0]
     assert not server.sent("masked")
 
 
 def test_a_node_notices_what_others_were_told_of_their_weights(tmp_path):
     server = LyingServer(tmp_path, light_in_their_terms)
     assert server.train().void
-    assert "client 0 would weigh 1e-30, and has 367 examples" in server.refusals("mask-shares", 100)[0]
+    assert "client 0 would have weight 1e-30, but has 367 examples" in server.refusals("mask-shares", 100)[0]
     assert not server.sent("masked")
 
 
 def test_a_weight_that_does_not_follow_from_the_examples_is_refused_also_where_all_are_told(tmp_path):
     server = LyingServer(tmp_path, light_for_all)
     assert server.train().void
-    assert "would weigh 1e-30" in server.refusals("mask-shares")[0]
+    assert "would have weight 1e-30" in server.refusals("mask-shares")[0]
     assert not server.sent("mask-shares")
 
 
@@ -165,7 +165,7 @@ def test_another_model_for_the_others_is_refused_by_them(tmp_path):
     server = LyingServer(tmp_path, other_model)
     assert server.train().void
     for node in OTHERS:
-        assert "another model or rate than was agreed on" in server.refusals("masked", node)[0]
+        assert "a different model or rate than the members agreed on" in server.refusals("masked", node)[0]
 
 
 def test_another_model_and_its_hash_for_the_others_are_noticed_by_the_victim(tmp_path):
@@ -179,7 +179,7 @@ def test_signatures_of_something_else_do_not_unlock_the_victims_answer(tmp_path,
     monkeypatch.setattr("unskew.privacy.secure_sum._Session._drop", lambda self, who, *rest: list(who))
     server = LyingServer(tmp_path, other_model_in_their_terms)
     assert server.train().void
-    assert "only 1 of 4 members have signed what client 2 was sent, and 4 must" in server.refusals("masked")[0]
+    assert "only 1 of 4 members have signed what client 2 received, but 4 must" in server.refusals("masked")[0]
     assert not server.sent("masked")
 
 
@@ -202,7 +202,7 @@ def test_another_learning_rate_for_the_others_is_noticed(tmp_path, monkeypatch, 
     server.exchange.between = lambda node, question, reply: agreed_as_asked(server, node, question, reply)
     server.train()
     if careless:
-        assert "client 0 was sent another run: another method, rate" in server.refusals("mask-shares")[0]
+        assert "client 0 was sent a different run: another method, rate" in server.refusals("mask-shares")[0]
     assert not server.sent("masked")
 
 
@@ -228,7 +228,7 @@ def test_invented_clients_are_refused(tmp_path):
         write_roster(tmp_path / name / ROSTER, {each: node_key(each).public for each in [*known, "node-9"]})
     server = LyingServer(tmp_path, honest, nodes)
     assert server.train().void
-    assert "client 0 is of a node that is not in this node's roster.txt" in server.refusals("mask-shares")[0]
+    assert "client 0 belongs to a node that is not in this node's roster.txt" in server.refusals("mask-shares")[0]
     assert not server.sent("mask-shares")
     assert not server.sent("masked")
 
@@ -277,7 +277,7 @@ def test_clients_of_one_other_node_are_too_few_however_many_they_are(tmp_path):
     shared = statistics.build_shared(first_state())
     outcome = SecureUpdates(0.66)(engine, Train(1), shared, visits, Key(1).fold("round", 1))
     assert outcome.void
-    assert "a sum over 2 nodes would reveal too much of each; at least 3" in outcome.failures[0].reason
+    assert "a sum over 2 nodes would reveal too much about each; at least 3" in outcome.failures[0].reason
 
 
 def test_a_node_without_a_roster_or_a_key_takes_part_in_no_secure_sum(tmp_path):
@@ -292,10 +292,10 @@ def test_a_roster_that_its_owner_changed_counts_from_the_next_sum_on(tmp_path):
     server = LyingServer(tmp_path, honest)
     assert not server.train().void
     write_roster(tmp_path / "node-2" / ROSTER, {f"node-{each}": node_key(f"node-{each}").public for each in (1, 2, 3)})
-    assert len(Roster.read(tmp_path / "node-2" / ROSTER).names) == 3
+    assert len(NodeRoster.read(tmp_path / "node-2" / ROSTER).names) == 3
     outcome = server.train_again(shared=moved(statistics.build_shared(first_state())), number=2)
     assert [failure.client for failure in outcome.failures] == [2]
-    assert "client 0 is of a node that is not in this node's roster.txt" in outcome.failures[0].reason
+    assert "client 0 belongs to a node that is not in this node's roster.txt" in outcome.failures[0].reason
 
 
 # Exchanges that are left out, or asked in two ways
@@ -332,7 +332,7 @@ def test_two_lists_of_who_answered_open_nothing(tmp_path):
     assert server.train().void
     for node in (100, 101, VICTIM, 103):
         assert not server.sent("mask-openings", node)
-    assert "have signed what client 2 was sent, and 3 must" in server.refusals("mask-openings")[0]
+    assert "have signed what client 2 received, but 3 must" in server.refusals("mask-openings")[0]
 
 
 def test_a_member_signs_one_list_alone(tmp_path):
@@ -348,7 +348,7 @@ def test_a_member_signs_one_list_alone(tmp_path):
     fields["number"] = 10**6
     fields["job"]["answered"] = [True, True, True, False]
     header, _ = unseal(answer(seal(fields, sent)))
-    assert "it has opened this session for other members" in header["results"][0]["failure"]
+    assert "it has opened its shares for other members" in header["results"][0]["failure"]
 
 
 def fewer_masks(server, node, fields, sent):
@@ -376,7 +376,7 @@ def test_a_second_sum_under_the_same_model_without_one_client_is_refused(tmp_pat
     server, first = LyingServer(tmp_path, honest), statistics.build_shared(first_state())
     assert not server.train().void
     outcome = server.train_again([visit for visit in VISITS if visit.client != 2])
-    assert "train has been summed over other clients" in server.refusals("mask-survivors", 100)[-1]
+    assert "train was already summed over other clients" in server.refusals("mask-survivors", 100)[-1]
     assert outcome.void
     assert not server.train_again().void  # the same sum again tells nothing new
     assert not server.train_again([visit for visit in VISITS if visit.client != 2], moved(first), 2).void
@@ -388,7 +388,7 @@ def test_a_second_sum_in_which_one_client_uses_fewer_examples_is_refused(tmp_pat
     assert not server.train(visits=ones).void
     fewer = [replace(visit, take=16) if visit.client == 2 else visit for visit in ones]
     assert server.train_again(fewer).void
-    assert "train has been summed with other weights or numbers of examples" in server.refusals("mask-survivors")[-1]
+    assert "train was already summed with other weights or numbers of examples" in server.refusals("mask-survivors")[-1]
     assert server.train_again(VISITS).void  # as would be solving for two clients with two sets of weights
     assert not server.train_again(ones).void
 
@@ -406,7 +406,7 @@ def test_members_cannot_change_places_after_they_have_signed(tmp_path):
 
     server = LyingServer(tmp_path, lie)
     server.train(visits=visits)
-    assert "only 0 of 4 members have signed what client 2 was sent" in server.refusals("masked")[0]
+    assert "only 0 of 4 members have signed what client 2 received" in server.refusals("masked")[0]
     assert not server.sent("masked")
 
 
@@ -444,7 +444,7 @@ def test_nodes_refuse_prototypes_over_changing_clients(tmp_path):
     shared = statistics.build_shared(first_state("prototypes"))
     assert not server.train(f"prototypes + {SECURE}", shared=shared).void
     assert server.train_again(VISITS[:3], moved(shared), 2).void
-    assert "train has been summed over other clients" in server.refusals("mask-survivors", 100)[-1]
+    assert "train was already summed over other clients" in server.refusals("mask-survivors", 100)[-1]
     assert not server.train_again(VISITS, moved(shared), 3).void
 
 
@@ -520,7 +520,7 @@ def test_a_node_that_lies_about_itself_is_left_out_and_the_others_have_their_sum
     shared = statistics.build_shared(first_state())
     outcome = SecureUpdates(0.66)(engine_over(exchange, SECURE), Train(1), shared, VISITS, Key(1).fold("round", 1))
     assert (outcome.void, [failure.client for failure in outcome.failures]) == ("", [2])
-    assert outcome.failures[0].reason == "the others would refuse its keys"
+    assert outcome.failures[0].reason == "the other members would refuse its keys"
     assert float(outcome.sums["metric/visits"]) == 3
 
 

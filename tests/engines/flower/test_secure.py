@@ -170,7 +170,7 @@ def test_below_the_threshold_a_round_is_void_and_says_so_and_the_next_one_counts
     rules = Rules(deadline=20, wait=1)
     result = federated(tmp_path, exchange, clients=4, method=f"fedavg + {SECURE}", rounds=3, rules=rules)
     first = result.history[0]
-    assert first["void"] == "2 of 4 visits answered, and 3 must for a secure sum"
+    assert first["void"] == "2 of 4 visits answered, but a secure sum needs 3"
     assert (first["clients"], [each["client"] for each in first["failures"]]) == (0, [1, 2])
     assert [row["clients"] for row in result.history[1:]] == [4, 4]
     assert result.weights_sha256 != loop(tmp_path, method="fedavg + rounded", rounds=2).weights_sha256  # other batches
@@ -273,15 +273,15 @@ def test_masks_that_fewer_can_take_off_are_refused(wire):
 
 
 def test_a_session_is_answered_once_also_after_the_node_was_killed(wire):
-    assert "a session is answered once" in wire.again("masked")
+    assert "it has already answered this session" in wire.again("masked")
     anew = make_node(wire.folder, 2, 4).answer
-    assert "a session is answered once" in wire.again("masked", node=anew)
+    assert "it has already answered this session" in wire.again("masked", node=anew)
 
 
 def test_a_second_opening_for_other_members_is_refused_also_after_the_node_was_killed(wire):
     assert wire.again("mask-openings") == ""  # the same question: the same shares
     for node in (None, make_node(wire.folder, 2, 4).answer):
-        assert "with both openings one would be unmasked" in wire.again(
+        assert "with both a client could be unmasked" in wire.again(
             "mask-openings", put(answered=[False, True, True, True]), node
         )
 
@@ -314,7 +314,7 @@ def put_parcel(change):
     return changed
 
 
-TOLD = "members have signed what client 2 was sent"
+TOLD = "members have signed what client 2 received"
 OTHER_WORK = {"type": "rounded", "inner": {"type": "evaluate"}, "members": 4}
 FEWER = {"type": "rounded", "inner": {"type": "train", "round": 1}, "members": 3}
 
@@ -323,43 +323,43 @@ FEWER = {"type": "rounded", "inner": {"type": "train", "round": 1}, "members": 3
     (without("members"), "missing required field `members`"),
     (put(members=[[0, 0, 0]] * 4), "Expected `array` of length 2"),
     (put(members=[[0.5, 0]] * 4), "Expected `int`, got `float`"),
-    (put(members=[]), "from 1 to 2,000 members, 0 given"),
+    (put(members=[]), "1 to 2,000 members, not 0"),
     (put(members=[[client, 0] for client in range(2001)]), "3 of 2001 clients remove the masks"),
-    (put(members=[[client, 0] for client in range(2001)], threshold=2000), "from 1 to 2,000 members, 2,001 given"),
-    (put(members=[[0, 0], [0, 0], [2, 0], [3, 0]]), "names one member twice"),
-    (put(members=[[-1, 0], [1, 0], [2, 0], [3, 0]]), "numbers that are not possible"),
-    (put(members=[[0, 0], [1, 0], [2, 10**6], [3, 0]]), "numbers that are not possible"),
+    (put(members=[[client, 0] for client in range(2001)], threshold=2000), "1 to 2,000 members, not 2,001"),
+    (put(members=[[0, 0], [0, 0], [2, 0], [3, 0]]), "lists one member twice"),
+    (put(members=[[-1, 0], [1, 0], [2, 0], [3, 0]]), "members have invalid numbers"),
+    (put(members=[[0, 0], [1, 0], [2, 10**6], [3, 0]]), "members have invalid numbers"),
     (put(members=[[0, 0], [1, 0], [5, 0], [3, 0]]), "client 2 is not among the members"),
     (put(members=[[5, 0], [1, 0], [2, 0], [3, 0]]), TOLD),
     (put(members=[[1, 0], [0, 0], [2, 0], [3, 0]]), TOLD),
-    (change_keys(lambda keys: keys[:3]), "sends 3 keys for 4 members"),
-    (change_keys(lambda keys: [keys[0][:63], *keys[1:]]), "expected 64 bytes, these are 63"),
-    (change_keys(lambda keys: [bytes(64), *keys[1:]]), "a public key is not its owner's"),
-    (change_keys(lambda keys: [keys[1], *keys[1:]]), "a public key is not its owner's"),
-    (change_keys(lambda keys: [*keys[:2], keys[3], keys[2]]), "a public key is not its owner's"),
-    (change_keys(lambda keys: [*keys[:2], b"", keys[3]]), "a public key is not its owner's"),
+    (change_keys(lambda keys: keys[:3]), "sent 3 keys for 4 members"),
+    (change_keys(lambda keys: [keys[0][:63], *keys[1:]]), "it must have 64 bytes, not 63"),
+    (change_keys(lambda keys: [bytes(64), *keys[1:]]), "a public key does not belong to its member"),
+    (change_keys(lambda keys: [keys[1], *keys[1:]]), "a public key does not belong to its member"),
+    (change_keys(lambda keys: [*keys[:2], keys[3], keys[2]]), "a public key does not belong to its member"),
+    (change_keys(lambda keys: [*keys[:2], b"", keys[3]]), "a public key does not belong to its member"),
     (change_keys(lambda keys: [keys[1], keys[0], *keys[2:]]), TOLD),
     (put(keys=["€"] * 4), "Invalid base64 encoded string"),
     (put(keys="keys"), "Expected `array`, got `str`"),
     (put(sharing=[2, True, True, True]), "Expected `bool`, got `int`"),
-    (put(sharing=[True, True, True]), "lists 3 of 4 members"),
-    (put(sharing=[True, True, False, True]), "3 must, itself too"),
-    (put(sharing=[False, False, True, True]), "a sum over 2 nodes would reveal too much of each"),
+    (put(sharing=[True, True, True]), "listed 3 of 4 members"),
+    (put(sharing=[True, True, False, True]), "3 must, including itself"),
+    (put(sharing=[False, False, True, True]), "a sum over 2 nodes would reveal too much about each"),
     (without("sharing"), "missing required field `sharing`"),
-    (put(session=""), "no session id"),
-    (put(session=b64encode(bytes(16)).decode()), "no session id"),
+    (put(session=""), "no valid session id"),
+    (put(session=b64encode(bytes(16)).decode()), "no valid session id"),
     (put(session="€"), "Invalid base64 encoded string"),
     (put(session=3), "Expected `bytes`, got `int`"),
     (put(threshold=4), TOLD),
-    (put(threshold=5), "more than half must, and at most all"),
-    (put(threshold=2**62), "no number of members that must stay"),
+    (put(threshold=5), "it must take more than half, and at most all"),
+    (put(threshold=2**62), "no valid number of members that must stay"),
     (put(threshold="3"), "Expected `int`, got `str`"),
     (put(inner=OTHER_WORK), TOLD),
     (put(inner=FEWER), TOLD),
-    (put(inner=None), "there is no job 'None'"),
-    (put(inner={"type": "erase"}), "there is no job 'erase'"),
+    (put(inner=None), "no job is called 'None'"),
+    (put(inner={"type": "erase"}), "no job is called 'erase'"),
     (put(inner={"type": "call", "function": "os:system"}), "os:system is code that this node has not allowed"),
-    (put(type="mask"), "there is no job 'mask'"),
+    (put(type="mask"), "no job is called 'mask'"),
 ])  # fmt: skip
 def test_a_question_that_is_none_is_refused_and_the_node_goes_on(wire, change, wrong):
     assert wrong in wire.again("masked", change)
@@ -367,13 +367,13 @@ def test_a_question_that_is_none_is_refused_and_the_node_goes_on(wire, change, w
 
 
 @pytest.mark.parametrize(("change", "wrong"), [
-    (put_parcel(lambda boxes: b""), "no shares that the other members sealed for this one"),
-    (put_parcel(lambda boxes: boxes[:-1]), "no shares that the other members sealed for this one"),
-    (put_parcel(lambda boxes: boxes + bytes(BOX_BYTES)), "no shares that the other members sealed for this one"),
-    (put_parcel(lambda boxes: bytes(len(boxes))), "shares of client 0: it was changed on its way"),
-    (put_parcel(lambda boxes: boxes[BOX_BYTES:] + boxes[:BOX_BYTES]), "shares of client 0: it was changed on its way"),
-    (put(answered=[True] * 3), "lists 3 of 4 members"),
-    (put(answered=[False, False, True, True]), "a sum over 2 nodes would reveal too much of each"),
+    (put_parcel(lambda boxes: b""), "did not forward the shares"),
+    (put_parcel(lambda boxes: boxes[:-1]), "did not forward the shares"),
+    (put_parcel(lambda boxes: boxes + bytes(BOX_BYTES)), "did not forward the shares"),
+    (put_parcel(lambda boxes: bytes(len(boxes))), "shares of client 0's secrets: the message was modified"),
+    (put_parcel(lambda boxes: boxes[BOX_BYTES:] + boxes[:BOX_BYTES]), "shares of client 0's secrets: the message was modified"),
+    (put(answered=[True] * 3), "listed 3 of 4 members"),
+    (put(answered=[False, False, True, True]), "a sum over 2 nodes would reveal too much about each"),
     (without("answered"), "missing required field `answered`"),
 ])  # fmt: skip
 def test_shares_are_opened_only_from_the_boxes_of_the_others_and_for_enough_of_them(wire, change, wrong):
@@ -508,7 +508,7 @@ def test_boxes_that_do_not_open_cost_one_round_and_their_node_its_place(tmp_path
     said = []
     engine = engine_over(exchange_of(make_nodes(tmp_path, 4), between=change), SECURE, said=said.append)
     outcome = exchanged(SecureUpdates(0.66), engine)
-    assert "client 2 sealed for the others do not open" in outcome.void
+    assert "client 2 sealed for the others are invalid" in outcome.void
     assert [failure.client for failure in outcome.failures] == [2]
     assert [line for line in said if "left out" in line] == [line for line in said if "node node-2 is left out" in line]
     again = exchanged(SecureUpdates(0.66), engine, number=2)
