@@ -163,10 +163,7 @@ class Config:
         choices=NORMALISATIONS,
     )
     views: int | None = _count(
-        None,
-        "Augmented views of each image to store behind a frozen part.",
-        "none: only the plain image",
-        MAX_VIEWS,
+        None, "Augmented views of each image to store behind a frozen part.", "none: only the plain image", MAX_VIEWS
     )
     rounds: int = _option(
         20, "N", "Number of rounds; 0 trains nothing and calibrates the initial model.", least=0, most=MAX_COUNT

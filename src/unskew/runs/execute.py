@@ -37,17 +37,7 @@ from unskew.runs.client_accuracy import CLIENTS, OWN, measure_clients, summarise
 from unskew.runs.config import CONFIG
 from unskew.runs.journal import DURING, METRICS, LineFile, Mark, leave_out, metrics_row
 from unskew.runs.prepare import Overview, Prepared, overview
-from unskew.runs.result import (
-    AT_NODES,
-    MODEL_INFO,
-    RESULT,
-    TEST,
-    VALIDATION,
-    Calibration,
-    ModelInfo,
-    Result,
-    to_json,
-)
+from unskew.runs.result import AT_NODES, MODEL_INFO, RESULT, TEST, VALIDATION, Calibration, ModelInfo, Result, to_json
 
 # The events of an observer, in addition to the Overview and each round's Metrics
 
