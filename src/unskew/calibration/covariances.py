@@ -17,7 +17,7 @@ from torch import Tensor
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind, brief, nearest
 from unskew.core.key import Key
-from unskew.core.machine import physical_memory
+from unskew.core.machine import available_memory, physical_memory
 from unskew.core.types import Tensors
 from unskew.core.units import counted, format_bytes
 
@@ -178,9 +178,10 @@ def statistics_bytes(form: "Form", held: int, width: int) -> int:
     return 16 * held + 8 * sum(math.prod(shape) for shape in form.shapes(held, width).values())
 
 
-def require_memory(needed: int, what: str, hint: str) -> None:
-    """Refuse, before anything is allocated, what this machine's memory cannot hold."""
-    if needed > (free := 0.8 * physical_memory()):
+def require_memory(needed: int, what: str, hint: str, held: int = 0) -> None:
+    """Refuse, before anything is allocated, what this machine's memory cannot hold; ``held`` bytes of it are there."""
+    free = min(0.8 * physical_memory(), available_memory() + held)
+    if needed > free:
         raise UserError(
             f"{what} take {needed / 1e9:.1f} GB, but this machine has only {free / 1e9:.1f} GB for them; {hint}"
         )
@@ -405,11 +406,12 @@ def advise_smaller_form(form: Form, held: int, width: int, examples: int) -> str
     )
 
 
-def check_memory(form: Form, held: int, width: int) -> None:
-    """Refuse statistics of more classes than this machine's memory holds."""
+def check_memory(form: Form, held: int, width: int, before: int = 0) -> None:
+    """Refuse statistics of more classes than this machine's memory holds; those of ``before`` classes are there."""
     what = f"{form} statistics of {held:,} classes and {width:,} features"
     hint = f"use covariance={list_smaller_forms(form, held, width)}"
-    require_memory(statistics_bytes(form, held, width), what, hint)
+    there = statistics_bytes(form, before, width) if before else 0
+    require_memory(statistics_bytes(form, held, width), what, hint, there)
 
 
 @lru_cache(maxsize=4)
