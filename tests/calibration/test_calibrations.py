@@ -505,7 +505,7 @@ MISFITS = {
     "a classifier of more classes": (lambda: linear(outputs=4), QUICK, "of 4 features and 4 classes, not"),
     "parts that were not measured": (linear, "ccvr(components=2)", "of 4 features and 6 classes; it was given full"),
     "random features that were not": (linear, "lda(expand=7)", "of 11 features and 3 classes; it was given full"),
-    "a head of several layers": (deep, QUICK, "must be an nn.Linear, not a Sequential; for a deeper one, set layers"),
+    "a head of several layers": (deep, QUICK, "must be an nn.Linear, not a Sequential; give its last layer"),
     "another width before several": (deep, "ccvr(layers=2)", "takes 6 features to 3 classes"),
     "a module without linear layer": (nn.ReLU, "ccvr(layers=2)", "must end in an nn.Linear, but a ReLU without one"),
     "no module": (lambda: "linear", QUICK, "the classifier must be a torch module, not a str"),

@@ -169,6 +169,20 @@ def test_inputs_in_a_dict_and_outputs_with_features_are_taken_as_hugging_face_ha
         UserError, match="returns an Output with logits, which are a classifier's output; give the part"
     ):
         ClassStatistics.measure(Named("logits"), [batch], 2)
+    with pytest.raises(UserError, match=r"with last_hidden_state \[6, 3, 1, 1\]; give a module that makes one feature"):
+        ClassStatistics.measure(Named("last_hidden_state"), [batch], 2)
+
+
+def test_inputs_in_a_dict_are_converted_refused_and_named_like_images():
+    images, labels = {"pixel_values": torch.randn(6, 4).double(), "mask": torch.ones(6, 1)}, torch.arange(6) % 2
+    assert ClassStatistics.measure(Named(), [(images, labels)], 2).width == 3
+    images["pixel_values"] = torch.zeros(6, 4, dtype=torch.uint8)
+    with pytest.raises(UserError, match=r"the pixel_values are torch.uint8, the encoder takes torch.float32"):
+        ClassStatistics.measure(Named(), [(images, labels)], 2)
+    with pytest.raises(
+        UserError, match=r"cannot take the inputs 'pixels': TypeError: .* parameters are pixel_values, mask"
+    ):
+        ClassStatistics.measure(Named(), [({"pixels": torch.randn(6, 4)}, labels)], 2)
 
 
 class TakesDict(nn.Module):
@@ -190,7 +204,21 @@ def test_images_of_whole_numbers_are_for_their_owner_to_normalize():
             ClassStatistics.measure(encoder, [(given, labels)], 2)
 
 
-def test_statistics_that_memory_does_not_hold_are_refused_before_they_are_made(monkeypatch):
-    monkeypatch.setattr("unskew.calibration.covariances.physical_memory", lambda: 10_000)
+@pytest.mark.parametrize("memory", ["physical_memory", "available_memory"])
+def test_statistics_that_memory_does_not_hold_are_refused_before_they_are_made(memory, monkeypatch):
+    monkeypatch.setattr(f"unskew.calibration.covariances.{memory}", lambda: 10_000)
     with pytest.raises(UserError, match=r"full statistics of 9 classes and 20 features need .* use covariance=shared"):
         ClassStatistics.of_features(torch.randn(18, 20), torch.arange(18) % 9, 9)
+
+
+def test_what_a_sum_already_has_in_memory_is_not_counted_again_and_qda_counts_its_factors(monkeypatch):
+    parts = [ClassStatistics.of_features(torch.randn(6, 20), torch.arange(6) % 3 + at, 6) for at in (0, 3)]
+    monkeypatch.setattr("unskew.calibration.covariances.available_memory", lambda: parts[0].size)
+    total = ClassStatistics.merged(parts)
+    assert total.held.tolist() == list(range(6))
+    monkeypatch.setattr("unskew.calibration.covariances.available_memory", lambda: parts[0].size - 1)
+    with pytest.raises(UserError, match="full statistics of 3 classes and 20 features need"):
+        ClassStatistics.merged(parts)
+    monkeypatch.setattr("unskew.calibration.covariances.available_memory", lambda: 4 * 6 * 20**2 - 1)
+    with pytest.raises(UserError, match=r"qda's 6 factors of 20 features need .* use lda, or fewer features"):
+        unskew.calibrate(nn.Linear(20, 6), total, "qda")

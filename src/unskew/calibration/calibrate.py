@@ -66,7 +66,7 @@ def calibrate(
         )
     if not isinstance(classifier, nn.Module):
         raise UserError(f"the classifier must be a torch module, not {a_kind(classifier)}")
-    if needs.layers == 1 and isinstance(classifier, nn.Sequential) and len(classifier) > 1:
+    if needs.layers == 1 and isinstance(classifier, nn.Sequential) and len(classifier):
         *first, last = classifier  # in torchvision: Dropout, Linear
         if isinstance(last, nn.Linear) and all(isinstance(part, nn.Dropout | nn.Identity) for part in first):
             classifier = last  # dropout does nothing in eval mode
@@ -186,7 +186,10 @@ def _check_fit(classifier: nn.Module, statistics: ClassStatistics, needs: Statis
     if not isinstance(statistics, ClassStatistics):
         raise UserError(f"the statistics must be ClassStatistics, not {a_kind(statistics)}")
     if needs.layers == 1 and not isinstance(classifier, nn.Linear):
-        raise UserError(f"the classifier must be an nn.Linear, not {a_kind(classifier)}; for a deeper one, set layers")
+        raise UserError(
+            f"the classifier must be an nn.Linear, not {a_kind(classifier)}; give its last layer and let the encoder "
+            "end with the parts before it, or calibrate several linear layers with layers=…"
+        )
     classes = last_linear(classifier).out_features
     layers = [part for part in classifier.modules() if isinstance(part, nn.Linear)]
     if len(layers) != needs.layers:

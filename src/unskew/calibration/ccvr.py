@@ -20,7 +20,7 @@ from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finis
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.machine import physical_memory
+from unskew.core.machine import available_memory, physical_memory
 from unskew.core.tensors import one_thread
 from unskew.core.text import check_not_negative, check_positive
 from unskew.core.types import Local
@@ -29,7 +29,7 @@ from unskew.round.local_optimizers import sgd
 
 def check_virtual_memory(count: int, per_class: int, width: int) -> None:
     """Refuse more virtual features than fit in memory."""
-    needed, available = 4 * count * width, 0.8 * physical_memory()
+    needed, available = 4 * count * width, min(0.8 * physical_memory(), available_memory())
     if needed > available:
         raise UserError(
             f"{count:,} virtual features need {needed / 1e9:.1f} GB, but this machine has only "

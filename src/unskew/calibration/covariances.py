@@ -17,7 +17,7 @@ from torch import Tensor
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind, brief, nearest
 from unskew.core.key import Key
-from unskew.core.machine import physical_memory
+from unskew.core.machine import available_memory, physical_memory
 from unskew.core.types import Tensors
 from unskew.core.units import counted, format_bytes
 
@@ -177,9 +177,9 @@ def statistics_bytes(form: "Form", held: int, width: int) -> int:
     return 16 * held + 8 * sum(math.prod(shape) for shape in form.shapes(held, width).values())
 
 
-def require_memory(needed: int, what: str, hint: str) -> None:
-    """Refuse what does not fit in memory, before anything is allocated."""
-    if needed > (free := 0.8 * physical_memory()):
+def require_memory(needed: int, what: str, hint: str, held: int = 0) -> None:
+    """Refuse what does not fit in memory, before it is allocated; ``held`` bytes of it are allocated already."""
+    if needed > (free := min(0.8 * physical_memory(), available_memory() + held)):
         raise UserError(
             f"{what} need {needed / 1e9:.1f} GB, but this machine has only {free / 1e9:.1f} GB for them; {hint}"
         )
@@ -204,7 +204,7 @@ class Full:
         return {"sums": (held, width), "second": (held, width * (width + 1) // 2)}
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
-        """Write the second moments of features [n, d] into ``sums``; ``parts`` are the features by class, in float64."""
+        """Write the second moments of features [n, d] into ``sums``; ``parts`` are they by class, in float64."""
         width = features.shape[1]
         square, upper = torch.empty(width, width, dtype=torch.float64), triangle(width)
         for part, second in zip(parts, sums["second"], strict=True):
@@ -403,11 +403,12 @@ def advise_smaller_form(form: Form, held: int, width: int, examples: int) -> str
     )
 
 
-def check_memory(form: Form, held: int, width: int) -> None:
-    """Refuse statistics of more classes than fit in memory."""
+def check_memory(form: Form, held: int, width: int, before: int = 0) -> None:
+    """Refuse statistics of more classes than fit in memory; those of ``before`` classes are allocated already."""
     what = f"{form} statistics of {held:,} classes and {width:,} features"
     hint = f"use covariance={list_smaller_forms(form, held, width)}"
-    require_memory(statistics_bytes(form, held, width), what, hint)
+    there = statistics_bytes(form, before, width) if before else 0
+    require_memory(statistics_bytes(form, held, width), what, hint, there)
 
 
 @lru_cache(maxsize=4)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew.calibration.classifier import NEVER, last_linear
-from unskew.calibration.covariances import ClassReport, Full
+from unskew.calibration.covariances import ClassReport, Full, require_memory
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
 from unskew.calibration.lda import discriminate
 from unskew.calibration.statistics import ClassStatistics
@@ -62,11 +62,13 @@ def qda(pooled: float = 0.9, layers: int = 1) -> Finisher:
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
         if not isinstance(statistics.form, Full):
             raise UserError(f"qda needs full statistics, with a covariance for every class, not {statistics.form}")
-        linear, width, classes = discriminate(statistics), statistics.width, last_linear(head).out_features
+        width, classes, like = statistics.width, last_linear(head).out_features, last_linear(head).weight
+        what = f"qda's {classes:,} factors of {width:,} features"
+        require_memory(like.element_size() * classes * width**2, what, "use lda, or fewer features")
+        linear = discriminate(statistics)
         within, means = statistics.within(), statistics.means()
         within.diagonal().add_(linear.ridge * float(within.diagonal().mean()))
         centre = linear.shrinkage @ means / linear.shrinkage.sum()
-        like = last_linear(head).weight
         factors, shifts = like.new_zeros(width, classes, width), like.new_zeros(classes, width)
         bias, reports = torch.full((classes,), NEVER, dtype=torch.float64), []
         for row, label in enumerate(statistics.held.tolist()):

@@ -96,27 +96,51 @@ def encode(encoder: nn.Module, images: Any, dtype: torch.dtype | None) -> Any:
     is passed by name. If an output has ``pooler_output`` (Hugging Face), these are the features.
     """
     try:
-        named = isinstance(images, Mapping) and takes_by_name(encoder, images)
-        output = encoder(**images) if named else encoder(images)
+        output = _call(encoder, images)
     except RuntimeError as error:  # "expected … to have the same dtype", "Input type … and weight type …"
-        other = isinstance(images, Tensor) and images.dtype != dtype
+        given = images if isinstance(images, Mapping) else {"images": images}
+        other = {name: x for name, x in given.items() if isinstance(x, Tensor) and x.dtype != dtype}
         if not other or dtype is None or not dtype.is_floating_point or "type" not in str(error).lower():
             raise
-        if not images.is_floating_point():
+        converted = {name: x.to(dtype) for name, x in other.items() if x.is_floating_point()}
+        if not converted:
+            name, x = next(iter(other.items()))
             raise UserError(
-                f"the images are {images.dtype}, but the encoder takes {dtype}; normalize them as for training, such "
-                "as (images / 255 - mean) / std"
+                f"the {name} are {x.dtype}, but the encoder takes {dtype}; normalize them as for training, such as "
+                "(images / 255 - mean) / std"
             ) from error
-        output = encoder(images.to(dtype))
+        output = _call(encoder, {**images, **converted} if isinstance(images, Mapping) else converted["images"])
     pooled = getattr(output, "pooler_output", None)
     if isinstance(pooled, Tensor):
         return pooled.flatten(1)
-    if not isinstance(output, Tensor) and isinstance(getattr(output, "logits", None), Tensor):
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(getattr(output, "logits", None), Tensor):
         raise UserError(
             f"the encoder returns {a_kind(output)} with logits, which are a classifier's output; give the part that "
             "returns features, such as model.base_model, or a module that returns the tensor you want"
         )
+    if isinstance(tokens := getattr(output, "last_hidden_state", None), Tensor):
+        raise UserError(
+            f"the encoder returns {a_kind(output)} with last_hidden_state {list(tokens.shape)}; give a module that "
+            "makes one feature vector per image of it, such as last_hidden_state[:, 0] or last_hidden_state.mean(1)"
+        )
     return output
+
+
+def _call(encoder: nn.Module, images: Any) -> Any:
+    """The encoder's output; inputs in a dict by name, where its parameters have these names."""
+    if not isinstance(images, Mapping):
+        return encoder(images)
+    if takes_by_name(encoder, images):
+        return encoder(**images)
+    try:
+        return encoder(images)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"the encoder cannot take the inputs {', '.join(map(repr, images))}: {type(error).__name__}: {error}; its "
+            f"parameters are {', '.join(inspect.signature(encoder.forward).parameters)}"
+        ) from error
 
 
 def takes_by_name(encoder: nn.Module, images: Mapping[str, Any]) -> bool:
@@ -184,7 +208,7 @@ class Merging:
         if part.noise is not None:
             self._noise = part.noise if self._noise is None else self._noise + part.noise
         if new := set(labels) - set(self._number):
-            check_memory(part.form, len(self._number) + len(new), part.width)
+            check_memory(part.form, len(self._number) + len(new), part.width, len(self._number))
         for label, number in zip(labels, part.number.tolist(), strict=True):
             self._number[label] = self._number.get(label, 0) + number
         for name, value in part.sums.items():

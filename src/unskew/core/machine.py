@@ -35,6 +35,15 @@ def physical_memory() -> float:
         return machine
 
 
+def available_memory() -> float:
+    """The bytes that other programs leave free now, where Linux reports them."""
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        found = None
+    return float("inf") if found is None else 1024.0 * int(found[1])
+
+
 def max_files() -> int:
     """How many files this process may have open at once; only POSIX sets a limit that matters."""
     try:

@@ -371,7 +371,7 @@ def test_a_question_that_is_none_is_refused_and_the_node_goes_on(wire, change, w
     (put_parcel(lambda boxes: boxes[:-1]), "did not forward the shares"),
     (put_parcel(lambda boxes: boxes + bytes(BOX_BYTES)), "did not forward the shares"),
     (put_parcel(lambda boxes: bytes(len(boxes))), "shares of client 0's secrets: the message was modified"),
-    (put_parcel(lambda boxes: boxes[BOX_BYTES:] + boxes[:BOX_BYTES]), "shares of client 0's secrets: the message was modified"),
+    (put_parcel(lambda boxes: boxes[BOX_BYTES:] + boxes[:BOX_BYTES]), "client 0's secrets: the message was modified"),
     (put(answered=[True] * 3), "listed 3 of 4 members"),
     (put(answered=[False, False, True, True]), "a sum over 2 nodes would reveal too much about each"),
     (without("answered"), "missing required field `answered`"),
