@@ -184,7 +184,7 @@ def test_a_runs_text_has_the_whole_path_and_the_hash_and_needs_the_file_only_to_
 
 def test_a_run_with_a_trace_of_other_clients_is_refused_before_its_folder_is_made(tmp_path):
     (tmp_path / "t.csv").write_text("round,client\n1,99\n")
-    with pytest.raises(UserError, match="has client 99, but there are 4 clients"):
+    with pytest.raises(UserError, match="has a client 99, but clients are numbered from 0 to 3"):
         train.run(method=f"available('{tmp_path}/t.csv')", clients=4, partition="iid", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

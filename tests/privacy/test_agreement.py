@@ -63,7 +63,7 @@ def test_with_one_share_too_few_the_sum_stays_masked():
     members, agreement = begun(5, 4)
     total = np.sum([masked(members[number], agreement, range(5)) for number in range(5)], axis=0, dtype=np.uint64)
     opened = opened_by(members, agreement, range(5), range(5), range(3))
-    with pytest.raises(UserError, match="3 of 5 clients opened their shares, 4 are needed; the sum stays masked"):
+    with pytest.raises(UserError, match="3 of 5 clients opened their shares, but 4 are needed; the sum stays masked"):
         unmask(total, agreement, range(5), range(5), opened)
 
 
@@ -95,7 +95,9 @@ def test_a_share_says_nothing_without_its_box_key():
     for wrong in (boxes[1][3], bytes([boxes[1][0][0] ^ 1]) + boxes[1][0][1:]):
         received = {number: boxes[number][0] for number in range(2, 5)} | {1: wrong}
         assert sorted(members[0].opened(agreement, received, range(5), range(5))) == [0, 2, 3, 4]
-        with pytest.raises(UserError, match="client 0 refuses to open the shares of client 1: it was changed"):
+        with pytest.raises(
+            UserError, match="client 0 refuses to open its shares of client 1's secrets: the message was"
+        ):
             members[0].opened(agreement, dict.fromkeys(range(1, 5), wrong), range(5), range(5))
 
 
@@ -159,10 +161,12 @@ def test_a_member_refuses_to_answer_or_open_for_too_few_or_for_strangers():
     members, agreement = begun(6, 4)
     boxes = {number: bytes(50) for number in range(6)}
     for sharing in ([0, 1, 2], [1, 2, 3, 4], [0, 1, 2, 9]):
-        with pytest.raises(UserError, match=r"client 0 refuses to answer: . of 6 members share their secrets, 4 must"):
+        with pytest.raises(
+            UserError, match=r"client 0 refuses to answer: . of 6 members share their secrets, but 4 must"
+        ):
             members[0].mask(vector_of(0), agreement, sharing)
     for sharing, answered, words in [
-        (range(6), [0, 1, 2], "3 of 6 members answered, 4 must"),
+        (range(6), [0, 1, 2], "3 of 6 members answered, but 4 must"),
         (range(6), [1, 2, 3, 4], "not among those that took part"),
         ([0, 1, 2, 3], range(5), "not among those that took part"),
         (range(7), range(6), "not among those that took part"),

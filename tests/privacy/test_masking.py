@@ -154,7 +154,7 @@ def test_nothing_is_answered_before_shares_are_out_and_nothing_opened_before_an_
     others = {client: Masking.new(client, SESSION) for client in (1, 2)} | {0: early}
     publics = {client: masking.public for client, masking in others.items()}
     early.boxes(Agreement(SESSION, 2, publics, layout.about()))
-    with pytest.raises(UserError, match="client 0 refuses to open: it has not answered"):
+    with pytest.raises(UserError, match="client 0 refuses to open its shares: it has not answered"):
         early.opened({}, range(3))
 
 
@@ -166,7 +166,7 @@ def test_a_client_that_leaves_after_its_answer_is_in_the_sum_all_the_same():
     del opened[2]
     same(unmasked_sum(vectors, agreement, held, opened, layout), secure_sum(callables(held), layout))
     del opened[0]
-    with pytest.raises(UserError, match="2 of 4 clients opened their shares, 3 are needed; the sum stays masked"):
+    with pytest.raises(UserError, match="2 of 4 clients opened their shares, but 3 are needed; the sum stays masked"):
         unmasked_sum(vectors, agreement, held, opened, layout)
 
 
@@ -265,7 +265,7 @@ def test_too_few_clients_are_refused_by_server_and_clients():
     clients = callables({client: statistics_of(client) for client in range(5)})
     with pytest.raises(UserError, match="a sum over 2 clients would reveal too much"):
         secure_sum(clients, layout, dropped=[1, 2, 3])
-    with pytest.raises(UserError, match="client 0 refuses to open: 3 of 5 members answered, 4 must"):
+    with pytest.raises(UserError, match="client 0 refuses to open its shares: 3 of 5 members answered, but 4 must"):
         secure_sum(clients, layout, dropped=[1, 2])
     two = [Masking.new(client, SESSION) for client in range(2)]
     with pytest.raises(UserError, match="a sum over 2 clients would reveal too much"):

@@ -77,7 +77,7 @@ def test_a_session_is_opened_one_way_and_only_by_who_answered(sessions):
     sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)  # the same question: the same answer
     with pytest.raises(UserError, match="with both a client could be unmasked"):
         sessions.open(0, FIRST, AGREED, ALL, b"r" * 32, 0)
-    with pytest.raises(UserError, match="not after it was opened"):
+    with pytest.raises(UserError, match="or opened its shares"):
         answer(sessions, 0, FIRST, AGREED, 1)
 
 
