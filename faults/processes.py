@@ -106,7 +106,9 @@ class Nemesis:
         rules: dict[str, Any] = {"deadline": DEADLINE, "min_replies": 1, "wait": 600.0}
         self.heal()
         run = Run(self.live, out, text, **rules)
-        run.reaches(1, LIMIT / 2)
+        begun = run.reaches(1, LIMIT / 2)
+        if begun and begun[0]["clients"] < len(NODES):
+            return f"an earlier fault has cost a node: {begun[0].get('notes')}"
         time.sleep(float(draw.uniform(0, 3)))
         fault(draw)
         for _ in range(MAX_RESUMES):

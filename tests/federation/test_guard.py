@@ -29,6 +29,7 @@ from unskew.federation.flower import (
     answer_for_oneself,
     check_app,
     give_apps_time,
+    keep_heartbeats,
     retry_handshakes,
 )
 from unskew.federation.folder import GATEWAY_HEADER, initialise, renew_secrets, token
@@ -237,6 +238,27 @@ def test_a_node_retries_after_a_broken_handshake_and_gives_up_on_a_wrong_certifi
     retry_handshakes(connection)
     patient = connection.make_simple_http_retry_invoker()
     assert [patient.should_giveup(error) for error in (cut, wrong, other)] == [False, True, True]
+
+
+def test_heartbeats_outlive_an_error_of_the_server_and_a_node_that_cannot_send_any_ends(monkeypatch):
+    """One answer of 500 would end them, and the server would take the node for gone, for good."""
+    connection = importlib.import_module("flwr.supernode.fleet_http_connection")
+    monkeypatch.setattr(connection, "HeartbeatSender", lambda beat: beat)
+    keep_heartbeats(connection)
+
+    def failing(error):
+        def beat():
+            raise error
+
+        return connection.HeartbeatSender(beat)
+
+    assert [connection.HeartbeatSender(lambda well=well: well)() for well in (True, False)] == [True, False]
+    for status in (500, 507):
+        assert failing(httpx.HTTPStatusError("", request=None, response=httpx.Response(status)))() is False
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    for error in (RuntimeError("unknown"), httpx.HTTPStatusError("", request=None, response=httpx.Response(404))):
+        with pytest.raises(SystemExit, match="1"):
+            failing(error)()
 
 
 def test_a_program_of_flowers_that_returns_ends_although_its_threads_go_on():

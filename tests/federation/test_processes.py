@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -53,6 +54,37 @@ def test_the_first_program_is_ended_last(tmp_path):
         until(lambda: first == second == ["on"])
     until(lambda: len(first) == len(second) == 2)
     assert float(second[1].split()[1]) <= float(first[1].split()[1])
+
+
+def test_a_signal_while_programs_are_being_ended_leaves_none_running(tmp_path):
+    """An error has ended the block, and then somebody stops the command: the first program must not outlive it."""
+    plain = "import time; print('on', flush=True); time.sleep(100)"
+    stubborn = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {plain}"
+    heard, before = [], signal.signal(signal.SIGTERM, lambda *_: pytest.fail("it was disturbed"))
+    group = ProcessGroup(f"test:{tmp_path}", tmp_path, tmp_path, patience=2.0)
+    try:
+        group.start("first", python(plain), ENVIRONMENT, heard.append)
+        group.start("second", python(stubborn), ENVIRONMENT, heard.append)
+        until(lambda: heard == ["on", "on"])
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        group.__exit__(None, None, None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert marked(group.mark) == []
+
+
+def test_a_command_whose_reader_is_gone_goes_on_and_ends_with_its_terminal(tmp_path):
+    code = "import time; from unskew.federation import __main__ as command\n"
+    code += "command.watch = lambda words: [(command.say('a line'), time.sleep(0.05)) for _ in range(2000)]\n"
+    code += "command.main()"
+    with subprocess.Popen(python(code), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout.readline() == b"a line\n"
+        running.stdout.close()
+        with pytest.raises(subprocess.TimeoutExpired, match="timed out"):
+            running.wait(1)
+        running.send_signal(signal.SIGHUP)
+        assert b"Traceback" not in running.stderr.read()
+    assert running.returncode in (0, 120)  # 120: Python could not write what was left
 
 
 def test_what_a_killed_watcher_left_running_is_found_by_its_mark_and_ended(tmp_path):

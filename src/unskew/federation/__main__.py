@@ -3,13 +3,14 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from unskew.core.errors import UserError, nearest
 from unskew.federation.folder import read_federation, read_node
 from unskew.federation.node import PARTS, attend, node_mark
-from unskew.federation.processes import MARK, WATCHER
+from unskew.federation.processes import ENDS, MARK, WATCHER
 from unskew.federation.server import serve, server_mark
 
 USAGE = "usage: python -m unskew.federation server DIR | node DIR [both|service|supernode]"
@@ -22,8 +23,9 @@ class Stopped(BaseException):
 def main() -> int:
     """Run a server or a node until a signal arrives; return the exit code."""
     os.umask(0o077)  # for everything the programs write: databases, logs, client memories, run directories
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+    for number in ENDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, _stop)
     try:
         watch(sys.argv[1:])
     except UserError as error:
@@ -36,8 +38,9 @@ def main() -> int:
 
 
 def say(line: str) -> None:
-    """Print a line for the terminal or the journal."""
-    print(line, flush=True)  # noqa: T201
+    """Print a line for the terminal or the journal; the programs continue if nobody can read it."""
+    with suppress(OSError):
+        print(line, flush=True)  # noqa: T201
 
 
 def watch(words: list[str]) -> None:
@@ -66,7 +69,7 @@ def become(mark: str, words: list[str]) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for stop in (signal.SIGINT, signal.SIGTERM):
+    for stop in ENDS:
         signal.signal(stop, signal.SIG_IGN)  # the programs are already being ended
     raise Stopped(number)
 

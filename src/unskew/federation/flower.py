@@ -172,6 +172,32 @@ def retry_handshakes(connection: Any) -> None:
     connection.make_simple_http_retry_invoker = make_patient
 
 
+def keep_heartbeats(connection: Any) -> None:
+    """Let a node's heartbeats outlive an error of the server; where they cannot go on, the process ends.
+
+    In Flower's own, one answer of 500 ends the thread that sends them: the node still asks for messages, and gets none,
+    since the server takes it for gone.
+    """
+    import httpx
+
+    make = connection.HeartbeatSender
+
+    def make_lasting(beat: Callable[[], bool]) -> Any:
+        def beat_on() -> bool:
+            try:
+                return beat()
+            except Exception as error:  # noqa: BLE001  whatever it is, a node without heartbeats is lost
+                if isinstance(error, httpx.HTTPStatusError) and error.response.status_code >= 500:
+                    return False  # it is tried again
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)  # its watcher starts it again
+
+        return make(beat_on)
+
+    connection.HeartbeatSender = make_lasting
+
+
 def answer_for_oneself(handlers: Any) -> None:
     """Refuse a reply in another node's name: Flower checks whose request it is, not whose message is in it."""
     from fastapi import HTTPException
@@ -235,7 +261,9 @@ def _run_supernode() -> None:
 
     client.get_fused_config_from_fab, client._pull_and_store_message = fuse_checked, pull_checked
     give_apps_time(_module("flwr.supercore.corestate.in_memory_corestate").InMemoryCoreState)
-    retry_handshakes(_module("flwr.supernode.fleet_http_connection"))
+    connection = _module("flwr.supernode.fleet_http_connection")
+    retry_handshakes(connection)
+    keep_heartbeats(connection)
     flower_supernode()
 
 

@@ -2,9 +2,10 @@
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,6 +17,7 @@ from unskew.core.units import counted
 MARK = "UNSKEW_FEDERATION"  # environment variable that marks our processes and their descendants
 WATCHER = b"unskew.federation"  # on the command line of supervisors
 PATIENCE = 10.0  # seconds for a program to exit by itself
+ENDS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
 
 
 class ProcessGroup:
@@ -46,12 +48,25 @@ class ProcessGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for wave in (self._children[1:], self._children[:1]):
-            for child in wave:
-                child.terminate()
-            for child in wave:
-                child.end(self._patience)
-        end_all(self.mark, patience=2.0)
+        with _undisturbed():
+            for wave in (self._children[1:], self._children[:1]):
+                for child in wave:
+                    child.terminate()
+                for child in wave:
+                    child.end(self._patience)
+            end_all(self.mark, patience=2.0)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Without a signal in between that would leave programs running: we are ending already."""
+    main = threading.current_thread() is threading.main_thread()  # no other thread has signals
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDS} if main else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def marked(mark: str) -> list[int]:
