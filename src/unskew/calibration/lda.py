@@ -103,8 +103,8 @@ class Discriminant:
 def discriminate(statistics: ClassStatistics) -> Discriminant:
     """The linear discriminant for unseen features, described in ``lda``."""
     means, within, number = statistics.means(), statistics.within(), statistics.number.double()
-    if statistics.noise is None and not features_vary(means, within):  # noise can hide all variance
-        raise UserError("lda has no solution: the features do not vary within classes; check the encoder")
+    if statistics.noise is None:  # noise can hide all variance
+        require_variation("lda", means, within)
     values, vectors = torch.linalg.eigh((within + within.mT) / 2)
     limit = 0.0
     if statistics.noise is not None:
@@ -161,8 +161,7 @@ def solve_discriminant(
     w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c for classes with examples. The others keep the rows of a linear head
     of the same width; without one they are never predicted.
     """
-    if not features_vary(means, within):
-        raise UserError("lda has no solution: the features do not vary within classes; check the encoder")
+    require_variation("lda", means, within)
     regular = add_ridge(within, ridge)
     if bool(torch.linalg.cholesky_ex(regular).info):  # not positive definite: no features can have these moments
         positive, share = drop_negative(within)
@@ -197,3 +196,12 @@ def add_ridge(matrix: Tensor, ridge: float) -> Tensor:
 def features_vary(means: Tensor, within: Tensor) -> bool:
     """Whether features vary within their classes by more than rounding errors."""
     return bool(within.diagonal().mean() > 1e-14 * means.square().mean())
+
+
+def require_variation(name: str, means: Tensor, within: Tensor) -> None:
+    """Refuse features that do not vary, such as those of BatchNorm layers after too few steps."""
+    if not features_vary(means, within):
+        raise UserError(
+            f"{name} has no solution: the features do not vary within classes; check the encoder, and if it has "
+            "BatchNorm, train it for some dozen steps first"
+        )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unskew.calibration.classifier import last_linear, replace_rows
 from unskew.calibration.covariances import drop_negative, parse_form
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
-from unskew.calibration.lda import NEGATIVE, add_ridge, check_shape, features_vary, report_pooled
+from unskew.calibration.lda import NEGATIVE, add_ridge, check_shape, report_pooled, require_variation
 from unskew.calibration.protection import pooled_edge, raise_eigenvalues
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
@@ -88,8 +88,7 @@ class Regression:
     def of(statistics: ClassStatistics, balanced: bool, known_noise: bool) -> "Regression":
         """The regression of class statistics; ``known_noise`` raises eigenvalues that may be noise."""
         number, means, within = statistics.number.double(), statistics.means(), statistics.within()
-        if not features_vary(means, within):
-            raise UserError("ridge has no solution: the features do not vary within classes; check the encoder")
+        require_variation("ridge", means, within)
         if known_noise and statistics.noise is not None:
             within = raise_eigenvalues(within, pooled_edge(statistics))
         if bool(torch.linalg.cholesky_ex(add_ridge(within, GRID[0])).info):  # no features can have these moments
