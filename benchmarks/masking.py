@@ -31,7 +31,7 @@ from unskew.privacy.secure_sum import (
     MaskOpenings,
     MaskShares,
     MaskSurvivors,
-    Terms,
+    SignedTerms,
     as_steps,
     describe,
     digest_of,
@@ -133,7 +133,7 @@ def _session(sides):
     keys, terms, consents, signatures = tuple(publics.values()), None, (), ()
     if sides[0].signer is not None:
         statements = tuple(side.signer.state(member, 600) for side, member in zip(sides, members, strict=True))
-        terms = Terms(digest_of({}), digest_of_key(Key(0)), (1.0,) * CLIENTS, (None,) * CLIENTS, statements)
+        terms = SignedTerms(digest_of({}), digest_of_key(Key(0)), (1.0,) * CLIENTS, (None,) * CLIENTS, statements)
     agreement = Agreement(session, about[1], publics, describe(Work(), terms))
     late = None if terms is None else terms.unsigned()
     if terms is not None:

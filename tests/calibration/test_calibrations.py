@@ -472,7 +472,7 @@ WRONG_TEXTS = {
     "ccvr(layers=0)": "ccvr(layers=0): give a number above 0",
     "ccvr(components=0)": "ccvr(components=0): give a number above 0",
     "ccvr(momentum=1)": "ccvr(momentum=1.0): give at least 0 and less than 1",
-    "ccvr(weight_decay=-1)": "ccvr(weight_decay=-1.0): give 0 or more",
+    "ccvr(weight_decay=-1)": "ccvr(weight_decay=-1.0): weight_decay must be 0 or more",
     "ccvr(tukey=0.5)": "Tukey's power needs features that are not negative; add relu=true",
     "ccvr(tukey=2, relu=true)": "tukey must be from 0 (the logarithm) to 1 (no change)",
     "ccvr(relu=1)": "relu must be true or false, not 1",
@@ -501,12 +501,12 @@ def test_a_text_that_is_no_calibration_is_refused_in_words(source):
 
 
 MISFITS = {
-    "a classifier of more features": (lambda: linear(5), QUICK, "takes 5 features to 3 classes and needs"),
+    "a classifier of more features": (lambda: linear(5), QUICK, "maps 5 features to 3 classes and needs"),
     "a classifier of more classes": (lambda: linear(outputs=4), QUICK, "of 4 features and 4 classes, not"),
-    "parts that were not measured": (linear, "ccvr(components=2)", "of 4 features and 6 classes; it was given full"),
-    "random features that were not": (linear, "lda(expand=7)", "of 11 features and 3 classes; it was given full"),
+    "parts that were not measured": (linear, "ccvr(components=2)", "of 4 features and 6 classes, not full"),
+    "random features that were not": (linear, "lda(expand=7)", "of 11 features and 3 classes, not full"),
     "a head of several layers": (deep, QUICK, "must be an nn.Linear, not a Sequential; give its last layer"),
-    "another width before several": (deep, "ccvr(layers=2)", "takes 6 features to 3 classes"),
+    "another width before several": (deep, "ccvr(layers=2)", "maps 6 features to 3 classes"),
     "a module without linear layer": (nn.ReLU, "ccvr(layers=2)", "must end in an nn.Linear, but a ReLU without one"),
     "no module": (lambda: "linear", QUICK, "the classifier must be a torch module, not a str"),
     "a rate that blows up": (linear, "ccvr(per_class=50, lr=1e30)", "retraining with lr=1e+30 diverged to NaN"),

@@ -32,7 +32,7 @@ def test_a_classifier_of_nan_is_not_told_to_descend_more_slowly():
 
 def test_what_is_missing_for_random_features_and_components_is_said():
     total, classifier = ClassStatistics.measure(ENCODER, [(IMAGES, LABELS)], classes=4), nn.Linear(5, 4)
-    with pytest.raises(UserError, match=r"measure behind unskew\.Lift\.of\(features, 7\)"):
+    with pytest.raises(UserError, match=r"measure the output of unskew\.Lift\.of\(features, 7\)"):
         unskew.calibrate(classifier, total, "lda(expand=7)")
     with pytest.raises(UserError, match="every component of a class has its own label"):
         unskew.calibrate(classifier, total, "ccvr(components=2)")
