@@ -128,7 +128,7 @@ def test_nodes_that_fail_are_left_out_by_name_with_a_warning(monkeypatch):
     said = [str(each.message) for each in told]
     assert "node 2 is left out of the calibration: OSError: disk full" in said
     assert "node 3 is left out of the calibration: it did not answer within 0 s" in said
-    with pytest.raises(UserError, match="1 node sent class statistics, 2 are needed: node 2: OSError: disk full"):
+    with pytest.raises(UserError, match="1 node sent class statistics, but 2 are needed: node 2: OSError: disk full"):
         unskew.flower.gather(grid, weights(), classes=3, timeout=0.1, min_replies=2)
 
 

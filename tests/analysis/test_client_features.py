@@ -64,7 +64,7 @@ def test_places_are_those_of_the_classes_that_were_named(tmp_path):
 
 
 def test_without_places_nothing_is_drawn(finished):
-    with finished_run(finished) as opened, pytest.raises(Missing, match="no places"):
+    with finished_run(finished) as opened, pytest.raises(Missing, match="no coordinates"):
         parse_measure("places").take(opened)
     assert places.places_findings(Places(["a"], [1], [[(0.0, 0.0)]])) == ["a: 1 training example with coordinates."]
 

@@ -121,7 +121,7 @@ def test_a_layer_without_a_bias_gets_one_and_everything_else_is_refused_in_words
     [
         (
             "outside_calibrations:wrong(narrow)",
-            "returns a Linear that refuses 6 features of torch.float32",
+            "returns a Linear that fails on 6 features of torch.float32",
         ),
         (
             "outside_calibrations:wrong(flat)",
@@ -164,7 +164,7 @@ def test_the_decorator_keeps_the_signature_and_docstring_for_the_list_of_methods
     import inspect
 
     assert "per_class" in inspect.signature(ccvr).parameters
-    assert (inspect.getdoc(ccvr) or "").startswith("Re-trains the classifier")
+    assert (inspect.getdoc(ccvr) or "").startswith("Retrains the classifier")
     assert finisher.__doc__
 
 

@@ -85,7 +85,7 @@ def test_a_stranger_leaves_the_sum_as_it_was():
     total = Merging()
     total.add(part(0))
     total.add(part(3))
-    with pytest.raises(UserError, match="do not belong together"):
+    with pytest.raises(UserError, match="these statistics cannot be added"):
         total.add(part(1, "diagonal"))
     same(total.total(), part(0) + part(3))
 

@@ -177,7 +177,7 @@ def test_inputs_in_a_dict_are_converted_refused_and_named_like_images():
     images, labels = {"pixel_values": torch.randn(6, 4).double(), "mask": torch.ones(6, 1)}, torch.arange(6) % 2
     assert ClassStatistics.measure(Named(), [(images, labels)], 2).width == 3
     images["pixel_values"] = torch.zeros(6, 4, dtype=torch.uint8)
-    with pytest.raises(UserError, match=r"the pixel_values are torch.uint8, the encoder takes torch.float32"):
+    with pytest.raises(UserError, match=r"the pixel_values are torch.uint8, but the encoder takes torch.float32"):
         ClassStatistics.measure(Named(), [(images, labels)], 2)
     with pytest.raises(
         UserError, match=r"cannot take the inputs 'pixels': TypeError: .* parameters are pixel_values, mask"
@@ -200,7 +200,9 @@ def test_images_of_whole_numbers_are_for_their_owner_to_normalize():
     encoder = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten())
     images, labels = torch.zeros(4, 3, 5, 5, dtype=torch.uint8), torch.arange(4) % 2
     for given in (images, images.numpy()):
-        with pytest.raises(UserError, match=r"the images are torch.uint8, the encoder takes torch.float32; normalize"):
+        with pytest.raises(
+            UserError, match=r"the images are torch.uint8, but the encoder takes torch.float32; normalize"
+        ):
             ClassStatistics.measure(encoder, [(given, labels)], 2)
 
 

@@ -183,9 +183,9 @@ def test_statistics_that_do_not_belong_together_are_refused_and_both_are_named()
     }
     mine = "full over 5 classes of 3 features, 4 held"
     for words, other in others.items():
-        with pytest.raises(UserError, match=f"do not belong together: {mine} and {words}"):
+        with pytest.raises(UserError, match=f"these statistics cannot be added: {mine} and {words}"):
             a + other
-        with pytest.raises(UserError, match=f"do not belong together: {words} and {mine}"):
+        with pytest.raises(UserError, match=f"these statistics cannot be added: {words} and {mine}"):
             other + a
     with pytest.raises(UserError, match=r"low-rank\(2\) .* and low-rank\(1\)"):
         ClassStatistics.empty(C, D, "low-rank(2)") + ClassStatistics.empty(C, D, "low-rank(1)")

@@ -240,7 +240,7 @@ def test_statistics_that_claim_sixteen_million_classes_are_refused(tmp_path):
 def test_a_dense_covariance_of_very_many_features_is_refused():
     wide = ClassStatistics.of_features(torch.ones(4, 10**6), torch.tensor([0, 0, 1, 1]), 2, "diagonal")
     for ask in (wide.within, lambda: wide.covariance(0)):
-        with refused("covariances of 1,000,000 features take"):
+        with refused("covariances of 1,000,000 features need"):
             ask()
 
 

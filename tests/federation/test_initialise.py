@@ -67,8 +67,8 @@ def test_every_node_has_the_keys_of_all_nodes_also_of_those_that_come_later_or_s
 @pytest.mark.parametrize(("content", "wrong"), [
     (None, r"roster.txt, the list of the federation's nodes, is missing"),
     (b"ward\n", "roster.txt, line 1: give a name and a key, such as: ward ecdsa-sha2-nistp384"),
-    (b"# nodes\n\nward ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJKK\n", "roster.txt, line 3: expected a name and a key"),
-    (b"\xff\xfe\x00", "roster.txt, line 1: expected a name and a key"),
+    (b"# nodes\n\nward ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJKK\n", "roster.txt, line 3: give a name and a key"),
+    (b"\xff\xfe\x00", "roster.txt, line 1: give a name and a key"),
 ])  # fmt: skip
 def test_a_roster_that_is_none_is_refused(tmp_path, content, wrong):
     if content is not None:

@@ -110,7 +110,7 @@ def test_the_frame_has_rows_of_length_one_and_equal_angles(classes, width):
 
 
 def test_fewer_features_than_classes_are_refused():
-    with pytest.raises(ValueError, match="as many features as classes: 10 and 4 given"):
+    with pytest.raises(ValueError, match="as many features as classes, not 10 classes, 4 features"):
         simplex(10, 4)
 
 
@@ -125,7 +125,7 @@ def test_fedetf_writes_its_frame_and_leaves_the_networks_own_classifier_unused()
 
 @pytest.mark.parametrize("text", ["fedsam(rho=-1)", "fedlesam(rho=inf)", "fedntd(tau=0)", "feddecorr(-1)", "fedetf(0)"])
 def test_a_knob_out_of_range_is_refused(text):
-    with pytest.raises(UserError, match="must be"):
+    with pytest.raises(UserError, match=r"must be|give a number"):
         parse_method(text)
 
 

@@ -635,7 +635,7 @@ def test_a_clients_shares_never_leave_it_unless_the_population_is_asked_once():
         ('fedir("")', "give population, uniform, or a share for each class"),
         ('fedir(" , ")', "give population, uniform, or a share for each class"),
         ('fedir("0.5 0.3 0.2")', "3 shares for 4 classes"),
-        ('fedir("1 1 1 1 1")', "5 shares given, but the data has 4 classes"),
+        ('fedir("1 1 1 1 1")', "5 shares for 4 classes"),
     ],
 )
 def test_fedir_refuses_limits_and_targets_that_are_none(text, said):

@@ -75,7 +75,7 @@ def test_loop_and_pool_agree_on_every_method(text):
 
 def test_every_method_that_changes_what_clients_do_is_tried_in_the_pool():
     server_alone = {"fedyogi", "fedadagrad", "median", "bounded"}  # the code of fedadam and trimmed
-    tried = {word for text in POOLED for word in candidate(text).words}
+    tried = {word for text in POOLED for word in candidate(text).names}
     assert tried | server_alone == {text.partition("(")[0] for text in TRAINING} | {"secure"}  # with updates=true
 
 
@@ -190,10 +190,13 @@ CAUGHT = [
     (breaking.growing_memory, r"client 0, round 2.*memory growing/all: .*\[1\].*\[2\]"),
     (breaking.growing_statistic, "does not grow.*the tensors sent with the model grew from 16 bytes in round 2 to 64"),
     (breaking.growing_server, "does not grow.*the server's memory grew"),
-    (breaking.grabbing, r"does not modify its arguments.*the term changes step.shared\['params/.*in place \(round 2\)"),
+    (
+        breaking.grabbing,
+        r"does not modify its arguments.*the term modifies step.shared\['params/.*in place \(round 2\)",
+    ),
     (
         breaking.scribbling,
-        r"does not modify its arguments.*the term changes step.memory\['breaking/.*in place \(round 2\)",
+        r"does not modify its arguments.*the term modifies step.memory\['breaking/.*in place \(round 2\)",
     ),
     (breaking.floating, "stat/x/y: a sum must be a float64 tensor, not float"),
     (breaking.folding, "server, statistic x: KeyError"),

@@ -144,7 +144,7 @@ def test_a_round_below_the_threshold_has_not_happened(small):
     after, metrics = driver.run_round(fed.algorithm, engine, state, fed.key, per_round=6, skip_failures=True)
     assert same(replace(after, round=state.round), state)
     assert metrics.clients == 0
-    assert metrics.void == "3 of 6 visits opened their shares, and 4 must for a secure sum"
+    assert metrics.void == "3 of 6 visits opened their shares, but a secure sum needs 4"
     assert [failure.client for failure in metrics.failures] == [0, 1, 2]
     assert sorted(engine.memory._free) == list(range(6, 12))  # what the clients kept of it is given back
     engine._lost = {}
@@ -181,7 +181,7 @@ def test_statistics_survive_a_client_that_drops_out_and_name_it(small):
     plain = sum(layout.quantise(each, 6, "test") for each in clear)
     assert torch.equal(layout.quantise(found, 1, "test"), plain)
     engine._lost = {MaskShares: [1, 2, 3]}
-    with pytest.raises(UserError, match="client 1, class statistics: gone; 3 of 6 visits handed out shares"):
+    with pytest.raises(UserError, match="client 1, class statistics: gone; 3 of 6 visits distributed shares"):
         secure_statistics(engine, shared, request, layout, Key(0), 0.66)
     engine.close()
 
@@ -234,7 +234,7 @@ def test_a_client_refuses_to_answer_what_was_not_agreed_on(small, change):
     ({"threshold": 0}, "no valid number of members that must stay"),
     ({"keys": ()}, "sent 0 keys for 6 members"),
     ({"keys": (b"x" * 63,) * 6}, "it must have 64 bytes, not 63"),
-    ({"sharing": (True,)}, "lists 1 of 6 members"),
+    ({"sharing": (True,)}, "listed 1 of 6 members"),
 ])  # fmt: skip
 def test_a_question_that_is_none_is_refused(small, change, wrong):
     engine = losing(small, {})

@@ -102,7 +102,7 @@ def test_the_run_folder_is_sealed_and_can_be_loaded_and_studied(tmp_path):
     assert {each.name: each.state for each in examine(path)}["federation.json"] == UNCHANGED
     assert read_result(path) == result
     assert result.emd is None
-    assert "EMD not known" in str(result)
+    assert "EMD unknown" in str(result)
     load(path, "lda")
     assert analyse(path, "confusion")
     with pytest.raises(Missing, match="only the nodes of the federation know"):

@@ -248,11 +248,14 @@ def test_the_first_convolution_is_found_wherever_it_is_in_the_file(tmp_path):
         ({"resize": 0}, "1 or more"),
         ({"resize": 10**6}, "the limit is 4,096"),
         ({"views": 0, "train": "classifier"}, "1 or more"),
-        ({"normalise": "imagenet"}, "for colour images"),
+        ({"normalise": "imagenet"}, "for color images"),
         ({"normalise": "image-net"}, "did you mean"),
-        ({"train": "classifier", "method": "moon"}, "moon with --train classifier: it acts on the features"),
-        ({"train": "last(1)", "method": "fedavgm + prototypes"}, "prototypes with --train classifier"),
-        ({"train": "classifier", "method": "fedeccr"}, "or leave fedeccr out"),
+        (
+            {"train": "classifier", "method": "moon"},
+            "moon has no effect with --train classifier: it acts on the features",
+        ),
+        ({"train": "last(1)", "method": "fedavgm + prototypes"}, "prototypes has no effect with --train classifier"),
+        ({"train": "classifier", "method": "fedeccr"}, "or leave out fedeccr"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_folder_is_made(options, words, tmp_path):

@@ -41,7 +41,7 @@ def test_values_have_the_type_of_their_option_and_commas_in_brackets_are_theirs(
         (["augment=maybe"], "augment must be true or false"),
         (["lr=0.1,-1"], "--lr -1.0: give a number above 0"),
         (["lr=nan"], "--lr nan: give a number above 0"),
-        (["momentum=0,1"], "--momentum 1.0: give at least 0 and less than 1"),
+        (["momentum=0,1"], "--momentum 1.0: give 0 or more and less than 1"),
         (["lr=0.1,1e-1"], "0.1 is given twice"),
         (["lr=0.1", "lr=0.2"], "lr is given twice"),
         (["seed=0,1"], "seed cannot be varied; give --seeds"),
@@ -50,7 +50,7 @@ def test_values_have_the_type_of_their_option_and_commas_in_brackets_are_theirs(
         (["velocity=1"], "no option is called 'velocity'; choose from: data, partition, clients"),
         (["lr=0.3..0.1"], "the range is empty"),
         (["momentum=0..0.9 log"], "a logarithmic range must start above 0"),
-        (["momentum=0..1"], "--momentum 1.0: give at least 0 and less than 1"),
+        (["momentum=0..1"], "--momentum 1.0: give 0 or more and less than 1"),
     ],
 )
 def test_what_cannot_be_tried_is_refused(texts, message):

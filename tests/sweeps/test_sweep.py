@@ -154,7 +154,7 @@ def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(made, tmp_
         ({"by": "lda", "method": "fedavg + lda + secure"}, r"are: lda \+ secure; add lda"),
         (
             {"over": ["method=fedavg,scaffold", "optimizer=sgd,adam"]},
-            "with method scaffold, optimizer adam: scaffold with",
+            "with method scaffold, optimizer adam: scaffold needs SGD",
         ),
         ({"over": ["rounds=2,9", "schedule=constant,constant(warmup=5)"]}, "with rounds 2, schedule .*warm-up of 5"),
         ({"over": ["momentum=0,0.9"], "optimizer": "adam"}, "--optimizer adam has no momentum"),

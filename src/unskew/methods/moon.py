@@ -11,7 +11,7 @@ from unskew.round.client_memory import whole_model
 
 
 def moon(mu: float = 1.0, tau: float = 0.5) -> Method:
-    """Pulls features towards the server's model, away from the client's previous one.
+    """Pulls features to the server's model, away from the client's last one.
 
     + μ·mean(−log(e^(sim(z, z_glob)/τ) / (e^(sim(z, z_glob)/τ) + e^(sim(z, z_prev)/τ)))), sim the cosine of the features
     that enter the classifier. z_glob: the server's model; z_prev: the client's own model after its last visit; both in

@@ -422,7 +422,7 @@ def test_statistics_are_asked_of_one_set_of_clients_under_whatever_model(tmp_pat
     for _ in range(2):
         secure_statistics(engine, shared, request, layout, Key(0), 0.66)
     for model in (shared, moved(shared)):
-        with pytest.raises(UserError, match="statistics has been summed over other clients"):
+        with pytest.raises(UserError, match="statistics was already summed over other clients"):
             secure_statistics(engine, model, request, layout, Key(0), 0.66, lost={3})
 
 

@@ -371,7 +371,7 @@ def test_a_server_cannot_make_a_node_plan_visits_that_do_not_fit_in_memory(tmp_p
     monkeypatch.setattr("unskew.engines.flower.node.physical_memory", lambda: 10**9)
     monkeypatch.setattr("unskew.data.batches.physical_memory", lambda: 10**9)
     header, sent = asking.job(visits=[Visit(1, 1.0, take=10**9, repeat=repeat) for repeat in range(2)])
-    assert ["before it trains" in fields["failure"] for fields in header["results"]] == [True, True]
+    assert ["before training" in fields["failure"] for fields in header["results"]] == [True, True]
     assert sent == []
 
 
