@@ -380,6 +380,7 @@ def test_commands_that_differ_in_the_table_alone_are_one_in_the_index(table, tmp
     assert "\nunskew reproduce ccvr/table2 --scale paper --seeds 0\n" in text
 
 
+@pytest.mark.heavy
 def test_of_candidates_the_table_shows_the_best_in_each_column(tmp_path):
     """Figure 4 is the best of Figure 8's grid: here the middle rate is best, and one column has the highest."""
     best = {"α = 100": 0.01, "α = 0": 1}
