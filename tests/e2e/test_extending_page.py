@@ -122,6 +122,7 @@ def test_a_run_of_values_goes_the_whole_way_with_the_same_values(page):
     assert not [words for section in made.sections for words in section.missing]
 
 
+@pytest.mark.heavy
 def test_workers_find_every_part_of_it(page):
     words = "--data mine:bars --partition mine:mostly --clients 4 --model mine:layers --rounds 1"
     method = '--method "fedavg + mine:rare + mine:adjusted"'

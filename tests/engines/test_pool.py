@@ -103,6 +103,7 @@ def test_results_are_added_in_the_order_of_the_visits():
     assert all(torch.equal(outcomes[0][name], outcomes[1][name]) for name in outcomes[0])
 
 
+@pytest.mark.heavy
 def test_a_pool_gives_back_all_it_took():
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))

@@ -151,6 +151,7 @@ def test_the_parts_of_a_node_share_a_socket_in_the_compose_file_and_nothing_that
     assert entry == 'ENTRYPOINT ["unskew", "federation"]'
 
 
+@pytest.mark.heavy
 def test_the_units_start_commands_that_exist_each_as_a_user_of_its_own():
     users, written = set(), {}
     for file in sorted((RECIPES / "systemd").glob("*.service")):

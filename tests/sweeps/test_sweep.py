@@ -198,6 +198,7 @@ def test_a_search_is_the_same_for_the_same_seed_and_goes_on(tmp_path):
         sweep(over=["lr=0.01..2 log", *over[1:]], trials=3, out=tmp_path / "search", **options)
 
 
+@pytest.mark.heavy
 def test_several_jobs_give_the_same_bits(made, tmp_path):
     """Two worker processes: the slow part is their start."""
     several = sweep(over=["lr=0.3,1000", "momentum=0.9"], out=tmp_path / "jobs", **{**SMALL, "jobs": 2})
