@@ -204,7 +204,7 @@ class Full:
         return {"sums": (held, width), "second": (held, width * (width + 1) // 2)}
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
-        """Write the second moments of features [n, d] into ``sums``; ``parts`` are they by class, in float64."""
+        """Write the second moments of features [n, d] into ``sums``; ``parts`` has them by class, in float64."""
         width = features.shape[1]
         square, upper = torch.empty(width, width, dtype=torch.float64), triangle(width)
         for part, second in zip(parts, sums["second"], strict=True):
