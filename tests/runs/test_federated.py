@@ -1,6 +1,7 @@
 """A run over nodes: the same weights as one process, an ordinary run folder, and going on after a kill."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -10,12 +11,20 @@ from nodes import OPTIONS, PARTITION, exchange_of, federated, make_node, make_no
 from unskew.analysis import analyse
 from unskew.core.errors import Missing, UserError
 from unskew.engines.flower.engine import Rules
-from unskew.engines.flower.messages import read_header
+from unskew.engines.flower.messages import ClientFacts, Description, read_header
 from unskew.engines.flower.node import Node, NodeSource, read_node_data
 from unskew.report.write import make_report
 from unskew.runs import execute
 from unskew.runs.checkpoint import CHECKPOINT, earlier_checkpoints, keep_checkpoint, roll_back
-from unskew.runs.federated import FederatedRequest, check_nodes, settings_of
+from unskew.runs.federated import (
+    FederatedRequest,
+    FederationTerms,
+    agree_on_terms,
+    check_nodes,
+    describe_oddities,
+    settings_of,
+    why_not,
+)
 from unskew.runs.finished import calibrate_run, load
 from unskew.runs.journal import read_metrics
 from unskew.runs.result import read_result
@@ -565,3 +574,16 @@ def test_grey_images_of_one_node_are_used_in_colour_where_the_others_are(tmp_pat
     terms = json.loads((tmp_path / "run" / "federation.json").read_text())
     assert terms["shape"] == [3, 8, 8]
     assert len(terms["mean"]) == 3
+
+
+def test_terms_for_two_hundred_thousand_classes_take_seconds():  # as many as Landmarks has; a scan per class took hours
+    many = tuple(f"landmark {number}" for number in range(200_000))
+    nodes = [
+        Description(name, "1", (ClientFacts(name, None, 5, 2),), classes, (1, 8, 8), (0.5,), (0.2,), False, "shift")
+        for name, classes in (("all", many), ("half", many[100_000:]))
+    ]
+    began = time.process_time()
+    terms = agree_on_terms(FederationTerms(run="0" * 32), nodes, ())
+    assert [why_not(node, terms) for node in nodes] == [None, None]
+    assert describe_oddities(nodes, terms) == []
+    assert time.process_time() - began < 30

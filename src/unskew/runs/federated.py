@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -131,9 +132,10 @@ def why_not(node: Description, terms: FederationTerms) -> str | None:
         return (
             f"its images are {_shape(node.shape)}, but the others' are {_shape(terms.shape)}; scale them to that size"
         )
-    if unknown := [name for name in node.classes if name not in terms.classes]:
+    agreed = set(terms.classes)
+    if (unknown := next((name for name in node.classes if name not in agreed), None)) is not None:
         return (
-            f"its class {unknown[0]!r} is not among the {counted(len(terms.classes), 'class')} agreed on "
+            f"its class {unknown!r} is not among the {counted(len(terms.classes), 'class')} agreed on "
             f"({', '.join(terms.classes[:5])}{', …' if len(terms.classes) > 5 else ''}); rename it, or list it in the "
             "recipe"
         )
@@ -177,17 +179,18 @@ def _pool_all(nodes: Sequence[Description]) -> tuple[tuple[float, ...], tuple[fl
 def describe_oddities(nodes: Sequence[Description], terms: FederationTerms) -> list[str]:
     """Notes on nodes whose description changes the run for everybody; the operator may want to look at them."""
     notes = []
+    agreed, holders = set(terms.classes), Counter(name for node in nodes for name in node.classes)
     for node in nodes:
         if any(NARROW * own < pooled for own, pooled in zip(node.std, terms.std, strict=False)):
             notes.append(
                 f"node {node.node}: its images are almost uniform, with a deviation of {min(node.std):.2g}; all nodes' "
                 f"is {min(terms.std):.2g}"
             )
-        others = {name for other in nodes if other is not node for name in other.classes}
-        own = sum(name not in others for name in node.classes)
-        if others and own > len(others) and all(name in terms.classes for name in node.classes):
+        own = sum(holders[name] == 1 for name in node.classes)
+        others = len(holders) - own
+        if 0 < others < own and agreed.issuperset(node.classes):
             notes.append(
-                f"node {node.node} has {own:,} classes that no other node has, the others have {len(others):,} "
+                f"node {node.node} has {own:,} classes that no other node has, the others have {others:,} "
                 "together; the network predicts all of them; to decide yourself, list classes in the recipe's table "
                 "[federation]"
             )
@@ -211,12 +214,13 @@ def images_of(terms: FederationTerms, config: Config, own: ImageSet | None) -> I
                 f"the server's test images ({config.data}) are {_shape(own.shape)}, but the nodes' images are "
                 f'{_shape(terms.shape)}; give data = "{NODES}"'
             )
-        if unknown := [name for name in own.classes if name not in terms.classes]:
+        number = {name: label for label, name in enumerate(terms.classes)}
+        if (unknown := next((name for name in own.classes if name not in number), None)) is not None:
             raise UserError(
-                f"the server's test images have a class {unknown[0]!r}, which the nodes do not have; rename it, or "
+                f"the server's test images have a class {unknown!r}, which the nodes do not have; rename it, or "
                 f'give data = "{NODES}"'
             )
-        numbers = np.array([terms.classes.index(name) for name in own.classes], np.int64)
+        numbers = np.array([number[name] for name in own.classes], np.int64)
         test = Split(own.test.images, numbers[own.test.labels], own.test.rows)
     return ImageSet(
         name=config.data if own else "the nodes' images",
@@ -282,7 +286,8 @@ def check_nodes(exchange: Transport, request: FederatedRequest, say: Callable[[s
     for line in describe_oddities(nodes, terms):
         say(line)
     for node in nodes:
-        if missing := [name for name in terms.classes if name not in node.classes]:
+        held = set(node.classes)
+        if missing := [name for name in terms.classes if name not in held]:
             say(f"node {node.node} lacks {', '.join(missing[:10])}{', …' if len(missing) > 10 else ''}")
     session.finish()
     if rejected := [f"node {node.node}: {reason}" for node in nodes if (reason := why_not(node, terms))]:
