@@ -141,7 +141,7 @@ def test_the_overview_names_the_baseline_and_what_it_did_otherwise():
 def test_the_overview_says_what_the_run_will_be():
     text = overview_text()
     for words in (
-        "data random: 12 train, 4 test, 4 classes, 8x8 grey",
+        "data random: 12 train, 4 test, 4 classes, 8x8 gray",
         "mean 0.4000, std 0.2000; no augmentation",
         "note: a note",
         "by hand: 2 clients of 3 to 9 examples (median 6), EMD 0.50, hash",

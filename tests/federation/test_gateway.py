@@ -259,7 +259,7 @@ def test_a_signature_counts_once_and_on_no_other_path(door):
     assert door.call(headers=headers)[0] == 200
     for path in (PUSH, "/v1/fleet/get-fab"):
         answered = door.call(path, headers=headers)
-        assert (answered[0], reason(answered)) == (503, "the request is a repetition")
+        assert (answered[0], reason(answered)) == (503, "this request was sent before")
     assert len(door.flower.requests) == 1
 
 
@@ -403,7 +403,7 @@ def test_a_connection_is_one_nodes(door):
     with door.connect() as line:
         assert door.send(both, line)[0] == 200
         answered = answer(line)
-        assert (answered[0], reason(answered)) == (400, "the connection is another node's")
+        assert (answered[0], reason(answered)) == (400, "this connection belongs to another node")
     assert len(door.flower.requests) == 1
 
 

@@ -13,6 +13,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models import NETWORKS, build, initialise
 from unskew.models.conv_pool import ConvPool
+from unskew.models.networks import InParts
 
 
 def layer(inside, outside, kernel=5, dtype=torch.float32, whole=False):
@@ -243,3 +244,13 @@ def test_images_whose_layers_do_not_fit_into_memory_are_refused(name, monkeypatc
     build(name, (1, 16, 16), 10) if name != "lenet-64" else build(name, (1, 4, 4), 10)
     with pytest.raises(UserError, match=f"{name} for images of 4096x4096 pixels has a layer of .* GB, too large"):
         build(name, (1, 4096, 4096), 10)
+
+
+@pytest.mark.parametrize("count", [0, 1, 50, 51, 130])
+def test_a_network_in_parts_has_the_same_output_and_leaves_its_mode_alone(count):
+    network = NETWORKS["tiny-cnn"]((1, 8, 8), 3)
+    parts = InParts(network.encoder.eval())
+    images = torch.randn(count, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(parts(images), network.encoder(images))
+    assert parts.training == network.encoder.training is False

@@ -361,7 +361,7 @@ def test_what_a_federation_cannot_do_is_refused_before_a_folder_is_made(tmp_path
 
 
 def test_centralised_training_is_refused(tmp_path):
-    with pytest.raises(UserError, match="in a federation there is no such place"):
+    with pytest.raises(UserError, match="centralised needs all examples in one place"):
         federated(tmp_path, exchange_of(make_nodes(tmp_path)), method="centralised")
 
 

@@ -1,4 +1,4 @@
-"""Features in the plane: one t-SNE embedding of test images, coloured by true class and by predictions."""
+"""Features in the plane: one t-SNE embedding of test images, colored by true class and by predictions."""
 
 import warnings
 from collections import Counter
@@ -99,7 +99,7 @@ def _draw_plane(values: Projection, labels: list[int], name: str, title: str, by
         x, y = [values.x[index] for index in at], [values.y[index] for index in at]
         marks.append(Dots(x, y, label % 10, radius=2.0, name=class_name))
     axis = Axis(low=min(values.x + values.y), high=max(values.x + values.y))
-    alt = f"t-SNE of {len(values.truth):,} test images' features, coloured by {by}."
+    alt = f"t-SNE of {len(values.truth):,} test images' features, colored by {by}."
     name = f"projection-{name}"
     return Chart(name, title, alt, marks, x=axis, y=axis, width=440, height=440, frame=False, square=True)
 
@@ -132,7 +132,7 @@ PROJECTION = Measure(
     show=show_projection,
     title="Features in the plane",
     text=(
-        "One t-SNE embedding of test images' features, coloured by true class and by each classifier's predictions. "
+        "One t-SNE embedding of test images' features, colored by true class and by each classifier's predictions. "
         "If whole islands change color, the classifier is at fault, not the features."
     ),
     calibrations=True,

@@ -26,6 +26,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Engine, PrivacyBudget, Progress, Tensors, Visit
 from unskew.models.cut import cut
+from unskew.models.networks import InParts
 from unskew.privacy.agreement import shares_needed
 from unskew.privacy.ledger import Release
 from unskew.privacy.secure_sum import add_securely
@@ -237,7 +238,7 @@ def every_client(engine: Engine) -> list[Visit]:
 
 def real_features(side: ClientSide, needs: RealFeatures, key: Key) -> tuple[Tensor, Tensor]:
     """The training features [n, d] for a bound for study, and their labels, on the CPU."""
-    encoder, _ = cut(side.network, needs.layers)
+    encoder = InParts(cut(side.network, needs.layers)[0])
     index = torch.from_numpy(np.sort(side.population.order.astype(np.int64)))
     labels = torch.from_numpy(side.labels)
     if needs.per_class:  # this many of each class, or all if there are fewer

@@ -30,7 +30,7 @@ from unskew.calibration.covariances import ClassReport, Form, Full, parse_form
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind
 from unskew.models.cut import cut
-from unskew.models.networks import Network
+from unskew.models.networks import InParts, Network
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class StatisticsRequest:
     def encoder(self, network: Network, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
         """A module from images to the requested features, and their number."""
         first, _ = cut(network, self.layers)
-        parts = [first]
+        parts: list[nn.Module] = [InParts(first)]
         width = width_of(first, shape)
         if self.expand:
             parts.append(Lift.of(width, self.expand).to(device_of(first)))

@@ -18,6 +18,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Reply, Tensors, TestPart, Visit
 from unskew.models.cut import cut
+from unskew.models.networks import InParts
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.evaluation import score_images
 from unskew.round.jobs import register
@@ -119,7 +120,7 @@ class EvaluateCalibrated(msgspec.Struct, frozen=True, tag="evaluate-calibrated")
         side.load(shared, training=False)
         values = tensors.under(shared, "calibrated/")
         encoder, classifier = load_calibrated(values, lambda layers: cut(side.network, layers))
-        classifier = classifier.cpu()  # it clips features in float64
+        encoder, classifier = InParts(encoder), classifier.cpu()  # it clips features in float64
         return score_images(
             side, visit, lambda images: classifier(encoder(images).cpu()), self.by_image, self.confidence
         )

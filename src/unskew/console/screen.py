@@ -33,7 +33,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     """A run's settings and needs, as words and facts."""
     config, images, partition, sizes = seen.config, seen.images, seen.partition, seen.population.sizes
     channels, height, width = images.shape
-    shape = f"{width}x{height} {'grey' if channels == 1 else 'colour'}"
+    shape = f"{width}x{height} {'gray' if channels == 1 else 'color'}"
     here, test = len(images.train), len(images.test)
     train = f"{here:,} train" if here else f"{seen.population.roster.examples:,} train at the nodes"
     evaluated = f"{test:,} held out for validation, no test" if config.validation else f"{test:,} test"

@@ -206,7 +206,7 @@ def answer_for_oneself(handlers: Any) -> None:
 
     def push_own(request: Any, state: Any) -> Any:
         if any(message.metadata.src_node_id != request.node.node_id for message in request.messages_list):
-            raise HTTPException(status_code=403, detail="the message in this request is another node's")
+            raise HTTPException(status_code=403, detail="this request contains another node's message")
         return push(request=request, state=state)
 
     handlers.push_messages = push_own
@@ -401,10 +401,10 @@ def check_app(content: bytes) -> None:
                 raise WrongApp("one of its files is too large")
             project = tomllib.loads(archive.read("pyproject.toml").decode())
             if project["tool"]["flwr"]["app"]["components"]["clientapp"] != CLIENT_APP:
-                raise WrongApp("it starts with another file")
+                raise WrongApp("its entry point is another file")
             for name, code in own.items():
                 if archive.read(name) != code:
-                    raise WrongApp(f"its {name} is another one; server and nodes need the same version of unskew")
+                    raise WrongApp(f"its {name} differs; server and nodes need the same version of unskew")
     except (KeyError, TypeError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise WrongApp("it cannot be read") from error
 

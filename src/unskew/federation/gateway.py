@@ -239,7 +239,7 @@ class Signatures:
         while order and order[0][0] < now - _MOST_LATE + _MOST_AHEAD:
             used.discard(order.popleft()[1])
         if text in used:
-            raise Refused(503, "the request is a repetition", "replay")  # an honest node signs it again
+            raise Refused(503, "this request was sent before", "replay")  # an honest node signs it again
         used.add(text)
         order.append((now, text))
 
@@ -488,7 +488,7 @@ class Gateway:
             self._proved[name] += 1
             visitor.name = name
         elif visitor.name != name:
-            raise Refused(400, "the connection is another node's", "key")
+            raise Refused(400, "this connection belongs to another node", "key")
         return name
 
     def _check_size(self, request: Request, name: str) -> None:

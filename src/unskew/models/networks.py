@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from unskew.core.errors import UserError
@@ -121,3 +122,26 @@ def _fits(name: str, shape: Shape, weights: int) -> None:
         layer = f"{name} for images of {shape[2]}x{shape[1]} pixels has a layer of {format_bytes(4 * weights)}"
         instead = "use smaller images (--resize) or resnet-18, whose layers do not grow with the images"
         raise UserError(f"{layer}, too large to train in this machine's memory; {instead}")
+
+
+PART = 50  # images
+
+
+class InParts(nn.Module):
+    """Runs a module on a few images at a time, without gradients: large outputs cost a CPU more than the arithmetic.
+
+    glibc maps blocks above 32 MB anew for every layer, and the kernel clears each of their pages.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training  # otherwise restoring its mode later would change the module's
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The module's output for all images."""
+        if len(images) <= PART or images.device.type != "cpu":
+            whole: Tensor = self.module(images)
+            return whole
+        parts = images.tensor_split(-(-len(images) // PART))  # of about equal size: one image alone gives other bits
+        return torch.cat([self.module(part) for part in parts])

@@ -21,7 +21,7 @@ from unskew.core.types import Displacement, Job, Local, Loss, Reply, Step, Sums,
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
 from unskew.models import from_outside
-from unskew.models.networks import Network, by_layer
+from unskew.models.networks import InParts, Network, by_layer
 from unskew.models.passes import Passes, build_passes
 from unskew.round.client_memory import ClientMemory, SavedStates
 from unskew.round.jobs import register, visit_key
@@ -447,7 +447,7 @@ def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Te
         for index in torch.unique(batches.index[batches.index >= 0]).split(IMAGES_AT_ONCE):
             images, labels = side.train.batch(index)
             with torch.no_grad():
-                values = side.network.encoder(images)
+                values = InParts(side.network.encoder)(images)
             yield values.cpu(), labels.cpu()
 
     return features

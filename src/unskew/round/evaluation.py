@@ -19,6 +19,7 @@ from unskew.core import tensors
 from unskew.core.errors import ClientFailure
 from unskew.core.key import Key
 from unskew.core.types import Engine, Exchange, Failure, Job, Reply, Sums, Tensors, TestPart, Visit
+from unskew.models.networks import InParts
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.jobs import add, register
 
@@ -110,8 +111,10 @@ class Evaluate(msgspec.Struct, frozen=True, tag="evaluate"):
         """Correct predictions and examples by class, and the loss."""
         side.load(shared, training=False)
 
+        encoder = InParts(side.network.encoder)
+
         def logits(images: Tensor) -> Tensor:
-            return side.logits(side.network.encoder(images)).cpu()
+            return side.logits(encoder(images)).cpu()
 
         return score_images(side, visit, logits, self.by_image, self.confidence)
 

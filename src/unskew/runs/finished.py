@@ -31,6 +31,7 @@ from unskew.data.partition_files import Holdings, read_holdings
 from unskew.data.photographs import Say, silent
 from unskew.models.any_module import AnyNetwork
 from unskew.models.cut import cut
+from unskew.models.networks import InParts
 from unskew.privacy.ledger import add_release
 from unskew.round import driver, statistics
 from unskew.round.algorithm import Algorithm
@@ -635,10 +636,10 @@ class FinishedRun:
             for batch in torch.split(torch.arange(count), IMAGES_AT_ONCE):
                 self.say("classifying the test images", int(batch[0]), count)
                 images, _ = side.test.batch(batch)
-                encoded = side.network.encoder(images)
+                encoded = InParts(side.network.encoder)(images)
                 features.append(encoded.cpu())
                 for name, (encoder, classifier) in pairs.items():
-                    inputs = encoded if encoder is side.network.encoder else encoder(images)
+                    inputs = encoded if encoder is side.network.encoder else InParts(encoder)(images)
                     logits = classifier(inputs.cpu() if name else inputs)  # calibrated classifiers are on the CPU
                     predicted.setdefault(name, []).append(logits.argmax(1).cpu())
         joined = {name: torch.cat(batches) for name, batches in predicted.items()}

@@ -16,7 +16,7 @@ from unskew.core import tensors, text
 from unskew.core.errors import nearest
 from unskew.core.key import Key
 from unskew.core.types import ServerState
-from unskew.models.networks import by_layer
+from unskew.models.networks import InParts, by_layer
 from unskew.round import driver
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide, class_norms, layer_norms
 
@@ -126,7 +126,7 @@ def some_features(side: ClientSide, key: Key, most: int = MAX_IMAGES) -> tuple[T
     side.network.eval()
     with torch.no_grad(), tensors.one_thread():
         for batch in torch.split(index, IMAGES_AT_ONCE):
-            features.append(side.network.encoder(side.test.batch(batch)[0]).cpu())
+            features.append(InParts(side.network.encoder)(side.test.batch(batch)[0]).cpu())
     return torch.cat(features), side.test.labels.cpu()[index]
 
 

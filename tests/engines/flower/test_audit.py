@@ -54,7 +54,7 @@ def test_nothing_leaves_that_cannot_be_recorded(tmp_path, monkeypatch):
     header, came = asking.job()
     monkeypatch.undo()
     assert header["kind"] == "refused"
-    assert "audit.jsonl cannot be written, so nothing goes on: No space left on device" in header["reason"]
+    assert "audit.jsonl cannot be written, so no reply is sent or used: No space left on device" in header["reason"]
     assert came == []
 
 

@@ -168,7 +168,7 @@ def test_a_round_waits_for_as_many_replies_as_it_needs(nodes, shared):
     outcome = train(engine, shared)
     assert outcome.failures == ()
     assert tensors.sha256(outcome.sums) == tensors.sha256(train(loop_over(), shared).sums)
-    told = "round 1: 2 of 3 replies; waiting for nodes, 100 seconds at most"
+    told = "round 1: 2 of 3 replies; waiting up to 100 seconds for nodes"
     assert told in said
     assert told in outcome.notes
 
@@ -253,7 +253,7 @@ def test_a_node_whose_name_is_not_the_one_of_its_key_is_left_out(nodes, shared):
     said = []
     exchange = exchange_of(nodes, presence={101: Presence("hospital")})
     engine = engine_over(exchange, said=said.append)
-    wrong = "its key is registered for node 'hospital', it calls itself 'node-1'"
+    wrong = "its key is registered for node 'hospital', but it calls itself 'node-1'"
     assert any(wrong in line for line in said)
     assert engine.roster.sizes.tolist() == [556, 0, 447]
 
@@ -269,14 +269,14 @@ def test_a_node_that_comes_back_with_other_data_is_left_out(tmp_path, shared):
     exchange.pause(5)
     train(engine, shared)
     outcome = train(engine, shared, number=2)
-    wrong = "client 'node-1' has 100 examples, it had 435 when the run began; its data must stay the same during a run"
+    wrong = "client 'node-1' has 100 examples, but had 435 when the run began; restore its data"
     assert f"node-1: node node-1 is left out: {wrong}" in reasons(outcome)[1]
     assert any(wrong in line for line in said)
 
 
 def test_all_examples_in_one_place_is_refused(nodes, shared):
     engine = engine_over(exchange_of(nodes))
-    with pytest.raises(UserError, match="centralised trains on all examples in one place"):
+    with pytest.raises(UserError, match="centralised needs all examples in one place"):
         train(engine, shared, [Visit(-1, 1.0)])
 
 

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict  # noqa: E40
 from nodes import make_node  # noqa: E402
 from unskew.engines.codec import Envelope  # noqa: E402
 from unskew.engines.flower.exchange import Presence  # noqa: E402
-from unskew.engines.flower.grid import KIND, RECORD, GridExchange, unwrapped, wrapped  # noqa: E402
+from unskew.engines.flower.grid import KIND, RECORD, GridExchange, unwrap, wrap  # noqa: E402
 from unskew.engines.flower.messages import seal, unseal  # noqa: E402
 
 MESSAGE = seal({"kind": "job"}, [("weight", torch.arange(5.0))])
@@ -40,7 +40,7 @@ class FakeGrid:
                 metadata=SimpleNamespace(reply_to_message_id=name),
                 has_error=lambda name=name: name == "id-2",
                 error=SimpleNamespace(reason="ClientApp stopped responding."),
-                content=wrapped(MESSAGE) if name != "id-3" else RecordDict({"other": ConfigRecord({})}),
+                content=wrap(MESSAGE) if name != "id-3" else RecordDict({"other": ConfigRecord({})}),
             )
             for name in ids
         ]
@@ -60,9 +60,9 @@ def test_a_message_survives_flowers_own_serialisation(envelope):
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-    content = wrapped(envelope)
+    content = wrap(envelope)
     sent = {name: each.deflate() for name, each in get_all_nested_objects(content).items()}
-    assert unwrapped(inflate_object_from_contents(content.object_id, sent)) == envelope
+    assert unwrap(inflate_object_from_contents(content.object_id, sent)) == envelope
     assert sum(map(len, sent.values())) < 1.02 * len(envelope) + 2000
 
 
@@ -71,7 +71,7 @@ def test_a_model_for_many_nodes_is_stored_once():
 
     objects = {}
     for number in range(10):
-        objects |= get_all_nested_objects(wrapped(Envelope(f"{number}".encode(), b"m" * 10**6)))
+        objects |= get_all_nested_objects(wrap(Envelope(f"{number}".encode(), b"m" * 10**6)))
     assert sum(len(each.deflate()) for each in objects.values()) < 1.1e6
 
 
@@ -85,8 +85,8 @@ def test_a_model_for_many_nodes_is_stored_once():
     ],
 )
 def test_another_content_is_refused(content):
-    with pytest.raises(ValueError, match="not a message of ours"):
-        unwrapped(content)
+    with pytest.raises(ValueError, match="not an unskew message"):
+        unwrap(content)
 
 
 def test_nodes_that_are_online_are_there_with_the_names_of_their_keys():
@@ -102,8 +102,8 @@ def test_what_could_not_be_pushed_has_no_id_and_what_comes_back_is_a_message_or_
     assert exchange.receive([]) == {}
     assert exchange.receive(["id-1", "id-2", "id-3"]) == {
         "id-1": MESSAGE,
-        "id-2": "its node gives an error: ClientApp stopped responding.",
-        "id-3": "its reply is refused: its content is not a message of ours",
+        "id-2": "its node reported an error: ClientApp stopped responding.",
+        "id-3": "its reply is refused: its content is not an unskew message",
     }
 
 
@@ -112,14 +112,14 @@ def test_the_client_app_answers_what_the_grid_sends(identity, tmp_path, monkeypa
 
     node = make_node(tmp_path, 0)
     monkeypatch.setattr(
-        client_app, "_asked", lambda place, parts: [*(lambda a: (a.header, a.body))(node.answer(Envelope(*parts)))]
+        client_app, "_ask", lambda place, parts: [*(lambda a: (a.header, a.body))(node.answer(Envelope(*parts)))]
     )
     question = seal({"kind": "describe", "run": "0" * 32, "number": 1})
-    message = Message(wrapped(question), dst_node_id=3, message_type=KIND, ttl=60.0)
+    message = Message(wrap(question), dst_node_id=3, message_type=KIND, ttl=60.0)
     context = SimpleNamespace(node_config={"socket": "here"})
-    assert unseal(unwrapped(client_app.app(message, context).content))[0]["kind"] == "described"
-    with pytest.raises(RuntimeError, match="does not say where its node service is"):
+    assert unseal(unwrap(client_app.app(message, context).content))[0]["kind"] == "described"
+    with pytest.raises(RuntimeError, match="has no path to its node service"):
         client_app.app(message, SimpleNamespace(node_config={}))
     other = Message(RecordDict({}), dst_node_id=3, message_type=KIND, ttl=60.0)
-    with pytest.raises(ValueError, match="not one of unskew's"):
+    with pytest.raises(ValueError, match="not an unskew message"):
         client_app.app(other, context)

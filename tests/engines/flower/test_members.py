@@ -43,16 +43,16 @@ def test_a_node_that_comes_back_with_another_id_is_the_same_client():
 def test_two_nodes_cannot_have_one_client():
     members = Members()
     members.admit(1, alone("a"), {1})
-    with pytest.raises(ValueError, match="another node has client 'a'"):
+    with pytest.raises(ValueError, match="another node already has client 'a'"):
         members.admit(2, alone("a"), {1, 2})
 
 
 @pytest.mark.parametrize(
     ("comes", "wrong"),
     [
-        (alone("b", number=0), "number 0 of client 'b' belongs to client 'a'"),
-        (alone("a", number=1), "states number 1; in this run it is 0"),
-        (alone("a", examples=11), "has 11 examples, it had 10"),
+        (alone("b", number=0), "client 'b' states number 0, but that is 'a'"),
+        (alone("a", number=1), "states number 1, but is 0 in this run"),
+        (alone("a", examples=11), "has 11 examples, but had 10"),
     ],
 )
 def test_what_contradicts_what_is_known_is_refused(comes, wrong):

@@ -54,8 +54,8 @@ def test_the_bytes_are_those_of_the_tensors_and_a_short_header():
 @pytest.mark.parametrize(
     ("fields", "wrong"),
     [
-        ({"protocol": 1}, "speaks protocol 1, this side 4"),
-        ({"protocol": None}, "speaks protocol None"),
+        ({"protocol": 1}, "uses protocol 1, but this side uses 4"),
+        ({"protocol": None}, "uses protocol None"),
         ({"tensors": None}, "not described"),
         ({"tensors": [["x", "float32"]]}, "not described"),
         ({"tensors": [["x", "float32", [4], 0]]}, "not described"),
@@ -85,7 +85,7 @@ def test_what_is_no_header_is_refused(header):
 
 def test_an_oversized_message_is_refused_before_it_is_read():
     with pytest.raises(BadMessage, match="oversized: its tensors take 16 bytes; the limit is 15"):
-        unseal(seal({}, [("x", torch.zeros(4))]), most=15)
+        unseal(seal({}, [("x", torch.zeros(4))]), max_bytes=15)
     with pytest.raises(BadMessage, match="oversized: its header"):
         unseal(Envelope(b" " * (MAX_HEADER + 1)))
 
@@ -105,7 +105,7 @@ def test_a_field_must_have_exactly_its_type():
     for value in (True, 1.0, "1", None, [1]):
         with pytest.raises(BadMessage, match="'n' should be int"):
             read_field({"n": value}, "n", int)
-    with pytest.raises(BadMessage, match="should be str or nothing"):
+    with pytest.raises(BadMessage, match="should be str or null"):
         read_field({"n": 1}, "n", (str, type(None)))
 
 

@@ -58,8 +58,8 @@ def test_the_commented_defaults_are_the_defaults(tmp_path):
     ("text", "wrong"),
     [
         ("method = ['fedavg']", "unknown key 'method'; did you mean 'methods'?"),
-        ("methods = ['fedavgg']", "methods: 'fedavgg' is not one; did you mean 'fedavg'?"),
-        ("networks = ['resnet']", "networks: 'resnet' is not one"),
+        ("methods = ['fedavgg']", "methods: 'fedavgg' is unknown; did you mean 'fedavg'?"),
+        ("networks = ['resnet']", "networks: 'resnet' is unknown"),
         ("secure = ['everything']", "secure"),
         ("secure = true", "secure: expected array, got bool"),
         ("min_clients = 2", "min_clients: expected int >= 3"),
@@ -109,10 +109,10 @@ def test_a_mistake_in_a_policy_is_one_message(tmp_path, text, wrong):
             "5 or more examples of a class; add secure to",
         ),
         ({}, {"method": "ccvr(components=2)"}, "5 or more examples of a part of a class; add withhold(5)"),
-        ({}, {"method": "ccvr(components=20) + withhold(5)"}, "20 parts of a class; 8 are the most"),
-        ({}, {"method": "lda(layers=9)"}, "9 layers behind the features; 3 are the most"),
+        ({}, {"method": "ccvr(components=20) + withhold(5)"}, "20 parts per class; the limit here is 8"),
+        ({}, {"method": "lda(layers=9)"}, "9 layers behind the features; the limit here is 3"),
         ({}, {"model": "resnet-18", "shape": (1, 8, 4000)}, "its network takes images of"),
-        ({"max_model": 1}, {"model": "resnet-18"}, "1 MB are the most here"),
+        ({"max_model": 1}, {"model": "resnet-18"}, "the limit here is 1 MB"),
     ],
 )
 def test_a_run_that_the_owner_does_not_allow_is_refused_before_it_begins(tmp_path, policy, changes, wrong):
@@ -127,7 +127,7 @@ def test_a_network_that_does_not_fit_in_memory_is_refused_before_it_is_made(tmp_
     asking = asking_of(tmp_path)
     blueprint = replace(asking.agreement.blueprint, model="resnet-50", classes=len(classes))
     header, _ = asking.ask("agree", agreement=replace(asking.agreement, blueprint=blueprint, classes=classes).to_json())
-    assert "1,000 MB are the most here" in refused(header)
+    assert "the limit here is 1,000 MB" in refused(header)
 
 
 @pytest.mark.parametrize("number", [2**31 - 1, 10**6])
@@ -140,7 +140,7 @@ def test_a_server_cannot_make_a_node_allocate_by_a_clients_number(tmp_path, numb
 
 def test_a_run_cannot_be_agreed_on_anew_without_its_masks(tmp_path):
     asking = asking_of(tmp_path, "fedavg + lda + secure").agree()
-    wrong = "this run was agreed on otherwise"
+    wrong = "this run was agreed on with other settings"
     assert wrong in refused(agree(asking, method="fedavg + lda"))
     assert "without masks" in refused(asking.job(MOMENTS)[0])
     asking.node = make_node(tmp_path, 1)  # a restart changes nothing, nor does the end of the run
@@ -175,7 +175,7 @@ def test_a_job_that_the_owner_does_not_allow_is_refused(tmp_path):
 def test_the_update_of_a_few_examples_is_refused(tmp_path):
     asking = asking_of(tmp_path).agree()
     for take in (1, 15):
-        assert "16 are the fewest here" in refused(asking.job(visits=[replace(VISIT, weight=1.0, take=take)])[0])
+        assert "the minimum here is 16" in refused(asking.job(visits=[replace(VISIT, weight=1.0, take=take)])[0])
     assert asking.job(visits=[replace(VISIT, weight=1.0, take=16)])[0]["kind"] == "done"
 
 
@@ -186,7 +186,7 @@ def test_a_few_steps_on_a_few_examples_are_refused_like_a_few_examples(tmp_path,
     local = replace(blueprint.local, steps=steps, batch=batch)
     asking.agreement = replace(asking.agreement, blueprint=replace(blueprint, local=local))
     header, _ = asking.agree().job()
-    assert header["kind"] == "done" if allowed else "16 are the fewest here" in refused(header)
+    assert header["kind"] == "done" if allowed else "the minimum here is 16" in refused(header)
 
 
 def test_a_server_that_ignores_withhold_is_refused(tmp_path):
@@ -242,10 +242,10 @@ def test_a_server_cannot_make_parts_of_one_example(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
-        ({"layers": 4}, "4 layers behind the features; 3 are the most"),
-        ({"expand": 10**6}, "1,000,000 random features; 4,096 are the most"),
-        ({"expand": 4096, "form": Full()}, "500 MB are the most here"),
-        ({"components": 10**5}, "100,000 parts of a class; 8 are the most"),
+        ({"layers": 4}, "4 layers behind the features; the limit here is 3"),
+        ({"expand": 10**6}, "1,000,000 random features; the limit here is 4,096"),
+        ({"expand": 4096, "form": Full()}, "the limit here is 500 MB"),
+        ({"components": 10**5}, "100,000 parts per class; the limit here is 8"),
         ({"layers": 0}, "its request cannot be read"),
         ({"clip": -1.0}, "its request cannot be read"),
         ({"min_count": -1}, "its request cannot be read"),
@@ -259,7 +259,7 @@ def test_statistics_that_are_too_large_are_refused_before_they_are_measured(tmp_
 def test_words_for_other_classes_than_the_network_has_are_refused(tmp_path):
     asking = asking_of(tmp_path, "fedavg + lda").agree()
     words = FixedPointMoments(StatisticsRequest(form=Shared()).to_plain(), 10**9, 10**9, 24, 3)
-    assert "laid out for other classes" in refused(asking.job(encode_job(words))[0])
+    assert "fixed-point layout does not match" in refused(asking.job(encode_job(words))[0])
 
 
 def test_features_are_clipped_as_agreed_on(tmp_path):
@@ -282,7 +282,7 @@ def test_a_masked_sum_has_as_many_clients_as_the_owner_requires(tmp_path):
         return encode_job(MaskKeys(bytes(31) + b"1", count, Train(1), members))
 
     visit = Visit(1, 435.0)
-    assert "a sum over 4 clients; 5 are the fewest here" in refused(asking.job(keys(4), visits=[visit])[0])
+    assert "a sum over 4 clients; the minimum here is 5" in refused(asking.job(keys(4), visits=[visit])[0])
     header, _ = asking.job(keys(5), visits=[visit])
     assert header["kind"] == "done"
 
@@ -296,11 +296,11 @@ def test_a_budget_is_kept_across_runs_and_restarts(tmp_path):
     job = moments(clip=10.0)
     assert asking.job(job)[0]["kind"] == "done"
     assert asking.job(job)[0]["kind"] == "done"
-    wrong = "this node's budget is spent: all runs would come to ε = 6 of 5"
+    wrong = "this node's budget of ε = 5 is spent: all runs would reach 6"
     assert wrong in refused(asking.job(job)[0])
     asking.node = make_node(tmp_path, 1, policy=Policy(min_class=1, **policy))
     assert wrong in refused(asking.job(job)[0])
-    assert "an update without noise; this node has a budget of ε = 5" in refused(asking.job()[0])
+    assert "an update without noise, but this node has a budget of ε = 5" in refused(asking.job()[0])
 
 
 def test_rounds_spend_what_the_accountant_says(tmp_path):
@@ -311,7 +311,7 @@ def test_rounds_spend_what_the_accountant_says(tmp_path):
     while (header := asking.job(visits=[visit])[0])["kind"] == "done":
         spent.append(header)
         assert len(spent) < 20
-    assert "budget is spent" in header["reason"]
+    assert "budget of ε = 3 is spent" in header["reason"]
     assert len(spent) == 1 or len(spent) == 2
 
 
@@ -334,9 +334,9 @@ def test_what_will_leave_is_told_before_the_first_round(tmp_path):
     )
     assert "what the method measures: scaffold" in said
     assert "once, before the first round, a survey" in said
-    assert "accuracy: how many test images of each class" in said
+    assert "accuracy: the number of test images" in said
     assert "for ccvr, class statistics (full, " in said
-    assert "one with a single example included" in said
+    assert "even one with a single example" in said
     assert "; not masked; no noise" in said
     asking.said.clear()
     asking.agree()
@@ -360,7 +360,7 @@ def test_a_server_cannot_fill_the_disk_with_memories(tmp_path):
             reason = header["reason"]
             break
         tickets.append(header["results"][0]["ticket"])
-    assert reason == "this node keeps as much as it may for its runs, 1 MB"
+    assert reason == "this node's disk quota for runs, 1 MB, is used up; its owner can raise max_disk"
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.state")) < 10**6
 
 
@@ -396,7 +396,7 @@ def test_a_server_cannot_begin_runs_without_end(tmp_path):
         header, _ = asking.ask("agree", run=run, agreement=asking.agreement.to_json())
         kinds.append(header["kind"])
     assert kinds == ["agreed"] * 3 + ["refused"] * 2
-    assert "takes part in 3 runs that were not finished" in header["reason"]
+    assert "this node has 3 unfinished runs" in header["reason"]
 
 
 def test_messages_of_runs_that_never_begin_leave_a_bounded_trace(tmp_path, monkeypatch):

@@ -46,7 +46,7 @@ def test_a_job_tells_its_purpose(job, purpose, may_miss):
 @pytest.mark.parametrize("job", [MOMENTS, WORDS, Rounded(MOMENTS, 1), Rounded(Rounded(WORDS, 1), 1)])
 def test_statistics_that_were_to_be_masked_are_refused_however_they_are_wrapped(job):
     algorithm = parse_method("fedavg + lda + secure", Local())
-    with pytest.raises(BadMessage, match=f"it asks for {name_of(job)} without masks; agreed was secure"):
+    with pytest.raises(BadMessage, match=f"it asks for {name_of(job)} without masks, but secure"):
         check_masked(job, algorithm)
     check_masked(Train(1), algorithm)  # its updates were not to be masked
     check_masked(Masked(*about(WORDS), KEYS, FLAGS), algorithm)

@@ -247,12 +247,12 @@ def instead(job):
     ({"type": "moments", "request": {}}, "moments"),
 ])  # fmt: skip
 def test_a_job_without_masks_is_refused_where_masks_were_agreed_on(wire, job, name):
-    assert f"it asks for {name} without masks; agreed was secure" in wire.again("masked", instead(job))
+    assert f"it asks for {name} without masks, but secure" in wire.again("masked", instead(job))
 
 
 def test_the_job_that_is_masked_is_refused_without_its_masks(wire):
     reason = wire.again("masked", lambda fields: fields.update(job=fields["job"]["inner"]))
-    assert "it asks for train without masks; agreed was secure" in reason
+    assert "it asks for train without masks, but secure" in reason
 
 
 def test_statistics_without_masks_are_refused_under_secure_and_a_plain_round_is_not(tmp_path):
@@ -447,24 +447,24 @@ def with_the_model(fields, came):
 
 
 @pytest.mark.parametrize(("job", "change", "wrong"), [
-    ("mask-keys", extra_as(lambda keys: keys[:63]), "keys is uint8 [63]; uint8 [64] is expected"),
-    ("mask-keys", extra_as(lambda keys: keys.repeat(4)), "keys is uint8 [256]; uint8 [64] is expected"),
-    ("mask-keys", extra_as(lambda keys: keys.view(2, 32)), "keys is uint8 [2, 32]; uint8 [64] is expected"),
-    ("mask-keys", extra_as(torch.Tensor.bool), "keys is bool [64]; uint8 [64] is expected"),
-    ("mask-keys", extra_as(lambda keys: keys[:8].double()), "keys is float64 [8]; uint8 [64] is expected"),
-    ("mask-keys", extra_as_a_sum, "its tensors are not those of the job: 1 that nobody asked for"),
-    ("mask-keys", renamed_extra, "its tensors are not those of the job: without keys, 1 that nobody asked for"),
-    ("mask-keys", without_extra, "its tensors are not those of the job: without keys"),
-    ("mask-keys", with_another_extra, "its tensors are not those of the job: 1 that nobody asked for"),
-    ("mask-shares", extra_as(lambda boxes: boxes[BOX_BYTES:]), "is expected"),
-    ("mask-shares", without_extra, "its tensors are not those of the job: without shares"),
-    ("masked", check_as(lambda word: word.double()), "check is float64 []; int64 [] is expected"),
-    ("masked", check_as(lambda word: word.view(1)), "check is int64 [1]; int64 [] is expected"),
+    ("mask-keys", extra_as(lambda keys: keys[:63]), "keys is uint8 [63]; expected uint8 [64]"),
+    ("mask-keys", extra_as(lambda keys: keys.repeat(4)), "keys is uint8 [256]; expected uint8 [64]"),
+    ("mask-keys", extra_as(lambda keys: keys.view(2, 32)), "keys is uint8 [2, 32]; expected uint8 [64]"),
+    ("mask-keys", extra_as(torch.Tensor.bool), "keys is bool [64]; expected uint8 [64]"),
+    ("mask-keys", extra_as(lambda keys: keys[:8].double()), "keys is float64 [8]; expected uint8 [64]"),
+    ("mask-keys", extra_as_a_sum, "its tensors are not those of the job: 1 unexpected"),
+    ("mask-keys", renamed_extra, "its tensors are not those of the job: keys missing, 1 unexpected"),
+    ("mask-keys", without_extra, "its tensors are not those of the job: keys missing"),
+    ("mask-keys", with_another_extra, "its tensors are not those of the job: 1 unexpected"),
+    ("mask-shares", extra_as(lambda boxes: boxes[BOX_BYTES:]), "expected uint8"),
+    ("mask-shares", without_extra, "its tensors are not those of the job: shares missing"),
+    ("masked", check_as(lambda word: word.double()), "check is float64 []; expected int64 []"),
+    ("masked", check_as(lambda word: word.view(1)), "check is int64 [1]; expected int64 []"),
     ("masked", check_as(lambda word: word.repeat(2)), "oversized: its tensors take"),
-    ("masked", check_as(lambda word: word.int()), "torch.int32 is not the type of a form 'plain'"),
-    ("masked", without_a_sum, "its tensors are not those of the job: without weight"),
+    ("masked", check_as(lambda word: word.int()), "the form 'plain' cannot have type torch.int32"),
+    ("masked", without_a_sum, "its tensors are not those of the job: weight missing"),
     ("masked", with_the_model, "oversized: its tensors take"),
-    ("masked", with_an_empty_extra, "its tensors are not those of the job: 1 that nobody asked for"),
+    ("masked", with_an_empty_extra, "its tensors are not those of the job: 1 unexpected"),
 ])  # fmt: skip
 def test_an_answer_that_is_none_is_left_out_by_name(tmp_path, job, change, wrong):
     exchange = exchange_of(make_nodes(tmp_path, 4), between=changed(job, change))

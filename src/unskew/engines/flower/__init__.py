@@ -1,1 +1,1 @@
-"""The federation: clients on other machines, reached through Flower; nothing outside this package imports Flower."""
+"""Federation over Flower: clients run on other machines. No other engine imports Flower."""

@@ -1,8 +1,8 @@
-"""Audit logs: what left a node, with a signed receipt, and on the server what each round asked of whom.
+"""Audit logs: on a node, what left it, with signed receipts; on the server, what was asked of each node.
 
 A log is JSON lines. Every line has the hash of the line before it, so a receipt, which signs the last hash, shows
-whether a line was changed or removed since. A node's entry is on disk before what it describes leaves; a server's
-before what it describes is used.
+whether a line was changed or removed since. A node writes an entry before the reply leaves, a server before it uses
+the reply.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ MAX_LINE = 2**24  # bytes
 
 
 class AuditLog:
-    """The file of what left, which only grows."""
+    """An append-only log file."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -46,12 +46,12 @@ class AuditLog:
         size = os.fstat(self._file).st_size
         start = max(0, size - MAX_LINE)
         lines = os.pread(self._file, size - start, start).split(b"\n")
-        if lines[-1]:  # a line that a crash cut short: what it describes has not left
+        if lines[-1]:  # cut short by a crash, before the reply left
             os.ftruncate(self._file, size - len(lines[-1]))
         self._last = _hash(lines[-2]) if len(lines) > 1 else FIRST
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Write an entry, with the time and the hash of the one before it."""
+        """Write an entry with the time and the hash of the previous one."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": now, **entry, "previous": self._last}, separators=(",", ":")).encode()
         before = os.fstat(self._file).st_size
@@ -62,7 +62,7 @@ class AuditLog:
         except OSError as error:
             os.ftruncate(self._file, before)
             reason = error.strerror or error
-            raise UserError(f"{self._path.name} cannot be written, so nothing goes on: {reason}") from error
+            raise UserError(f"{self._path.name} cannot be written, so no reply is sent or used: {reason}") from error
         self._last = _hash(line)
 
 
@@ -73,28 +73,28 @@ def describe_reply(reply: Envelope, tensors: Iterable[tuple[str, Tensor]]) -> di
 
 
 def reply_sha256(reply: Envelope) -> str:
-    """By which a reply in the server's log is found in the node's."""
+    """Identifies a reply in both the server's log and the node's."""
     digest = hashlib.sha256(reply.header)
     digest.update(reply.body)
     return digest.hexdigest()
 
 
 class EpsilonBook:
-    """What the node's runs have spent: rounds and releases of each, with the ε that they come to."""
+    """The ε spent by the node's runs, with the rounds and releases of each."""
 
-    def __init__(self, file: Path, most: float | None) -> None:
-        self._file, self._most = file, most
+    def __init__(self, file: Path, max_epsilon: float | None) -> None:
+        self._file, self._limit = file, max_epsilon
         content = read_content(file, 2**24)
         self._runs: dict[str, dict[str, float]] = {} if content is None else json_object(content, file)
 
     def spend(
         self, run: str, budget: PrivacyBudget | None, mechanism: Mechanism | None, *, trains: bool
     ) -> float | None:
-        """Count one more round, or one more release of statistics; the run's ε so far, None where none is promised.
+        """Count one more round or release of statistics. Returns the run's ε so far; None if it promises none.
 
-        Refused where all runs together would spend more than the owner allows. ε of a node's own rounds counts no luck
-        of a draw: it took part in all of them. Runs and releases are added up, which is an upper bound. With statistics
-        it is the ε of every example (``unit_of``), for updates too.
+        Refuses to spend more than the owner allows for all runs. Sampling does not reduce ε: the node took part in all
+        of these rounds. Runs and releases are added up, which gives an upper bound. If statistics are released, ε is
+        per example (``unit_of``), also for updates.
         """
         now = dict(self._runs.get(run, {"rounds": 0, "releases": 0, "epsilon": 0.0}))
         now["rounds" if trains else "releases"] += 1
@@ -105,27 +105,27 @@ class EpsilonBook:
             found = None if mechanism is None else mechanism.epsilon(rounds, 1, 1, replaced=examples)
             covered, epsilon = found is not None, found or 0.0
         if not covered:
-            if self._most is not None:
+            if self._limit is not None:
                 what = "an update" if trains else "statistics"
-                raise BadMessage(f"it asks for {what} without noise; this node has a budget of ε = {self._most:g}")
+                raise BadMessage(f"it asks for {what} without noise, but this node has a budget of ε = {self._limit:g}")
             return None
         now["epsilon"] = epsilon + (now["releases"] * budget.epsilon if budget is not None else 0.0)
         spent = now["epsilon"] + sum(values["epsilon"] for name, values in self._runs.items() if name != run)
-        if self._most is not None and spent > self._most:
-            raise BadMessage(f"this node's budget is spent: all runs would come to ε = {spent:.3g} of {self._most:g}")
+        if self._limit is not None and spent > self._limit:
+            raise BadMessage(f"this node's budget of ε = {self._limit:g} is spent: all runs would reach {spent:.3g}")
         runs = {**self._runs, run: now}
-        write_whole(self._file, json.dumps(runs, indent=1).encode(), secret=True)  # before what it counts leaves
+        write_whole(self._file, json.dumps(runs, indent=1).encode(), secret=True)  # before the reply leaves
         self._runs = runs
         return float(now["epsilon"])
 
 
 def unit_of(budget: PrivacyBudget | None) -> str:
-    """Whom a run's ε protects: a client with all its examples, or where statistics are released, one example."""
+    """What a run's ε protects: a whole client or, if statistics are released, a single example."""
     return CLIENT if budget is None else EXAMPLE
 
 
 def announce(side: ClientSide, jobs: Sequence[str]) -> list[str]:
-    """What a run will make leave the node, in plain English."""
+    """What will leave the node in a run, in plain English."""
     algorithm, masked = side.algorithm, isinstance(side.algorithm.exchange, SecureUpdates)
     where = "masked: the server sees only the sum over clients" if masked else "not masked: the server sees it"
     lines = []
@@ -146,9 +146,7 @@ def announce(side: ClientSide, jobs: Sequence[str]) -> list[str]:
     ):
         lines.append(f"once, before the first round, a survey: {', '.join(names)} (per class); {where}")
     if "evaluate" in jobs and any(len(rows) for rows in side.own_tests.values()):
-        lines.append(
-            f"accuracy: how many test images of each class there are and how many are right, and the loss; {where}"
-        )
+        lines.append(f"accuracy: the number of test images and of correct predictions per class, and the loss; {where}")
     for finisher in algorithm.finish if "moments" in jobs else ():
         if not isinstance(finisher.needs, StatisticsRequest):
             continue
@@ -156,17 +154,17 @@ def announce(side: ClientSide, jobs: Sequence[str]) -> list[str]:
         width = needs.encoder(side.network, side.train.shape)[1]
         shapes = needs.form.shapes(classes * needs.components, width).values()
         size = 8 * (classes * needs.components + sum(map(math.prod, shapes)))
-        least = "all classes that it holds"
+        classes_sent = "all its classes"
         if algorithm.withhold:
-            least = f"without classes of fewer than {algorithm.withhold} examples"
+            classes_sent = f"without classes of fewer than {algorithm.withhold} examples"
         elif algorithm.secure is None:
-            least += ", one with a single example included (withhold(5) would leave it out)"
+            classes_sent += ", even one with a single example (withhold(5) would leave it out)"
         budget = algorithm.private
         private = f"; noise on the sum, ε = {budget.epsilon:g} for every {EXAMPLE}" if budget else "; no noise"
         sums = "masked" if algorithm.secure else "not masked"
         lines.append(
             f"for {finisher.text}, class statistics ({needs.form}, {width} features), up to {format_bytes(size)}, "
-            f"{least}; {sums}{private}"
+            f"{classes_sent}; {sums}{private}"
         )
     return lines
 
@@ -179,7 +177,7 @@ def _hash(line: bytes) -> str:
 
 
 def read_audit(file: Path) -> list[dict[str, Any]]:
-    """The lines of a log; refused where one was changed or taken out."""
+    """Read a log. Refuses it if a line was changed or removed."""
     content = read_content(file)
     if content is None:
         raise UserError(f"{file} does not exist: nothing was recorded yet")
@@ -192,7 +190,7 @@ def read_audit(file: Path) -> list[dict[str, Any]]:
 
 
 def make_receipt(file: Path, node: str, key_file: Path) -> dict[str, Any]:
-    """What left the node, run by run, signed with its registered key."""
+    """What left the node, by run, signed with its registered key."""
     rows, content = read_audit(file), read_content(file) or b""
     runs = []
     for run in dict.fromkeys(row.get("run") for row in rows):
@@ -218,7 +216,7 @@ def make_receipt(file: Path, node: str, key_file: Path) -> dict[str, Any]:
 
 
 def verify_receipt(receipt: Mapping[str, Any], public: bytes) -> None:
-    """Refuse a receipt that was not signed with this key, or was changed since."""
+    """Refuse a receipt that is not signed with this key, or was changed since."""
     ec, hashes, serialization = _cryptography()
     invalid = require_extra("cryptography.exceptions", "flower").InvalidSignature
     values = {name: value for name, value in receipt.items() if name != "signature"}
@@ -248,7 +246,7 @@ def receipt_lines(receipt: Mapping[str, Any]) -> list[str]:
 
 
 def record_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A server's log in plain English: who submitted the run, and for each node what it was and what it sent."""
+    """A server's log in plain English: who submitted the run, and what each node was and sent."""
     first, last = rows[0], rows[-1]
     jobs = Counter(str(row["job"]) for row in rows)
     people = ", ".join(dict.fromkeys(str(row["submitter"] or "unknown") for row in rows))

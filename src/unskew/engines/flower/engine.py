@@ -1,4 +1,4 @@
-"""The federation as an engine: visits go to the nodes as messages, what comes back is checked and added up in order."""
+"""The federation as an engine: sends visits to nodes as messages, then checks the replies and yields them in order."""
 
 import math
 from collections import Counter, defaultdict
@@ -46,10 +46,10 @@ from unskew.engines.flower.messages import (
     Description,
     RunAgreement,
     WireContext,
+    printable,
     read_field,
     restore,
     seal,
-    shown,
     unseal,
 )
 from unskew.engines.flower.node import TICKET
@@ -61,7 +61,7 @@ from unskew.round.jobs import encode_job
 
 @dataclass(frozen=True)
 class FederatedClient:
-    """A client of the federation, with the id and the name of its node."""
+    """A client of the federation, with its node's id and name."""
 
     name: str
     number: int
@@ -73,7 +73,7 @@ class FederatedClient:
 
 @dataclass(frozen=True)
 class KnownClient:
-    """A client in a run directory: its name keeps its number."""
+    """A client as a run directory records it: the name keeps its number."""
 
     name: str
     number: int
@@ -83,29 +83,29 @@ class KnownClient:
 
 @dataclass
 class Members:
-    """The clients by number. A client is known by its name, also when its node has got another id."""
+    """The clients by number. A name identifies a client, even if its node returns with another id."""
 
     by_number: dict[int, FederatedClient] = field(default_factory=dict)
-    remembered: dict[str, KnownClient] = field(default_factory=dict)  # by name, kept over restarts of the server
-    begun: bool = False  # whether those that join now are late
+    remembered: dict[str, KnownClient] = field(default_factory=dict)  # by name, kept across server restarts
+    begun: bool = False  # whether clients that join now are late
 
     @property
     def roster(self) -> Roster:
-        """Everyone that takes part or took part, by number; a number that nobody has yet holds nothing."""
+        """All clients, past and present, by number; an unused number has no examples."""
         return roster_of(self.remembered.values())
 
     def admit(self, node: int, description: Description, connected: Iterable[int]) -> list[FederatedClient]:
-        """The node's clients with their numbers. Raises ValueError where they cannot take part."""
+        """Number the node's clients. Raises ValueError if they cannot take part."""
         connected = set(connected)
         owners = {member.name: member.node for member in self.by_number.values()}
         for facts in description.clients:
             owner, known = owners.get(facts.name, node), self.remembered.get(facts.name)
             if owner != node and owner in connected:
-                raise ValueError(f"another node has client {facts.name!r} already; give the client another name")
+                raise ValueError(f"another node already has client {facts.name!r}; give this client another name")
             if known is not None and known.examples != facts.examples:
                 raise ValueError(
-                    f"client {facts.name!r} has {facts.examples:,} examples, it had {known.examples:,} when the run "
-                    "began; its data must stay the same during a run"
+                    f"client {facts.name!r} has {facts.examples:,} examples, but had {known.examples:,} when the run "
+                    "began; restore its data, which must not change during a run"
                 )
         numbers = self._assign_numbers(description.clients)
         new = [
@@ -119,22 +119,22 @@ class Members:
         return new
 
     def of_node(self, node: int) -> list[FederatedClient]:
-        """The clients of that node."""
+        """The node's clients."""
         return [member for member in self.by_number.values() if member.node == node]
 
     def _assign_numbers(self, clients: Iterable[ClientFacts]) -> Mapping[str, int]:
-        """Numbers by name: the one it had, the one that it states, or the first free one."""
+        """Numbers by name: a client's earlier number, the one it states, or the first free one."""
         taken = {known.number: known.name for known in self.remembered.values()}
         numbers: dict[str, int] = {}
         for facts in sorted(clients, key=lambda facts: (facts.number is None, facts.number or 0, facts.name)):
             if (known := self.remembered.get(facts.name)) is not None:
                 number = known.number
                 if facts.number not in (None, number):
-                    raise ValueError(f"client {facts.name!r} states number {facts.number}; in this run it is {number}")
+                    raise ValueError(f"client {facts.name!r} states number {facts.number}, but is {number} in this run")
             elif facts.number is not None:
                 number = facts.number
                 if number in taken:
-                    raise ValueError(f"number {number} of client {facts.name!r} belongs to client {taken[number]!r}")
+                    raise ValueError(f"client {facts.name!r} states number {number}, but that is {taken[number]!r}")
             else:
                 number = next(free for free in range(len(taken) + 1) if free not in taken)
             taken[number] = facts.name
@@ -143,61 +143,61 @@ class Members:
 
 
 def roster_of(clients: Iterable[KnownClient]) -> Roster:
-    """How many examples each of these clients has, by number."""
+    """The clients' numbers of examples, by client number."""
     sizes = {known.number: known.examples for known in clients}
     table = np.zeros(max(sizes, default=-1) + 1, np.int64)
     table[list(sizes)] = list(sizes.values())
     return Roster(table)
 
 
-SHORT = 120.0  # seconds that a description may take, or setting up a run
-GONE = "its node disconnected before it answered"
-SILENT = "it did not answer within the deadline"
+SETUP_TIMEOUT = 120.0  # seconds for a description, or for setting up a run
+DISCONNECTED = "its node disconnected before it answered"
+TIMED_OUT = "it did not answer within the deadline"
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A message that was sent and is not answered yet."""
+    """A message that is not answered yet."""
 
     node: int
     number: int
     kind: str
     until: float
-    max_bytes: int  # that the tensors of its reply may take
+    max_bytes: int  # of the tensors in its reply
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The header and tensors of a reply, or the reason why it does not count."""
+    """The header and tensors of a reply, or why there is none that counts."""
 
     pending: Pending
     header: Mapping[str, Any]
     tensors: Sequence[tuple[str, Tensor]] = ()
     problem: str | None = None
-    bad: bool = False  # whether the reply itself is at fault
+    bad: bool = False  # whether the reply itself is invalid
     silent: bool = False  # whether none arrived in time
-    late: bool = False  # whether it arrived after its deadline: it does not count
+    late: bool = False  # whether it arrived after its deadline, so that it does not count
     sha256: str = ""  # of the whole reply
 
 
 class Mailbox:
-    """The messages of one run; ``start`` is how often its server was started before."""
+    """The messages of one run; ``start`` is the number of earlier server starts."""
 
     def __init__(self, exchange: Transport, run: str, start: int) -> None:
         self.exchange, self.run = exchange, run
         self._next = start * STARTS
         self._pending: dict[str, Pending] = {}
-        self._late: dict[str, Pending] = {}  # past their deadline; an answer shows that the node works again
-        self._given_up: list[Answer] = []
-        self.down: Counter[int] = Counter()  # bytes to each node, since an audit record was last written
+        self._late: dict[str, Pending] = {}  # past their deadline; a reply shows that the node works again
+        self._abandoned: list[Answer] = []
+        self.down: Counter[int] = Counter()  # bytes to each node since the last audit record
         self.up: Counter[int] = Counter()
 
     def send(
         self, kind: str, messages: Mapping[int, Mapping[str, Any]], *, until: float | None = None,
         body: Body = NO_TENSORS, max_bytes: int = 0, group: str = "",
     ) -> list[Pending]:  # fmt: skip
-        """Send a message of this kind to each node. Answers count ``until`` then; unsent ones are left out."""
-        until = self.exchange.now() + SHORT if until is None else until
+        """Send a message to each node, to be answered by ``until``. Returns those that could be sent."""
+        until = self.exchange.now() + SETUP_TIMEOUT if until is None else until
         envelopes, pending = {}, {}
         for node, fields in messages.items():
             number, self._next = self._next, self._next + 1
@@ -213,13 +213,13 @@ class Mailbox:
         return {pending.node for pending in self._pending.values() if pending.kind == kind}
 
     def give_up(self, nodes: set[int]) -> None:
-        """Stop waiting for these nodes, which have disconnected."""
+        """Stop waiting for these nodes: they have disconnected."""
         for name in [name for name, pending in self._pending.items() if pending.node in nodes]:
             pending = self._late[name] = self._pending.pop(name)
-            self._given_up.append(Answer(pending, {}, problem=GONE))
+            self._abandoned.append(Answer(pending, {}, problem=DISCONNECTED))
 
     def answers(self) -> Iterator[Answer]:
-        """What has arrived since the last call, and messages whose deadline has passed."""
+        """Replies since the last call, and messages whose deadline has passed."""
         for name, reply in self.exchange.receive([*self._pending, *self._late]).items():
             late = name in self._late
             pending = (self._late if late else self._pending).pop(name)
@@ -237,31 +237,31 @@ class Mailbox:
                 yield Answer(pending, header, tensors, sha256=reply_sha256(reply))
             except BadMessage as error:
                 yield Answer(pending, {}, problem=f"its reply is refused: {error.logged}", bad=True)
-            except Exception as error:  # noqa: BLE001  whatever a reply causes costs its sender alone
+            except Exception as error:  # noqa: BLE001  a reply may only fail its sender
                 reason = f"its reply cannot be read ({type(error).__name__})"
                 yield Answer(pending, {}, problem=reason, bad=True)
-        given_up, self._given_up = self._given_up, []
-        yield from given_up
+        abandoned, self._abandoned = self._abandoned, []
+        yield from abandoned
         now = self.exchange.now()
         for name in [name for name, pending in self._pending.items() if pending.until <= now]:
             pending = self._late[name] = self._pending.pop(name)
-            yield Answer(pending, {}, problem=SILENT, silent=True)
+            yield Answer(pending, {}, problem=TIMED_OUT, silent=True)
 
 
 BLANK = 2  # images: BatchNorm cannot train on one
 
-Shapes = dict[str, tuple[str, tuple[int, ...]]]  # by name, type and shape
+Shapes = dict[str, tuple[str, tuple[int, ...]]]  # type and shape, by name
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The names, types and shapes of a reply's sums and extra; None where two blank images cannot tell."""
+    """The names, types and shapes of a reply's sums and extras; None if blank images cannot determine them."""
 
     sums: Shapes | None
     extra: Shapes
 
     def bytes(self, shared: Tensors) -> int:
-        """What the tensors of one reply may take at most."""
+        """The maximum size of a reply's tensors."""
         if self.sums is None:
             return 16 * sum(value.numel() for value in shared.values()) + 2**26
         shapes = [*self.sums.values(), *self.extra.values()]
@@ -269,7 +269,7 @@ class Expected:
 
 
 class Template:
-    """A client with two blank images, instead of any client."""
+    """A stand-in client with two blank images: runs a job to learn the layout of replies."""
 
     def __init__(self, blueprint: Blueprint, mean: tuple[float, ...], std: tuple[float, ...], frozen: Tensors) -> None:
         self._blueprint = replace(blueprint, device="cpu", stored=False)
@@ -279,24 +279,24 @@ class Template:
         nobody = Population(np.zeros(0, np.int32), np.zeros(1, np.int64))
         self._data = dataset(images, nobody) | tensors.prefixed(frozen, FROZEN)
         self._side: ClientSide | None = None
-        self._known: dict[tuple[str, bool], Expected] = {}  # by job, and whether it is a client's first visit
+        self._known: dict[tuple[str, bool], Expected] = {}  # by layout key and whether it is a client's first visit
 
     def expect(self, job: Job, shared: Tensors, visit: Visit) -> Expected:
-        """What the visit's reply to the job looks like: what is recorded comes from a client's first visit alone."""
-        question = _lasting_name(job), visit.repeat == 0
-        if question not in self._known:
-            self._known[question] = self._try(job, shared, visit)
-        return self._known[question]
+        """The layout of the visit's reply. Only a client's first visit has recordings."""
+        key = _layout_key(job), visit.repeat == 0
+        if key not in self._known:
+            self._known[key] = self._dry_run(job, shared, visit)
+        return self._known[key]
 
-    def _try(self, job: Job, shared: Tensors, visit: Visit) -> Expected:
+    def _dry_run(self, job: Job, shared: Tensors, visit: Visit) -> Expected:
         if isinstance(job, SecureJob) and not isinstance(job, Masked):
             return Expected({}, {name: ("uint8", (size,)) for name, size in expected_extra(job).items()})
         if self._side is None:
             self._side = build(self._blueprint, self._data)
         offsets = np.zeros(visit.client + 2, np.int64)
         offsets[-1] = BLANK
-        mine = Population(np.arange(BLANK, dtype=np.int32), offsets)
-        side = replace(self._side, population=mine, own_tests={visit.client: torch.arange(BLANK)})
+        population = Population(np.arange(BLANK, dtype=np.int32), offsets)
+        side = replace(self._side, population=population, own_tests={visit.client: torch.arange(BLANK)})
         blank = replace(visit, take=None if visit.take is None else BLANK, ticket=None, keep=False)
         work = job.inner if isinstance(job, Masked) else job
         try:
@@ -314,19 +314,19 @@ def _shapes(values: Tensors) -> Shapes:
     return {name: (str(value.dtype).removeprefix("torch."), tuple(value.shape)) for name, value in values.items()}
 
 
-def _lasting_name(job: Job) -> str:
-    """The job without what changes from one secure sum or round to the next: replies to both look the same."""
+def _layout_key(job: Job) -> str:
+    """The job without what changes between secure sums or rounds: their replies have the same layout."""
     if isinstance(job, SecureJob):
-        return f"{type(job).__name__} {len(job.members)} {_lasting_name(job.inner)}"
+        return f"{type(job).__name__} {len(job.members)} {_layout_key(job.inner)}"
     inner = getattr(job, "inner", None)
     if inner is not None:
-        return f"{type(job).__name__} {_lasting_name(inner)}"
+        return f"{type(job).__name__} {_layout_key(inner)}"
     return describe(msgspec.structs.replace(job, round=0) if hasattr(job, "round") else job)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """What the server knows of a visit's client beforehand."""
+    """What the server knows about a visit's client in advance."""
 
     local: Local
     examples: int
@@ -335,7 +335,7 @@ class ClientLimits:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A result that does not count, and why. ``again``: whether asking once more may help."""
+    """A result that does not count, and why. ``again``: whether to ask again."""
 
     reason: str
     again: bool = False
@@ -345,7 +345,7 @@ def read_results(
     header: Mapping[str, Any], sent: Sequence[tuple[str, Tensor]], visits: Sequence[Visit],
     limits: Sequence[ClientLimits], shared: Tensors, expected: Sequence[Expected],
 ) -> list[Reply | LeftOut]:  # fmt: skip
-    """One for each visit, in their order. Raises BadMessage where the message as a whole does not answer the visits."""
+    """A result for each visit, in order. Raises BadMessage if the message as a whole does not answer the visits."""
     results = read_field(header, "results", list)
     if len(results) != len(visits):
         raise BadMessage(f"it has {len(results)} results for {len(visits)} visits")
@@ -354,20 +354,20 @@ def read_results(
         if not isinstance(values, dict):
             raise BadMessage("a result is not an object")
         if (read_field(values, "client", int), read_field(values, "repeat", int)) != (visit.client, visit.repeat):
-            raise BadMessage(f"it answers for another visit, where client {visit.client} was asked")
+            raise BadMessage(f"it answers another visit than the one to client {visit.client}")
         if "failure" in values:
-            read.append(LeftOut(shown(read_field(values, "failure", str))))
+            read.append(LeftOut(printable(read_field(values, "failure", str))))
             continue
         forms, count = read_field(values, "forms", list), read_field(values, "extra", int)
         end = start + len(forms) + count
         mine, start = sent[start:end], end
         if count < 0 or len(mine) < len(forms) + count or not all(form in FORMS for form in forms):
-            raise BadMessage("its tensors do not fit its description of them")
+            raise BadMessage("its tensors do not match their description")
         try:
             read.append(_read_one(values, mine, forms, visit, known, shared, shapes))
         except BadMessage as error:
             read.append(LeftOut(f"its result is refused: {error.logged}"))
-        except Exception as error:  # noqa: BLE001  whatever a result causes costs its sender alone
+        except Exception as error:  # noqa: BLE001  a result may only fail its sender
             read.append(LeftOut(f"its result cannot be read ({type(error).__name__})"))
     if start != len(sent):
         raise BadMessage("it has more tensors than results")
@@ -380,7 +380,7 @@ def _read_one(
 ) -> Reply:  # fmt: skip
     factor = float(read_field(values, "factor", (int, float)))
     if not (math.isfinite(factor) and factor > 0):
-        raise BadMessage("its factor is not a number above 0")
+        raise BadMessage("its factor is not a finite number above 0")
     context = WireContext(shared, visit.weight, factor)
     pairs = zip(sent[: len(forms)], forms, strict=True)
     sums = by_name((name, restore(name, form, value, context)) for (name, value), form in pairs)
@@ -394,59 +394,59 @@ def _read_one(
     if ticket is not None:
         found = TICKET.fullmatch(ticket)
         if not visit.keep or found is None or int(found[1]) != visit.client:
-            raise BadMessage("its ticket is not one for this visit")
+            raise BadMessage("its ticket is not for this visit")
     return Reply(PackedSums.of(sums), extra, ticket)
 
 
 def _check_shapes(values: Tensors, expected: Shapes | None, shared: Tensors) -> None:
-    """Refuse tensors of other names, types or shapes than the job has; where they are unknown, another model's."""
+    """Refuse other names, types or shapes than the job's; if those are unknown, only other shapes than the model's."""
     if expected is not None:
         if list(values) != list(expected):
             names, more = sorted(set(expected) - set(values)), len(set(values) - set(expected))
-            missing = [f"without {', '.join(names)[:200]}"] if names else []
-            unasked = [f"{more} that nobody asked for"] if more else []
-            reason = ", ".join([*missing, *unasked]) or "their order differs"
+            missing = [f"{', '.join(names)[:200]} missing"] if names else []
+            unexpected = [f"{more} unexpected"] if more else []
+            reason = ", ".join([*missing, *unexpected]) or "their order differs"
             raise BadMessage(f"its tensors are not those of the job: {reason}")
         for name, (dtype, shape) in expected.items():
             found = str(values[name].dtype).removeprefix("torch."), tuple(values[name].shape)
             if found != (dtype, shape):
-                raise BadMessage(f"{name[:60]} is {found[0]} {list(found[1])}; {dtype} {list(shape)} is expected")
+                raise BadMessage(f"{name[:60]} is {found[0]} {list(found[1])}; expected {dtype} {list(shape)}")
         return
     for name, value in values.items():
         model = shared.get(name.removeprefix("delta/")) if name.startswith("delta/") else None
         if model is not None and model.shape != value.shape:
-            raise BadMessage(f"{name} has shape {list(value.shape)}; {list(model.shape)} is expected")
+            raise BadMessage(f"{name} has shape {list(value.shape)}; expected {list(model.shape)}")
 
 
 def check_numbers(sums: Sums, visit: Visit, facts: ClientLimits) -> None:
-    """Refuse impossible numbers: another weight than was asked for, more examples than the client has."""
+    """Refuse impossible numbers, such as another weight than requested or more examples than the client has."""
     if any(not value.is_floating_point() for value in sums.values()):
-        return  # words of a secure sum, or rounded
+        return  # masked or rounded
     if any(sums[name].numel() != 1 for name in NUMBERS if name in sums):
-        raise BadMessage("a number that every reply has is a tensor in this one")
+        raise BadMessage("one of its numbers is a tensor")
     if "weight" in sums and float(sums["weight"]) != visit.weight:
         raise BadMessage(f"its weight is {float(sums['weight']):g}; {visit.weight:g} was requested")
     if "metric/visits" in sums and float(sums["metric/visits"]) != 1:
         raise BadMessage("it counts as more than one visit")
-    most = examples_for(facts.examples if visit.take is None else visit.take, facts.local)
-    if "metric/examples" in sums and not 0 <= float(sums["metric/examples"]) <= most:
-        raise BadMessage(f"it saw {float(sums['metric/examples']):,.0f} examples, {most:,} are the most")
+    limit = examples_for(facts.examples if visit.take is None else visit.take, facts.local)
+    if "metric/examples" in sums and not 0 <= float(sums["metric/examples"]) <= limit:
+        raise BadMessage(f"it reports {float(sums['metric/examples']):,.0f} examples; the limit is {limit:,}")
     if "metric/total" in sums and "metric/right" in sums:
         total, right = sums["metric/total"], sums["metric/right"]
         if float(total.sum()) > facts.test or bool((right > total).any()) or bool((right < 0).any()):
-            raise BadMessage(f"it has other numbers of test images than its {facts.test:,}")
+            raise BadMessage(f"its counts of test images do not fit the {facts.test:,} it has")
 
 
-LOOK = 2.0  # seconds between looks at who is connected
-FAREWELL = 10.0  # seconds that nodes have to hear that a run is over: what Flower has not delivered then is dropped
-POLL, LONGEST_POLL = 0.1, 2.0  # seconds between looks for replies, at first and where they take long
+NODES_INTERVAL = 2.0  # seconds between checks of who is connected
+FINISH_TIMEOUT = 10.0  # seconds to deliver the end of a run: Flower drops what is undelivered when the server exits
+POLL, LONGEST_POLL = 0.1, 2.0  # seconds between polls for replies, at first and after a long wait
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How long a round may take, how many replies it needs, how long to wait for nodes."""
+    """A round's deadline, how many replies it needs, and how long to wait for nodes, in seconds."""
 
     deadline: float = 600.0
     min_replies: int = 1
@@ -454,37 +454,37 @@ class Rules:
 
 
 class Session:
-    """The nodes that take part. ``fits`` returns why a node's data do not fit; None where they do."""
+    """The nodes that take part. ``fits`` returns why a node's data do not fit, or None."""
 
     def __init__(self, mailbox: Mailbox, members: Members, rules: Rules, say: Say = lambda line: None) -> None:
         self.mailbox, self.members, self.rules, self.say = mailbox, members, rules, say
         self.described: dict[int, Description] = {}  # by node
-        self.known: dict[int, Description] = {}  # the last of each node, also of those that have disconnected
+        self.known: dict[int, Description] = {}  # each node's latest, even after it disconnects
         self.notes: list[str] = []  # what happened since the last round
         self.refused = 0  # replies
         self.fits: Callable[[Description], str | None] = lambda description: None
-        self.joined: Callable[[Members], None] = lambda members: None  # called where the clients change
-        self.record: Callable[[Mapping[str, Any]], None] = lambda entry: None  # gets an entry for every exchange
+        self.joined: Callable[[Members], None] = lambda members: None  # called when the clients change
+        self.record: Callable[[Mapping[str, Any]], None] = lambda entry: None  # gets an audit entry for every exchange
         self._agreement: RunAgreement | None = None
         self._frozen = NO_TENSORS
-        self._agreed: dict[int, str] = {}  # by node, the agreement that it has confirmed
+        self._agreed: dict[int, str] = {}  # the agreement that each node has confirmed
         self._refused: dict[int, str] = {}
-        self._looked = -LOOK
+        self._looked = -NODES_INTERVAL
         self._connected: Mapping[int, Presence] = {}
-        self._silent: dict[int, Presence] = {}  # nodes that did not answer, as they were connected then
+        self._silent: dict[int, Presence] = {}  # nodes that did not answer, with their presence at that time
         self._open = True  # whether nodes become members when they describe themselves
 
     def look(self) -> None:
-        """See who is connected, from time to time, and ask new nodes to describe themselves."""
+        """Check who is connected, at most every NODES_INTERVAL, and ask new nodes to describe themselves."""
         now = self.mailbox.exchange.now()
-        if now - self._looked < LOOK:
+        if now - self._looked < NODES_INTERVAL:
             return
         self._looked, before, self._connected = now, self._connected, self.mailbox.exchange.nodes()
         for node in [node for node in self._silent if self._silent[node] != self._connected.get(node)]:
             del self._silent[node]
         changed = {node for node in before if before[node] != self._connected.get(node)}
         self.mailbox.give_up(changed)
-        for node in changed:  # gone, or gone and back, perhaps with something else
+        for node in changed:  # gone, or back, perhaps with other data
             self._refused.pop(node, None)
             self.described.pop(node, None)
         known = self.described.keys() | self.mailbox.waiting("describe") | self._refused.keys() | self._silent.keys()
@@ -492,7 +492,7 @@ class Session:
         self.mailbox.send("describe", new, group="describe")
 
     def answers(self) -> Iterator[Answer]:
-        """The answers to jobs. Those to the session's own messages are handled on the way."""
+        """The answers that have arrived. Those to the session's own messages are already handled."""
         self.look()
         for answer in self.mailbox.answers():
             node = answer.pending.node
@@ -507,30 +507,30 @@ class Session:
                 yield answer
 
     def absent(self, node: int) -> str | None:
-        """Why the node cannot be asked now; None where it can."""
+        """Why the node cannot be asked now, or None."""
         if node not in self._connected:
             return "is not connected"
         if node in self._silent:
             return "has not answered since its last deadline"
         if node in self._refused:
             return f"is left out: {self._refused[node]}"
-        return None if node in self.described else "has not described itself since it came back"
+        return None if node in self.described else "has not described itself since it reconnected"
 
     def present(self, node: int) -> Presence | None:
-        """How the node is connected; None where it is not."""
+        """The node's presence, or None if it is not connected."""
         return self._connected.get(node)
 
     def describing(self, node: int) -> bool:
-        """Whether the node has come back and is about to describe itself."""
-        left = self.described.keys() | self._silent.keys() | self._refused.keys()
-        return node in self._connected and node not in left and node in self.mailbox.waiting("describe")
+        """Whether the node is back and about to describe itself."""
+        settled = self.described.keys() | self._silent.keys() | self._refused.keys()
+        return node in self._connected and node not in settled and node in self.mailbox.waiting("describe")
 
     def agree_on(self, agreement: RunAgreement, frozen: Tensors) -> None:
-        """Set what every member is sent before its first job; ``numbers`` are filled in for each node."""
+        """Set the agreement for every node. ``agreement_for`` fills in the client numbers."""
         self._agreement, self._frozen = agreement, Body.of(frozen.items())
 
     def ready(self, node: int) -> bool:
-        """Whether the node has confirmed the agreement; otherwise it is asked to."""
+        """Whether the node has confirmed the agreement. If not, ask it to."""
         agreement = self.agreement_for(node)
         if self._agreed.get(node) == agreement.digest:
             return True
@@ -540,71 +540,68 @@ class Session:
         return False
 
     def forget_agreement(self, node: int) -> None:
-        """Agree anew: the node does not know the agreement any more."""
+        """Agree again: the node no longer has the agreement."""
         self._agreed.pop(node, None)
 
     def agreement_for(self, node: int) -> RunAgreement:
         """The agreement with the numbers of this node's clients."""
         if self._agreement is None:
-            raise RuntimeError("nothing was agreed on yet")
+            raise RuntimeError("call agree_on first")
         return replace(self._agreement, numbers={member.name: member.number for member in self.members.of_node(node)})
 
     def _handle(self, answer: Answer) -> str | None:
-        """Handle an answer to a message of the session's own; the problem where there is one."""
+        """Handle an answer to one of the session's own messages. Returns the problem, or None."""
         node, kind = answer.pending.node, answer.pending.kind
         problem, bad = answer.problem, answer.bad
-        if problem is None and answer.header.get("kind") == "refused":
-            problem, bad = f"the node refuses: {shown(answer.header.get('reason'))}", True
-        try:
-            if problem is not None:
-                if bad:
-                    raise BadMessage(problem)
-                return problem
-            if kind == "describe":
-                self._describe(node, Description.from_json(answer.header.get("description")))
-            elif kind == "agree":
-                self._agreed[node] = read_field(answer.header, "agreement", str)
-        except (BadMessage, ValueError) as error:
-            reason = error.logged if isinstance(error, BadMessage) else str(error)
-            self.leave_out(node, reason)
-            return reason
-        return None
+        if problem is None:
+            try:
+                if answer.header.get("kind") == "refused":
+                    raise BadMessage(f"the node refuses: {printable(answer.header.get('reason'))}")
+                if kind == "describe":
+                    self._describe(node, Description.from_json(answer.header.get("description")))
+                elif kind == "agree":
+                    self._agreed[node] = read_field(answer.header, "agreement", str)
+            except (BadMessage, ValueError) as error:
+                problem, bad = error.logged if isinstance(error, BadMessage) else str(error), True
+        if problem is not None and bad:
+            self.leave_out(node, problem)
+        return problem
 
     def admit_described(self) -> None:
-        """Make members of all nodes that have described themselves and fit; from now on of any that joins."""
+        """Admit every described node that fits, and from now on every node that joins."""
         self._open = True
         for node in sorted(self.described, key=lambda node: _order(self.described[node])):
             self._admit(node)
 
     def hold_back(self) -> None:
-        """Let nodes describe themselves, but make nobody a member before ``admit_described``."""
+        """Let nodes describe themselves, but admit none before ``admit_described``."""
         self._open = False
 
     def leave_out(self, node: int, reason: str) -> None:
-        """Leave the node out, and send it the reason."""
+        """Leave the node out and send it the reason."""
         description = self.described.pop(node, None)
-        name = description.node if description else f"of id {node}"
+        name = description.node if description else f"with id {node}"
         self._refused[node] = reason
         self.note(f"node {name} is left out: {reason}")
         self.mailbox.send("refuse", {node: {"reason": reason[:2000] or "unknown"}}, group="refuse")
 
     def note(self, line: str) -> None:
-        """Print a line, and keep it for the round's line in the metrics."""
+        """Print a line and store it for the round's metrics."""
         self.say(line)
         self.notes.append(line)
 
     def take_notes(self) -> tuple[str, ...]:
-        """What happened since the last call."""
+        """The notes since the last call."""
         notes, self.notes = tuple(self.notes), []
         return notes
 
     def finish(self) -> None:
-        """Tell the nodes that the run is over, so that they delete what their clients kept."""
-        message: dict[int, dict[str, Any]] = {node: {} for node in sorted(self.described) if self.absent(node) is None}
+        """Tell the nodes that the run is over, so that they delete their clients' memories."""
+        messages: dict[int, dict[str, Any]] = {node: {} for node in sorted(self.described) if self.absent(node) is None}
         if self.refused:
             self.say(f"replies refused in this run: {self.refused:,}")
-        until = self.mailbox.exchange.now() + FAREWELL
-        self.mailbox.send("finish", message, until=until, group="finish")
+        until = self.mailbox.exchange.now() + FINISH_TIMEOUT
+        self.mailbox.send("finish", messages, until=until, group="finish")
         while self.mailbox.waiting("finish") and self.mailbox.exchange.now() < until:
             list(self.mailbox.answers())
             self.mailbox.exchange.pause(POLL)
@@ -613,7 +610,7 @@ class Session:
         self.described[node] = self.known[node] = description
         registered = self._connected[node].name if node in self._connected else None
         if registered is not None and registered != description.node:
-            raise ValueError(f"its key is registered for node {registered!r}, it calls itself {description.node!r}")
+            raise ValueError(f"its key is registered for node {registered!r}, but it calls itself {description.node!r}")
         if (reason := self.fits(description)) is not None:
             raise ValueError(reason)
         if self._open:
@@ -640,20 +637,20 @@ def _order(description: Description) -> tuple[int, str]:
     return min(numbers, default=2**31), description.node
 
 
-AGAIN = 5.0  # seconds before a node that did not answer is asked again, while the round waits for it
+RETRY_DELAY = 5.0  # seconds before a round that waits for replies asks again
 
 
 @dataclass
 class _Work:
-    """One exchange: what is asked, what each visit came to."""
+    """One job for many visits: what is asked, and the result of each visit."""
 
     job: Job
     shared: Tensors
     visits: Sequence[Visit]
     key: Key
     body: Body
-    open: set[int]  # indices of visits that have not been asked for, or are asked again
-    asked: dict[int, list[int]] = field(default_factory=dict)  # by message number, the visits it is for
+    open: set[int]  # indices of visits that are still to be sent, or sent again
+    asked: dict[int, list[int]] = field(default_factory=dict)  # by message number, the indices of its visits
     results: dict[int, Reply | LeftOut] = field(default_factory=dict)  # by index
     received: dict[int, str] = field(default_factory=dict)  # by node, the SHA-256 of its reply
 
@@ -663,26 +660,26 @@ class _Work:
 
 
 class RemoteMemory:
-    """What the clients keep is on their nodes; the server only knows which of it a checkpoint refers to."""
+    """The clients' memories are on their nodes; the server only knows which ones a checkpoint refers to."""
 
     def __init__(self) -> None:
         self.pinned: dict[int, set[str]] = {}  # by client
 
     def assign(self, visits: Sequence[Visit]) -> Sequence[Visit]:
-        """A node makes room itself."""
+        """Nothing to do: a node assigns its files itself."""
         return visits
 
     def release(self, visits: Sequence[Visit], tickets: Mapping[int, str]) -> None:
-        """A node removes what is superseded with its next job, which lists what to keep."""
+        """Nothing to do: a job lists what to keep, and the node removes the rest."""
 
     def supersede(self, tickets: Iterable[str]) -> None:
-        """As above."""
+        """Nothing to do, as in ``release``."""
 
     def sync(self) -> None:
-        """A node makes a memory durable before it answers."""
+        """Nothing to do: a node makes a memory durable before it answers."""
 
     def pin(self, tickets: Iterable[str]) -> None:
-        """A checkpoint refers to these memories: the nodes must keep them."""
+        """Make the nodes keep these memories: a checkpoint refers to them."""
         pinned: dict[int, set[str]] = defaultdict(set)
         for ticket in tickets:
             if found := TICKET.fullmatch(ticket):
@@ -691,7 +688,7 @@ class RemoteMemory:
 
 
 class FederatedEngine:
-    """Clients on other machines. What the server itself can do, evaluation of its own test images, it does here."""
+    """Clients on other machines. The server evaluates its own test images itself."""
 
     def __init__(self, session: Session, own: Engine, template: Template, local: Local) -> None:
         self._session, self._own, self._template, self._local = session, own, template, local
@@ -699,29 +696,29 @@ class FederatedEngine:
 
     @property
     def roster(self) -> Roster:
-        """The clients as they are now."""
+        """The current clients."""
         return self._session.members.roster
 
     @property
     def memory(self) -> MemoryStore:
-        """Which of the nodes' memories a checkpoint refers to."""
+        """The store that knows which memories a checkpoint refers to."""
         return self._memory
 
     def visit(
         self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key
     ) -> Iterator[Reply | Failure | Note]:
-        """Send each node what its clients shall do; yield what they answer in visit order, when all have."""
+        """Send each node its clients' visits, wait for all replies, and yield them in visit order."""
         asked = [visit for visit in visits if isinstance(visit, Visit)]
         if len(asked) < len(visits):
             yield from self._own.visit(job, shared, visits, key)
             return
         if any(visit.client == EVERYONE for visit in asked):
-            raise UserError("centralised trains on all examples in one place; in a federation there is no such place")
+            raise UserError("centralised needs all examples in one place; choose a federated method")
         work = _Work(job, shared, asked, key, Body.of(shared.items()), set(range(len(asked))))
-        self._until_answered(work)
-        self._leave_out_other_layouts(work)
-        self._until_enough(work)
-        self._leave_out_other_layouts(work)
+        self._collect(work)
+        self._reject_other_layouts(work)
+        self._wait_for_enough(work)
+        self._reject_other_layouts(work)
         self._record(work)
         for index, visit in enumerate(asked):
             result = work.results.pop(index)
@@ -735,7 +732,7 @@ class FederatedEngine:
             yield Note(text)
 
     def _record(self, work: _Work) -> None:
-        """Record who was asked, and what went to each node and came back, before any of it is used."""
+        """Record who was asked and what each node was sent and replied, before any reply is used."""
         session, mailbox = self._session, self._session.mailbox
         by_node = defaultdict[str, list[int]](list)
         for index, visit in enumerate(work.visits):
@@ -757,16 +754,16 @@ class FederatedEngine:
         session.record({"job": name_of(work.job), "round": Purpose.of(work.job).round, "nodes": nodes})
 
     def leave_out(self, client: int, reason: str) -> None:
-        """Do not ask the client's node again, until it comes back: it broke a sum over all clients."""
+        """Do not ask the client's node again until it reconnects: it broke a sum over all clients."""
         if (member := self._session.members.by_number.get(client)) is not None:
             self._session.leave_out(member.node, reason)
 
     def close(self) -> None:
-        """Close what the server itself has open."""
+        """Close the server's own engine."""
         self._own.close()
 
-    def _until_answered(self, work: _Work) -> None:
-        """Ask for every visit once, and wait until each was answered or the deadline has passed."""
+    def _collect(self, work: _Work) -> None:
+        """Ask for every open visit and wait for all answers or the deadline."""
         exchange = self._session.mailbox.exchange
         began = exchange.now()
         until = began + self._session.rules.deadline
@@ -774,18 +771,18 @@ class FederatedEngine:
         while True:
             self._ask(work, until)
             for answer in self._session.answers():
-                self._take(work, answer)
+                self._handle(work, answer)
             if len(work.results) == len(work.visits) or exchange.now() >= until:
                 break
-            waited = exchange.now() - began  # looking costs both sides, and a long wait needs fewer looks
+            waited = exchange.now() - began  # polling costs both sides; poll less often in a long wait
             exchange.pause(min(max(POLL, waited / 20), LONGEST_POLL))
         for index in range(len(work.visits)):
-            work.results.setdefault(index, LeftOut(SILENT, again=True))
+            work.results.setdefault(index, LeftOut(TIMED_OUT, again=True))
         work.open.clear()
 
-    def _until_enough(self, work: _Work) -> None:
-        """Where too few have answered, wait for nodes that may come back, and ask them again."""
-        needed, exchange, rules = self._needed(work), self._session.mailbox.exchange, self._session.rules
+    def _wait_for_enough(self, work: _Work) -> None:
+        """If too few have answered, wait for nodes that may come back, and ask them again."""
+        needed, exchange, rules = self._count_needed(work), self._session.mailbox.exchange, self._session.rules
         limit, purpose, noted = exchange.now() + rules.wait, Purpose.of(work.job), False
         while work.counted < needed and exchange.now() < limit:
             again = {index for index, result in work.results.items() if isinstance(result, LeftOut) and result.again}
@@ -794,25 +791,25 @@ class FederatedEngine:
             if not noted:
                 when = f"round {purpose.round}" if purpose.round else name_of(work.job)
                 self._session.note(
-                    f"{when}: {work.counted} of {needed} replies; waiting for nodes, {rules.wait:,.0f} seconds at most"
+                    f"{when}: {work.counted} of {needed} replies; waiting up to {rules.wait:,.0f} seconds for nodes"
                 )
                 noted = True
-            exchange.pause(AGAIN)
+            exchange.pause(RETRY_DELAY)
             for index in again:
                 del work.results[index]
             work.open = again
-            self._until_answered(work)
+            self._collect(work)
         least = min(len(work.visits), rules.min_replies)
         if work.counted < least and purpose.trains:
             raise UserError(
                 f"round {purpose.round}: only {work.counted} of the {least} replies that it needs arrived within "
-                f"{rules.wait:,.0f} seconds of waiting; start the nodes again and resume the run"
+                f"{rules.wait:,.0f} seconds; restart the missing nodes and resume the run"
             )
 
-    def _leave_out_other_layouts(self, work: _Work) -> None:
-        """Leave out sums that cannot be added to the others': where nobody knows the layout, the most common counts.
+    def _reject_other_layouts(self, work: _Work) -> None:
+        """Leave out sums that cannot be added to the others'. If the layout is unknown, the most common one counts.
 
-        Of two that are as common, that of the client with the lowest number counts.
+        In a tie the layout of the earliest visit counts.
         """
         layouts = defaultdict[str, list[int]](list)
         for index, result in sorted(work.results.items()):
@@ -820,24 +817,24 @@ class FederatedEngine:
                 layouts[repr(result.sums.layout)].append(index)
         common = max(layouts.values(), key=len, default=[])
         others = [index for indices in layouts.values() if indices is not common for index in indices]
-        self._fail(work, others, LeftOut("its sums have other names or shapes than those of the other clients"))
+        self._fail(work, others, LeftOut("its sums have other names or shapes than the other clients' sums"))
 
-    def _needed(self, work: _Work) -> int:
-        """How many replies to wait for. A secure sum can do without some from its second exchange on."""
-        purpose, every = Purpose.of(work.job), len(work.visits)
-        least = min(every, self._session.rules.min_replies) if purpose.trains else 1
+    def _count_needed(self, work: _Work) -> int:
+        """How many replies to wait for. From its second exchange on, a secure sum can miss some."""
+        purpose, total = Purpose.of(work.job), len(work.visits)
+        least = min(total, self._session.rules.min_replies) if purpose.trains else 1
         if purpose.threshold:
-            return min(every, max(least, purpose.threshold)) if purpose.under_way or purpose.may_miss else every
-        return least if purpose.may_miss else every
+            return min(total, max(least, purpose.threshold)) if purpose.under_way or purpose.may_miss else total
+        return least if purpose.may_miss else total
 
     def _ask(self, work: _Work, until: float) -> None:
-        """Send what can be sent now; a visit to a client whose node is absent has failed."""
+        """Send what can be sent now. A visit fails if the client's node is absent."""
         by_node, session = defaultdict[int, list[int]](list), self._session
         for index in sorted(work.open):
             member = session.members.by_number.get(work.visits[index].client)
             absent = "is not connected" if member is None else session.absent(member.node)
             if member is not None and session.describing(member.node):
-                continue  # it is back, and can be asked in a moment
+                continue  # it is back and can be asked in a moment
             if member is None or absent is not None:
                 name = "its node" if member is None else f"node {member.node_name}"
                 work.results[index] = LeftOut(f"{name} {absent}", again=True)
@@ -858,7 +855,7 @@ class FederatedEngine:
             for index in by_node[node]:
                 work.open.discard(index)
                 if not sent:
-                    work.results[index] = LeftOut("nothing could be sent to its node", again=True)
+                    work.results[index] = LeftOut("the message to its node could not be sent", again=True)
 
     def _message(self, work: _Work, node: int, indices: Sequence[int]) -> dict[str, Any]:
         clients = [member.number for member in self._session.members.of_node(node)]
@@ -874,7 +871,7 @@ class FederatedEngine:
             "keep": sorted(ticket for client in clients for ticket in self._memory.pinned.get(client, ())),
         }
 
-    def _take(self, work: _Work, answer: Answer) -> None:
+    def _handle(self, work: _Work, answer: Answer) -> None:
         node = answer.pending.node
         if answer.pending.kind != "job":
             if answer.problem is not None and answer.pending.kind in ("agree", "describe"):
@@ -884,19 +881,19 @@ class FederatedEngine:
             return
         indices = work.asked.pop(answer.pending.number, None)
         if indices is None:
-            return  # of an earlier job, whose deadline has passed
+            return  # to an earlier job, whose deadline has passed
         if answer.problem is not None:
             self._fail(work, indices, LeftOut(answer.problem, again=not answer.bad))
         elif answer.header.get("kind") == "unknown":
             self._session.forget_agreement(node)
             work.open.update(indices)
         elif answer.header.get("kind") != "done":
-            self._fail(work, indices, LeftOut(f"the node refuses: {shown(answer.header.get('reason'))}"))
+            self._fail(work, indices, LeftOut(f"the node refuses: {printable(answer.header.get('reason'))}"))
         else:
             work.received[node] = answer.sha256
-            self._read(work, indices, answer)
+            self._read_reply(work, indices, answer)
 
-    def _read(self, work: _Work, indices: Sequence[int], answer: Answer) -> None:
+    def _read_reply(self, work: _Work, indices: Sequence[int], answer: Answer) -> None:
         visits = [work.visits[index] for index in indices]
         members = [self._session.members.by_number[visit.client] for visit in visits]
         try:

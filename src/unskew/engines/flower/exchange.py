@@ -1,4 +1,4 @@
-"""The way between the server and its nodes, as the engine sees it: messages go out, replies come in, time passes."""
+"""The transport between server and nodes, as the engine sees it: messages, replies and a clock."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,43 +6,43 @@ from typing import Protocol
 
 from unskew.engines.codec import Envelope
 
-Response = Envelope | str  # a text: why there is none
+Response = Envelope | str  # a str is the reason why there is no reply
 
 
 @dataclass(frozen=True)
 class Presence:
-    """A node that is connected: the name and fingerprint of its registered key, and since when it is there."""
+    """A connected node: the name and fingerprint of its registered key, and when it connected."""
 
-    name: str | None = None  # None: the network knows no names
-    since: str = ""  # in any unit
+    name: str | None = None  # None: the network has no names
+    since: str = ""  # in any format
     key: str | None = None
 
 
 class Transport(Protocol):
-    """A network with nodes that come and go; their ids mean nothing beyond it."""
+    """A network whose nodes come and go. Node ids have no meaning outside it."""
 
     def nodes(self) -> Mapping[int, Presence]:
         """The nodes that are connected now, by id."""
 
     def send(self, messages: Mapping[int, Envelope], group: str) -> dict[int, str]:
-        """Send a message to each of these nodes; the id under which its reply comes, by node. A node that is missing
-        could not be sent anything. ``group`` names what belongs together, for logs."""
+        """Send a message to each node and return the ids for ``receive``, by node. A node without an id could not be
+        sent its message. ``group`` labels related messages for logs."""
 
     def receive(self, ids: Iterable[str]) -> dict[str, Response]:
-        """The replies that have come to these messages, each given out once."""
+        """The replies to these messages that have arrived, each returned once."""
 
     def now(self) -> float:
-        """Seconds on a clock that only goes forward."""
+        """Seconds on a monotonic clock."""
 
     def pause(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait."""
 
 
 @dataclass
 class InProcess:
-    """Nodes in this process, for tests and for trying a federation out: real messages, no network.
+    """Nodes in this process, for tests and trials: real messages, no network.
 
-    ``between`` may change or drop a reply on its way (None: it never comes).
+    ``between`` may change a reply on its way, or drop it by returning None.
     """
 
     answers: dict[int, Callable[[Envelope], Envelope]]
@@ -59,7 +59,7 @@ class InProcess:
         return {node: self.presence.get(node, Presence()) for node in self.answers}
 
     def send(self, messages: Mapping[int, Envelope], group: str) -> dict[int, str]:
-        """Keep the messages until their replies are asked for."""
+        """Queue the messages until ``receive`` asks for their replies."""
         ids = {}
         for node, message in messages.items():
             if node in self.answers:
@@ -70,7 +70,7 @@ class InProcess:
         return ids
 
     def receive(self, ids: Iterable[str]) -> dict[str, Response]:
-        """Let the nodes work and give their replies."""
+        """Let the nodes answer their queued messages."""
         replies: dict[str, Response] = {}
         for name in list(ids):
             if name not in self._waiting:
@@ -85,9 +85,9 @@ class InProcess:
         return replies
 
     def now(self) -> float:
-        """Time as the pauses made it."""
+        """Simulated time: the sum of all pauses."""
         return self._clock
 
     def pause(self, seconds: float) -> None:
-        """Nobody waits here: the clock is put forward."""
+        """Advance the simulated clock; nobody waits."""
         self._clock += seconds

@@ -1,7 +1,7 @@
-"""The exchange on Flower's grid: our messages as the content of Flower's, replies looked for at short intervals.
+"""The transport over Flower's grid: our messages inside Flower's, polled at short intervals.
 
-``send_and_receive`` would look every three seconds; pushing and pulling are Flower's public functions too. A header and
-a body are two arrays, since Flower stores what is the same once: a model goes to the SuperLink once for all nodes.
+Flower's ``send_and_receive`` polls every three seconds, so we push and pull through its public functions. Header and
+body are separate arrays: Flower stores equal arrays once, so a model goes to the SuperLink once for all nodes.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from flwr.serverapp import Grid
 from unskew.core.plugins import require_extra
 from unskew.engines.codec import Envelope
 from unskew.engines.flower.exchange import Presence, Response
-from unskew.engines.flower.messages import shown
+from unskew.engines.flower.messages import printable
 
-KIND = "query.unskew"  # what our ClientApp answers to
+KIND = "query.unskew"  # the message type that our ClientApp handles
 RECORD = "unskew"
-ONLINE = "online"  # the status of a node whose last heartbeat is not long ago
-TTL = 6 * 3600.0  # seconds that Flower keeps a message for a node that is away; the engine's deadlines are shorter
+ONLINE = "online"  # the status of a node with a recent heartbeat
+TTL = 6 * 3600.0  # seconds that Flower keeps a message for an offline node; the engine's deadlines are shorter
 
 
 class GridExchange:
@@ -39,26 +39,26 @@ class GridExchange:
         }
 
     def send(self, messages: Mapping[int, Envelope], group: str) -> dict[int, str]:
-        """Push the messages; the id of each, by node."""
+        """Push the messages and return their ids, by node."""
         if not messages:
             return {}
         pushed = [
-            Message(content=wrapped(envelope), dst_node_id=node, message_type=KIND, ttl=TTL, group_id=group)
+            Message(content=wrap(envelope), dst_node_id=node, message_type=KIND, ttl=TTL, group_id=group)
             for node, envelope in messages.items()
         ]
         ids = list(self._grid.push_messages(pushed))
         return {node: name for node, name in zip(messages, ids, strict=False) if name}
 
     def receive(self, ids: Iterable[str]) -> dict[str, Response]:
-        """Pull what has come."""
+        """Pull the replies that have arrived."""
         wanted = list(ids)
         replies: dict[str, Response] = {}
         for message in self._grid.pull_messages(wanted) if wanted else ():
-            replies[message.metadata.reply_to_message_id] = _reply(message)
+            replies[message.metadata.reply_to_message_id] = _read_reply(message)
         return replies
 
     def now(self) -> float:
-        """The machine's own clock."""
+        """Seconds on the monotonic clock."""
         return time.monotonic()
 
     def pause(self, seconds: float) -> None:
@@ -67,7 +67,7 @@ class GridExchange:
 
 
 def fingerprint(pem: bytes) -> str | None:
-    """A public key's fingerprint, as ``ssh-keygen -l`` prints it; None for what is not a key."""
+    """A public key's fingerprint as ``ssh-keygen -l`` prints it; None if ``pem`` is not a key."""
     keys = require_extra("cryptography.hazmat.primitives.serialization", "flower")
     try:
         line = keys.load_pem_public_key(pem).public_bytes(keys.Encoding.OpenSSH, keys.PublicFormat.OpenSSH)
@@ -76,17 +76,17 @@ def fingerprint(pem: bytes) -> str | None:
     return "SHA256:" + b64encode(hashlib.sha256(b64decode(line.split()[1])).digest()).decode().rstrip("=")
 
 
-def wrapped(envelope: Envelope) -> RecordDict:
-    """A message as Flower's records have it."""
+def wrap(envelope: Envelope) -> RecordDict:
+    """A message as Flower records."""
     parts = {"header": envelope.header, "body": bytes(envelope.body)}
     return RecordDict({RECORD: ArrayRecord({name: _array(part) for name, part in parts.items() if part})})
 
 
-def unwrapped(content: RecordDict) -> Envelope:
-    """The message in Flower's records. Raises ValueError where there is none."""
+def unwrap(content: RecordDict) -> Envelope:
+    """The message in Flower records. Raises ValueError if there is none."""
     record: Any = content.get(RECORD)
     if len(content) != 1 or not isinstance(record, ArrayRecord) or not {"header"} <= set(record) <= {"header", "body"}:
-        raise ValueError("its content is not a message of ours")
+        raise ValueError("its content is not an unskew message")
     return Envelope(*(record[name].data if name in record else b"" for name in ("header", "body")))
 
 
@@ -94,10 +94,10 @@ def _array(content: bytes) -> Array:
     return Array("uint8", (len(content),), "unskew", content)
 
 
-def _reply(message: Message) -> Response:
+def _read_reply(message: Message) -> Response:
     if message.has_error():
-        return f"its node gives an error: {shown(message.error.reason)}"
+        return f"its node reported an error: {printable(message.error.reason)}"
     try:
-        return unwrapped(message.content)
+        return unwrap(message.content)
     except ValueError as error:
         return f"its reply is refused: {error}"

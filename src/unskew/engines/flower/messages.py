@@ -1,13 +1,13 @@
-"""What goes over the wire between server and nodes: the codec's envelopes, with the version of the protocol.
+"""Messages between server and nodes: the codec's envelopes, with a protocol version and a hash.
 
-A header has the kind of the message, its run and its number in that run. A hash finds what a machine or a disk
-on the way has damaged; who may send is the network's business.
+A header has the message's kind, its run and its number within the run. The hash detects corruption on the way;
+authentication is the network's job.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,11 +23,11 @@ from unskew.core.types import Local, Tensors
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.codec import DTYPES, MAX_BODY, NO_TENSORS, BadMessage, Body, Envelope, decode, decode_header, encode
 
-PROTOCOL = 4  # both sides must speak the same
+PROTOCOL = 4  # both sides must use the same
 
 
 def seal(fields: Mapping[str, Any], tensors: Body | Iterable[tuple[str, Tensor]] = NO_TENSORS) -> Envelope:
-    """The message with these fields and tensors, and at the end of its header a hash of all of it."""
+    """A message with these fields and tensors; its header ends with a hash of the whole message."""
     body = tensors if isinstance(tensors, Body) else Body.of(tensors)
     whole = encode({"protocol": PROTOCOL, **fields}, body)
     start = whole.header[:-1]
@@ -42,53 +42,53 @@ def _digest(header: bytes, body: bytes) -> bytes:
     return hashlib.sha256(header + body).hexdigest().encode()
 
 
-def unseal(envelope: Envelope, most: int = MAX_BODY) -> tuple[dict[str, Any], list[tuple[str, Tensor]]]:
-    """The fields and tensors of a message; one that is not whole, or larger than ``most`` bytes, is refused."""
+def unseal(envelope: Envelope, max_bytes: int = MAX_BODY) -> tuple[dict[str, Any], list[tuple[str, Tensor]]]:
+    """A message's fields and tensors. Refuses a damaged message, or one with more than ``max_bytes``."""
     read_header(envelope)
-    header, tensors = decode(envelope, most)
+    header, tensors = decode(envelope, max_bytes)
     start, end = envelope.header[:-_HASH_BYTES], envelope.header[-_HASH_BYTES:]
     if end != _HASH % _digest(start, hashlib.sha256(envelope.body).digest()):
-        raise BadMessage("it was changed on its way: it does not match its hash")
+        raise BadMessage("it was damaged on the way: its hash does not match")
     del header["protocol"], header["sha256"]
     return header, tensors
 
 
 def read_header(envelope: Envelope) -> dict[str, Any]:
-    """The header alone, if it is one of this protocol."""
+    """The header, without its hash. Refuses another protocol version."""
     header = decode_header(envelope)
-    if (spoken := header.pop("protocol", None)) != PROTOCOL:
-        other = spoken if spoken is None or type(spoken) is int else "unknown"
+    if (version := header.pop("protocol", None)) != PROTOCOL:
+        other = version if version is None or type(version) is int else "unknown"
         raise BadMessage(
-            f"it speaks protocol {other}, this side {PROTOCOL}; install the same version of unskew on the server and "
-            "all nodes"
+            f"it uses protocol {other}, but this side uses {PROTOCOL}; install the same version of unskew on the "
+            "server and all nodes"
         )
     header.pop("sha256", None)
     return header
 
 
 def read_field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
-    """A field of a header, of the right type."""
+    """A header field. Refuses a value of another type, or one that is not finite."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     value = header.get(name)
     if type(value) not in kinds:
-        expected = " or ".join("nothing" if option is type(None) else option.__name__ for option in kinds)
+        expected = " or ".join("null" if option is type(None) else option.__name__ for option in kinds)
         raise BadMessage(f"its field {name!r} should be {expected}, not {type(value).__name__}")
     if isinstance(value, float) and not math.isfinite(value):
         raise BadMessage(f"its field {name!r} is not finite")
     return value
 
 
-MAX_TEXT = 200  # characters of a name
-MAX_SHOWN = 500  # characters of the other side's words
+MAX_TEXT = 200  # characters in a name
+MAX_LOGGED = 500  # characters of the other side's text in a log
 MAX_CLASSES = 300_000  # a landmark set has 203,094
-MAX_CLIENTS = 10**6  # numbers of clients are below this: tables have a row for each number
-MAX_EXAMPLES = 5 * 10**7  # of all clients of a node: the server lists them
+MAX_CLIENTS = 10**6  # client numbers are below this: tables have a row per number
+MAX_EXAMPLES = 5 * 10**7  # over all clients of a node: the server lists them
 
 Text = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 Count = Annotated[int, Meta(ge=0, le=MAX_EXAMPLES)]
 Number = Annotated[int, Meta(ge=0, lt=MAX_CLIENTS)]  # of a client
 Side = Annotated[int, Meta(gt=0, le=4096)]  # of an image
-Mean = Annotated[float, Meta(ge=0, le=1)]  # of pixels, which are from 0 to 1
+Mean = Annotated[float, Meta(ge=0, le=1)]  # pixels are between 0 and 1
 Deviation = Annotated[float, Meta(ge=1e-9, le=1)]
 Run = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Commitment = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
@@ -96,68 +96,68 @@ Commitment = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
 
 @dataclass(frozen=True)
 class ClientFacts:
-    """One client of a node; ``number`` is None where the server may choose one."""
+    """A client of a node; ``number`` is None if the server may assign one."""
 
     name: Text
     number: Number | None
     examples: Count
-    test: Count  # how many test images of its own it has
+    test: Count  # its own test images
 
 
 @dataclass(frozen=True)
 class Description:
-    """A node and its data, for the server."""
+    """What a node reports about itself and its data."""
 
     node: Text
     version: Text
     clients: Annotated[tuple[ClientFacts, ...], Meta(min_length=1, max_length=100_000)]
     classes: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_CLASSES)]
-    shape: tuple[Side, Side, Side]  # of its images, as they are
+    shape: tuple[Side, Side, Side]  # of its images, as stored
     mean: tuple[Mean, ...]
     std: tuple[Deviation, ...]
-    augment: bool  # whether crops and flips leave a picture's class alone
+    augment: bool  # whether crops and flips preserve the class of an image
     augmentation: Text  # which crops suit its images
-    data: Commitment = ""  # to its data, by a key that stays on the node
+    data: Commitment = ""  # a commitment to its data; the key stays on the node
 
     def to_json(self) -> dict[str, Any]:
-        """Plain texts and numbers."""
+        """As JSON values."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
 
     @staticmethod
     def from_json(values: Any) -> "Description":
-        """What ``to_json`` gave, checked."""
+        """Parse and check what ``to_json`` returned."""
         found: Description = _convert(values, Description, "its description")
         _require_names("clients", [client.name for client in found.clients])
         _require_names("classes", found.classes)
         _require_names("texts", {found.node, found.version, found.augmentation})
         if not len(found.mean) == len(found.std) == found.shape[0]:
-            raise BadMessage("its normalisation does not fit its images")
+            raise BadMessage("its normalization does not match its images' channels")
         if sum(client.examples for client in found.clients) > MAX_EXAMPLES:
-            raise BadMessage(f"its clients have more than {MAX_EXAMPLES:,} examples together")
+            raise BadMessage(f"its clients have more than {MAX_EXAMPLES:,} examples in total")
         return found
 
 
 @dataclass(frozen=True)
 class RunAgreement:
-    """What a node needs to know for a run: the blueprint, the classes in their order, its clients' numbers."""
+    """What a node needs for a run: the blueprint, the classes in order, its clients' numbers."""
 
     run: str
     blueprint: Blueprint
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    numbers: Mapping[str, int]  # of the node's clients, by name
-    views: int = 0  # augmented views of each image that are stored behind a frozen part
+    numbers: Mapping[str, int]  # its clients' numbers, by name
+    views: int = 0  # augmented views stored per image, if a part is frozen
 
     def to_json(self) -> dict[str, Any]:
-        """Plain texts and numbers."""
+        """As JSON values."""
         fields = {name: getattr(self, name) for name in ("run", "classes", "mean", "std", "views")}
         return {**fields, "numbers": dict(self.numbers), "blueprint": self.blueprint.to_json()}
 
     @property
     def promise(self) -> str:
-        """A name for what stays the same during a run, whatever the server is restarted with."""
+        """A hash of what must not change during a run, even if the server restarts with other settings."""
         blueprint = {
             name: value for name, value in self.blueprint.to_json().items() if name not in ("device", "stored")
         }
@@ -166,25 +166,25 @@ class RunAgreement:
 
     @property
     def digest(self) -> str:
-        """A short name for exactly this agreement."""
+        """A short hash of exactly this agreement."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
     def common(self) -> bytes:
-        """The digest of what all nodes are sent alike: everything but the numbers of their clients."""
+        """The digest of what every node is sent: everything except its clients' numbers."""
         return hashlib.sha256(json.dumps({**self.to_json(), "numbers": None}, sort_keys=True).encode()).digest()
 
     @staticmethod
     def from_json(values: Any) -> "RunAgreement":
-        """What ``to_json`` gave, checked where the node's own data do not matter."""
+        """Parse what ``to_json`` returned, with the checks that do not need the node's data."""
         sent: _SentAgreement = _convert(values, _SentAgreement, "its agreement")
         blueprint = _blueprint(sent.blueprint)
         _require_names("classes", sent.classes)
         if len(sent.mean) != len(sent.std):
-            raise BadMessage("its normalisation is not one")
+            raise BadMessage("its mean and std differ in length")
         if blueprint.classes != len(sent.classes):
-            raise BadMessage(f"it names {len(sent.classes)} classes for a network of {blueprint.classes}")
+            raise BadMessage(f"it names {len(sent.classes)} classes, but its network has {blueprint.classes}")
         return RunAgreement(sent.run, blueprint, sent.classes, sent.mean, sent.std, sent.numbers, sent.views)
 
 
@@ -199,22 +199,22 @@ class _SentAgreement:
     views: Annotated[int, Meta(ge=0, le=81)]
 
 
-def run_of(header: Mapping[str, Any]) -> str:
+def read_run(header: Mapping[str, Any]) -> str:
     """The run that a message belongs to."""
     return str(_convert(header.get("run"), Run, "its run"))
 
 
-def text(values: Mapping[str, Any], name: str, most: int = MAX_TEXT) -> str:
-    """A text that can be shown: not empty, not long, without control characters."""
+def read_text(values: Mapping[str, Any], name: str, max_length: int) -> str:
+    """A printable field of 1 to ``max_length`` characters."""
     value = read_field(values, name, str)
-    if not 0 < len(value) <= most or not value.isprintable():
-        raise BadMessage(f"its field {name!r} should be a printable text of at most {most} characters")
+    if not 0 < len(value) <= max_length or not value.isprintable():
+        raise BadMessage(f"its field {name!r} should be a printable text of 1 to {max_length} characters")
     return str(value)
 
 
-def shown(words: object) -> str:
-    """The other side's words, as a log may have them: not long, and without control characters."""
-    return "".join(c if c.isprintable() else " " for c in str(words)[:MAX_SHOWN])
+def printable(content: object) -> str:
+    """Content from the other side, safe to log: short and without control characters."""
+    return "".join(c if c.isprintable() else " " for c in str(content)[:MAX_LOGGED])
 
 
 def _convert(values: Any, kind: Any, what: str) -> Any:
@@ -225,10 +225,10 @@ def _convert(values: Any, kind: Any, what: str) -> Any:
 
 
 def _require_names(what: str, names: Iterable[str]) -> None:
-    """Refuse texts that cannot be shown, and a name that comes twice."""
+    """Refuse duplicate and unprintable names."""
     listed = list(names)
     if len(set(listed)) < len(listed) or not all(name.isprintable() for name in listed):
-        raise BadMessage(f"its {what} have a name twice, or one that cannot be shown")
+        raise BadMessage(f"its {what} contain a duplicate or unprintable name")
 
 
 def _blueprint(values: dict[str, Any]) -> Blueprint:
@@ -238,27 +238,27 @@ def _blueprint(values: dict[str, Any]) -> Blueprint:
         check_fields(Blueprint, {name: value for name, value in values.items() if name not in ("local", "shape")})
         blueprint = Blueprint.from_json(values)
         if not 0 < blueprint.classes <= MAX_CLASSES or blueprint.dtype not in DTYPES or not blueprint.crosses:
-            raise ValueError("its classes or its number type are not possible")
+            raise ValueError("its number of classes or its dtype is not supported")
         return blueprint
     except (TypeError, ValueError, KeyError) as error:
         raise BadMessage(f"its blueprint cannot be read: {error}", "its blueprint cannot be read") from error
 
 
-REMEMBERED = 1000
-STARTS = 2**20  # a server's message numbers after its n-th start are from n·STARTS on
+REMEMBERED = 1000  # message numbers per run
+STARTS = 2**20  # after a server's n-th restart its message numbers begin at n·STARTS
 
 
 class Seen:
-    """The numbers that a node has seen in one run."""
+    """The message numbers that a node has seen in one run."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._below, self._numbers = _read(file)
 
     def take(self, number: int, *, in_order: bool = False) -> None:
-        """Remember the number; refuse it where it was seen, or is too old to tell.
+        """Record a number. Refuse it if it was seen, or is too old to tell.
 
-        ``in_order`` refuses a message that a later one has overtaken as well.
+        ``in_order`` also refuses a number below the highest one seen.
         """
         if number in self._numbers or number < self._below:
             raise BadMessage(f"replayed: message {number} was seen before")
@@ -267,7 +267,7 @@ class Seen:
         self._numbers = set(sorted({*self._numbers, number})[-REMEMBERED:])
         if len(self._numbers) == REMEMBERED:
             self._below = max(self._below, min(self._numbers))
-        self._below = max(self._below, number - number % STARTS)  # an earlier start of the server has ended
+        self._below = max(self._below, number - number % STARTS)  # numbers from before a restart are void
         write_again(self._file, f"[{self._below},{sorted(self._numbers)}]".encode())
 
 
@@ -281,7 +281,7 @@ def _read(file: Path) -> tuple[int, set[int]]:
                 return below, set(numbers)
     except ValueError:
         pass
-    raise UserError(f"{file} is damaged; delete the folder {file.parent}: the node then joins the run anew")
+    raise UserError(f"{file} is damaged; delete the folder {file.parent}, and the node rejoins the run")
 
 
 DELTA = "delta/"
@@ -291,7 +291,7 @@ FORMS = (PLAIN, SINGLE, MODEL)
 
 @dataclass(frozen=True)
 class WireContext:
-    """What both sides have: the tensors that the server sent, the visit's weight, the factor on its update."""
+    """What both sides know: the tensors that the server sent, the visit's weight, the factor on its update."""
 
     shared: Tensors
     weight: float
@@ -299,23 +299,23 @@ class WireContext:
 
 
 def compact(sums: Mapping[str, Tensor], context: WireContext) -> list[tuple[str, str, Tensor]]:
-    """(name, form, tensor) for each of the sums; ``restore`` gives the sums back, bit for bit."""
+    """(name, form, tensor) for each sum, in fewer bytes where possible; ``restore`` recovers every bit."""
     return [(name, *_compact_one(name, value, context)) for name, value in sums.items()]
 
 
 def restore(name: str, form: str, sent: Tensor, context: WireContext) -> Tensor:
-    """The sum that was sent in this form. Raises BadMessage where it cannot have been."""
+    """Recover a sum. Refuses a tensor that this form cannot have."""
     if form == PLAIN and sent.dtype in (torch.float64, torch.int64):
         return sent
     if form == SINGLE and sent.dtype == torch.float32:
         return sent.double()
     if form == MODEL:
         return _from_model(name, sent, context)
-    raise BadMessage(f"{sent.dtype} is not the type of a form {form[:20]!r}")
+    raise BadMessage(f"the form {form[:20]!r} cannot have type {sent.dtype}")
 
 
 def factor_of(sums: Mapping[str, Tensor], weight: float) -> float:
-    """The factor on a visit's update, from its sums; 1 where there is none."""
+    """The factor on a visit's update, from its sums; 1 if there is none."""
     scaled = sums.get("scaled")
     if scaled is None or scaled.dtype != torch.float64 or float(scaled) == weight or not float(scaled):
         return 1.0
@@ -323,14 +323,12 @@ def factor_of(sums: Mapping[str, Tensor], weight: float) -> float:
 
 
 def _compact_one(name: str, value: Tensor, context: WireContext) -> tuple[str, Tensor]:
-    attempts: tuple[tuple[str, Callable[[], Tensor | None]], ...] = (
-        (MODEL, lambda: _as_model(name, value, context)),
-        (SINGLE, lambda: value.float() if value.numel() > 1 else None),
-    )
-    for form, make in attempts if value.dtype == torch.float64 else ():
-        sent = make()
-        if sent is not None and _same_bits(restore(name, form, sent, context), value):
-            return form, sent
+    if value.dtype == torch.float64:
+        model = _as_model(name, value, context)
+        if model is not None and _same_bits(_from_model(name, model, context), value):
+            return MODEL, model
+        if value.numel() > 1 and _same_bits((single := value.float()).double(), value):
+            return SINGLE, single
     return PLAIN, value
 
 
@@ -352,11 +350,11 @@ def _as_model(name: str, value: Tensor, context: WireContext) -> Tensor | None:
 def _from_model(name: str, sent: Tensor, context: WireContext) -> Tensor:
     old = context.shared.get(name.removeprefix(DELTA))
     if old is None or old.shape != sent.shape or old.dtype != sent.dtype:
-        raise BadMessage("a tensor of its update is not like the tensor that was sent")
+        raise BadMessage("a tensor of its update differs in shape or type from the model's")
     delta = torch.sub(old.double(), sent.double()).mul_(context.weight)
     factor = _update_factor(name, context)
     return delta if factor == 1 else delta.mul_(factor)
 
 
 def _update_factor(name: str, context: WireContext) -> float:
-    return context.factor if name.startswith("delta/params/") else 1.0  # buffers are averaged plainly
+    return context.factor if name.startswith("delta/params/") else 1.0  # buffers are averaged without it

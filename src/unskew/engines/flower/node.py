@@ -1,6 +1,6 @@
-"""A node of the federation: answers every message with one. It has the data, the memories and the secrets.
+"""A node of the federation: owns the data, the clients' memories and the secrets, and answers the server's messages.
 
-A message is checked before anything is done. What does not fit is refused with its reason, and the node continues.
+It checks a message before it acts on it, refuses a bad one with the reason, and keeps running.
 """
 
 import copy
@@ -54,11 +54,11 @@ from unskew.engines.flower.messages import (
     WireContext,
     compact,
     factor_of,
+    printable,
     read_field,
-    run_of,
+    read_run,
+    read_text,
     seal,
-    shown,
-    text,
     unseal,
 )
 from unskew.engines.flower.policy import MEGABYTE, Policy
@@ -76,17 +76,17 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class OwnClient:
-    """One client of this node: which of the node's images are its own, ascending."""
+    """A client of this node: the indices of its images, ascending."""
 
     name: str
-    number: int | None  # None: the server chooses one
+    number: int | None  # None: the server assigns one
     train: Ints
     test: Ints
 
 
 @dataclass(frozen=True)
 class FittedData:
-    """A node's images as a run uses them, which client has which, and by client which test images are its own."""
+    """A node's images as a run uses them, which client has which, and each client's test images."""
 
     images: ImageSet
     population: Population
@@ -103,7 +103,7 @@ class NodeData:
 
     @cached_property
     def sha256(self) -> str:
-        """Over all images and labels, and which client has which. It stays on the node: with it a server could test
+        """Over all images and labels, and which client has which. Stays on the node: a server could use it to test
         guesses about the data."""
         digest = hashlib.sha256(images_sha256(self.images).encode())
         for client in self.clients:
@@ -111,7 +111,7 @@ class NodeData:
         return digest.hexdigest()
 
     def describe(self) -> Description:
-        """What the server is sent before the first round."""
+        """What the node sends the server before the first round."""
         images = self.images
         return Description(
             node=self.name,
@@ -128,11 +128,11 @@ class NodeData:
         )
 
     def fit(self, agreement: RunAgreement) -> FittedData:
-        """The images under the agreed classes, numbers and normalization, and whose they are."""
+        """The images with the agreed classes, client numbers and normalization."""
         numbers = agreement.numbers
         if set(numbers) != {client.name for client in self.clients}:
             raise UserError(
-                f"node {self.name}: the agreement numbers other clients than the node has; describe it anew"
+                f"node {self.name}: the agreement is for other clients than this node has; restart the node"
             )
         for client in self.clients:
             if client.number not in (None, numbers[client.name]):
@@ -152,22 +152,22 @@ class NodeData:
         return FittedData(images, Population(order, np.cumsum(offsets)), tests)
 
     def _fit_part(self, part: Split, agreement: RunAgreement) -> Split:
-        """The same images in the agreed number of channels, under the numbers of the agreed classes."""
+        """The same images with the agreed channels, and labels that number the agreed classes."""
         own, images = self.images.classes, part.images
         if agreement.blueprint.shape[0] > images.shape[1]:
             if isinstance(images, np.ndarray):
                 images = np.repeat(images, 3, axis=1)
-            else:  # it reads the same files, and fills all channels with a gray picture
+            else:  # reads the same files and repeats a gray image in all channels
                 wide: Any = copy.copy(images)
                 wide.shape = (len(images), 3, *images.shape[2:])
                 images = wide
         if agreement.classes == own:
             return replace(part, images=images)
         number = {name: index for index, name in enumerate(agreement.classes)}
-        # by the names it described, not by its labels: otherwise a server could test which classes it has images of
+        # compare the described names, not the labels: a server could otherwise test which classes have images here
         if unknown := [name for name in own if name not in number]:
             raise UserError(
-                f"node {self.name} has the class {unknown[0]!r}, not one of the {len(number)} classes agreed on"
+                f"node {self.name} has the class {unknown[0]!r}, which is not one of the {len(number)} agreed classes"
             )
         table = np.array([number[name] for name in own], np.int64)
         return replace(part, images=images, labels=table[part.labels])
@@ -175,41 +175,41 @@ class NodeData:
 
 @dataclass(frozen=True)
 class NodeSource:
-    """Where a node's data come from, by its settings."""
+    """Where a node's data come from."""
 
     data: str
     data_dir: str | None = None
-    partition: str | None = None  # None: all images are one client's
-    clients: tuple[int, ...] = ()  # which clients of the partition are this node's
-    of: int | None = None  # how many clients the partition has, where its text does not contain it
-    seed: int = 0  # the partition's
+    partition: str | None = None  # None: all images belong to one client
+    clients: tuple[int, ...] = ()  # this node's clients in the partition
+    of: int | None = None  # the partition's number of clients, if its text does not have it
+    seed: int = 0  # of the partition
 
 
 def read_node_data(name: str, source: NodeSource) -> NodeData:
-    """The node's own data, or its slice of a set that a partition divides."""
+    """Load the node's own data, or its clients' part of a partitioned data set."""
     images = load(source.data, Path(source.data_dir) if source.data_dir else None, cache_of(None, None, None))
     if source.partition is None:
         if source.clients:
-            raise UserError(f"node {name}: client {source.clients[0]} is one of a partition; give partition too")
+            raise UserError(f"node {name}: client {source.clients[0]} needs a partition; give partition too")
         train, test = (np.arange(len(part), dtype=np.int64) for part in (images.train, images.test))
         return NodeData(name, images, (OwnClient(name, None, train, test),))
     if not source.clients:
-        raise UserError(f"node {name}: give this node's clients of {source.partition}, such as client = 0")
+        raise UserError(f"node {name}: give this node's clients in {source.partition}, such as client = 0")
     parts = partition_examples(
         source.partition, images.train.labels, clients=source.of, key=Key(source.seed), users=images.users,
         places=images.places, classes=len(images.classes),
     )  # fmt: skip
     if max(source.clients) >= parts.clients or len(set(source.clients)) < len(source.clients):
         raise UserError(
-            f"node {name}: clients {source.clients} of {parts.clients}; they are counted from 0, each is named once"
+            f"node {name}: clients {source.clients} of {parts.clients}; count from 0, and name each client once"
         )
-    whose = _test_owners(parts.names, parts.clients, images)
+    owners = _test_owners(parts.names, parts.clients, images)
     clients = [
         OwnClient(
             parts.names[number] if parts.names else f"{name}-{number}" if len(source.clients) > 1 else name,
             number,
             np.flatnonzero(parts.client == number).astype(np.int64),
-            np.flatnonzero(whose == number).astype(np.int64),
+            np.flatnonzero(owners == number).astype(np.int64),
         )
         for number in source.clients
     ]
@@ -224,7 +224,7 @@ def own_version() -> str:
 
 
 def _test_owners(names: tuple[str, ...] | None, clients: int, images: ImageSet) -> Ints:
-    """[n], the client of each test image: its user where users are clients, otherwise they are dealt out in turn."""
+    """[n], the client of each test image: its user if users are clients, otherwise dealt out in turn."""
     users = images.test_users
     if names is not None and users is not None and len(users) == len(images.test):
         number = {name: index for index, name in enumerate(names)}
@@ -232,24 +232,24 @@ def _test_owners(names: tuple[str, ...] | None, clients: int, images: ImageSet) 
     return np.arange(len(images.test), dtype=np.int64) % clients
 
 
-TICKET = re.compile(r"(\d{1,10})\.(\d{1,18})-([0-9a-f]{8})")  # client, number of the file, keyed checksum
+TICKET = re.compile(r"(\d{1,10})\.(\d{1,18})-([0-9a-f]{8})")  # client, file number, keyed checksum
 FILE = re.compile(r"(\d{1,10})\.(\d{1,18})\.state")
 
 
 class NodeMemory:
-    """The files of one run, in a folder of their own."""
+    """The clients' memories in one run, as files in a folder."""
 
     def __init__(self, folder: Path, layout: MemoryFormat, secret: bytes) -> None:
         self._folder, self._format, self.bytes = folder, layout, layout.bytes
         self._key = hashlib.sha256(b"unskew memory 1 " + secret).digest()
-        self._clients: dict[int, int] = {}  # by the number of the file that a visit will write
-        self.lost: list[int] = []  # clients whose memory was missing, since the last look
+        self._clients: dict[int, int] = {}  # by the number of the file that a visit may write
+        self.lost: list[int] = []  # clients whose memory was missing, since the last check
         with suppress(OSError):
             clear_parts(folder)
         self._next = max((number for _, number in self._files()), default=-1) + 1
 
     def assign(self, visit: Visit) -> Visit:
-        """The visit with the number of the file that it may write."""
+        """Give the visit the number of the file that it may write."""
         if not visit.keep:
             return visit
         number, self._next = self._next, self._next + 1
@@ -257,7 +257,7 @@ class NodeMemory:
         return replace(visit, slot=number)
 
     def recall(self, visit: Visit) -> Tensors:
-        """What the client kept at its last visit; nothing where that is missing, as at its first visit."""
+        """What the client stored at its last visit; empty at its first, or if the file is lost."""
         if visit.ticket is None:
             return {}
         content = self._content(visit)
@@ -267,11 +267,11 @@ class NodeMemory:
         return self._format.unpacked(content)
 
     def values(self, visited: Visited) -> Tensors:
-        """What the methods keep of this visit."""
+        """What the methods store of this visit."""
         return self._format.values(visited)
 
     def write(self, slot: int, values: Tensors) -> str:
-        """Write the file of that number; the ticket that reads it back."""
+        """Write the values into the file with this number and return their ticket."""
         content, client = self._format.packed(values), self._clients[slot]
         try:
             write_whole(self._file(client, slot), bytes(content))
@@ -280,18 +280,18 @@ class NodeMemory:
         return f"{client}.{slot}-{self._tag(slot, content)}"
 
     def clear(self, visits: Iterable[Visit], tickets: Iterable[str]) -> None:
-        """Of the clients that are about to write a new file, remove those that neither a visit nor a ticket names."""
+        """Remove the old files of clients that will write a new one, unless a visit or a ticket refers to them."""
         writing = [visit for visit in visits if visit.keep]
         clients = {visit.client for visit in writing}
-        all_named = [*tickets, *(visit.ticket for visit in writing if visit.ticket)]
-        named = {(int(found[1]), int(found[2])) for ticket in all_named if (found := TICKET.fullmatch(ticket))}
+        needed = [*tickets, *(visit.ticket for visit in writing if visit.ticket)]
+        kept = {(int(found[1]), int(found[2])) for ticket in needed if (found := TICKET.fullmatch(ticket))}
         for client, number in self._files():
-            if client in clients and (client, number) not in named:
+            if client in clients and (client, number) not in kept:
                 with suppress(OSError):
                     self._file(client, number).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """No file stays open."""
+        """Nothing to close: no file stays open."""
 
     def _content(self, visit: Visit) -> bytearray | None:
         found = TICKET.fullmatch(visit.ticket or "")
@@ -306,7 +306,7 @@ class NodeMemory:
         return bytearray(content)
 
     def _tag(self, slot: int, content: bytes | bytearray) -> str:
-        """A checksum that only this node can compute: with a plain one the server could test what is in a memory."""
+        """A keyed checksum: with a plain one the server could test guesses about a memory's content."""
         return hashlib.blake2s(slot.to_bytes(8, "big") + content, key=self._key, digest_size=4).hexdigest()
 
     def _file(self, client: int, number: int) -> Path:
@@ -328,17 +328,17 @@ SECRET_LENGTH = 32  # bytes
 
 @dataclass(frozen=True)
 class NodeSecret:
-    """What masks follow from, and what was answered under them."""
+    """The secret that masks are derived from, and the record of secure sums."""
 
     secret: bytes
     sessions: Sessions
 
 
 def open_secret(folder: Path) -> NodeSecret:
-    """The secret of the run in this folder; a new one where it has none."""
+    """Read the run's secret, or make one."""
     known = read_content(folder / SECRET, 2 * SECRET_LENGTH)
     if known is not None and len(known) != SECRET_LENGTH:
-        raise UserError(f"{folder / SECRET} is damaged; delete it, and the node makes another")
+        raise UserError(f"{folder / SECRET} is damaged; delete it, and the node makes a new one")
     if known is None or not (folder / RECORD).exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         forget_secret(folder)
@@ -349,9 +349,9 @@ def open_secret(folder: Path) -> NodeSecret:
 
 
 def commit(file: Path, sha256: str) -> str:
-    """A name for the node's data that a server can compare and store, and from which it can learn nothing else.
+    """Commit to the node's data: a server can store and compare the value, but learns nothing else from it.
 
-    The owner, who has the key in ``file``, can show later which data it was.
+    The owner has the key in ``file`` and can later prove which data it was.
     """
     key = read_content(file, 2 * SECRET_LENGTH)
     if key is None or len(key) != SECRET_LENGTH:
@@ -361,7 +361,7 @@ def commit(file: Path, sha256: str) -> str:
 
 
 def forget_secret(folder: Path) -> None:
-    """Delete both, so that nobody who gets the node's files later can remove a mask."""
+    """Delete the secret and its record, so that nobody with the node's files can remove a mask later."""
     for name in (SECRET, RECORD):
         (folder / name).unlink(missing_ok=True)
 
@@ -370,24 +370,24 @@ MAX_VISITS = 100_000  # in one message
 MAX_REPEAT = 10**9
 MAX_TICKET = 64  # characters
 MAX_PARCEL = 2**20  # characters
-MEMORY_SHARE = 3  # stored features may take one part in so many of the memory, and so may plans of visits
+MEMORY_SHARE = 3  # stored features, and plans of visits, may each take 1/MEMORY_SHARE of the memory
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A job that the server asks for, checked against this node's clients."""
+    """A job from the server, checked against this node's clients."""
 
     job: Job
     key: Key
     visits: tuple[Visit, ...]
-    keep: tuple[str, ...]  # tickets of memories that the server refers to
+    keep: tuple[str, ...]  # tickets of memories that the server still needs
 
 
 VisitResult = tuple[dict[str, Any], tuple[tuple[str, Tensor], ...]]  # fields and tensors
 
 
 class NodeRun:
-    """The node's part in one run; its weights are scratch, and one message is worked on at a time."""
+    """The node's part in one run. It handles one message at a time; its weights are scratch space."""
 
     def __init__(
         self, agreement: RunAgreement, data: NodeData, frozen: Tensors, folder: Path, *, own: NodeSecret, device: str,
@@ -400,11 +400,11 @@ class NodeRun:
         policy.check_protection(blueprint.algorithm())
         size = sum(value.nbytes for value in frozen.values())
         if (frozen and blueprint.layers is None) or size > policy.max_model * MEGABYTE:
-            raise BadMessage("it sends a frozen part that the network does not have")
+            raise BadMessage("it sends a frozen part that its network does not have, or that is too large")
         fitted, blueprint = data.fit(agreement), replace(blueprint, device=device)
         images = fitted.images
         if blueprint.stored:
-            blueprint, images = _stored(blueprint, fitted, frozen, agreement.views, policy.max_disk * MEGABYTE)
+            blueprint, images = _store_features(blueprint, fitted, frozen, agreement.views, policy.max_disk * MEGABYTE)
         side = build(blueprint, dataset(images, fitted.population) | tensors.prefixed(frozen, FROZEN))
         self._memory = None
         if side.algorithm.remember:
@@ -420,7 +420,7 @@ class NodeRun:
         )
 
     def read_request(self, header: Mapping[str, Any]) -> JobRequest:
-        """The job that a message asks for; refused where it is not for this node."""
+        """The job in a message. Refuses a job that is not for this node."""
         try:
             job = decode_job(read_field(header, "job", dict))
         except ValueError as error:
@@ -429,50 +429,50 @@ class NodeRun:
             self._policy.check_plugin(parse_plugin(name, "job"))
         check_masked(job, self.side.algorithm)
         if isinstance(job, SecureJob) and self.side.signer is None:
-            raise BadMessage("it asks for a secure sum, and this node has no key or no roster to check the others with")
+            raise BadMessage("it asks for a secure sum, but this node has no key or no roster to check the others with")
         path = read_field(header, "key", list)
         if not all(type(part) in (int, str) for part in path):
-            raise BadMessage("its key is not a path of texts and whole numbers")
+            raise BadMessage("its key is not a path of texts and integers")
         visits = read_field(header, "visits", list)
         if not 0 < len(visits) <= MAX_VISITS:
-            raise BadMessage(f"it asks for {len(visits):,} visits")
+            raise BadMessage(f"it asks for {len(visits):,} visits; 1 to {MAX_VISITS:,} are possible")
         checked = tuple(self._read_visit(values) for values in visits)
         if len({(visit.client, visit.repeat) for visit in checked}) < len(checked):
-            raise BadMessage("it asks for one visit twice")
+            raise BadMessage("it asks for the same visit twice")
         keep = read_field(header, "keep", list)
         if not all(isinstance(ticket, str) and len(ticket) <= MAX_TICKET for ticket in keep):
-            raise BadMessage("its tickets are not texts")
+            raise BadMessage(f"its tickets are not texts of at most {MAX_TICKET} characters")
         key = Key(read_field(header, "seed", int), tuple(path))
         sizes = {visit.client: len(self.side.population.examples(visit.client)) for visit in checked}
         self._policy.check_job(job, self.side.algorithm, checked, sizes)
         return JobRequest(job, key, checked, tuple(keep))
 
     def kept_bytes(self, visits: Iterable[Visit]) -> int:
-        """What the clients will keep of these visits on disk."""
+        """The bytes that clients will write to disk for these visits."""
         return 0 if self._memory is None else self._memory.bytes * sum(visit.keep for visit in visits)
 
     def check_shared(self, job: Job, shared: Tensors) -> None:
-        """Refuse a model that is not this network's, numbers that are not finite, statistics that are too fine."""
+        """Refuse another network's model, numbers that are not finite, and statistics that the policy forbids."""
         model = {name: value for name, value in shared.items() if name.startswith(("params/", "buffers/"))}
         if model and model.keys() != self.side.weights.keys():
-            reason, other = "its model is not the network that was agreed on", model.keys() ^ self.side.weights.keys()
+            reason, other = "its model is not the agreed network", model.keys() ^ self.side.weights.keys()
             raise BadMessage(f"{reason}: {min(other)}", reason)
         for name, value in model.items():
             own = self.side.weights[name]
             if value.shape != own.shape or value.dtype != own.dtype:
-                raise BadMessage(f"its model has another {name}: {value.dtype} {list(value.shape)}")
+                raise BadMessage(f"its model has another type or shape of {name}: {value.dtype} {list(value.shape)}")
         if not tensors.finite({name: value for name, value in shared.items() if value.is_floating_point()}):
-            raise BadMessage("its tensors hold NaN or infinity")
-        if model:  # the exchanges around a masked sum come without one
+            raise BadMessage("its tensors contain NaN or infinity")
+        if model:  # key and share exchanges of a secure sum have none
             self._policy.check_statistics(job, self.side, shared)
 
     def work(self, request: JobRequest, shared: Tensors) -> list[VisitResult]:
-        """Do the job for each visit."""
+        """Do the job for every visit."""
         if self._memory is not None:
             self._memory.clear(request.visits, request.keep)
         local, shape = self.side.algorithm.local, self.agreement.blueprint.shape
         planned = sum(visit_bytes(self._examples(visit), local, shape) for visit in request.visits)
-        if planned < physical_memory() / MEMORY_SHARE:  # otherwise each visit is checked and planned in its turn
+        if planned < physical_memory() / MEMORY_SHARE:  # otherwise each visit is checked and planned on its own
             plan_ahead(self.side, request.job, shared, request.visits, request.key)
         results, size, count = list[VisitResult](), 0, 0
         for visit in request.visits:
@@ -481,7 +481,7 @@ class NodeRun:
             if size > self._policy.max_message * MEGABYTE or count > MAX_TENSORS:
                 raise BadMessage(
                     f"the reply to its {counted(len(request.visits), 'visit')} would take more than "
-                    f"{self._policy.max_message:,} MB or {MAX_TENSORS:,} tensors, the most in a message"
+                    f"{self._policy.max_message:,} MB or {MAX_TENSORS:,} tensors, the limits of a message"
                 )
         return results
 
@@ -489,18 +489,18 @@ class NodeRun:
         return len(self.side.population.examples(visit.client)) if visit.take is None else visit.take
 
     def _visit_client(self, job: Job, shared: Tensors, visit: Visit, key: Key) -> VisitResult:
-        about: dict[str, Any] = {"client": visit.client, "repeat": visit.repeat}
+        fields: dict[str, Any] = {"client": visit.client, "repeat": visit.repeat}
         try:
             check_visit(self._examples(visit), self.side.algorithm.local, self.agreement.blueprint.shape)
             mine = visit if self._memory is None else self._memory.assign(visit)
             reply = answer(self.side, job, shared, mine, key)
         except (StorageFailure, UserError) as error:
-            return about | {"failure": str(error)}, ()
+            return fields | {"failure": str(error)}, ()
         if isinstance(reply, Failure):
-            return about | {"failure": reply.reason}, ()
+            return fields | {"failure": reply.reason}, ()
         context = WireContext(shared, visit.weight, factor_of(reply.sums, visit.weight))
         sent = compact(reply.sums, context)
-        fields = about | {
+        fields |= {
             "forms": [form for _, form, _ in sent],
             "extra": len(reply.extra),
             "factor": context.factor,
@@ -516,19 +516,19 @@ class NodeRun:
             raise BadMessage("a visit is not an object")
         client, repeat = read_field(values, "client", int), read_field(values, "repeat", int)
         if client not in self.agreement.numbers.values():
-            raise BadMessage(f"client {client} is not one of this node's")
+            raise BadMessage(f"client {client} does not belong to this node")
         weight = float(read_field(values, "weight", (int, float)))
-        most = max(1, len(self.side.population.examples(client)))
-        if not (math.isfinite(weight) and 0 < weight <= most):
-            raise BadMessage(f"client {client} cannot weigh {weight:g}: it has {most:,} examples")
+        examples = max(1, len(self.side.population.examples(client)))
+        if not (math.isfinite(weight) and 0 < weight <= examples):
+            raise BadMessage(f"client {client} cannot have weight {weight:g}: it has {examples:,} examples")
         take, ticket = read_field(values, "take", (int, type(None))), read_field(values, "ticket", (str, type(None)))
         if not (0 <= repeat <= MAX_REPEAT and (take is None or 0 < take <= MAX_REPEAT)):
-            raise BadMessage(f"the visit to client {client} has numbers that are not possible")
+            raise BadMessage(f"the visit to client {client} has an impossible repeat or number of examples")
         if ticket is not None and len(ticket) > MAX_TICKET:
-            raise BadMessage(f"the ticket of client {client} is not one")
+            raise BadMessage(f"the ticket of client {client} is too long")
         parcel = read_field(values, "parcel", str)
         if len(parcel) > MAX_PARCEL:
-            raise BadMessage(f"the parcel of client {client} has {len(parcel):,} characters")
+            raise BadMessage(f"the parcel of client {client} has {len(parcel):,} characters, more than {MAX_PARCEL:,}")
         try:
             content = b64decode(parcel, validate=True)
         except ValueError as error:
@@ -536,22 +536,22 @@ class NodeRun:
         return Visit(client, weight, take, repeat, ticket, read_field(values, "keep", bool), parcel=content)
 
 
-def _stored(
-    blueprint: Blueprint, fitted: FittedData, frozen: Tensors, views: int, most: int
+def _store_features(
+    blueprint: Blueprint, fitted: FittedData, frozen: Tensors, views: int, max_bytes: int
 ) -> tuple[Blueprint, ImageSet]:
-    """The frozen part's output instead of the images, computed once; where it is too large, the images."""
+    """The frozen part's output instead of the images, computed once; the images if it is too large."""
     network = blueprint.whole()
     tensors.overwrite_some(network, frozen)
     parts = pixels(blueprint, dataset(fitted.images, fitted.population))
     part = Frozen(blueprint, network, parts, images_sha256(fitted.images), views)
     size, cache = stored_bytes(fitted.images, part.cut.shape, views), cache_folder()
-    if size > physical_memory() / MEMORY_SHARE or size + sum(map(_disk_bytes, cache.glob("features-*"))) > most:
+    if size > physical_memory() / MEMORY_SHARE or size + sum(map(_disk_bytes, cache.glob("features-*"))) > max_bytes:
         return replace(blueprint, stored=False), fitted.images
     return blueprint, stored_features(part, fitted.images, cache, silent)
 
 
 def _disk_bytes(folder: Path) -> int:
-    """What a folder's files take on disk; those that go meanwhile take nothing."""
+    """What a folder's files take on disk; files deleted meanwhile do not count."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -561,51 +561,51 @@ def _disk_bytes(folder: Path) -> int:
 
 
 AGREEMENT, PROMISE = "agreement.bin", "promise"
-OPEN_RUNS = 4  # that are kept in memory; the others are opened again from their files
+OPEN_RUNS = 4  # kept in memory; the others are reopened from their files
 ENDED_RUNS = 256  # whose message numbers are remembered
-REASONS = 200  # that are counted apart
-LOGGED = 20  # refusals in a minute that are logged one by one
-ABANDONED = 60 * 24 * 3600.0  # seconds
+MAX_REASONS = 200  # counted separately
+MAX_LINES = 20  # refusals logged one by one, per minute
+ABANDONED = 60 * 24 * 3600.0  # seconds without a message
 KINDS = ("describe", "agree", "job", "refuse", "finish")
 
 
 class Node:
-    """One node, its runs by their names. ``say`` gets a line for everything that happens."""
+    """A node and its runs. ``say`` gets a log line for every event."""
 
     def __init__(
         self, data: NodeData, folder: Path, *, device: str = "cpu", plugins: tuple[str, ...] = (),
-        registered: Registered | None = None, say: Say = lambda line: None, most: int | None = None,
+        registered: Registered | None = None, say: Say = lambda line: None, max_bytes: int | None = None,
         policy: Policy | None = None,
     ) -> None:  # fmt: skip
         policy = policy or Policy()
         self.policy = replace(policy, plugins={**dict.fromkeys(plugins, ""), **policy.plugins})
         self.data, self._folder, self._device, self._registered = data, folder, device, registered
-        self._say, self._most = say, most or self.policy.max_message * MEGABYTE
+        self._say, self._max_bytes = say, max_bytes or self.policy.max_message * MEGABYTE
         self.refusals = Refusals(say)
-        self._runs: dict[str, NodeRun] = {}  # the last ones that were asked for
+        self._runs: dict[str, NodeRun] = {}  # the most recently used ones
         self._secrets: dict[str, NodeSecret] = {}  # by run
         self._seen: dict[str, Seen] = {}
         self._lock = threading.Lock()
         self._audit = AuditLog(folder / AUDIT)
         self._spent = EpsilonBook(folder / SPENT, self.policy.max_epsilon)
         self._commitment = commit(folder / COMMITMENT, data.sha256)
-        self._described = False  # whether the audit log has the description
+        self._described = False  # whether the description is in the audit log
         _forget_abandoned(folder / "runs")
 
     def answer(self, envelope: Envelope) -> Envelope:
-        """The reply to a message; never raises for what the message contains."""
-        # one thread: a second one would only wait at every small tensor
+        """Reply to a message. Never raises because of its content."""
+        # one thread: a second would only wait on small tensors
         with self._lock, neutral(), guard_plugins(self.policy.check_plugin):
             about: dict[str, Any] = {"kind": "refused", "node": self.data.name}
             try:
-                header, tensors = unseal(envelope, self._most)
+                header, tensors = unseal(envelope, self._max_bytes)
                 kind = read_field(header, "kind", str)
-                about |= {"run": run_of(header), "number": read_field(header, "number", int)}
+                about |= {"run": read_run(header), "number": read_field(header, "number", int)}
                 if kind not in KINDS:
-                    kinds = f"there are: {', '.join(KINDS)}"
-                    raise BadMessage(f"it asks for {kind[:20]!r}; {kinds}", f"it asks for nothing known; {kinds}")
-                # the server has given up on a job that another message overtook: doing it would remove memories of the
-                # one that counts
+                    kinds = f"the kinds are {', '.join(KINDS)}"
+                    raise BadMessage(f"its kind is {kind[:20]!r}; {kinds}", f"its kind is unknown; {kinds}")
+                # the server has given up on a job that a newer message overtook: doing it would delete memories that
+                # the newer one needs
                 self._numbers(about["run"]).take(about["number"], in_order=kind == "job")
                 return getattr(self, f"_{kind}")(header, by_name(tensors), about)  # type: ignore[no-any-return]
             except Ended:
@@ -613,9 +613,9 @@ class Node:
             except BadMessage as error:
                 reason, logged = str(error), error.logged
             except UserError as error:
-                reason, logged = str(error), "it does not fit this node"
-            except BaseException as error:  # noqa: BLE001  whatever a message causes, the node continues
-                reason, logged = f"{type(error).__name__}: {error}", f"it raises {type(error).__name__}"
+                reason, logged = str(error), "this node cannot do what it asks"
+            except BaseException as error:  # noqa: BLE001  no message may stop the node
+                reason, logged = f"{type(error).__name__}: {error}", f"it caused {type(error).__name__}"
             self.refusals.count(logged)
             return seal(about | {"reason": reason})
 
@@ -630,20 +630,20 @@ class Node:
     def _agree(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
         agreement = RunAgreement.from_json(header.get("agreement"))
         if agreement.run != about["run"]:
-            raise BadMessage("its agreement is of another run")
+            raise BadMessage("its agreement is for another run")
         folder, promise = self._run_folder(agreement.run), agreement.promise.encode()
         if (before := read_content(folder / PROMISE, 100)) not in (None, promise):
-            raise BadMessage("this run was agreed on otherwise; what was agreed on stays until the run ends")
+            raise BadMessage("this run was agreed on with other settings, which cannot change; start a new run")
         if before is None and len(list((self._folder / "runs").glob(f"*/{AGREEMENT}"))) >= self.policy.max_runs:
-            raise BadMessage(f"this node takes part in {self.policy.max_runs} runs that were not finished")
+            raise BadMessage(f"this node has {self.policy.max_runs} unfinished runs; its owner can raise max_runs")
         run = self._open(agreement, tensors)
         whole = seal({"agreement": agreement.to_json()}, tensors.items()).to_bytes()
         self._check_disk(len(whole))
         write_whole(folder / PROMISE, promise)
         write_whole(folder / AGREEMENT, whole)
         if before is None:
-            asked = shown(f"{agreement.blueprint.method}, {agreement.blueprint.model}")
-            self._say(f"run {agreement.run[:8]}: agreed on {asked}")
+            terms = printable(f"{agreement.blueprint.method}, {agreement.blueprint.model}")
+            self._say(f"run {agreement.run[:8]}: agreed on {terms}")
             for line in announce(run.side, self.policy.jobs):
                 self._say(f"run {agreement.run[:8]}: will leave this node: {line}")
         return seal(about | {"kind": "agreed", "agreement": agreement.digest})
@@ -651,7 +651,7 @@ class Node:
     def _job(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
         run = self._run(about["run"])
         if run is None or run.agreement.digest != read_field(header, "agreement", str):
-            return seal(about | {"kind": "unknown", "reason": "this node does not know what was agreed on"})
+            return seal(about | {"kind": "unknown", "reason": "this node does not have this agreement"})
         request = run.read_request(header)
         job, purpose = request.job, Purpose.of(request.job)
         run.check_shared(job, tensors)
@@ -662,7 +662,7 @@ class Node:
         self._say(
             f"run {about['run'][:8]}, round {purpose.round}: {name_of(job)} for "
             f"{', '.join(f'client {visit.client}' for visit in request.visits[:5])}"
-            + (f"; failed: {shown(failed[0])}" if failed else "")
+            + (f"; failed: {printable(failed[0])}" if failed else "")
         )
         sent = [pair for _, pairs in results for pair in pairs]
         reply = seal(about | {"kind": "done", "results": [fields for fields, _ in results]}, sent)
@@ -676,7 +676,7 @@ class Node:
         return reply
 
     def _spend(self, name: str, run: NodeRun, job: Job) -> float | None:
-        """Count what the reply gives away; the run's ε so far, None where none is promised or nothing is given."""
+        """Charge the reply to the ε budget. Returns the run's ε so far; None if it promises none or reveals nothing."""
         purpose, algorithm = Purpose.of(job), run.side.algorithm
         released = not isinstance(job, SecureJob) or isinstance(job, Masked)
         statistics = isinstance(purpose.work, Moments | FixedPointMoments)
@@ -686,32 +686,33 @@ class Node:
 
     def _check_disk(self, more: int) -> None:
         if more and _disk_bytes(self._folder) + more > self.policy.max_disk * MEGABYTE:
-            raise BadMessage(f"this node keeps as much as it may for its runs, {self.policy.max_disk:,} MB")
+            quota = f"{self.policy.max_disk:,} MB"
+            raise BadMessage(f"this node's disk quota for runs, {quota}, is used up; its owner can raise max_disk")
 
     def _refuse(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
-        self._say(f"the server leaves this node out: {text(header, 'reason', 2000)}")
+        self._say(f"the server leaves this node out: {read_text(header, 'reason', 2000)}")
         return seal(about | {"kind": "heard"})
 
     def _finish(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
         self._runs.pop(about["run"], None)
-        folder = self._run_folder(about["run"])  # the numbers of its messages stay: one that is sent again is refused
+        folder = self._run_folder(about["run"])  # message numbers stay, so that replays are refused
         rmtree(folder / "memories", ignore_errors=True)
         (folder / AGREEMENT).unlink(missing_ok=True)
         if (own := self._secrets.pop(about["run"], None)) is not None:
             own.sessions.close()
         forget_secret(folder)
-        self._say(f"run {about['run'][:8]} is finished; what its clients kept is deleted")
+        self._say(f"run {about['run'][:8]} is finished; its clients' memories are deleted")
         return seal(about | {"kind": "heard"})
 
     def _run(self, name: str) -> NodeRun | None:
-        """The run of that name, opened again from the node's files where this process does not have it."""
-        if name not in self._runs:
-            content = read_content(self._run_folder(name) / AGREEMENT, self._most)
-            if content is None:
-                return None
-            header, tensors = unseal(Envelope.from_bytes(content), self._most)
-            return self._open(RunAgreement.from_json(header.get("agreement")), by_name(tensors))
-        return self._runs[name]
+        """The run with this name, reopened from the node's files if it is not in memory."""
+        if name in self._runs:
+            return self._runs[name]
+        content = read_content(self._run_folder(name) / AGREEMENT, self._max_bytes)
+        if content is None:
+            return None
+        header, tensors = unseal(Envelope.from_bytes(content), self._max_bytes)
+        return self._open(RunAgreement.from_json(header.get("agreement")), by_name(tensors))
 
     def _open(self, agreement: RunAgreement, frozen: Tensors) -> NodeRun:
         folder = self._run_folder(agreement.run)
@@ -730,12 +731,12 @@ class Node:
         return run
 
     def _check_data(self, folder: Path) -> None:
-        """Refuse to go on with a run whose data here have changed since it began."""
+        """Refuse to continue a run if this node's data have changed since it began."""
         known = read_content(folder / DATA, 1000)
         if known is None:
             write_whole(folder / DATA, self.data.sha256.encode(), secret=True)
         elif known.decode() != self.data.sha256:
-            raise BadMessage("this node's data have changed since the run began; restore them, or start another run")
+            raise BadMessage("this node's data have changed since the run began; restore them, or start a new run")
 
     def _numbers(self, run: str) -> Seen:
         if run not in self._seen:
@@ -747,7 +748,7 @@ class Node:
         return self._seen[run]
 
     def _forget_ended(self) -> None:
-        """Make room for another run's numbers: remove the oldest of those that ended or never began."""
+        """Make room for a new run: remove the oldest ones that ended or never began."""
         with suppress(OSError):
             ended = [run for run in (self._folder / "runs").iterdir() if not (run / AGREEMENT).exists()]
             for run in sorted(ended, key=lambda run: run.stat().st_mtime)[: max(0, len(ended) - ENDED_RUNS + 1)]:
@@ -758,29 +759,29 @@ class Node:
 
 
 class Refusals:
-    """Messages that were refused: counted by reason, logged one by one as long as there are few."""
+    """Counts refused messages by reason, and logs them one by one while there are few."""
 
     def __init__(self, say: Say) -> None:
         self.counts: Counter[str] = Counter()
-        self._say, self._minute, self._logged, self._silent = say, 0.0, 0, 0
+        self._say, self._minute, self._logged, self._unlogged = say, 0.0, 0, 0
 
     def count(self, reason: str) -> None:
-        """Count a refusal, for a reason in our own words."""
-        self.counts[reason if reason in self.counts or len(self.counts) < REASONS else "others"] += 1
+        """Count a refusal. The reason must not contain the sender's text."""
+        self.counts[reason if reason in self.counts or len(self.counts) < MAX_REASONS else "others"] += 1
         now = time.monotonic()
         if now - self._minute >= 60:
-            if self._silent:
-                self._say(f"refused {self._silent:,} more messages, {self.counts.total():,} so far")
-            self._minute, self._logged, self._silent = now, 0, 0
-        if self._logged < LOGGED:
+            if self._unlogged:
+                self._say(f"refused {self._unlogged:,} more messages, {self.counts.total():,} so far")
+            self._minute, self._logged, self._unlogged = now, 0, 0
+        if self._logged < MAX_LINES:
             self._logged += 1
             self._say(f"refused message {self.counts.total():,}: {reason}")
         else:
-            self._silent += 1
+            self._unlogged += 1
 
 
 def _forget_abandoned(runs: Path) -> None:
-    """Remove runs that were never finished and have sent nothing for a long time."""
+    """Remove runs that have sent nothing for a long time."""
     with suppress(OSError):
         for run in runs.iterdir():
             if time.time() - max((file.stat().st_mtime for file in run.iterdir()), default=0.0) > ABANDONED:

@@ -1,7 +1,7 @@
-"""The node service: a process next to Flower's SuperNode that has PyTorch, the data and the clients' memories.
+"""The node service: the process next to Flower's SuperNode with PyTorch, the data and the clients' memories.
 
-``python -m unskew.engines.flower.node_service SETTINGS.toml`` serves in the foreground until SIGTERM. It listens on a
-Unix socket that only its owner can open.
+``python -m unskew.engines.flower.node_service SETTINGS.toml`` serves in the foreground until SIGTERM, on a Unix socket
+that only its owner can open.
 """
 
 import os
@@ -26,9 +26,9 @@ from unskew.engines.flower.node import Node, NodeSource, read_node_data
 from unskew.engines.flower.policy import MEGABYTE, POLICY, Policy, read_policy
 from unskew.privacy.signing import ROSTER, Registered
 
-LENGTH = 8  # bytes of a length in front of a part, as in client_app
+LENGTH = 8  # bytes of the length in front of a part, as in client_app
 CHUNK = 2**20
-PATIENCE = 60.0  # seconds that a line may be silent while a message is coming
+TIMEOUT = 60.0  # seconds that a connection may be silent in the middle of a message
 
 Name = Annotated[str, Meta(min_length=1)]
 Whole = Annotated[int, Meta(ge=0)]
@@ -36,33 +36,33 @@ Whole = Annotated[int, Meta(ge=0)]
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """What a node's service is started with; relative defaults are next to the settings file."""
+    """A node service's settings; ``read_settings`` fills in empty paths."""
 
     name: Name
     data: Name
     folder: Name
     data_dir: str = ""
     partition: str = ""
-    client: Whole | tuple[Whole, ...] = ()  # this node's clients of the partition
-    clients: Whole | None = None  # how many the partition has
+    client: Whole | tuple[Whole, ...] = ()  # this node's clients in the partition
+    clients: Whole | None = None  # the partition's number of clients
     seed: Whole = 0
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
     socket: str = ""
     policy: str = ""
-    key: str = ""  # with which it signs its part in secure sums
-    roster: str = ""  # the nodes whose signatures it accepts there
+    key: str = ""  # signs its part in secure sums
+    roster: str = ""  # the nodes whose signatures it accepts in secure sums
 
     @property
     def source(self) -> NodeSource:
-        """Where the data come from."""
+        """Where its data come from."""
         clients = self.client if isinstance(self.client, tuple) else (self.client,)
         data_dir = self.data_dir or os.environ.get("UNSKEW_DATA")
         return NodeSource(self.data, data_dir, self.partition or None, clients, self.clients, self.seed)
 
 
 def read_settings(file: Path) -> ServiceSettings:
-    """The settings in a TOML file."""
+    """Read a settings file. Missing paths default to files next to it or in the node's folder."""
     settings = toml_record(file, ServiceSettings, f"there is no settings file {file}")
     separate = file.parent / "signing.key"
     key = separate if separate.exists() else file.parent / "node.key"
@@ -77,7 +77,7 @@ def read_settings(file: Path) -> ServiceSettings:
 
 
 def serve(settings: ServiceSettings, say: Callable[[str], None]) -> None:
-    """Answer one message after another until the process is ended."""
+    """Answer messages, one at a time, until the process ends."""
     keep_freed_memory()
     ready_device(settings.device)
     policy = read_policy(Path(settings.policy)) if settings.policy else Policy()
@@ -91,16 +91,16 @@ def serve(settings: ServiceSettings, say: Callable[[str], None]) -> None:
         data, Path(settings.folder), device=settings.device, plugins=settings.plugins, registered=registered, say=say,
         policy=policy,
     )  # fmt: skip
-    with listen(Path(settings.socket)) as line:
+    with listen(Path(settings.socket)) as listener:
         facts = data.describe()
         say(
             f"ready: node {settings.name} with {sum(client.examples for client in facts.clients):,} training images, "
             f"{len(facts.classes)} classes, at {settings.socket}"
         )
         while True:
-            connection, _ = line.accept()
+            connection, _ = listener.accept()
             with connection, suppress(ConnectionError, TimeoutError):
-                connection.settimeout(PATIENCE)
+                connection.settimeout(TIMEOUT)
                 try:
                     answer_one(connection, node.answer, policy.max_message * MEGABYTE)
                 except Oversized as error:
@@ -108,17 +108,17 @@ def serve(settings: ServiceSettings, say: Callable[[str], None]) -> None:
 
 
 class Oversized(ConnectionError):
-    """A message that announces more bytes than the policy allows; none of them is read."""
+    """A message announces more bytes than the policy allows. They are not read."""
 
 
-def answer_one(connection: socket.socket, answer: Callable[[Envelope], Envelope], most: int = MAX_BODY) -> None:
-    """One message and its answer over a connection; too large a message is cut off."""
+def answer_one(connection: socket.socket, answer: Callable[[Envelope], Envelope], max_body: int = MAX_BODY) -> None:
+    """Read one message from a connection and answer it."""
     parts = []
-    for limit in (MAX_HEADER, most):
-        size = int.from_bytes(_exactly(connection, LENGTH), "little")
+    for limit in (MAX_HEADER, max_body):
+        size = int.from_bytes(_read_exactly(connection, LENGTH), "little")
         if size > limit:
-            raise Oversized(f"oversized: it announces {size:,} bytes, {limit:,} are the most")
-        parts.append(_exactly(connection, size))
+            raise Oversized(f"oversized: it announces {size:,} bytes; the limit is {limit:,}")
+        parts.append(_read_exactly(connection, size))
     reply = answer(Envelope(*parts))
     for part in (reply.header, reply.body):
         connection.sendall(len(part).to_bytes(LENGTH, "little"))
@@ -127,9 +127,9 @@ def answer_one(connection: socket.socket, answer: Callable[[Envelope], Envelope]
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket at this path that only its owner can open, and the group of a folder that is open to its group.
+    """Listen on a Unix socket for its owner only, or for the group too if the folder is open to it.
 
-    One that a killed service left is replaced.
+    Replaces the socket of a killed service.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.is_socket():
@@ -137,47 +137,47 @@ def listen(path: Path) -> socket.socket:
             other.connect(str(path))
             raise UserError(f"another node service answers at {path}; give each its own folder")
         path.unlink()
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
-        line.bind(str(path))
+        listener.bind(str(path))
         if path.parent.stat().st_mode & 0o010:
             path.chmod(0o660)
     except OSError as error:
-        line.close()
-        raise UserError(f"{path} cannot be a socket: {error.strerror or error}; give a shorter path") from error
+        listener.close()
+        raise UserError(f"cannot open a socket at {path}: {error.strerror or error}; give a shorter path") from error
     finally:
         os.umask(before)
-    line.listen()
-    return line
+    listener.listen()
+    return listener
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    content = bytearray()  # grows with what arrives: an announced size allocates nothing
+def _read_exactly(connection: socket.socket, size: int) -> bytes:
+    content = bytearray()  # grows as bytes arrive: an announced size allocates nothing
     while len(content) < size:
         piece = connection.recv(min(CHUNK, size - len(content)))
         if not piece:
-            raise ConnectionError("the line was closed in the middle of a message")
+            raise ConnectionError("the connection closed in the middle of a message")
         content += piece
     return bytes(content)
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(line if line.startswith("ready") else f"{datetime.now(UTC):%H:%M:%S} {line}")
     sys.stdout.write("\n")
     sys.stdout.flush()
 
 
-def _end(number: int, frame: Any) -> None:
+def _handle_signal(number: int, frame: Any) -> None:
     raise Ended(130 if number == signal.SIGINT else 0)
 
 
 def main(arguments: list[str]) -> int:
-    """Serve with the settings file that is named; the exit code."""
+    """Serve with the given settings file and return the exit code."""
     try:
         if len(arguments) != 1:
             raise UserError("give the settings file: python -m unskew.engines.flower.node_service SETTINGS.toml")
-        serve(read_settings(Path(arguments[0])), _tell)
+        serve(read_settings(Path(arguments[0])), _print_line)
     except Ended as ended:
         return ended.code
     except UserError as error:
@@ -187,6 +187,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGINT, _end)
+    signal.signal(signal.SIGTERM, _handle_signal)
+    signal.signal(signal.SIGINT, _handle_signal)
     sys.exit(main(sys.argv[1:]))

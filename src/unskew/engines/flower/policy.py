@@ -1,7 +1,7 @@
 """A node's policy: what its owner allows, whatever the server asks.
 
-The owner writes it as TOML; ``commented`` gives the defaults with an explanation of each key. A node checks a run when
-it is agreed on, before anything of it is imported or allocated, and every job before it is done.
+The owner writes it as TOML; ``commented`` renders the defaults with an explanation of each key. A node checks a run
+before it agrees to it, without importing or allocating anything, and checks every job before it starts.
 """
 
 import math
@@ -37,42 +37,42 @@ from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 
 POLICY = "policy.toml"
-PROTECTIONS = ("secure", "private", "private-updates", "withhold")  # always allowed: they only take away
+PROTECTIONS = ("secure", "private", "private-updates", "withhold")  # always allowed: they only reduce what leaves
 TRAINING = tuple(name for name in methods.METHODS if name not in (*CALIBRATIONS, *PROTECTIONS, "centralised"))
 JOBS = ("train", "survey", "evaluate", "moments", "evaluate-calibrated")
 MEGABYTE = 10**6
-MAX_SIDE = 2048  # pixels of an image that a network takes
+MAX_SIDE = 2048  # pixels, of a network's input
 
-UNPROTECTED = 5  # examples of a class that statistics without masks need
-EXAMPLES = {"max_epsilon": "8.0", "min_class": "5"}  # of keys that are not set
+UNPROTECTED = 5  # the fewest examples of a class in statistics without masks
+EXAMPLES = {"max_epsilon": "8.0", "min_class": "5"}  # for keys that are not set by default
 
 COMMENTS = {
-    "methods": "Methods of training. Protections (secure, private, private-updates, withhold) are always allowed.",
+    "methods": "Training methods. Protections (secure, private, private-updates, withhold) are always allowed.",
     "calibrations": "Calibrations after the last round.",
     "networks": "Networks.",
     "jobs": "What clients do: train; survey, once before the first round; evaluate, on the node's own test images;\n"
-    "moments, the class statistics of a calibration; evaluate-calibrated.",
-    "secure": 'What must be masked: "statistics" of calibrations; "updates" and everything else that a round sends.',
+    "moments, the class statistics for a calibration; evaluate-calibrated.",
+    "secure": 'What must be masked: "statistics" for calibrations; "updates", which covers everything else in a round.',
     "private": 'What must get noise for differential privacy, with release=true: "statistics", "updates".\n'
-    "Where secure masks a sum, each client adds its share of the noise; otherwise the server adds it, and sees\n"
-    "what it gets without. How little noise is enough is for max_epsilon to say.",
-    "max_epsilon": "The ε that all runs together may spend. What gets no noise is then refused. Not set: no limit.",
+    "If secure masks a sum, each client adds its share of the noise. Otherwise the server adds it, and sees what\n"
+    "it receives without noise. max_epsilon decides how much noise is enough.",
+    "max_epsilon": "The total ε that all runs may spend. If set, updates and statistics need noise. Not set: no limit.",
     "min_clients": "The fewest clients in a masked sum.",
-    "min_class": "The fewest examples of a class in statistics: runs need withhold(N) with this N or more.\n"
-    "The mean of one example is its features, from which a picture can be reconstructed. Not set:\n"
-    f"{UNPROTECTED} where statistics leave unmasked, 1 where secure masks them. Masked noise\n"
+    "min_class": "The fewest examples of a class in statistics: runs need withhold(N) with at least this N.\n"
+    "The mean of a single example is its features, from which the image can be reconstructed. Not set:\n"
+    f"{UNPROTECTED} if statistics are not masked, 1 if secure masks them. Masked noise\n"
     "(secure + private(release=true)) is enough by itself.",
-    "min_part": "The same where a class is divided into parts, as by ccvr(components=2).",
-    "min_update": "The fewest examples that an update is made of, where the server asks for a few of a client's.",
-    "max_components": "Parts of a class in statistics.",
-    "max_layers": "Linear layers behind the features of statistics.",
-    "max_expand": "Random features in statistics.",
-    "max_statistics": "Size of a client's statistics, in MB.",
-    "max_message": "Size of a message, in MB.",
-    "max_model": "Size of a network, in MB.",
-    "max_disk": "What all runs together may keep in the node's folder, in MB.",
-    "max_runs": "Runs that were begun and not finished.",
-    "plugins": 'Code from outside unskew, with the SHA-256 of its file, or "" for any content:\n'
+    "min_part": "The same for parts of a class, as with ccvr(components=2).",
+    "min_update": "The fewest examples behind an update, if the server asks for only some of a client's.",
+    "max_components": "The maximum number of parts per class in statistics.",
+    "max_layers": "The maximum number of linear layers behind the features of statistics.",
+    "max_expand": "The maximum number of random features in statistics.",
+    "max_statistics": "The maximum size of a client's statistics, in MB.",
+    "max_message": "The maximum size of a message, in MB.",
+    "max_model": "The maximum size of a network, in MB.",
+    "max_disk": "The disk quota for all runs in the node's folder, in MB.",
+    "max_runs": "The maximum number of unfinished runs.",
+    "plugins": 'Code from outside unskew, with the SHA-256 of its file, or "" to allow any content:\n'
     '"package.module:function" = "9f86d0…"',
 }
 
@@ -107,20 +107,20 @@ class Policy:
     plugins: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse names that do not exist."""
+        """Refuse unknown names."""
         for key, known in (
             ("methods", TRAINING), ("calibrations", CALIBRATIONS), ("networks", (*models.NETWORKS, *models.PUBLIC)),
             ("jobs", (*JOBS, "call")),
         ):  # fmt: skip
             for name in getattr(self, key):
                 if name not in known:
-                    raise UserError(f"{key}: {brief(name)} is not one; {nearest(name, known)}")
+                    raise UserError(f"{key}: {brief(name)} is unknown; {nearest(name, known)}")
         for name, digest in self.plugins.items():
             parse_plugin(name)
             if digest and not (len(digest) == 64 and set(digest) <= set("0123456789abcdef")):
-                raise UserError(f'plugins: {name} needs the SHA-256 of its file, 64 digits, or ""')
+                raise UserError(f'plugins: {name} needs the SHA-256 of its file, 64 hexadecimal digits, or ""')
 
-    # When a run is agreed on
+    # Before the node agrees to a run
 
     def check_plugin(self, plugin: Plugin) -> None:
         """Refuse code that the owner has not allowed, or that has changed since."""
@@ -131,14 +131,16 @@ class Policy:
                 "it names code that this node has not allowed",
             )
         if allowed and plugin_sha256(plugin) != allowed:
-            raise BadMessage(f"{plugin} is allowed with another file than this node has: its SHA-256 differs")
+            raise BadMessage(
+                f"the file of {plugin} is not the one that this node allows: its SHA-256 differs from policy.toml"
+            )
 
     def check_texts(self, blueprint: Blueprint) -> None:
-        """Refuse methods, calibrations, networks and code that the owner has not allowed. Nothing is imported."""
+        """Refuse methods, calibrations, networks and code that the owner has not allowed. Imports nothing."""
         local = blueprint.local
         for source in (blueprint.method, blueprint.model, local.schedule, local.optimizer):
             if len(source) > text.MAX_TEXT:
-                raise BadMessage("a text of its blueprint is too long")
+                raise BadMessage("a text in its blueprint is too long")
             for plugin in find_plugins(source):
                 self.check_plugin(plugin)
         for call in text.parse_calls(blueprint.method, "method"):
@@ -146,57 +148,55 @@ class Policy:
             if call.name in CALIBRATIONS:
                 kind, allowed = "calibration", self.calibrations
             if call.name == "available" and (call.values or "file" in call.knobs):
-                raise BadMessage("available reads a file, which a server cannot choose on a node")
+                raise BadMessage("available reads a file, but a server may not choose files on a node")
             self._require(kind, call.name, allowed, methods.METHODS)
         name = text.parse_calls(blueprint.model, "model")[0].name
         self._require("network", name, self.networks, (*models.NETWORKS, *models.PUBLIC))
 
     def check_size(self, blueprint: Blueprint, images: tuple[int, int, int]) -> None:
-        """Refuse a network that is too large, before it is made."""
+        """Refuse a network that is too large, before it is built."""
         channels, *sides = blueprint.shape
         if channels not in (images[0], 3 * images[0]) or max(sides) > max(MAX_SIDE, *images[1:]):
-            raise BadMessage(f"its network takes images of {list(blueprint.shape)}; this node's are {list(images)}")
+            raise BadMessage(f"its network takes images of {list(blueprint.shape)}, but this node's are {list(images)}")
         if ":" in blueprint.model:
-            return  # the owner's own code
+            return  # code that the owner allows
         call = text.parse_calls(blueprint.model, "model")[0]
-        if call.name not in {**models.NETWORKS, **models.PUBLIC}:
-            return  # refused by name later
         with torch.device("meta"):  # shapes without memory
             if call.name in models.NETWORKS:
-                made: torch.nn.Module = models.NETWORKS[call.name](blueprint.shape, blueprint.classes)
+                network: torch.nn.Module = models.NETWORKS[call.name](blueprint.shape, blueprint.classes)
             else:
-                made = text.apply(
+                network = text.apply(
                     call, bind_factory(models.PUBLIC[call.name], blueprint.shape, blueprint.classes), "model"
                 )
-        size = sum(value.numel() * value.element_size() for value in made.state_dict().values())
+        size = sum(value.numel() * value.element_size() for value in network.state_dict().values())
         if size > self.max_model * MEGABYTE:
-            raise BadMessage(f"its network takes {format_bytes(size)}, {self.max_model:,} MB are the most here")
+            raise BadMessage(f"its network takes {format_bytes(size)}; the limit here is {self.max_model:,} MB")
 
     def check_protection(self, algorithm: Algorithm) -> None:
-        """Refuse a method without the protection that the owner requires, before the first round."""
+        """Refuse a method without the protection that the owner requires."""
         masked = isinstance(algorithm.exchange, SecureUpdates)
         if "updates" in self.secure and not masked:
-            raise BadMessage("this node takes part in masked rounds only; add secure(updates=true) to the method")
+            raise BadMessage("this node takes part only in masked rounds; add secure(updates=true) to the method")
         noise = algorithm.mechanism
         if "updates" in self.private and (noise is None or noise.repeatable or noise.epsilon(1, 1, 1) is None):
             raise BadMessage(
-                "this node sends updates for a noisy sum only; add private-updates(release=true) to the method, with "
-                "noise above 0"
+                "this node sends updates only with noise; add private-updates(release=true) to the method, "
+                "with noise above 0"
             )
         if not algorithm.finish:
             return
         if "statistics" in self.secure and algorithm.secure is None:
-            raise BadMessage("this node masks the statistics of calibrations; add secure to the method")
+            raise BadMessage("this node sends statistics only under masks; add secure to the method")
         if "statistics" in self.private and not (algorithm.private and algorithm.private.release):
-            raise BadMessage("this node sends statistics for a noisy sum only; add private(release=true) to the method")
+            raise BadMessage("this node sends statistics only with noise; add private(release=true) to the method")
         for finisher in algorithm.finish:
             if isinstance(finisher.needs, StatisticsRequest):
                 self._check_request(finisher.needs, algorithm.withhold, algorithm)
 
-    # Before a job is done
+    # Before a job starts
 
     def check_job(self, job: Job, algorithm: Algorithm, visits: Iterable[Visit], sizes: Mapping[int, int]) -> None:
-        """Refuse a job that the owner has not allowed, or without the protection that was agreed on."""
+        """Refuse a job that the owner does not allow, or without the required protection."""
         purpose, name = Purpose.of(job), name_of(job)
         if name.removeprefix("fixed-point-") not in (*self.jobs, *(("call",) if self.plugins else ())):
             raise BadMessage(f"the job {name} is not allowed on this node")
@@ -210,14 +210,14 @@ class Policy:
             self._check_sum(job)
         for visit in visits if purpose.trains else ():
             size = sizes[visit.client] if visit.take is None else visit.take
-            used = min(size, examples_for(size, algorithm.local))  # few steps of small batches do not see all of them
+            used = min(size, examples_for(size, algorithm.local))  # a few small batches do not cover all of them
             if used < min(self.min_update, sizes[visit.client]):
                 raise BadMessage(
-                    f"it asks for an update of {counted(used, 'example')}; {self.min_update} are the fewest here"
+                    f"it asks for an update of {counted(used, 'example')}; the minimum here is {self.min_update}"
                 )
 
     def check_statistics(self, job: Job, side: ClientSide, shared: Tensors) -> None:
-        """Refuse statistics that are larger or finer than the owner allows, or than was agreed on."""
+        """Refuse statistics that are larger or more detailed than allowed or agreed on."""
         work = Purpose.of(job).work
         if not isinstance(work, Moments | FixedPointMoments):
             return
@@ -228,37 +228,37 @@ class Policy:
             raise BadMessage(f"it asks for {request.components} parts of each class, which was not agreed on")
         side.load(shared, training=False)
         width, classes = request.encoder(side.network, side.train.shape)[1], side.network.classifier.out_features
-        # two sums that differ in what they leave out differ by single examples
+        # the difference of two sums that leave out different examples can be a single example
         protected = protected_request(request, side.algorithm, classes, width)
-        for name, words in (
+        for name, action in (
             ("min_count", "leaves out classes below {:g} examples"),
             ("clip", "clips features to {:g}"),
         ):
             given, agreed_on = getattr(request, name), getattr(protected, name)
             if given != agreed_on:
-                raise BadMessage(f"it {words.format(given)}; {agreed_on:g} was agreed on")
+                raise BadMessage(f"it {action.format(given)}; {agreed_on:g} was agreed on")
         size = 8 * request.components * classes
         size += 8 * sum(math.prod(shape) for shape in request.form.shapes(classes * request.components, width).values())
         if size > self.max_statistics * MEGABYTE:
-            raise BadMessage(f"its statistics take {format_bytes(size)}, {self.max_statistics:,} MB are the most here")
+            raise BadMessage(f"its statistics take {format_bytes(size)}; the limit here is {self.max_statistics:,} MB")
         centres: Tensor | None = shared.get("centres")
         expected = (classes, request.components, width)
         if (centres is None) != (request.components == 1) or (centres is not None and centres.shape != expected):
             raise BadMessage(f"its centres do not fit {counted(request.components, 'part')} of each class")
         if isinstance(work, FixedPointMoments) and (work.classes, work.width) != (classes * request.components, width):
-            raise BadMessage("its words are laid out for other classes or features than the network has")
+            raise BadMessage("its fixed-point layout does not match the network's classes or features")
 
     def _check_request(self, request: StatisticsRequest, withhold: int, algorithm: Algorithm) -> None:
-        for name, value, most in (
-            ("parts of a class", request.components, self.max_components),
+        for name, value, limit in (
+            ("parts per class", request.components, self.max_components),
             ("layers behind the features", request.layers, self.max_layers),
             ("random features", request.expand, self.max_expand),
         ):
-            if value > most:
-                raise BadMessage(f"its statistics have {value:,} {name}; {most:,} are the most here")
+            if value > limit:
+                raise BadMessage(f"its statistics have {value:,} {name}; the limit here is {limit:,}")
         masked = algorithm.secure is not None
         if masked and algorithm.private is not None and algorithm.private.release:
-            return  # clients add noise before they mask, which hides every example
+            return  # clients add noise before masking, which hides every example
         least, of = self.min_class or (1 if masked else UNPROTECTED), "class"
         if request.components > 1:
             least, of = self.min_part, "part of a class"
@@ -267,14 +267,16 @@ class Policy:
         remedy = f"withhold({least})" if algorithm.private is None else "secure"
         remedy += "" if self.min_class or request.components > 1 or algorithm.private else " or secure"
         raise BadMessage(
-            f"this node sends statistics of {least} or more examples of a {of}; add {remedy} to the method"
+            f"this node sends statistics only of {least} or more examples of a {of}; add {remedy} to the method"
         )
 
     def _check_sum(self, job: SecureJob) -> None:
         flags = getattr(job, "answered", None) or getattr(job, "sharing", None) or [True] * len(job.members)
         clients = {client for (client, _), flag in zip(job.members, flags, strict=False) if flag}
-        if len(clients) < self.min_clients > MIN_CLIENTS:  # a secure sum refuses fewer than that by itself
-            raise BadMessage(f"a sum over {counted(len(clients), 'client')}; {self.min_clients} are the fewest here")
+        if len(clients) < self.min_clients > MIN_CLIENTS:  # secure sums refuse fewer themselves
+            raise BadMessage(
+                f"it asks for a sum over {counted(len(clients), 'client')}; the minimum here is {self.min_clients}"
+            )
 
     def _require(self, kind: str, name: str, allowed: Iterable[str], known: Iterable[str]) -> None:
         if ":" in name or name in allowed:
@@ -286,7 +288,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class _PlainRequest:
-    """A ``StatisticsRequest`` as a job carries it, with what each field may be."""
+    """A ``StatisticsRequest`` as a job carries it, with each field's limits."""
 
     form: Annotated[str, Meta(max_length=100)]
     layers: Annotated[int, Meta(ge=1, le=1000)]
@@ -297,7 +299,7 @@ class _PlainRequest:
 
 
 def read_request(values: Any) -> StatisticsRequest:
-    """A job's request, checked."""
+    """A job's request for statistics, checked."""
     try:
         plain = record_from(_PlainRequest, values)
         return StatisticsRequest.from_plain({item.name: getattr(plain, item.name) for item in fields(plain)})
@@ -306,19 +308,17 @@ def read_request(values: Any) -> StatisticsRequest:
 
 
 def read_policy(file: Path) -> Policy:
-    """The policy in a file."""
+    """Read a policy file."""
     return toml_record(file, Policy, f"there is no policy {file}; unskew federation node DIR --write-policy writes one")
 
 
 def commented(policy: Policy | None = None) -> str:
-    """The policy as a file, each key with its comment."""
-    chosen, lines = (
-        policy or Policy(),
-        ["# What this node takes part in, whatever the server asks. A key left out has its default."],
-    )
+    """The policy as TOML, with a comment for each key."""
+    policy = policy or Policy()
+    lines = ["# What this node takes part in, whatever the server asks. Missing keys have their defaults."]
     for item in fields(Policy):
         lines += ["", *(f"# {line}" for line in COMMENTS[item.name].split("\n"))]
-        value = getattr(chosen, item.name)
+        value = getattr(policy, item.name)
         if item.name == "plugins":
             lines += ["[plugins]", *(f"{_toml(name)} = {_toml(digest)}" for name, digest in value.items())]
         elif value is None:

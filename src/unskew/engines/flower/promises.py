@@ -1,7 +1,7 @@
-"""What a job is for, and what a node holds its server to: under secure aggregation it answers masked or not at all.
+"""What a job is for, and what a node enforces: under secure aggregation it answers masked or not at all.
 
-The method's text was agreed on before the first round. A server that asks for the same numbers without masks, or for
-masks that fewer clients could take off, is refused.
+Server and node agree on the method before the first round. The node then refuses a server that asks for the same
+numbers without masks, or with masks that fewer clients could remove.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from unskew.round.evaluation import Evaluate
 
 @dataclass(frozen=True)
 class Purpose:
-    """The work behind a job, and in a secure sum how many must stay to the end."""
+    """The work inside a job and, for a secure sum, how many clients must stay to the end."""
 
     work: Job
     threshold: int = 0
-    under_way: bool = False  # whether a secure sum has its members already
+    under_way: bool = False  # whether a secure sum already has its members
 
     @staticmethod
     def of(job: Job) -> "Purpose":
-        """Unwrap what masks or rounds the work."""
+        """Unwrap masking and rounding."""
         work = job
         while (inner := getattr(work, "inner", None)) is not None:
             work = inner
@@ -36,27 +36,27 @@ class Purpose:
 
     @property
     def trains(self) -> bool:
-        """Whether it is part of a round of training."""
+        """Whether it belongs to a training round."""
         return isinstance(self.work, Train)
 
     @property
     def round(self) -> int:
-        """The round's number; 0 outside training."""
+        """The round number; 0 outside training."""
         return self.work.round if isinstance(self.work, Train) else 0
 
     @property
     def may_miss(self) -> bool:
-        """Whether it counts without some clients: a round and an evaluation do, a survey and statistics do not."""
+        """Whether clients may be missing: in training and evaluation, but not in surveys and statistics."""
         return isinstance(self.work, Train | Evaluate | EvaluateCalibrated)
 
 
 def name_of(job: Job) -> str:
-    """A job as messages name it."""
+    """A job's name in messages and logs."""
     return str(type(Purpose.of(job).work).__struct_config__.tag)  # type: ignore[attr-defined]
 
 
 def check_masked(job: Job, algorithm: Algorithm) -> None:
-    """Refuse a job that would send what was agreed to be masked, or a sum whose masks fewer clients could take off."""
+    """Refuse a job without the agreed masks, or with masks that too few clients could remove."""
     work = Purpose.of(job).work
     statistics = isinstance(work, Moments | FixedPointMoments)
     masked = isinstance(algorithm.exchange, SecureUpdates) or (algorithm.secure is not None and statistics)
@@ -67,15 +67,15 @@ def check_masked(job: Job, algorithm: Algorithm) -> None:
         if job.threshold < (needed := shares_needed(algorithm.secure.threshold, count)):
             raise BadMessage(f"it lets {job.threshold} of {count} clients remove the masks; {needed} were agreed on")
     elif masked:
-        raise BadMessage(f"it asks for {name_of(job)} without masks; agreed was {algorithm.secure}")
+        raise BadMessage(f"it asks for {name_of(job)} without masks, but {algorithm.secure} was agreed on")
 
 
 def subject_of(job: Job, shared: bytes, key: bytes, algorithm: Algorithm) -> str:
-    """What a secure sum is about; the first word names it. Two sums about one subject must have the same members.
+    """What a secure sum is about, starting with its kind. Sums about the same subject must have the same members.
 
-    Statistics, the survey and what a method measures alike in every round are asked of one set of clients in a whole
-    run. Anything else is asked once under the same tensors, of which ``shared`` is the digest; training also draws from
-    a key, and with another one gives another update.
+    Statistics, surveys and whatever a method measures identically in every round have one set of clients for the whole
+    run. Everything else is asked once per set of shared tensors, with digest ``shared``. Training also depends on its
+    key: another key gives another update.
     """
     work = Purpose.of(job).work
     once = isinstance(work, Moments | FixedPointMoments | Survey) or (
