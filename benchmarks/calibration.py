@@ -9,7 +9,7 @@ import time
 import torch
 
 import unskew
-from measure import Row, at_most, medians
+from measure import Row, at_least, at_most, medians
 from unskew import models
 from unskew.calibration.covariances import Full, check_memory, pack, parse_form, statistics_bytes
 from unskew.calibration.statistics import ClassStatistics
@@ -17,6 +17,8 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.tensors import one_thread
 from unskew.data.batches import Pixels
+from unskew.engines.blueprint import keep_freed_memory
+from unskew.models.networks import InParts
 
 IMAGES = 10_000
 LARGE = [  # C = 1,203, d = 1,280 (iNaturalist's classes, MobileNet's features): form, calibration, GB, seconds
@@ -29,7 +31,7 @@ CLASSES, WIDTH, CLIENTS, EACH = 1203, 1280, 1000, 100
 
 def suite(images, repeats):
     """All rows."""
-    return [*_measuring(images, repeats), *_retraining(images, repeats), *_large(), _refusal()]
+    return [*_measuring(images, repeats), *_parts(images), *_retraining(images, repeats), *_large(), _refusal()]
 
 
 def _measuring(images, repeats):
@@ -69,6 +71,18 @@ def _measuring(images, repeats):
         ),
         Row("packing a triangle of 256 features / its product", *_packing(repeats), remark="500 examples"),
     ]
+
+
+def _parts(images):
+    """500 images through a large network in parts of 50, and all at once."""
+    keep_freed_memory()  # as every engine does
+    network = models.build("mobilenet-v2", images.shape, len(images.classes)).eval()
+    pixels = torch.randn(500, *images.shape, generator=Key(0).torch())
+    parts = InParts(network.encoder)
+    with one_thread(), torch.no_grad():
+        seconds = medians({"parts": lambda: parts(pixels), "whole": lambda: network.encoder(pixels)}, 3)
+    ratio = seconds["whole"] / seconds["parts"]
+    return [at_least("features of 500 images, 50 at a time / all at once", ratio, "", 1.2, "mobilenet-v2, 1 thread")]
 
 
 def _packing(repeats):
