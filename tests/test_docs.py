@@ -17,8 +17,20 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEP = re.compile(r'^```(\w+)(?: title="([\w.]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
+LONG = {
+    "analysis.md",
+    "calibration.md",
+    "first-run.md",
+    "reproduce.md",
+}  # pages whose blocks train for long
+
+
+def marks(page):
+    return [pytest.mark.heavy] if page.name in LONG else []
+
+
 SNIPPETS = [
-    pytest.param(kind, text, id=f"{page.name}-{place}-{kind}")
+    pytest.param(kind, text, id=f"{page.name}-{place}-{kind}", marks=marks(page))
     for page in PAGES
     if page not in TUTORIALS
     for place, (kind, text) in enumerate(BLOCK.findall(page.read_text()))
@@ -45,7 +57,7 @@ def run_snippet(kind, text):
                 assert ended.value.code == 0, line
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem, marks=marks(page)) for page in TUTORIALS])
 def test_a_tutorial_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     """In one folder; a block with a title is a file that the reader saves."""
     monkeypatch.chdir(tmp_path)

@@ -12,8 +12,8 @@ from faults.storage import storage_trials
 from faults.texts import text_trials
 from faults.trials import REFUSED, SAME, Answer, Section, Trial, conduct, refusal
 
-QUICK = {"finished": (finished_trials, 25), "interrupted": (interrupted_trials, 12), "texts": (text_trials, 25),
-         "storage": (storage_trials, 8)}  # fmt: skip
+QUICK = {"finished": (finished_trials, 12), "interrupted": (interrupted_trials, 12), "texts": (text_trials, 25),
+         "storage": (storage_trials, 3)}  # fmt: skip
 LONG = {"contexts": (context_trials, 2), "federation": (nemesis_trials, 22)}
 SLOW = {"kills": (kill_trials, 2), "workers": (worker_trials, 2), "resources": (resource_trials, 3),
         "processes": (process_trials, 2)}  # fmt: skip

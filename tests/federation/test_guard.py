@@ -161,10 +161,10 @@ def test_a_node_runs_no_other_app(app):
     client = (app / "unskew_node" / "client_app.py").read_text()
     project = (app / "pyproject.toml").read_text()
     attacks = [
-        ("client_app.py is another one", "unskew_node/client_app.py", client + "\nimport os\n"),
-        ("__init__.py is another one", "unskew_node/__init__.py", "import os\n"),
+        ("client_app.py differs", "unskew_node/client_app.py", client + "\nimport os\n"),
+        ("__init__.py differs", "unskew_node/__init__.py", "import os\n"),
         ("other files", "unskew_node/socket.py", "import os\n"),
-        ("starts with another", "pyproject.toml", project.replace("client_app:app", "server_app:app")),
+        ("entry point is another file", "pyproject.toml", project.replace("client_app:app", "server_app:app")),
     ]
     for words, name, content in attacks:
         before = (app / name).read_bytes() if (app / name).exists() else None
