@@ -17,12 +17,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEP = re.compile(r'^```(\w+)(?: title="([\w.]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
-LONG = {
-    "analysis.md",
-    "calibration.md",
-    "first-run.md",
-    "reproduce.md",
-}  # pages whose blocks train for long
+LONG = {"analysis.md", "calibration.md", "first-run.md", "reproduce.md"}  # pages whose blocks train for long
 
 
 def marks(page):

@@ -576,14 +576,14 @@ def test_grey_images_of_one_node_are_used_in_colour_where_the_others_are(tmp_pat
     assert len(terms["mean"]) == 3
 
 
-def test_terms_for_two_hundred_thousand_classes_take_seconds():  # as many as Landmarks has; a scan per class took hours
-    many = tuple(f"landmark {number}" for number in range(200_000))
+def test_terms_for_many_classes_take_no_scan_per_class():  # Landmarks has 203,094, for which that took hours
+    many = tuple(f"landmark {number}" for number in range(40_000))
     nodes = [
         Description(name, "1", (ClientFacts(name, None, 5, 2),), classes, (1, 8, 8), (0.5,), (0.2,), False, "shift")
-        for name, classes in (("all", many), ("half", many[100_000:]))
+        for name, classes in (("all", many), ("half", many[20_000:]))
     ]
     began = time.process_time()
     terms = agree_on_terms(FederationTerms(run="0" * 32), nodes, ())
     assert [why_not(node, terms) for node in nodes] == [None, None]
     assert describe_oddities(nodes, terms) == []
-    assert time.process_time() - began < 30
+    assert time.process_time() - began < 3
