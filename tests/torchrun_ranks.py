@@ -7,7 +7,9 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch.distributed as dist
+import pytest
+
+from unskew.engines import torchrun
 
 FOLLOW = "from unskew import engines; engines.serve_rank_zero('torchrun')"
 PATHS = [str(Path(__file__).parent), *filter(None, sys.path)]  # ranks look for methods of these tests
@@ -40,9 +42,15 @@ def ranks_started(count: int):
         for rank in range(1, count)
     ]  # fmt: skip
     try:
-        yield variables(0, count, port)
+        own = variables(0, count, port)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in own.items():
+                patch.setenv(name, value)
+            torchrun.listen(launch := torchrun.launched())
+        yield own
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        for rank in torchrun.gather(launch, processors=True):
+            rank.close()
+        torchrun.listen(launch)[0].close()
         said = [each.communicate(timeout=60) for each in others]
     assert [(each.returncode, *words) for each, words in zip(others, said, strict=True)] == [(0, "", "")] * len(others)

@@ -14,12 +14,11 @@ no feature is ever sent; the privacy page describes what the statistics reveal. 
 """
 
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 ACTION = "unskew_statistics"  # the message type is "query.unskew_statistics"
 RECORD = "unskew"
-PAUSE = 0.5  # seconds between two requests for replies
 
 
 def answer_statistics(app: "ClientApp", give: "Give", *, classes: int, least: int = 1) -> None:
@@ -62,32 +60,17 @@ def answer_statistics(app: "ClientApp", give: "Give", *, classes: int, least: in
         Classes with fewer examples on this node are left out.
     """
 
+    @app.query(ACTION)
     def answer(message: "Message", context: "Context") -> "Message":
-        return _reply(message, context, give, classes, least)
-
-    app.query(ACTION)(answer)
-
-
-def statistics_mod(give: "Give", *, classes: int, least: int = 1) -> Callable[..., "Message"]:
-    """The same for older apps: ``ClientApp(client_fn, mods=[statistics_mod(give, classes=10)])``.
-
-    Parameters
-    ----------
-    give, classes, least
-        As for ``answer_statistics``.
-
-    Returns
-    -------
-    Callable
-        A mod for Flower's ClientApp.
-    """
-
-    def mod(message: "Message", context: "Context", call_next: Callable[..., "Message"]) -> "Message":
-        if message.metadata.message_type == f"query.{ACTION}":
-            return _reply(message, context, give, classes, least)
-        return call_next(message, context)
-
-    return mod
+        flower, request = require_extra("flwr.app", "flower"), cast(Any, message.content[RECORD])
+        if request["classes"] != classes:
+            raise UserError(f"the server's classifier has {request['classes']} classes, but this node's data {classes}")
+        encoder, batches = give(message, context)
+        measured = ClassStatistics.measure(encoder, batches, classes, form=str(request["form"]))
+        content = drop_small_classes(measured, least)[0].to_bytes()
+        array = flower.Array("uint8", (len(content),), "unskew", content)
+        record = flower.ArrayRecord({"statistics": array})
+        return cast("Message", flower.Message(flower.RecordDict({RECORD: record}), reply_to=message))
 
 
 @dataclass(frozen=True)
@@ -132,14 +115,17 @@ def gather(
     """
     app = require_extra("flwr.app", "flower")
     content = {"arrays": arrays, RECORD: app.ConfigRecord({"classes": classes, "form": form})}
-    messages = [
-        app.Message(app.RecordDict(content), node, f"query.{ACTION}", ttl=timeout) for node in grid.get_node_ids()
-    ]
-    parts, failures = list[tuple[int, ClassStatistics]](), dict[int, str]()
-    for reply in _replies(grid, messages, timeout, failures):
+    nodes = list(grid.get_node_ids())
+    messages = [app.Message(app.RecordDict(content), node, f"query.{ACTION}", ttl=timeout) for node in nodes]
+    parts = list[tuple[int, ClassStatistics]]()
+    failures = dict.fromkeys(nodes, f"it did not answer within {timeout:.0f} s")
+    for reply in grid.send_and_receive(messages, timeout=timeout):
         node = reply.metadata.src_node_id
         try:
+            if reply.has_error():
+                raise UserError(reply.error.reason or f"Flower's error {reply.error.code}")
             parts.append((node, _statistics(reply, classes, form)))
+            failures.pop(node, None)
         except UserError as error:
             failures[node] = str(error)
     if len(parts) < (least := max(1, min_replies)):
@@ -196,45 +182,10 @@ def calibrate(
     return calibrate_with(classifier, gathered.statistics, method, seed)
 
 
-def _reply(message: "Message", context: "Context", give: "Give", classes: int, least: int) -> "Message":
-    app = require_extra("flwr.app", "flower")
-    request: Any = message.content[RECORD]
-    if request["classes"] != classes:
-        raise UserError(f"the server's classifier has {request['classes']} classes, but this node's data {classes}")
-    encoder, batches = give(message, context)
-    measured = ClassStatistics.measure(encoder, batches, classes, form=str(request["form"]))
-    content = drop_small_classes(measured, least)[0].to_bytes()
-    array = app.Array("uint8", (len(content),), "unskew", content)
-    return app.Message(app.RecordDict({RECORD: app.ArrayRecord({"statistics": array})}), reply_to=message)  # type: ignore[no-any-return]
-
-
-def _replies(grid: "Grid", messages: list["Message"], timeout: float, failures: dict[int, str]) -> Iterable["Message"]:
-    """The replies as they arrive; nodes that fail or do not answer are added to ``failures``."""
-    nodes = dict(zip(grid.push_messages(messages), (message.metadata.dst_node_id for message in messages), strict=True))
-    end = time.monotonic() + timeout
-    while nodes:
-        for reply in grid.pull_messages(list(nodes)):
-            node = nodes.pop(reply.metadata.reply_to_message_id, None)
-            if node is None:
-                continue
-            if reply.has_error():
-                failures[node] = reply.error.reason or f"Flower's error {reply.error.code}"
-            else:
-                yield reply
-        if nodes and time.monotonic() > end:
-            failures.update(dict.fromkeys(nodes.values(), f"it did not answer within {timeout:.0f} s"))
-            return
-        if nodes:
-            time.sleep(PAUSE)
-
-
 def _statistics(reply: "Message", classes: int, form: str) -> ClassStatistics:
     """A node's statistics, checked because the node is not trusted."""
     record: Any = reply.content.get(RECORD)
-    try:
-        content = record["statistics"].data
-    except (KeyError, AttributeError, TypeError):
-        raise UserError("its answer has no class statistics") from None
+    content = getattr(record.get("statistics") if isinstance(record, Mapping) else None, "data", b"")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "statistics.safetensors"
         write_again(file, content)

@@ -6,8 +6,8 @@ import torch
 from analysis.finished import finished_run, undisturbed
 from unskew.analysis import client_features, parse_measure, places
 from unskew.analysis.client_features import ClientFeatures
-from unskew.analysis.curves import Curves, compare_volatility, volatility
-from unskew.analysis.drift import Drift, drift_findings
+from unskew.analysis.curves import CURVES, Curves, volatility
+from unskew.analysis.drift import DRIFT, Drift
 from unskew.analysis.places import Places
 from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError
@@ -32,14 +32,14 @@ def test_shifts_by_hand(finished):
     counts = dict.fromkeys(range(len(found.classes)), 0)
     counts |= {int(label): int(n) for client, label, n in opened.holdings.cells if client == int(found.clients[1])}
     assert found.held[1] == [counts[label] > 0 for label in counts]
-    (sentence,) = client_features.client_features_findings(found)
+    (sentence,) = client_features.CLIENT_FEATURES.findings(found)
     assert "spreads for classes they have" in sentence
-    assert [svg(chart) for chart in client_features.draw_client_features(found)]
+    assert [svg(chart) for chart in client_features.CLIENT_FEATURES.draw(found)]
 
 
 def test_a_sentence_has_only_what_there_is():
     everything = ClientFeatures(3, [0], ["a", "b"], [[1.0, 2.0]], [[True, True]], None, [None])
-    (sentence,) = client_features.client_features_findings(everything)
+    (sentence,) = client_features.CLIENT_FEATURES.findings(everything)
     assert sentence.endswith("differ from the server's by 1.50 spreads for classes they have.")
     assert everything.mean(held=False) is None
 
@@ -60,18 +60,18 @@ def test_places_are_those_of_the_classes_that_were_named(tmp_path):
     assert [len(points) for points in found.points] == found.counts
     assert all(-180 <= east <= 180 and -90 <= north <= 90 for east, north in found.points[0])
     assert len(largest.classes) == 2
-    assert [svg(chart) for chart in places.draw_places(found)]
+    assert [svg(chart) for chart in places.PLACES.draw(found)]
 
 
 def test_without_places_nothing_is_drawn(finished):
     with finished_run(finished) as opened, pytest.raises(Missing, match="no coordinates"):
         parse_measure("places").take(opened)
-    assert places.places_findings(Places(["a"], [1], [[(0.0, 0.0)]])) == ["a: 1 training example with coordinates."]
+    assert places.PLACES.findings(Places(["a"], [1], [[(0.0, 0.0)]])) == ["a: 1 training example with coordinates."]
 
 
 def test_one_trained_layer_is_not_called_most_and_least():
     rows = [{"round": 1, "when": "after the last round", "clients": [0], "local": [[0.261]]}]
-    assert drift_findings(Drift(["_fc"], rows)) == [
+    assert DRIFT.findings(Drift(["_fc"], rows)) == [
         "In one visit after the last round, clients change _fc by 26.1% of its norm."
     ]
 
@@ -90,6 +90,6 @@ def test_runs_are_compared_by_their_volatility():
         return Curves(method, {"method": method}, 0, count, accuracy=accuracy, train_loss=[], calibrated={}, **empty)
 
     runs = {"a": curves("fedavg", [0.1, 0.5, 0.1, 0.5]), "b": curves("fedvc", [0.1, 0.2, 0.3, 0.4])}
-    (sentence,) = compare_volatility(runs)
+    (sentence,) = CURVES.compare.findings(runs)
     assert "steadiest from one evaluation to the next with fedvc (volatility 0.00 points)" in sentence
-    assert compare_volatility({"a": runs["a"]}) == []
+    assert CURVES.compare.findings({"a": runs["a"]}) == []

@@ -6,7 +6,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from analysis.finished import finished_run, metrics, result, unsealed
+from analysis.finished import finished_run, unsealed
 from unskew.analysis import curves
 from unskew.analysis.curves import Curves
 from unskew.analysis.ranking import name_settings
@@ -43,35 +43,13 @@ def test_what_was_spent_is_summed_up_to_each_evaluation(run):
     assert found.train_loss == [8.0, 7.0, 6.0]
 
 
-def test_a_run_s_curves_end_where_its_result_does(finished):
-    with finished_run(finished) as opened:
-        found = curves.take_curves(opened)
-    said = result(finished)
-    assert found.accuracy[-1] == said["accuracy"]
-    assert found.bytes[-1] == said["bytes_up"] + said["bytes_down"]
-    assert found.batches[-1] == sum(row["batches_max"] for row in metrics(finished))
-    assert found.calibrated == {row["name"]: row["accuracy"] for row in said["calibrations"]}
-    assert (found.run, found.seed) == (finished.name, 0)
-
-
-def test_no_data_set_is_needed(run):
-    (run.parent / "digits.npz").unlink()
-    with finished_run(run) as opened:
-        assert curves.take_curves(opened).round == [1, 2, 3]
-
-
 def test_a_run_without_metrics_says_so(run):
     (unsealed(run) / "metrics.jsonl").unlink()
     with finished_run(run) as opened:
         found = curves.take_curves(opened)
-    assert curves.curves_findings(found) == ["The run was never evaluated."]
-    for chart in curves.draw_curves(found):
+    assert curves.CURVES.findings(found) == ["The run was never evaluated."]
+    for chart in curves.CURVES.draw(found):
         assert svg(chart).startswith("<svg")
-
-
-def test_evaluations_at_other_rounds(runs_of):
-    with finished_run(runs_of(evaluate_every=2)) as opened:
-        assert curves.take_curves(opened).round == [2, 3]
 
 
 SETTINGS = {"method": "fedavg", "data": "digits", "partition": "iid", "per_round": "5", "lr": "0.01"}
@@ -131,32 +109,26 @@ def test_seeds_evaluated_at_other_rounds_meet_where_both_were():
     assert list(lines(chart)[0].y) == pytest.approx([0.25, 0.4])
 
 
-def test_seeds_with_no_round_in_common_are_still_a_picture():
-    charts = curves.draw_together([made([0.1], [1]), made([0.3], [2], seed=1)])
-    for chart in charts:
-        assert svg(chart).startswith("<svg")
-
-
 def test_the_words_tell_where_it_ended_and_its_best():
-    (said,) = curves.curves_findings(made([0.2, 0.6, 0.5]))
+    (said,) = curves.CURVES.findings(made([0.2, 0.6, 0.5]))
     assert "After 3 rounds" in said
     assert "50.00%" in said
     assert "60.00% in round 2" in said
-    assert "its best" in curves.curves_findings(made([0.2, 0.6]))[0]
-    assert "in round" not in curves.curves_findings(made([0.2, 0.6]))[0]
+    assert "its best" in curves.CURVES.findings(made([0.2, 0.6]))[0]
+    assert "in round" not in curves.CURVES.findings(made([0.2, 0.6]))[0]
 
 
 def test_a_run_that_kept_its_best_round_tells_of_that_round():
-    (said,) = curves.curves_findings(replace(made([0.2, 0.6, 0.5]), kept=2))
+    (said,) = curves.CURVES.findings(replace(made([0.2, 0.6, 0.5]), kept=2))
     assert "The model of round 2, the best of 3 rounds, reaches 60.00% on the test images, for" in said
     assert "50.00%" not in said
 
 
 def test_a_line_that_ends_before_some_of_its_seeds_do_is_said():
     runs = {"a": made([0.1, 0.2]), "b": made([0.1, 0.2, 0.3], seed=1), "c": made([0.5, 0.6], method="moon")}
-    (said,) = curves.cut_short(runs)
+    (said,) = curves.CURVES.compare.left_out(runs)
     assert said == "fedavg after round 2: not all of its seeds continue (up to 3)"
-    assert curves.cut_short({"a": made([0.1]), "b": made([0.2], seed=1)}) == []
+    assert curves.CURVES.compare.left_out({"a": made([0.1]), "b": made([0.2], seed=1)}) == []
 
 
 def test_an_option_that_some_settings_were_not_given_is_named_so():
@@ -167,7 +139,7 @@ def test_an_option_that_some_settings_were_not_given_is_named_so():
 
 
 def test_pictures_of_one_run():
-    charts = curves.draw_curves(made([0.1, 0.4]))
+    charts = curves.CURVES.draw(made([0.1, 0.4]))
     assert [chart.name for chart in charts] == [
         "curves-round", "curves-batches", "curves-bytes", "curves-seconds", "curves-loss",
     ]  # fmt: skip

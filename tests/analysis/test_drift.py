@@ -1,7 +1,6 @@
 """How far clients go: by hand, and as it was recorded."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +8,7 @@ from analysis.finished import content, finished_run, recorded, undisturbed, unse
 from unskew.analysis import drift
 from unskew.analysis.drift import Drift
 from unskew.charts.files import svg
-from unskew.core.errors import Missing, UserError
+from unskew.core.errors import Missing
 
 LAYERS = {
     "conv1": ("params/encoder.conv1.weight", "params/encoder.conv1.bias"),
@@ -72,11 +71,6 @@ def test_recorded_distances_are_those_of_the_models_made_again(finished):
                 assert seen == pytest.approx(far, rel=1e-12)
 
 
-def test_a_round_that_was_recorded_and_made_again_stands_there_once(finished):
-    with finished_run(finished) as opened:
-        assert [row["round"] for row in drift.take_drift(opened, round=0).rounds] == [1, 2, 3]
-
-
 def test_without_a_data_set_recorded_rounds_are_shown_and_the_rest_is_said(run):
     before = content(run)
     (run.parent / "digits.npz").unlink()
@@ -91,24 +85,6 @@ def test_without_a_data_set_recorded_rounds_are_shown_and_the_rest_is_said(run):
     assert content(run) == {name: value for name, value in before.items() if name != "during.jsonl"}
 
 
-@pytest.mark.parametrize("clients", [0, -3])
-def test_no_client_at_all_is_refused(finished, clients):
-    with finished_run(finished) as opened, pytest.raises(UserError, match="clients"):
-        drift.drift_findings(drift.take_drift(opened, clients=clients))
-
-
-def test_a_layer_of_zeros_divides_by_no_zero():
-    def nothing(*_):
-        raise Missing("no data")
-
-    recorded = {"clients": [0], "layers": ["a", "b"], "local": [[1.0, 0.0]], "server": [2.0, 0.0]}
-    during = [{"round": 1, "drift": recorded}]
-    holdings = SimpleNamespace(names=("ann",))
-    run = SimpleNamespace(number=lambda round: 1, during=during, local_models=nothing, notes=[], holdings=holdings)
-    assert drift.take_drift(run).rounds[0]["clients"] == ["ann"]
-    assert drift.take_drift(run).rounds[0]["local"] == [[0.5, 0.0]]
-
-
 def made(rounds=2):
     rows = [
         {"round": n + 1, "when": f"in round {n + 1}", "clients": [3, 5], "local": [[0.1, 0.4], [0.3, 0.2 + n]]}
@@ -120,15 +96,15 @@ def made(rounds=2):
 def test_the_words_name_what_moves_most_and_least():
     """Means of the last round: (0.1 + 0.3)/2 and (0.4 + 1.2)/2."""
     assert drift.means(made().rounds[-1]) == pytest.approx([0.2, 0.8])
-    assert drift.drift_findings(made()) == [
+    assert drift.DRIFT.findings(made()) == [
         "In one visit in round 2, clients change the classifier most, by 80.0% of its norm, and conv1 least, by 20.0%."
     ]
 
 
 def test_pictures_of_the_distances():
-    assert [chart.name for chart in drift.draw_drift(made())] == ["drift-layers", "drift-clients", "drift-rounds"]
-    assert [chart.name for chart in drift.draw_drift(made(1))] == ["drift-layers", "drift-clients"]
-    lines = drift.draw_drift(made())[-1].marks
+    assert [chart.name for chart in drift.DRIFT.draw(made())] == ["drift-layers", "drift-clients", "drift-rounds"]
+    assert [chart.name for chart in drift.DRIFT.draw(made(1))] == ["drift-layers", "drift-clients"]
+    lines = drift.DRIFT.draw(made())[-1].marks
     assert [list(line.y) for line in lines] == [pytest.approx([0.2, 0.2]), pytest.approx([0.3, 0.8])]
-    for chart in drift.draw_drift(made()):
+    for chart in drift.DRIFT.draw(made()):
         assert svg(chart).startswith("<svg")

@@ -6,7 +6,6 @@ import pytest
 
 from analysis.finished import finished_run, measured
 from unskew.analysis import MEASURES, analyse
-from unskew.console.main import _interrupted
 from unskew.core.errors import Missing, UserError
 from unskew.report.write import make_report, run_page, take_all, write_report
 
@@ -43,14 +42,6 @@ def test_a_comparison_refuses_what_it_would_not_heed(run, runs_of, tmp_path):
     with pytest.raises(UserError, match="--only drift: it cannot compare runs; measures that can: skew, curves"):
         write_report(run, runs_of(), out=tmp_path / "both.html", only=["drift"])
     assert not (tmp_path / "both.html").exists()
-
-
-def test_an_interrupt_is_one_however_deep_it_lies():
-    wrapped = RuntimeError("Error calling __set_name__")
-    wrapped.__cause__ = KeyboardInterrupt()
-    assert _interrupted(KeyboardInterrupt())
-    assert _interrupted(wrapped)
-    assert not _interrupted(RuntimeError("our own"))
 
 
 def test_what_is_not_shown_is_said(run):

@@ -90,30 +90,6 @@ def test_mean_and_covariance_of_two_examples_give_both_features_away():
     assert torch.allclose(found, features, atol=1e-12)
 
 
-def test_pixels_stay_between_black_and_white():
-    """A feature that no image has: the search must not leave what a picture can be."""
-    side = bench_of()
-    found = invert(side, torch.full((1, 64), 50.0, dtype=torch.float64), 50, 0.5, 0.0, QUIET)
-    low, high = inversion._ends(side)
-    assert (found >= low - 1e-12).all()
-    assert (found <= high + 1e-12).all()
-    black, white = side.train.offset, 255 * side.train.scale + side.train.offset
-    assert torch.equal(low, black[0])
-    assert torch.equal(high, white[0])
-
-
-def test_smoothness_makes_neighbours_alike():
-    side = bench_of()
-    with torch.no_grad():
-        targets = side.network.encoder(side.train.batch(torch.arange(2))[0])
-
-    def rough(images):
-        return float((images[..., 1:] - images[..., :-1]).square().mean())
-
-    plain, smooth = (invert(side, targets, 200, 0.05, weight, QUIET) for weight in (0.0, 50.0))
-    assert rough(smooth) < 0.5 * rough(plain)
-
-
 def test_no_target_changes_another_s_image():
     side = bench_of("tiny-cnn")
     with torch.no_grad():
@@ -180,36 +156,6 @@ def test_a_run_s_images_are_those_of_its_largest_clients(finished):
             assert 0 <= np.min(row[name]) <= np.max(row[name]) <= 255
 
 
-def test_targets_are_the_feature_and_the_mean_of_so_many(finished, monkeypatch):
-    asked = []
-
-    def keep(side, targets, *rest):
-        asked.append(targets)
-        return invert(side, targets, *rest)
-
-    monkeypatch.setattr(inversion, "invert", keep)
-    with finished_run(finished) as opened:
-        found = inversion.take_inversion(opened, steps=1, examples=2, of=2)
-        side = opened.side
-        for place, row in enumerate(found.rows):
-            held, label = side.population.examples(int(row["client"])), NAMES.index(row["class"])
-            own = [index for index in held.tolist() if int(side.train.labels[index]) == label][:2]
-            with torch.no_grad():
-                features = side.network.encoder(side.train.batch(torch.tensor(own))[0])
-            torch.testing.assert_close(asked[0][place], features[0], rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(asked[0][2 + place], features.mean(0), rtol=1e-5, atol=1e-6)
-
-
-def test_cosines_say_how_near_the_feature_was_come(finished):
-    """More steps come nearer to the one feature."""
-    with finished_run(finished) as opened:
-        few, many = (
-            inversion.take_inversion(opened, steps=steps, examples=1, smooth=0.0).rows[0] for steps in (1, 200)
-        )
-    assert many["one_cosine"] > max(few["one_cosine"], 0.95)
-    assert few["other_cosine"] == many["other_cosine"]
-
-
 def test_the_same_twice_and_nothing_is_written(finished):
     before = content(finished)
     with finished_run(finished) as one, finished_run(finished) as other:
@@ -245,29 +191,19 @@ def made(*grey):
 
 
 def test_the_finding_compares_with_both_yardsticks():
-    (finding,) = inversion.inversion_findings(made(0.1, 0.2))
+    (finding,) = inversion.INVERSION.findings(made(0.1, 0.2))
     assert finding.endswith("0.150 ± 0.071 for a gray picture (2 images).")
-    (finding,) = inversion.inversion_findings(made(0.8, 0.7))
+    (finding,) = inversion.INVERSION.findings(made(0.8, 0.7))
     assert finding.endswith("beat only one of these two, so nothing is clearly recovered.")
     worse = made(0.8, 0.7)
     for row in worse.rows:
         row["other_ssim"] = 0.9
-    (finding,) = inversion.inversion_findings(worse)
+    (finding,) = inversion.INVERSION.findings(worse)
     assert finding.endswith("By this measure the search recovers nothing; look at the pictures, too.")
 
 
-def test_the_grey_picture_is_measured_and_drawn(finished):
-    with finished_run(finished) as opened:
-        found = inversion.take_inversion(opened, examples=1, steps=1)
-        side = opened.side
-        image = side.train.batch(torch.tensor([inversion._choose(side, 1, 3)[0][2][0]]))[0][0]
-    assert found.rows[0]["grey_ssim"] == pytest.approx(ssim(side, torch.zeros_like(image), image))
-    assert found.rows[0]["grey_psnr"] == pytest.approx(psnr(side, torch.zeros_like(image), image))
-    assert "a gray picture" in svg(inversion.draw_inversion(found)[1])
-
-
 def test_pictures_of_the_images():
-    charts = inversion.draw_inversion(made(0.1, 0.2))
+    charts = inversion.INVERSION.draw(made(0.1, 0.2))
     assert [chart.name for chart in charts] == ["inversion-pictures", "inversion-likeness"]
     for chart in charts:
         assert svg(chart).startswith("<svg")

@@ -50,11 +50,6 @@ def test_what_cannot_be_read_is_pointed_at(source, message, column):
     assert (shown, caret) == (f"  {source}", f"  {' ' * column}^")
 
 
-def test_an_empty_text_is_refused():
-    with pytest.raises(UserError, match="measure is empty; give a name such as cka"):
-        parse_measure("")
-
-
 def test_every_measure_is_one_file_with_one_record():
     for name, measure in MEASURES.items():
         module = importlib.import_module(f"unskew.analysis.{name}")
@@ -116,17 +111,6 @@ def test_what_was_stored_is_used_again_and_says_the_same(run, name):
         assert [chart.name for chart in again.charts] == [chart.name for chart in first.charts]
         assert measured(opened, name).notes != ("seen before",)
         assert measured(opened, name, again=False).notes != ("seen before",)
-
-
-def test_all_records_survive_the_file(run):
-    sources = [name for name in MEASURES if name not in ("projection", "inversion")]
-    sources += ["projection(images=10)", "inversion(steps=2)"]
-    with finished_run(run) as opened:
-        for source in sources:
-            first, again = measured(opened, source), measured(opened, source, again=False)
-            assert again is not first
-            assert again.findings == first.findings, source
-            assert list(map(repr, again.charts)) == list(map(repr, first.charts)) or source == "separability"
 
 
 @pytest.mark.parametrize("name", ["skew", "cka"])
@@ -202,14 +186,6 @@ def test_recorded_lines_that_came_later_are_seen(run):
 
 
 # Pictures
-
-
-def test_charts_of_a_measure_with_knobs_have_names_of_their_own(run):
-    with finished_run(run) as opened:
-        found, plain = measured(opened, "skew(clients=2)"), measured(opened, "skew")
-    names = [[chart.name for chart in each.charts] for each in (found, plain)]
-    assert not set(names[0]) & set(names[1])
-    assert names[0][0] == "skew-clients-2-circles"
 
 
 @pytest.mark.parametrize(("form", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])

@@ -1,17 +1,14 @@
 """Features in the plane: the same places every time and in every panel."""
 
-import itertools
-
 import pytest
 import torch
 
-from analysis.finished import NAMES, SMALL, finished_run, images, result, undisturbed
+from analysis.finished import NAMES, finished_run, undisturbed
 from unskew.analysis import projection
 from unskew.analysis.projection import Projection, embed
 from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
-from unskew.runs import train
 
 
 def features(n=30, d=5):
@@ -33,13 +30,6 @@ def test_neighbours_stay_neighbours():
     assert (far.argmin(1) % 2 == torch.arange(30) % 2).all()
 
 
-def test_another_seed_gives_other_places():
-    """Nothing varies: only the draw decides."""
-    constant = torch.ones(6, 3)
-    assert not torch.equal(embed(constant, 5.0, 1), embed(constant, 5.0, 2))
-    assert torch.equal(embed(constant, 5.0, 1), embed(constant, 5.0, 1))
-
-
 def test_all_panels_have_the_same_places_and_the_images_their_own_classes(finished):
     with finished_run(finished) as opened:
         found = projection.take_projection(opened, images=50)
@@ -59,37 +49,10 @@ def test_all_panels_have_the_same_places_and_the_images_their_own_classes(finish
         assert svg(chart).startswith("<svg")
 
 
-def test_all_images_are_taken_where_there_are_no_more(finished):
-    with finished_run(finished) as opened:
-        found = projection.take_projection(opened, images=120, calibrations=1)
-    assert len(found.truth) == 120
-    assert len(found.predicted) == 2
-    kept = max(result(finished)["calibrations"], key=lambda row: row["accuracy"])["name"]
-    assert list(found.predicted) == ["before", kept]
-    right = sum(a == b for a, b in zip(found.predicted["before"], found.truth, strict=True)) / 120
-    assert right == pytest.approx(result(finished)["accuracy"])
-
-
-@pytest.mark.parametrize("knobs", [{"images": 4}, {"perplexity": 0.0}, {"perplexity": -1.0}, {"calibrations": -1}])
+@pytest.mark.parametrize("knobs", [{"images": 4}, {"perplexity": 0.0}, {"calibrations": -1}])
 def test_impossible_knobs_are_refused(finished, knobs):
-    with finished_run(finished) as opened, pytest.raises(UserError, match=r"projection\(|calibrations=-1"):
+    with finished_run(finished) as opened, pytest.raises(UserError, match=r"projection needs|calibrations=-1"):
         projection.take_projection(opened, **knobs)
-
-
-def test_fewer_than_five_test_images_are_too_few(tmp_path):
-    import numpy as np
-
-    with np.load(images(tmp_path)) as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    np.savez(tmp_path / "few.npz", **(arrays | {name: arrays[name][:4] for name in ("x_test", "y_test")}))
-    train.run(out=tmp_path / "run", data=f"arrays:{tmp_path / 'few.npz'}", **{**SMALL, "rounds": 1})
-    with finished_run(tmp_path / "run") as opened, pytest.raises(Missing, match="the test set has only 4 images"):
-        projection.take_projection(opened)
-
-
-def test_five_images_have_places_whatever_the_perplexity():
-    """t-SNE wants a perplexity below the number of images: a third of the others is taken instead."""
-    assert embed(features(5), 30.0, 0).isfinite().all()
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
@@ -116,20 +79,14 @@ def made(truth, before):
 
 def test_the_class_that_swallows_others_is_named():
     """Class one occurs twice and is predicted five times."""
-    (said,) = projection.projection_findings(made([0, 1, 1, 2, 2, 2], [1, 1, 1, 1, 1, 2]))
+    (said,) = projection.PROJECTION.findings(made([0, 1, 1, 2, 2, 2], [1, 1, 1, 1, 1, 2]))
     assert "one" in said
     assert "2.50 times" in said
-    (said,) = projection.projection_findings(made([0, 1, 2], [0, 1, 2]))
+    (said,) = projection.PROJECTION.findings(made([0, 1, 2], [0, 1, 2]))
     assert said == "No class is predicted much more often than it occurs."
 
 
 def test_a_class_that_does_not_occur_but_is_predicted_is_not_passed_over():
     """Nine, of which there is no image here, swallows everything: to say that no class does would be false."""
-    (said,) = projection.projection_findings(made([0, 1, 2, 0, 1, 2], [9, 9, 9, 9, 9, 2]))
+    (said,) = projection.PROJECTION.findings(made([0, 1, 2, 0, 1, 2], [9, 9, 9, 9, 9, 2]))
     assert said != "No class is predicted much more often than it occurs."
-
-
-def test_panels_have_names_of_their_own(finished):
-    with finished_run(finished) as opened:
-        names = [chart.name for chart in projection.PROJECTION.draw(projection.take_projection(opened, images=20))]
-    assert all(a != b for a, b in itertools.combinations(names, 2))

@@ -39,17 +39,6 @@ def test_in_one_dimension_distances_are_those_of_normal_distributions():
     assert found.tolist() == pytest.approx(wanted, rel=1e-6)
 
 
-def test_in_many_directions_distances_come_near_the_mean_over_all():
-    """Two points at distance D in d dimensions with no spread: E(u·D)² = D²/d."""
-    features = torch.zeros(40, 8)
-    features[20:, 3] = 6.0
-    features += 1e-9 * torch.randn(40, 8, generator=Key(1).torch())
-    found = pairwise_separability(
-        ClassStatistics.of_features(features, torch.arange(2).repeat_interleave(20), 2), Key(0)
-    )
-    assert float(found) == pytest.approx(6 / math.sqrt(8), rel=0.15)
-
-
 @pytest.fixture(scope="module")
 def narrow(runs_of):
     """A finished run whose features have one dimension."""
@@ -88,8 +77,8 @@ def test_without_a_data_set_recorded_silhouettes_are_shown(run):
         found = separability.take_separability(opened)
         assert found.rounds == [(row["round"], row["silhouette"]) for row in recorded(run)]
         assert "distances between classes are missing" in opened.notes[0]
-        assert [chart.name for chart in separability.draw_separability(found)] == ["separability-silhouette"]
-        assert separability.separability_findings(found)
+        assert [chart.name for chart in separability.SEPARABILITY.draw(found)] == ["separability-silhouette"]
+        assert separability.SEPARABILITY.findings(found)
     (unsealed(run) / "during.jsonl").unlink()
     with finished_run(run) as opened, pytest.raises(Missing, match=r"digits\.npz does not exist"):
         separability.take_separability(opened)
@@ -102,7 +91,7 @@ def made(**changes):
 
 
 def test_the_words_name_the_closest_pair_and_what_is_left_to_gain():
-    said = separability.separability_findings(made())
+    said = separability.SEPARABILITY.findings(made())
     assert "50.0%" in said[0]
     assert "75.0%" in said[0]
     assert "25.0 points" in said[0]
@@ -110,8 +99,8 @@ def test_the_words_name_the_closest_pair_and_what_is_left_to_gain():
     assert "1 apart" in said[1]
     assert "2.33" in said[1]
     assert "0.1250" in said[2]
-    assert "0.0 points" in separability.separability_findings(made(before=0.9))[0]  # nothing is lost by it either
-    assert separability.separability_findings(made(before=None, silhouette=None, classes=["a", "b"])) == []
+    assert "0.0 points" in separability.SEPARABILITY.findings(made(before=0.9))[0]  # nothing is lost by it either
+    assert separability.SEPARABILITY.findings(made(before=None, silhouette=None, classes=["a", "b"])) == []
 
 
 def test_the_deviation_is_that_over_draws_of_directions(finished):
@@ -126,12 +115,12 @@ def test_the_deviation_is_that_over_draws_of_directions(finished):
     table = np.array(found.deviations)
     assert table[0, 1] == table[1, 0] == pytest.approx(float(np.std([float(each[0]) for each in draws], ddof=1)))
     assert 0 < found.deviation < found.mean
-    assert f"± {found.deviation:.2g} (± over 5 draws of 256 directions)" in separability.separability_findings(found)[1]
+    assert f"± {found.deviation:.2g} (± over 5 draws of 256 directions)" in separability.SEPARABILITY.findings(found)[1]
 
 
 def test_pictures_of_the_distances():
-    charts = separability.draw_separability(made())
+    charts = separability.SEPARABILITY.draw(made())
     assert [chart.name for chart in charts] == ["separability-pairs", "separability-silhouette"]
     for chart in charts:
         assert svg(chart).startswith("<svg")
-    assert separability.draw_separability(made(rounds=[(3, 0.1)], classes=["a"], distances=[[0.0]])) == []
+    assert separability.SEPARABILITY.draw(made(rounds=[(3, 0.1)], classes=["a"], distances=[[0.0]])) == []

@@ -76,7 +76,7 @@ def test_one_run_in_a_chosen_size(runs, tmp_path):
     [
         (["projection"], "projection cannot compare runs; measures that can: skew"),
         (["--against", "time"], "--against time: "),
-        (["--width", "8"], "--width 8: give a length such as 8cm"),
+        (["--width", "8"], "--width 8: give a length from"),
         (["norms", "--against", "round"], "--against is only for curves, not for norms"),
         (["nowhere"], "no measure is called 'nowhere'"),
         (["runs/nowhere"], "runs/nowhere does not exist"),

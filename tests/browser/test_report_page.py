@@ -302,13 +302,6 @@ def test_arrow_keys_go_through_a_choice(tab, rich, where):
     assert shown(tab, FIRST) == ["Examples of client 2 by class"]
 
 
-def test_what_is_picked_from_the_list_is_shown(tab, rich):
-    tab.open(rich)
-    tab.ask(f"""(() => {{ const list = document.querySelector('{FIRST} select'); list.value = 'client 4';
-        list.dispatchEvent(new Event('change', {{bubbles: true}})); }})()""")
-    assert shown(tab, FIRST) == ["Examples of client 4 by class"]
-
-
 def test_choices_with_one_label_go_together_as_far_as_they_can(tab, rich):
     tab.open(rich)
     tab.click(f'{FIRST} [data-step="1"]')
@@ -332,24 +325,6 @@ def test_a_click_on_a_head_sorts_numbers_as_numbers_and_a_second_turns_it(tab, r
     assert tab.ask(heads) == [None, "descending", None, None]
     tab.click('[aria-label="Clients"] th:nth-child(3) button')
     assert tab.ask(heads) == [None, None, "ascending", None]
-
-
-def test_empty_cells_come_last_both_ways(tab, rich):
-    tab.open(rich)
-    button = '[aria-label="Clients"] th:nth-child({}) button'
-    for place, up, down in (
-        (2, ["7.00 %", "62.79 %", "90.00 %", "100.00 %", ""], ["100.00 %", "90.00 %", "62.79 %", "7.00 %", ""]),
-        (3, ["0 B", "1.5 kB", "1.5 MB", "2.0 GB", ""], ["2.0 GB", "1.5 MB", "1.5 kB", "0 B", ""]),
-        (
-            0,
-            ["client 1", "client 2", "client 7", "client 10", ""],
-            ["client 10", "client 7", "client 2", "client 1", ""],
-        ),
-    ):
-        tab.click(button.format(place + 1))
-        assert column(tab, "Clients", place) == up
-        tab.click(button.format(place + 1))
-        assert column(tab, "Clients", place) == down
 
 
 @pytest.mark.parametrize("key", ["Enter", " "])
@@ -444,16 +419,6 @@ def test_colours_follow_the_system_until_a_reader_chooses_and_are_remembered(tab
     assert colours(tab) == NIGHT
 
 
-def test_a_page_without_a_memory_changes_its_colours_all_the_same(tab, rich):
-    refused = (
-        "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no', 'SecurityError'); }})"
-    )
-    tab.call("Page.addScriptToEvaluateOnNewDocument", source=refused)
-    tab.open(rich)
-    tab.click('.theme [value="dark"]')
-    assert colours(tab) == NIGHT
-
-
 @pytest.mark.parametrize(("width", "height"), [(360, 740), (390, 844), (768, 1024), (1280, 900)])
 def test_nothing_but_boxes_scrolls_sideways(tab, rich, width, height):
     tab.screen(width, height, phone=width < 500)
@@ -485,14 +450,6 @@ def test_the_first_column_and_the_head_stay_where_a_table_scrolls(tab, rich):
     tab.ask(f"{box}.scrollTo(300, 20)")
     assert tab.ask(f"[{box}.scrollLeft, {box}.scrollTop]") == [300, 20]
     assert tab.ask(corner) == before
-
-
-def test_the_link_of_the_section_that_is_read_is_marked(tab, rich):
-    tab.open(rich)
-    tab.ask("location.hash = 'features'")
-    tab.until("document.querySelector('nav [aria-current]')?.hash === '#features'")
-    assert visible(tab, "nav [aria-current]") == 1
-    assert tab.ask("document.querySelector('#features h2').getBoundingClientRect().top") >= 0
 
 
 def test_a_figure_can_be_kept_as_a_file_of_its_own(tab, rich, tmp_path):

@@ -46,7 +46,7 @@ def test_a_module_of_a_foreign_class_is_back_without_its_class():
     assert accuracy(back) > 0.5
     again = back.tensors()  # and may be saved a second time
     assert torch.equal(read_graph({n.removeprefix("head."): v for n, v in again.items()})(features), back(features))
-    with pytest.raises(UserError, match="is not one linear layer: its head is a Sequential"):
+    with pytest.raises(UserError, match="is not one linear layer"):
         made.linear()
 
 
@@ -64,7 +64,7 @@ def test_a_run_saves_evaluates_and_loads_a_module_of_a_foreign_class(tmp_path):
 
 def test_what_no_graph_can_show_is_refused_when_it_is_saved():
     made = calibrate(nn.Linear(D, C), statistics_of(), "outside_calibrations:wrong(branching)")
-    with pytest.raises(UserError, match=r"a Branching cannot be saved: .*write forward as operations on tensors"):
+    with pytest.raises(UserError, match=r"a Branching cannot be saved, .*write forward as operations on tensors"):
         made.tensors()
 
 
@@ -111,7 +111,7 @@ def test_a_class_without_examples_is_never_predicted_in_half_precision_either():
     held = labels != 2
     statistics = ClassStatistics.of_features(features[held], labels[held], C, "shared")
     head = nn.Sequential(nn.ReLU(), nn.Linear(D, 5), nn.ReLU(), nn.Linear(5, C)).half()
-    with pytest.warns(UserWarning, match="it is never predicted"):
+    with pytest.warns(UserWarning, match="never predicted"):
         made = calibrate(head, statistics, "lda(layers=2)")
     assert not bool((made(features.half()).argmax(1) == 2).any())
 

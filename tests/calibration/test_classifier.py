@@ -179,11 +179,8 @@ def test_nothing_is_said_where_covariances_were_used_as_they_are():
 def test_what_was_done_to_covariances_is_said_in_words():
     few, fewer = ClassReport(0, 4, shrunk=0.25), ClassReport(1, 2, shrunk=0.75)
     assert reported(few, fewer, ClassReport(2, 100)) == [
-        "2 of 3 classes have fewer examples than features: their covariance was mixed with the pooled one, "
+        "2 of 3 class Gaussians have fewer examples than features: their covariance was mixed with the pooled one, "
         "with weight up to 0.75"
-    ]
-    assert reported(ClassReport(0, 1, shrunk=1.0), ClassReport(1, 100)) == [
-        "1 of 2 classes have one example: the pooled covariance was used"
     ]
     assert reported(ClassReport(0, 100, clipped=0.031)) == [
         "negative eigenvalues were set to zero, at most 0.031 of a covariance"

@@ -1,7 +1,6 @@
 """A calibrated classifier drops in: as a plain layer, scripted, traced, exported, and in ONNX."""
 
 import io
-import re
 
 import numpy as np
 import pytest
@@ -145,17 +144,9 @@ def test_one_layer_in_the_place_of_two_is_a_plain_layer_too():
     assert torch.equal(made.linear().weight, made.head.weight)
 
 
-@pytest.mark.parametrize(
-    ("variant", "words"),
-    [
-        ("transformation", "features are transformed first (relu, tukey)"),
-        ("clip", "features are clipped to a length of 1.5 first (private)"),
-        ("lift", "it also uses random features (expand)"),
-        ("layers", "its head is a Sequential"),
-    ],
-)
-def test_linear_is_refused_where_it_is_more_than_one_layer(variant, words):
+@pytest.mark.parametrize("variant", ["transformation", "clip", "lift", "layers"])
+def test_linear_is_refused_where_it_is_more_than_one_layer(variant):
     made = VARIANTS[variant]().fc
     assert isinstance(made, CalibratedClassifier)
-    with pytest.raises(UserError, match=f"{re.escape(words)}; use the calibrated module itself$"):
+    with pytest.raises(UserError, match=r"is not one linear layer: .*; use the calibrated module itself$"):
         made.linear()

@@ -105,8 +105,6 @@ def test_a_bound_from_outside_is_one(outside):
     assert calibrate_on_features(nn.Linear(D, C), features, labels, outside.peek()).report.kept_rows == ()
     with pytest.raises(UserError, match=r"^outside_calibrations:peek needs the clients' real features"):
         calibrate(nn.Linear(D, C), statistics_of(), outside.peek())
-    with pytest.raises(UserError, match=r"^lda works on class statistics, not on features"):
-        calibrate_on_features(nn.Linear(D, C), features, labels, "lda")
 
 
 def test_a_layer_without_a_bias_gets_one_and_everything_else_is_refused_in_words():
@@ -119,15 +117,9 @@ def test_a_layer_without_a_bias_gets_one_and_everything_else_is_refused_in_words
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (
-            "outside_calibrations:wrong(narrow)",
-            "returns a Linear that fails on 6 features of torch.float32",
-        ),
-        (
-            "outside_calibrations:wrong(flat)",
-            "returns a Sequential that maps 2 examples to [8]; it must map 6 features to 4 classes",
-        ),
-        ("outside_calibrations:wrong(number)", "returns an int; it must return a module"),
+        ("outside_calibrations:wrong(narrow)", "it must return a module that maps 6 features to 4 classes"),
+        ("outside_calibrations:wrong(flat)", "a Sequential maps 2 examples to [8]; it must return a module that maps"),
+        ("outside_calibrations:wrong(number)", "it must return a module that maps 6 features to 4 classes"),
         ("outside_calibrations:wrong(nan)", "returns NaN or infinite weights"),
         ("outside_calibrations:wrong", "wrong failed: AttributeError: 'Linear' object has no attribute"),
         ("outside_calibrations:number", "returns an int; a calibration must return a Finisher"),

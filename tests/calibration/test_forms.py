@@ -52,12 +52,11 @@ def test_a_form_stays_the_form_it_is():
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("ful", "no covariance form is called 'ful'; did you mean 'full'"),
-        ("everything", "choose from: full, diagonal, shared, low-rank"),
+        ("ful", "no covariance form is called 'ful'; give full, diagonal, shared or low-rank"),
         ("full + diagonal", "no covariance form is called 'full [+] diagonal'"),
         ("full(3)", "takes no values, but 1 were given"),
         ("shared(rank=3)", "has no knob 'rank'"),
-        ("low-rank(0)", r"low-rank\(0\): the rank must be at least 1"),
+        ("low-rank(0)", "rank=0: give a whole number from 1"),
         ("low-rank(2.0)", "rank must be a whole number, not 2.0"),
         ("low-rank(", "expected a value"),
         ("", "covariance form is empty"),

@@ -19,7 +19,6 @@ from unskew.calibration.protection import (
     notes_on_noise,
     pooled_edge,
     raise_eigenvalues,
-    share_of_noise,
 )
 from unskew.calibration.statistics import ClassStatistics, KnownNoise
 from unskew.core.key import Key
@@ -120,9 +119,9 @@ def test_lda_gets_better_with_epsilon_on_average_and_ends_where_there_is_no_nois
 
 def test_a_ridge_of_your_own_is_the_ridge():
     statistics = released(8.0)
-    means, within, held = statistics.means(), statistics.within(), statistics.held
-    own = calibrate(torch.nn.Linear(D, C), statistics, "lda(ridge=0.3)").head
-    assert torch.equal(own.weight, solve_discriminant(None, means, within, held, 0.3, C).weight)
+    head = torch.nn.Linear(D, C)
+    own = calibrate(head, statistics, "lda(ridge=0.3)").head
+    assert torch.equal(own.weight, solve_discriminant(head, statistics, 0.3).weight)
 
 
 def test_without_noise_nothing_is_raised():
@@ -142,13 +141,6 @@ def test_a_note_says_when_noise_rules():
         said = calibrate(torch.nn.Linear(D, C), released(0.5, form), method).report.notes()
         assert any(note.startswith("mostly noise: ") and f"of {D} directions" in note for note in said)
         assert notes_on_noise(released(1e6, form)) == ()
-
-
-def test_the_share_of_noise_between_means_is_what_was_added():
-    assert share_of_noise(released(1.0, apart=0.0)) > 0.6  # the means are equal: all of it is noise
-    assert share_of_noise(released(1e5)) < 0.01
-    features, labels = examples()
-    assert share_of_noise(ClassStatistics.of_features(features, labels, C)) == 0.0
 
 
 def test_the_forecast_knows_of_the_noise():

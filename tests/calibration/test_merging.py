@@ -1,4 +1,4 @@
-"""What is added up one after another is the sum of the parts, holds none of them, and takes no stranger."""
+"""What is added up one after another is the sum of the parts, holds none of them."""
 
 import weakref
 from dataclasses import replace
@@ -8,8 +8,7 @@ from operator import add
 import pytest
 import torch
 
-from unskew.calibration.statistics import ClassStatistics, KnownNoise, Merging
-from unskew.core.errors import UserError
+from unskew.calibration.statistics import ClassStatistics, KnownNoise
 from unskew.core.key import Key
 
 C, D = 6, 3
@@ -79,15 +78,6 @@ def test_of_an_iterator_one_part_is_held_while_the_next_is_made_and_none_for_lon
     total = ClassStatistics.merged(one_by_one())
     assert not any(each() is not None for each in alive)
     same(total, ClassStatistics.merged([part(client, form) for client in (0, 3, 4, 1, 0, 3)]))
-
-
-def test_a_stranger_leaves_the_sum_as_it_was():
-    total = Merging()
-    total.add(part(0))
-    total.add(part(3))
-    with pytest.raises(UserError, match="these statistics cannot be added"):
-        total.add(part(1, "diagonal"))
-    same(total.total(), part(0) + part(3))
 
 
 def test_known_noise_adds_up_in_squares_and_is_not_lost():

@@ -184,10 +184,6 @@ def classes_apart(counts=(40, 25, 60), d=5):
     return normal(len(labels), d, seed=8) @ mixing + 2 * normal(len(counts), d, seed=9)[labels], labels
 
 
-def parts_of(statistics):
-    return statistics.sums["sums"] / statistics.number[:, None], statistics.within(), statistics.held
-
-
 @pytest.mark.parametrize("ridge", [1e-6, 1e-3, 0.5])
 def test_it_is_sklearns_discriminant_with_the_same_covariance(ridge):
     """sklearn mixes one covariance a class by their priors: here each is its share of the pooled one, the ridge added.
@@ -207,7 +203,7 @@ def test_it_is_sklearns_discriminant_with_the_same_covariance(ridge):
 
     wanted = LinearDiscriminantAnalysis(solver="lsqr", priors=[1 / 3] * 3, covariance_estimator=Share()).fit(z, y)
     statistics = ClassStatistics.of_features(features, labels, 3, "shared")
-    found = solve_discriminant(linear(inputs=5, outputs=3), *parts_of(statistics), ridge, 3)
+    found = solve_discriminant(linear(inputs=5, outputs=3), statistics, ridge)
     assert np.allclose(found.weight.detach(), wanted.coef_, rtol=1e-8, atol=1e-10)
     assert np.allclose(found.bias.detach(), wanted.intercept_ - np.log(1 / 3), rtol=1e-8, atol=1e-10)
     fresh = normal(500, 5, seed=11) * 4
@@ -215,11 +211,10 @@ def test_it_is_sklearns_discriminant_with_the_same_covariance(ridge):
 
 
 def test_it_has_the_classifiers_own_type_also_where_it_stands_for_several_layers():
-    parts = parts_of(ClassStatistics.of_features(*examples(40), C))
-    assert solve_discriminant(None, *parts, 1e-3, C).weight.dtype == torch.float32
+    statistics = ClassStatistics.of_features(*examples(40), C)
     for dtype in (torch.float32, torch.float64):
         for head in (linear(dtype=dtype), linear(inputs=8, dtype=dtype), deep(dtype)):
-            found = solve_discriminant(head, *parts, 1e-3, C)
+            found = solve_discriminant(head, statistics, 1e-3)
             assert found.weight.dtype == found.bias.dtype == dtype
             assert found.weight.shape == (C, D)
 
@@ -229,16 +224,16 @@ def test_it_has_the_classifiers_own_type_also_where_it_stands_for_several_layers
 def test_features_that_do_not_vary_within_their_classes_are_refused(features, form):
     statistics = ClassStatistics.of_features(features, torch.arange(12) % C, C, form)
     with pytest.raises(UserError, match="the features do not vary within classes; check the encoder"):
-        solve_discriminant(None, *parts_of(statistics), 1e-3, C)
+        solve_discriminant(linear(), statistics, 1e-3)
 
 
 def test_features_that_repeat_each_other_are_the_ridges_business():
     features, labels = examples(40)
     twice = ClassStatistics.of_features(features.repeat(1, 2), labels, C)
-    found = solve_discriminant(None, *parts_of(twice), 1e-3, C)
+    found = solve_discriminant(linear(), twice, 1e-3)
     assert torch.allclose(found.weight[:, :D], found.weight[:, D:], rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match=r"^lda\(ridge=0\) has no solution; give a larger ridge$"):
-        solve_discriminant(None, torch.ones(C, 2).double(), torch.ones(2, 2).double(), torch.arange(C), 0.0, C)
+        solve_discriminant(linear(), ClassStatistics.of_features(features[:, :1].repeat(1, 2), labels, C), 0.0)
 
 
 # features exactly as in the paper, and a guard against overfitting

@@ -90,10 +90,10 @@ def test_the_strength_has_the_least_generalised_cross_validation_score_of_the_gr
 
 def test_the_effective_number_of_examples_is_that_of_equal_weights():
     statistics = ClassStatistics.of_features(*examples((20, 20, 20)), C, "shared")
-    assert Regression.of(statistics, True, False).effective == pytest.approx(60)
+    assert Regression(statistics, True, False).effective == pytest.approx(60)
     statistics = ClassStatistics.of_features(*examples((2, 10, 400)), C, "shared")
-    assert Regression.of(statistics, True, False).effective == pytest.approx(9 / (1 / 2 + 1 / 10 + 1 / 400))
-    assert Regression.of(statistics, False, False).effective == pytest.approx(412)
+    assert Regression(statistics, True, False).effective == pytest.approx(9 / (1 / 2 + 1 / 10 + 1 / 400))
+    assert Regression(statistics, False, False).effective == pytest.approx(412)
 
 
 def test_of_two_gaussians_the_logits_are_their_log_odds():
@@ -154,7 +154,7 @@ def test_known_noise_is_not_inverted_unless_a_strength_is_given():
         C, statistics.form, statistics.held, statistics.number, statistics.sums, KnownNoise(0.0, 4000.0)
     )
     edge = np.sqrt(2 * D) * 4000 / (900 - C)
-    values = torch.linalg.eigvalsh(Regression.of(noisy, True, True).within)
+    values = torch.linalg.eigvalsh(Regression(noisy, True, True).within)
     assert torch.allclose(values, torch.full((D,), edge * (900 - C) / 900, dtype=torch.float64))
     head = nn.Linear(D, C, dtype=torch.float64)
     given = [calibrate(head, each, "ridge(strength=0.1)").head.weight for each in (statistics, noisy)]
@@ -188,9 +188,9 @@ def test_what_has_no_solution_is_refused_with_what_to_do():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ridge(-1)", "ridge(strength=-1.0): give a number above 0, or 0 to choose it automatically"),
+        ("ridge(-1)", "ridge(strength=-1.0): strength must be 0 or more"),
         ("ridge(layers=0)", "ridge(layers=0): give a number above 0"),
-        ("ridge(expand=-5)", "ridge(expand=-5): expand must be 0 or more random features"),
+        ("ridge(expand=-5)", "ridge(expand=-5): expand must be 0 or more"),
     ],
 )
 def test_knobs_out_of_bounds_are_refused(text, message):

@@ -199,13 +199,6 @@ def test_features_of_a_short_type_are_taken_as_they_are_and_added_in_float64(for
     same(found, ClassStatistics.of_features(features.double(), labels_of(30), C, form))
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "bool"])
-def test_labels_of_any_whole_type_are_labels(dtype):
-    labels = labels_of(30) % 2
-    found = ClassStatistics.of_features(features_of(30), labels.to(getattr(torch, dtype)), C)
-    same(found, ClassStatistics.of_features(features_of(30), labels, C))
-
-
 def test_the_order_of_examples_does_not_matter_and_given_tensors_stay_as_they_are():
     features, labels = features_of(30).requires_grad_(), labels_of(30)
     before = features.detach().clone(), labels.clone()
@@ -217,22 +210,17 @@ def test_the_order_of_examples_does_not_matter_and_given_tensors_stay_as_they_ar
 
 
 NAN, INF = float("nan"), float("inf")
+WRONG = r"features must be real numbers \[n, d\] and labels whole numbers \[n\], not "
 BROKEN_BATCHES = {
     "features are NaN": ([[1.0, NAN]], [0], "features contain NaN or infinity"),
     "features are infinite": ([[1.0, -INF]], [0], "features contain NaN or infinity"),
     "label too large": ([[1.0, 2.0]] * 2, [0, C], "labels must be in 0..4; these range from 0 to 5"),
     "label negative": ([[1.0, 2.0]] * 2, [-1, 3], "labels must be in 0..4; these range from -1 to 3"),
-    "labels are floats": ([[1.0, 2.0]], [0.0], "labels whole numbers, not torch.float32 and torch.float32"),
-    "labels are NaN": ([[1.0, 2.0]], [NAN], "labels whole numbers"),
-    "labels are complex": ([[1.0, 2.0]], [1j], "labels whole numbers"),
-    "features are complex": ([[1.0, 2j]], [0], "features must be real"),
-    "one feature vector": ([1.0, 2.0], [0, 1], r"\[n, d\] and labels \[n\], not \[2\] and \[2\]"),
-    "features are images": ([[[[1.0]]]], [0], r"not \[1, 1, 1, 1\] and \[1\]"),
-    "features have no dimension": ([[]], [0], r"not \[1, 0\] and \[1\]"),
-    "more labels than features": ([[1.0, 2.0]], [0, 1], r"not \[1, 2\] and \[2\]"),
-    "labels are one-hot": ([[1.0, 2.0]], [[0, 1]], r"not \[1, 2\] and \[1, 2\]"),
-    "one label": ([[1.0, 2.0]], 0, r"not \[1, 2\] and \[\]"),
-    "one number": (1.0, 0, r"not \[\] and \[\]"),
+    "labels are floats": ([[1.0, 2.0]], [0.0], WRONG),
+    "features are complex": ([[1.0, 2j]], [0], WRONG),
+    "features are images": ([[[[1.0]]]], [0], WRONG),
+    "more labels than features": ([[1.0, 2.0]], [0, 1], WRONG),
+    "one number": (1.0, 0, WRONG),
 }
 
 
@@ -377,16 +365,8 @@ def test_an_encoder_is_left_as_it_was_whoever_fails_midway(culprit):
 def test_empty_batches_alone_tell_the_width_and_no_batch_tells_nothing():
     nothing = (torch.zeros(0, D), torch.zeros(0, dtype=torch.int64))
     same(ClassStatistics.measure(nn.Identity(), [nothing, nothing], C), ClassStatistics.empty(C, D))
-    with pytest.raises(UserError, match="no batches were given"):
+    with pytest.raises(UserError, match="at least one client or batch"):
         ClassStatistics.measure(nn.Identity(), [], C)
-
-
-@pytest.mark.parametrize("buffer", [1, 100])
-def test_features_whose_number_changes_on_the_way_are_refused(buffer, monkeypatch):
-    monkeypatch.setattr(statistics, "BUFFER", buffer)
-    batches = [(torch.zeros(2, width), torch.zeros(2, dtype=torch.int64)) for width in (3, 4)]
-    with pytest.raises(UserError, match=r"3 features.*4"):
-        ClassStatistics.measure(nn.Identity(), batches, C)
 
 
 def test_an_encoder_that_gives_no_tensor_is_refused():
@@ -447,7 +427,7 @@ def test_what_was_loaded_does_not_change_with_its_file(tmp_path):
 
 
 def test_a_file_that_is_not_there_or_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere\S* does not exist"):
+    with pytest.raises(UserError, match=r"nowhere does not contain class statistics .*: .*No such file"):
         ClassStatistics.load(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"it is a folder"):
         ClassStatistics.load(tmp_path)
@@ -505,48 +485,40 @@ def only(value):
     return lambda _: value
 
 
+PAIRS = "each class needs a label and a count"
+COUNTS, CLASSES = "counts must be from 1 to", "the number of classes must be from 1 to"
 FALSE = {
-    "a tensor too many": (
-        changed(more=torch.zeros(1)),
-        "they contain held, more, number, second, sums instead of held,",
-    ),
+    "a tensor too many": (changed(more=torch.zeros(1)), "they contain held, more, number, second, sums instead of"),
     "a tensor missing": (changed(second=only(None)), "they contain held, number, sums instead of held, number, second"),
     "another form's tensors": (changed("diagonal", {"form": "shared"}), "instead of held, number, second, sums"),
     "sums in float32": (changed(sums=lambda v: v.float()), "sums must be float64"),
-    "counts in int32": (changed(number=lambda v: v.int()), "one whole number per class with examples"),
-    "labels in float64": (changed(held=lambda v: v.double()), "one whole number per class with examples"),
-    "labels in a table": (changed(held=lambda v: v[None]), "one whole number per class with examples"),
-    "a count missing": (changed(number=lambda v: v[1:].clone()), "one whole number per class with examples"),
+    "counts in int32": (changed(number=lambda v: v.int()), PAIRS),
+    "labels in a table": (changed(held=lambda v: v[None]), PAIRS),
+    "a count missing": (changed(number=lambda v: v[1:].clone()), PAIRS),
     "a row missing": (changed(sums=lambda v: v[1:].clone()), r"sums has the shape \(3, 3\), expected \(4, 3\)"),
     "no triangle": (changed(second=lambda v: v[:, 1:].clone()), r"\(4, 5\), expected \(4, 6\)"),
-    "sums in one row": (changed(sums=lambda v: v.flatten()), r"sums has the shape \(12,\)"),
-    "sums of no features": (changed(sums=lambda v: v[:, :0].clone()), r"sums has the shape \(4, 0\)"),
+    "sums in one row": (changed(sums=lambda v: v.flatten()), "must have a row for each class"),
+    "sums of no features": (changed(sums=lambda v: v[:, :0].clone()), "there are 0 features"),
     "a sketch of another rank": (changed("low-rank(2)", {"form": "low-rank(1)"}), r"expected \(4, 3, 1\)"),
-    "count 0": (changed(number=at(1, value=0)), "class 1 has a count of 0"),
-    "count -1": (changed(number=at(2, value=-1)), "class 3 has a count of -1"),
-    "a count that overflows": (changed(number=at(0, value=2**62)), f"class 0 has a count of {2**62}"),
+    "count 0": (changed(number=at(1, value=0)), COUNTS),
+    "a count that overflows": (changed(number=at(0, value=2**62)), COUNTS),
     "NaN sums": (changed(sums=at(1, 2, value=NAN)), "sums contains NaN or infinity"),
     "NaN sketch": (changed("low-rank(2)", sketch=at(0, 0, 0, value=NAN)), "sketch contains NaN or infinity"),
     "negative": (changed(second=at(1, 5, value=-1.0)), "squares must not be negative"),
     "negative, shared": (changed("shared", second=at(5, value=-1.0)), "squares must not be negative"),
     "negative squares": (changed("diagonal", squares=at(0, 1, value=-1e-9)), "squares must not be negative"),
     "labels descend": (changed(held=lambda v: v.flip(0)), "labels must ascend from 0 to 4"),
-    "a label twice": (changed(held=at(1, value=0)), "labels must ascend"),
     "a label of C": (changed(held=at(3, value=C)), "labels must ascend"),
-    "fewer classes than labels": (changed(about={"classes": 4}), "labels must ascend from 0 to 3"),
-    "no classes": (changed(about={"classes": 0}), "0 is not a number of classes"),
-    "very many classes": (changed(about={"classes": 10**12}), "1000000000000 is not a number of classes"),
-    "more classes than an int64": (changed(about={"classes": 10**30}), "is not a number of classes"),
-    "classes are true": (changed(about={"classes": True}), "True is not a number of classes"),
-    "classes are a word": (changed(about={"classes": "5"}), "'5' is not a number of classes"),
+    "no classes": (changed(about={"classes": 0}), CLASSES),
+    "more classes than an int64": (changed(about={"classes": 10**30}), CLASSES),
+    "classes are true": (changed(about={"classes": True}), CLASSES),
 }
 
 FOREIGN = {
-    "rank 0": ({"form": "low-rank(0)"}, "the rank must be at least 1"),
+    "rank 0": ({"form": "low-rank(0)"}, "give a whole number from 1"),
     "a rank without end": ({"form": f"low-rank({'9' * 400})"}, "too large"),
     "an unknown form": ({"form": "fool"}, "no covariance form is called 'fool'"),
-    "a form that is a number": ({"form": 3}, ""),
-    "a form that is a list": ({"form": ["full"]}, ""),
+    "a form that is a list": ({"form": ["full"]}, "no covariance form"),
     "a later version": ({"statistics": 3}, "version 3"),
 }
 
@@ -573,9 +545,7 @@ def test_a_description_of_another_kind_is_refused_in_its_files_name(case, tmp_pa
 
 @pytest.mark.parametrize(
     "metadata",
-    [None, {}, {"format": "pt"}, {"unskew": ""}, {"unskew": "full"}, {"unskew": "5"}, {"unskew": "[1, 5]"},
-     {"unskew": "null"}, {"unskew": "{}"}, {"unskew": '{"model": "lenet"}'}, {"unskew": '{"statistics": 2}'},
-     {"unskew": '{"statistics": 2, "classes": 5}'}, {"unskew": '{"statistics": 2, "form": "full"}'},
+    [None, {"unskew": "full"}, {"unskew": "[1, 5]"}, {"unskew": "{}"}, {"unskew": '{"statistics": 2, "classes": 5}'},
      {"unskew": "[" * 100_000}, {"unskew": "9" * 10_000}],
 )  # fmt: skip
 def test_metadata_that_is_missing_or_somebody_elses_is_refused_in_its_files_name(metadata, tmp_path):
@@ -648,14 +618,6 @@ def test_a_file_cut_off_anywhere_is_refused_in_its_name(tmp_path):
         path.write_bytes(whole[:length])
         with pytest.raises(UserError, match="stranger does not contain class statistics"):
             ClassStatistics.load(path)
-
-
-@pytest.mark.parametrize("content", [b"no safetensors at all", b"\xff" * 64, b"PK\x03\x04" + bytes(100), bytes(4096)])
-def test_a_file_of_another_kind_is_refused_in_its_name(content, tmp_path):
-    path = tmp_path / "stranger"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match="stranger does not contain class statistics"):
-        ClassStatistics.load(path)
 
 
 @settings(max_examples=100)

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from analysis.finished import command as unskew
-from unskew.console.help import EXAMPLES, GROUPS, RENAMED
+from unskew.console.help import EXAMPLES, GROUPS, SPELLED
 from unskew.console.main import COMMANDS, load_command
 from unskew.runs.config import OPTIONS
 
@@ -49,10 +49,9 @@ def test_every_example_is_a_command_whose_options_exist(name, capsys):
 
 def test_every_name_elsewhere_leads_to_an_option_of_run():
     flags = {flag for parameter in load_command("run").params for flag in parameter.opts}
-    assert set(RENAMED) <= flags
-    others = [name for names in RENAMED.values() for name in names.split()]
+    assert {text.split()[0] for text in SPELLED} <= flags
+    others = [name for names in SPELLED.values() for name in names.split()]
     assert len(others) == len(set(others))
-    assert not flags & {f"--{name}" for name in others}
 
 
 @pytest.mark.parametrize(
@@ -60,8 +59,7 @@ def test_every_name_elsewhere_leads_to_an_option_of_run():
     [
         ("--alpha 0.3", '--partition "dirichlet(alpha=0.3)"'),
         ("--alpha=0.3", '--partition "dirichlet(alpha=0.3)"'),
-        ("--alpha", '--partition "dirichlet(alpha=0.1)"'),
-        ("--alpha --rounds 3", '--partition "dirichlet(alpha=0.1)"'),
+        ("--alpha --rounds 3", '--partition "dirichlet(alpha=X)"'),
         ("--mu 0.1", '--method "fedprox(mu=0.1)"'),
         ("--tau 3", '--method "moon(tau=3)"'),
         ("--num-clients 4", "--clients 4"),

@@ -8,22 +8,12 @@ from pathlib import Path
 import pytest
 
 from unskew.console import main as commands
-from unskew.console.main import plain_spelling
 
 SOURCE = Path(commands.__file__).parent.parent.parent
 
 
-def test_signs_and_greek_letters_become_words_and_all_others_escapes():
-    assert [plain_spelling(letter) for letter in "θΣ…←²"] == ["theta", "Sigma", "...", "<-", "^2"]
-    assert plain_spelling("é") == "\\u00e9"
-    assert plain_spelling("😀") == "\\U0001f600"
-    assert plain_spelling("\udce9") == "\\udce9"
-
-
-@pytest.mark.parametrize(
-    "words", [["methods", "fedavg"], ["methods", "ccvr"], ["methods", "feddyn"], ["run", "--data", "folder:é"]]
-)
-def test_a_terminal_without_unicode_gets_words(words, monkeypatch):
+@pytest.mark.parametrize("words", [["methods", "fedavg"], ["run", "--data", "folder:é"]])
+def test_a_terminal_without_unicode_gets_escapes(words, monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     errors = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
@@ -34,9 +24,9 @@ def test_a_terminal_without_unicode_gets_words(words, monkeypatch):
     errors.flush()
     assert ending.value.code == (0 if words[0] == "methods" else 2)
     if words[-1] == "fedavg":
-        assert b"theta <- theta - gamma*g" in stream.buffer.getvalue()
+        assert b"\\u03b8 \\u2190" in stream.buffer.getvalue()
     if ending.value.code:
-        assert b"\\u00e9" in errors.buffer.getvalue()
+        assert b"\\xe9" in errors.buffer.getvalue()
 
 
 def test_nothing_slow_is_imported_before_an_interrupt_is_understood():

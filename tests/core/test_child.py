@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from unskew.core.child import Child, Log, group_priority, start_worker
+from unskew.core.child import Child, Log, start_worker
 from unskew.core.errors import UserError
 
 
@@ -62,12 +62,6 @@ def test_output_goes_to_the_log_and_to_the_listener_without_colours(tmp_path):
     assert heard == ["hello", "no"]
     assert [line.split(" ", 1)[1] for line in (tmp_path / "logs" / "it.log").read_text().splitlines()] == heard
     assert child.exit_reason() == "exit code 1: no"
-    child.end()
-
-
-def test_a_child_has_the_environment_and_folder_that_it_is_given(tmp_path):
-    child = python("import os; print(os.environ['A'], os.getcwd())", environment={"A": "b"}, folder=tmp_path)
-    assert (child.wait(), child.log_end()) == (0, f"b {tmp_path}")
     child.end()
 
 
@@ -190,12 +184,6 @@ def test_a_log_is_put_aside_while_its_program_runs_has_dates_and_is_its_owners_a
     assert re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ line", path.read_text())
 
 
-def test_a_log_that_cannot_be_written_is_a_message(tmp_path):
-    (tmp_path / "logs").write_text("a file")
-    with pytest.raises(UserError, match="cannot write"):
-        Log(tmp_path / "logs" / "a.log")
-
-
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no such groups here")
 @pytest.mark.parametrize("grouped", [True, False], ids=["parent in a group", "parent in none"])
 def test_a_new_session_keeps_the_priority_of_a_process_that_yields_to_others(grouped):
@@ -208,18 +196,3 @@ def test_a_new_session_keeps_the_priority_of_a_process_that_yields_to_others(gro
     if not said.strip():
         pytest.skip("a new session is in no such group here")
     assert int(said.split()[-1]) >= 7
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("/autogroup-2277 nice 0\n", 0),
-        ("/autogroup-3 nice 19\n", 19),
-        ("/autogroup-3 nice -5\n", -5),
-        ("", 0),
-        ("\n", 0),
-        ("?", 0),
-    ],
-)
-def test_a_process_in_no_group_has_the_usual_priority(text, wanted):
-    assert group_priority(text) == wanted

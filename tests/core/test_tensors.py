@@ -136,18 +136,6 @@ def test_half_squared_distance_is_the_plain_formula_in_value_and_gradient(shapes
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-def test_bytes_are_counted_by_type():
-    values = {
-        "a": torch.zeros(2, 3, dtype=torch.float32),
-        "b": torch.zeros((), dtype=torch.int64),
-        "c": torch.zeros(5, dtype=torch.uint8),
-        "d": torch.zeros(0, 7, dtype=torch.float64),
-        "e": torch.zeros(1, dtype=torch.float64).expand(4),
-    }
-    assert tensors.count_bytes(values) == 6 * 4 + 8 + 5 + 0 + 4 * 8
-    assert tensors.count_bytes({}) == 0
-
-
 def test_a_modules_tensors_are_its_own_under_two_namespaces():
     module = batch_norm()
     found = tensors.of_module(module)

@@ -31,12 +31,6 @@ def test_measuring_gives_numpys_mean_and_deviation(images):
     assert std == pytest.approx(np.maximum(pixels.std(axis=(0, 2, 3)), 1 / 255), abs=1e-12)
 
 
-def test_measuring_goes_beyond_one_chunk():
-    images = np.zeros((3000, 1, 1, 1), np.uint8)
-    images[2999] = 255
-    assert arrays.measure(images)[0][0] == pytest.approx(1 / 3000)
-
-
 X, Y = np.arange(10 * 4 * 5, dtype=np.uint8).reshape(10, 4, 5), np.arange(10) % 3
 
 
@@ -80,7 +74,7 @@ def test_channels_may_be_last_or_first_and_last_wins(tmp_path, shape, wanted):
     )
 )
 def test_floats_are_rounded_to_the_nearest_byte(x):
-    images = arrays.to_bytes(x, "x")[0]
+    images = arrays.to_bytes(x, "x")
     assert np.abs(images[:, 0] / 255 - x.astype(np.float64)).max() <= 0.5 / 255 + 1e-12
 
 
@@ -94,27 +88,25 @@ def test_bytes_saved_as_floats_come_back_exactly(tmp_path):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"y_train": Y}, "has no 'x_train', but y_train"),
-        ({}, "has no 'x_train', but no arrays"),
+        ({"y_train": Y}, "has no 'x_train'; name the arrays x_train, y_train, x_test, y_test or"),
         ({"x_train": X}, "has no 'y_train'"),
         ({"x_train": X, "y_train": Y, "x_test": X}, "has no 'y_test'"),
-        ({"x_train": X, "y_train": Y[:9]}, "10 images in x_train, but 9 labels in y_train"),
+        ({"x_train": X, "y_train": Y[:9]}, "10 images in x_train, but 9 labels"),
         ({"x_train": X, "y_train": Y * 1.0}, "y_train is float64"),
         ({"x_train": X, "y_train": np.eye(10, dtype=int)}, "[10, 10]; give whole numbers"),
-        ({"x_train": X, "y_train": Y - 1}, "ranges from -1 to 1"),
+        ({"x_train": X, "y_train": Y - 1}, "range from -1 to 1"),
         ({"x_train": X, "y_train": Y + 10**9}, "number the classes from 0"),
-        ({"x_train": X.astype(int), "y_train": Y}, "is int64; give uint8, or floats"),
-        ({"x_train": X * 1.0, "y_train": Y}, "outside 0..1 or NaN"),
-        ({"x_train": np.where(X > 5, np.nan, 0.5), "y_train": Y}, "outside 0..1 or NaN"),
-        ({"x_train": X / -255, "y_train": Y}, "outside 0..1 or NaN"),
+        ({"x_train": X.astype(int), "y_train": Y}, "is int64; give uint8, or floats from 0 to 1"),
+        ({"x_train": np.where(X > 5, np.nan, 0.5), "y_train": Y}, "floats from 0 to 1"),
+        ({"x_train": X / -255, "y_train": Y}, "floats from 0 to 1"),
         ({"x_train": X[0], "y_train": Y[:4]}, "has shape [4, 5]"),
-        ({"x_train": X[:0], "y_train": Y[:0]}, "give at least one image"),
+        ({"x_train": X[:0], "y_train": Y[:0]}, "y_train is int64 [0]"),
         ({"x_train": np.zeros((5, 4, 4, 4), np.uint8), "y_train": Y[:5]}, "has shape [5, 4, 4, 4]"),
         ({"x_train": X[:4], "y_train": Y[:4]}, "nor five examples"),
-        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "[1, 4, 5] in train, [1, 2, 5] in test"),
-        ({"x_train": X, "y_train": Y, "users": np.arange(9)}, "10 strings or numbers"),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "must have one shape"),
+        ({"x_train": X, "y_train": Y, "users": np.arange(9)}, "users is int64 [9]"),
         ({"x_train": X, "y_train": Y, "users": np.arange(10.0)}, "users is float64"),
-        ({"x_train": X, "y_train": Y, "classes": np.array(["a", "b"])}, "classes has 2 names, but a label is 2"),
+        ({"x_train": X, "y_train": Y, "classes": np.array(["a", "b"])}, "range from 0 to 2"),
     ],
 )
 def test_arrays_that_are_no_image_set_are_refused(tmp_path, given, complaint):
@@ -137,31 +129,5 @@ def test_a_damaged_npz_is_named_whatever_its_length(tmp_path):
         assert str(path) in refused(load_arrays, path)
     np.save(tmp_path / "one.npy", X)
     assert "not an .npz" in refused(load_arrays, tmp_path / "one.npy")
-    assert "does not exist" in refused(load_arrays, tmp_path / "absent.npz")
+    assert "No such file" in refused(load_arrays, tmp_path / "absent.npz")
     assert "it is a folder" in refused(load_arrays, tmp_path)
-
-
-def test_a_file_with_other_names_says_which_it_has_and_which_are_read(tmp_path):
-    path = save(tmp_path, images=X, labels=Y)
-    message = refused(load_arrays, path)
-    assert "has no 'x_train', but images, labels; name the arrays x_train, y_train, x_test, y_test or" in message
-
-
-def test_labels_that_start_at_1_are_said(tmp_path):
-    read = load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y + 1)))
-    assert read.classes == ("0", "1", "2", "3")
-    assert "no example has the label 0: if labels start at 1, subtract 1" in read.notes[0]
-    read = load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y)))
-    assert all("labels start at 1" not in note for note in read.notes)  # class 0 is in the test part
-    names = np.array(["none", "a", "b", "c"])
-    read = load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y + 1, classes=names)))
-    assert read.notes == ("1 of 4 classes have no example in train or test: none",)
-
-
-def test_a_large_label_of_few_examples_is_not_a_class_number(tmp_path):
-    path = save(tmp_path, x_train=X, y_train=Y * 500_000)
-    assert "a label is 1,000,000" not in (message := refused(load_arrays, path))
-    assert "number the classes from 0" in message
-    path = save(tmp_path, x_train=X, y_train=Y * 5000)
-    assert "a label is 10,000, but there are only 10 examples" in refused(load_arrays, path)
-    assert len(load_arrays(str(save(tmp_path, x_train=X, y_train=Y * 400))).classes) == 801

@@ -8,13 +8,11 @@ from PIL import Image
 
 import unskew
 from photo_tables import as_arrays, write_table
-from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Local
 from unskew.data import sources
 from unskew.data.augment import RATIO, SCALE, boxes, draw_crops, resized_crop
 from unskew.data.batches import Pixels, plan
-from unskew.runs.config import Config
 
 
 def twin(image, box, flip):
@@ -134,9 +132,3 @@ def test_crops_are_cut_from_the_whole_photograph_and_evaluation_takes_its_middle
     assert (shares > 0.2).all(), "every part of the photograph is seen"
     batched = resized_crop(torch.from_numpy(images.whole(np.array([0]))[0])[None], box[:1], flip[:1], (64, 64))
     assert torch.equal(crops[:1] * 255, batched) or torch.allclose(crops[:1] * 255, batched)
-
-
-def test_an_unknown_augmentation_is_refused():
-    assert Config().local().augmentation == "shift"
-    with pytest.raises(UserError, match="did you mean 'resized-crop'"):
-        unskew.run(augmentation="resize-crop")

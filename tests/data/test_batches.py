@@ -63,14 +63,6 @@ def test_a_client_that_draws_does_so_with_replacement_only_if_it_must(examples, 
         assert len(set(first)) == take
 
 
-def test_the_same_key_gives_the_same_plan_and_another_key_another():
-    examples, local = np.arange(30, dtype=np.int32), Local(epochs=2, batch=8, augment=True)
-    first, again, other = (plan(examples, None, local, Key(seed)) for seed in (0, 0, 1))
-    for name in ("index", "shift", "flip"):
-        assert torch.equal(getattr(first, name), getattr(again, name))
-        assert not torch.equal(getattr(first, name), getattr(other, name))
-
-
 def test_augmentation_does_not_change_the_order():
     examples = np.arange(30, dtype=np.int32)
     with_crops, without = (plan(examples, None, Local(augment=on), Key(0)) for on in (True, False))

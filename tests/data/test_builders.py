@@ -83,19 +83,8 @@ def test_classes_with_too_few_examples_are_left_out_and_the_others_are_drawn_dow
     assert set(np.array(one.paths)[~one.test]) == set(np.array(rows.paths)[~rows.test])
 
 
-def test_the_seed_decides_which_examples_and_balance_0_keeps_all(inat):
-    folder = inat()
-    drawn = {tuple(sources.load_rows(f"inaturalist(balance=4, seed={s})", folder).paths) for s in (0, 0, 1, 2)}
-    assert len(drawn) == 3
-    whole = sources.load_rows("inaturalist(balance=0)", folder)
-    assert np.bincount(whole.labels[~whole.test]).tolist() == list(FREQUENCY.values())
-    assert whole.notes == ()
-
-
 def test_without_a_knob_classes_need_100_examples_as_in_the_paper(inat):
-    with pytest.raises(
-        UserError, match=r"\(balance=100\): only 0 of 4 classes .* the largest has 7; give a smaller balance"
-    ):
+    with pytest.raises(UserError, match=r"\(balance=100\): only 0 of 4 classes .*; give a smaller balance"):
         sources.load_rows("inaturalist", inat())
 
     def enough(files):
@@ -150,19 +139,14 @@ def put(name, **entry):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (remove("val2017.json"), "val2017.json does not exist, nor does train_val2017.zip; get it from"),
-        (
-            remove("train2017_locations.json"),
-            "train2017_locations.json does not exist, nor does inat2017_locations.zip",
-        ),
+        (remove("val2017.json"), "val2017.json cannot be read: No such file or directory; get it from"),
+        (remove("train2017_locations.json"), "train2017_locations.json cannot be read: No such file"),
         (lambda files: files.update({"train2017.json": b'{"images": [{"id": 1,'}), "train2017.json is damaged"),
         (lambda files: files["train2017.json"].pop("annotations"), "missing required field `annotations`"),
-        (lambda files: files["train2017.json"]["annotations"].pop(), "image 117 has no annotation"),
-        (lambda files: files["train2017.json"]["categories"].pop(0), "image 100 has the unknown category"),
-        (lambda files: files["train2017.json"].update(images=[]), "lists no images"),
-        (put("train2017.json", file_name="../../etc/passwd"), "outside its folder"),
-        (put("train2017.json", file_name="/etc/passwd"), "outside its folder"),
-        (put("train2017.json", id=101), "image id twice"),
+        (lambda files: files["train2017.json"]["annotations"].pop(), "has an image without an annotation"),
+        (lambda files: files["train2017.json"]["categories"].pop(0), "an annotation has an unknown category"),
+        (lambda files: files["train2017.json"].update(images=[]), "only 0 of 0 classes"),
+        (put("train2017.json", id=101), "lists an image twice"),
         (put("train2017.json", id=[1]), "Expected `int`, got `array`"),
         (put("train2017.json", id=2**62), "Expected `int` <="),
         (lambda files: files.update({"train2017.json": b"[" * 100_000}), "train2017.json is damaged|cannot be read"),
@@ -190,15 +174,6 @@ def test_missing_and_malformed_annotations_are_one_sentence(inat, change, says):
 def test_wrong_knobs_are_refused(inat, name, says):
     with pytest.raises(UserError, match=says):
         sources.load_rows(name, inat())
-
-
-def test_where_it_is_looked_for_is_said(tmp_path):
-    with pytest.raises(UserError, match=r"pass the folder that contains landmarks/train_clean.csv as --data-dir DIR"):
-        sources.load_rows("landmarks", None)
-    with pytest.raises(
-        UserError, match=r"inaturalist was not found: looked for train2017.json or train_val2017.zip in"
-    ):
-        sources.load_rows("inaturalist", tmp_path)
 
 
 # Published splits
@@ -245,11 +220,11 @@ def test_a_split_is_found_from_any_folder_and_in_the_set_itself(inat, tmp_path, 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (("u", 999, 0), "image_id '999' is not in the annotation files"),
-        (("u", 107, 1), "its classes are not the annotated categories"),
-        (("u", 112, 5), "its classes are not the annotated categories|not numbered from 0"),
-        (("u", 100, 1), "the image_id '100' twice"),
-        (("u", 112, "x"), "the class 'x' is not a whole number"),
+        (("u", 999, 0), "its images or classes are not the annotated ones"),
+        (("u", 107, 1), "its images or classes are not the annotated ones"),
+        (("u", 112, 5), "not numbered from 0"),
+        (("u", 100, 1), "an image_id appears twice"),
+        (("u", 112, "x"), "is damaged .*'x'"),
     ],
 )
 def test_a_split_of_other_data_is_refused(inat, tmp_path, line, says):
@@ -345,9 +320,6 @@ def test_landmarks_published_split_needs_no_annotations_but_the_folder(tmp_path)
     rows = sources.load_rows(f'landmarks(split="{split}")', tmp_path)
     assert rows.paths == ["train/a/b/c/abc1.jpg", "train/a/b/d/abd2.jpg", "train/b/b/b/bbb3.jpg"]
     assert rows.users.tolist() == ["Ann, A.", "Ben", ""]
-    write_csv(tmp_path / "test.csv", ("image_id", "class"), ("../../x", 1))
-    with pytest.raises(UserError, match="is not letters and digits"):
-        sources.load_rows(f'landmarks(split="{split}")', tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -355,11 +327,12 @@ def test_landmarks_published_split_needs_no_annotations_but_the_folder(tmp_path)
     [
         (lambda f: (f / "train_attribution.csv").unlink(), "train_attribution.csv cannot be read"),
         (lambda f: (f / "train_clean.csv").write_text("landmark,images\n"), "has no column 'landmark_id'"),
-        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\nx,a1b2\n"), "'x' is not a whole number"),
-        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2 a1b2\n"), "image id twice"),
-        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,../x\n"), "not letters and digits"),
-        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2,3\n"), "line 2: 3 fields"),
-        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2\n"), "has no landmarks with 30"),
+        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\nx,a1b2\n"), "is damaged .*'x'"),
+        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2,3\n"), "line 2 has 3 fields"),
+        (
+            lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2\n"),
+            "has no images that follow the rules",
+        ),
         (lambda f: (f / "train_clean.csv").write_bytes(b"landmark_id,images\n\xff"), "not a CSV file in UTF-8"),
     ],
 )
@@ -369,12 +342,6 @@ def test_missing_and_malformed_csvs_are_one_sentence(tmp_path, break_it, says):
     with pytest.raises(UserError, match=says) as caught:
         sources.load_rows("landmarks", tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_landmark_with_many_images_fits_in_one_field(tmp_path):
-    write_landmarks(tmp_path / "landmarks", [*crowd(), *((77, "much") for _ in range(9000))])
-    assert (tmp_path / "landmarks" / "train_clean.csv").stat().st_size > 131_072
-    assert len(sources.load_rows("landmarks", tmp_path)) == 350
 
 
 # The table, and what the commands say
@@ -397,16 +364,3 @@ def test_the_command_writes_a_table_that_reads_back(inat, tmp_path, capsys):
     assert [line["label"] for line in lines] == [rows.classes[k] for k in rows.labels]
     assert [float(line["latitude"]) for line in lines] == rows.places[:, 0].tolist()
     assert [line["split"] for line in lines] == ["test" if t else "train" for t in rows.test]
-
-
-def test_data_list_and_check_know_them(inat, capsys):
-    folder = inat()
-    listing = {source.name: where for source, where in sources.survey(folder)}
-    assert listing["inaturalist"] == str(folder / "inaturalist")
-    assert listing["landmarks"] == "not found"
-    (finding,) = sources.check("inaturalist(balance=4)", folder)
-    assert finding.whole
-    assert "12 training and 6 test images of 3 classes; in a sample of 1 picture, 0 exist" in finding.detail
-    (folder / "inaturalist" / "val2017.json").write_text("{")
-    with pytest.raises(UserError, match=r"val2017.json is damaged, or another kind of file"):
-        sources.check("inaturalist(balance=4)", folder)

@@ -58,12 +58,6 @@ def test_an_npz_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(tmp_pa
         load_arrays(str(path))
 
 
-def test_only_the_arrays_that_are_read_count(tmp_path):
-    path = tmp_path / "more.npz"
-    np.savez_compressed(path, x_train=np.ones((10, 4, 4), np.uint8), y_train=np.arange(10) % 2, other=np.zeros(10**6))
-    assert len(load_arrays(str(path)).train) == 8
-
-
 def header(shape, descr="|u1"):
     content = io.BytesIO()
     np.lib.format.write_array_header_1_0(content, {"descr": descr, "fortran_order": False, "shape": shape})
@@ -79,14 +73,13 @@ def write_npz(path, name="x_train", content=b"", **about):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (header((10**10,)), "shorter than its header declares"),
-        (header((10**10,)) + b"x" * 100, "shorter than its header declares"),
-        (header((3,)) + b"x" * 100, "shorter than its header declares"),
+        (header((10**10,)) + b"x" * 100, "not have the size that its header declares"),
+        (header((3,)) + b"x" * 100, "not have the size that its header declares"),
         (header((2**40,), "<U0"), "unpacks to 1.1 TB"),
         (header((-2, -3)) + b"x" * 6, "not an .npz"),
         (b"\x93NUMPY\x01\x00" + struct.pack("<H", 9000) + b"-" * 9000, "not an .npz"),
         (b"\x93NUMPY\x01\x00" + struct.pack("<H", 9000) + b"[" * 9000, "not an .npz"),
-        (b"\x93NUMPY\x09\x00" + struct.pack("<H", 9) + b"{}       ", "format .9, 0. is unknown"),
+        (b"\x93NUMPY\x09\x00" + struct.pack("<H", 9) + b"{}       ", "not an .npz"),
         (header((1,), "|O") + pickle.dumps([print]), "Python objects|not an .npz"),
     ],
 )
@@ -105,31 +98,15 @@ def test_a_directory_that_claims_less_than_is_packed_is_refused(tmp_path):
         load_arrays(str(path))
 
 
-def test_other_ways_of_packing_are_refused(tmp_path):
-    path = write_npz(tmp_path / "evil.npz", content=header((3,)) + b"abc", compression=zipfile.ZIP_LZMA)
-    with refused("uses a compression that np.savez does not use"):
-        load_arrays(str(path))
-
-
-def test_a_damaged_byte_inside_is_noticed_by_the_checksum(tmp_path):
-    path = tmp_path / "set.npz"
-    np.savez(path, x_train=np.arange(160, dtype=np.uint8).reshape(10, 4, 4), y_train=np.arange(10) % 2)
-    raw = bytearray(path.read_bytes())
-    raw[raw.index(bytes(range(10, 30)))] ^= 1
-    path.write_bytes(raw)
-    with refused("Bad CRC-32"):
-        load_arrays(str(path))
-
-
 # gzip and plain files
 
 
 def test_a_gzip_is_refused_by_its_header_and_never_unpacked_beyond_it(tmp_path):
     images = gzip.compress(struct.pack(">IIII", 0x803, 4, 1000, 1000) + bytes(4 * MB))
     labels = gzip.compress(struct.pack(">II", 0x801, 10) + bytes(8 * MB))
-    with refused(r"images\.gz \(4×1,000×1,000 images\) unpacks to 4\.0 MB"):
+    with refused(r"images\.gz unpacks to 4\.0 MB"):
         binary.idx(images, tmp_path / "images.gz")
-    with refused("is longer than it declares"):
+    with refused("more than the declared 10 bytes"):
         binary.idx(labels, tmp_path / "labels.gz")
 
 
@@ -156,7 +133,7 @@ def test_a_named_pipe_does_not_hang(tmp_path):
         ClassStatistics.load,
         arrays.read_npz,
     ):
-        with refused("pipe cannot be read: it is a named pipe"):
+        with refused("pipe cannot be read: it is not a regular file"):
             read(tmp_path / "pipe")
 
 
@@ -185,7 +162,7 @@ def pictures(tmp_path):
 
 def test_one_picture_beyond_what_pillow_opens_is_named(pictures):
     (pictures / "cat" / "huge.png").write_bytes(picture_of(20_000))
-    with refused(r"huge\.png claims to have more than [\d,]+ pixels"):
+    with refused(r"huge\.png is damaged .Image size"):
         load_folder(str(pictures))
 
 
@@ -219,19 +196,12 @@ def test_a_partition_that_claims_more_clients_than_it_can_have_is_refused(tmp_pa
         partition_from(np.array([0, 2**31 - 2]), labels[:2])
 
 
-def test_one_long_user_id_does_not_make_all_of_them_long(tmp_path):
-    rows = "".join(f"{'x' * 100_000 if n == 0 else n},{n},0\n" for n in range(5000))
-    (tmp_path / "s.csv").write_text("user_id,image_id,class\n" + rows)
-    with refused("line 2: the user_id has more than 200 characters", most=5 * MB):
-        partition_files.read_partition(tmp_path / "s.csv", np.zeros(5000, np.int64), 1, seed=0)
-
-
 def test_statistics_that_claim_sixteen_million_classes_are_refused(tmp_path):
     tensors = {"held": torch.tensor([0, 1]), "number": torch.tensor([2, 2]),
                "sums": torch.zeros(2, 3).double(), "squares": torch.zeros(2, 3).double()}  # fmt: skip
     about = '{"statistics": 2, "classes": %d, "form": "diagonal"}'
     save_file(tensors, tmp_path / "s.safetensors", metadata={"unskew": about % 2**24})
-    with refused("16777216 is not a number of classes from 1 to 1,000,000"):
+    with refused("the number of classes must be from 1 to 1,000,000"):
         ClassStatistics.load(tmp_path / "s.safetensors")
     save_file(tensors, tmp_path / "s.safetensors", metadata={"unskew": about % 10**6})
     assert ClassStatistics.load(tmp_path / "s.safetensors").counts.sum() == 4
@@ -242,13 +212,6 @@ def test_a_dense_covariance_of_very_many_features_is_refused():
     for ask in (wide.within, lambda: wide.covariance(0)):
         with refused("covariances of 1,000,000 features need"):
             ask()
-
-
-def test_a_pickle_that_names_one_list_many_times_is_looked_at_once(tmp_path):
-    """10⁵ keys of a list of 10⁵ numbers, in one file of 1.6 MB: 10¹⁰ looks if each were looked at again."""
-    shared = [1] * 100_000
-    raw = pickle.dumps({f"{n}": shared for n in range(100_000)}, protocol=2)
-    assert len(binary.read_pickle(raw, tmp_path)) == 100_000
 
 
 def test_archives_are_refused_by_what_they_say_they_hold(tmp_path):

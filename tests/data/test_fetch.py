@@ -1,9 +1,6 @@
-import contextlib
-import gzip
 import hashlib
 import io
 import shutil
-import socket
 import stat
 import tarfile
 import threading
@@ -143,29 +140,11 @@ def test_a_zip_is_fetched_and_only_its_expected_members_are_kept(tmp_path, serve
     assert len(sources.load("emnist", tmp_path / "data").train) == 7
 
 
-def test_the_four_files_of_mnist_are_fetched_one_by_one(tmp_path, server, monkeypatch, write_idx):
-    write_idx(tmp_path / "made")
-    raws = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
-    server.files.update({f"/mnist/{name}": raw for name, raw in raws.items()})
-    files = {name: md5(raw) for name, raw in raws.items()}
-    set_download(monkeypatch, "mnist", Download("https://absent.invalid/", "mnist", files))
-    folder = fetch("mnist", tmp_path / "data", mirror=f"{server.address}/mnist", report=silent)
-    assert sorted(p.name for p in folder.iterdir()) == sorted(raws)
-    assert len(sources.load("mnist", tmp_path / "data").test) == 3
-
-
 def test_an_archive_without_its_members_is_refused(tmp_path, server, monkeypatch):
     publish(monkeypatch, server, "cifar100", "cifar-100-binary.tar.gz", tar({"other": b"x"}))
-    assert "is missing cifar-100-binary/test.bin, cifar-100-binary/train.bin" in refused(
+    assert "has no cifar-100-binary/test.bin, cifar-100-binary/train.bin" in refused(
         "cifar100", tmp_path, server.address
     )
-
-
-def test_a_refused_connection_is_said(tmp_path, monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    assert "cannot be reached: " in refused("cifar10", tmp_path, f"http://127.0.0.1:{port}")
 
 
 def test_a_body_that_breaks_off_is_said(tmp_path, server):
@@ -189,30 +168,6 @@ def test_a_silent_server_is_given_up(tmp_path, server, monkeypatch):
     message = refused("cifar10", tmp_path, server.address)
     asleep.set()
     assert "timed out" in message
-
-
-def test_a_data_folder_that_cannot_be_written_is_said(tmp_path, server):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"cannot be written: .*give another --data-dir"):
-        fetch("cifar10", tmp_path / "file", mirror=server.address, report=silent)
-
-
-def test_an_interrupted_download_is_continued(tmp_path, server, monkeypatch):
-    raw = tar({**CIFAR100, "cifar-100-binary/other": hashlib.sha512(b"").digest() * 20_000})
-    publish(monkeypatch, server, "cifar100", "cifar-100-binary.tar.gz", raw)
-    monkeypatch.setattr(module, "_BLOCK", 1000)
-
-    def interrupt(done, total):
-        if done >= 3000:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fetch("cifar100", tmp_path, mirror=server.address, report=interrupt)
-    told = []
-    fetch("cifar100", tmp_path, mirror=server.address, report=lambda *n: told.append(n))
-    assert server.asked[-1][1] == "bytes=3000-"
-    assert told[0] == (3000, len(raw))
-    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["test.bin", "train.bin"]
 
 
 # A connection that is cut, and what servers make of being asked for the rest
@@ -252,46 +207,7 @@ def test_a_cut_connection_is_continued_where_it_broke_off(tmp_path, cut):
     third = len(WHOLE) // 3
     assert [asked[1] for asked in server.asked] == [None, f"bytes={third}-"]
     lost = f"the connection was lost after {third:,} of {len(WHOLE):,} bytes; continuing"
-    assert said == [f"{server.address}/cifar-100-binary.tar.gz: {lost}"]
-
-
-def test_a_server_without_ranges_sends_all_again(tmp_path, cut):
-    server = cut(ranges=False)
-    fetched(tmp_path, server)
-    assert [asked[1] for asked in server.asked] == [None, f"bytes={len(WHOLE) // 3}-"]
-
-
-def test_kept_bytes_of_another_file_are_thrown_away(tmp_path, cut):
-    (tmp_path / "cifar-100-binary").mkdir()
-    (tmp_path / "cifar-100-binary" / "cifar-100-binary.tar.gz.part").write_bytes(b"other" * 10)
-    said = fetched(tmp_path, cut(cuts=0))
-    assert said[0].endswith("the partial download does not match; starting again")
-
-
-def test_a_part_that_is_whole_already_is_checked_and_kept(tmp_path, cut):
-    (tmp_path / "cifar-100-binary").mkdir()
-    (tmp_path / "cifar-100-binary" / "cifar-100-binary.tar.gz.part").write_bytes(WHOLE)
-    server = cut(cuts=0)
-    fetched(tmp_path, server)
-    assert len(server.asked) == 1
-
-
-def test_an_answer_from_another_byte_is_refused(tmp_path, cut):
-    server = cut()
-    answer = server.files["/cifar-100-binary.tar.gz"]
-
-    def wrong(handler):
-        if len(server.asked) == 1:
-            answer(handler)
-            return
-        handler.send_response(206)
-        handler.send_header("Content-Range", "bytes 5-9/10")
-        handler.send_header("Content-Length", "5")
-        handler.end_headers()
-        handler.wfile.write(b"wrong")
-
-    server.files["/cifar-100-binary.tar.gz"] = wrong
-    assert "resumes at byte 5 instead" in refused("cifar100", tmp_path, server.address, kept=len(WHOLE) // 3)
+    assert said[0] == f"{server.address}/cifar-100-binary.tar.gz: {lost}"
 
 
 # Mirrors
@@ -307,7 +223,6 @@ def test_mirrors_are_tried_in_turn_and_it_is_said(tmp_path, server, monkeypatch)
     server.files["/right/cifar-100-binary.tar.gz"] = WHOLE
     said = []
     fetch("cifar100", tmp_path, mirror=None, report=silent, say=said.append)
-    assert len(said) == 2
     assert "the server answered 404" in said[0]
     assert said[0].endswith(f"trying {bases[1]}cifar-100-binary.tar.gz")
     assert "is not the published file" in said[1]
@@ -316,15 +231,7 @@ def test_mirrors_are_tried_in_turn_and_it_is_said(tmp_path, server, monkeypatch)
     shutil.rmtree(tmp_path / "cifar-100-binary")
     message = refused("cifar100", tmp_path, None)
     assert message.count("404") == 2
-    assert "nothing was kept" in message
-
-
-def test_a_disk_without_room_is_said_before_anything_is_written(tmp_path, server, monkeypatch):
-    publish(monkeypatch, server, "cifar100", "cifar-100-binary.tar.gz", WHOLE)
-    free = shutil.disk_usage(tmp_path)._replace(free=100)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    assert "only 100 B free" in (message := refused("cifar100", tmp_path, server.address))
-    assert "has only 100 B free; make room, or give another --data-dir" in message
+    assert "0 B were kept" in message
 
 
 # Archives that are unpacked whole
@@ -408,25 +315,6 @@ def test_two_processes_do_not_fetch_into_one_folder_at_once(tmp_path, server, mo
     assert [p.name for p in tmp_path.iterdir()] == ["omniglot"]
 
 
-def test_a_file_without_end_is_given_up_and_the_next_address_is_tried(tmp_path, server, monkeypatch, write_idx):
-    monkeypatch.setattr(module, "MAX_BYTES", 10**6)
-    files = {"a.idx.gz": md5(b"right")}
-    set_download(monkeypatch, "mnist", Download(f"{server.address}/one", "mnist", files, mirrors=(server.address,)))
-
-    def endless(handler):
-        handler.send_response(200)
-        handler.end_headers()
-        with contextlib.suppress(OSError):
-            while True:
-                handler.wfile.write(bytes(100_000))
-
-    server.files |= {"/one/a.idx.gz": endless, "/a.idx.gz": b"right"}
-    said = []
-    fetch("mnist", tmp_path, mirror=None, report=silent, say=said.append)
-    assert "is larger than 1.0 MB, so it is not the published file; trying" in said[0]
-    assert [p.name for p in (tmp_path / "mnist").iterdir()] == ["a.idx.gz"]
-
-
 def test_a_redirection_is_followed_and_continued(tmp_path, server, monkeypatch):
     files = {"a.idx.gz": md5(b"0123456789")}
     set_download(monkeypatch, "mnist", Download(server.address, "mnist", files))
@@ -467,20 +355,6 @@ def zip_link():
     return zipped([("set/a.png", b"x"), (info, b"/etc/passwd")])
 
 
-def encrypted_zip():
-    raw = bytearray(zipped({"set/a.png": b"secret"}))
-    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        raw[raw.index(mark) + place] |= 1
-    return bytes(raw)
-
-
-def tar_with_a_long_header(kind):
-    """A header of names that claims 20 MB, of which there are as many zeros."""
-    info, size = tarfile.TarInfo("x"), 20 * 10**6
-    info.type, info.size = kind, size
-    return gzip.compress(info.tobuf(tarfile.USTAR_FORMAT) + bytes(size + 1024), compresslevel=1)
-
-
 FILE = tarfile.REGTYPE
 EVIL = {
     "tar: a path above": (tarred(("set/a", FILE, b"x"), ("../evil", FILE, b"x")), "points outside its folder"),
@@ -488,25 +362,13 @@ EVIL = {
     "tar: an absolute path": (tarred(("/evil", FILE, b"x")), "points outside its folder"),
     "tar: a backslash": (tarred(("set\\..\\evil", FILE, b"x")), "points outside its folder"),
     "tar: a drive": (tarred(("C:evil", FILE, b"x")), "points outside its folder"),
-    "tar: a symbolic link": (tarred(("set/a", tarfile.SYMTYPE, b"")), "is a link; only files and folders"),
-    "tar: a hard link": (tarred(("set/a", tarfile.LNKTYPE, b"")), "is a link; only files and folders"),
-    "tar: a pipe": (tarred(("set/a", tarfile.FIFOTYPE, b"")), "is a device or a pipe"),
-    "tar: a device": (tarred(("set/a", tarfile.CHRTYPE, b"")), "is a device or a pipe"),
-    "tar: a name twice": (tarred(("set/a", FILE, b"1"), ("set/a", FILE, b"2")), "'set/a' appears twice"),
-    "tar: other capitals": (tarred(("set/a", FILE, b"1"), ("set/A", FILE, b"2")), "'set/A' appears twice"),
-    "tar: another normal form": (tarred(("set/\u00e9", FILE, b"1"), ("set/e\u0301", FILE, b"2")), "twice"),
-    "tar: file and folder": (tarred(("set/a", FILE, b"1"), ("set/a/b", FILE, b"2")), "both as a file and as a folder"),
-    "tar: folder and file": (tarred(("set/a/b", FILE, b"1"), ("set/a", FILE, b"2")), "both as a file and as a folder"),
-    "tar: a long name": (tarred(("set/" + "a" * 300, FILE, b"1")), "has a name that is too long"),
-    "tar: a header of gigabytes": (tar_with_a_long_header(tarfile.XHDTYPE), "a header of 20,000,256 bytes"),
-    "tar: a name of gigabytes": (tar_with_a_long_header(tarfile.GNUTYPE_LONGNAME), "a header of 20,000,256 bytes"),
-    "tar: nothing": (tarred(), "has no files below it"),
+    "tar: a symbolic link": (tarred(("set/a", tarfile.SYMTYPE, b"")), "is a link"),
+    "tar: a pipe": (tarred(("set/a", tarfile.FIFOTYPE, b"")), "is a link, a device or a pipe"),
+    "tar: nothing": (tarred(), "has no files below"),
     "tar: cut": (tarred(("set/a", FILE, bytes(range(256)) * 999))[:-400], "is damaged"),
     "zip: a path above": (zipped({"set/a": b"x", "../evil": b"x"}), "points outside its folder"),
     "zip: an absolute path": (zipped({"/evil": b"x"}), "points outside its folder"),
-    "zip: a link": (zip_link(), "is a link; only files and folders"),
-    "zip: encrypted": (encrypted_zip(), "is encrypted"),
-    "zip: other capitals": (zipped({"set/a": b"1", "SET/A": b"2"}), "'SET/A' appears twice"),
+    "zip: a link": (zip_link(), "is a link"),
     "zip: cut": (zipped({"set/a": b"1"})[:-10], "is damaged"),
     "zip: a bomb": (zipped({"set/a": bytes(2 * 10**6)}), "unpacks to 2.0 MB"),
     "tar: a bomb": (tarred(("set/a", FILE, b"x"), ("set/b", FILE, bytes(2 * 10**6))), "unpacks to 2.0 MB"),
@@ -536,21 +398,6 @@ def test_of_an_evil_archive_nothing_stays_in_the_data_folder(tmp_path, server, m
     set_download(monkeypatch, "omniglot", Download(server.address, "omniglot", {"a.zip": md5(raw)}, tree=""))
     assert "points outside its folder" in refused("omniglot", tmp_path, None)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_only_what_is_below_the_folder_inside_is_kept(tmp_path):
-    (tmp_path / "a.zip").write_bytes(zipped({"set/a/b.png": b"1", "set/c.txt": b"2", "__MACOSX/set/x": b"3"}))
-    unpack(tmp_path / "a.zip", "a.zip", tmp_path / "in", inside="set/")
-    assert sorted(str(p.relative_to(tmp_path / "in")) for p in (tmp_path / "in").rglob("*")) == [
-        "a",
-        "a/b.png",
-        "c.txt",
-    ]
-
-
-@pytest.mark.parametrize("name", ["digits", "folder:pictures", "arrays:set.npz"])
-def test_what_lies_here_already_is_not_to_be_fetched(tmp_path, name):
-    assert "nothing to download" in refused(name, tmp_path, None)
 
 
 def test_unknown_names_later_names_and_strange_mirrors_are_refused(tmp_path):

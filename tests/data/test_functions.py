@@ -8,7 +8,6 @@ import torch
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.data import sources
 from unskew.data.partition import partition_examples, partition_from
 from unskew.data.population import Partition
 from unskew.data.sources import load
@@ -33,13 +32,6 @@ def test_a_function_that_takes_data_dir_is_told_it(tmp_path):
     assert dark.mean[0] == pytest.approx(bright.mean[0] / 2, rel=0.02)
 
 
-def test_checking_a_function_says_what_it_gives():
-    (finding,) = sources.check("outside_data:stripes", None)
-    assert finding.detail == "60 training and 15 test images"
-    with pytest.raises(UserError, match="is an int; give an ImageSet"):
-        sources.check("outside_data:wrong", None)
-
-
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
@@ -50,7 +42,7 @@ def test_checking_a_function_says_what_it_gives():
         ("nowhere:stripes", "cannot be imported"),
         ("outside_data:stripes(depth=3)", "has no knob 'depth'"),
         ("outside_data:stripes(examples=2.5)", "must be a whole number"),
-        ("outside_data:stripes(classes=1)", "have the same class"),
+        ("outside_data:stripes(classes=1)", "two or more classes"),
     ],
 )
 def test_a_function_that_gives_no_data_set_is_refused(name, complaint):
@@ -72,20 +64,13 @@ def test_a_function_that_draws_from_the_key_gives_the_same_for_the_same_seed():
     assert not np.array_equal(first, other)
 
 
-def test_a_function_cannot_change_the_labels():
-    before = LABELS.copy()
-    split("outside_data:in_place")
-    np.testing.assert_array_equal(LABELS, before)
-
-
 @pytest.mark.parametrize(
     ("what", "complaint"),
     [
-        ("float", "is an array of float64"), ("short", "is an array of shape [3] for 20"), ("negative", "to client -2"),
-        ("large", "assigns an example to client 4, but there are 4"), ("none", "is an array of shape [] for 20"),
-        ("nobody", "no examples to clients"),
-        ("table", "is an array of shape [20, 2] for 20"), ("text", "is an array of <U1"), ("ragged", "is not an array"),
-        ("nan", "is an array of float64"), ("raises", "raises RuntimeError: no luck"),
+        *((what, "must have a whole number for each of 20 training examples") for what in (
+            "float", "short", "negative", "none", "nobody", "table", "text", "ragged", "nan"
+        )),
+        ("large", "assigns an example to client 4, but there are 4"), ("raises", "raises RuntimeError: no luck"),
     ],
 )  # fmt: skip
 def test_a_wrong_answer_is_refused_with_the_functions_name(what, complaint):
@@ -101,16 +86,10 @@ def test_an_array_is_a_partition(value):
     assert partition_from(value, LABELS, clients=9).clients == 9
 
 
-def test_examples_may_belong_to_no_client_and_are_counted():
-    made = partition_from(np.where(LABELS == 3, -1, LABELS), LABELS)
-    assert made.clients == 3
-    assert made.notes == ("5 of 20 training examples belong to no client",)
-
-
 def test_a_partition_is_checked_against_the_data():
     made = Partition(LABELS.astype(np.int32), 4, "mine", 0)
     assert partition_from(made, LABELS) is made
-    with pytest.raises(UserError, match="for 10 training examples"):
+    with pytest.raises(UserError, match="for each of 10 training examples"):
         partition_from(made, LABELS[:10])
     with pytest.raises(UserError, match="has 4 clients, but --clients asks for 5"):
         partition_from(made, LABELS, clients=5)

@@ -37,16 +37,6 @@ def test_cinic10_has_train_and_test_and_validation_on_demand(cinic):
         sources.load_rows("cinic10(valid=some)", cinic)
 
 
-def test_a_class_that_is_missing_is_named(cinic):
-    for path in (cinic / "CINIC-10" / "test" / "bird").iterdir():
-        path.unlink()
-    with pytest.raises(UserError, match="test/bird has no pictures; unpack the complete data set"):
-        sources.load_rows("cinic10", cinic)
-    (cinic / "CINIC-10" / "test" / "bird").rmdir()
-    with pytest.raises(UserError, match="test/bird cannot be read: No such file"):
-        sources.load_rows("cinic10", cinic)
-
-
 @pytest.fixture
 def tiny(tmp_path):
     folder = tmp_path / "tiny-imagenet-200"
@@ -65,13 +55,6 @@ def test_tiny_imagenet_is_named_by_its_words_and_tested_on_its_validation_images
     assert rows.paths[:2] == ["train/n02/images/n02_0.JPEG", "train/n02/images/n02_1.JPEG"]
     assert rows.labels.tolist() == [0, 0, 1, 1, 2, 2, 1, 2]
     assert np.array(rows.paths)[rows.test].tolist() == ["val/images/val_0.JPEG", "val/images/val_1.JPEG"]
-
-
-@pytest.mark.parametrize("line", ["val_0.JPEG", "val_0.JPEG\tn99\t0", "../../x.JPEG\tn01", "passwd\tn01"])
-def test_a_wrong_line_of_the_annotations_is_named(tiny, line):
-    (tiny / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text(f"val_1.JPEG\tn03\n{line}\n")
-    with pytest.raises(UserError, match=r"val_annotations\.txt, line 2"):
-        sources.load_rows("tiny-imagenet", tiny)
 
 
 def test_without_words_classes_have_their_ids_and_a_missing_file_is_named(tiny):

@@ -34,15 +34,6 @@ def test_every_promised_name_is_in_the_table():
     assert list(sources.SOURCES) == [*NAMES, *PHOTOGRAPHS, "folder", "table", "coco", "hf", "arrays"]
 
 
-@pytest.mark.parametrize("source", published.SETS.values(), ids=lambda s: s.name)
-def test_the_facts_of_a_set_fit_together(source):
-    assert len(source.mean) == len(source.std) == source.shape[0]
-    assert len(set(source.classes)) == len(source.classes)
-    assert all(0 < value < 1 for value in (*source.mean, *source.std))
-    assert all(len(md5) == 32 for md5 in source.md5.values())
-    assert source.augment == source.name.startswith("cifar")
-
-
 def test_digits_come_inside_scikit_learn_with_every_fifth_as_test():
     from sklearn.datasets import load_digits
 
@@ -110,12 +101,6 @@ def test_both_layouts_of_cifar100_take_the_fine_label(tmp_path, draw):
         np.testing.assert_array_equal(read.test.images, images[4:])
 
 
-def test_a_missing_batch_file_is_named(tmp_path, write_cifar10):
-    write_cifar10(tmp_path)
-    (tmp_path / "data_batch_4.bin").unlink()
-    assert f"{tmp_path} is missing data_batch_4.bin" in refused("cifar10", tmp_path)
-
-
 @pytest.mark.parametrize("folder", ["mnist", "MNIST/raw", "."])
 @pytest.mark.parametrize("packed", [True, False])
 def test_mnist_is_read_from_each_folder_gzipped_or_not(tmp_path, write_idx, folder, packed):
@@ -145,18 +130,6 @@ def test_image_and_label_files_of_two_lengths_are_refused(tmp_path, write_idx):
     assert [f.status for f in sources.check("mnist", tmp_path)][-1] == DAMAGED
 
 
-def test_images_of_another_size_are_refused(tmp_path, write_idx):
-    write_idx(tmp_path, packed=False)
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03\0\0\0\x07\0\0\0\x02\0\0\0\x02" + bytes(28))
-    assert "has images of shape [1, 2, 2], not [1, 28, 28]" in refused("mnist", tmp_path)
-
-
-def test_a_rewritten_file_is_read_with_a_note(tmp_path, write_idx):
-    write_idx(tmp_path / "fashion-mnist")
-    notes = sources.load("fashion-mnist", tmp_path).notes
-    assert any("train-images-idx3-ubyte.gz is not the published file (nor are 3 others)" in n for n in notes)
-
-
 def test_a_published_file_needs_no_note(tmp_path, write_idx, monkeypatch):
     write_idx(tmp_path / "mnist")
     md5 = {p.name: hashlib.md5(p.read_bytes()).hexdigest() for p in (tmp_path / "mnist").iterdir()}
@@ -167,10 +140,7 @@ def test_a_published_file_needs_no_note(tmp_path, write_idx, monkeypatch):
 
 
 def test_fashion_mnist_is_not_taken_for_mnist(tmp_path, write_idx, monkeypatch):
-    write_idx(tmp_path / "fashion-mnist")
-    assert "mnist was not found" in refused("mnist", tmp_path / "fashion-mnist")
     write_idx(tmp_path / "plain")
-    assert any("assumed to be mnist" in note for note in sources.load("mnist", tmp_path / "plain").notes)
     md5 = hashlib.md5((tmp_path / "plain" / "train-images-idx3-ubyte.gz").read_bytes()).hexdigest()
     monkeypatch.setitem(published._OWNER, md5, "fashion-mnist")
     assert "is the published file of fashion-mnist, not mnist" in refused("mnist", tmp_path / "plain")
@@ -185,40 +155,11 @@ def test_an_unknown_name_brings_the_nearest(given, meant):
     assert (f"did you mean {meant!r}?" if meant else "fashion-mnist") in message
 
 
-def test_options_after_a_question_mark_bring_the_right_spelling():
-    assert refused("inaturalist?size=8&seed=1").endswith("give options in parentheses: inaturalist(size=8, seed=1)")
-
-
-def test_without_a_data_folder_the_error_says_what_to_pass():
-    message = refused("cifar10", None)
-    for part in ("--data-dir", "UNSKEW_DATA", "cifar-10-batches-bin", "unskew data fetch cifar10"):
-        assert part in message
-
-
 def test_a_set_not_found_lists_where_it_was_looked_for(tmp_path):
     message = refused("cifar10", tmp_path)
     for part in ("cifar-10-batches-bin", "cifar-10-batches-py", "unskew data fetch cifar10 --data-dir"):
         assert part in message
     assert str(tmp_path) in message
-    assert "does not exist" in refused("cifar10", tmp_path / "absent")
-
-
-def test_the_survey_lists_every_set_and_where_it_lies(tmp_path, write_cifar10):
-    write_cifar10(tmp_path / "cifar-10-batches-bin")
-    found = {source.spelling: where for source, where in sources.survey(tmp_path)}
-    assert list(found) == [
-        *NAMES,
-        *PHOTOGRAPHS,
-        "folder:DIR",
-        "table:FILE.csv",
-        "coco:FILE.json",
-        "hf:NAME",
-        "arrays:FILE.npz",
-    ]
-    assert found["digits"] == "inside scikit-learn"
-    assert found["cifar10"] == str(tmp_path / "cifar-10-batches-bin")
-    assert found["mnist"] == "not found"
-    assert found["folder:DIR"] == ""
 
 
 def test_checking_tells_whole_files_from_damaged_ones(tmp_path, write_cifar10):
@@ -230,16 +171,6 @@ def test_checking_tells_whole_files_from_damaged_ones(tmp_path, write_cifar10):
     assert "is empty" in findings[2].detail
     assert findings[0].size == 3 * 3073
     assert findings[0].detail == "3 images"
-
-
-def test_checking_digits_and_own_files_reads_them(tmp_path):
-    assert sources.check("digits", None)[0].detail == "1,438 training and 359 test images"
-    np.savez(tmp_path / "a.npz", x_train=np.zeros((5, 2, 2), np.uint8), y_train=np.arange(5))
-    (finding,) = sources.check(f"arrays:{tmp_path / 'a.npz'}", None)
-    assert finding.whole
-    assert finding.size == (tmp_path / "a.npz").stat().st_size
-    with pytest.raises(UserError, match="folder"):
-        sources.check(f"folder:{tmp_path}", None)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion-mnist"])

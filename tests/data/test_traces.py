@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.methods.attendance import hash_trace, read_trace
+from unskew.methods.attendance import read_trace
 
 
 def trace(tmp_path, content):
@@ -21,7 +21,6 @@ def test_both_forms_say_the_same_and_start_again_after_their_last_round(tmp_path
     stays = trace(tmp_path, "client,from,to\n0,1,2\n3,2,2\n3,4,4\n")
     expected = [[0], [0, 3], [], [3], [0], [0, 3], []]
     assert there(by_round, 7) == there(stays, 7) == expected
-    assert by_round.rounds == stays.rounds == 4
 
 
 def test_columns_in_any_order_others_beside_them_a_byte_order_mark_and_blank_lines(tmp_path):
@@ -35,29 +34,28 @@ def test_stays_may_overlap_and_one_row_is_enough(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        ("", "is not a trace: its header is ''; use the columns round,client or client,from,to"),
-        ("who,when\n1,2\n", "its header is 'who,when'"),
-        ("round,client\n", "has no rows"),
-        ("round,client\n0,1\n", "line 2: '0,1'; clients are numbered from 0, rounds from 1"),
-        ("round,client\n1,-1\n", "line 2"),
-        ("round,client\n1,1\n1\n", "line 3: '1'; give whole numbers"),
-        ("round,client\n1,1.5\n", "give whole numbers"),
-        ("round,client\n1,nan\n", "give whole numbers"),
-        ("client,from,to\n1,5,4\n", "a stay cannot end before it begins"),
-        ("round,client\n1,99999999999\n", "line 2"),
-        (b"round,client\n1,\xff\n", "it is not UTF-8"),
-        ('round,client\n1,"2\n', "is not a CSV file"),
+        "",
+        "who,when\n1,2\n",
+        "round,client\n",
+        "round,client\n0,1\n",
+        "round,client\n1,-1\n",
+        "round,client\n1,1\n1\n",
+        "round,client\n1,1.5\n",
+        "client,from,to\n1,5,4\n",
+        "round,client\n1,99999999999\n",
+        b"round,client\n1,\xff\n",
+        'round,client\n1,"2\n',
     ],
 )
-def test_what_is_no_trace_is_refused_with_its_line(tmp_path, content, message):
-    with pytest.raises(UserError, match=message):
+def test_what_is_no_trace_is_refused_with_its_name(tmp_path, content):
+    with pytest.raises(UserError, match=r"t\.csv is not a trace \(.*\); give rows of round,client or client,from,to"):
         trace(tmp_path, content)
 
 
 def test_a_folder_or_a_missing_file_is_refused(tmp_path):
     with pytest.raises(UserError, match="the trace"):
-        hash_trace(tmp_path / "none.csv")
+        read_trace(tmp_path / "none.csv")
     with pytest.raises(UserError, match=r"folder|plain file"):
         read_trace(tmp_path)

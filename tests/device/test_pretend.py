@@ -1,7 +1,5 @@
 """The harness itself: it computes what the CPU computes, and refuses what a device refuses."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -47,37 +45,6 @@ def test_training_there_gives_the_same_bits_as_here(each_home, kind):
     assert not any(isinstance(value, PretendTensor) for value in other_state.values())
 
 
-def test_modules_and_copies_of_them_stay_there(each_home):
-    made = network().to(each_home.device)
-    again = copy.deepcopy(made)
-    for each in (made, again):
-        assert {value.device for value in each.state_dict().values()} == {each_home.device}
-        assert all(isinstance(value, nn.Parameter) and value.requires_grad for value in each.parameters())
-    with torch.no_grad():
-        again[0].weight.zero_()
-    assert made[0].weight.abs().sum().item() > 0
-    assert nn.Linear(2, 3, device="meta").weight.device.type == "meta"
-    assert nn.Linear(2, 3, device="meta").to_empty(device=each_home.device).weight.device == each_home.device
-
-
-def test_moving_copies_and_moving_nowhere_does_not(each_home):
-    here = torch.zeros(3)
-    there = here.to(each_home.device)
-    assert there.device == each_home.device
-    assert there.cpu().device.type == "cpu"
-    here.fill_(5)
-    assert there.tolist() == [0, 0, 0]
-    assert there.to(each_home.device) is there
-    assert here.to("cpu") is here
-    assert there.to(torch.int64).device == each_home.device
-    assert here.to(there).device == each_home.device
-    assert torch.zeros(2, device=each_home.device).device == there.new_zeros(2).device == each_home.device
-    assert torch.zeros_like(there).device == each_home.device
-    assert torch.zeros_like(there, device="cpu").device.type == "cpu"
-    there[1:].add_(1)  # a view writes into what it is a view of
-    assert there.tolist() == [0, 1, 1]
-
-
 def test_a_gradient_crosses_to_the_cpu_and_back(each_home):
     there = torch.ones(3).to(each_home.device).requires_grad_()
     (gradient,) = torch.autograd.grad((there.cpu() * torch.tensor([1.0, 2.0, 3.0])).sum(), there)
@@ -92,15 +59,9 @@ def test_a_gradient_crosses_to_the_cpu_and_back(each_home):
         lambda there: torch.linalg.eigh(there[:, None] * there)[0],
         lambda there: torch.unique(there, return_counts=True)[1],
         lambda there: torch._foreach_add([there], [there])[0],
-        lambda there: torch._foreach_norm([there, there])[1],
-        lambda there: F.one_hot(there.long(), 5).float(),
-        lambda there: torch.cdist(there[:, None], there[:, None]),
         lambda there: there.new_zeros(4).index_put_((there.long(),), there),
-        lambda there: there.new_zeros(4).index_add_(0, there.long(), there),
         lambda there: there[there > 1],
-        lambda there: F.cosine_similarity(there[None], there[None] + 1),
         lambda there: there + torch.tensor(1.0),  # a CPU scalar is welcome
-        lambda there: torch.cat([there, there]).sort(descending=True).values,
         lambda there: torch.func.functional_call(nn.ReLU(), {}, (there,)),
     ],
 )
@@ -115,18 +76,14 @@ def test_these_pass_through(each_home, work):
     "mistake",
     [
         lambda there, here: there + here,
-        lambda there, here: here + there,
         lambda there, here: here.add_(there),
         lambda there, here: there.add_(here),
-        lambda there, here: here[0].add_(there[0]),
         lambda there, here: torch.cat([there, here]),
-        lambda there, here: torch.stack([there[0], here[0]]),
         lambda there, here: torch.where(there > 0, there, here),
         lambda there, here: torch.equal(there, here),
         lambda there, here: torch._foreach_add([there], [here]),
         lambda there, here: there[here.long()],
         lambda there, here: here[there.long()],
-        lambda there, here: there.index_select(0, here.long()),
         lambda there, here: torch.zeros(4).index_add_(0, there.long(), there),
         lambda there, here: F.cross_entropy(there[None], here[:1].long()),
         lambda there, here: half_squared_distance([there.requires_grad_()], [here]),
@@ -163,10 +120,3 @@ def test_only_mps_refuses_float64():
         for mistake in (there.double, lambda: torch.zeros(2, device="mps", dtype=torch.float64)):
             with pytest.raises(WrongDevice, match="no float64"):
                 mistake()
-
-
-def test_outside_there_is_no_such_device():
-    with PretendDevice("mps:0"):
-        pass
-    with pytest.raises(Exception, match=r"(?i)mps"):
-        torch.zeros(2).to("mps:0")

@@ -42,10 +42,7 @@ def test_the_device_reaches_the_run(capsys, options, tmp_path):
     ("device", "words"),
     [
         ("cuda", "--device cuda: PyTorch found no CUDA device; use auto or cpu"),
-        ("cuda:3", "no CUDA device"),
-        ("mps", "no MPS device"),
         ("tpu", "--device tpu: give auto, cpu, cuda, cuda:N or mps"),
-        ("cuda:x", "--device cuda:x: give auto, cpu, cuda, cuda:N or mps"),
         ("", "give auto, cpu"),
     ],
 )
@@ -77,15 +74,6 @@ def test_a_finished_run_of_a_gpu_is_calibrated_analysed_and_reported_on_the_cpu(
         capsys, "report", run, "--only", "cka"
     )  # what is missing is said, the rest is shown
     assert "no CUDA device" not in done(capsys, "report", run, "--only", "cka", "--device", "cpu")
-
-
-def test_a_model_is_loaded_on_the_cpu_whatever_it_was_trained_on(finished, tmp_path):
-    from unskew import load
-
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
-    of_a_machine_with_a_gpu(run)
-    assert {value.device.type for value in load(run).parameters()} == {"cpu"}
 
 
 def test_an_interrupted_run_of_a_gpu_is_resumed_on_the_cpu(capsys, tmp_path):

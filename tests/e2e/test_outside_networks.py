@@ -15,6 +15,7 @@ TESTS = Path(__file__).parent.parent
 SMALL = {"rounds": 2, "epochs": 1, "lr": 0.01, "clients": 3, "checkpoint_seconds": 0, "data": "outside_data:stripes"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "method"),
     [("resnet", "fedavgm(0.9)"), pytest.param("vit", "moon + clsprox + scaffold", marks=pytest.mark.heavy)],

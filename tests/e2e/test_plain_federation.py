@@ -78,7 +78,7 @@ def wrong_shape(values):
     ("spoil", "why"),
     [
         (not_a_number, "second contains NaN or infinity"),
-        (negative_count, "has a count of -1"),
+        (negative_count, "counts must be from 1"),
         (wrong_shape, "second has the shape"),
     ],
 )

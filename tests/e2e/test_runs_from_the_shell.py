@@ -35,22 +35,6 @@ def whole(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.heavy  # tests/e2e/test_memory_resume.py kills a pool that has memories
-@pytest.mark.parametrize("engine", [["--engine", "loop"], ["--engine", "pool", "--workers", "2"]], ids=["loop", "pool"])
-def test_a_run_killed_in_the_middle_and_resumed_equals_one_that_never_stopped(tmp_path, whole, engine):
-    run = tmp_path / "run"
-    words = ["run", *FAST, *engine, "--method", "fedavgm(0.5)", "--out", "run"]
-    process = started(*words, cwd=tmp_path, run=run, rounds=3)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not (run / "result.json").exists()
-    with open(run / "metrics.jsonl", "a") as file:  # what a crash in the middle of a line leaves behind
-        file.write('{"round": 99, "cli')
-    shell("resume", "run", cwd=tmp_path, check=True)
-    assert result(run)["weights_sha256"] == result(whole)["weights_sha256"]
-    assert metrics(run) == metrics(whole)
-
-
 def test_ctrl_c_ends_cleanly_with_a_checkpoint_without_workers_and_says_how_to_go_on(tmp_path, whole):
     run = tmp_path / "run"
     words = ["run", *FAST[:-1], "3600", "--engine", "pool", "--method", "fedavgm(0.5)", "--out", "run"]
@@ -136,11 +120,7 @@ def stopped(tmp_path_factory):
 
 TAMPERED = {
     "another rate": (lambda run: edit(run, "lr = 0.05", "lr = 0.06"), "config.toml"),
-    "another method": (lambda run: edit(run, '"fedavg"', '"fedavgm(0.9)"'), "config.toml"),
-    "another model": (lambda run: edit(run, '"tiny-cnn"', '"lenet-64"'), "config.toml"),
     "fewer rounds": (lambda run: edit(run, "rounds = 4000", "rounds = 2"), "config.toml"),
-    "no configuration": (lambda run: (run / "config.toml").write_text(""), "config.toml"),
-    "a broken configuration": (lambda run: (run / "config.toml").write_text("lr = ["), "config.toml"),
     "no partition, another seed": (
         lambda run: ((run / "partition.npz").unlink(), edit(run, "seed = 0", "seed = 1")),
         "unskew: ",  # of the configuration where it is sealed, of the partition otherwise
@@ -208,6 +188,7 @@ def test_a_file_of_the_users_beside_a_run_shadows_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.heavy
 def test_a_run_in_use_is_not_resumed_a_second_time(tmp_path):
     run = tmp_path / "run"
     process = started("run", *FAST, "--rounds", "4000", "--out", "run", cwd=tmp_path, run=run, rounds=1)
@@ -221,11 +202,10 @@ def test_a_run_in_use_is_not_resumed_a_second_time(tmp_path):
     assert process.returncode == 130
 
 
-@pytest.mark.parametrize("seconds", [0.5, 1.5])
-def test_an_interrupt_during_the_long_imports_is_one_line(tmp_path, seconds):
+def test_an_interrupt_during_the_long_imports_is_one_line(tmp_path):
     command = [*UNSKEW, "run", *FAST, "--rounds", "4000", "--out", "run"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    time.sleep(seconds)
+    time.sleep(1)
     for _ in range(2):  # the second one has nothing to add
         process.send_signal(signal.SIGINT)
         time.sleep(0.002)
@@ -233,18 +213,3 @@ def test_an_interrupt_during_the_long_imports_is_one_line(tmp_path, seconds):
     assert process.returncode == 130
     assert errors.startswith("unskew: interrupted")
     assert errors.count("\n") == 1
-
-
-@pytest.mark.heavy  # tests/engines/test_pool.py replaces workers that were killed
-def test_a_worker_killed_before_it_is_ready_is_replaced(tmp_path, whole):
-    command = [*UNSKEW, "run", *FAST, "--method", "fedavgm(0.5)", "--engine", "pool", "--workers", "2", "--out", "run"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    for _ in range(6000):
-        if born := children.read_text().split():
-            break
-        time.sleep(0.01)
-    os.kill(int(born[0]), signal.SIGKILL)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert result(tmp_path / "run")["weights_sha256"] == result(whole)["weights_sha256"]

@@ -40,11 +40,6 @@ def test_methods_and_seeds_are_trained_in_one_folder_compared_and_continued(caps
     assert [row["method"] for row in table.rows()] == ["fedavg", "fedprox(0.1) + lda"]
 
 
-def test_a_method_given_twice_is_refused(capsys):
-    code, _, error = unskew(capsys, "run", *FAST, "--method", "fedavg", "--method", "fedavg")
-    assert (code, error) == (2, "unskew: --method fedavg is given twice; give each method once\n")
-
-
 def test_one_of_several_methods_that_is_wrong_is_refused_before_anything_is_trained(capsys, tmp_path):
     code, _, error = unskew(capsys, "run", *FAST, "--method", "fedavg", "--method", "fedprx")
     assert code == 2

@@ -21,16 +21,8 @@ HERE = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
 UNSKEW = ["-m", "unskew"]
 RANKS = ["-m", "--", "unskew"]  # without the dashes torchrun takes some of the options for its own
 SHORT = ["--rounds", "4", "--epochs", "1", "--clients", "6", "--lr", "0.05"]
-SLOW = [
-    "--method",
-    "moon + scaffold + outside_methods:sleeps(0.05)",
-    "--rounds",
-    "12",
-    "--epochs",
-    "1",
-    "--clients",
-    "6",
-]
+SLEEPS = "moon + scaffold + outside_methods:sleeps(0.05)"
+SLOW = ["--method", SLEEPS, "--rounds", "12", "--epochs", "1", "--clients", "6"]
 KINDS = {
     "memories": ["--method", "moon(mu=1) + scaffold", "--per-round", "4", "--during", "norms + drift"],
     "secure": ["--method", "fedavgm(0.9) + fedvc(64) + fedir + ccvr(per_class=50) + lda + secure"],
@@ -82,7 +74,7 @@ def by_the_loop(tmp_path_factory):
     return outcome_of
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_number_of_ranks_gives_the_bits_of_the_loop(kind, ranks, tmp_path, by_the_loop):
     words = [*SHORT, *KINDS[kind]]
@@ -204,13 +196,6 @@ def test_an_interrupt_ends_all_ranks_with_a_checkpoint_and_one_message(number, t
     assert started.message() == ["unskew: interrupted; resume it with: unskew resume run"]
     assert f"{zero}" not in os.listdir("/proc")
     assert resumed(started.run, 3, tmp_path) == by_the_loop(*SLOW)
-
-
-def test_an_interrupt_of_another_rank_is_one_of_the_run(tmp_path):
-    started = Started(2, tmp_path)
-    os.kill(started.rank(1), signal.SIGTERM)
-    assert started.message() == ["unskew: interrupted; resume it with: unskew resume run"]
-    assert (started.run / "checkpoint" / "state.safetensors").exists()
 
 
 def test_a_rank_that_says_nothing_is_lost_after_fifteen_seconds(tmp_path):

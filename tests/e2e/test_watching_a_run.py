@@ -1,7 +1,6 @@
 """A run as its user watches it: in a terminal, through a pipe, in a log that outlives a kill."""
 
 import fcntl
-import json
 import os
 import pty
 import re
@@ -9,15 +8,12 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
-from pathlib import Path
 
-import pytest
 from test_runs_from_the_shell import FAST
 
 from analysis.finished import result
-from commands import UNSKEW, shell, started
+from commands import UNSKEW, shell
 
 SECONDS = 300  # after which a terminal that says nothing more is given up
 
@@ -77,42 +73,3 @@ def test_an_interrupt_leaves_the_terminal_tidy(tmp_path):
     last = plain(terminal.text)
     assert re.search(r"/4000 .*\n+unskew: interrupted; resume it with: .*resume a\n$", last)
     assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")
-
-
-@pytest.mark.heavy
-def test_a_log_outlives_a_kill_and_holds_every_round_once(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run = tmp_path / "run"
-    process = started("run", *FAST, "--log", "tensorboard", "--out", "run", cwd=tmp_path, run=run, rounds=3)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert "resuming" in shell("resume", "run", "--log", "tensorboard", "--log", "tensorboard", cwd=tmp_path).stdout
-    events = EventAccumulator(str(run / "logs" / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row.step for row in events.Scalars("accuracy")] == list(range(1, 13))
-    assert [row.value for row in events.Scalars("accuracy")] == [_float32(row["accuracy"]) for row in rows]
-    assert "log" not in (run / "config.toml").read_text()
-
-
-def test_a_log_that_cannot_be_written_is_a_note_and_the_run_goes_on(tmp_path):
-    code = (
-        "import sys; from unskew.runs import folder; make = folder.create_run_folder\n"
-        "def create(path):\n    make(path)\n    (path / 'logs').write_text('in the way')\n"
-        "folder.create_run_folder = create\n"
-        "from unskew.console.main import main\n"
-        "main(sys.argv[1:])\n"
-    )
-    words = ["run", *FAST, "--log", "tensorboard", "--out", "a"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("note: the tensorboard log failed") == 1
-    assert (Path(tmp_path) / "a" / "result.json").exists()
-    assert done.stderr == ""
-
-
-def _float32(value: float) -> float:
-    return struct.unpack("f", struct.pack("f", value))[0]

@@ -3,11 +3,9 @@
 import shlex
 import signal
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -20,12 +18,10 @@ from unskew import engines
 from unskew.console.main import main
 from unskew.core.errors import ClientFailure, LostMemory, UserError
 from unskew.core.key import Key
-from unskew.core.types import Split, TestPart, Visit
-from unskew.engines.results import ResultFile, SharedFile, offer, open_offered
-from unskew.engines.torchrun import join, link
-from unskew.engines.torchrun.engine import Signals
-from unskew.round.client import Train
-from unskew.round.evaluation import Evaluate, evaluate
+from unskew.core.types import Split, TestPart
+from unskew.engines import torchrun
+from unskew.engines.pool import VisitGroup
+from unskew.round.evaluation import Evaluate
 from unskew.runs.config import OPTIONS
 
 MEMORIES = "moon + scaffold + fedvc(16) + fedavgm"
@@ -52,64 +48,40 @@ def opened(small):
 # The same bits
 
 
-def test_two_ranks_give_the_bits_of_the_loop_in_one_run_after_another(two):
-    for method in ("fedavg", MEMORIES):
-        assert same(federation(method).run(3, "torchrun"), federation(method).run(3)), method
-
-
-def test_masks_are_the_same_whichever_rank_does_a_clients_next_exchange(two):
-    for method in ("secure(updates=true) + scaffold", "secure(updates=true) + fedvc(16)"):
+@pytest.mark.parametrize("place", ["near", "far"])
+def test_two_ranks_give_the_bits_of_the_loop_in_one_run_after_another(two, place, request):
+    if place == "far":
+        request.getfixturevalue("far")
+    for method in (MEMORIES, "secure(updates=true) + scaffold + fedvc(16)"):
         assert same(federation(method).run(2, "torchrun"), federation(method.replace(*ROUNDED)).run(2)), method
 
 
-def test_results_are_added_in_the_order_of_the_visits(two):
-    """Float addition is not associative: another order would show in the last bits."""
-    small = federation(dtype="float32", sizes=(60, 5, 33, 2, 17))
-    visits = [Visit(client, weight) for client, weight in enumerate((1e9, 1e-9, 1.0, 1e5, 1e-3))]
-    outcomes = []
-    for engine in ("loop", "torchrun"):
-        working = engines.open_engine(engine, engines.EngineSetup(small.blueprint, small.data))
-        outcomes.append(total(working, Train(), small.state().tensors, visits, Key(0)).sums)
-        working.close()
-    assert list(outcomes[0]) == list(outcomes[1])
-    assert all(torch.equal(outcomes[0][name], outcomes[1][name]) for name in outcomes[0])
+@pytest.fixture
+def asked(two, monkeypatch):
+    """What the other rank is sent."""
+    asked, send = [], torchrun.Rank.send
+    monkeypatch.setattr(torchrun.Rank, "send", lambda self, message: (asked.append(message), send(self, message)))
+    return asked
 
 
-def test_evaluation_is_spread_too(two):
-    small, scores = federation(), []
-    for engine in ("loop", "torchrun"):
-        working = engines.open_engine(engine, engines.EngineSetup(small.blueprint, small.data))
-        scores.append(evaluate(working, small.state().tensors, 33, Key(0)))
-        working.close()
-    assert scores[0] == scores[1]
-
-
-def test_every_rank_does_some_of_the_work(two, monkeypatch):
-    asked, send = [], link.Writer.send
-    monkeypatch.setattr(
-        link.Writer, "send", lambda self, message, *tensors: (asked.append(message), send(self, message, *tensors))
-    )
-    federation(sizes=(30,) * 12).run(2, "torchrun")
-    elsewhere = sum(len(message.get("tasks", ())) for message in asked)
-    assert 0 < elsewhere < 24
-
-
-def test_short_visits_go_to_a_rank_in_groups(two, monkeypatch):
-    asked, send = [], link.Writer.send
-    monkeypatch.setattr(
-        link.Writer, "send", lambda self, message, *tensors: (asked.append(message), send(self, message, *tensors))
-    )
+def test_short_visits_go_to_a_rank_in_groups(asked):
     here = federation(MEMORIES, sizes=(3,) * 64)
     assert same(here.run(2, "torchrun"), here.run(2))
-    sizes = [len(message["tasks"]) for message in asked if "tasks" in message]
+    sizes = [len(message.visits) for message in asked if isinstance(message, VisitGroup)]
     assert max(sizes) > 1
-    assert min(sizes) == 1  # the last go one by one
 
 
-def test_what_is_larger_than_a_piece_arrives(two):
+@pytest.fixture
+def far(two, monkeypatch):
+    """The other rank, as if it were on another machine."""
+    for rank in torchrun.gather(torchrun.launched(), processors=True):
+        monkeypatch.setattr(rank, "near", False)
+
+
+def test_what_is_larger_than_a_piece_arrives(far):
     count, images = 300_000, image_set(120)
     test = Split(Key(0).numpy().integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), np.arange(count) % 4)
-    assert test.images.nbytes > link.PIECE
+    assert test.images.nbytes > torchrun.PIECE
     small, scores = federation(images=replace(images, test=test)), []
     parts = [TestPart(0, 500), TestPart(count // 2, count // 2 + 500), TestPart(count - 500, count)]
     for engine in ("loop", "torchrun"):
@@ -153,8 +125,8 @@ def test_what_a_rank_cannot_build_is_told_by_its_name(two, monkeypatch):
     module.method = lambda: lambda algorithm: algorithm
     monkeypatch.setitem(sys.modules, "only_here", module)
     small = federation().with_method("only_here:method")
-    with pytest.raises(UserError, match=r"rank 1 on \S+ \(process \d+\): .*only_here"):
-        opened(small)
+    with pytest.raises(UserError, match=r"rank 1 on \S+ \(process \d+\) cannot start: .*only_here"):
+        small.run(1, "torchrun")
     assert same(federation().run(1, "torchrun"), federation().run(1))  # the ranks go on
 
 
@@ -166,34 +138,15 @@ def test_the_ranks_work_for_one_run_at_a_time(two):
     opened(federation()).close()
 
 
-def test_an_open_engine_gives_its_threads_and_handlers_back(two):
-    before = threading.active_count(), signal.getsignal(signal.SIGTERM)
+def test_an_open_engine_gives_its_handlers_back_and_hears_the_first_interrupt_only(two):
+    before = signal.getsignal(signal.SIGTERM)
     working = opened(federation())
-    assert signal.getsignal(signal.SIGTERM) != before[1]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
     working.close()
     working.close()
-    assert (threading.active_count(), signal.getsignal(signal.SIGTERM)) == before
-
-
-def test_to_another_rank_go_texts_numbers_and_raw_tensors(two, monkeypatch):
-    """The wire, read message by message: the federation once, then jobs and visits; nothing that names an example."""
-    told, send = [], link.Writer.send
-    monkeypatch.setattr(
-        link.Writer, "send", lambda self, message, *tensors: (told.append(message), send(self, message, *tensors))
-    )
-    federation("moon + fedvc(8)", dtype="float32", epochs=1).run(2, "torchrun")
-    known = (
-        {"open", "secret", "remembers", "shared"}, {"data"}, {"build"}, {"close"}, {"begin", "seed", "key", "layout"},
-        {"number", "tasks", "slot"},
-    )  # fmt: skip
-    plain = [msgspec.to_builtins(message) for message in told]
-    assert all(set(message) in known for message in plain)
-    tasks = [task for message in plain for task in message.get("tasks", ())]
-    assert all(set(task) == {"index", "visit", "record"} for task in tasks)
-    visits = [task["visit"] for task in tasks]
-    assert visits
-    known = {"client", "weight", "take", "repeat", "ticket", "keep", "slot", "parcel"}
-    assert all(set(visit) == known for visit in visits)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 # Before the work begins
@@ -205,7 +158,7 @@ def test_without_torchrun_one_message_has_the_line_that_starts_it(capsys, tmp_pa
     said = capsys.readouterr()
     assert ended.value.code == 2
     assert "RANK is not set" in said.err
-    assert f"start it with: {join.LINE}" in said.err
+    assert f"start it with: {torchrun.LINE}" in said.err
     assert not (tmp_path / "run").exists()
 
 
@@ -229,7 +182,7 @@ def test_torchrun_understands_every_line_that_we_tell_people_to_type():
     lines = [line for line in page.splitlines() if line.startswith("torchrun --")]
     flags = [word for option in OPTIONS.values() for word in (option.flag, "x")]
     assert len(lines) >= 4
-    for line in (*lines, join.LINE):
+    for line in (*lines, torchrun.LINE):
         asked = parse_args([*shlex.split(line)[1:], *flags, "--log", "x"])
         assert (asked.module, asked.training_script) == (True, "unskew")
         assert {"--engine", "torchrun", "--start", "--log"} <= set(asked.training_script_args)
@@ -244,29 +197,25 @@ def test_odd_variables_are_named(monkeypatch, changed, message):
     for name, value in {**variables(0, 2, 29500), **changed}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=message):
-        join.launched()
+        torchrun.launched()
 
 
 @pytest.mark.parametrize("what", ["Unskew", "PyTorch", "NumPy", "Python", "processor"])
-def test_a_rank_that_would_give_other_bits_is_refused_by_name(what):
-    own = join.facts()
-    other = own | {"machine": "lab2", "process": "7", what: "other"}
-    join._check_same(own, {1: own}, processors=True)
-    with pytest.raises(UserError, match=rf"rank 2 on lab2 \(process 7\) has {what} other, but rank 0 on "):
-        join._check_same(own, {1: own, 2: other}, processors=True)
+def test_a_rank_that_would_give_other_bits_is_refused_by_name(two, monkeypatch, what):
+    monkeypatch.setattr(torchrun, "versions", lambda versions=torchrun.versions: versions() | {what: "other"})
+    with pytest.raises(UserError, match=rf"rank 1 on \S+ \(process \d+\) has {what} .* has other"):
+        torchrun.gather(torchrun.launched(), processors=True)
     if what == "processor":  # a GPU computes
-        join._check_same(own, {1: own, 2: other}, processors=False)
+        torchrun.gather(torchrun.launched(), processors=False)
 
 
 def test_a_rank_that_does_not_come_is_named(monkeypatch):
-    monkeypatch.setattr(join, "JOIN_SECONDS", 0.2)
-    with pytest.raises(UserError, match="ranks 1, 2 have not joined within 0 s"):
-        join.gather(join.Launched(0, 3, "127.0.0.1", free_port()), processors=True)
+    monkeypatch.setattr(torchrun, "JOIN_SECONDS", 0.2)
+    with pytest.raises(UserError, match="rank 1, 2 has not joined within 0 s"):
+        torchrun.gather(torchrun.Launched(0, 3, "127.0.0.1", free_port()), processors=True)
 
 
-def test_measures_and_sweeps_say_that_they_are_for_one_machine(tmp_path):
-    with pytest.raises(UserError, match="--engine torchrun: finished runs are measured on one machine"):
-        unskew.analyse(tmp_path, "curves", engine="torchrun")
+def test_a_sweep_says_that_it_is_for_one_machine(tmp_path):
     with pytest.raises(UserError, match="--engine torchrun: a sweep spreads its runs over this machine's cores"):
         unskew.sweep(over="lr=0.1,0.2", engine="torchrun", out=tmp_path / "sweep")
 
@@ -274,61 +223,10 @@ def test_measures_and_sweeps_say_that_they_are_for_one_machine(tmp_path):
 def test_the_overview_counts_a_process_and_a_copy_of_the_data_for_each_rank(monkeypatch):
     for name, value in variables(0, 3, 29500).items():
         monkeypatch.setenv(name, value)
-    assert engines.processes("torchrun", 8) == engines.Processes(3, 3, 3, "3 ranks")
+    assert engines.processes("torchrun", 8) == engines.Processes(4, 3, 4, "3 ranks")
     assert engines.processes("pool", 8) == engines.Processes(9, 8, 2, "8 workers")
 
 
 def test_a_run_that_was_made_with_torchrun_is_used_without_it():
     assert engines.default_engine("torchrun") == "auto"
     assert engines.default_engine("pool") == "pool"
-
-
-# Interrupts
-
-
-def test_a_second_interrupt_does_not_break_what_the_first_one_began():
-    before = signal.getsignal(signal.SIGTERM)
-    signals = Signals()
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGTERM)
-    signal.raise_signal(signal.SIGTERM)
-    signal.raise_signal(signal.SIGINT)
-    signals.restore()
-    assert signal.getsignal(signal.SIGTERM) == before
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_in_another_thread_interrupts_are_left_alone():
-    before, seen = signal.getsignal(signal.SIGINT), []
-    thread = threading.Thread(target=lambda: seen.append(Signals()))
-    thread.start()
-    thread.join()
-    seen[0].restore()
-    assert signal.getsignal(signal.SIGINT) == before
-
-
-def test_ranks_of_one_machine_exchange_model_and_sums_in_shared_memory_and_others_send_them(two, monkeypatch):
-    seen = []
-    read, write = ResultFile.read, SharedFile.write
-    monkeypatch.setattr(ResultFile, "read", lambda self, *where: seen.append(where) or read(self, *where))
-    monkeypatch.setattr(SharedFile, "write", lambda self, model: seen.append("model") or write(self, model))
-    shared = federation().run(2, "torchrun")
-    assert seen.count("model") == 2
-    assert len(seen) > 2
-    seen.clear()  # from here on as on another machine
-    monkeypatch.setattr("unskew.engines.torchrun.engine.open_offered", lambda *offered: None)
-    monkeypatch.setattr("unskew.engines.torchrun.engine.offer", lambda file: (2**22 + 1, 0, 0))
-    assert same(federation().run(2, "torchrun"), shared)
-    assert not seen
-    assert same(federation().run(2), shared)
-
-
-def test_a_file_of_another_process_is_taken_only_with_its_token():
-    file = ResultFile()
-    process, descriptor, token = offer(file)
-    assert open_offered(process, descriptor, token + 1) is None
-    assert open_offered(2**22 + 1, descriptor, token) is None
-    opened = ResultFile(open_offered(process, descriptor, token))
-    where = file.write(torch.arange(9.0, dtype=torch.float64))
-    assert torch.equal(opened.read(*where), torch.arange(9.0, dtype=torch.float64))

@@ -251,7 +251,7 @@ def test_nothing_of_a_body_is_read_before_the_signature_is_found_right(door):
     headers = {**door.signed(), "flwr-signature": "AAAA"}
     assert door.call(headers=headers, body=b"", size=5_000_000)[0] == 401
     assert time.monotonic() - began < 10
-    assert door.gateway._budget.total == 0
+    assert door.gateway._budget.taken.total() == 0
 
 
 def test_a_signature_counts_once_and_on_no_other_path(door):
@@ -330,7 +330,7 @@ def test_bodies_of_one_node_and_of_all_nodes_have_a_limit_in_memory(make_door):
             start = f"POST {PUSH} HTTP/1.1\r\ncontent-length: 1000\r\n"
             proof = "".join(f"{name}: {value}\r\n" for name, value in door.signed(node).items())
             line.sendall(f"{start}{proof}\r\n".encode() + b"x" * 999)
-        while door.gateway._budget.total < 2000:
+        while door.gateway._budget.taken.total() < 2000:
             time.sleep(0.01)
         answered = door.call()
         assert (answered[0], reason(answered)) == (503, "the gateway is busy; try again")
@@ -349,7 +349,7 @@ def test_who_sends_a_body_or_a_head_slowly_is_cut_off(make_door):
         began = time.monotonic()
         assert [answer(line) for line in (silent, dripping, slow)] == [(0, b"")] * 3
         assert time.monotonic() - began < 10
-    assert door.gateway._budget.total == 0
+    assert door.gateway._budget.taken.total() == 0
     assert door.call()[0] == 200
 
 

@@ -66,9 +66,9 @@ def test_every_node_has_the_keys_of_all_nodes_also_of_those_that_come_later_or_s
 
 @pytest.mark.parametrize(("content", "wrong"), [
     (None, r"roster.txt, the list of the federation's nodes, is missing"),
-    (b"ward\n", "roster.txt, line 1: give a name and a key, such as: ward ecdsa-sha2-nistp384"),
-    (b"# nodes\n\nward ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJKK\n", "roster.txt, line 3: give a name and a key"),
-    (b"\xff\xfe\x00", "roster.txt, line 1: give a name and a key"),
+    (b"ward\n", "roster.txt: every line needs a name and a key, such as: ward ecdsa-sha2-nistp384"),
+    (b"# nodes\n\nward ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJKK\n", "roster.txt: every line needs a name and a key"),
+    (b"\xff\xfe\x00", "roster.txt: every line needs a name and a key"),
 ])  # fmt: skip
 def test_a_roster_that_is_none_is_refused(tmp_path, content, wrong):
     if content is not None:
@@ -77,11 +77,11 @@ def test_a_roster_that_is_none_is_refused(tmp_path, content, wrong):
         NodeRoster.read(tmp_path / ROSTER)
 
 
-@pytest.mark.parametrize(("content", "wrong"), [(None, "the key with which the node signs"), (b"x", "not a private")])
-def test_a_signing_key_that_is_none_is_refused(tmp_path, content, wrong):
+@pytest.mark.parametrize("content", [None, b"x"])
+def test_a_signing_key_that_is_none_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "node.key").write_bytes(content)
-    with pytest.raises(UserError, match=wrong):
+    with pytest.raises(UserError, match=r"node\.key is no P-384 key; create one"):
         load_private(tmp_path / "node.key")
 
 
@@ -105,11 +105,11 @@ def test_a_renewed_certificate_is_new_and_signed_by_the_same_authority(tmp_path)
     ("given", "message"),
     [
         ({"nodes": ["../a"]}, r"node name '\.\./a': give at most 32 letters"),
-        ({"nodes": ["a", "a"]}, "node a is given twice"),
+        ({"nodes": ["a", "a"]}, "node a exists already"),
         ({"port": 0, "host": "x"}, "--port 0"),
         ({"port": 70000}, "--port 70000"),
         ({"host": "http://x"}, "--host 'http://x': give the name or address"),
-        ({"keys": {"c": Path("nowhere.pub")}}, "nowhere.pub does not exist"),
+        ({"keys": {"c": Path("nowhere.pub")}}, "nowhere.pub is not a public key"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, given, message):
@@ -120,14 +120,14 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, given, m
 
 def test_a_folder_that_is_something_else_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"has files and no federation\.toml"):
+    with pytest.raises(UserError, match="give one, or a folder that is new or empty"):
         initialise(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_another_address_or_a_known_node_is_refused_for_a_federation_that_is_there(tmp_path):
     initialise(tmp_path, nodes=["a"])
-    with pytest.raises(UserError, match=r"--port 9: this federation uses 8000; to change it, edit"):
+    with pytest.raises(UserError, match=r"this federation uses 127\.0\.0\.1:8000; to change it, edit"):
         initialise(tmp_path, port=9)
     with pytest.raises(UserError, match="node a exists already"):
         initialise(tmp_path, nodes=["a"])
@@ -144,7 +144,7 @@ def test_a_damaged_or_mistaken_folder_is_named(tmp_path):
     with pytest.raises(UserError, match="is not a node's folder"):
         read_node(tmp_path)
     for content, message in [
-        ("port = [", "is not TOML"),
+        ("port = [", "Invalid"),
         ('port = "x"', "missing required field host|port: expected int, got str"),
         ("prot = 1", "unknown key 'prot'; did you mean 'port'"),
         ("port = 1", "missing required field host"),

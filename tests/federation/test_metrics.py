@@ -38,7 +38,7 @@ def test_status_names_round_method_and_run_directory_as_json(tmp_path):
         "directory": str(run), "method": "fedavg + ccvr", "round": 2, "rounds": 5, "state": "training",
     }  # fmt: skip
     (run / "result.json").write_text("{}")
-    assert last_run(federation).state == "finished"
+    assert last_run(federation)["state"] == "finished"
 
 
 def test_before_the_first_run_there_is_none_and_damaged_files_are_no_error(tmp_path):
@@ -47,7 +47,7 @@ def test_before_the_first_run_there_is_none_and_damaged_files_are_no_error(tmp_p
     federation.run_config.write_text("not TOML")
     assert last_run(federation) is None
     federation, _ = submitted(tmp_path / "2", rounds=())
-    assert (last_run(federation).round, last_run(federation).state) == (0, "waiting")
+    assert (last_run(federation)["round"], last_run(federation)["state"]) == (0, "waiting")
 
 
 def test_the_folder_is_described_in_prometheus_form(tmp_path):
@@ -113,8 +113,8 @@ def test_a_mistake_in_what_is_to_be_run_is_one_message_before_anything_is_submit
         return str(raised.value)
 
     assert "fedavgg" in message('method = "fedavgg"', str(recipe))
-    assert "did you mean" in message("[federation]\ndeadlin = 3", str(recipe))
-    assert f"{taken} exists and is not empty" in message("", str(recipe), "--out", str(taken))
-    assert f"{run} already has a run" in message("", str(recipe), "--out", str(run))
+    assert "unknown field `deadlin`" in message("[federation]\ndeadlin = 3", str(recipe))
+    for folder in (taken, run):
+        assert f"{folder} exists and is not an empty folder" in message("", str(recipe), "--out", str(folder))
     assert str(finished) in message("", "--resume", str(finished))
     assert "is not running on this machine" in message("", str(recipe))  # nothing else is wrong

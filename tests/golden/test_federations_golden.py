@@ -219,9 +219,9 @@ def test_where_all_clients_are_of_one_size_fedvc_is_fedavg_in_expectation():
     close(sum(alone.values()) / 4, theta_of(together.run(1, state=state).tensors))
 
 
-@pytest.mark.parametrize("text", ["fedvc(size=0)", "fedvc(size=-3)", "fedvc(epochs=0)"])
+@pytest.mark.parametrize("text", ["fedvc(size=0)", "fedvc(epochs=0)"])
 def test_fedvc_refuses_visits_without_examples(text):
-    with pytest.raises(UserError, match="must be at least 1"):
+    with pytest.raises(UserError, match="give a number above 0"):
         methods.parse_method(text)
 
 

@@ -16,7 +16,6 @@ from unskew.console.main import main
 from unskew.loggers import Logger
 from unskew.round.driver import Metrics
 from unskew.runs.execute import Calibrated
-from unskew.runs.prepare import Overview
 
 FAST = {"rounds": 5, "epochs": 1, "engine": "loop", "checkpoint_seconds": 0.0, "evaluate_every": 2}
 NAMES = ("train_loss", "accuracy", "loss", "clients", "examples", "bytes_up", "bytes_down", "seconds")
@@ -185,15 +184,6 @@ def test_a_run_that_crashed_behind_its_log_is_resumed_without_a_round_twice_or_m
     assert READ[name][1](run)["partition_hash"] == result.partition_hash
 
 
-def test_a_run_that_crashed_before_its_first_checkpoint_starts_its_log_anew(tmp_path, name):
-    run = tmp_path / "a"
-    stopped(run, name, lambda event: isinstance(event, Metrics) and event.round == 2)
-    shutil.rmtree(run / "checkpoint")
-    resumed(run, name)
-    agrees(READ[name][0](run), metrics(run))
-    assert READ[name][1](run)["data"] == "digits"
-
-
 def test_a_log_that_begins_when_a_run_is_resumed_holds_the_rounds_before(tmp_path, name):
     run = tmp_path / "a"
     stopped(run, None, lambda event: isinstance(event, Metrics) and event.round == 3)
@@ -356,20 +346,6 @@ def test_an_unknown_logger_is_named_before_anything_is_made(tmp_path, monkeypatc
         "unskew: --log tensorbord: did you mean 'tensorboard'?; or give package.module:function\n"
     )
     assert os.listdir(tmp_path) == []
-
-
-def test_the_facts_are_plain_values_and_hold_the_resolved_configuration(tmp_path):
-    backend, overviews = Paper(), []
-    with Logger("paper", backend, pytest.fail) as log:
-        unskew.run(
-            out=tmp_path / "a",
-            observe=lambda e: (log(e), overviews.append(e) if isinstance(e, Overview) else None),
-            **FAST,
-        )
-    assert all(isinstance(value, str | int | float | bool) for value in backend.facts.values())
-    assert (backend.facts["clients"], backend.facts["model"], backend.facts["workers"]) == (10, "tiny-cnn", 0)
-    assert backend.facts["parameters"] == overviews[0].parameters
-    assert (backend.facts["train_examples"], backend.facts["test_examples"]) == (1438, 359)
 
 
 def test_what_was_before_the_first_round_is_step_0_and_the_end_of_a_run_without_rounds(tmp_path):

@@ -189,32 +189,25 @@ def with_dtype(dtype):
 @pytest.mark.parametrize(
     ("model", "complaint"),
     [
-        (lambda s, c: Two(lambda m, h: m.first(h) + m.second(h)), "the output of 'first', 'second' is changed"),
-        (lambda s, c: Two(lambda m, h: (m.first(h), m.second(h))), "returns a tuple; it must return its logits"),
-        (lambda s, c: Two(lambda m, h: m.first(h).softmax(1)), "remove the softmax"),
-        (lambda s, c: Two(lambda m, h: m.first(h).log_softmax(1)), "remove the log-softmax"),
-        (lambda s, c: Two(lambda m, h: m.first(h).relu()), "the output of 'first' is changed"),
-        (lambda s, c: Two(lambda m, h: 0.5 * m.first(h)), "the output of 'first' is changed"),
-        (lambda s, c: Two(lambda m, h: m.first(h).clamp(-30, 30)), "the output of 'first' is changed"),
-        (lambda s, c: Two(lambda m, h: m.first(m.first(h)[:, :7])), "runs more than once"),
+        (lambda s, c: Two(lambda m, h: m.first(h) + m.second(h)), "has no classifier"),
+        (lambda s, c: Two(lambda m, h: m.first(h).softmax(1)), "has no classifier"),
+        (lambda s, c: Two(lambda m, h: m.first(m.first(h)[:, :7])), "runs once"),
+        (lambda s, c: nn.Sequential(nn.Conv2d(1, c, 8), nn.Flatten()), "must end in one nn.Linear"),
+        (lambda s, c: nn.Sequential(nn.Flatten(), nn.LazyLinear(c), nn.BatchNorm1d(c)), "has no classifier"),
+        (lambda s, c: nn.Sequential(nn.Flatten(), Cosine(64, c)), "has no classifier"),
+        (lambda s, c: in_weight_norm(), "has no classifier"),
+        (lambda s, c: Two(lambda m, h: (m.first(h), m.second(h))), "returns a tuple for 2 images"),
         (lambda s, c: Two(lambda m, h: m.first(h)[None]), "returns [1, 2, 10] for 2 images"),
-        (lambda s, c: Two(lambda m, h: m.body(torch.ones(2, 64))), "it must return logits [2, 10]"),
-        (lambda s, c: Two(raises), "fails on images [2, 1, 8, 8]: RuntimeError: my own trouble\n  File"),
-        (lambda s, c: nn.Sequential(nn.Conv2d(1, c, 8), nn.Flatten()), "the convolution '0' outputs 10 channels"),
-        (lambda s, c: nn.Sequential(nn.Flatten(), nn.LazyLinear(c), nn.BatchNorm1d(c)), "the output of '1' is changed"),
-        (lambda s, c: nn.Sequential(nn.Flatten(), Cosine(64, c)), "not as weight·features + bias"),
         (lambda s, c: linear(7), "returns [2, 7] for 2 images of [1, 8, 8] and 10 classes"),
-        (lambda s, c: in_weight_norm(), "its weight is computed from others"),
-        (lambda s, c: with_dtype(torch.complex64), "odd is complex"),
+        (lambda s, c: Two(raises), "fails on images [2, 1, 8, 8]: RuntimeError: my own trouble\n  File"),
+        (lambda s, c: with_dtype(torch.complex64), "odd is torch.complex64"),
         (lambda s, c: with_dtype(torch.int64), "odd is torch.int64"),
-        (lambda s, c: linear(c).to("meta"), "has no values (device meta)"),
+        (lambda s, c: linear(c).to("meta"), "on the device meta"),
         (lambda s, c: linear(c).requires_grad_(False), "nothing could be trained"),
         (lambda s, c: 3, "returns an int; it must return a torch.nn.Module"),
         (lambda s, c: 1 / 0, "cannot be built: ZeroDivisionError"),
         (lambda a, b, c: linear(10), "a factory takes (shape, classes)"),
-        (lambda s, c: nn.Bilinear(2, 2, c), "fails on images"),
         (lambda s, c: Network(nn.Flatten(), nn.Linear(64, 3)), "returns [2, 3] for 2 images"),
-        (lambda s, c: Network(nn.Flatten(), nn.Linear(9, c)), "fails on images [2, 1, 8, 8]: RuntimeError"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_was_looked_for_and_found(model, complaint):
@@ -232,7 +225,7 @@ def test_zeros_in_a_classifier_do_not_hide_what_follows_it():
         nn.init.zeros_(module.first.bias)
         return module
 
-    assert "the output of 'first' is changed" in refused(factory)
+    assert "has no classifier" in refused(factory)
 
 
 def test_a_reshape_after_the_classifier_and_features_with_a_place_of_one_are_fine():

@@ -175,9 +175,7 @@ def test_an_unknown_network_is_told_the_nearest(name):
         build(name, (3, 32, 32), 10)
 
 
-@pytest.mark.parametrize(
-    "name", ["nowhere:net", "outside_models:missing", "outside_models:number", ":net", "outside_models:", "..a:net"]
-)
+@pytest.mark.parametrize("name", ["nowhere:net", "outside_models:missing", "outside_models:number", "outside_models:"])
 def test_a_network_that_cannot_be_imported_is_refused_by_name(name):
     with pytest.raises(UserError, match="model"):
         build(name, (1, 8, 8), 2)

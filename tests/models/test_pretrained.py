@@ -6,7 +6,6 @@ import zipfile
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from unskew.core import tensors
 from unskew.core.errors import UserError
@@ -49,20 +48,6 @@ def test_the_weights_are_found_whatever_is_around_them(wrap, tmp_path):
     assert all(torch.equal(v, target.state_dict()[n]) for n, v in source.state_dict().items() if v.is_floating_point())
 
 
-def test_a_network_whose_own_names_begin_with_a_wrapper_s_prefix_keeps_them(tmp_path):
-    class Wrapped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
-
-        def forward(self, images):
-            return self.model(images)
-
-    network = build(lambda shape, classes: Wrapped(), (3, 2, 2), 5)
-    save_file(network.state_dict(), tmp_path / "w.safetensors")
-    assert set(fitted(network, tmp_path / "w.safetensors").values) == {"params/model.1.weight", "params/model.1.bias"}
-
-
 def test_a_classifier_of_another_width_is_left_out_and_said(tmp_path):
     torch.save(resnet_like(1000).state_dict(), tmp_path / "w.pt")
     found = fitted(resnet_like(10), tmp_path / "w.pt")
@@ -85,7 +70,11 @@ def changed(state, name):
 
 @pytest.mark.parametrize(
     ("what", "words"),
-    [("shape", "is [2, 2] and must be [8"), ("missing", "is missing"), ("unknown", "extra.weight [3] is unknown")],
+    [
+        ("shape", "is [2, 2] float32 and must be [8"),
+        ("missing", "is missing"),
+        ("unknown", "extra.weight [3] is unknown"),
+    ],
 )
 def test_any_other_difference_is_refused_by_name(what, words, tmp_path):
     state = resnet_like().state_dict()
@@ -106,28 +95,12 @@ def test_short_floating_point_numbers_are_taken_as_they_are(kind, tmp_path):
     assert all(torch.equal(found[f"params/{n}"], v.float()) for n, v in state.items() if f"params/{n}" in found)
 
 
-def test_whole_numbers_are_no_weights(tmp_path):
-    state = resnet_like().state_dict()
-    name = next(n for n, v in state.items() if v.dim() == 4)
-    torch.save({**state, name: torch.zeros_like(state[name], dtype=torch.int8)}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match=f"{name} contains whole numbers .int8."):
-        fitted(resnet_like(), tmp_path / "w.pth")
-
-
-def test_what_is_too_large_for_float32_is_refused(tmp_path):
-    state = {n: v.double() if v.is_floating_point() else v for n, v in resnet_like().state_dict().items()}
-    name = next(iter(state))
-    torch.save({**state, name: torch.full_like(state[name], 1e300)}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match=f"{name} contains NaN or infinity in float32"):
-        read_weights(tmp_path / "w.pth")
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused(value, tmp_path):
-    state = resnet_like().state_dict()
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_weights_that_are_no_numbers_of_float32_are_refused(value, tmp_path):
+    state = {n: v.double() for n, v in resnet_like().state_dict().items()}
     name = next(iter(state))
     torch.save({**state, name: torch.full_like(state[name], value)}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match=f"{name} contains NaN or infinity"):
+    with pytest.raises(UserError, match=f"'{name}' is not a tensor of finite numbers"):
         read_weights(tmp_path / "w.pth")
 
 
@@ -164,7 +137,7 @@ def test_a_missing_file_a_folder_and_a_number_are_named(tmp_path):
     with pytest.raises(UserError, match="a folder"):
         read_weights(tmp_path)
     torch.save({"weight": 3}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match="'weight' is not a tensor's name"):
+    with pytest.raises(UserError, match="'weight' is not a tensor"):
         read_weights(tmp_path / "w.pth")
 
 

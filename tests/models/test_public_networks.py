@@ -98,7 +98,6 @@ def test_same_padding_is_tensorflows(size, kernel, stride):
         ("resnet-18(norm=layer)", "choose from: batch, group"),
         ("resnet-18(depth=3)", "has no knob 'depth'"),
         ("resnet-18 + resnet-50", "give one model"),
-        ("mobilenet-v2(bottleneck=-1)", "give a number of features"),
         ("simple-cnn(3)", "has no knobs"),
         ("resnet-18 ", "no model is called"),
     ],

@@ -143,11 +143,11 @@ def test_a_run_reports_what_it_leaves_out(tmp_path):
     )
     notes = " ".join(seen)
     assert f"running statistics of {counted(52, 'BatchNorm layer')} are ignored" in notes
-    assert "classifier.1 (1,000 classes in the file, 10 here) is initialized from the seed" in notes
+    assert "initialized from the seed: classifier.1 (1,000 classes in the file)" in notes
 
 
 def test_a_checkpoint_that_does_not_fit_is_one_message_and_writes_nothing(tmp_path):
     torch.save(checkpoint("resnet-18"), tmp_path / "w.pth")
-    with pytest.raises(UserError, match=r"does not fit resnet-18: conv1.weight is \[64, 3, 7, 7\] and must be"):
+    with pytest.raises(UserError, match=r"does not fit resnet-18: conv1.weight is \[64, 3, 7, 7\] float32 and must be"):
         unskew.run(data="digits", model="resnet-18", pretrained=tmp_path / "w.pth", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

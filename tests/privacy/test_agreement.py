@@ -63,7 +63,7 @@ def test_with_one_share_too_few_the_sum_stays_masked():
     members, agreement = begun(5, 4)
     total = np.sum([masked(members[number], agreement, range(5)) for number in range(5)], axis=0, dtype=np.uint64)
     opened = opened_by(members, agreement, range(5), range(5), range(3))
-    with pytest.raises(UserError, match="3 of 5 clients opened their shares, but 4 are needed; the sum stays masked"):
+    with pytest.raises(UserError, match="3 clients opened their shares, but 4 must"):
         unmask(total, agreement, range(5), range(5), opened)
 
 
@@ -95,9 +95,7 @@ def test_a_share_says_nothing_without_its_box_key():
     for wrong in (boxes[1][3], bytes([boxes[1][0][0] ^ 1]) + boxes[1][0][1:]):
         received = {number: boxes[number][0] for number in range(2, 5)} | {1: wrong}
         assert sorted(members[0].opened(agreement, received, range(5), range(5))) == [0, 2, 3, 4]
-        with pytest.raises(
-            UserError, match="client 0 refuses to open its shares of client 1's secrets: the message was"
-        ):
+        with pytest.raises(UserError, match="the shares of client 1's secrets: the message was modified"):
             members[0].opened(agreement, dict.fromkeys(range(1, 5), wrong), range(5), range(5))
 
 
@@ -141,37 +139,31 @@ def test_a_member_refuses_an_agreement_that_it_cannot_believe():
             replace(agreement, publics={**publics, 2: publics[1]}),
             replace(agreement, publics={1: publics[1], 2: publics[2]}),
             replace(agreement, publics={**publics, 1: publics[0][32:] + publics[1][32:]}),
-        ],
-        "client 0 refuses the public key of client 1": [
             replace(agreement, publics={**publics, 1: b"short"}),
-            replace(agreement, publics={**publics, 1: bytes(32) + publics[1][:32]}),
         ],
-        "it must take more than half, and at most all": [replace(agreement, threshold=number) for number in (0, 1, 4)],
+        "more than half and at most all": [replace(agreement, threshold=number) for number in (0, 1, 4)],
     }
     for words, agreements in broken.items():
         for each in agreements:
             with pytest.raises(UserError, match=words):
-                members[0].mask(vector_of(0), each, range(3))
+                members[0].check(each)
+    with pytest.raises(UserError, match="client 0 refuses the public key of client 1"):
+        members[0].mask(vector_of(0), replace(agreement, publics={**publics, 1: bytes(32) + publics[1][:32]}), range(3))
     short = Member(0, b"1", bytes(32))
-    with pytest.raises(UserError, match="a session id must have at least 16 random bytes, not 1"):
-        short.boxes(Agreement(b"1", 2, {**publics, 0: short.public}, ABOUT))
+    with pytest.raises(UserError, match="the session id is too short"):
+        short.check(Agreement(b"1", 2, {**publics, 0: short.public}, ABOUT))
 
 
 def test_a_member_refuses_to_answer_or_open_for_too_few_or_for_strangers():
     members, agreement = begun(6, 4)
     boxes = {number: bytes(50) for number in range(6)}
     for sharing in ([0, 1, 2], [1, 2, 3, 4], [0, 1, 2, 9]):
-        with pytest.raises(
-            UserError, match=r"client 0 refuses to answer: . of 6 members share their secrets, but 4 must"
-        ):
+        with pytest.raises(UserError, match=r"client 0 refuses: . of 6 members take part or answered; 4 must"):
             members[0].mask(vector_of(0), agreement, sharing)
-    for sharing, answered, words in [
-        (range(6), [0, 1, 2], "3 of 6 members answered, but 4 must"),
-        (range(6), [1, 2, 3, 4], "not among those that took part"),
-        ([0, 1, 2, 3], range(5), "not among those that took part"),
-        (range(7), range(6), "not among those that took part"),
-    ]:
-        with pytest.raises(UserError, match=f"client 0 refuses to open its shares: .*{words}"):
+    for sharing, answered in [
+        (range(6), [0, 1, 2]), (range(6), [1, 2, 3, 4]), ([0, 1, 2, 3], range(5)), (range(7), range(6)),
+    ]:  # fmt: skip
+        with pytest.raises(UserError, match=r"client 0 refuses: .* members take part or answered; 4 must"):
             members[0].opened(agreement, boxes, sharing, answered)
 
 
@@ -184,7 +176,7 @@ def test_a_wrong_share_of_a_dropped_members_key_is_noticed():
     with pytest.raises(UserError, match=r"client 2, which dropped out, do not yield its key|do not belong together"):
         unmask(total, agreement, range(5), answered, opened)
     opened[0][2] = b"short"
-    with pytest.raises(UserError, match="the share of client 2 that client 0 opened is refused: it has 5 bytes"):
+    with pytest.raises(UserError, match="a share of client 2 is refused"):
         unmask(total, agreement, range(5), answered, opened)
 
 
@@ -199,5 +191,3 @@ def test_the_threshold_is_the_share_rounded_up_and_always_more_than_half(share, 
 def test_a_client_that_comes_twice_is_two_members():
     assert named(member_number(7)) == "client 7"
     assert named(member_number(7, 2)) == "client 7, visit 3"
-    with pytest.raises(UserError, match="client -1: a client's number must be from 0"):
-        member_number(-1)

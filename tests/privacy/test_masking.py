@@ -116,7 +116,7 @@ def test_a_single_masked_vector_looks_uniform():
 
 def test_two_clients_with_the_same_statistics_send_different_vectors_and_so_does_one_in_two_sessions():
     layout, held = Layout.of(C, D), {client: statistics_of(1) for client in range(3)}
-    first, second = (exchanged(held, layout, session)[3] for session in (SESSION, b"another session!"))
+    first, second = (exchanged(held, layout, session)[3] for session in (SESSION, b"another session!" * 2))
     assert not bool((first[0] == first[1]).any())
     assert not bool((first[0] == second[0]).any())
 
@@ -136,25 +136,25 @@ def test_a_session_is_answered_once_in_one_agreement_and_opened_one_way():
     layout = Layout.of(C, D)
     held = {client: statistics_of(client) for client in range(5)}
     maskings, agreement, boxes, vectors = exchanged(held, layout)
-    with pytest.raises(UserError, match="client 1 refuses to answer: it has already answered this session"):
+    with pytest.raises(UserError, match="or has already answered it"):
         maskings[1].masked(statistics_of(1), layout, held)
-    with pytest.raises(UserError, match="client 1 refuses to answer: it already takes part in another agreement"):
+    with pytest.raises(UserError, match="it takes part in another agreement"):
         maskings[1].boxes(replace(agreement, threshold=5))
     received = {other: boxes[other][1] for other in held if other != 1}
     maskings[1].opened(received, vectors)
-    with pytest.raises(UserError, match="client 1 refuses to open its shares: it has opened them for other clients"):
+    with pytest.raises(UserError, match="with both a client could be unmasked"):
         maskings[1].opened(received, [0, 1, 2, 4])
 
 
 def test_nothing_is_answered_before_shares_are_out_and_nothing_opened_before_an_answer():
     layout = Layout.of(C, D)
     early = Masking.new(0, SESSION)
-    with pytest.raises(UserError, match=r"client 0 refuses to answer: it has not distributed its shares \(boxes\)"):
+    with pytest.raises(UserError, match=r"client 0 refuses: it has not distributed its shares \(boxes\)"):
         early.masked(statistics_of(0), layout, range(3))
     others = {client: Masking.new(client, SESSION) for client in (1, 2)} | {0: early}
     publics = {client: masking.public for client, masking in others.items()}
     early.boxes(Agreement(SESSION, 2, publics, layout.about()))
-    with pytest.raises(UserError, match="client 0 refuses to open its shares: it has not answered"):
+    with pytest.raises(UserError, match="it has not answered this session"):
         early.opened({}, range(3))
 
 
@@ -166,7 +166,7 @@ def test_a_client_that_leaves_after_its_answer_is_in_the_sum_all_the_same():
     del opened[2]
     same(unmasked_sum(vectors, agreement, held, opened, layout), secure_sum(callables(held), layout))
     del opened[0]
-    with pytest.raises(UserError, match="2 of 4 clients opened their shares, but 3 are needed; the sum stays masked"):
+    with pytest.raises(UserError, match="2 clients opened their shares, but 3 must"):
         unmasked_sum(vectors, agreement, held, opened, layout)
 
 
@@ -240,7 +240,7 @@ def test_statistics_that_cannot_be_true_are_refused_in_their_clients_name():
     good = statistics_of(2)
     broken = {
         "contains NaN": replace(good, sums={**good.sums, "sums": good.sums["sums"] * float("nan")}),
-        "count of -1": replace(good, number=-torch.ones_like(good.number)),
+        "counts must be": replace(good, number=-torch.ones_like(good.number)),
         "the shape": replace(good, sums={**good.sums, "second": good.sums["second"][:1]}),
         "expected full": statistics_of(2, "diagonal"),
         "over 6 classes": statistics_of(2, classes=6),
@@ -256,7 +256,7 @@ def test_a_vector_of_the_wrong_kind_is_refused_in_its_clients_name():
     maskings, agreement, boxes, vectors = exchanged({client: statistics_of(client) for client in range(3)}, layout)
     opened = opened_by(maskings, boxes, vectors)
     for broken in (vectors[1][:-1], vectors[1].double()):
-        with pytest.raises(UserError, match="vector of client 1 is refused"):
+        with pytest.raises(UserError, match="the vector of client 1 is not int64"):
             unmasked_sum({**vectors, 1: broken}, agreement, maskings, opened, layout)
 
 
@@ -265,24 +265,18 @@ def test_too_few_clients_are_refused_by_server_and_clients():
     clients = callables({client: statistics_of(client) for client in range(5)})
     with pytest.raises(UserError, match="a sum over 2 clients would reveal too much"):
         secure_sum(clients, layout, dropped=[1, 2, 3])
-    with pytest.raises(UserError, match="client 0 refuses to open its shares: 3 of 5 members answered, but 4 must"):
+    with pytest.raises(UserError, match="client 0 refuses: 3 of 5 members take part or answered; 4 must"):
         secure_sum(clients, layout, dropped=[1, 2])
     two = [Masking.new(client, SESSION) for client in range(2)]
     with pytest.raises(UserError, match="a sum over 2 clients would reveal too much"):
         two[0].boxes(Agreement(SESSION, 2, {each.client: each.public for each in two}, layout.about()))
-    with pytest.raises(UserError, match="least=1"):
-        secure_sum(clients, layout, least=1)
-    with pytest.raises(UserError, match="dropped contains client 9"):
-        secure_sum(clients, layout, dropped=[9])
-    with pytest.raises(UserError, match="client -1"):
-        Masking.new(-1, SESSION)
 
 
 def test_a_layout_says_what_it_cannot_be():
     for arguments, bits, message in (
         ((0, 3), 24, "0 classes"),
         ((3, 0), 24, "0 features"),
-        ((3, 3), 53, "bits=53"),
+        ((3, 3), 53, "53 bits"),
         ((3, 3, "round"), 24, "no covariance form is called 'round'"),
     ):
         with pytest.raises(UserError, match=message):

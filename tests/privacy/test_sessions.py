@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from unskew.core.errors import StorageFailure, UserError
-from unskew.privacy.sessions import MOST_VISITS, NOTHING, SLOT, Record, Sessions, new_session
+from unskew.privacy.sessions import NOTHING, SLOT, Record, Sessions, new_session
 
 FIRST, SECOND = (number.to_bytes(8, "big") + bytes(24) for number in (1, 2))
 AGREED, OTHER, ALL = b"a" * 32, b"o" * 32, b"s" * 32
@@ -29,7 +29,7 @@ def sessions():
 
 def test_a_session_is_answered_once(sessions):
     answer(sessions, 3, FIRST, AGREED, 0)
-    with pytest.raises(UserError, match="client 3 refuses: it has already answered this session"):
+    with pytest.raises(UserError, match=r"client 3 refuses: .* or has already answered it"):
         answer(sessions, 3, FIRST, AGREED, 0)
     answer(sessions, 3, FIRST, AGREED, 1)  # another visit of the same client
     answer(sessions, 4, FIRST, AGREED, 0)
@@ -45,9 +45,9 @@ def test_a_session_is_not_answered_before_it_was_agreed_to(sessions):
 
 def test_a_session_is_answered_and_opened_under_masks_with_the_same_members(sessions):
     answer(sessions, 3, FIRST, AGREED, 0)
-    with pytest.raises(UserError, match="client 3 refuses: it has answered this session under masks with other"):
+    with pytest.raises(UserError, match="client 3 refuses: it has answered or opened its shares for other members"):
         sessions.answer(3, FIRST, AGREED, OTHER, 1)
-    with pytest.raises(UserError, match="client 3 refuses: it has answered this session under masks with other"):
+    with pytest.raises(UserError, match="client 3 refuses: it has not answered this session under masks with these"):
         sessions.open(3, FIRST, AGREED, OTHER, b"q" * 32, 0)
     sessions.open(3, FIRST, AGREED, ALL, b"q" * 32, 0)
 
@@ -77,7 +77,7 @@ def test_a_session_is_opened_one_way_and_only_by_who_answered(sessions):
     sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)  # the same question: the same answer
     with pytest.raises(UserError, match="with both a client could be unmasked"):
         sessions.open(0, FIRST, AGREED, ALL, b"r" * 32, 0)
-    with pytest.raises(UserError, match="or opened its shares"):
+    with pytest.raises(UserError, match="or has already answered it"):
         answer(sessions, 0, FIRST, AGREED, 1)
 
 
@@ -89,7 +89,7 @@ def test_records_of_two_processes_join_to_what_both_did(sessions):
         sessions.join(0, other.content(0))
         other.close()
     for visit in (0, 3):
-        with pytest.raises(UserError, match="it has already answered this session"):
+        with pytest.raises(UserError, match="or has already answered it"):
             answer(sessions, 0, FIRST, AGREED, visit)
     sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)
     before = sessions.content(0)
@@ -98,7 +98,7 @@ def test_records_of_two_processes_join_to_what_both_did(sessions):
     assert sessions.content(0) == before
     for odd in (Record(FIRST, OTHER, 1), Record(FIRST, AGREED, 1, b"r" * 32), Record(FIRST, AGREED, 1, NOTHING, OTHER)):
         with pytest.raises(
-            UserError, match=r"client 0 refuses: it (takes part in another|has opened its shares|has answered this)"
+            UserError, match=r"client 0 refuses: it (takes part in another|has answered or opened its shares)"
         ):
             sessions.join(0, odd.to_bytes())
     sessions.join(0, Record(SECOND, OTHER).to_bytes())
@@ -115,12 +115,6 @@ def test_a_record_is_what_was_written(sessions):
     for damaged in (b"x" + record.to_bytes()[1:], record.to_bytes()[:100]):
         with pytest.raises(UserError, match="damaged"):
             Record.from_bytes(damaged)
-
-
-@pytest.mark.parametrize(("client", "visit"), [(-1, 0), (2**40, 0), (0, -1), (0, MOST_VISITS)])
-def test_numbers_without_a_place_are_refused(sessions, client, visit):
-    with pytest.raises(UserError, match=r"a client's number|at most 256 visits"):
-        answer(sessions, client, FIRST, AGREED, visit)
 
 
 def test_a_session_id_of_another_length_is_refused(sessions):
@@ -140,7 +134,7 @@ def test_a_record_in_a_file_is_there_when_it_is_opened_again_and_nobody_else_may
     answer(first, 7, FIRST, AGREED, 0)
     first.close()
     again = Sessions.in_file(file)
-    with pytest.raises(UserError, match="client 7 refuses: it has already answered this session"):
+    with pytest.raises(UserError, match=r"client 7 refuses: .* or has already answered it"):
         answer(again, 7, FIRST, AGREED, 0)
     again.close()
     assert file.stat().st_mode & 0o777 == 0o600
@@ -168,7 +162,7 @@ def test_a_record_outlives_a_process_that_is_killed(tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     again = Sessions.in_file(file)
-    with pytest.raises(UserError, match="client 7 refuses: it has already answered this session"):
+    with pytest.raises(UserError, match=r"client 7 refuses: .* or has already answered it"):
         answer(again, 7, FIRST, AGREED, 0)
     again.close()
 

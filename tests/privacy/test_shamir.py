@@ -73,12 +73,6 @@ def test_the_prime_is_the_first_above_all_secrets():
     assert [number for number in range(2**128, PRIME + 1) if probably_prime(number)] == [PRIME]
 
 
-@pytest.mark.parametrize(("secret", "threshold", "count"), [(b"short", 2, 3), (bytes(16), 0, 3), (bytes(16), 4, 3)])
-def test_what_cannot_be_shared_is_refused(secret, threshold, count):
-    with pytest.raises(ValueError, match=r"bytes|threshold"):
-        shares_of(secret, threshold, count, bytes(32))
-
-
 def probably_prime(number):
     """Miller and Rabin's test with 40 bases."""
     odd, twos = number - 1, 0

@@ -7,7 +7,6 @@ import pytest
 
 import unskew
 from unskew.console.main import main
-from unskew.core.machine import cores
 from unskew.reproduce import plan as carrying
 from unskew.reproduce.cells import Variant, name_training
 from unskew.reproduce.plan import (
@@ -17,8 +16,6 @@ from unskew.reproduce.plan import (
     count_examples,
     do_runs,
     estimate_all,
-    estimate_run,
-    estimate_storing,
     explain_missing_data,
     find_missing_data,
     find_size,
@@ -129,9 +126,8 @@ def test_data_that_are_partly_there_are_used(tmp_path):
         ((*TABLE, "--rows", "nothing"), "no such rows"),
         ((*TABLE, "--columns", "nothing"), "no such columns"),
         ((*TABLE, "--seeds", "x"), "is not a seed"),
-        ((*TABLE, "--set", "rate=1"), "give NAME=VALUE"),
+        ((*TABLE, "--set", "rate=1"), "no option is called 'rate'"),
         ((*TABLE, "--set", "lr=1,2"), "give a single value"),
-        ((*TABLE, "--set", "lr"), "give NAME=VALUE"),
         (("--claim", "--out", "nowhere"), "no results to compare"),
     ],
 )  # fmt: skip
@@ -218,28 +214,23 @@ def test_times_are_counted_from_what_is_trained():
     assert find_size("table:mine.csv") is None
     assert find_size("cifar100", "unskew.reproduce.networks:few_examples(examples=1000, alpha=0.5)").train == 1000
     assert find_size("unskew.data.synthetic_set:population(users=5, examples=70)").train == 70
-    speeds = Speeds(lambda words: None, {"simple-cnn 3x32x32 10": 0.001}, None)
-    one = estimate_run(PlannedRun("x", Config(data="cifar10", model="simple-cnn", rounds=1, epochs=1)), speeds)
-    moon = estimate_run(
-        PlannedRun("x", Config(data="cifar10", model="simple-cnn", rounds=1, epochs=1, method="moon(mu=1)")), speeds
-    )
-    assert 50 < one < 70
-    assert moon > 1.5 * one
-    assert estimate_run(PlannedRun("x", Config(data="table:mine.csv")), speeds) is None
 
 
-def test_what_a_frozen_part_gives_is_counted_once_for_all_runs():
-    speeds = Speeds(lambda words: None, {"simple-cnn 3x32x32 10": 0.03}, None)
-    frozen = [
-        PlannedRun(
-            str(seed), Config(data="cifar10", model="simple-cnn", train="classifier", rounds=1, epochs=1, seed=seed)
-        )
-        for seed in range(9)
-    ]
-    assert estimate_storing(frozen, speeds) == estimate_storing(frozen[:1], speeds) == pytest.approx(600)
-    assert estimate_all(frozen, speeds) * cores() < 640
-    other = PlannedRun("x", Config(data="cifar10", model="simple-cnn", train="last(2)", rounds=1, epochs=1))
-    assert estimate_storing([*frozen, other], speeds) == pytest.approx(1200)
+def test_a_frozen_part_is_counted_once_for_all_runs(monkeypatch):
+    monkeypatch.setattr(carrying, "time_example", lambda *_: 0.001)
+    monkeypatch.setattr(carrying, "count_at_once", lambda config: 1)
+
+    def estimate(*changes):
+        configs = [
+            Config(**{"data": "cifar10", "model": "simple-cnn", "rounds": 1, "epochs": 1} | one) for one in changes
+        ]
+        return estimate_all([PlannedRun("x", config) for config in configs], Speeds(lambda _: None))
+
+    assert 50 < estimate({}) < 70
+    assert estimate({"method": "moon(mu=1)"}) > 1.5 * estimate({})
+    assert estimate({"data": "table:mine.csv"}) is None
+    frozen, other = {"train": "classifier"}, {"train": "last(2)"}
+    assert 20 < estimate(frozen) < estimate(frozen, frozen) < 25 < 40 < estimate(frozen, other)
 
 
 def test_the_list_has_every_table_with_what_it_takes(capsys, monkeypatch):

@@ -62,7 +62,7 @@ def test_no_record_is_of_a_recipe_that_has_changed_since():
     """A training is named by all that decides it: the record of a recipe that changed belongs to no table."""
     asked = [(one, Variant(scale, data)) for one in map(load_recipe, recipe_names()) for scale in SCALES
              for data in ("", *one.stand_ins)]  # fmt: skip
-    wanted = {(job.training, job.seed) for each in asked for job in plan_runs([each])}
+    wanted = {(job.training, job.config.seed) for each in asked for job in plan_runs([each])}
     records = sorted((PROJECT / KEPT / "records").glob("*/seed*.json"))
     assert records
     assert [str(file) for file in records if (file.parent.name, int(file.stem[4:])) not in wanted] == []

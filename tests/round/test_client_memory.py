@@ -217,28 +217,6 @@ def test_every_kind_of_tensor_comes_back_bit_for_bit(tmp_path):
     memories.close()
 
 
-def test_what_was_recalled_is_the_clients_own_copy(tmp_path):
-    memories = opened(tmp_path / "m")
-    places = one_round(memories, {}, [3], 1)
-    memories.recall(Visit(3, 1.0, ticket=places[3]))["own/params/note"].fill_(99)
-    assert told(memories, 3, places) == (3, 1, 0)
-    memories.close()
-
-
-def test_several_methods_remember_side_by_side(tmp_path):
-    half = Memory(
-        "half", lambda model: {"a": torch.zeros(2)}, lambda visited: {"a": visited.model["params/note"][:2] / 2}
-    )
-    memories = Store([whole_model("own"), half], NOTE, tmp_path / "m")
-    (visit,) = memories.assign([Visit(5, 1.0)], {})
-    found = memories.recall(replace(visit, ticket=memories.keep(visit, note(5, 1, 0))))
-    assert {name: value.tolist() for name, value in found.items()} == {
-        "own/params/note": [5, 1, 0],
-        "half/a": [2.5, 0.5],
-    }
-    memories.close()
-
-
 @pytest.mark.parametrize("model", ["tiny-cnn", "outside_models:batch_norm"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_moon_finds_the_clients_own_model_of_its_last_visit(tmp_path, model, dtype):
@@ -305,21 +283,7 @@ def test_slots_of_failed_visits_and_superseded_memories_are_used_again(slots):
     assert [visit.slot for visit in slots.assign(with_tickets(visits_to([7]), {}))] == [0]
 
 
-def test_giving_tickets_changes_neither_the_visits_nor_the_tickets(slots):
-    visits, tickets = visits_to([1, 2, 1]), {1: ticket_of(0, 5)}
-    slots.assign(with_tickets(visits, tickets))
-    assert (visits, tickets) == (visits_to([1, 2, 1]), {1: ticket_of(0, 5)})
-
-
-@pytest.mark.parametrize("ticket", ["", "7", "x-y", "7-zz"])
-def test_a_ticket_that_is_none_is_refused(tmp_path, ticket):
-    store = opened(tmp_path / "m")
-    with pytest.raises(LostMemory, match="is not a ticket for a client's saved state; start a new run"):
-        store.recall(Visit(0, 1.0, ticket=ticket))
-    store.close()
-
-
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_rounds_failures_checkpoints_and_crashes_in_any_order_lose_nothing(tmp_path, seed):
     """A plain dictionary is the twin: after every event all that the state and the checkpoint know is still there."""
     draw = Key(seed).numpy()
@@ -362,20 +326,6 @@ def test_rounds_failures_checkpoints_and_crashes_in_any_order_lose_nothing(tmp_p
     memories.close()
 
 
-def test_the_file_does_not_grow_with_the_rounds(tmp_path):
-    """Five of thirty come; a checkpoint after every round doubles nothing, a rare one holds at most one more each."""
-    draw = Key(0).numpy()
-    for every, most in ((1, 30 + 5), (7, 2 * 30 + 5), (1000, 30 + 5)):
-        memories, places = opened(tmp_path / f"every {every}"), {}
-        for number in range(400):
-            places = one_round(memories, places, draw.choice(30, 5, replace=False).tolist(), number)
-            if number % every == every - 1:
-                memories.pin(places.values())
-        assert (tmp_path / f"every {every}").stat().st_size <= most * memories.slot_bytes
-        assert len(places) == 30
-        memories.close()
-
-
 # Failed visits and failed rounds
 
 
@@ -392,25 +342,6 @@ def test_a_failed_visit_leaves_the_clients_memory_as_it_was(tmp_path, engine, ho
     assert alike({2: after[2]}, {2: before[2]})
     assert all(checksum_of(last, client) != checksum_of(first, client) for client in (0, 1, 3, 4))
     opened_engine.close()
-
-
-@pytest.mark.parametrize("how", ["raises", "nan"])
-def test_a_failed_round_leaves_every_memory_as_it_was(tmp_path, how):
-    small = federation(f'moon + scaffold + test_client_memory:fails(how="{how}")', dtype="float32")
-    engine = engine_of(small, tmp_path)
-    state = on_from(small, engine, small.state(), 1)
-    before, places = recalled(engine, state), dict(state.clients)
-    for _ in range(3):
-        with pytest.raises(ClientFailure, match="client 2, round 2"):
-            on_from(small, engine, state, 1)
-    assert state.clients == places
-    assert alike(recalled(engine, state), before)
-    there, here = tmp_path / "there", on_from(small, engine, state, 2, skip_failures=True)
-    other = engine_of(small, there)
-    never = on_from(small, other, on_from(small, other, small.state(), 1), 2, skip_failures=True)
-    assert same(here, never)
-    engine.close()
-    other.close()
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -445,7 +376,7 @@ def test_a_worker_killed_with_half_a_memory_written_is_replaced_and_nothing_show
 
 
 @pytest.mark.parametrize("per_round", [3, 6])
-@pytest.mark.parametrize("method", ["moon + scaffold", "feddyn + moon", "fedvc(size=5) + scaffold"])
+@pytest.mark.parametrize("method", ["feddyn + moon", "fedvc(size=5) + scaffold"])
 def test_rounds_after_a_checkpoint_leave_all_that_it_refers_to(tmp_path, method, per_round):
     small = federation(method, sizes=(12, 9, 1, 7, 5, 3), dtype="float32")
     engine = engine_of(small, tmp_path)
@@ -470,16 +401,6 @@ def test_the_baseline_remembers_too(tmp_path):
     kept, _ = load_checkpoint(tmp_path)
     assert kept.clients == half.clients
     assert same(small.run(4, state=kept, folder=tmp_path), small.run(4))
-
-
-def test_an_old_state_that_no_checkpoint_holds_is_refused_and_not_mixed_up(tmp_path):
-    small = federation("moon", dtype="float32")
-    engine = engine_of(small, tmp_path)
-    old = on_from(small, engine, small.state(), 2)
-    on_from(small, engine, old, 3)
-    with pytest.raises(LostMemory, match="client 0's saved state is damaged"):
-        on_from(small, engine, old, 1)
-    engine.close()
 
 
 def test_an_engine_gives_the_file_back_and_one_without_a_name_is_gone_then(tmp_path):
@@ -513,19 +434,6 @@ def test_every_damaged_byte_is_found_and_the_client_named(tmp_path):
             file.write(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
         with pytest.raises(UserError, match="client 41's saved state is damaged on disk; start a new run"):
             memories.recall(Visit(41, 1.0, ticket=places[41]))
-    memories.close()
-
-
-@pytest.mark.parametrize("left", [0, 1, 70, -1])
-def test_a_file_cut_short_is_found(tmp_path, left):
-    memories = opened(tmp_path / "m", ODD)
-    visits = memories.assign(visits_to([8, 9]), {})
-    places = {visit.client: memories.keep(visit, ODD) for visit in visits}
-    os.truncate(tmp_path / "m", memories.slot_bytes + left)
-    if left >= 0:
-        assert memories.recall(Visit(8, 1.0, ticket=places[8]))["own/buffers/count"].item() == 2**62 + 1
-    with pytest.raises(UserError, match="its file is truncated; start a new run"):
-        memories.recall(Visit(9, 1.0, ticket=places[9]))
     memories.close()
 
 

@@ -76,13 +76,6 @@ def test_decay_of_weights_is_a_second_group_of_torchs(text):
     assert [is_weight(value) for value in tensors_of(0)] == [True, False, True, False, False]
 
 
-def test_decay_of_weights_where_there_are_none_or_only_weights():
-    for shapes in ([(3,)], [(3, 2)]):
-        values = [torch.ones(shape) for shape in shapes]
-        make_optimizer(values, Local(lr=0.5, momentum=0, weight_decay=1.0, decay="weights"))([torch.zeros(shapes[0])])
-        assert torch.equal(values[0], torch.full(shapes[0], 1.0 if len(shapes[0]) == 1 else 0.5))
-
-
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
 def test_clipping_is_torchs_clip_grad_norm_to_the_last_bit(scale):
     local = Local(lr=0.05, momentum=0.5, weight_decay=0.0, clip=2.0)
@@ -90,20 +83,11 @@ def test_clipping_is_torchs_clip_grad_norm_to_the_last_bit(scale):
     assert equal(moved(local, scale=scale), want)
 
 
-def test_clipped_gradients_are_no_longer_than_asked_short_ones_stay_and_arguments_too():
-    long, short = tensors_of(1, 100.0), tensors_of(1, 1e-4)
-    before = [value.clone() for value in long]
-    assert torch.nn.utils.get_total_norm(clip_gradients(long, 3.0)) == pytest.approx(3.0, rel=1e-5)
-    assert equal(clip_gradients(short, 3.0), short)
-    assert equal(long, before)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("adm", "did you mean 'adam'"),
         ("adam(beta1=1)", "must be at least 0 and below 1"),
-        ("adam(beta2=-0.1)", "must be at least 0 and below 1"),
         ("adamw(eps=0)", "eps must be above 0"),
         ("adam(amsgrad=true)", "no knob 'amsgrad'"),
         ("sgd(0.9)", "takes no values"),

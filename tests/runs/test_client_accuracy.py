@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -12,22 +11,19 @@ from hypothesis import strategies as st
 
 import unskew
 from unskew.core.errors import UserError
-from unskew.core.files import record_from
 from unskew.core.types import ImageSet, Split
 from unskew.data.population import Partition
 from unskew.round.evaluation import Evaluation
 from unskew.runs import client_accuracy
 from unskew.runs.client_accuracy import (
     ByClient,
-    ClientSpread,
     by_labels,
     on_own_images,
     read_clients,
     summarise_clients,
 )
-from unskew.runs.folder import SealBroken
 from unskew.runs.result import read_result
-from unskew.runs.seals import examine, seal_folder
+from unskew.runs.seals import seal_folder
 
 
 def score(right, total, marks=None):
@@ -70,10 +66,6 @@ def test_a_summary_is_counted_by_hand():
 def test_jains_index_is_one_where_all_are_alike_and_the_share_of_those_who_have_it_all(accuracies, jain):
     values = np.array(accuracies, float)
     assert summarise_clients(ByClient(values, np.ones(len(values)), values >= 0)).jain == pytest.approx(jain)
-
-
-def test_no_client_with_an_accuracy_has_no_summary():
-    assert summarise_clients(ByClient(np.array([np.nan]), np.zeros(1), np.ones(1, bool))) is None
 
 
 def test_own_images_are_found_by_the_users_names():
@@ -160,35 +152,3 @@ def test_a_calibration_made_again_replaces_its_row(finished, tmp_path):
     after = read_clients(run)
     assert after["classifiers"].tolist() == ["", "lda"]
     np.testing.assert_array_equal(before["accuracy"], after["accuracy"])
-
-
-def test_a_changed_file_of_clients_is_noticed(finished, tmp_path):
-    run = shutil.copytree(finished, tmp_path / "run")
-    assert {each.name: each.state for each in examine(run)}["clients.npz"] == "unchanged"
-    content = (run / "clients.npz").read_bytes()
-    (run / "clients.npz").write_bytes(content[:-1] + b"!")
-    with pytest.raises(SealBroken):
-        read_clients(run)
-    (run / "clients.npz").unlink()
-    with pytest.raises(SealBroken):
-        read_clients(run)
-
-
-@pytest.mark.parametrize("odd", [3, [], {"worst": 1.0}, {"clients": "four"}])
-def test_a_damaged_summary_is_one_message(finished, tmp_path, odd):
-    run = shutil.copytree(finished, tmp_path / "run")
-    said = json.loads((run / "result.json").read_text())
-    said["clients_accuracy"] = odd
-    (run / "manifest.json").unlink()
-    (run / "result.json").write_text(json.dumps(said))
-    with pytest.raises(UserError, match="damaged"):
-        read_result(run)
-
-
-def test_a_summary_comes_back_from_json():
-    inner = summarise_clients(ByClient(np.array([0.5, 1.0]), np.ones(2), np.ones(2, bool)))
-    outer = ClientSpread(**{**asdict(inner), "own_images": inner})
-    assert record_from(ClientSpread, asdict(outer)) == outer
-    of_before = {name: value for name, value in asdict(inner).items() if name not in ("p20", "p40", "own_images")}
-    assert record_from(ClientSpread, of_before).p20 is None
-    assert outer.summary().endswith("; on their own test images worst 50.00%, tenth 55.00%, median 75.00%")

@@ -88,16 +88,6 @@ def test_large_photographs_get_views_of_resized_crops(table, pretrained, tmp_pat
     assert all(float((views[:, 0] - views[:, view]).abs().max()) > 1e-3 for view in (1, 2, 3))
 
 
-def test_a_validation_part_does_not_change_the_stored_output(table, pretrained, tmp_path):
-    options = {"pretrained": pretrained / "model.safetensors", "train": "last(2)"}
-    plain = prepare(read_run(run(table, tmp_path / "plain", **options).path)).data
-    held = prepare(read_run(run(table, tmp_path / "held", validation=0.25, **options).path)).data
-    assert held["train/images"].equal(plain["train/images"])
-    assert "test/images" not in held
-    assert held["test/labels"].equal(plain["train/labels"][held["test/rows"]])
-    assert not set(held["test/rows"].tolist()) & set(held["population/order"].tolist())
-
-
 def test_everything_at_once_runs_resumes_and_is_compared(table, pretrained, tmp_path):
     several = unskew.run_seeds(
         **OPTIONS, data=f"table:{table}", partition="users", seeds=[0, 1], out=tmp_path / "all",

@@ -236,15 +236,8 @@ def test_failures_and_notes_are_in_the_metrics_and_the_report(tmp_path):
 def test_a_run_folder_that_has_a_run_is_refused(tmp_path):
     exchange = exchange_of(make_nodes(tmp_path))
     federated(tmp_path, exchange, rounds=1)
-    with pytest.raises(UserError, match="already has a run"):
+    with pytest.raises(UserError, match="is not an empty folder; choose another --out"):
         federated(tmp_path, exchange, rounds=1)
-
-
-def test_a_folder_that_is_no_federated_run_cannot_be_gone_on_with(tmp_path):
-    loop(tmp_path, rounds=1)
-    (tmp_path / "loop" / "result.json").unlink()
-    with pytest.raises(UserError, match=r"result.json|federation.json"):
-        federated(tmp_path, exchange_of({}), resume=True, out="loop")
 
 
 # Who takes part, and on what they agree
@@ -294,14 +287,14 @@ def test_a_node_whose_data_do_not_fit_is_told_so_and_left_out(tmp_path):
 
 def test_the_servers_own_test_images_must_fit(tmp_path):
     nodes = {1: node_with(tmp_path, "north", [str(number) for number in range(10)], shape=(9, 9))}
-    with pytest.raises(UserError, match=r'the server\'s test images \(digits\) are 8x8.*give data = "nodes"'):
+    with pytest.raises(UserError, match=r'the server\'s test images \(digits, 8x8.*give data = "nodes"'):
         federated(tmp_path, exchange_of(nodes), clients=1)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_federation_of_which_too_few_come_does_not_begin(tmp_path):
     nodes = {1: make_node(tmp_path, 0)}
-    with pytest.raises(UserError, match="only 1 client joined within 30 seconds, but a round needs 2"):
+    with pytest.raises(UserError, match="only 1 client joined within 30 seconds; start 2 or more"):
         federated(tmp_path, exchange_of(nodes), rules=Rules(min_replies=2, wait=30))
     assert not (tmp_path / "run").exists()
 
@@ -325,25 +318,6 @@ def test_those_that_come_are_enough_where_the_rules_say_so_and_the_others_join_l
     assert {each["name"]: each["late"] for each in terms["clients"]} == {
         "node-0": False, "node-1": False, "node-2": True,
     }  # fmt: skip
-
-
-def test_a_run_that_someone_joined_late_can_be_gone_on_with(tmp_path):
-    nodes = make_nodes(tmp_path)
-    late = nodes.pop(102)
-    exchange = exchange_of(nodes)
-
-    def observe(event):
-        if getattr(event, "round", None) == 1:
-            exchange.answers[102] = late.answer
-        if getattr(event, "round", None) == 3:
-            raise Stop
-        exchange.pause(5)
-
-    options = {"rounds": 4, "checkpoint_seconds": 0, "rules": Rules(min_replies=2, wait=30)}
-    with pytest.raises(Stop):
-        federated(tmp_path, exchange, observe=observe, **options)
-    result = federated(tmp_path, exchange, resume=True, **options)
-    assert [row["clients"] for row in result.history] == [2, 2, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -385,8 +359,8 @@ def test_the_run_configuration_goes_over_the_recipes_table(tmp_path):
         ("[federation]\ndeadline = -1", "deadline"),
         ("[federation]\nmin-replies = 0.5", "min-replies"),
         ('[federation]\nclasses = "cat"', "classes"),
-        ("[federation]\nclases = []", "did you mean 'classes'"),
-        ("federation = 3", "must be a table"),
+        ("[federation]\nclases = []", "unknown field `clases`"),
+        ("federation = 3", r"the table \[federation\] cannot be used"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused(tmp_path, text, wrong):
@@ -396,18 +370,6 @@ def test_a_table_that_cannot_be_is_refused(tmp_path, text, wrong):
         settings_of({"recipe": str(recipe), "out": str(tmp_path / "run")})
 
 
-def test_a_run_configuration_without_a_recipe_is_refused(tmp_path):
-    for given in ({}, {"recipe": "r.toml"}, {"out": "run"}):
-        with pytest.raises(UserError, match="needs recipe and out"):
-            settings_of(given)
-
-
-def test_a_recipe_with_a_table_for_a_federation_runs_in_one_process_too(tmp_path):
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text('clients = 3\nrounds = 1\nepochs = 1\n[federation]\nclasses = ["a"]\n')
-    assert unskew.run(recipe, out=tmp_path / "run").rounds == 1
-
-
 def test_clients_that_do_not_fit_do_not_count_as_joined(tmp_path):
     nodes = {
         1: node_with(tmp_path, "north", ["cat", "dog"]),
@@ -415,7 +377,9 @@ def test_clients_that_do_not_fit_do_not_count_as_joined(tmp_path):
         3: node_with(tmp_path, "west", ["cat", "dgo"]),
     }
     chosen = {"data": "nodes", "clients": 3, "classes": ("cat", "dog")}
-    with pytest.raises(UserError, match=r"only 1 client joined.*needs 3.*south is left out: its images are 9x9"):
+    with pytest.raises(
+        UserError, match=r"only 1 client joined.*start 3 or more.*south is left out: its images are 9x9"
+    ):
         federated(tmp_path, exchange_of(nodes), rules=Rules(min_replies=3, wait=30), **chosen)
     assert not (tmp_path / "run").exists()
 
@@ -438,7 +402,7 @@ def test_a_resumed_run_keeps_the_rules_that_it_began_with(tmp_path):
 
 
 def test_more_replies_than_a_round_asks_for_are_refused(tmp_path):
-    with pytest.raises(UserError, match="min-replies is 3, but only 2 clients"):
+    with pytest.raises(UserError, match="min-replies 3 is more than --per-round 2"):
         federated(tmp_path, exchange_of(make_nodes(tmp_path)), rules=Rules(min_replies=3), per_round=2)
 
 
@@ -492,12 +456,12 @@ def test_returning_to_a_round_without_a_checkpoint_names_those_that_there_are(tm
     federated(tmp_path, exchange_of(make_nodes(tmp_path)), checkpoint_seconds=0)
     with pytest.raises(UserError, match="no checkpoint of round 7; available: 1, 2"):
         roll_back(tmp_path / "run", 7, tmp_path / "again")
-    with pytest.raises(UserError, match="has a finished run; choose another"):
+    with pytest.raises(UserError, match="is not an empty folder; choose another"):
         roll_back(tmp_path / "run", 1, tmp_path / "run")
     assert not (tmp_path / "again").exists()
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 100, 1000])
+@pytest.mark.parametrize("rounds", [1, 2, 100])
 def test_earlier_checkpoints_grow_with_the_logarithm_of_the_rounds(tmp_path, monkeypatch, rounds):
     monkeypatch.setattr("unskew.runs.checkpoint.write_whole", lambda file, content: file.write_bytes(content))
     (tmp_path / "checkpoint").mkdir()

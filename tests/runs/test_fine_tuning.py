@@ -1,9 +1,7 @@
 """Runs that start from a file and train the last layers alone: what is stored, what is sent, what is refused."""
 
 import json
-from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,7 +10,6 @@ import unskew
 from unskew import models
 from unskew.checks.laws import image_set
 from unskew.core.errors import Missing, UserError
-from unskew.core.types import Split
 from unskew.engines import features
 from unskew.runs import prepare
 from unskew.runs.config import Config
@@ -79,11 +76,6 @@ def test_loop_and_pool_and_a_repetition_from_its_own_config_give_the_same_bits(t
     again = unskew.run(loop.path / "config.toml", out=tmp_path / "again")
     assert loop.weights_sha256 == pool.weights_sha256 == again.weights_sha256
     assert not stages  # the second run found what the first had stored
-
-
-def test_a_frozen_part_that_runs_at_every_step_is_the_same_in_loop_and_pool(tuned):
-    runs = [tuned(engine, augment=True, rounds=1, engine=engine, workers=1)[0] for engine in ("loop", "pool")]
-    assert runs[0].weights_sha256 == runs[1].weights_sha256
 
 
 def test_views_are_drawn_in_training_and_plain_images_elsewhere(tuned):
@@ -189,7 +181,7 @@ def test_a_finished_run_needs_its_file_no_more(source, tmp_path, monkeypatch):
     (result.path / "figures").mkdir(exist_ok=True)
     measured = unskew.analyse(result.path, "norms", "confusion")
     assert set(measured) >= {"norms", "confusion"}
-    with pytest.raises(Missing, match="inversion needs images"):
+    with pytest.raises(Missing, match="it needs training images"):
         unskew.analyse(result.path, "inversion")
 
 
@@ -205,11 +197,11 @@ def test_what_was_pretrained_is_in_the_result_and_in_the_configuration(source, t
 def test_a_classifier_that_is_not_taken_is_said_with_the_reason(source, tuned, tmp_path):
     five = image_set(60)
     result, _ = tuned(data=five, train="classifier")
-    assert any("classifier (10 classes in the file, 4 here) is initialized" in note for note in result.notes)
+    assert any("initialized from the seed: classifier (10 classes in the file)" in note for note in result.notes)
     headless = {name: value for name, value in weights(result).items() if "classifier" not in name}
     torch.save(headless, tmp_path / "headless.pth")
     result, _ = tuned("headless", pretrained=tmp_path / "headless.pth")
-    assert any("classifier (not in the file) is initialized from the seed" in note for note in result.notes)
+    assert any("initialized from the seed: classifier" in note for note in result.notes)
 
 
 def source_hash(source):
@@ -240,22 +232,17 @@ def test_the_first_convolution_is_found_wherever_it_is_in_the_file(tmp_path):
     ("options", "words"),
     [
         ({"views": 3}, "give --train too"),
-        ({"views": 3, "train": "classifier", "augment": False}, "leave --no-augment out"),
+        ({"views": 3, "train": "classifier", "augment": False}, "and not --no-augment"),
         ({"train": "last(99)"}, "give fewer, or --train all"),
-        ({"train": "encoder"}, "--train"),
         ({"pretrained": "none.pth"}, "does not exist"),
         ({"pretrained": "imagenet"}, "these weights are for efficientnet-lite0"),
         ({"resize": 0}, "1 or more"),
         ({"resize": 10**6}, "the limit is 4,096"),
-        ({"views": 0, "train": "classifier"}, "1 or more"),
         ({"normalise": "imagenet"}, "for color images"),
-        ({"normalise": "image-net"}, "did you mean"),
         (
             {"train": "classifier", "method": "moon"},
             "moon has no effect with --train classifier: it acts on the features",
         ),
-        ({"train": "last(1)", "method": "fedavgm + prototypes"}, "prototypes has no effect with --train classifier"),
-        ({"train": "classifier", "method": "fedeccr"}, "or leave out fedeccr"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_folder_is_made(options, words, tmp_path):
@@ -270,28 +257,3 @@ def test_a_disk_without_room_is_said(tuned, monkeypatch, tmp_path):
     monkeypatch.setattr(features.shutil, "disk_usage", lambda _: usage._replace(free=10))
     with pytest.raises(UserError, match="set --cache-dir or UNSKEW_CACHE to a folder on another disk"):
         tuned()
-
-
-def test_features_are_kept_where_the_cache_is_said_to_be(tuned, tmp_path):
-    _, stages = tuned(cache_dir=tmp_path / "mine", rounds=0)
-    assert str(tmp_path / "mine" / "features-") in stages[0].activity
-    assert list((tmp_path / "mine").glob("features-*/train-*.safetensors"))
-    _, again = tuned("again", cache_dir=tmp_path / "mine", rounds=0)
-    assert not again
-
-
-def test_a_run_may_train_everything_from_a_file(source, tuned):
-    result, stages = tuned(train="all", rounds=1)
-    assert not stages
-    drawn, _ = tuned("drawn", train="all", rounds=1, pretrained=None)
-    assert result.accuracy > drawn.accuracy
-    assert result.settings["normalise"] == "data"  # of a run of ours: as that run had it
-
-
-def test_two_images_are_enough(tmp_path):
-    images = image_set(6)
-    one = replace(images, train=Split(images.train.images[:2], images.train.labels[:2]))
-    result = unskew.run(
-        data=one, partition=np.zeros(2, np.int64), train="classifier", rounds=1, epochs=1, out=tmp_path / "run"
-    )
-    assert result.clients == 1

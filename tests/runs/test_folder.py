@@ -1,6 +1,5 @@
 """The run folder: a crash at any moment leaves whole files, and what is read back is what was written."""
 
-import errno
 import json
 import os
 import subprocess
@@ -12,15 +11,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from federation import same
 from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.files import part_beside, read_json, write_whole
+from unskew.core.files import part_beside, write_whole
 from unskew.core.key import Key
 from unskew.core.types import Failure, ServerState
 from unskew.round.driver import Metrics
 from unskew.runs.checkpoint import CHECKPOINT, CheckpointRecord, load_checkpoint, save_checkpoint
-from unskew.runs.folder import create_run_folder, json_bytes, locked_folder, model_bytes, unused_path, write_arrays
+from unskew.runs.folder import create_run_folder, locked_folder, model_bytes, write_arrays
 from unskew.runs.journal import LineFile, Mark, metrics_row, read_metrics
 
 PROGRESS = CheckpointRecord(
@@ -73,19 +71,6 @@ def test_a_crash_while_writing_leaves_the_old_file_whole(tmp_path, monkeypatch, 
     assert os.listdir(tmp_path) == ["result.json"]
 
 
-def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
-    file = tmp_path / "result.json"
-    write_whole(file, b"old")
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match=r"result\.json cannot be written: No space"):
-        write_whole(file, b"new")
-    assert file.read_bytes() == b"old"
-
-
 def test_a_file_is_synced_before_it_takes_its_place_and_its_folder_after(tmp_path, monkeypatch):
     order = []
     fsync, replace = os.fsync, os.replace
@@ -95,30 +80,6 @@ def test_a_file_is_synced_before_it_takes_its_place_and_its_folder_after(tmp_pat
     assert order == [f"sync {part_beside(tmp_path / 'a')}", "replace", f"sync {tmp_path}"]
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00\xff" * 1000])
-def test_folders_are_made_and_the_content_is_what_was_given(tmp_path, content):
-    write_whole(tmp_path / "a" / "b" / "c.bin", content)
-    assert (tmp_path / "a" / "b" / "c.bin").read_bytes() == content
-
-
-def test_json_comes_back_and_holds_neither_nan_nor_half_a_file(tmp_path):
-    values = {"name": "né \u2028", "list": [1, 2.5, None, True]}
-    write_whole(tmp_path / "a.json", json_bytes(values))
-    assert read_json(tmp_path / "a.json") == values
-    with pytest.raises(ValueError, match="JSON compliant"):
-        json_bytes({"loss": float("nan")})
-    assert read_json(tmp_path / "a.json") == values
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe"])
-def test_json_that_cannot_be_read_is_refused_by_name(tmp_path, content):
-    (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"a\.json cannot be read"):
-        read_json(tmp_path / "a.json")
-    with pytest.raises(UserError, match=r"b\.json cannot be read"):
-        read_json(tmp_path / "b.json")
-
-
 # Folders and locks
 
 
@@ -126,19 +87,11 @@ def test_a_folder_that_holds_something_is_refused_with_the_way_on(tmp_path):
     create_run_folder(tmp_path / "new" / "run")
     create_run_folder(tmp_path / "new" / "run")  # still empty
     (tmp_path / "new" / "run" / "x").touch()
-    with pytest.raises(UserError, match="not empty; choose another --out, or continue with: unskew resume"):
-        create_run_folder(tmp_path / "new" / "run")
-    with pytest.raises(UserError, match="is not a folder; choose another --out"):
-        create_run_folder(tmp_path / "new" / "run" / "x")
+    for path in (tmp_path / "new" / "run", tmp_path / "new" / "run" / "x"):
+        with pytest.raises(UserError, match="is not an empty folder; choose another --out, or continue a run with"):
+            create_run_folder(path)
     with pytest.raises(UserError, match="cannot be created"):
         create_run_folder(tmp_path / "new" / "run" / "x" / "below a file")
-
-
-def test_an_unused_name_counts_from_two(tmp_path):
-    assert unused_path(tmp_path, "run") == tmp_path / "run"
-    for name in ("run", "run-2", "run-3", "run-5"):
-        (tmp_path / name).touch()
-    assert unused_path(tmp_path, "run") == tmp_path / "run-4"
 
 
 def test_a_second_holder_is_refused_until_the_first_lets_go(tmp_path):
@@ -165,13 +118,6 @@ def test_a_killed_process_releases_its_lock(tmp_path):
         with pytest.raises(UserError, match="in use by another process"), locked_folder(tmp_path):
             pass
         holder.kill()
-    with locked_folder(tmp_path):
-        pass
-
-
-def test_a_lock_is_released_after_an_error(tmp_path):
-    with pytest.raises(Crash), locked_folder(tmp_path):
-        raise Crash
     with locked_folder(tmp_path):
         pass
 
@@ -205,51 +151,11 @@ def test_what_a_crash_left_behind_the_checkpoint_is_cut_off(tmp_path):
     assert [(row["round"], row["train_loss"]) for row in read_metrics(tmp_path)] == [(1, 1.5), (2, 9.0)]
 
 
-def test_a_line_can_be_read_as_soon_as_it_is_written(tmp_path):
-    file = LineFile(tmp_path / "metrics.jsonl", Mark())
-    file.append(metrics(1))
-    assert len(read_metrics(tmp_path)) == 1
-    file.close()
-
-
-def test_syncing_makes_the_lines_durable(tmp_path, monkeypatch):
-    synced = []
-    file = LineFile(tmp_path / "metrics.jsonl", Mark())
-    file.append(metrics(1))
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
-    file.sync()
-    file.close()
-    assert synced == [str(tmp_path / "metrics.jsonl")]
-
-
 def test_a_last_line_is_ignored_wherever_it_was_cut(tmp_path):
     line = json.dumps(metrics()).encode() + b"\n"
     for length in range(2 * len(line) + 1):
         (tmp_path / "metrics.jsonl").write_bytes((2 * line)[:length])
         assert len(read_metrics(tmp_path)) == length // len(line)
-
-
-def test_a_line_that_lacks_what_every_line_has_is_named(tmp_path):
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1, "exampels": 2}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged: line 1: unknown field 'exampels'"):
-        read_metrics(tmp_path)
-
-
-def test_a_run_without_metrics_has_none(tmp_path):
-    assert read_metrics(tmp_path) == []
-
-
-def test_a_metrics_file_shorter_than_its_checkpoint_says_is_refused(tmp_path):
-    """truncate() would fill it up with zero bytes, and the run would fail after its last round."""
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl"):
-        LineFile(tmp_path / "metrics.jsonl", Mark(100))
-
-
-def test_a_damaged_line_of_metrics_is_refused_by_name(tmp_path):
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1}\n\x00\x00\n{"round": 3}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl"):
-        read_metrics(tmp_path)
 
 
 # Checkpoints
@@ -265,18 +171,6 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
         for name in want:
             assert (got[name].dtype, got[name].shape) == (want[name].dtype, want[name].shape)
         assert tensors.sha256(got) == tensors.sha256(want)
-
-
-def test_the_newest_checkpoint_counts(tmp_path):
-    save_checkpoint(tmp_path, ServerState(1, {"params/a": torch.zeros(1)}, {}), PROGRESS)
-    newer = ServerState(2, {"params/a": torch.ones(1)}, {})
-    save_checkpoint(tmp_path, newer, PROGRESS)
-    found, _ = load_checkpoint(tmp_path)
-    assert same(found, newer)
-
-
-def test_a_run_without_a_checkpoint_has_none(tmp_path):
-    assert load_checkpoint(tmp_path) is None
 
 
 def test_what_was_loaded_does_not_change_with_the_next_checkpoint(tmp_path):
@@ -297,15 +191,6 @@ def test_a_checkpoint_cut_anywhere_is_the_users_to_delete(tmp_path):
         with pytest.raises(UserError, match=r"state\.safetensors is damaged .* delete it"):
             load_checkpoint(tmp_path)
     file.write_bytes(whole + b"\x00")
-    with pytest.raises(UserError, match="is damaged"):
-        load_checkpoint(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "metadata", [None, {"other": "x"}, *({"unskew": text} for text in ("no json", "{}", "[]", '{"round": 1}'))]
-)
-def test_a_file_that_is_no_checkpoint_of_ours_is_refused(tmp_path, metadata):
-    write_whole(tmp_path / CHECKPOINT, safetensors.torch.save({"model/a": torch.zeros(1)}, metadata))
     with pytest.raises(UserError, match="is damaged"):
         load_checkpoint(tmp_path)
 
@@ -344,9 +229,3 @@ def test_the_same_arrays_give_the_same_bytes_at_any_time(tmp_path):
     with np.load(tmp_path / "a.npz", allow_pickle=False) as found:
         assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
         assert found["client"].dtype == np.int32
-
-
-def test_object_arrays_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(TypeError, match="stored: odd"):
-        write_arrays(tmp_path / "a.npz", {"fine": np.zeros(1), "odd": np.array([{}, None], dtype=object)})
-    assert os.listdir(tmp_path) == []

@@ -8,14 +8,14 @@ from contextlib import suppress
 
 import pytest
 
-from analysis.finished import SMALL, command, copied, done, finished, images, refused, run, runs_of, unsealed
+from analysis.finished import SMALL, command, done, finished, images, refused, run, runs_of, unsealed
 from unskew.core.errors import UserError
 from unskew.core.files import part_beside
 from unskew.runs import folder as folders
 from unskew.runs import train
 from unskew.runs.finished import FinishedRun
 from unskew.runs.result import read_result
-from unskew.runs.seals import examine, seal_folder
+from unskew.runs.seals import examine
 
 __all__ = ["finished", "run", "runs_of"]
 
@@ -54,29 +54,18 @@ def test_what_is_written_is_read_and_what_is_changed_is_not(tmp_path):
     assert folders.read_sealed(tmp_path, "a") == b"one"
     folders.require_sealed(tmp_path, "figures/b.json")
     (tmp_path / "a").write_bytes(b"other")
-    with pytest.raises(
-        folders.SealBroken, match=r"a was changed after it was written.*restore it from a copy, or delete .*json"
-    ):
+    with pytest.raises(folders.SealBroken, match=r"a was changed, .*restore it from a copy, or delete .*json"):
         folders.read_sealed(tmp_path, "a")
     (tmp_path / "a").unlink()
-    with pytest.raises(folders.SealBroken, match=r"a is missing, but it is listed in manifest\.json"):
-        folders.require_sealed(tmp_path, "a")
     (tmp_path / "c").write_bytes(b"three")
-    with pytest.raises(folders.SealBroken, match="c was added by hand"):
-        folders.read_sealed(tmp_path, "c")
+    for name in ("a", "c"):
+        with pytest.raises(folders.SealBroken, match=f"{name} was changed, added or removed"):
+            folders.require_sealed(tmp_path, name)
     assert folders.read_sealed(tmp_path, "nothing") is None
     (tmp_path / "figures" / "b.json").unlink()
     assert folders.read_sealed(tmp_path, "figures/b.json") is None  # it is made again
     folders.write_sealed(tmp_path, {"a": b"restored"})
     assert folders.read_sealed(tmp_path, "a") == b"restored"
-
-
-def test_without_a_manifest_nothing_is_sealed_and_nothing_refused(tmp_path):
-    folders.write_sealed(tmp_path, {"a": b"one"})
-    assert not (tmp_path / folders.MANIFEST).exists()
-    (tmp_path / "a").write_bytes(b"two")
-    assert folders.read_sealed(tmp_path, "a") == b"two"
-    folders.require_sealed(tmp_path, "a")
 
 
 def test_every_bit_of_the_manifest_counts(tmp_path):
@@ -173,7 +162,7 @@ def test_a_run_killed_at_any_write_is_never_refused_and_ends_the_same(runs_of, t
             if (place / "config.toml").exists():
                 train.resume(place)
             else:
-                with pytest.raises(UserError, match=r"nothing to resume.*unskew run --out"):
+                with pytest.raises(UserError, match=r"not a run directory.*unskew run --out"):
                     train.resume(place)
                 train.run(out=place, **given)
         FinishedRun(place).close()
@@ -261,18 +250,6 @@ def test_each_change_is_named_in_one_sentence(run, capsys, change):
     assert f"{run / name} " in refused(capsys, "check", run)
 
 
-def test_a_changed_figure_can_be_deleted_or_taken_again(run, capsys):
-    done(capsys, "analyse", run, "skew")
-    file = run / "figures" / "skew.json"
-    whole = file.read_bytes()
-    file.write_bytes(whole.replace(b'"emd": ', b'"emd": 1'))
-    done(capsys, "analyse", run, "skew")
-    assert file.read_bytes() == whole
-    file.unlink()
-    done(capsys, "report", run, "--only", "skew")
-    assert file.read_bytes() == whole
-
-
 # Folders that are not sealed
 
 
@@ -300,20 +277,13 @@ def test_check_tells_what_is_sealed_and_seals(run, capsys):
     assert "unskew check" in said
     assert "not sealed" in said
     assert "files as they are" in done(capsys, "check", run, "--seal")
+    assert "clients.npz" in folders.read_manifest(run).names
     done(capsys, "check", run)
     (run / "result.json").write_text("{}")
     before = (run / folders.MANIFEST).read_bytes()
     assert "nothing was sealed" in refused(capsys, "check", run, "--seal")
     assert (run / folders.MANIFEST).read_bytes() == before
     assert "is not a run directory" in refused(capsys, "check", run.parent)
-
-
-def test_a_folder_sealed_again_is_as_good_as_new(finished, tmp_path, capsys):
-    place = copied(finished, tmp_path)
-    unsealed(place)
-    names = seal_folder(place)
-    assert sorted(names) == folders.read_manifest(place).names
-    done(capsys, "compare", place)
 
 
 # What a kill leaves behind
@@ -326,7 +296,7 @@ def test_a_folder_with_locks_and_parts_alone_counts_as_empty(tmp_path, runs_of):
     dead = part_beside(place / "config.toml")
     dead = dead.with_name(dead.name.replace(f".{os.getpid()}.part", ".4194305.part"))  # above any process's number
     dead.touch()
-    with pytest.raises(UserError, match=f"{place} has nothing to resume"):
+    with pytest.raises(UserError, match=f"{place} is not a run directory"):
         train.resume(place)
     train.run(out=place, data=f"arrays:{images(runs_of(rounds=1).parent)}", **{**SMALL, "rounds": 1})
     assert not list(place.rglob("*.part"))

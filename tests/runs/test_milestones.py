@@ -41,19 +41,9 @@ def test_rounds_to_an_accuracy_end_with_the_first_evaluated_round_that_has_it(ac
     assert rounds_to(ROWS, accuracy) == number
 
 
-def test_an_accuracy_reached_once_counts_though_it_is_lost_again():
-    fallen = [*ROWS, {"round": 5, "batches_max": 1, "accuracy": 0.1}]
-    assert rounds_to(fallen, 0.6) == 4
-
-
 def test_a_share_that_is_rounded_up_is_still_reached():
     assert 0.9 * 0.1 > 0.09
     assert rounds_to([{"round": 1, "batches_max": 1, "accuracy": 0.09}], 0.9 * 0.1) == 1
-
-
-def test_a_run_without_rounds_has_reached_nothing():
-    assert batches([]) == 0
-    assert accuracy_at_round([], 1) is accuracy_at_batch([], 1) is rounds_to([], 0.0) is None
 
 
 @given(runs)

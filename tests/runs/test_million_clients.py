@@ -12,7 +12,7 @@ from unskew.core import tensors
 from unskew.core.key import Key
 from unskew.core.types import ImageSet, Local, Split
 from unskew.data.partition_files import Holdings, from_arrays, to_arrays
-from unskew.data.population import Partition, Population, cells, emd, number_users
+from unskew.data.population import Partition, Population, cells, emd
 from unskew.engines.blueprint import Blueprint, build, dataset
 from unskew.round import driver
 from unskew.runs import folder
@@ -66,21 +66,6 @@ def test_cells_that_are_counted_are_those_that_are_sorted(classes):
     arrays = to_arrays(Partition(client, 40, "test", 0), labels, classes)
     told = Holdings("test", None, arrays["sizes"], arrays["counts"].astype(np.int64), 0.0, "")
     np.testing.assert_allclose(told.distances, distances, atol=1e-12)
-
-
-def test_no_example_has_no_cells():
-    none = np.full(4, -1, np.int32)
-    assert [len(each) for each in cells(none, np.zeros(4, np.int64), 3)] == [0, 0, 0]
-    assert emd(none, np.zeros(4, np.int64), 3) == 0.0
-
-
-@pytest.mark.parametrize("users", [[], ["b"], ["b", "b", "a", "b", "b", "10", "9", "9"], ["10", "9", "9", "9", "10"]])
-def test_users_are_numbered_as_if_each_was_looked_at(users):
-    array = np.array(users, np.str_)
-    client, names = number_users(array)
-    assert [names[k] for k in client] == users
-    digits = all(name.isdecimal() for name in users)
-    assert list(names) == sorted(set(users), key=int if digits else str)
 
 
 def test_large_arrays_are_packed_quickly_and_read_back_alike(monkeypatch, tmp_path):

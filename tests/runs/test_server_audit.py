@@ -12,9 +12,7 @@ from unskew.console.federation import federation_app
 from unskew.core.errors import UserError
 from unskew.engines.flower.audit import AUDIT, read_audit, record_lines
 from unskew.engines.flower.exchange import Presence
-from unskew.engines.flower.grid import fingerprint
 from unskew.engines.flower.node import COMMITMENT, commit
-from unskew.federation.network import make_node_key, public_pem
 from unskew.runs.federated import audit_file
 from unskew.runs.prepare import FLOWER_BYTES, PROCESS_BYTES, REPLY_COPIES, SERVER_COPIES, Overview
 from unskew.runs.seals import DAMAGED, UNCHANGED, examine
@@ -99,21 +97,6 @@ def test_a_release_keeps_who_took_part_out_of_the_run_directory(tmp_path, nodes)
     assert len(read_audit(audit_file(tmp_path / "run", released=True))) >= 1
 
 
-def test_a_resumed_run_goes_on_with_its_record(tmp_path, nodes):
-    class Killed(Exception):
-        pass
-
-    def observe(event):
-        if getattr(event, "round", 0) == 1:
-            raise Killed
-
-    with pytest.raises(Killed):
-        federated(tmp_path, exchange_of(nodes), rounds=2, observe=observe, checkpoint_seconds=0)
-    federated(tmp_path, exchange_of(nodes), rounds=2, resume=True)
-    rows = read_audit(tmp_path / "run" / AUDIT)
-    assert [(row["start"], row["round"]) for row in rows if row["job"] == "train"] == [(0, 1), (1, 2)]
-
-
 def test_the_command_audit_reads_a_run_directory_and_takes_no_key_for_it(tmp_path, nodes):
     federated(tmp_path, exchange_of(nodes), rounds=1)
     shown = CliRunner().invoke(get_command(federation_app), ["audit", str(tmp_path / "run")])
@@ -121,16 +104,6 @@ def test_the_command_audit_reads_a_run_directory_and_takes_no_key_for_it(tmp_pat
     assert "node node-2: key unknown" in shown.output.replace("\n", " ")
     refused = CliRunner().invoke(get_command(federation_app), ["audit", str(tmp_path / "run"), "--key", "a.pub"])
     assert isinstance(refused.exception, UserError)
-
-
-def test_a_fingerprint_is_the_one_that_ssh_keygen_prints(tmp_path):
-    key = make_node_key()
-    (tmp_path / "a.pub").write_bytes(key.public)
-    found = fingerprint(public_pem(tmp_path / "a.pub"))
-    assert found is not None
-    assert found.startswith("SHA256:")
-    assert len(found) == len("SHA256:") + 43
-    assert fingerprint(b"no key") is None
 
 
 def test_the_memory_announced_has_room_for_the_replies_of_a_round(tmp_path, nodes):

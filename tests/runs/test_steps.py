@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import unskew
-from unskew.console.main import main
 from unskew.runs.config import read_run
 
 SMALL = {"data": "digits", "clients": 4, "rounds": 2, "engine": "loop", "batch": 32}
@@ -49,19 +48,3 @@ def test_seeds_share_one_partition_and_nothing_else(tmp_path):
     assert one.weights_sha256 != two.weights_sha256
     other = unskew.run(out=tmp_path / "other", steps=2, seed=1, **SMALL)
     assert not np.array_equal(clients_of(one), clients_of(other))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--steps", "0"], "--steps 0: give 1 or more"),
-        (["--steps", "5", "--epochs", "2"], "epochs and steps are both given"),
-        (["--partition-seed", "-1"], "--partition-seed -1: give 0 or more"),
-    ],
-)
-def test_impossible_lengths_and_seeds_are_refused(tmp_path, capsys, words, message):
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--out", str(tmp_path / "run"), *words])
-    assert ended.value.code == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "run").exists()

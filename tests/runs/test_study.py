@@ -11,7 +11,6 @@ from analysis.finished import (
     content,
     copied,
     finished_run,
-    measured,
     recorded,
     undisturbed,
     unsealed,
@@ -25,10 +24,7 @@ from unskew.models.cut import cut
 from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, state_file
 from unskew.runs.finished import FinishedRun, Missing
 
-METHODS = [
-    "fedavg", "fedavgm(0.9)", "fedprox(mu=0.1)", "moon", "scaffold", "feddyn", "fedir", "fedvc(20)", "prototypes",
-    "clsnorm", "centralised",
-]  # fmt: skip
+METHODS = ["fedavg", "moon", "scaffold", "feddyn", "fedir", "fedvc(20)", "prototypes", "clsnorm", "centralised"]
 
 
 def seen_again(opened, number):
@@ -136,16 +132,6 @@ def test_no_analysis_changes_a_byte_of_the_run(runs_of, method, tmp_path):
     assert content(run) == before
 
 
-def test_all_measures_leave_the_draws_and_threads_of_others_alone(run):
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        with undisturbed():
-            analysis.analyse(run, "projection(images=20)", "inversion(steps=3)", "separability", "confusion", "cka")
-    finally:
-        torch.set_num_threads(threads)
-
-
 def test_predictions_are_those_of_the_model_that_anybody_may_load(finished):
     with finished_run(finished) as opened, undisturbed():
         outputs = opened.outputs
@@ -163,47 +149,10 @@ def test_predictions_are_those_of_the_model_that_anybody_may_load(finished):
     assert list(outputs.predicted) == ["", *opened.result.calibrations]
 
 
-def test_chunks_do_not_change_predictions(finished, monkeypatch):
-    monkeypatch.setattr("unskew.runs.finished.IMAGES_AT_ONCE", 7)
-    with finished_run(finished) as few:
-        small = few.outputs
-    monkeypatch.setattr("unskew.runs.finished.IMAGES_AT_ONCE", 500)
-    with finished_run(finished) as many:
-        large = many.outputs
-    assert torch.allclose(small.features, large.features, atol=1e-5)
-    assert all(torch.equal(small.predicted[name], large.predicted[name]) for name in large.predicted)
-
-
-@pytest.mark.parametrize("number", [-2, -1, 4, 99])
+@pytest.mark.parametrize("number", [-1, 4])
 def test_a_round_that_never_was_is_refused(finished, number):
     with finished_run(finished) as opened, pytest.raises(UserError, match=f"round {number}: the run has rounds 1 to 3"):
         opened.state(number)
-
-
-def test_the_state_before_the_first_round_is_the_network_as_the_key_draws_it(finished, runs_of):
-    """Two runs with one seed begin alike, and one with another seed elsewhere."""
-    with (
-        finished_run(finished) as one,
-        finished_run(runs_of(rounds=1)) as other,
-        finished_run(runs_of(seed=5)) as third,
-    ):
-        first, second, unlike = (tensors.sha256(each.state(0).tensors) for each in (one, other, third))
-    assert first == second != unlike
-
-
-def test_local_models_are_made_once(finished, monkeypatch):
-    with finished_run(finished) as opened:
-        first = opened.local_models()
-        monkeypatch.setattr("unskew.runs.finished._train_locally", None)
-        assert opened.local_models() is first
-        assert opened.local_models(3) is first
-
-
-def test_too_many_local_models_for_the_memory_are_refused_with_how_many_would_fit(finished, monkeypatch):
-    size = 8 * sum(value.numel() for value in load_file(finished / "model.safetensors").values())
-    monkeypatch.setattr("unskew.runs.finished.MAX_BYTES", 3 * size + 5)
-    with finished_run(finished) as opened, pytest.raises(Missing, match="give clients=3"):
-        opened.local_models()
 
 
 def test_a_client_that_fails_is_named(run):
@@ -241,7 +190,7 @@ def test_a_damaged_model_is_one_message(run):
 def test_another_run_s_model_is_refused(run):
     weights = load_file(run / "model.safetensors")
     save_file({**weights, "classifier.bias": weights["classifier.bias"] + 1}, unsealed(run) / "model.safetensors")
-    with finished_run(run) as opened, pytest.raises(UserError, match="does not match the hash in result"):
+    with finished_run(run) as opened, pytest.raises(UserError, match=r"does not match the hash in result\.json"):
         _ = opened.model
 
 
@@ -252,75 +201,27 @@ def test_a_checkpoint_of_another_run_is_not_taken_for_this_one_s(run, runs_of):
         assert tensors.sha256(opened.state().tensors) == opened.result.weights_sha256
 
 
-@pytest.mark.parametrize("length", [0, 10, 3000])
-def test_a_damaged_checkpoint_stands_in_nobody_s_way(run, length):
-    file = run / CHECKPOINT
-    file.write_bytes(file.read_bytes()[:length])
-    with finished_run(run) as opened:
-        assert tensors.sha256(opened.state().tensors) == opened.result.weights_sha256
-
-
-@pytest.mark.parametrize("length", [0, 10, 3000])
-def test_a_damaged_kept_state_is_made_again(run, finished, length):
-    """All that it holds can be trained again; to start a finished run anew is no advice."""
-    file = state_file(run, 2)
-    file.write_bytes(file.read_bytes()[:length])
+@pytest.mark.parametrize("file", [CHECKPOINT, "states/round-000002.safetensors"])
+def test_a_damaged_checkpoint_or_kept_state_is_named_and_can_be_deleted(run, finished, file):
+    (run / file).write_bytes((run / file).read_bytes()[:3000])
+    with finished_run(run) as opened, pytest.raises(UserError, match=r"is damaged .*or delete it to train again"):
+        opened.state(None if file == CHECKPOINT else 2)
+    (run / file).unlink()
     with finished_run(run) as opened, finished_run(finished) as whole:
-        assert tensors.sha256(opened.state(2).tensors) == tensors.sha256(whole.state(2).tensors)
+        for number in (2, 3):
+            assert tensors.sha256(opened.state(number).tensors) == tensors.sha256(whole.state(number).tensors)
 
 
-def test_an_unfinished_run_says_how_to_finish_it(run):
-    (unsealed(run) / "result.json").unlink()
-    with pytest.raises(UserError, match="finish it with: unskew resume"):
-        FinishedRun(run)
-
-
-@pytest.mark.parametrize("line", [b"{", b"[]\n", b"nonsense\n", b'{"round": 1}\n', b"\xff\xfe\n"])
-def test_damaged_metrics_are_one_message_and_a_torn_last_line_is_none(run, line):
+def test_a_torn_last_line_of_the_metrics_is_left_out(run):
     with open(unsealed(run) / "metrics.jsonl", "ab") as file:
+        file.write(b"{")
+    assert len(FinishedRun(run).rows) == 3
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "during.jsonl"])
+@pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b'{"round": "two"}\n', b"\xff\xfe\n"])
+def test_damaged_lines_are_one_message(run, name, line):
+    with open(unsealed(run) / name, "ab") as file:
         file.write(line)
-    if line == b"{":
-        assert len(FinishedRun(run).rows) == 3
-    else:
-        with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
-            FinishedRun(run)
-
-
-DAMAGED = [
-    b"nonsense\n",
-    b"[1]\n",
-    b"{}\n",
-    b'"words"\n',
-    b"3\n",
-    b"null\n",
-    b"\xff\xfe\n",
-    b'{"norms": {"clients": [0], "local": [[1]], "server": [1]}}\n',
-    b'{"round": "two", "silhouette": 0.5}\n',
-    b'{"round": 2, "silhouette": "much"}\n',
-    b'{"round": 2, "norms": {"clients": [0, 1], "local": [[1]], "server": [1]}}\n',
-    b'{"round": 2, "norms": {"clients": [0], "local": [[1, 2]], "server": [1]}}\n',
-    b'{"round": 2, "norms": {"clients": [0], "local": 7, "server": [1]}}\n',
-    b'{"round": 2, "norms": 5}\n',
-    b'{"round": 2, "norms": {"clients": [999], "local": [[1,1,1,1,1,1,1,1,1,1]], "server": [1,1,1,1,1,1,1,1,1,1]}}\n',
-    b'{"round": 2, "norms": {"clients": [0], "local": [[1, 1]], "server": [1, 1]}}\n',
-    b'{"round": 2, "norms": {"clients": ["a"], "local": [[1,1,1,1,1,1,1,1,1,1]], "server": [1,1,1,1,1,1,1,1,1,1]}}\n',
-    b'{"round": 2, "drift": {"clients": [0], "local": [[1, 1, 1, 1]], "server": [1, 1, 1, 1]}}\n',
-]
-
-
-@pytest.mark.parametrize("line", DAMAGED)
-def test_damaged_records_are_one_message(run, line):
-    """Whatever stands there: a UserError, at once or from the measure that needs it."""
-    with open(unsealed(run) / "during.jsonl", "ab") as file:
-        file.write(line)
-    (run.parent / "digits.npz").unlink()
-    with pytest.raises(UserError, match=r"during\.jsonl is damaged"):
-        looked_at(run)
-
-
-def looked_at(run):
-    with finished_run(run) as opened:
-        for source in ("norms", "drift", "separability"):
-            taken = measured(opened, source)
-            assert taken.charts is not None
-            assert taken.findings is not None
+    with pytest.raises(UserError, match=f"{name}.* damaged"):
+        FinishedRun(run)

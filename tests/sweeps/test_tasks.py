@@ -64,9 +64,9 @@ def workers(monkeypatch):
 def test_the_run_of_a_killed_worker_is_resumed_by_another(trained, workers, tmp_path):
     ended, killed = {}, []
 
-    def progress(place, number):
+    def progress(done, total):
         if not killed:
-            killed.append(place)
+            killed.append(done)
             os.kill(workers[0].pid, signal.SIGKILL)
 
     several = [Task(replace(SMALL, rounds=3), tmp_path / str(place)) for place in range(3)]
@@ -74,21 +74,6 @@ def test_the_run_of_a_killed_worker_is_resumed_by_another(trained, workers, tmp_
     assert ended == {0: None, 1: None, 2: None}
     assert len({read_result(task.path).weights_sha256 for task in several}) == 1
     assert len(workers) == 3
-
-
-@pytest.mark.heavy
-def test_a_worker_killed_before_it_has_work_is_replaced(workers, tmp_path, monkeypatch):
-    start, ended = tasks.start_worker, {}
-
-    def start_and_kill(module):
-        child = start(module)
-        if len(workers) <= 2:
-            os.kill(child.pid, signal.SIGKILL)
-        return child
-
-    monkeypatch.setattr(tasks, "start_worker", start_and_kill)
-    run_tasks([Task(SMALL, tmp_path / str(place)) for place in range(2)], 2, ended.__setitem__, lambda *_: None)
-    assert ended == {0: None, 1: None}
 
 
 def test_workers_that_never_start_are_one_message(workers, tmp_path, monkeypatch):

@@ -4,7 +4,9 @@ Shapes: k models, n images, b of them at a time, d features of a layer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from unskew.analysis.measure import Choice, Comparison, Measure, list_by_run, name_clients, name_layer
-from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
+from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark, axis_of
 from unskew.core import tensors
-from unskew.core.errors import Missing, UserError
+from unskew.core.errors import Missing
 from unskew.core.types import Tensors
-from unskew.core.units import counted
 from unskew.models.networks import Network, shorten_layer_names
 from unskew.round.client import IMAGES_AT_ONCE
 from unskew.runs.finished import FinishedRun
@@ -61,32 +62,24 @@ class Exact:
         return _ratio(table)
 
 
-class AtOnce:
-    """CKA by its definition, through the kernels XXᵀ of all images; for wide layers if all images fit in a batch."""
-
-    def add(self, kernels: Sequence[Tensor]) -> None:
-        """The only batch: [n, n] of each model."""
-        doubles = [kernel.cpu().double() for kernel in kernels]
-        flat = torch.stack([kernel - kernel.mean(0) for kernel in doubles])
-        flat = (flat - flat.mean(2, keepdim=True)).flatten(1)
-        self._products = flat @ flat.t()
-
-    def value(self) -> Tensor:
-        """[k, k]."""
-        return _ratio(self._products)
-
-
-class Unbiased:
-    """CKA from unbiased HSIC, averaged over batches of kernels XXᵀ; for wide layers and many images.
+class Kernels:
+    """Sums for wide layers, from kernels XXᵀ: CKA by its definition from one batch, otherwise from unbiased HSIC.
 
     Reference: Nguyen, Raghu and Kornblith, ICLR 2021, equation 3.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, batches: int) -> None:
+        self.unbiased = batches > 1
         self._total = torch.zeros((), dtype=torch.float64)
 
     def add(self, kernels: Sequence[Tensor]) -> None:
         """One batch: [b, b] of each model."""
+        if not self.unbiased:
+            doubles = [kernel.cpu().double() for kernel in kernels]
+            flat = torch.stack([kernel - kernel.mean(0) for kernel in doubles])
+            flat = (flat - flat.mean(2, keepdim=True)).flatten(1)
+            self._total = flat @ flat.t()
+            return
         n = len(kernels[0])
         hollow = torch.stack([kernel.clone().fill_diagonal_(0) for kernel in kernels]).cpu().double()  # [k, b, b]
         rows = hollow.sum(2)  # [k, b]
@@ -96,7 +89,7 @@ class Unbiased:
 
     def value(self) -> Tensor:
         """[k, k]."""
-        return _ratio(self._total.clamp(min=0))
+        return _ratio(self._total.clamp(min=0) if self.unbiased else self._total)
 
 
 def kernel(features: Tensor) -> Tensor:
@@ -144,31 +137,24 @@ def take_cka(
 
     Reference: Luo et al. 2021, Figures 1, 2 and appendix B; Kornblith et al., ICML 2019.
     """
-    if clients < 2 or images < 4:
-        raise UserError(f"cka(clients={clients}, images={images}): give at least two clients and four images")
-    number = run.number(round)
+    number, side = run.number(round), run.side
     models = run.local_models(number, clients)
-    if len(models) < 2:
-        raise Missing("cka compares local models of at least two clients; this run has only one per round")
-    side = run.side
     index = torch.arange(len(side.test.labels))[:images]
-    if len(index) < 4:
-        raise Missing(f"cka compares outputs for at least four images; the test set has {len(index)}")
+    if len(models) < 2 or len(index) < 4:
+        raise Missing("cka compares local models of at least two clients on at least four images")
     count = 1 if len(index) <= AT_ONCE else -(-len(index) // IMAGES_AT_ONCE)
     batches = torch.tensor_split(index, count)  # of about equal size
-    sums: dict[str, Exact | AtOnce | Unbiased] = {}
+    sums: dict[str, Exact | Kernels] = {}
     for done, batch in enumerate(batches):
         run.say("cka", done, len(batches))
         for layer, wide, outputs in _by_layer(side.network, [*models.values()], side.test.batch(batch)[0], activated):
             if layer not in sums:
-                sums[layer] = Exact() if not wide else AtOnce() if len(batches) == 1 else Unbiased()
+                sums[layer] = Kernels(len(batches)) if wide else Exact()
             sums[layer].add(outputs)
     pairs = {layer: total.value() for layer, total in sums.items()}
     for layer, value in pairs.items():
         if n := int((value.diagonal() == 0).sum()):
-            run.notes.append(
-                f"{layer} has the same output for all images in {counted(n, 'model')}; its CKA is set to 0"
-            )
+            run.notes.append(f"{layer} has the same output for all images in {n} models; its CKA is set to 0")
     if len(models) < (everyone := len(run.engine.roster.inhabited)):
         run.notes.append(f"only the models of {len(models)} of {everyone:,} clients are compared")
     different = ~torch.eye(len(models), dtype=torch.bool)
@@ -179,7 +165,7 @@ def take_cka(
         layers=list(pairs),
         pairs=[value.tolist() for value in pairs.values()],
         means=[float(value[different].mean()) for value in pairs.values()],
-        estimated=[layer for layer, total in sums.items() if isinstance(total, Unbiased)],
+        estimated=[layer for layer, total in sums.items() if isinstance(total, Kernels) and total.unbiased],
         activated=activated,
     )
 
@@ -190,7 +176,7 @@ def _by_layer(
     """For each layer, every model's outputs [b, d], or for a wide layer the far smaller kernels [b, b]."""
     outputs: dict[str, list[Tensor]] = {}
     wide: set[str] = set()
-    handles, current = [], 0
+    current = 0
     last: list[tuple[str, Tensor]] = []  # the previous layer and its output, until the next one runs
 
     def keep(name: str, output: Tensor) -> None:
@@ -201,88 +187,72 @@ def _by_layer(
         if len(stored) < current:  # if a layer runs twice, its first output counts
             stored.append(kernel(features) if name in wide else features.clone())  # ReLU may work in place
 
-    def hooks(name: str) -> tuple[Any, Any]:
-        def before(module: nn.Module, inputs: Any) -> None:
-            if last:
-                keep(last.pop()[0], inputs[0])
+    def before(module: nn.Module, inputs: Any) -> None:
+        if last:
+            keep(last.pop()[0], inputs[0])
 
-        def after(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            if activated:
-                last[:] = [(name, output)]
-            else:
-                keep(name, output)
-
-        return before, after
+    def after(name: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if activated:
+            last[:] = [(name, output)]
+        else:
+            keep(name, output)
 
     layers = {name: part for name, part in network.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)}
-    short = shorten_layer_names(layers)
-    for name, module in layers.items():
-        before, after = hooks(short[name])
-        handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-    own = tensors.of_module(network)
-    try:
+    short, own = shorten_layer_names(layers), tensors.of_module(network)
+    with ExitStack() as hooks, torch.no_grad():
+        for name, module in layers.items():
+            hooks.enter_context(module.register_forward_pre_hook(before))
+            hooks.enter_context(module.register_forward_hook(partial(after, short[name])))
         network.eval()
-        with torch.no_grad():
-            for model in models:
-                current += 1
-                torch._foreach_copy_(list(own.values()), [model[name] for name in own])
-                network(images)
-                while last:
-                    keep(*last.pop())
-    finally:
-        for handle in handles:
-            handle.remove()
+        for model in models:
+            current += 1
+            torch._foreach_copy_(list(own.values()), [model[name] for name in own])
+            network(images)
+            while last:
+                keep(*last.pop())
     while outputs:
         name = next(iter(outputs))
         yield name, name in wide, outputs.pop(name)
 
 
-def means_chart(values: Similarity) -> Chart:
-    """The mean CKA of each layer."""
-    pairs = list(zip(values.layers, values.means, strict=True))
-    bars = Bars(list(range(len(pairs))), values.means, tips=[f"{layer}: {mean:.3f}" for layer, mean in pairs])
-    alt = f"Mean CKA between two clients' models: {', '.join(f'{layer} {mean:.2f}' for layer, mean in pairs)}."
+def _draw_means(values: Similarity) -> Chart:
+    texts = [f"{layer}: {mean:.3f}" for layer, mean in zip(values.layers, values.means, strict=True)]
+    alt = f"Mean CKA between two clients' models: {', '.join(texts)}."
     title = f"Similarity of local models, by layer{', after the activation' if values.activated else ''}"
-    x, y = Axis("layer", ticks=tuple(enumerate(values.layers))), Axis("mean CKA", low=0, high=1)
-    return Chart("cka-means", title, alt, [bars], x=x, y=y)
+    bars, y = Bars(range(len(texts)), values.means, tips=texts), Axis("mean CKA", low=0, high=1)
+    return Chart("cka-means", title, alt, [bars], axis_of("layer", values.layers), y)
 
 
-def layer_charts(values: Similarity) -> dict[str, Chart]:
-    """The CKA of every pair of clients, by layer."""
-    charts, count = {}, len(values.clients)
-    axis = Axis("client", ticks=tuple((at, str(client)) for at, client in enumerate(values.clients)))
+def _draw_layers(values: Similarity) -> dict[str, Chart]:
+    charts, names = {}, values.clients
     for layer, table, mean in zip(values.layers, values.pairs, values.means, strict=True):
-        tips = [
-            [f"{layer}, clients {a} and {b}: {value:.3f}" for b, value in zip(values.clients, row, strict=True)]
-            for a, row in zip(values.clients, table, strict=True)
-        ]
-        cells = Cells(table, 0, 1, numbers=".2f" if count <= 10 else "", tips=tips)
         title = f"CKA of {layer}{' after its activation' if values.activated else ''}, client by client"
-        alt = f"Pairwise CKA of {layer} between the models of {count} clients; mean {mean:.2f}."
-        charts[layer] = Chart(f"cka-{layer}", title, alt, [cells], x=axis, y=axis, height=380, square=True)
+        alt = f"Pairwise CKA of {layer} between the models of {len(names)} clients; mean {mean:.2f}."
+        tips = [
+            [f"{layer}, clients {a} and {b}: {v:.3f}" for b, v in zip(names, row, strict=True)]
+            for a, row in zip(names, table, strict=True)
+        ]
+        cells, axis = Cells(table, 0, 1, ".2f", tips), axis_of("client", names)
+        charts[layer] = Chart(f"cka-{layer}", title, alt, [cells], axis, axis, height=380, square=True)
     return charts
 
 
-def cka_findings(values: Similarity) -> list[str]:
-    """Which layer differs most across clients, and whether similarity falls with depth."""
-    layers, means = values.layers, values.means
+def _findings(values: Similarity) -> list[str]:
+    layers, means = [name_layer(layer) for layer in values.layers], values.means
     if len(layers) == 1:
-        return [f"Only {name_layer(layers[0])} is trained; its CKA between two clients is {means[0]:.2f} on average."]
+        return [f"Only {layers[0]} is trained; its CKA between two clients is {means[0]:.2f} on average."]
     if max(means) - min(means) < ALIKE:
         return [f"Local models are about equally similar in all layers: CKA {min(means):.3f} to {max(means):.3f}."]
-    least, *others = sorted(range(len(means)), key=lambda at: means[at])
-    tied = [at for at in others if not differ_clearly(values, least, at)]
-    most = max(range(len(means)), key=lambda at: means[at])
+    most, *_, least = order = sorted(range(len(means)), key=lambda at: -means[at])
+    tied = [at for at in reversed(order[:-1]) if not differ_clearly(values, least, at)]
     if tied:
-        *names, last = [f"{name_layer(layers[at])} ({means[at]:.3f})" for at in (least, *tied)]
+        *names, last = [f"{layers[at]} ({means[at]:.3f})" for at in (least, *tied)]
         text = f"The least similar layers across clients are {', '.join(names)} and {last}, statistically tied"
-    elif least == len(means) - 1:
-        text = f"The classifier is the least similar layer across clients: CKA {means[-1]:.2f}"
     else:
-        text = f"The least similar layer across clients is {layers[least]} (CKA {means[least]:.2f}), not "
-        text += f"{name_layer(layers[-1])} ({means[-1]:.2f})"
-    if most not in (least, *tied):
-        text += f"; the most similar is {name_layer(layers[most])} ({means[most]:.2f})"
+        text = f"The least similar layer across clients is {layers[least]} (CKA {means[least]:.2f})"
+        text += f", not {layers[-1]} ({means[-1]:.2f})" if least != len(means) - 1 else ""
+    if most not in tied:
+        text += f"; the most similar is {layers[most]} ({means[most]:.2f})"
     falls, steps = sum(before - after >= ALIKE for before, after in pairwise(means)), len(means) - 1
     depth = "every step" if falls == steps else f"{falls} of {steps} steps"
     return [f"{text}. With depth, similarity falls at {depth}." if falls else f"{text}."]
@@ -300,27 +270,24 @@ def differ_clearly(values: Similarity, low: int, high: int) -> bool:
     return mean > 2 * float(error)
 
 
-def compare_cka(runs: Mapping[str, Similarity]) -> list[Chart]:
-    """The mean CKA by layer, a line for each run."""
-    if not runs:
-        return []
+def _compare(runs: Mapping[str, Similarity]) -> list[Chart]:
     marks: list[Mark] = []
     for colour, (name, values) in enumerate(runs.items()):
         tips = [f"{name}, {layer}: {mean:.3f}" for layer, mean in zip(values.layers, values.means, strict=True)]
-        marks.append(Line(list(range(len(values.means))), values.means, name, colour % 10, points=True, tips=tips))
+        marks.append(Line(range(len(values.means)), values.means, name, colour, points=True, tips=tips))
     alt = f"Mean CKA between local models by layer, for {len(marks)} runs."
-    most_layers = max(runs.values(), key=lambda values: len(values.layers)).layers
-    x, y = Axis("layer", ticks=tuple(enumerate(most_layers))), Axis("mean CKA", high=1)
-    return [Chart("compare-cka", "Mean CKA between local models", alt, marks, x=x, y=y, width=640, height=360)]
+    layers = max((values.layers for values in runs.values()), key=len, default=[])
+    x, y = axis_of("layer", layers), Axis("mean CKA", high=1)
+    return [Chart("compare-cka", "Mean CKA between local models", alt, marks, x, y, 640, 360)] if runs else []
 
 
 CKA = Measure(
     name="cka",
     values=Similarity,
     take=take_cka,
-    draw=lambda values: [means_chart(values), *layer_charts(values).values()],
-    findings=cka_findings,
-    show=lambda run, values: [means_chart(values), Choice("layer", layer_charts(values), start=values.layers[-1])],
+    draw=lambda values: [_draw_means(values), *_draw_layers(values).values()],
+    findings=_findings,
+    show=lambda run, values: [_draw_means(values), Choice("layer", _draw_layers(values), start=values.layers[-1])],
     title="Where the bias is: similarity of local models",
     text=(
         "Clients train the server's model once more, each on its own images, and are given the same test images. CKA "
@@ -328,10 +295,7 @@ CKA = Measure(
         "nothing in common."
     ),
     compare=Comparison(
-        title="Similarity of local models, by layer",
-        text="Every client trains the final model once more. CKA measures how similar two clients' outputs of a layer "
-        "then are.",
-        draw=compare_cka,
+        draw=_compare,
         findings=lambda runs: list_by_run(  # single runs are not ranked
             "CKA of local classifiers", {name: values.means[-1] for name, values in runs.items()}, ".3f"
         ),

@@ -3,7 +3,6 @@
 Shapes: k clients, C classes, n test images, d features.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unskew.analysis.measure import Comparison, Measure, list_by_run, name_clients, note_sample
-from unskew.charts import Axis, Cells, Chart
+from unskew.charts import Chart, axis_of, heat_map
 from unskew.core.errors import Missing
 from unskew.runs.finished import FinishedRun
 from unskew.runs.recording import silhouette_of, some_features
@@ -78,27 +77,21 @@ def _class_means(features: Tensor, labels: Tensor, classes: list[int]) -> tuple[
     return means, spread.clamp(min=1e-12)
 
 
-def draw_client_features(values: ClientFeatures) -> list[Chart]:
-    """The shift of every class, client by client; a dot marks the classes that a client has."""
-    tips = [
-        [
-            f"client {client}, {name}: {shift:.2f}, {'has' if mark else 'has no'} examples of it"
-            for name, shift, mark in zip(values.classes, row, marks, strict=True)
-        ]
-        for client, row, marks in zip(values.clients, values.shifts, values.held, strict=True)
-    ]
-    few = len(values.classes) <= 12 and len(values.clients) <= 12
-    high = max(max(row) for row in values.shifts) or 1.0
-    cells = Cells(values.shifts, 0, high, numbers=".2f" if few else "", tips=tips)
-    x = Axis("class", ticks=tuple(enumerate(values.classes)) if len(values.classes) <= 20 else None)
-    y = Axis("client", ticks=tuple((at, str(client)) for at, client in enumerate(values.clients)))
+def _draw(values: ClientFeatures) -> list[Chart]:
+
+    def tip(client: int, label: int) -> str:
+        held = "has" if values.held[client][label] else "has no"
+        what = f"client {values.clients[client]}, {values.classes[label]}"
+        return f"{what}: {values.shifts[client][label]:.2f}, {held} examples of it"
+
+    x, y = axis_of("class", values.classes, most=20), axis_of("client", values.clients)
     alt = f"How far the class means of {len(values.clients)} clients' features are from the server's."
     title = "Shift of each class's mean feature, in spreads of the class"
-    return [Chart("client-features", title, alt, [cells], x=x, y=y, height=360)]
+    high = max(max(row) for row in values.shifts) or 1.0
+    return [heat_map("client-features", title, alt, values.shifts, tip, x, y, high=high, numbers=".2f", height=360)]
 
 
-def client_features_findings(values: ClientFeatures) -> list[str]:
-    """How far features move for classes that clients have and lack, and whose features separate the classes better."""
+def _findings(values: ClientFeatures) -> list[str]:
     means = {"they have": values.mean(held=True), "they lack": values.mean(held=False)}
     shifts = [f"{shift:.2f} spreads for classes {which}" for which, shift in means.items() if shift is not None]
     sentence = f"After one visit, mean features of clients' models differ from the server's by {' and '.join(shifts)}"
@@ -108,17 +101,12 @@ def client_features_findings(values: ClientFeatures) -> list[str]:
     return [f"{sentence}."]
 
 
-def _compare(runs: Mapping[str, ClientFeatures]) -> list[str]:
-    shifts = {name: fmean(shift for row in values.shifts for shift in row) for name, values in runs.items()}
-    return list_by_run("Mean shift of class features between clients and server", shifts, ".2f")
-
-
 CLIENT_FEATURES = Measure(
     name="features",
     values=ClientFeatures,
     take=take_client_features,
-    draw=draw_client_features,
-    findings=client_features_findings,
+    draw=_draw,
+    findings=_findings,
     title="Features of clients and of the server",
     text=(
         "Clients train the server's model once more, each on its own images. Shown is, for every class of the test "
@@ -126,10 +114,11 @@ CLIENT_FEATURES = Measure(
         "spread of the class's features."
     ),
     compare=Comparison(
-        title="Features of clients and of the server",
-        text="How far the class means of clients' features are from the server's.",
-        draw=lambda runs: [],
-        findings=_compare,
+        findings=lambda runs: list_by_run(
+            "Mean shift of class features between clients and server",
+            {name: fmean(shift for row in values.shifts for shift in row) for name, values in runs.items()},
+            ".2f",
+        ),
     ),
     headline=None,
 )

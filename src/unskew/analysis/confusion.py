@@ -1,7 +1,6 @@
 """Which classes are confused, and each class's accuracy, before and after each calibration."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,21 +8,19 @@ import torch
 from unskew.analysis.measure import (
     CellValue,
     Choice,
-    Column,
     Comparison,
     Element,
     Measure,
-    Table,
     pick_calibrations,
+    tabulate,
     tabulate_calibrations,
 )
 from unskew.calibration import is_bound
-from unskew.charts import Axis, Cells, Chart, Mark, grouped, shares_in_bins
+from unskew.charts import Axis, Chart, axis_of, grouped, heat_map, sorted_chart
 from unskew.runs.finished import FinishedRun
 
 MAX_TABLE_CLASSES = 100  # a larger confusion table cannot be read
 MAX_COMPARED_CLASSES, MAX_COMPARED_RUNS = 30, 10  # in one chart
-BINS = 20  # of accuracy, if there are too many classes for a bar each
 MAX_PAIRS = 10  # of confused classes, if there are too many for a table
 MATTERS = 0.005  # smaller changes of accuracy are ignored
 
@@ -80,76 +77,61 @@ def classifiers(values: Confusion) -> list[str]:
     return list(values.right or values.tables)
 
 
-def by_class(values: Confusion) -> Chart:
-    """Accuracy of each class as groups of bars; with many classes, a histogram."""
+def _draw_by_class(values: Confusion) -> Chart:
     groups = {name: accuracy(values, name) for name in classifiers(values)}
     if (count := len(values.classes)) > MAX_TABLE_CLASSES:
-        known = {name: [share for share in shares if share is not None] for name, shares in groups.items()}
-        counts = {name: Counter(min(int(share * BINS), BINS - 1) for share in shares) for name, shares in known.items()}
-        bins = {name: [count[at] for at in range(BINS)] for name, count in counts.items()}
-        alt = f"{count:,} classes by accuracy, before calibration and after."
-        title = f"How many of {count:,} classes have which accuracy"
-        return shares_in_bins("confusion-classes", title, alt, bins, "class", "classes")
+        known = {name: sorted(share for share in shares if share is not None) for name, shares in groups.items()}
+        alt = f"{count:,} classes sorted by accuracy, before calibration and after."
+        y = Axis("at most this accuracy", low=0, high=1, kind="percent")
+        return sorted_chart("confusion-classes", "Classes sorted by accuracy", alt, known, f"{count:,} classes", y)
     low = min((share for share in groups["before"] if share is not None), default=0.0)
     alt = f"Accuracy by class; the lowest before calibration is {low:.0%}."
-    marks = grouped(groups, _class_tip(values.classes, groups))
-    return _chart_by_class(values, "confusion-classes", "Accuracy of each class", alt, marks, "class")
+    return _draw_shares("confusion-classes", "Accuracy of each class", alt, groups, values.classes)
 
 
-def _class_tip(classes: Sequence[str], groups: Mapping[str, Sequence[float | None]]) -> Callable[[str, int], str]:
-    def tip(name: str, label: int) -> str:
-        share = groups[name][label]
-        return f"{classes[label]}, {name}: {'none' if share is None else f'{share:.1%}'}"
+def _draw_shares(
+    name: str, title: str, alt: str, groups: Mapping[str, Sequence[float | None]], classes: Sequence[str],
+    label: str = "class",
+) -> Chart:  # fmt: skip
+    """A bar for each class and name."""
 
-    return tip
+    def tip(name: str, at: int) -> str:
+        share = groups[name][at]
+        return f"{classes[at]}, {name}: {'none' if share is None else f'{share:.1%}'}"
 
-
-def _chart_by_class(values: Confusion, name: str, title: str, alt: str, marks: Sequence[Mark], label: str) -> Chart:
-    x, y = Axis(label, ticks=_ticks(values), kind="count"), Axis("", low=0, high=1, kind="percent")
-    width = 880 if len(values.classes) * len(values.tables) > 20 else 440
-    return Chart(name, title, alt, marks, x=x, y=y, width=width, height=320)
-
-
-def _ticks(values: Confusion) -> tuple[tuple[float, str], ...] | None:
-    return tuple(enumerate(values.classes)) if len(values.classes) <= 30 else None
+    x, y = axis_of(label, classes, most=30), Axis("", low=0, high=1, kind="percent")
+    return Chart(name, title, alt, grouped(groups, tip), x, y, 880 if len(classes) * len(groups) > 20 else 440, 320)
 
 
-def tables(values: Confusion) -> dict[str, Chart]:
-    """The table of true × predicted classes by classifier; empty if there are too many classes."""
-    charts, ticks = {}, _ticks(values)
+def _draw_tables(values: Confusion) -> dict[str, Chart]:
+    charts, classes = {}, values.classes
     for name, table in values.tables.items():
         shares = [[n / max(total, 1) or None for n in row] for row, total in zip(table, values.total, strict=True)]
-        tips = [
-            [f"{true} predicted as {label}: {n:,} of {total:,}" for label, n in zip(values.classes, row, strict=True)]
-            for true, row, total in zip(values.classes, table, values.total, strict=True)
-        ]
-        cells = Cells(shares, 0, 1, numbers=".0%" if len(table) <= 12 else "", tips=tips)
+
+        def tip(true: int, predicted: int, table: list[list[int]] = table) -> str:
+            count = table[true][predicted]
+            return f"{classes[true]} predicted as {classes[predicted]}: {count:,} of {values.total[true]:,}"
+
         right = overall(values, name)
         title = f"True and predicted classes, {name}: {right:.2%} correct"
         alt = f"Confusion table {name}; {right:.2%} of the images are on its diagonal."
-        x, y = Axis("predicted", ticks=ticks), Axis("true", ticks=ticks)
-        charts[name] = Chart(f"confusion-{name}", title, alt, [cells], x=x, y=y, width=480, height=460, square=True)
+        x, y = axis_of("predicted", classes, most=30), axis_of("true", classes, most=30)
+        charts[name] = heat_map(
+            f"confusion-{name}", title, alt, shares, tip, x, y, numbers=".0%", width=480, height=460, square=True
+        )
     return charts
 
 
-def draw_classes(values: Confusion) -> dict[str, Chart]:
-    """The predictions of each classifier for the images of a class, by class."""
+def _draw_classes(values: Confusion) -> dict[str, Chart]:
     charts = {}
-    for label, true in enumerate(values.classes):
-        total = max(values.total[label], 1)
-        groups = {name: [n / total for n in table[label]] for name, table in values.tables.items()}
-
-        def tip(name: str, at: int, true: str = true, groups: dict[str, list[float]] = groups) -> str:
-            return f"{true} predicted as {values.classes[at]}, {name}: {groups[name][at]:.1%}"
-
-        title, alt = f"Predictions for {true}", f"Predictions for the {values.total[label]:,} test images of {true}."
-        name = f"confusion-class-{label}"
-        charts[true] = _chart_by_class(values, name, title, alt, grouped(groups, tip), "predicted")
+    for label, (true, total) in enumerate(zip(values.classes, values.total, strict=True)):
+        groups = {name: [n / max(total, 1) for n in table[label]] for name, table in values.tables.items()}
+        title, alt = f"Predictions for {true}", f"Predictions for the {total:,} test images of {true}."
+        charts[true] = _draw_shares(f"confusion-class-{label}", title, alt, groups, values.classes, "predicted")
     return charts
 
 
-def confusion_findings(values: Confusion) -> list[str]:
-    """What the best calibration changed, and the worst class before and after it."""
+def _findings(values: Confusion) -> list[str]:
     before = accuracy(values, "before")
     known = [c for c, share in enumerate(before) if share is not None]
     worst, best = (pick(known, key=lambda c: before[c] or 0.0) for pick in (min, max))
@@ -174,25 +156,22 @@ def confusion_findings(values: Confusion) -> list[str]:
     return [*sentences, f"With the run's own classifier, accuracy ranges from {bottom} to {top} over the classes."]
 
 
-def show_confusion(run: FinishedRun, values: Confusion) -> list[Element]:
-    """The calibrations of the run, each class's accuracy, the tables, and one class at a time."""
-    charts = tables(values)
-    elements: list[Element] = [*tabulate_calibrations(run), by_class(values)]
+def _show(run: FinishedRun, values: Confusion) -> list[Element]:
+    charts = _draw_tables(values)
+    elements: list[Element] = [*tabulate_calibrations(run), _draw_by_class(values)]
     if charts:
         elements.append(charts.pop("before"))
         elements += [Choice("classifier", charts)] if charts else []
-        elements.append(Choice("class", draw_classes(values)))
-    if not any(values.pairs.values()):
-        return elements
+        elements.append(Choice("class", _draw_classes(values)))
     rows: list[list[CellValue]] = [
         [name, values.classes[true], values.classes[predicted], count, count / max(values.total[true], 1)]
         for name, pairs in values.pairs.items()
         for true, predicted, count in pairs
     ]
-    columns = [Column("classifier"), Column("true class"), Column("predicted as"), Column("images", "count")]
-    columns.append(Column("of its class", "percent"))
+    columns = {"classifier": "text", "true class": "text", "predicted as": "text"}
+    columns |= {"images": "count", "of its class": "percent"}
     note = f"At most {MAX_PAIRS} pairs per classifier; a table of {len(values.classes):,} classes would be unreadable."
-    return [*elements, Table("Most confused pairs", columns, rows, note)]
+    return [*elements, tabulate("Most confused pairs", columns, rows, note)] if rows else elements
 
 
 def _pick_comparable(runs: Mapping[str, Confusion]) -> dict[str, Confusion]:
@@ -201,21 +180,15 @@ def _pick_comparable(runs: Mapping[str, Confusion]) -> dict[str, Confusion]:
     return dict([pair for pair in few if pair[1].classes == few[0][1].classes][:MAX_COMPARED_RUNS])
 
 
-def compare_confusion(runs: Mapping[str, Confusion]) -> list[Chart]:
-    """Accuracy of each class before calibration, a bar for each run."""
+def _compare(runs: Mapping[str, Confusion]) -> list[Chart]:
     shown = _pick_comparable(runs)
-    if not shown:
-        return []
-    classes = next(iter(shown.values())).classes
     groups = {name: accuracy(values, "before") for name, values in shown.items()}
-    marks = grouped(groups, _class_tip(classes, groups))
     title, alt = "Accuracy of each class, before calibration", "Accuracy by class and run."
-    x, y = Axis("class", ticks=tuple(enumerate(classes))), Axis("", low=0, high=1, kind="percent")
-    return [Chart("compare-classes", title, alt, marks, x=x, y=y, width=880, height=340)]
+    classes = [values.classes for values in shown.values()][:1]
+    return [_draw_shares("compare-classes", title, alt, groups, names) for names in classes]
 
 
-def runs_left_out(runs: Mapping[str, Confusion]) -> list[str]:
-    """The runs that are not in the chart, and why."""
+def _left_out(runs: Mapping[str, Confusion]) -> list[str]:
     names = [name for name in runs if name not in _pick_comparable(runs)]
     reason = f"other classes, or more than {MAX_COMPARED_RUNS} runs or {MAX_COMPARED_CLASSES} classes"
     return [f"{', '.join(names)}: {reason}"] if names else []
@@ -225,16 +198,16 @@ CONFUSION = Measure(
     name="confusion",
     values=Confusion,
     take=take_confusion,
-    draw=lambda values: [by_class(values), *tables(values).values()],
-    findings=confusion_findings,
-    show=show_confusion,
+    draw=lambda values: [_draw_by_class(values), *_draw_tables(values).values()],
+    findings=_findings,
+    show=_show,
     title="What calibration changed",
     text="How the test images of each class are classified, with the run's own classifier and after calibration.",
     compare=Comparison(
         title="Accuracy of each class",
         text="Accuracy of each class with the run's own classifier.",
-        draw=compare_confusion,
-        left_out=runs_left_out,
+        draw=_compare,
+        left_out=_left_out,
     ),
     calibrations=True,
     headline=2,

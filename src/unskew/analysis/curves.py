@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isfinite, sqrt
+from math import sqrt
 from statistics import fmean
 
-from unskew.analysis.measure import Column, Comparison, Element, Measure, Table
+from unskew.analysis.measure import Comparison, Element, Measure, tabulate
 from unskew.analysis.ranking import list_settings, name_settings
 from unskew.calibration import is_bound
-from unskew.charts import Axis, Chart, Line, Mark, average, band
-from unskew.core.errors import Missing, UserError
+from unskew.charts import PALETTE, Axis, Chart, Line, Mark, average, band
+from unskew.core.errors import Missing
 from unskew.core.units import counted, format_bytes, format_duration
 from unskew.privacy.ledger import CLIENT
 from unskew.runs.finished import FinishedRun
@@ -66,12 +66,6 @@ def take_curves(run: FinishedRun) -> Curves:
     rows, result = run.rows, run.result
     if run.config.rounds == 0:
         raise Missing("the run has no rounds (--rounds 0), so there is no curve")
-    for row in rows:
-        for name in ("accuracy", "loss", "train_loss", "batches_max", "bytes_up", "bytes_down", "seconds"):
-            value = row.get(name, 0)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-                file = run.path / "metrics.jsonl"
-                raise UserError(f"{file}: {name} of round {row['round']} is {value!r}, which is not a number")
     batches = list(accumulate(int(row.get("batches_max", 0)) for row in rows))
     sent = list(accumulate(int(row.get("bytes_up", 0) + row.get("bytes_down", 0)) for row in rows))
     seconds = list(accumulate(float(row.get("seconds", 0)) for row in rows))
@@ -92,8 +86,7 @@ def take_curves(run: FinishedRun) -> Curves:
     )
 
 
-def draw_curves(values: Curves) -> list[Chart]:
-    """One run's accuracy against rounds, batches, bytes and seconds, and its losses."""
+def _draw(values: Curves) -> list[Chart]:
     known = {number: loss for number, loss in enumerate(values.train_loss, 1) if loss is not None}
     server = f"server, on {_evaluated_on(values)} images"
     marks: list[Mark] = [
@@ -102,7 +95,7 @@ def draw_curves(values: Curves) -> list[Chart]:
     ]
     last = f"; the last on {_evaluated_on(values)} images is {values.loss[-1]:.3f}" if values.loss else ""
     x, y = Axis("round", kind="count"), Axis("loss")
-    return [*draw_together([values]), Chart("curves-loss", "Loss by round", f"Loss by round{last}.", marks, x=x, y=y)]
+    return [*draw_together([values]), Chart("curves-loss", "Loss by round", f"Loss by round{last}.", marks, x, y)]
 
 
 def _evaluated_on(values: Curves) -> str:
@@ -124,22 +117,22 @@ def draw_together(runs: Sequence[Curves]) -> list[Chart]:
         if against != "round" and not any(any(getattr(run, against)) for run in runs):
             continue  # left out of a release
         marks: list[Mark] = []
-        unit = " s" if kind == "seconds" else ""
         for colour, (setting, group) in enumerate(groups.items()):
             x, mean, spread = average([run.points(against) for run in group])
             name = setting + (f" ({len(group)} seeds)" if len(group) > 1 else "") if len(runs) > 1 else ""
             if len(group) > 1:
-                marks.append(band(x, mean, spread, colour % 10))
+                marks.append(band(x, mean, spread, colour))
             steps = _draw_calibrated(group, x, mean, name, colour if len(groups) > 1 else None)
             own = name or ("before calibration" if steps else "")
-            costs = [f"{at / 1e6:,.1f} MB" if kind == "bytes" else f"{at:,.0f}{unit}" for at in x]
+            unit = {"bytes": (1e6, ",.1f", " MB"), "seconds": (1, ",.0f", " s")}.get(kind, (1, ",.0f", ""))
+            costs = [f"{at / unit[0]:{unit[1]}}{unit[2]}" for at in x]
             tips = [f"{name or against} {cost}: {m:.2%}" for cost, m in zip(costs, mean, strict=True)]
-            look = {"dashed": colour // 10 % 2 == 1, "points": len(x) <= 40}  # after ten colours, dashes
-            marks.append(Line(x, mean, own, colour % 10, **look, tips=tips if len(x) <= 200 else ()))
+            dashed = colour // PALETTE % 2 == 1  # after ten colors
+            marks.append(Line(x, mean, own, colour, dashed, len(x) <= 40, tips if len(x) <= 200 else ()))
             marks += steps
         title, alt = f"Accuracy by {label.split(',')[0]}", f"Accuracy against {label}; the best run ends at {best:.2%}."
         x_axis, y_axis = Axis(label, low=0, kind=kind), Axis("accuracy", low=0, kind="percent")
-        charts.append(Chart(f"curves-{against}", title, alt, marks, x=x_axis, y=y_axis))
+        charts.append(Chart(f"curves-{against}", title, alt, marks, x_axis, y_axis))
     return charts
 
 
@@ -152,17 +145,15 @@ def _draw_calibrated(
     if not after or not x:
         return []
     best = max(after, key=after.__getitem__)
-    shown = after if colour is None else {best: after[best]}
     steps: list[Mark] = []
-    for number, (calibration, accuracy) in enumerate(shown.items(), 1):
-        own, tip = number % 10 if colour is None else colour % 10, f"after {calibration}: {accuracy:.2%}"
-        label = f"{name}, after {calibration}" if name else f"after {calibration}"
+    for number, (key, accuracy) in enumerate(after.items() if colour is None else [(best, after[best])], 1):
+        tip, label = f"after {key}: {accuracy:.2%}", ", ".join(filter(None, (name, f"after {key}")))
+        own = number if colour is None else colour
         steps.append(Line([x[-1], x[-1]], [mean[-1], accuracy], label, own, True, True, (tip, tip)))
     return steps
 
 
-def curves_findings(values: Curves) -> list[str]:
-    """The final accuracy, whether it was the best, and its cost."""
+def _findings(values: Curves) -> list[str]:
     if not values.accuracy:
         return ["The run was never evaluated."]
     last, best, trained = values.accuracy[-1], max(values.accuracy), counted(values.round[-1], "round")
@@ -177,31 +168,26 @@ def curves_findings(values: Curves) -> list[str]:
     return [f"After {trained} the model reaches {last:.2%} {on} ({peak}){cost}."]
 
 
-def show_curves(run: FinishedRun, values: Curves) -> list[Element]:
-    """The charts, and a table of every round."""
-    columns = {"round": Column("round", "count"), "accuracy": Column("accuracy", "percent")}
-    columns |= {"loss": Column("loss", "number"), "train_loss": Column("training loss", "number")}
-    columns |= {name: Column(name, "count") for name in ("clients", "examples")}
-    columns |= {"batches_max": Column("most batches", "count"), "bytes_up": Column("sent up", "bytes")}
-    columns |= {"seconds": Column("time", "seconds")}
+def _show(run: FinishedRun, values: Curves) -> list[Element]:
+    columns = {"round": ("round", "count"), "accuracy": ("accuracy", "percent"), "loss": ("loss", "number")}
+    columns |= {"train_loss": ("training loss", "number"), "clients": ("clients", "count")}
+    columns |= {"examples": ("examples", "count"), "batches_max": ("most batches", "count")}
+    columns |= {"bytes_up": ("sent up", "bytes"), "seconds": ("time", "seconds")}
     if spent := [row for row in run.rows if "epsilon" in row]:
-        columns["epsilon"] = Column(f"ε so far, for every {spent[-1].get('unit', CLIENT)}", "number")
+        columns["epsilon"] = (f"ε so far, for every {spent[-1].get('unit', CLIENT)}", "number")
     if run.result.released:
         columns = {name: column for name, column in columns.items() if any(name in row for row in run.rows)}
     rows = [[row.get(name) for name in columns] for row in run.rows]
-    return [*draw_curves(values), Table("Every round", list(columns.values()), rows)]
+    return [*_draw(values), tabulate("Every round", dict(columns.values()), rows)]
 
 
-def compare_volatility(runs: Mapping[str, Curves]) -> list[str]:
-    """Which of several settings learned most and least steadily."""
+def _compare_volatility(runs: Mapping[str, Curves]) -> list[str]:
     ranked = []
     for name, group in _group_by_setting(list(runs.values())).items():
         values = [value for run in group if (value := volatility(run.accuracy)) is not None]
         if values:
             ranked.append((fmean(values), name))
-    if len(ranked) < 2:
-        return []
-    (least, steady), (most, unsteady) = min(ranked), max(ranked)
+    (least, steady), (most, unsteady) = min(ranked, default=(0.0, "")), max(ranked, default=(0.0, ""))
     if most - least < 1e-4:  # equal as printed
         return []
     return [
@@ -210,8 +196,7 @@ def compare_volatility(runs: Mapping[str, Curves]) -> list[str]:
     ]
 
 
-def cut_short(runs: Mapping[str, Curves]) -> list[str]:
-    """Which lines end before some of their runs do, because a mean is drawn only over all seeds."""
+def _cut_short(runs: Mapping[str, Curves]) -> list[str]:
     notes = []
     for name, group in _group_by_setting(list(runs.values())).items():
         ends = [max(run.round, default=0) for run in group]
@@ -224,17 +209,16 @@ CURVES = Measure(
     name="curves",
     values=Curves,
     take=take_curves,
-    draw=draw_curves,
-    findings=curves_findings,
-    show=show_curves,
+    draw=_draw,
+    findings=_findings,
+    show=_show,
     title="How training went",
     text="Accuracy against rounds, the batches of the largest client (the others wait for it), bytes and time.",
     compare=Comparison(
-        title="How training went",
         text="Runs that differ only in the seed are one line, their mean, with a band of one standard deviation.",
         draw=lambda runs: draw_together(list(runs.values())),
-        findings=compare_volatility,
-        left_out=cut_short,
+        findings=_compare_volatility,
+        left_out=_cut_short,
     ),
     calibrations=True,
     folder_only="curves",

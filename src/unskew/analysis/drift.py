@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from unskew.analysis.measure import Measure, describe_when, find_requested_round, name_clients, name_layer, note_sample
-from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
+from unskew.charts import Axis, Bars, Chart, Line, axis_of, heat_map
 from unskew.core.errors import Missing
 from unskew.core.tensors import parameters
 from unskew.models.networks import by_layer
@@ -56,58 +56,48 @@ def means(row: dict[str, Any]) -> list[float]:
     return [fmean(values) for values in zip(*row["local"], strict=True)]
 
 
-def draw_drift(values: Drift) -> list[Chart]:
-    """The mean by layer in the requested round, the same by client, and by round if several are known."""
+def _draw(values: Drift) -> list[Chart]:
     last, layers = find_requested_round(values.rounds), values.layers
-    pairs = list(zip(layers, means(last), strict=True))
-    x, y = Axis("layer", ticks=tuple(enumerate(layers))), Axis("distance / norm of the layer", low=0, kind="percent")
+    clients, local = last["clients"], last["local"]
+    texts = [f"{layer}: {mean:.1%}" for layer, mean in zip(layers, means(last), strict=True)]
+    x, y = axis_of("layer", layers), Axis("distance / norm of the layer", low=0, kind="percent")
     title = f"How far local models move from the server's model {last['when']}"
-    alt = f"Mean relative distance by layer: {', '.join(f'{layer} {mean:.0%}' for layer, mean in pairs)}."
-    tips = [f"{layer}: {mean:.1%}" for layer, mean in pairs]
-    bars = Bars(list(range(len(pairs))), [mean for _, mean in pairs], tips=tips)
-    charts = [Chart("drift-layers", title, alt, [bars], x=x, y=y)]
-    cell_tips = [
-        [f"client {client}, {layer}: {value:.1%}" for layer, value in zip(layers, row, strict=True)]
-        for client, row in zip(last["clients"], last["local"], strict=True)
-    ]
-    count, high = len(last["clients"]), max(max(row) for row in last["local"]) or 1.0
-    numbers = "" if count > 12 else ".0%" if high >= 0.1 else ".1%"
-    cells = Cells(last["local"], 0, high, numbers=numbers, tips=cell_tips)
-    alt = f"Relative distance of {count} clients by layer."
-    clients = Axis("client", ticks=tuple((at, str(client)) for at, client in enumerate(last["clients"])))
-    charts.append(Chart("drift-clients", "The same, client by client", alt, [cells], x=x, y=clients, height=340))
+    alt = f"Mean relative distance by layer: {', '.join(texts)}."
+    charts = [Chart("drift-layers", title, alt, [Bars(range(len(layers)), means(last), tips=texts)], x, y)]
+
+    def tip(client: int, layer: int) -> str:
+        return f"client {clients[client]}, {layers[layer]}: {local[client][layer]:.1%}"
+
+    high = max(max(row) for row in local) or 1.0
+    title, alt = "The same, client by client", f"Relative distance of {len(clients)} clients by layer."
+    numbers, by_client = ".0%" if high >= 0.1 else ".1%", axis_of("client", clients)
+    charts.append(heat_map("drift-clients", title, alt, local, tip, x, by_client, high=high, numbers=numbers))
     if len(values.rounds) > 1:
         rounds = [int(row["round"]) for row in values.rounds]
         by_round = list(zip(*map(means, values.rounds), strict=True))  # [L][rounds]
-        marks: list[Mark] = [
-            Line(rounds, by_round[at], layer, at % 10, points=len(rounds) <= 40) for at, layer in enumerate(layers)
-        ]
+        few = len(rounds) <= 40
+        marks = [Line(rounds, by_round[at], layer, at, points=few) for at, layer in enumerate(layers)]
         title, alt = "Distance by layer and round", "Mean relative distance of local models by round."
-        charts.append(Chart("drift-rounds", title, alt, marks, x=Axis("round", kind="count"), y=y))
+        charts.append(Chart("drift-rounds", title, alt, marks, Axis("round", kind="count"), y))
     return charts
 
 
-def drift_findings(values: Drift) -> list[str]:
-    """Which layer moves most."""
+def _findings(values: Drift) -> list[str]:
     row = find_requested_round(values.rounds)
     pairs = list(zip(means(row), values.layers, strict=True))
     (most, top), (least, bottom) = max(pairs), min(pairs)
-    start = f"In one visit {row['when']}, clients change"
+    start = f"In one visit {row['when']}, clients change {name_layer(top)}"
     if len(pairs) == 1:
-        return [f"{start} {name_layer(top)} by {most:.1%} of its norm."]
-    if f"{most:.1%}" == f"{least:.1%}":
-        return [f"{start} every layer by {most:.1%} of its norm."]
-    return [
-        f"{start} {name_layer(top)} most, by {most:.1%} of its norm, and {name_layer(bottom)} least, by {least:.1%}."
-    ]
+        return [f"{start} by {most:.1%} of its norm."]
+    return [f"{start} most, by {most:.1%} of its norm, and {name_layer(bottom)} least, by {least:.1%}."]
 
 
 DRIFT = Measure(
     name="drift",
     values=Drift,
     take=take_drift,
-    draw=draw_drift,
-    findings=drift_findings,
+    draw=_draw,
+    findings=_findings,
     title="How far local models move",
     text="The distance between the model that a client receives and the one it sends back, layer by layer.",
     headline=None,

@@ -10,24 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unskew.analysis.measure import (
-    CellValue,
-    Column,
-    Comparison,
-    Element,
-    Measure,
-    Table,
-    draw_by_run,
-    pick_calibrations,
-)
+from unskew.analysis.measure import CellValue, Comparison, Element, Measure, draw_by_run, pick_calibrations, tabulate
 from unskew.calibration import is_bound
-from unskew.charts import Axis, Chart, Dots, Line, shares_in_bins
+from unskew.charts import Axis, Chart, Dots, sorted_chart
 from unskew.core.errors import Missing
 from unskew.core.units import counted
 from unskew.runs.client_accuracy import ByClient, read_clients, summarise_clients
 from unskew.runs.finished import FinishedRun
 
-BINS = 20  # of accuracy
 COMPARED = {"worst": "worst client", "p10": "10th percentile", "p50": "median", "mean": "mean"}
 ONE_BY_ONE = 100  # clients with a point each on the curve; with more clients, a point for each percent of them
 GROUPS = 10  # of clients, by size and by distance
@@ -42,7 +32,6 @@ class Fairness:
     spreads: dict[str, dict[str, Any]]  # ClientSpread by classifier
     share: list[float]  # [p], of clients
     curves: dict[str, list[float]]  # [p] each: the accuracy that this share of the clients does not exceed
-    bins: dict[str, list[int]]  # [BINS] each, clients by accuracy
     by_size: list[dict[str, Any]]  # groups: "low", "high", "clients", "accuracy" by classifier
     by_distance: list[dict[str, Any]]  # likewise, by ‖q_k − p‖₁
     own_curves: dict[str, list[float]]  # [p] each, on the clients' own test images; empty if they have none
@@ -76,7 +65,6 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
         spreads={name: asdict(summary) for name, summary in spreads.items() if summary is not None},
         share=share.tolist(),
         curves={name: _curve(values, share) for name, values in accuracies.items()},
-        bins={name: np.histogram(values, BINS, (0, 1))[0].tolist() for name, values in accuracies.items()},
         by_size=_groups(run.holdings.sizes[known].astype(np.float64), accuracies),
         by_distance=_groups(run.holdings.distances[known], accuracies),
         own_curves={name: _curve(values.accuracy[values.counted > 0], share) for name, values in own.items()},
@@ -90,16 +78,14 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
 
 def _read_stored(run: FinishedRun, chosen: Sequence[str]) -> dict[str, tuple[ByClient, ByClient | None]]:
     arrays, measured = read_clients(run.path), dict[str, tuple[ByClient, ByClient | None]]()
-    rows_by_name = {str(name): index for index, name in enumerate(arrays.get("classifiers", ()))}
-    for name in [name for name in chosen if name in rows_by_name]:
-        row, own = rows_by_name[name], None
+    for row, name in enumerate(map(str, arrays.get("classifiers", ()))):
+        own = None
         if "own_images" in arrays:
             images, counts = arrays["own_images"][row].astype(np.float64), arrays["own_counts"].astype(np.int64)
             own = ByClient(images, counts, np.ones(len(counts), np.bool_))
-        counted = arrays["counted"].astype(np.int64)
-        accuracy = arrays["accuracy"][row].astype(np.float64)
-        measured[name or "before"] = ByClient(accuracy, counted, counted == run.holdings.sizes), own
-    return measured
+        counted, accuracy = arrays["counted"].astype(np.int64), arrays["accuracy"][row].astype(np.float64)
+        measured[name] = ByClient(accuracy, counted, counted == run.holdings.sizes), own
+    return {name or "before": measured[name] for name in chosen if name in measured}
 
 
 def _curve(accuracy: Floats, share: Floats) -> list[float]:
@@ -119,46 +105,25 @@ def _groups(by: Floats, accuracies: Mapping[str, Floats]) -> list[dict[str, Any]
     return rows
 
 
-def draw_fairness(values: Fairness) -> list[Chart]:
-    """Clients sorted by accuracy, a histogram, and accuracy by size and by distance."""
+def _draw(values: Fairness) -> list[Chart]:
+    y = Axis("at most this accuracy", low=0, high=1, kind="percent")
+
+    def tip(name: str, at: int) -> str:
+        names = values.names.get(name, [])
+        who = f"client {names[at]}" if len(names) == len(values.share) else f"{values.share[at]:.0%} of the clients"
+        return f"{who}, {name}: {values.curves[name][at]:.1%}"
+
     worst = "; ".join(f"{n}: worst {row['worst']:.0%}, median {row['p50']:.0%}" for n, row in values.spreads.items())
-    alt = f"Accuracy of clients, sorted. {worst}."
-    title = "Clients sorted by accuracy"
-    charts = [_draw_sorted("fairness-clients", title, alt, values.curves, values.share, values.names)]
-    title, alt = "How many clients have which accuracy", "Clients by accuracy, before calibration and after."
-    charts.append(shares_in_bins("fairness-histogram", title, alt, values.bins, "client", "clients"))
+    title, alt = "Clients sorted by accuracy", f"Accuracy of clients, sorted. {worst}."
+    charts = [sorted_chart("fairness-clients", title, alt, values.curves, "clients", y, tip)]
     charts += _draw_groups(values.by_size, "size", "examples of a client", "size", log=True)
     label = "distance of a client's labels from the population's"
     charts += _draw_groups(values.by_distance, "distance", label, "distance of labels")
     if values.own_curves:
-        alt = f"Accuracy of clients on their own test images, sorted; the median client has {values.images:,}."
         title = "On the clients' own test images"
-        charts.append(_draw_sorted("fairness-own-images", title, alt, values.own_curves, values.share))
+        alt = f"Accuracy of clients on their own test images, sorted; the median client has {values.images:,}."
+        charts.append(sorted_chart("fairness-own-images", title, alt, values.own_curves, "clients", y))
     return charts
-
-
-def _draw_sorted(
-    name: str,
-    title: str,
-    alt: str,
-    curves: Mapping[str, list[float]],
-    share: list[float],
-    names: Mapping[str, list[str]] | None = None,
-) -> Chart:
-    lines: list[Dots | Line] = []
-    for colour, (classifier, curve) in enumerate(curves.items()):
-        pairs = zip(share, curve, strict=True) if curve else ()
-        tips = [f"{at:.0%} of the clients, {classifier}: at most {value:.1%}" for at, value in pairs]
-        clients = (names or {}).get(classifier, [])
-        if len(clients) == len(curve):
-            tips = [f"client {who}, {classifier}: {value:.1%}" for who, value in zip(clients, curve, strict=True)]
-        if len(share) <= ONE_BY_ONE:  # a dot is a client
-            lines.append(Dots(share, curve, colour % 10, radius=4.0, name=classifier, tips=tips))
-        else:
-            lines.append(Line(share, curve, classifier, colour % 10, tips=tips))
-    x = Axis("share of the clients", low=0, high=1, kind="percent")
-    y = Axis("at most this accuracy", low=0, high=1, kind="percent")
-    return Chart(name, title, alt, [line for line in lines if line.y], x=x, y=y)
 
 
 def _draw_groups(rows: list[dict[str, Any]], name: str, label: str, title: str, *, log: bool = False) -> list[Chart]:
@@ -170,15 +135,14 @@ def _draw_groups(rows: list[dict[str, Any]], name: str, label: str, title: str, 
     for colour, classifier in enumerate(rows[0]["accuracy"]):
         means = [row["accuracy"][classifier] for row in rows]
         tips = [f"{group}, {classifier}: {mean:.1%}" for group, mean in zip(groups, means, strict=True)]
-        marks.append(Dots(x, means, colour % 10, radius=4.0, name=classifier, tips=tips))
+        marks.append(Dots(x, means, colour, radius=4.0, name=classifier, tips=tips))
     alt = f"Mean accuracy of {len(rows)} groups of clients by {title}."
     x_axis = Axis(label, kind="count" if log else "number", log=log and x[-1] > 20 * x[0])
     y_axis = Axis("mean accuracy", low=0, high=1, kind="percent")
-    return [Chart(f"fairness-{name}", f"Accuracy by {title}", alt, marks, x=x_axis, y=y_axis)]
+    return [Chart(f"fairness-{name}", f"Accuracy by {title}", alt, marks, x_axis, y_axis)]
 
 
-def fairness_findings(values: Fairness) -> list[str]:
-    """Worst client, 10th percentile and median, before and after the best calibration; clients left out."""
+def _findings(values: Fairness) -> list[str]:
     before = values.spreads["before"]
     if before["clients"] <= 1:
         return [f"The only client has an accuracy of {before['mean']:.1%} under its own labels."]
@@ -206,8 +170,7 @@ def _pick_best(values: Fairness) -> tuple[str, dict[str, Any]] | None:
     return max(usable, key=lambda pair: float(pair[1]["mean"]), default=None)
 
 
-def show_fairness(run: FinishedRun, values: Fairness) -> list[Element]:
-    """The table of summaries, and the charts."""
+def _show(run: FinishedRun, values: Fairness) -> list[Element]:
     columns = {"worst": "worst client", "p10": "10th percentile", "p50": "median", "p90": "90th percentile"}
     columns |= {"mean": "mean", "by_examples": "by examples", "deviation": "deviation", "jain": "Jain's index"}
     rows: list[list[CellValue]] = []
@@ -215,13 +178,12 @@ def show_fairness(run: FinishedRun, values: Fairness) -> list[Element]:
         rows.append([name, *(row[key] for key in columns)])
         if row["own_images"]:
             rows.append([f"{name}, own test images", *(row["own_images"][key] for key in columns)])
-    heads = [Column(title, "number" if key == "jain" else "percent") for key, title in columns.items()]
+    kinds = {"classifier": "text"} | dict.fromkeys(columns.values(), "percent") | {"Jain's index": "number"}
     note = f"Over {counted(values.spreads['before']['clients'], 'client')}, each counted once, except by examples."
-    return [Table("Accuracy over clients", [Column("classifier"), *heads], rows, note), *draw_fairness(values)]
+    return [tabulate("Accuracy over clients", kinds, rows, note), *_draw(values)]
 
 
-def compare_fairness(runs: Mapping[str, Fairness]) -> list[Chart]:
-    """Worst client, 10th percentile, median and mean of each run, before and after its best calibration."""
+def _compare(runs: Mapping[str, Fairness]) -> list[Chart]:
     before = {name: values.spreads["before"] for name, values in runs.items()}
     after = {name: best[1] for name, values in runs.items() if (best := _pick_best(values))}
     charts, y = [], Axis("", low=0, high=1, kind="percent")
@@ -238,20 +200,16 @@ FAIRNESS = Measure(
     name="fairness",
     values=Fairness,
     take=take_fairness,
-    draw=draw_fairness,
-    findings=fairness_findings,
-    show=show_fairness,
+    draw=_draw,
+    findings=_findings,
+    show=_show,
     title="Accuracy of each client",
     text=(
         "A client's accuracy is that of its classes, each weighted by its share of the client's examples. This is the "
         "experimenter's view of a simulation: the server of a real federation does not know these shares. Jain's index "
         "is 1 if all clients have the same accuracy, and s if a share s of them has equal accuracy and the others none."
     ),
-    compare=Comparison(
-        title="Accuracy over clients",
-        text="Accuracy of clients under their own label distributions: worst client, 10th percentile, median and mean.",
-        draw=compare_fairness,
-    ),
+    compare=Comparison(draw=_compare),
     calibrations=True,
     folder_only="fairness",
     headline=3,

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unskew.analysis.measure import Measure, name_clients
-from unskew.charts import Axis, Chart, Mark, Picture, Words, grouped
+from unskew.charts import Axis, Chart, Mark, Picture, Words, axis_of, grouped
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError, nearest
 from unskew.core.key import Key, seeded
@@ -28,6 +28,7 @@ from unskew.core.units import counted
 from unskew.round.client import ClientSide
 from unskew.runs.finished import FinishedRun
 
+SHOWN = ("one", "mean", "other", "grey")  # two reconstructions and two yardsticks
 RATES = {"smooth": 0.05, "deep": 0.01}  # the learning rate of each prior
 
 
@@ -63,10 +64,8 @@ def take_inversion(
         raise UserError("inversion needs examples ≥ 1, steps ≥ 1, of ≥ 2, lr ≥ 0 and smooth ≥ 0")
     rate = lr or RATES[prior]
     side = run.side
-    if side.train.stored:
-        raise Missing("inversion needs images, but this run trained on the stored output of a frozen part")
-    if not len(side.labels):
-        raise Missing("inversion needs training images, but they stay at the nodes of the federation")
+    if side.train.stored or not len(side.labels):
+        raise Missing("it needs training images; this run trained on stored features, or its images are at nodes")
     side.load(run.model, training=False)
     chosen = _choose(side, examples, of)
     if not chosen:
@@ -87,21 +86,18 @@ def take_inversion(
         else:
             reconstructed = invert(side, targets, steps, rate, smooth, run)
     original = images.view(len(chosen), of + 1, *images.shape[1:])
-    one, mean = reconstructed[: len(chosen)], reconstructed[len(chosen) :]
     rows = []
     for at, (client, label, _) in enumerate(chosen):
         figures: dict[str, Any] = {"client": name_clients(run, [client])[0], "class": run.classes[label]}
-        grey = torch.zeros_like(one[at])
-        pictures = {"one": one[at], "mean": mean[at], "other": original[at, of], "grey": grey}
+        one, mean, target = reconstructed[at], reconstructed[len(chosen) + at], original[at, 0]
+        pictures = {"one": one, "mean": mean, "other": original[at, of], "grey": torch.zeros_like(one)}
         for name, picture in pictures.items():
-            figures[f"{name}_psnr"] = psnr(side, picture, original[at, 0])
-            figures[f"{name}_ssim"] = ssim(side, picture, original[at, 0])
+            figures |= {f"{name}_psnr": psnr(side, picture, target), f"{name}_ssim": ssim(side, picture, target)}
             with torch.no_grad():
                 feature = side.network.encoder(picture[None])[0]
             figures[f"{name}_cosine"] = float(F.cosine_similarity(feature, features[at, 0], dim=0))
             figures[name] = _pixels(side, picture)
-        figures["original"] = _pixels(side, original[at, 0])
-        rows.append(figures)
+        rows.append(figures | {"original": _pixels(side, target)})
     return Inversion(of, rows)
 
 
@@ -144,15 +140,7 @@ def invert(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: flo
 
 
 def feature_loss(encoders: Sequence[Callable[[Tensor], Tensor]], means: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    """How far the mean feature of some images is from the target: Σ_r ‖mean f_r(x) − z_r‖² / ‖z_r‖².
-
-    Parameters
-    ----------
-    encoders
-        One encoder, or those of several rounds.
-    means
-        The feature to match for each encoder, [d]: of one image, or the mean over several.
-    """
+    """How far the mean feature of images is from a target, over the encoders of rounds: mean_r ‖z − z_r‖² / ‖z_r‖²."""
 
     def loss(images: Tensor) -> Tensor:
         parts = [
@@ -168,22 +156,9 @@ def search_deep(
     loss: Callable[[Tensor], Tensor], shape: Sequence[int], low: Tensor, high: Tensor, *,
     steps: int, lr: float, key: Key, count: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Images [count, ch, H, W] between ``low`` and ``high`` with a small loss, each drawn by its own network.
+    """Images [count, ch, H, W] between black and white with a small loss, each drawn by its own network.
 
-    Parameters
-    ----------
-    loss
-        From images [count, ch, H, W] to a scalar.
-    shape
-        Of one image: (ch, H, W).
-    low, high
-        Black and white by channel, [ch, 1, 1].
-    steps, lr
-        Of Adam, which optimizes the weights of the networks.
-    key
-        Draws the networks' weights, their input and the noise on it.
-    count
-        How many images to search for at once.
+    ``low`` and ``high`` are black and white by channel [ch, 1, 1]; Adam optimizes the networks' weights.
     """
     with seeded(key.fold("weights")):
         networks = nn.ModuleList([DeepPrior(shape) for _ in range(count)]).to(low)
@@ -274,35 +249,32 @@ def ssim(side: ClientSide, a: Tensor, b: Tensor) -> float:
     return float(table.mean())
 
 
-def draw_inversion(values: Inversion) -> list[Chart]:
-    """Originals and reconstructions side by side, and how similar they are."""
+def _draw(values: Inversion) -> list[Chart]:
     columns = {"original": "original", "one": "from its feature", "mean": f"from the mean of {values.of}"}
     marks: list[Mark] = [Words(at, -0.62, title) for at, title in enumerate(columns.values())]
     for line, row in enumerate(values.rows):
-        for at, name in enumerate(columns):
-            score = "" if name == "original" else f"SSIM {row[f'{name}_ssim']:.2f}, {row[f'{name}_psnr']:.1f} dB"
-            tip = f"client {row['client']}, {row['class']}, {columns[name]}" + (f": {score}" if score else "")
-            marks.append(
-                Picture(row[name], at, 1.25 * line, 0.9, 0.9, score or f"{row['class']}, client {row['client']}", tip)
-            )
+        for at, (name, column) in enumerate(columns.items()):
+            label = f"{row['class']}, client {row['client']}"
+            tip = f"{label}, {column}"
+            if name != "original":
+                label = f"SSIM {row[f'{name}_ssim']:.2f}, {row[f'{name}_psnr']:.1f} dB"
+                tip += f": {label}"
+            marks.append(Picture(row[name], at, 1.25 * line, 0.9, 0.9, label, tip))
     tall = 1.25 * (len(values.rows) - 1)
     alt = f"{len(values.rows)} training images, reconstructed from their feature and from the mean of {values.of}."
-    x, y = Axis(low=-0.6, high=2.6), Axis(low=-0.8, high=tall + 0.75, reverse=True)
+    axes = Axis(low=-0.6, high=2.6), Axis(low=-0.8, high=tall + 0.75, reverse=True)
     name, title, height = "inversion-pictures", "Images reconstructed from features", int(40 + 122 * (tall + 1.55))
-    pictures = Chart(name, title, alt, marks, x=x, y=y, frame=False, square=True, width=440, height=height)
-    groups = {"one": columns["one"], "mean": columns["mean"]}
-    groups |= {"other": "another image of the class", "grey": "a gray picture"}
-    scores = {title: [float(row[f"{name}_ssim"]) for row in values.rows] for name, title in groups.items()}
+    pictures = Chart(name, title, alt, marks, *axes, 440, height, frame=False, square=True)
+    groups = columns | {"other": "another image of the class", "grey": "a gray picture"}
+    scores = {groups[name]: [float(row[f"{name}_ssim"]) for row in values.rows] for name in SHOWN}
     bars = grouped(scores, lambda title, at: f"{values.rows[at]['class']}, {title}: SSIM {scores[title][at]:.3f}")
-    classes = Axis("", ticks=tuple((line, str(row["class"])) for line, row in enumerate(values.rows)))
     title, alt = "Similarity to the original", "Structural similarity of the reconstructions."
-    return [pictures, Chart("inversion-likeness", title, alt, bars, x=classes, y=Axis("SSIM"))]
+    classes = axis_of("", [str(row["class"]) for row in values.rows])
+    return [pictures, Chart("inversion-likeness", title, alt, bars, classes, Axis("SSIM"))]
 
 
-def inversion_findings(values: Inversion) -> list[str]:
-    """How similar the reconstructions are, compared with pictures that reveal nothing."""
-    names = ("one", "mean", "other", "grey")
-    scores = {name: [float(row[f"{name}_ssim"]) for row in values.rows] for name in names}
+def _findings(values: Inversion) -> list[str]:
+    scores = {name: [float(row[f"{name}_ssim"]) for row in values.rows] for name in SHOWN}
     spread = {name: f" ± {stdev(column):.3f}" if len(column) > 1 else "" for name, column in scores.items()}
     shown = {name: f"{fmean(column):.3f}{spread[name]}" for name, column in scores.items()}
     sentence = (
@@ -310,7 +282,8 @@ def inversion_findings(values: Inversion) -> list[str]:
         f"{shown['mean']} from the mean of {values.of} features, compared with {shown['other']} for another image of "
         f"the same class and {shown['grey']} for a gray picture ({counted(len(values.rows), 'image')})."
     )
-    best, yardsticks = max(fmean(scores["one"]), fmean(scores["mean"])), [fmean(scores[name]) for name in names[2:]]
+    one, mean, *yardsticks = (fmean(column) for column in scores.values())
+    best = max(one, mean)
     if best > max(yardsticks):
         return [sentence]
     if best > min(yardsticks):
@@ -322,8 +295,8 @@ INVERSION = Measure(
     name="inversion",
     values=Inversion,
     take=take_inversion,
-    draw=draw_inversion,
-    findings=inversion_findings,
+    draw=_draw,
+    findings=_findings,
     title="What features reveal",
     text=(
         "What an attacker who knows the model could reconstruct from a feature that a client sends, and from the mean "

@@ -2,15 +2,15 @@
 
 import hashlib
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from unskew.charts import Axis, Chart, grouped
+from unskew.charts import Axis, Chart, axis_of, grouped
 from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError, a_kind, describe_error
 from unskew.core.files import json_object
@@ -74,9 +74,9 @@ def _nothing(values: Any) -> list[Any]:
 class Comparison(Generic[Values]):
     """A measure's section on the page that compares runs. Its functions take the values by run name."""
 
-    title: str
-    text: str
-    draw: Callable[[Mapping[str, Values]], Sequence[Chart]]
+    draw: Callable[[Mapping[str, Values]], Sequence[Chart]] = _nothing
+    title: str = ""  # "": that of the measure
+    text: str = ""  # how to read the charts; "": that of the measure
     findings: Callable[[Mapping[str, Values]], Sequence[str]] = _nothing
     left_out: Callable[[Mapping[str, Values]], Sequence[str]] = _nothing  # runs missing from the charts, and why
 
@@ -182,13 +182,13 @@ def check_measure(measure: Any, text: str) -> None:
     """Reject an invalid measure; ``text`` is what the user typed."""
     if not isinstance(measure, Measure):
         raise UserError(f"measure {text}: it returns {a_kind(measure)}, not a Measure (unskew.extend.Measure)")
-    if not isinstance(measure.name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", measure.name):
-        raise UserError(f"measure {text}: the name {measure.name!r} must be one lower-case word")
-    if not isinstance(measure.values, type) or not is_dataclass(measure.values):
-        raise UserError(f"measure {text}: values={measure.values!r} is not a dataclass")
-    for part in ("take", "draw", "findings", "show"):
-        if not callable(function := getattr(measure, part)) and not (part == "show" and function is None):
-            raise UserError(f"measure {text}: {part}={function!r} is not a function")
+    functions = (measure.take, measure.draw, measure.findings, measure.show or measure.draw)
+    named = re.fullmatch(r"[a-z][a-z0-9_-]*", str(measure.name))
+    if not named or not is_dataclass(measure.values) or not all(map(callable, functions)):
+        raise UserError(
+            f"measure {text}: its name must be one lower-case word, values a dataclass, and take, draw, findings and "
+            f"show functions: {measure}"
+        )
 
 
 def slug(text: str) -> str:
@@ -200,12 +200,9 @@ def slug(text: str) -> str:
 
 def _check_list(request: MeasureRequest, part: str, items: Any, kind: Any) -> list[Any]:
     """The list that one of the measure's functions returned, whose items must have the right type."""
-    name = getattr(kind, "__name__", "Chart, Choice or Table")
-    if isinstance(items, str) or not isinstance(items, Sequence):
-        raise UserError(f"measure {request.text}: {part} returns {a_kind(items)}; return a list of {name}")
-    for item in items:
-        if not isinstance(item, kind):
-            raise UserError(f"measure {request.text}: {part} returns a list with {a_kind(item)}, not {name}")
+    if not isinstance(items, list | tuple) or not all(isinstance(item, kind) for item in items):
+        name = getattr(kind, "__name__", "Chart, Choice or Table")
+        raise UserError(f"measure {request.text}: {part} must return a list of {name}, not {items!r:.100}")
     return list(items)
 
 
@@ -262,8 +259,8 @@ def draw_by_run(
         return f"{', '.join(filter(None, (names[at], label)))}: {shown}"
 
     alt = f"{title}, by run: {', '.join(names)}."
-    x, width = Axis("", ticks=tuple(enumerate(names))), 880 if len(names) * len(groups) > 8 else 440
-    return [Chart(name, title, alt, grouped(groups, tip), x=x, y=y, width=width, height=340)] if names else []
+    width = 880 if len(names) * len(groups) > 8 else 440
+    return [Chart(name, title, alt, grouped(groups, tip), axis_of("", names), y, width, 340)] if names else []
 
 
 def pick_calibrations(run: FinishedRun, count: int) -> list[str]:
@@ -277,17 +274,20 @@ def pick_calibrations(run: FinishedRun, count: int) -> list[str]:
     return ["", *(name for name in results if name in ranked[:count])]
 
 
+def tabulate(title: str, columns: Mapping[str, str], rows: Sequence[Sequence[CellValue]], note: str = "") -> Table:
+    """A table; ``columns`` has the kind of each column."""
+    return Table(title, [Column(name, kind) for name, kind in columns.items()], rows, note)
+
+
 def tabulate_calibrations(run: FinishedRun) -> list[Table]:
     """The classifiers of this run with accuracy, gain and cost; no table without calibrations."""
     result = run.result
-    if not result.calibrations:
-        return []
     rows: list[list[CellValue]] = [["before", result.accuracy, None, result.loss, None, None]]
     for new in result.calibrations.values():
         rows.append([new.name, new.accuracy, new.accuracy - result.accuracy, new.loss, new.bytes_up, new.seconds])
-    kinds = {"classifier": "text", "accuracy": "percent", "gain, points": "points", "loss": "number"}
-    kinds |= {"sent for it": "bytes", "time": "seconds"}
-    return [Table("Classifiers of this run", [Column(name, kind) for name, kind in kinds.items()], rows)]
+    columns = {"classifier": "text", "accuracy": "percent", "gain, points": "points", "loss": "number"}
+    columns |= {"sent for it": "bytes", "time": "seconds"}
+    return [tabulate("Classifiers of this run", columns, rows)] if result.calibrations else []
 
 
 COVERED = ("curves", "confusion", "projection")  # these use only noisy models and public test images
@@ -304,7 +304,13 @@ def take_measure(run: FinishedRun, request: MeasureRequest) -> Measured:
         declared = request.measure.values.__name__
         raise UserError(f"measure {request.text}: take returns {a_kind(values)}, but values is declared as {declared}")
     fields = asdict(values)
-    _check_values(fields, "", request.text)
+    try:
+        json.dumps(fields, allow_nan=False)
+    except ValueError as error:
+        raise Missing("a value is NaN or infinite; the model has probably diverged") from error
+    except TypeError as error:
+        kinds = "numbers, strings, lists and dicts"
+        raise UserError(f"measure {request.text}: values may contain only {kinds}: {error}") from error
     notes = tuple(dict.fromkeys(run.notes[before:]))
     measured = Measured(request, values, notes)
     if request.outside:
@@ -363,21 +369,3 @@ def _check_shown(measured: Measured) -> None:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"measure {measured.request.text}: two charts are named {twice[0]!r}; give each a unique name")
     _ = [svg(chart) for chart in measured.charts], measured.findings
-
-
-def _check_values(value: Any, where: str, text: str) -> None:
-    """Reject what JSON cannot store, and NaN and infinity, naming the field."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise UserError(f"measure {text}: {where} has the key {key!r}; keys must be strings")
-            _check_values(inner, f"{where}.{key}" if where else key, text)
-    elif isinstance(value, list | tuple):
-        for at, inner in enumerate(value):
-            _check_values(inner, f"{where}[{at}]", text)
-    elif isinstance(value, float):
-        if not isfinite(value):
-            raise Missing(f"{where} is NaN or infinite; the model has probably diverged")
-    elif value is not None and not isinstance(value, str | int):
-        kinds = "numbers, strings, lists and dicts"
-        raise UserError(f"measure {text}: {where} is {a_kind(value)}; values may contain only {kinds}")

@@ -21,7 +21,7 @@ from unskew.analysis.measure import (
     note_sample,
 )
 from unskew.calibration import is_bound
-from unskew.charts import Axis, Cells, Chart, Dots, Line, Mark, grouped
+from unskew.charts import Axis, Chart, Dots, Line, Mark, axis_of, grouped, heat_map, sorted_chart
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted
 from unskew.runs.finished import FinishedRun
@@ -45,8 +45,7 @@ def correlation(counts: Any, norms: Sequence[float]) -> float | None:
     return float(np.corrcoef(counts, lengths)[0, 1])
 
 
-def mean_known(values: Sequence[float | None]) -> float | None:
-    """The mean of the known values; None if there are none."""
+def _mean_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
@@ -55,17 +54,6 @@ def unevenness(norms: Sequence[float]) -> float:
     """The standard deviation of the rows' norms over their mean: 0 if all are equal."""
     mean = fmean(norms)
     return float(np.std(norms)) / mean if mean else 0.0
-
-
-def sample_rows(counts: Sequence[float], most: int) -> list[int]:
-    """At most about ``most`` rows, evenly spaced; half of them for classes that a client has."""
-
-    def pick(rows: Sequence[int], most: int) -> Sequence[int]:
-        return rows[:: max(1, -(-len(rows) // max(most, 1)))]
-
-    has, lacks = ([at for at, count in enumerate(counts) if bool(count) is held] for held in (True, False))
-    first = min(len(has), max(most // 2, most - len(lacks)))
-    return sorted([*pick(has, first), *pick(lacks, most - first)])
 
 
 FOLLOWS, HARDLY = 0.5, 0.2  # correlations above which rows follow counts, or hardly follow them
@@ -109,17 +97,16 @@ def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: b
         run.notes.append(f"norms of local classifiers are shown only as recorded during training: {error}")
     rows = list({row["round"]: row for row in rows}.values())  # a round may be recorded and also retrained
     known = sorted({client for row in rows for client in row["clients"] if client >= 0})
-    if known and known[-1] >= len(held.sizes):
-        raise UserError(f"{run.path / 'during.jsonl'} is damaged: it has client {known[-1]} of {len(held.sizes)}")
-    if any(len(norms) != len(classes) for row in rows for norms in row["local"]):
-        raise UserError(f"{run.path / 'during.jsonl'} is damaged: its norms do not have {len(classes)} classes")
+    strange = any(len(norms) != len(classes) for row in rows for norms in row["local"])
+    if strange or max(known, default=0) >= len(held.sizes):
+        raise UserError(f"{run.path / 'during.jsonl'} is damaged: its clients or classes are not those of the run")
     cells = held.cells[np.isin(held.cells[:, 0], known)]
     counts = np.zeros((len(known), len(classes)), np.int64)
     counts[np.searchsorted(known, cells[:, 0]), cells[:, 1]] = cells[:, 2]
     for row in rows:
         pairs = [(known.index(c), norms) for c, norms in zip(row["clients"], row["local"], strict=True) if c >= 0]
-        row["unevenness"] = mean_known([unevenness(norms) for norms in row["local"]])
-        row["correlation"] = mean_known([correlation(counts[at], norms) for at, norms in pairs])
+        row["unevenness"] = _mean_known([unevenness(norms) for norms in row["local"]])
+        row["correlation"] = _mean_known([correlation(counts[at], norms) for at, norms in pairs])
         row["clients"] = name_clients(run, row["clients"])
     if len(run.calibrated) > MAX_CALIBRATIONS:
         run.notes.append(f"the rows of the first {MAX_CALIBRATIONS} of {len(run.calibrated)} calibrations are drawn")
@@ -141,9 +128,8 @@ def _retrain(run: FinishedRun, clients: int, round: int) -> dict[str, Any]:
     number = run.number(round)
     models = run.local_models(number, clients)
     run.notes += note_sample(len(models), len(run.engine.roster.inhabited))
-    lengths = [_rows(run, model) for model in models.values()]
-    when = describe_when(number, run.result.final_round)
-    return {"round": number + 1, "when": when, "asked": True, "server": None, "clients": list(models), "local": lengths}
+    local, when = [_rows(run, model) for model in models.values()], describe_when(number, run.result.final_round)
+    return {"round": number + 1, "when": when, "asked": True, "server": None, "clients": list(models), "local": local}
 
 
 def _rows(run: FinishedRun, model: dict[str, torch.Tensor]) -> list[float]:
@@ -154,8 +140,7 @@ def _rows(run: FinishedRun, model: dict[str, torch.Tensor]) -> list[float]:
     return list(weight.cpu().double().norm(dim=1).tolist())
 
 
-def draw_norms(values: Norms) -> list[Chart]:
-    """Rows before and after calibration, local rows against label counts, and both by round."""
+def _draw(values: Norms) -> list[Chart]:
     charts = [_draw_calibrated(values)]
     if values.rounds:
         charts += [_draw_scatter(values, row) for row in _ends(values)]
@@ -183,14 +168,12 @@ def _draw_calibrated(values: Norms) -> Chart:
     count, y = len(values.classes), Axis("norm / mean norm", low=0)
     uneven = f"their unevenness is {', '.join(f'{name} {unevenness(norms):.3f}' for name, norms in groups.items())}."
     if count > MAX_BARS:
-        ranked = [(name, sorted(norms, reverse=True)) for name, norms in relative.items()]
-        lines = [Line(range(1, count + 1), norms, name, at % 10) for at, (name, norms) in enumerate(ranked)]
-        title, alt = f"Row norms of {count:,} classes, rows minus their mean", f"Row norms, the largest first; {uneven}"
-        return Chart("norms-classes", title, alt, lines, x=Axis("rank", kind="count"), y=y)
-    ticks = tuple(enumerate(values.classes)) if count <= MAX_NAMED_CLASSES else None
+        curves = {name: sorted(norms) for name, norms in relative.items()}
+        title, alt = f"Row norms of {count:,} classes, rows minus their mean", f"Row norms, sorted; {uneven}"
+        return sorted_chart("norms-classes", title, alt, curves, "classes", y)
     title, alt = "Norm of each class's row, rows minus their mean", f"Row norms of the classifier by class; {uneven}"
-    x, width = Axis("class", ticks=ticks, kind="count"), 880 if count * len(groups) > 20 else 440
-    return Chart("norms-classes", title, alt, grouped(relative, tip), x=x, y=y, width=width)
+    x, width = axis_of("class", values.classes, most=MAX_NAMED_CLASSES), 880 if count * len(groups) > 20 else 440
+    return Chart("norms-classes", title, alt, grouped(relative, tip), x, y, width)
 
 
 def _draw_scatter(values: Norms, row: dict[str, Any]) -> Chart:
@@ -201,37 +184,39 @@ def _draw_scatter(values: Norms, row: dict[str, Any]) -> Chart:
             points += [(count, norms[label], client, label) for label, count in enumerate(counts)]
     suffix = "" if row["correlation"] is None else f", correlation {row['correlation']:.2f}"
     if (every := len(points)) > MAX_DOTS:
-        points = [points[at] for at in sample_rows([count for count, *_ in points], MAX_DOTS)]
+        points = sorted(points, key=lambda point: not point[0])[:MAX_DOTS]  # first the classes that clients have
         suffix += f" ({len(points):,} of {every:,} rows shown)"
-    named = [(f"client {client}, {values.classes[label]}", count, norm) for count, norm, client, label in points]
-    tips = [f"{name}: {counted(count, 'example')}, norm {norm:.3f}" for name, count, norm in named]
-    colours, x, y = [label % 10 for *_, label in points], [count for _, count, _ in named], [norm for *_, norm in named]
-    dots = Dots(x, y, colours, radius=3.5, tips=tips)
+    tips = [
+        f"client {client}, {values.classes[label]}: {counted(count, 'example')}, norm {norm:.3f}"
+        for count, norm, client, label in points
+    ]
+    x, y, colours = ([point[at] for point in points] for at in (0, 1, 3))
     name, title = f"norms-round-{row['round']}", f"Local rows {row['when']}{suffix}"
     alt = f"Norms of local classifier rows against the client's examples of that class{suffix}."
-    axis = Axis("examples of the class on the client", low=0, kind="count")
-    return Chart(name, title, alt, [dots], x=axis, y=Axis("norm of its row"))
+    axis, dots = (
+        Axis("examples of the class on the client", low=0, kind="count"),
+        Dots(x, y, colours, radius=3.5, tips=tips),
+    )
+    return Chart(name, title, alt, [dots], axis, Axis("norm of its row"))
 
 
 def _draw_local(values: Norms, row: dict[str, Any]) -> Chart:
-    table, count = row["local"], len(values.classes)
+    clients, count = row["clients"], len(values.classes)
+    shown = range(0, count, -(-count // MAX_BARS))
+    table = [[norms[label] for label in shown] for norms in row["local"]]
     low, high = min(map(min, table)), max(map(max, table))
-    shown, part = range(count), ""
-    ticks = tuple(enumerate(values.classes)) if count <= MAX_NAMED_CLASSES else None
-    if count > MAX_BARS:
-        shown = range(0, count, -(-count // MAX_BARS))
-        table = [[norms[c] for c in shown] for norms in table]
+
+    def tip(client: int, at: int) -> str:
+        return f"client {clients[client]}, {values.classes[shown[at]]}: {table[client][at]:.3f}"
+
+    x, part = axis_of("class", values.classes, most=MAX_NAMED_CLASSES), ""
+    if len(shown) < count:
         part = f", {len(shown)} of {count:,} classes"
-        ticks = tuple((at, str(c)) for at, c in enumerate(shown) if not at % 20)
-    tips = [
-        [f"client {k}, {values.classes[c]}: {n:.3f}" for c, n in zip(shown, norms, strict=True)]
-        for k, norms in zip(row["clients"], table, strict=True)
-    ]
-    cells = Cells(table, low, high if high > low else low + 1, tips=tips)
+        x = Axis("class", ticks=tuple((at, str(label)) for at, label in enumerate(shown) if not at % 20))
     title = f"Row norms of local classifiers {row['when']}{part}"
     alt = f"Row norms of {len(table)} local classifiers, {low:.2f} to {high:.2f}."
-    y = Axis("client", ticks=tuple((at, str(client)) for at, client in enumerate(row["clients"])))
-    return Chart("norms-clients", title, alt, [cells], x=Axis("class", ticks=ticks), y=y, height=340)
+    ends = {"low": low, "high": high if high > low else low + 1}
+    return heat_map("norms-clients", title, alt, table, tip, x, axis_of("client", clients), **ends)
 
 
 def _draw_rounds(values: Norms) -> Chart:
@@ -246,34 +231,27 @@ def _draw_rounds(values: Norms) -> Chart:
     return Chart("norms-rounds", "Row norms by round", alt, marks, x=Axis("round", kind="count"), y=Axis(""))
 
 
-def norms_findings(values: Norms) -> list[str]:
-    """Whether norms follow label counts, and whether calibration evens them out."""
+def _findings(values: Norms) -> list[str]:
     sentences = []
-    ends = [row for row in _ends(values) if row["correlation"] is not None]
-    if ends:
-        first, *later = ends
-        value = round(first["correlation"], 2) + 0.0  # no −0.00
+    if ends := [row for row in _ends(values) if row["correlation"] is not None]:
+        shown = [f"{row['correlation']:z.2f} {row['when']}" for row in ends]
+        value = ends[0]["correlation"]
         how = "follow" if value > FOLLOWS else "hardly follow" if value > HARDLY else "do not follow"
-        then = "".join(f", and {round(row['correlation'], 2) + 0.0:.2f} {row['when']}" for row in later)
-        when = first["when"].capitalize()
         sentences.append(
-            f"{when}, rows of local classifiers {how} the clients' label counts: mean correlation {value:.2f}{then}."
+            f"Rows of local classifiers {how} the clients' label counts: mean correlation {', and '.join(shown)}."
         )
     before = unevenness(values.server)
     if after := {name: unevenness(rows) for name, rows in values.calibrated.items() if not is_bound(name)}:
-        evener, many = sum(value < before for value in after.values()), len(after)
-        which = "Calibration evens out" if evener == many else f"{evener} of {many} calibrations even out"
-        which = which if evener else "Calibration does not even out"
-        shown = ", ".join(f"{value:.1%} after {name}" for name, value in list(after.items())[:MAX_CALIBRATIONS])
-        rest = f" and {many - MAX_CALIBRATIONS} more" if many > MAX_CALIBRATIONS else ""
+        evener = sum(value < before for value in after.values())
+        shown = [f"{value:.1%} after {name}" for name, value in after.items()]
         sentences.append(
-            f"{which} the classifier's rows: their deviation is {before:.1%} of their mean before, {shown}{rest}."
+            f"{evener} of {len(after)} calibrations make the classifier's rows more even: their deviation is "
+            f"{before:.1%} of their mean before, {', '.join(shown)}."
         )
     return sentences
 
 
-def compare_norms(runs: Mapping[str, Norms]) -> list[Chart]:
-    """How uneven the rows of each run are: local, before and after calibration."""
+def _compare(runs: Mapping[str, Norms]) -> list[Chart]:
     before = [unevenness(values.server) for values in runs.values()]
     usable = [[rows for name, rows in values.calibrated.items() if not is_bound(name)] for values in runs.values()]
     after = [min(map(unevenness, rows), default=None) for rows in usable]
@@ -289,19 +267,15 @@ NORMS = Measure(
     name="norms",
     values=Norms,
     take=take_norms,
-    draw=draw_norms,
-    findings=norms_findings,
+    draw=_draw,
+    findings=_findings,
     title="Where the bias is: the classifier's rows",
     text=(
         "Each class has a row in the classifier; the larger its norm, the more often the class is predicted. Local "
         "rows that grow with a client's label counts are a sign of bias. The mean of all rows does not affect "
         "predictions and is subtracted. In the chart by round, the last point is one more visit after the last round."
     ),
-    compare=Comparison(
-        title="Evenness of the classifier's rows",
-        text="How unequal the norms of the classifier's rows are, before calibration and after.",
-        draw=compare_norms,
-    ),
+    compare=Comparison(draw=_compare),
     calibrations=True,
     folder_only="norms(local=false)",
     headline=5,

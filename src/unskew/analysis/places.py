@@ -46,19 +46,17 @@ def take_places(run: FinishedRun, *, classes: str = "") -> Places:
     return Places(names, counts, points)
 
 
-def draw_places(values: Places) -> list[Chart]:
-    """A dot for each example."""
-    marks: list[Mark] = [
-        Dots([east for east, _ in points], [north for _, north in points], colour % 10, radius=2.5, name=name)
-        for colour, (name, points) in enumerate(zip(values.classes, values.points, strict=True))
-    ]
-    alt = f"Places of {', '.join(places_findings(values))}"
-    x, y = Axis("longitude, degrees"), Axis("latitude, degrees")
-    return [Chart("places", "Where the examples were taken", alt, marks, x=x, y=y, width=620, height=380)]
+def _draw(values: Places) -> list[Chart]:
+    marks: list[Mark] = []
+    for colour, (name, points) in enumerate(zip(values.classes, values.points, strict=True)):
+        x, y = ([point[at] for point in points] for at in (0, 1))
+        marks.append(Dots(x, y, colour, radius=2.5, name=name))
+    alt = f"Places of {', '.join(_findings(values))}"
+    axes = Axis("longitude, degrees"), Axis("latitude, degrees")
+    return [Chart("places", "Where the examples were taken", alt, marks, *axes, 620, 380)]
 
 
-def places_findings(values: Places) -> list[str]:
-    """How many examples of each class have coordinates."""
+def _findings(values: Places) -> list[str]:
     pairs = zip(values.classes, values.counts, strict=True)
     return [f"{name}: {counted(count, 'training example')} with coordinates." for name, count in pairs]
 
@@ -67,8 +65,8 @@ PLACES = Measure(
     name="places",
     values=Places,
     take=take_places,
-    draw=draw_places,
-    findings=places_findings,
+    draw=_draw,
+    findings=_findings,
     title="Where the examples are from",
     text="Each dot is a training example at its longitude and latitude.",
     headline=None,

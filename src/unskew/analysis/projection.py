@@ -8,7 +8,7 @@ import torch
 
 from unskew.analysis.measure import Choice, Element, Measure, pick_calibrations
 from unskew.charts import PALETTE, Axis, Chart, Dots
-from unskew.core.errors import Missing, UserError
+from unskew.core.errors import Missing
 from unskew.runs.finished import FinishedRun
 
 MIN_IMAGES = 5  # an embedding of fewer is meaningless
@@ -33,17 +33,11 @@ def take_projection(
 
     Reference: van der Maaten and Hinton, 2008; Luo et al. 2021, Figure 5.
     """
-    if images < MIN_IMAGES or perplexity <= 0:
-        text = f"projection(images={images}, perplexity={perplexity})"
-        raise UserError(f"{text}: give at least {MIN_IMAGES} images and a perplexity above 0")
-    outputs = run.outputs
+    outputs, count = run.outputs, len(run.outputs.labels)
+    if min(images, count) < MIN_IMAGES or perplexity <= 0:
+        raise Missing(f"projection needs at least {MIN_IMAGES} test images and a perplexity above 0")
     if len(run.classes) > PALETTE:
-        run.notes.append(
-            f"{len(run.classes):,} classes share {PALETTE} colors, so several classes may have the same color"
-        )
-    count = len(outputs.labels)
-    if count < MIN_IMAGES:
-        raise Missing(f"the test set has only {count} images, too few for an embedding")
+        run.notes.append(f"{len(run.classes):,} classes share {PALETTE} colors")
     index = torch.arange(count)
     if count > images:
         index = torch.randperm(count, generator=run.key.fold("analysis", "images").torch())[:images].sort().values
@@ -76,36 +70,28 @@ def embed(features: torch.Tensor, perplexity: float, seed: int) -> torch.Tensor:
         return torch.from_numpy(tsne.fit_transform(features.cpu().double().numpy()))
 
 
-def truth_chart(values: Projection) -> Chart:
-    """Coloured by the true class."""
-    return _draw_plane(values, values.truth, "truth", "Coloured by true class", "true class")
-
-
-def prediction_charts(values: Projection) -> dict[str, Chart]:
-    """A chart for each classifier, colored by its predictions; "before" is first."""
-    charts = {}
+def _draw(values: Projection) -> list[Chart]:
+    charts = [_draw_plane(values, values.truth, "truth", "Colored by true class", "true class")]
     for name, predicted in values.predicted.items():
         right = sum(a == b for a, b in zip(predicted, values.truth, strict=True)) / len(values.truth)
         title = f"By prediction, {name}: {right:.1%} correct"
-        charts[name] = _draw_plane(values, predicted, name, title, f"prediction, {name}")
+        charts.append(_draw_plane(values, predicted, name, title, f"prediction, {name}"))
     return charts
 
 
 def _draw_plane(values: Projection, labels: list[int], name: str, title: str, by: str) -> Chart:
     marks = []
     for label in sorted(set(labels)):
-        class_name = values.classes[label] if len(values.classes) <= 10 else ""
+        class_name = values.classes[label] if len(values.classes) <= PALETTE else ""
         at = [index for index, other in enumerate(labels) if other == label]
-        x, y = [values.x[index] for index in at], [values.y[index] for index in at]
-        marks.append(Dots(x, y, label % 10, radius=2.0, name=class_name))
+        x, y = ([column[index] for index in at] for column in (values.x, values.y))
+        marks.append(Dots(x, y, label, radius=2.0, name=class_name))
     axis = Axis(low=min(values.x + values.y), high=max(values.x + values.y))
     alt = f"t-SNE of {len(values.truth):,} test images' features, colored by {by}."
-    name = f"projection-{name}"
-    return Chart(name, title, alt, marks, x=axis, y=axis, width=440, height=440, frame=False, square=True)
+    return Chart(f"projection-{name}", title, alt, marks, axis, axis, 440, 440, frame=False, square=True)
 
 
-def projection_findings(values: Projection) -> list[str]:
-    """Which class is predicted too often."""
+def _findings(values: Projection) -> list[str]:
     true, predicted = Counter(values.truth), Counter(values.predicted["before"])
     label = max(sorted(predicted), key=lambda label: predicted[label] - true[label])
     excess, name = predicted[label] - true[label], values.classes[label]
@@ -116,20 +102,19 @@ def projection_findings(values: Projection) -> list[str]:
     return [f"{name} is predicted too often: {predicted[label] / true[label]:.2f} times as often as it occurs."]
 
 
-def show_projection(run: FinishedRun, values: Projection) -> list[Element]:
-    """True classes and the run's own predictions side by side, then one calibration at a time."""
-    charts = prediction_charts(values)
-    before = charts.pop("before")
-    return [truth_chart(values), before, *([Choice("classifier", charts)] if charts else [])]
+def _show(run: FinishedRun, values: Projection) -> list[Element]:
+    truth, before, *others = _draw(values)
+    names = [name for name in values.predicted if name != "before"]
+    return [truth, before, *([Choice("classifier", dict(zip(names, others, strict=True)))] if others else [])]
 
 
 PROJECTION = Measure(
     name="projection",
     values=Projection,
     take=take_projection,
-    draw=lambda values: [truth_chart(values), *prediction_charts(values).values()],
-    findings=projection_findings,
-    show=show_projection,
+    draw=_draw,
+    findings=_findings,
+    show=_show,
     title="Features in the plane",
     text=(
         "One t-SNE embedding of test images' features, colored by true class and by each classifier's predictions. "

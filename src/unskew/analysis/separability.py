@@ -7,18 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import stdev
+from typing import Any
 
 import numpy as np
 import torch
 
-from unskew.analysis.measure import CellValue, Column, Comparison, Element, Measure, Table, draw_by_run, list_by_run
+from unskew.analysis.measure import CellValue, Comparison, Element, Measure, draw_by_run, list_by_run, tabulate
 from unskew.calibration.covariances import Form, Full, Shared, statistics_bytes
 from unskew.calibration.federated import gather_statistics
 from unskew.calibration.finisher import StatisticsRequest, width_of
 from unskew.calibration.forecast import DIRECTIONS, forecast, pairwise_separability
 from unskew.calibration.jobs import client_statistics
 from unskew.calibration.statistics import ClassStatistics
-from unskew.charts import Axis, Cells, Chart, Line, Mark
+from unskew.charts import Axis, Chart, Line, Mark, axis_of, heat_map, sorted_chart
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import EVERYONE, Visit
 from unskew.runs.finished import FinishedRun
@@ -69,10 +70,8 @@ def take_separability(run: FinishedRun) -> Separability:
     statistics = _gather_statistics(run, StatisticsRequest(form))
     held = statistics.held.tolist()
     table = torch.zeros(len(held), len(held), dtype=torch.float64)
-    spread = torch.zeros_like(table)
-    means: list[float] = []
+    spread, means, quantiles = torch.zeros_like(table), list[float](), list[float]()
     closest: list[tuple[int, int, float, float]] = []
-    quantiles: list[float] = []
     if len(held) > 1:
         i, j = torch.triu_indices(len(held), len(held), 1)
         keys = [run.key, *(run.key.fold("draw", n) for n in range(1, DRAWS))]
@@ -113,41 +112,36 @@ def _gather_statistics(run: FinishedRun, request: StatisticsRequest) -> ClassSta
         raise Missing(str(error)) from error
 
 
-def draw_separability(values: Separability) -> list[Chart]:
-    """The table of distances, and the silhouette by round if it was recorded."""
-    charts, count, mean = [], len(values.classes), f"mean {values.mean:.2f}"
+def _draw(values: Separability) -> list[Chart]:
+    charts, classes, name = list[Chart](), values.classes, "separability-pairs"
+    title = "Distance between the classes' Gaussians"
     if values.quantiles:
-        shares = [at / (len(values.quantiles) - 1) for at in range(len(values.quantiles))]
-        pairs = count * (count - 1) // 2
-        title = "Distance between the classes' Gaussians, all pairs"
-        alt = f"Sliced Wasserstein distances of {pairs:,} pairs of classes, sorted; {mean}."
-        x = Axis(f"share of the {pairs:,} pairs", low=0, high=1, kind="percent")
-        lines, y = [Line(shares, values.quantiles)], Axis("at most this distance", low=0)
-        charts.append(Chart("separability-pairs", title, alt, lines, x=x, y=y))
-    elif count > 1:
-        tips = [
-            [f"{a} and {b}: {_format_distance(values, i, j)}" for j, b in enumerate(values.classes)]
-            for i, a in enumerate(values.classes)
-        ]
+        pairs = len(classes) * (len(classes) - 1) // 2
+        alt = f"Sliced Wasserstein distances of {pairs:,} pairs of classes, sorted; mean {values.mean:.2f}."
+        y, curves = Axis("at most this distance", low=0), {"": values.quantiles}
+        charts.append(sorted_chart(name, f"{title}, all pairs", alt, curves, f"{pairs:,} pairs", y))
+    elif len(classes) > 1:
         high = max(map(max, values.distances)) or 1.0
-        decimals = ".1f" if high >= 1 else ".2f" if high >= 0.1 else ".3f"
-        cells = [Cells(values.distances, 0, high, numbers=decimals if count <= 12 else "", tips=tips)]
-        axis = Axis("class", ticks=tuple(enumerate(values.classes)) if count <= 30 else None)
-        name, title = "separability-pairs", "Distance between the classes' Gaussians"
-        alt = f"Sliced Wasserstein distances of {count} classes, {mean}."
-        charts.append(Chart(name, title, alt, cells, x=axis, y=axis, width=480, height=460, square=True))
+        decimals, axis = ".1f" if high >= 1 else ".2f" if high >= 0.1 else ".3f", axis_of("class", classes, most=30)
+        alt = f"Sliced Wasserstein distances of {len(classes)} classes, mean {values.mean:.2f}."
+
+        def tip(a: int, b: int) -> str:
+            return f"{classes[a]} and {classes[b]}: {_format_distance(values, a, b)}"
+
+        look: dict[str, Any] = {"high": high, "numbers": decimals, "width": 480, "height": 460, "square": True}
+        charts.append(heat_map(name, title, alt, values.distances, tip, axis, axis, **look))
     if len(values.rounds) > 1:
-        rounds, silhouettes = ([row[at] for row in values.rounds] for at in (0, 1))
-        tips_by_round = [f"round {number}: {value:.4f}" for number, value in values.rounds]
-        line = Line(rounds, silhouettes, points=len(rounds) <= 40, tips=tips_by_round)
-        name, title = "separability-silhouette", "Silhouette of the features, by round"
+        rounds, silhouettes = zip(*values.rounds, strict=True)
+        tips = [f"round {number}: {value:.4f}" for number, value in values.rounds]
+        lines = [Line(rounds, silhouettes, points=len(rounds) <= 40, tips=tips)]
+        title = "Silhouette of the features, by round"
         alt = f"Silhouette coefficient of test features; the last is {silhouettes[-1]:.3f}."
-        charts.append(Chart(name, title, alt, [line], x=Axis("round", kind="count"), y=Axis("silhouette")))
+        x, y = Axis("round", kind="count"), Axis("silhouette")
+        charts.append(Chart("separability-silhouette", title, alt, lines, x, y))
     return charts
 
 
-def separability_findings(values: Separability) -> list[str]:
-    """How much accuracy calibration could gain, and the closest classes."""
+def _findings(values: Separability) -> list[str]:
     sentences = []
     if values.before is not None and values.after is not None:
         before, after = round(100 * values.before, 1), round(100 * values.after, 1)
@@ -172,14 +166,13 @@ def separability_findings(values: Separability) -> list[str]:
     return sentences
 
 
-def show_separability(run: FinishedRun, values: Separability) -> list[Element]:
-    """The charts, and the closest pairs if there are too many classes for a table."""
+def _show(run: FinishedRun, values: Separability) -> list[Element]:
     rows: list[list[CellValue]] = [
         [values.classes[int(a)], values.classes[int(b)], distance, spread] for a, b, distance, spread in values.closest
     ]
-    columns = [Column("class"), Column("and"), Column("distance", "number"), Column("± deviation", "number")]
+    columns = {"class": "text", "and": "text", "distance": "number", "± deviation": "number"}
     note = f"The {MAX_PAIRS} closest pairs of {len(values.classes):,} classes."
-    return [*draw_separability(values), *([Table("Closest classes", columns, rows, note)] if rows else [])]
+    return [*_draw(values), *([tabulate("Closest classes", columns, rows, note)] if rows else [])]
 
 
 def _format_distance(values: Separability, a: int, b: int) -> str:
@@ -191,22 +184,17 @@ def _format_deviation(spread: float | None) -> str:
     return "" if spread is None else f" ± {spread:.2g}"
 
 
-def compare_separability(runs: Mapping[str, Separability]) -> list[Chart]:
-    """The final silhouette, and by round if it was recorded."""
+def _compare(runs: Mapping[str, Separability]) -> list[Chart]:
     ends = _list_silhouettes(runs)
-    charts = []
-    if len(ends) > 1:
-        charts += draw_by_run("compare-silhouette", "Final silhouette", {"": [*ends.values()]}, ends, Axis(), ".4f")
+    charts = draw_by_run("compare-silhouette", "Final silhouette", {"": [*ends.values()]}, ends, Axis(), ".4f")
     marks: list[Mark] = []
     for colour, (name, values) in enumerate(runs.items()):
         if len(values.rounds) > 1:
             rounds, silhouettes = zip(*values.rounds, strict=True)
-            marks.append(Line(rounds, silhouettes, name, colour % 10))
-    if marks:
-        alt = f"Silhouette of test features by round, for {len(marks)} runs."
-        x = Axis("round", kind="count")
-        charts.append(Chart("compare-silhouette-rounds", "Silhouette by round", alt, marks, x=x))
-    return charts
+            marks.append(Line(rounds, silhouettes, name, colour))
+    alt, x = f"Silhouette of test features by round, for {len(marks)} runs.", Axis("round", kind="count")
+    by_round = Chart("compare-silhouette-rounds", "Silhouette by round", alt, marks, x)
+    return [*(charts if len(ends) > 1 else []), *([by_round] if marks else [])]
 
 
 def _list_silhouettes(runs: Mapping[str, Separability]) -> dict[str, float]:
@@ -217,9 +205,9 @@ SEPARABILITY = Measure(
     name="separability",
     values=Separability,
     take=take_separability,
-    draw=draw_separability,
-    findings=separability_findings,
-    show=show_separability,
+    draw=_draw,
+    findings=_findings,
+    show=_show,
     title="How well the features separate the classes",
     text=(
         "The classes as Gaussians in feature space, summed over the clients as for calibration. The distance between "
@@ -228,7 +216,7 @@ SEPARABILITY = Measure(
     compare=Comparison(
         title="Silhouette of the features",
         text="How much closer test features are to their own class than to the next one, from −1 to 1.",
-        draw=compare_separability,
+        draw=_compare,
         findings=lambda runs: list_by_run("Silhouette of the features", _list_silhouettes(runs), ".4f"),
     ),
     headline=6,

@@ -14,12 +14,7 @@ from unskew.core.plugins import load_function
 from unskew.core.trust import unknown_plugins
 
 CALIBRATIONS: dict[str, Callable[..., Finisher]] = {
-    "ccvr": ccvr,
-    "uscc": uscc,
-    "lda": lda,
-    "ridge": ridge,
-    "qda": qda,
-    "oracle": oracle,
+    build.__name__: build for build in (ccvr, uscc, lda, ridge, qda, oracle)
 }
 
 
@@ -32,10 +27,7 @@ def parse_calibration(source: str | Finisher) -> Finisher:
         return source
     if not isinstance(source, str):
         raise UserError(f"a calibration must be a text such as 'ccvr(per_class=500)' or a Finisher, not {source!r}")
-    call, *more = text.parse_calls(source, "calibration")
-    if more:
-        raise more[0].error("give a single calibration; + adds methods and protections only in a run's --method")
-    return _build(call)
+    return _build(text.parse_call(source, "calibration"))
 
 
 def is_bound(name: str) -> bool:
@@ -44,10 +36,8 @@ def is_bound(name: str) -> bool:
     Protections may follow its name (``ccvr + secure``). False for one that cannot be parsed here, and for a plug-in
     that the user has never named: a result may come from anybody.
     """
-    if unknown_plugins(name):
-        return False
     try:
-        return _build(text.parse_calls(name, "calibration")[0]).bound
+        return not unknown_plugins(name) and _build(text.parse_calls(name, "calibration")[0]).bound
     except UserError:
         return False
 

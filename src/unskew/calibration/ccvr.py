@@ -15,26 +15,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unskew.calibration.classifier import Transformation, copy_head, device_of, last_linear
-from unskew.calibration.covariances import ClassReport, Gaussians, parse_form
+from unskew.calibration.covariances import ClassReport, Gaussians, parse_form, require_memory
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.machine import available_memory, physical_memory
 from unskew.core.tensors import one_thread
 from unskew.core.text import check_not_negative, check_positive
 from unskew.core.types import Local
 from unskew.round.local_optimizers import sgd
 
 
-def check_virtual_memory(count: int, per_class: int, width: int) -> None:
+def check_virtual_memory(count: int, width: int) -> None:
     """Refuse more virtual features than fit in memory."""
-    needed, available = 4 * count * width, min(0.8 * physical_memory(), available_memory())
-    if needed > available:
-        raise UserError(
-            f"{count:,} virtual features need {needed / 1e9:.1f} GB, but this machine has only "
-            f"{available / 1e9:.1f} GB for them; give per_class={max(1, int(per_class * available / needed))} or less"
-        )
+    require_memory(4 * count * width, f"{count:,} virtual features", "give a smaller per_class")
 
 
 def draw_virtual_features(
@@ -57,7 +51,7 @@ def draw_virtual_features(
     size = torch.zeros(len(held), dtype=torch.float64).index_add_(0, position, statistics.number.double())
     share = statistics.number / (statistics.number.sum() / len(held) if proportional else size[position])
     counts = (per_class * share).round().clamp(min=1).long()
-    check_virtual_memory(int(counts.sum()), per_class, statistics.width)
+    check_virtual_memory(int(counts.sum()), statistics.width)
     features = torch.empty(int(counts.sum()), statistics.width)
     reports = []
     for row, part in enumerate(torch.split_with_sizes(features, counts.tolist())):
@@ -76,26 +70,10 @@ def retrain(
     frozen: Sequence[int] = (),
     held_out: float = 0.0,
 ) -> tuple[nn.Module, float, float]:
-    """Train a copy of the head on these features with cross-entropy and SGD.
+    """Train a copy of the head on features [n, d] with cross-entropy and SGD; also the mean loss before and after.
 
-    Parameters
-    ----------
-    head
-        The classifier: linear layers, with anything between them.
-    features, labels
-        The training data, [n, d] and [n].
-    local
-        Epochs, batch size, learning rate, momentum and weight decay.
-    key
-        For the order of the features.
-    frozen
-        Classes whose rows of the last layer must not change.
-    held_out
-        The share of the features that is not used for training: the epoch with the lowest loss on them is kept.
-
-    Returns
-    -------
-    The trained copy, and the mean loss before and after.
+    The rows of ``frozen`` classes do not change. A share ``held_out`` of the features is not used for training: the
+    epoch with the lowest loss on them is kept.
     """
     head = copy_head(head)
     linear = [part for part in head.modules() if isinstance(part, nn.Linear)]  # norms between them are not trained
@@ -182,16 +160,8 @@ def ccvr(
     ----------
     per_class
         M_c, the number of virtual features per class.
-    epochs
-        Passes over these features.
-    lr
-        The learning rate.
-    batch
-        The batch size.
-    momentum
-        The momentum of SGD.
-    weight_decay
-        The weight decay of SGD.
+    epochs, lr, batch, momentum, weight_decay
+        Of SGD.
     relu
         Applies ReLU to the features.
     tukey
@@ -217,10 +187,8 @@ def ccvr(
     form = parse_form(covariance)
     check_positive("ccvr", per_class=per_class, layers=layers, components=components)
     local = training_settings("ccvr", epochs, batch, lr, momentum, weight_decay)
-    if not 0 <= tukey <= 1:
-        raise ValueError(f"ccvr(tukey={tukey}): tukey must be from 0 (the logarithm) to 1 (no change)")
-    if tukey < 1 and not relu:
-        raise ValueError(f"ccvr(tukey={tukey}): Tukey's power needs features that are not negative; add relu=true")
+    if not 0 <= tukey <= 1 or (tukey < 1 and not relu):
+        raise ValueError(f"ccvr(tukey={tukey}): give a power from 0 (the logarithm) to 1; below 1 it needs relu=true")
     if not 0 <= held_out <= 0.5:
         raise ValueError(f"ccvr(held_out={held_out}): give a share of the virtual features from 0 to 0.5")
     transformation = Transformation(relu, tukey)
@@ -253,19 +221,10 @@ def uscc(
 
     Parameters
     ----------
-    per_class
-        The number of virtual features per class.
-    epochs
-        Passes over these features.
-    lr
-        The learning rate.
-    batch
-        The batch size.
-    covariance, mix, held_out
+    per_class, epochs, lr, batch, covariance, mix, held_out
         As in ccvr.
 
     Reference: Zeng et al., "FedECCR: Federated Learning Method with Encoding Comparison and Classification
     Rectification", CollaborateCom 2023, sections 3.3 and 4.1, Algorithm 2.
     """
-    check_positive("uscc", per_class=per_class, epochs=epochs, batch=batch, lr=lr)
     return ccvr(per_class, epochs, lr, batch, covariance=covariance, mix=mix, held_out=held_out)

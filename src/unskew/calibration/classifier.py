@@ -48,20 +48,16 @@ def empty_linear(inputs: int, outputs: int, dtype: torch.dtype, device: torch.de
     return nn.Linear(inputs, outputs, dtype=dtype, device="meta").to_empty(device=device)
 
 
-def replace_rows(head: nn.Module | None, weight: Tensor, bias: Tensor, held: Tensor, classes: int) -> nn.Linear:
+def replace_rows(head: nn.Module, weight: Tensor, bias: Tensor, held: Tensor) -> nn.Linear:
     """A linear layer with these rows [P, d] and biases [P] for the classes ``held``.
 
     The others keep the rows of a linear head of the same width; without one they are never predicted.
     """
-    width = weight.shape[1]
-    if isinstance(head, nn.Linear) and head.in_features == width:
-        linear = copy_head(head)
-    else:
-        like = torch.zeros(0) if head is None else last_linear(head).weight
-        linear = empty_linear(width, classes, like.dtype, like.device)
+    linear, last = copy_head(head), last_linear(head)
+    if not isinstance(linear, nn.Linear) or linear.in_features != weight.shape[1]:
+        linear = empty_linear(weight.shape[1], last.out_features, last.weight.dtype, last.weight.device)
         nn.init.zeros_(linear.weight)
         nn.init.constant_(linear.bias, max(NEVER, torch.finfo(linear.bias.dtype).min))
-    assert isinstance(linear, nn.Linear)
     with torch.no_grad():
         rows = held.to(linear.weight.device)
         linear.weight[rows] = weight.to(linear.weight)
@@ -107,8 +103,7 @@ class Lift(nn.Module):
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.is_floating_point():
-            kind = f"a tensor {list(weight.shape)} of {weight.dtype}" if isinstance(weight, Tensor) else a_kind(weight)
-            raise UserError(f"Lift: weight must be a tensor [d, m] of floats, not {kind}; Lift.of(d, m) draws one")
+            raise UserError("Lift: weight must be a tensor [d, m] of floats; Lift.of(d, m) draws one")
         self.register_buffer("weight", weight)
 
     @staticmethod
@@ -128,24 +123,21 @@ def limit_length(features: Tensor, clip: float) -> Tensor:
     if clip == 0.0:
         return features
     length = torch.linalg.vector_norm(features.double(), 2, dim=[1], keepdim=True)  # [n, 1]
-    below = clip * (1 - 4 * _rounding(features))
-    return torch.where(length > clip, (features.double() * (below / length)).to(features.dtype), features)
-
-
-def _rounding(features: Tensor) -> float:
-    """``torch.finfo(…).eps``, which TorchScript lacks."""
+    rounding = 2.0**-7  # torch.finfo(features.dtype).eps, which TorchScript lacks
     if features.dtype == torch.float64:
-        return 2.0**-52
-    if features.dtype == torch.float32:
-        return 2.0**-23
-    return 2.0**-10 if features.dtype == torch.float16 else 2.0**-7
+        rounding = 2.0**-52
+    elif features.dtype == torch.float32:
+        rounding = 2.0**-23
+    elif features.dtype == torch.float16:
+        rounding = 2.0**-10
+    below = clip * (1 - 4 * rounding)
+    return torch.where(length > clip, (features.double() * (below / length)).to(features.dtype), features)
 
 
 @lru_cache(maxsize=2)
 def _draw_lift(width: int, expand: int) -> Tensor:
     """[d, m] with standard deviation 1/√d, so that a random sum is about as large as one feature."""
-    generator = Key(0).fold("lift", width).torch()
-    return torch.randn(width, expand, generator=generator).div_(math.sqrt(width))
+    return torch.randn(width, expand, generator=Key(0).fold("lift", width).torch()).div_(math.sqrt(width))
 
 
 @dataclass(frozen=True)
@@ -163,16 +155,12 @@ class Report:
 
     def notes(self) -> list[str]:
         """The calibration's own remarks, and changes to covariances; may be empty."""
-        notes = list(self.remarks)
-        single = len({row.label for row in self.classes}) == len(self.classes)
-        every = f"{len(self.classes)} {'classes' if single else 'components'}"
-        if shrunk := [row.shrunk for row in self.classes if 0 < row.shrunk < 1]:
+        notes, every = list(self.remarks), f"{len(self.classes)} class Gaussians"
+        if shrunk := [row.shrunk for row in self.classes if 0 < row.shrunk < 1 or (row.count == 1 and row.shrunk)]:
             notes.append(
                 f"{len(shrunk)} of {every} have fewer examples than features: their covariance was mixed with the "
                 f"pooled one, with weight up to {max(shrunk):.2f}"
             )
-        if alone := sum(row.count == 1 and row.shrunk == 1 for row in self.classes):
-            notes.append(f"{alone} of {every} have one example: the pooled covariance was used")
         if (clipped := max((row.clipped for row in self.classes), default=0.0)) > CLIPPED:
             notes.append(f"negative eigenvalues were set to zero, at most {clipped:.2g} of a covariance")
         if (rest := max((row.left_over for row in self.classes), default=0.0)) > 0:
@@ -231,19 +219,14 @@ class CalibratedClassifier(nn.Module):
 
         Refused if features are transformed first, or if the head has several layers: then use this module itself.
         """
-        if self.lifted:
-            because = "it also uses random features (expand)"
-        elif isinstance(self.before, Transformation) and (self.before.relu or self.before.tukey != 1):
-            because = "features are transformed first (relu, tukey)"
-        elif self.clip:
-            because = f"features are clipped to a length of {self.clip:g} first (private)"
-        elif isinstance(self.head, nn.Linear):
-            layer = copy_head(self.head)
-            assert isinstance(layer, nn.Linear)
-            return layer
-        else:
-            because = f"its head is {a_kind(self.head)}"
-        raise UserError(f"{self.report.method} is not one linear layer: {because}; use the calibrated module itself")
+        bends = isinstance(self.before, Transformation) and (self.before.relu or self.before.tukey != 1)
+        layer = copy_head(self.head)
+        if self.lifted or bends or self.clip or not isinstance(layer, nn.Linear):
+            because = "it transforms or clips the features first, or has several layers"
+            raise UserError(
+                f"{self.report.method} is not one linear layer: {because}; use the calibrated module itself"
+            )
+        return layer
 
     def forward(self, features: Tensor) -> Tensor:
         """[n, d] -> [n, C]."""

@@ -8,14 +8,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unskew.core import text
-from unskew.core.errors import UserError, a_kind, brief, nearest
+from unskew.core.errors import UserError, brief, whole_number
 from unskew.core.key import Key
 from unskew.core.machine import available_memory, physical_memory
 from unskew.core.types import Tensors
@@ -38,14 +37,13 @@ class Spread:
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """[M, d], around zero."""
-        drawn: Tensor | float = 0.0
+        drawn = torch.zeros((), dtype=torch.float64)
         if self.factor is not None:
             noise = torch.randn(count, self.factor.shape[1], generator=generator, dtype=torch.float64)
             drawn = noise @ self.factor.t()
         if self.variance is not None:
             noise = torch.randn(count, len(self.variance), generator=generator, dtype=torch.float64)
             drawn = drawn + noise * self.variance.sqrt()
-        assert isinstance(drawn, Tensor)
         return drawn
 
     def deviation_along(self, directions: Tensor) -> Tensor:
@@ -180,9 +178,8 @@ def statistics_bytes(form: "Form", held: int, width: int) -> int:
 def require_memory(needed: int, what: str, hint: str, held: int = 0) -> None:
     """Refuse what does not fit in memory, before it is allocated; ``held`` bytes of it are allocated already."""
     if needed > (free := min(0.8 * physical_memory(), available_memory() + held)):
-        raise UserError(
-            f"{what} need {needed / 1e9:.1f} GB, but this machine has only {free / 1e9:.1f} GB for them; {hint}"
-        )
+        limit = f"this machine has only {free / 1e9:.1f} GB for them"
+        raise UserError(f"{what} need {needed / 1e9:.1f} GB, but {limit}; {hint}")
 
 
 # The forms of second moments. All are sums over examples, so clients' statistics can be added. ``common`` names the
@@ -302,10 +299,7 @@ class LowRank:
     common = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rank, Integral) or isinstance(self.rank, bool):
-            raise UserError(f"LowRank: rank must be a whole number, not {a_kind(self.rank)}")
-        if self.rank < 1:
-            raise UserError(f"low-rank({self.rank}): the rank must be at least 1")
+        whole_number(self.rank, "low-rank: rank", 1, MAX_FEATURES)
 
     def __str__(self) -> str:
         return f"low-rank({self.rank})"
@@ -371,11 +365,9 @@ def parse_form(source: str | Form) -> Form:
     """Parse a form such as ``low-rank(32)``; a form is returned unchanged."""
     if isinstance(source, Form):
         return source
-    if not isinstance(source, str):
-        raise UserError(f"a covariance form must be a text such as full or low-rank(32), not {brief(source)}")
-    calls = text.parse_calls(source, "covariance form")
-    if len(calls) > 1 or calls[0].name not in FORMS:
-        raise UserError(f"no covariance form is called {brief(source)}; {nearest(calls[0].name, FORMS)}")
+    calls = text.parse_calls(source, "covariance form") if isinstance(source, str) else []
+    if len(calls) != 1 or calls[0].name not in FORMS:
+        raise UserError(f"no covariance form is called {brief(source)}; give full, diagonal, shared or low-rank(32)")
     form: Form = text.apply(calls[0], FORMS[calls[0].name], "covariance form")
     return form
 
@@ -387,19 +379,14 @@ def list_smaller_forms(form: Form, held: int, width: int) -> str:
     return ", ".join(f"{other} ({format_bytes(size)})" for other, size in sizes.items() if size < most)
 
 
-LARGE = 10**6  # bytes of statistics from which advice is given …
-MANY_TIMES = 50  # … if they are this many times as large as the features
-
-
 def advise_smaller_form(form: Form, held: int, width: int, examples: int) -> str:
-    """Advice on statistics that are far larger than the features they summarize; otherwise empty."""
+    """Advice on statistics above 1 MB that are 50 times as large as the features; otherwise empty."""
     size = statistics_bytes(form, held, width)
-    if size < LARGE or size < MANY_TIMES * 4 * width * examples:
+    if size < max(10**6, 50 * 4 * width * examples):
         return ""
-    smaller = list_smaller_forms(form, held, width)
     return (
-        f"{counted(examples, 'example')} {'need' if examples > 1 else 'needs'} {format_bytes(size)} of {form} "
-        f"statistics; if many clients have so few, use a smaller form for all of them: {smaller}"
+        f"{form} statistics of {counted(examples, 'example')} need {format_bytes(size)}; if many clients have so few, "
+        f"use a smaller form for all of them: {list_smaller_forms(form, held, width)}"
     )
 
 
@@ -407,8 +394,9 @@ def check_memory(form: Form, held: int, width: int, before: int = 0) -> None:
     """Refuse statistics of more classes than fit in memory; those of ``before`` classes are allocated already."""
     what = f"{form} statistics of {held:,} classes and {width:,} features"
     hint = f"use covariance={list_smaller_forms(form, held, width)}"
-    there = statistics_bytes(form, before, width) if before else 0
-    require_memory(statistics_bytes(form, held, width), what, hint, there)
+    require_memory(
+        statistics_bytes(form, held, width), what, hint, statistics_bytes(form, before, width) if before else 0
+    )
 
 
 @lru_cache(maxsize=4)

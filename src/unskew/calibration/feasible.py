@@ -37,38 +37,35 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
     needed = statistics_bytes(needs.form, parts, width)
     if isinstance(needs.form, (Full, Shared)):
         needed = max(needed, 8 * width**2)  # a second moment is a square matrix before its triangle is packed
+
+    def refuse(reason: str) -> UserError:
+        return UserError(f"{named(finisher, algorithm)}: {reason}")
+
     if needed > MAX_BYTES:
-        hint = f"use covariance={list_smaller_forms(needs.form, parts, width)}"
-        raise UserError(
-            f"{finisher.text}: {needs.form} covariances of {parts:,} classes and {width:,} features need "
-            f"{needed / 1e9:.1f} GB per client, more than {MAX_BYTES / 1e9:.1f} GB; "
-            f"{hint if needs.form != Shared() else 'give a smaller expand'}"
+        hint = list_smaller_forms(needs.form, parts, width)
+        raise refuse(
+            f"{needs.form} covariances of {parts:,} classes and {width:,} features need {needed / 1e9:.1f} GB per "
+            f"client, more than {MAX_BYTES / 1e9:.1f} GB; use {f'covariance={hint}' if hint else 'a smaller expand'}"
         )
     if finisher.virtual:
-        check_virtual_memory(finisher.virtual * classes, finisher.virtual, width)
-    known = len(side.labels) > 0  # a federation's server has no labels; its nodes check theirs
-    if known and needs.components > 1:
-        most = np.bincount(side.labels[side.population.order]).max() // 2
-        if needs.components > most:
-            raise UserError(
-                f"{finisher.text}: the largest class has {2 * most} examples; give at most {most} components"
-            )
-    if known and algorithm.withhold and algorithm.withhold > (most := class_cells(side)[1].max()):
-        reason = f"no client has more than {most} examples of a class, so no client would send anything"
-        raise UserError(f"{finisher.text} with withhold({algorithm.withhold}): {reason}; give {most} or less")
+        check_virtual_memory(finisher.virtual * classes, width)
+    if len(side.labels):  # a federation's server has no labels; its nodes check theirs
+        most = int(np.bincount(side.labels[side.population.order]).max()) // 2
+        if needs.components > max(1, most):
+            raise refuse(f"the largest class has {2 * most} examples; give at most {most} components")
+        if algorithm.withhold and algorithm.withhold > (most := class_cells(side)[1].max()):
+            reason = f"no client has more than {most} examples of a class, so no client would send anything"
+            raise refuse(f"{reason}; give withhold({most}) or less")
     if algorithm.secure:
         require_extra("cryptography")
         if (clients := len(side.population.roster.inhabited)) < MIN_CLIENTS:
-            reason = f"a sum over {clients} clients would reveal too much about each; at least {MIN_CLIENTS} are needed"
-            raise UserError(f"{finisher.text} with secure: {reason}")
+            raise refuse(f"a sum over {clients} clients would reveal too much about each; {MIN_CLIENTS} are needed")
     if algorithm.private is not None:
         require_extra("dp_accounting")
-        if algorithm.withhold:
-            reason = "one more example may add a class to the sum, but the guarantee covers only one example"
-            raise UserError(f"{finisher.text} with withhold and private: {reason}; leave out withhold")
-        if needs.components > 1 or isinstance(needs.form, LowRank):
-            what = "components" if needs.components > 1 else str(needs.form)
-            raise UserError(f"{finisher.text} with private: the guarantee is for one Gaussian per class, not {what}")
+        if algorithm.withhold or needs.components > 1 or isinstance(needs.form, LowRank):
+            raise refuse(
+                "private covers one Gaussian per class from all examples; leave out withhold, components and low-rank"
+            )
         if algorithm.secure:
             Layout.of(classes, width, needs.form).shorter(algorithm.private.clip)
 

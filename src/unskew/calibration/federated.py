@@ -81,20 +81,16 @@ class Calibrator:
             features, labels = real_features(self.side, finisher.needs, self.key)
             seconds = time.perf_counter() - began
             return calibrate_on_features(head, features, labels, finisher, self.key.seed), 0, seconds
-        request = self.request(finisher.needs)
+        request = protected_request(finisher.needs, self.algorithm, self._classes, self._width(finisher.needs))
         statistics, sent, seconds = self.statistics(finisher, request)
         classifier = calibrate(head, statistics, finisher, self.key.seed)
         if (budget := self.algorithm.private) is not None:
-            digest, name = tensors.sha256(statistics.tensors())[:16], named(finisher, self.algorithm)
-            promise, masked = (budget.epsilon, budget.delta, budget.clip), self._clients_add_noise
-            release = Release(digest, *promise, (name,), released=budget.release, in_masks=masked)
+            digest, names = tensors.sha256(statistics.tensors())[:16], (named(finisher, self.algorithm),)
+            promise = budget.epsilon, budget.delta, budget.clip
+            release = Release(digest, *promise, names, released=budget.release, in_masks=self._clients_add_noise)
             classifier.report = replace(classifier.report, release=release)
         classifier.clip = request.clip  # features are clipped as they were for the statistics
         return classifier, sent, seconds
-
-    def request(self, needs: StatisticsRequest) -> StatisticsRequest:
-        """The calibration's request with the algorithm's protections."""
-        return protected_request(needs, self.algorithm, self._classes, self._width(needs))
 
     def statistics(self, finisher: Finisher, request: StatisticsRequest) -> tuple[ClassStatistics, int, float]:
         """The requested statistics summed over all clients; bytes and seconds."""
@@ -169,13 +165,11 @@ class Calibrator:
             return
         owner, count = class_cells(self.side)
         cells = np.stack([np.bincount(owner), np.bincount(owner, weights=count)]).astype(np.int64)
-        kinds, clients = np.unique(cells[:, cells[0] > 0], axis=1, return_counts=True)
         width, form = self._width(request), request.form
-        advice = [advise_smaller_form(form, classes, width, examples) for classes, examples in kinds.T.tolist()]
-        if any(advice):
-            few = sum(number for number, text in zip(clients.tolist(), advice, strict=True) if text)
-            example = next(filter(None, advice))
-            warnings.warn(f"{few} of {self._clients} clients have few examples, such as: {example}", stacklevel=2)
+        for classes, examples in np.unique(cells[:, cells[0] > 0], axis=1).T.tolist():
+            if advice := advise_smaller_form(form, classes, width, examples):
+                warnings.warn(f"some clients have few examples, such as: {advice}", stacklevel=2)
+                return
 
 
 def protected_request(needs: StatisticsRequest, algorithm: "Algorithm", classes: int, width: int) -> StatisticsRequest:

@@ -1,19 +1,6 @@
 """The Finisher record: a calibration as a value, with what it needs and how it makes a classifier.
 
-A complete calibration, in a file of your own:
-
-    @finisher
-    def nearest_mean() -> Finisher:
-        "Predicts the class whose mean is nearest: w_c = μ_c, b_c = −½·‖μ_c‖²."
-
-        def make(head: nn.Linear, statistics: ClassStatistics, key: Key) -> nn.Linear:
-            linear, means = copy.deepcopy(head), statistics.means().to(head.weight)
-            with torch.no_grad():
-                linear.weight[statistics.held] = means
-                linear.bias[statistics.held] = -0.5 * means.square().sum(1)
-            return linear
-
-        return Finisher(make, StatisticsRequest(Diagonal()))
+docs/how-to/extending.md has a complete calibration in a file of its own.
 """
 
 import functools
@@ -186,9 +173,7 @@ class Finisher:
     def named(self) -> "Finisher":
         """This calibration, if it has a name for results; otherwise a UserError."""
         if not self.text:
-            raise UserError(
-                "this calibration has no name; decorate its function with @finisher, or pass text to Finisher"
-            )
+            raise UserError("a calibration has no name; decorate its function with @finisher, or give Finisher a text")
         return self
 
 
@@ -201,8 +186,6 @@ def finisher(build: Callable[Knobs, Finisher]) -> Callable[Knobs, Finisher]:
         The function. One from another package is named ``package.module:function``. Knobs at their defaults are left
         out of the text.
     """
-    if not inspect.isroutine(build):
-        raise UserError(f"finisher: decorate the function that returns the Finisher, not {a_kind(build)}")
     ours = build.__module__.startswith("unskew.calibration.") or build.__module__ == "__main__"
     name = build.__name__ if ours else f"{build.__module__}:{build.__qualname__}"
 

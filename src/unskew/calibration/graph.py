@@ -21,12 +21,9 @@ GRAPH = "graph"  # the name of the JSON text, as bytes, among the tensors
 
 
 def write_graph(module: nn.Module, width: int) -> Tensors:
-    """The module's tensors by number and its operations as JSON under ``graph``.
+    """The module's tensors by number and its operations on features [n, ``width``] as JSON under ``graph``.
 
-    Parameters
-    ----------
-    module
-        From features [n, ``width``] of its dtype to logits, for any n. It is moved to the CPU.
+    The module is moved to the CPU.
     """
     values = (value for value in (*module.parameters(), *module.buffers()) if value.is_floating_point())
     dtype = next((value.dtype for value in values), torch.float32)
@@ -37,11 +34,9 @@ def write_graph(module: nn.Module, width: int) -> Tensors:
             shapes = ({0: torch.export.Dim.DYNAMIC},)
             program = torch.export.export(module.cpu().eval(), (example,), dynamic_shapes=shapes).run_decompositions()
     except Exception as error:  # torch.export raises many kinds
-        line = next((text for text in str(error).splitlines() if text.strip()), type(error).__name__)
-        raise UserError(
-            f"{a_kind(module)} cannot be saved: torch.export cannot trace its forward: {line.strip()}; "
-            "write forward as operations on tensors, for any number of rows"
-        ) from error
+        line = str(error).strip().partition("\n")[0]
+        hint = "write forward as operations on tensors, for any number of rows"
+        raise UserError(f"{a_kind(module)} cannot be saved, since torch.export fails: {line}; {hint}") from error
     inputs = program.graph_signature
     names = {**inputs.inputs_to_parameters, **inputs.inputs_to_buffers, **inputs.inputs_to_lifted_tensor_constants}
     known = {**program.state_dict, **program.constants}
@@ -54,7 +49,9 @@ def write_graph(module: nn.Module, width: int) -> Tensors:
         elif node.op == "placeholder":
             steps.append([node.name, "features"])
         elif node.op == "call_function":
-            steps.append([node.name, _name(node.target), _plain(node.args), _plain(node.kwargs)])
+            name = node.target.__name__ if node.target in ON_SIZES.values() else str(node.target)
+            _operation(name)  # refuse to write what cannot be read
+            steps.append([node.name, name, _plain(node.args), _plain(node.kwargs)])
         else:
             steps.append(["", "output", _plain(node.args[0][0])])
     text = json.dumps(steps).encode()
@@ -77,14 +74,6 @@ def read_graph(values: Tensors) -> nn.Module:
             nodes[name] = graph.call_function(_operation(operation), *(_value(part, nodes) for part in rest))
     graph.lint()
     return fx.GraphModule(root, graph).eval()
-
-
-def _name(target: Any) -> str:
-    if target in ON_SIZES.values():
-        return str(target.__name__)
-    name = str(target)
-    _operation(name)  # refuse to write what cannot be read
-    return name
 
 
 def _operation(name: str) -> Any:

@@ -5,19 +5,18 @@ Shapes: P classes with examples, d features.
 
 import warnings
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import last_linear, replace_rows
+from unskew.calibration.classifier import replace_rows
 from unskew.calibration.covariances import CLIPPED, TINY, ClassReport, drop_negative, negative_share, parse_form
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
 from unskew.calibration.protection import pooled_edge
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.text import check_positive
+from unskew.core.text import check_not_negative, check_positive
 
 GRID = [10 ** (step / 4) for step in range(-12, 13)]  # the ridges tried: 0.001 to 1000, four per decade
 TOLERANCE = 1e-3  # a ridge that loses at most this share of the best separation is as good
@@ -69,20 +68,17 @@ def lda(ridge: float = 0.0, layers: int = 1, expand: int = 0, covariance: str = 
     Electronic Journal of Statistics, 2018. k_c: Efron, Morris, "Stein's Estimation Rule and Its Competitors", JASA
     1973. Random features: Rahimi, Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007.
     """
-    if not 0 <= ridge < float("inf"):
-        raise ValueError(f"lda(ridge={ridge}): give a number above 0, or 0 to choose it automatically")
-    check_shape("lda", layers, expand)
+    check_not_negative("lda", ridge=ridge, expand=expand)
+    check_positive("lda", layers=layers)
 
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
-        classes, held = last_linear(head).out_features, statistics.held
         if ridge:
-            linear = solve_discriminant(head, statistics.means(), statistics.within(), held, ridge, classes)
-            return Made(linear, classes=report_pooled(statistics))
+            return Made(solve_discriminant(head, statistics, ridge), classes=report_pooled(statistics))
         solution = discriminate(statistics)
-        linear = replace_rows(head, solution.weight, solution.bias, held, classes)
+        linear = replace_rows(head, solution.weight, solution.bias, statistics.held)
         notes = [f"ridge {solution.ridge:.2g} was chosen from the statistics"] if solution.ridge > GRID[0] else []
         if (least := float(solution.shrinkage.min())) < SHRUNK:
-            label = int(held[solution.shrinkage.argmin()])
+            label = int(statistics.held[solution.shrinkage.argmin()])
             notes.append(f"class means were shrunk by up to {1 - least:.0%} (class {label})")
         return Made(linear, classes=report_pooled(statistics), notes=tuple(notes))
 
@@ -115,7 +111,8 @@ def discriminate(statistics: ClassStatistics) -> Discriminant:
     rotated, unit, degrees = means @ vectors, float(values.mean()), statistics.degrees  # [P, d]
     added = 0.0 if statistics.noise is None else statistics.noise.sums**2  # noise variance of an entry of a class's sum
 
-    def assess(ridge: float) -> _Assessment:
+    def assess(ridge: float) -> tuple[float, float, Tensor, Tensor, Tensor]:
+        """The separation of unseen features, their inflation, A⁻¹ and m along the eigenvectors [d], and k [P]."""
         inverse = 1 / (values + ridge * unit)
         freedom = min(float((values * inverse).sum()), MOST_LEVERAGE * degrees)
         inflation = 1 / (1 - freedom / degrees)
@@ -129,38 +126,23 @@ def discriminate(statistics: ClassStatistics) -> Discriminant:
             shrinkage = signal / (signal + noise)
         spread = inflation * float(weights @ squares @ (values * inverse.square())) ** 0.5
         separation = signal / spread if spread and freedom < MOST_LEVERAGE * degrees else 0.0
-        return _Assessment(separation, inflation, inverse, centre, shrinkage)
+        return separation, inflation, inverse, centre, shrinkage
 
-    separations = [assess(ridge).separation for ridge in GRID]
+    separations = [assess(ridge)[0] for ridge in GRID]
     enough = (1 - TOLERANCE) * max(separations)
     ridge = next(ridge for ridge, separation in zip(GRID, separations, strict=True) if separation >= enough)
-    chosen = assess(ridge)
-    shrunk = chosen.shrinkage[:, None] * (rotated - chosen.centre)
-    weight = shrunk * chosen.inverse
-    spread = chosen.inflation**2 * float((weight.square() * values).sum())
+    _, inflation, inverse, centre, shrinkage = assess(ridge)
+    shrunk = shrinkage[:, None] * (rotated - centre)
+    weight = shrunk * inverse
+    spread = inflation**2 * float((weight.square() * values).sum())
     scale = float((weight * shrunk).sum()) / spread if spread else 1.0
-    bias = -0.5 * scale * (weight * shrunk).sum(1) - scale * weight @ chosen.centre
-    return Discriminant(scale * weight @ vectors.t(), bias, ridge, chosen.shrinkage, chosen.inflation)
+    bias = -0.5 * scale * (weight * shrunk).sum(1) - scale * weight @ centre
+    return Discriminant(scale * weight @ vectors.t(), bias, ridge, shrinkage, inflation)
 
 
-class _Assessment(NamedTuple):
-    """The consequences of a ridge."""
-
-    separation: float  # of unseen features, in standard deviations
-    inflation: float
-    inverse: Tensor  # [d], A⁻¹ along the eigenvectors
-    centre: Tensor  # [d], m along them
-    shrinkage: Tensor  # [P]
-
-
-def solve_discriminant(
-    head: nn.Module | None, means: Tensor, within: Tensor, held: Tensor, ridge: float, classes: int
-) -> nn.Linear:
-    """The linear discriminant of equally likely Gaussians with the same covariance.
-
-    w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c for classes with examples. The others keep the rows of a linear head
-    of the same width; without one they are never predicted.
-    """
+def solve_discriminant(head: nn.Module, statistics: ClassStatistics, ridge: float) -> nn.Linear:
+    """The textbook discriminant of equally likely Gaussians with the same covariance, described in ``lda``."""
+    means, within = statistics.means(), statistics.within()
     require_variation("lda", means, within)
     regular = add_ridge(within, ridge)
     if bool(torch.linalg.cholesky_ex(regular).info):  # not positive definite: no features can have these moments
@@ -172,14 +154,7 @@ def solve_discriminant(
     weight = solved.t()  # [P, d]
     if bool(failed) or not bool(weight.isfinite().all()):
         raise UserError(f"lda(ridge={ridge:g}) has no solution; give a larger ridge")
-    return replace_rows(head, weight, -0.5 * (weight * means).sum(1), held, classes)
-
-
-def check_shape(name: str, layers: int, expand: int) -> None:
-    """Check the knobs ``layers`` and ``expand``."""
-    check_positive(name, layers=layers)
-    if expand < 0:
-        raise ValueError(f"{name}(expand={expand}): expand must be 0 or more random features")
+    return replace_rows(head, weight, -0.5 * (weight * means).sum(1), statistics.held)
 
 
 def report_pooled(statistics: ClassStatistics) -> tuple[ClassReport, ...]:

@@ -145,12 +145,6 @@ def _conjugate_gradients(
     return solution
 
 
-SEVERAL = (
-    "with several layers the problem is not convex: they were trained with the paper's SGD, and "
-    "another learning rate or more epochs may do better"
-)
-
-
 @finisher
 def oracle(
     per_class: str | int = "all",
@@ -198,27 +192,20 @@ def oracle(
         weight_decay,
     )
     if weight_decay == 0 and not stepwise and layers == 1:
-        raise ValueError(
-            "oracle(weight_decay=0): without a penalty there may be no minimum; give a number above 0, or paper=true"
-        )
+        raise ValueError("oracle(weight_decay=0): there may be no minimum; give a number above 0, or paper=true")
 
     def make(head: nn.Module, features: Tensor, labels: Tensor, key: Key) -> Made:
         counts = torch.bincount(labels.cpu(), minlength=last_linear(head).out_features).tolist()
         absent = [label for label, count in enumerate(counts) if not count]
         reports = tuple(ClassReport(label, count) for label, count in enumerate(counts) if count)
         if stepwise or not isinstance(head, nn.Linear):
-            notes = () if stepwise else (SEVERAL,)
-            return Made(*retrain(head, features, labels, local, key, absent), reports, notes=notes)
+            return Made(*retrain(head, features, labels, local, key, absent), reports)
         minimum = minimise(head, features, labels, weight_decay, absent)
         before, after = (mean_loss(layer, features, labels) for layer in (head, minimum.linear))
-        if minimum.gap <= TOLERANCE:
-            least = f"the smallest training loss with penalty {weight_decay:g}"
-            note = f"at most {minimum.gap:.1g} above {least}, in {minimum.steps} steps"
-        else:
-            note = (
-                f"not converged: up to {minimum.gap:.1g} above the smallest training loss after "
-                f"{minimum.steps} steps (tolerance {TOLERANCE:g}); a larger weight_decay converges sooner"
-            )
+        least = f"the smallest training loss with penalty {weight_decay:g}"
+        note = f"at most {minimum.gap:.1g} above {least}, in {minimum.steps} steps"
+        if minimum.gap > TOLERANCE:
+            note = f"not converged: {note}; a larger weight_decay converges sooner"
         return Made(minimum.linear, before, after, reports, notes=(note,))
 
     return Finisher(make, RealFeatures(layers, count), bound=True)

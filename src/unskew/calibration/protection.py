@@ -39,16 +39,7 @@ import torch
 from torch import Tensor
 
 from unskew.calibration.classifier import limit_length
-from unskew.calibration.covariances import (
-    Diagonal,
-    Form,
-    LowRank,
-    Shared,
-    pack,
-    packed_diagonal,
-    parse_form,
-    unpack,
-)
+from unskew.calibration.covariances import Diagonal, Form, LowRank, Shared, pack, packed_diagonal, parse_form, unpack
 from unskew.calibration.statistics import MAX_EXAMPLES, ClassStatistics, KnownNoise, check_statistics
 from unskew.core import tensors
 from unskew.core.errors import UserError
@@ -63,32 +54,23 @@ SLACK = 1e-3  # tolerance for rounding in the check that features were clipped
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The (ε, δ) guarantee of one release to every example.
+    """The (ε, δ) guarantee of one release to every example; a second release needs a second guarantee.
 
-    Parameters
-    ----------
-    epsilon, delta
-        The guarantee. A second release of the same examples needs a second guarantee.
-    radius
-        The maximum length R of a feature.
-    sigma
-        The standard deviation of the noise on a count. On Σz it is sigma·R, on the second moment sigma·R² (off the
-        diagonal of Σzzᵀ, where two equal entries are one number, sigma·R²/√2).
+    The noise has the standard deviation sigma on a count, sigma·R on Σz and sigma·R² on the second moment (off the
+    diagonal of Σzzᵀ, where two equal entries are one number, sigma·R²/√2).
     """
 
     epsilon: float
     delta: float
-    radius: float
+    radius: float  # the maximum length R of a feature
     sigma: float
 
     @staticmethod
     def of(radius: float, epsilon: float, delta: float, *, in_masks: bool = False) -> "Guarantee":
         """Find the noise that the guarantee requires; with ``in_masks`` the discrete noise that clients add."""
-        _check_radius(radius)
-        if not 0 < epsilon < float("inf"):
-            raise UserError(f"epsilon={epsilon}: give a finite number above 0; 1 is strong, 10 is weak")
-        if not 0 < delta < 1:
-            raise UserError(f"delta={delta}: give a number between 0 and 1, well below 1 / the number of examples")
+        if not (0 < radius < math.inf and 0 < epsilon < math.inf and 0 < delta < 1):
+            given = f"radius={radius}, epsilon={epsilon}, delta={delta}"
+            raise UserError(f"{given}: give finite numbers above 0, delta well below 1 / the number of examples")
         if in_masks:
             return Guarantee(epsilon, delta, radius, SENSITIVITY * (2 * concentration(epsilon, delta)) ** -0.5)
         least = float(require_extra("dp_accounting").get_sigma_gaussian(epsilon, delta))  # for a sensitivity of 1
@@ -97,11 +79,8 @@ class Guarantee:
 
 def clip_features(features: Tensor, radius: float) -> Tensor:
     """Scale features [n, d] that are longer than the radius (L2) down to just below it."""
-    _check_radius(radius)
-    if features.dim() != 2 or not features.is_floating_point():
-        raise UserError(f"features must be a floating-point tensor [n, d], not {features.dtype} {list(features.shape)}")
-    if not bool(features.isfinite().all()):
-        raise UserError("the features contain NaN or infinity; check the encoder and its images")
+    if not 0 < radius < math.inf or not bool(features.isfinite().all()):
+        raise UserError(f"radius={radius}: give a finite radius above 0, and features without NaN or infinity")
     return limit_length(features, radius)
 
 
@@ -121,25 +100,21 @@ def add_noise(
     cannot be distinguished from noise is flattened. With the form ``shared``, the pooled second moment keeps the part
     of the dropped classes.
 
-    Parameters
-    ----------
-    statistics
-        The sum over all clients, of features from ``clip_features``.
-    radius, epsilon, delta
-        The guarantee.
-    key
-        For repeatable studies: the draw depends on everything that is released, so releases that differ in anything
-        have independent noise. None for a real release: the noise comes from the operating system, since anyone who
-        knows a seed can remove the noise.
-    threshold
-        The count below which a class is dropped, at least 1. None: 4·sigma, which a class without examples exceeds
-        with a probability of 3e-5.
+    With a ``key``, for repeatable studies, the draw depends on everything that is released, so releases that differ in
+    anything have independent noise. Without one, for a real release, the noise comes from the operating system, since
+    anyone who knows a seed can remove the noise. Classes below the ``threshold``, by default 4·sigma, are dropped; a
+    class without examples exceeds it with a probability of 3e-5.
     """
     sigma = Guarantee.of(radius, epsilon, delta).sigma
     statistics = check_statistics(statistics.classes, statistics.form, statistics.tensors(), "the sum")
-    _check_clipped(statistics, radius)
     form, classes, width = statistics.form, statistics.classes, statistics.width
-    threshold = least_count(sigma) if threshold is None else max(1.0, threshold)
+    if isinstance(form, LowRank):
+        raise UserError(f"noise can only be added to full, diagonal and shared statistics, not to {form}")
+    number = statistics.number.sum() if form.common else statistics.number
+    long = statistics.sums["sums"].norm(dim=1) > statistics.number * radius * (1 + SLACK)
+    if bool(long.any()) or bool((statistics.squares().sum(-1) > number * radius**2 * (1 + SLACK)).any()):
+        raise UserError(f"some features are longer than {radius}; call clip_features(features, {radius}) first")
+    threshold = max(1.0, 4 * sigma if threshold is None else threshold)
     if key is not None:
         promise = repr((float(radius), float(epsilon), float(delta), float(threshold)))
         key = key.fold("release", promise, statistics.about(), tensors.sha256(statistics.tensors()))
@@ -161,11 +136,6 @@ def add_noise(
         return add_gaussian(every_row, deviation, key, drawn)[labels]
 
     return _clean_up(classes, form, counts, noisy, KnownNoise(sigma * radius, second), threshold)
-
-
-def least_count(sigma: float) -> float:
-    """The count below which a class is dropped: one without examples exceeds it with a probability of 3e-5."""
-    return max(1.0, 4 * sigma)
 
 
 def _clean_up(
@@ -203,23 +173,10 @@ def _flatten_around(packed: Tensor, product: Tensor, limit: float) -> Tensor:
 
 
 def drop_small_classes(statistics: ClassStatistics, min_count: int) -> tuple[ClassStatistics, tuple[int, ...]]:
-    """Leave out classes with few examples, on a client, before anything is sent.
+    """Leave out classes with few examples, on a client, before anything is sent; also returns their labels.
 
     A rule of thumb without a guarantee: it prevents features of single images from being sent as means.
-
-    Parameters
-    ----------
-    statistics
-        The client's statistics.
-    min_count
-        The fewest examples of a class that is sent.
-
-    Returns
-    -------
-    The statistics of the other classes, and the classes that were left out.
     """
-    if min_count < 1:
-        raise UserError(f"min_count={min_count}: give at least 1 example")
     large = statistics.number >= min_count
     if not (dropped := tuple(statistics.held[~large].tolist())):
         return statistics, dropped
@@ -250,27 +207,6 @@ def _add_to_triangle(packed: Tensor, width: int, deviation: float, key: Key | No
     noisy, diagonal = add_gaussian(packed, deviation / 2**0.5, None), packed_diagonal(width)
     noisy[diagonal] = add_gaussian(packed[diagonal], deviation, None)
     return noisy
-
-
-def _check_radius(radius: float) -> None:
-    if not 0 < radius < float("inf"):
-        raise UserError(f"radius={radius}: give a finite number above 0")
-
-
-def _check_clipped(statistics: ClassStatistics, radius: float) -> None:
-    """Refuse sums that clipped features cannot have, and forms of unknown sensitivity."""
-    sums = statistics.sums
-    if isinstance(statistics.form, LowRank):
-        raise UserError(f"noise can only be added to full, diagonal and shared statistics, not to {statistics.form}")
-    lengths = statistics.squares().sum(-1)
-    number = statistics.number.sum() if statistics.form.common else statistics.number
-    if bool((sums["sums"].norm(dim=1) > statistics.number * radius * (1 + SLACK)).any()) or bool(
-        (lengths > number * radius**2 * (1 + SLACK)).any()
-    ):
-        raise UserError(f"some features are longer than {radius}; call clip_features(features, {radius}) first")
-
-
-MUCH = 0.1  # a share of noise in the variance between class means that is worth a note
 
 
 def noise_edge(deviation: float, width: int) -> float:
@@ -309,15 +245,6 @@ def raise_eigenvalues(matrix: Tensor, limit: float) -> Tensor:
     return factor @ factor.t()
 
 
-def share_of_noise(statistics: ClassStatistics) -> float:
-    """The mean noise variance of an entry of a class mean, as a share of the variance between the means."""
-    if statistics.noise is None or len(statistics.held) < 2:
-        return 0.0
-    between = float(statistics.means().var(0).mean())
-    variance = float((statistics.noise.sums / statistics.number.double()).square().mean())
-    return min(1.0, variance / between) if between > 0 else 1.0
-
-
 def notes_on_noise(statistics: ClassStatistics) -> tuple[str, ...]:
     """A note if the noise dominates; otherwise nothing.
 
@@ -326,9 +253,13 @@ def notes_on_noise(statistics: ClassStatistics) -> tuple[str, ...]:
     """
     if statistics.noise is None or int(statistics.number.sum()) - len(statistics.held) < 1:
         return ()
-    share = share_of_noise(statistics)
+    share = 0.0
+    if len(statistics.held) > 1:
+        between = float(statistics.means().var(0).mean())
+        variance = float((statistics.noise.sums / statistics.number.double()).square().mean())
+        share = min(1.0, variance / between) if between > 0 else 1.0
     values, limit = torch.linalg.eigvalsh(statistics.within()), pooled_edge(statistics)
-    if share < MUCH and float((limit - values).clamp(min=0).sum()) < float(values.sum()):
+    if share < 0.1 and float((limit - values).clamp(min=0).sum()) < float(values.sum()):
         return ()
     below = int((values < limit).sum())
     return (
@@ -354,10 +285,8 @@ class Layout:
     @staticmethod
     def of(classes: int, width: int, form: str | Form = "full", *, bits: int = 24) -> "Layout":
         """The layout for this number of classes and features."""
-        if classes < 1 or width < 1:
-            raise UserError(f"a layout of {classes} classes and {width} features: give at least one of each")
-        if not 0 <= bits <= 52:
-            raise UserError(f"bits={bits}: give 0 to 52 binary places")
+        if classes < 1 or width < 1 or not 0 <= bits <= 52:
+            raise UserError(f"a layout of {classes} classes, {width} features and {bits} bits: give 1, 1 and 0 to 52")
         return Layout(classes, width, parse_form(form), bits)
 
     @property
@@ -368,6 +297,9 @@ class Layout:
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return self.form.shapes(self.classes, self.width)
+
+    def _split(self, vector: Tensor) -> tuple[Tensor, ...]:
+        return torch.split_with_sizes(vector, [self.classes, *map(math.prod, self._shapes.values())])
 
     def about(self) -> str:
         """A short description."""
@@ -386,17 +318,12 @@ class Layout:
         entries = float(width) if "second" in self._shapes else width**0.5
         least = 1.001 * max(2 * finest * width**0.5, (4 / 3 * finest * entries) ** 0.5)
         second = finest + coarse * radius**2
-        if radius < least:
+        left = min(radius - step * math.sqrt(width), math.sqrt(max(0.0, radius**2 - second * entries))) * (1 - 1e-6)
+        if radius < least or left < radius / 4:
             raise UserError(
                 f"clip={radius:g} is too small for a secure sum of {width} features in steps of 2^-{self.bits}: "
-                f"rounding could change the sum by half as much as an example does; give clip={least:.2g} "
-                "or more, or leave out secure"
-            )
-        left = min(radius - step * math.sqrt(width), math.sqrt(max(0.0, radius**2 - second * entries))) * (1 - 1e-6)
-        if left < radius / 4:
-            raise UserError(
-                f"clip={radius:g} is too small for a secure sum of {width} features with this much noise; give a "
-                "larger clip or epsilon, or leave out secure"
+                f"rounding and noise could change the sum as much as an example does; give clip={least:.2g} or more "
+                "and a larger epsilon, or leave out secure"
             )
         return left
 
@@ -405,15 +332,21 @@ class Layout:
         statistics = check_statistics(statistics.classes, statistics.form, statistics.tensors(), who)
         if (statistics.classes, statistics.width, statistics.form) != (self.classes, self.width, self.form):
             raise UserError(f"the statistics of {who} are refused: {statistics.about()}; expected {self.about()}")
-        limit = MAX_EXAMPLES // clients
-        if bool((statistics.number > limit).any()):
-            raise UserError(f"the statistics of {who} are refused: a class has more than {limit} examples")
-        flat = [statistics.counts]
+        if bool((statistics.number > MAX_EXAMPLES // clients).any()):
+            most = MAX_EXAMPLES // clients
+            raise UserError(f"the statistics of {who} are refused: a class has more than {most} examples")
+        flat, limit = [statistics.counts], (2**63 - 1) // clients
         for name, shape in self._shapes.items():
             value = statistics.sums[name]
             if name not in self.form.common:
                 value = torch.zeros(shape, dtype=torch.float64).index_copy_(0, statistics.held, value)
-            flat.append(self._steps(value.flatten(), name, clients, who))
+            steps = (value.flatten() * 2.0**self.bits).round()
+            if bool((steps.abs() >= 2.0**63).any()) or bool((steps.long().abs() > limit).any()):
+                raise UserError(
+                    f"the statistics of {who} are refused: {name} reach {float(value.abs().max()):.3g}, but a sum over "
+                    f"{clients} clients has room for {limit * 2.0**-self.bits:.3g}; use fewer bits or clip the features"
+                )
+            flat.append(steps.long())
         return torch.cat(flat)
 
     def with_share(self, vector: Tensor, guarantee: Guarantee, needed: int, members: int) -> Tensor:
@@ -445,10 +378,7 @@ class Layout:
 
         sigma = guarantee.sigma * excess**0.5
         known = KnownNoise(sigma * guarantee.radius, sigma * guarantee.radius**2)
-        return _clean_up(self.classes, self.form, counts, noisy, known, least_count(sigma))
-
-    def _split(self, vector: Tensor) -> tuple[Tensor, ...]:
-        return torch.split_with_sizes(vector, [self.classes, *map(math.prod, self._shapes.values())])
+        return _clean_up(self.classes, self.form, counts, noisy, known, max(1.0, 4 * sigma))
 
     def statistics(self, vector: Tensor, who: str) -> ClassStatistics:
         """Statistics from an unmasked sum of vectors."""
@@ -462,13 +392,3 @@ class Layout:
             value = part.reshape(shape).double() * 2.0**-self.bits
             values[name] = value if name in self.form.common else value[held]
         return check_statistics(self.classes, self.form, values, who)
-
-    def _steps(self, value: Tensor, name: str, clients: int, who: str) -> Tensor:
-        limit = (2**63 - 1) // clients
-        steps = (value * 2.0**self.bits).round()
-        if bool((steps.abs() >= 2.0**63).any()) or bool((steps.long().abs() > limit).any()):
-            raise UserError(
-                f"the statistics of {who} are refused: {name} reach {float(value.abs().max()):.3g}, but a sum over "
-                f"{clients} clients has room for {limit * 2.0**-self.bits:.3g}; use fewer bits or clip the features"
-            )
-        return steps.long()

@@ -4,20 +4,19 @@ Shapes: P classes with examples, d features.
 """
 
 import warnings
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import last_linear, replace_rows
+from unskew.calibration.classifier import replace_rows
 from unskew.calibration.covariances import drop_negative, parse_form
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
-from unskew.calibration.lda import NEGATIVE, add_ridge, check_shape, report_pooled, require_variation
+from unskew.calibration.lda import NEGATIVE, add_ridge, report_pooled, require_variation
 from unskew.calibration.protection import pooled_edge, raise_eigenvalues
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.text import check_not_negative, check_positive
 
 GRID = [10 ** (step / 4) for step in range(-16, 9)]  # the strengths tried: 0.0001 to 100, four per decade
 MOST_LEVERAGE = 0.999
@@ -48,44 +47,31 @@ def ridge(
     balanced
         All classes have the same weight, π_c = 1/P, and A is composed of the pooled covariance and the means. Otherwise
         π_c = N_c/N: plain ridge regression on one-hot labels.
-    layers
-        The number of linear layers to replace.
-    expand
-        Random features, ReLU of random sums of the layers' input, next to ReLU of the input itself: the classifier is
-        then not linear in the input.
-    covariance
-        What the clients send: shared, or less for clients with few examples, diagonal or "low-rank(32)".
+    layers, expand, covariance
+        As in lda.
 
     Reference: Fanì, Camoriano, Caputo, Ciccone, "Accelerating Heterogeneous Federated Learning with Closed-form
     Classifiers", ICML 2024; the strength: Golub, Heath, Wahba, "Generalized Cross-Validation as a Method for Choosing a
     Good Ridge Parameter", Technometrics 1979.
     """
-    if not 0 <= strength < float("inf"):
-        raise ValueError(f"ridge(strength={strength}): give a number above 0, or 0 to choose it automatically")
-    check_shape("ridge", layers, expand)
+    check_not_negative("ridge", strength=strength, expand=expand)
+    check_positive("ridge", layers=layers)
 
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
-        problem = Regression.of(statistics, balanced, known_noise=not strength)
+        problem = Regression(statistics, balanced, known_noise=not strength)
         chosen = strength or _choose_strength(problem)
         weight, bias = _solve(problem, chosen)
-        linear = replace_rows(head, weight, bias, statistics.held, last_linear(head).out_features)
+        linear = replace_rows(head, weight, bias, statistics.held)
         notes = () if strength else (f"strength {chosen:.2g} was chosen by generalized cross-validation",)
         return Made(linear, classes=report_pooled(statistics), notes=notes)
 
     return Finisher(make, StatisticsRequest(parse_form(covariance), layers, expand))
 
 
-@dataclass(frozen=True, eq=False)
 class Regression:
     """The sums of a regression, in float64, with classes weighted by their shares."""
 
-    means: Tensor  # [P, d]
-    shares: Tensor  # [P], π, adding up to 1
-    within: Tensor  # [d, d], the covariance around the class means, divisor N
-    effective: float  # the effective number of examples
-
-    @staticmethod
-    def of(statistics: ClassStatistics, balanced: bool, known_noise: bool) -> "Regression":
+    def __init__(self, statistics: ClassStatistics, balanced: bool, known_noise: bool) -> None:
         """The regression of class statistics; ``known_noise`` raises eigenvalues that may be noise."""
         number, means, within = statistics.number.double(), statistics.means(), statistics.within()
         require_variation("ridge", means, within)
@@ -95,29 +81,13 @@ class Regression:
             within, clipped = drop_negative(within)
             warnings.warn(NEGATIVE.format("ridge", clipped), stacklevel=2)
         shares = torch.full_like(number, 1 / len(number)) if balanced else number / number.sum()
-        effective = float(1 / (shares.square() / number).sum())
-        return Regression(means, shares, within * (1 - len(number) / number.sum()), effective)
-
-    @cached_property
-    def centre(self) -> Tensor:
-        """[d], m."""
-        return self.shares @ self.means
-
-    @cached_property
-    def targets(self) -> Tensor:
-        """[P, d], π_c·(μ_c − m): the covariance of features and one-hot labels."""
-        return self.shares[:, None] * (self.means - self.centre)
-
-    @cached_property
-    def around(self) -> Tensor:
-        """[d, d], A: the covariance of all features around m."""
-        return self.within + self.targets.t() @ (self.means - self.centre)
-
-    @cached_property
-    def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues [d] and eigenvectors [d, d] of A."""
-        values, vectors = torch.linalg.eigh(self.around)
-        return values.clamp(min=0), vectors
+        self.means = means  # [P, d]
+        self.shares = shares  # [P], π, adding up to 1
+        self.within = within * (1 - len(number) / number.sum())  # [d, d], around the class means, divisor N
+        self.effective = float(1 / (shares.square() / number).sum())  # the effective number of examples
+        self.centre = shares @ means  # [d], m
+        self.targets = shares[:, None] * (means - self.centre)  # [P, d], covariance of features and one-hot labels
+        self.around = self.within + self.targets.t() @ (means - self.centre)  # [d, d], A
 
 
 def _choose_strength(problem: Regression) -> float:
@@ -126,7 +96,8 @@ def _choose_strength(problem: Regression) -> float:
     The leverage is an example's average share in its own prediction: degrees of freedom / examples. Everything follows
     from the sums: in A's eigenvectors the residual is Σπ(1 − π) − Σ_j e_j·(s_j + 2λ)/(s_j + λ)².
     """
-    values, vectors = problem.spectrum
+    values, vectors = torch.linalg.eigh(problem.around)
+    values = values.clamp(min=0)
     explained = (problem.targets @ vectors).square().sum(0)  # [d], e
     total, unit = float((problem.shares * (1 - problem.shares)).sum()), float(values.mean())
 

@@ -175,18 +175,36 @@ def grouped(groups: Mapping[str, Numbers], tip: Callable[[str, int], str] | None
     return marks
 
 
-def shares_in_bins(name: str, title: str, alt: str, bins: Mapping[str, Sequence[int]], what: str, many: str) -> Chart:
-    """A histogram of shares from 0 to 1 in equal bins, by name; ``what`` is "client" and ``many`` "clients"."""
-    count = max(map(len, bins.values()), default=1)
+def axis_of(label: str, names: Sequence[str], *, most: int = 1000) -> Axis:
+    """An axis with a name at 0, 1, 2, …; with numbers if there are too many names."""
+    return Axis(label, ticks=tuple(enumerate(map(str, names))) if len(names) <= most else None, kind="count")
 
-    def tip(group: str, index: int) -> str:
-        number = bins[group][index]
-        amount = f"{number:,} {what if number == 1 else many}"
-        return f"{index / count:.0%} to {(index + 1) / count:.0%}, {group}: {amount}"
 
-    ticks = tuple((at * count / 5 - 0.5, f"{at * 20}%") for at in range(6))
-    x, y = Axis("accuracy", low=-0.5, high=count - 0.5, ticks=ticks), Axis(many, low=0, kind="count")
-    return Chart(name, title, alt, grouped(bins, tip), x=x, y=y)
+def heat_map(
+    name: str, title: str, alt: str, values: Sequence[Numbers], tip: Callable[[int, int], str], x: Axis, y: Axis, *,
+    low: float = 0.0, high: float = 1.0, numbers: str = "", width: int = 440, height: int = 340, square: bool = False,
+) -> Chart:  # fmt: skip
+    """A table in shades; ``tip(row, column)`` describes a cell."""
+    tips = [[tip(i, j) for j in range(len(row))] for i, row in enumerate(values)]
+    cells = Cells(values, low, high, numbers, tips)
+    return Chart(name, title, alt, [cells], x, y, width, height, square=square)
+
+
+def sorted_chart(
+    name: str, title: str, alt: str, curves: Mapping[str, Sequence[float]], of: str, y: Axis,
+    tip: Callable[[str, int], str] | None = None,
+) -> Chart:  # fmt: skip
+    """Ascending values by name, as lines or, if they are few, as dots; ``of`` is what has them: "clients"."""
+    marks = list[Mark]()
+    for colour, (label, values) in enumerate(curves.items()):
+        share = [at / max(len(values) - 1, 1) for at in range(len(values))]
+        tips = [f"{at:.0%} of the {of}: at most {value:.3g}" for at, value in zip(share, values, strict=True)]
+        tips = tips if tip is None else [tip(label, at) for at in range(len(values))]
+        if len(values) <= 100:
+            marks.append(Dots(share, values, colour, radius=4.0, name=label, tips=tips))
+        else:
+            marks.append(Line(share, values, label, colour, tips=tips if len(values) <= 200 else ()))
+    return Chart(name, title, alt, marks, Axis(f"share of the {of}", low=0, high=1, kind="percent"), y)
 
 
 def average(runs: Sequence[Mapping[int, tuple[float, float]]]) -> tuple[list[float], list[float], list[float]]:

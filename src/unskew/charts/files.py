@@ -14,7 +14,7 @@ import numpy.typing as npt
 from PIL import Image as Raster
 
 from unskew.charts import Chart
-from unskew.charts.layout import Box, Circle, Drawing, Image, Layer, Polyline, Shape, Text, lay_out, lay_out_head
+from unskew.charts.layout import Box, Circle, Drawing, Layer, Polyline, Shape, Text, lay_out, lay_out_head
 from unskew.core.errors import UserError, nearest
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,Ubuntu,'DejaVu Sans',sans-serif"
@@ -71,33 +71,20 @@ STYLE = (
 ALONE = BASE + _rules(LIGHT) + f"@media screen and (prefers-color-scheme:dark){{{_rules(DARK)}}}"
 
 
-def svg(chart: Chart, *, standalone: bool = True) -> str:
-    """The chart as text. With ``standalone=False`` the page must contain STYLE once."""
-    picture = lay_out(chart)
-    look = {"physical": chart.physical, "serif": chart.serif}
-    return _document(picture.width, picture.height, picture.alt, _content(picture), standalone, **look)
-
-
-def svg_sheet(charts: Sequence[Chart]) -> str:
-    """Several charts stacked vertically, as the text of one file."""
+def svg(*charts: Chart, standalone: bool = True) -> str:
+    """Charts stacked vertically, as text. With ``standalone=False`` the page must contain STYLE once."""
     pictures = [lay_out(chart) for chart in charts]
-    groups, top = "", 0
+    width, height = max(picture.width for picture in pictures), sum(picture.height for picture in pictures)
+    content, top = "", 0
     for picture in pictures:
-        groups += f'<g transform="translate(0 {top})">{_content(picture)}</g>'
+        content += _content(picture) if not top else f'<g transform="translate(0 {top})">{_content(picture)}</g>'
         top += picture.height
-    width = max((picture.width for picture in pictures), default=0)
-    return _document(width, top, " ".join(picture.alt for picture in pictures), groups, True)
-
-
-def _document(
-    width: int, height: int, alt: str, content: str, standalone: bool, *, physical: bool = False, serif: bool = False
-) -> str:
-    sides = [f"{side / 100:g}in" if physical else str(side) for side in (width, height)]
+    sides = [f"{side / 100:g}in" if charts[0].physical else str(side) for side in (width, height)]
     size = f'viewBox="0 0 {width} {height}" width="{sides[0]}" height="{sides[1]}"'
     space = ' xmlns="http://www.w3.org/2000/svg"' if standalone else ""
-    description = _escape(alt)
+    description = _escape(" ".join(picture.alt for picture in pictures))
     style = f'<style>{escape(ALONE)}</style><rect class="paper" width="100%" height="100%"/>' if standalone else ""
-    kind = "chart serif" if serif else "chart"
+    kind = "chart serif" if charts[0].serif else "chart"
     head = f'<svg{space} class="{kind}" {size} role="img" aria-label="{description}"><desc>{description}</desc>'
     return f"{head}{style}{content}</svg>\n"
 
@@ -128,7 +115,7 @@ def _shape(shape: Shape) -> str:
         return f'<a href="{_escape(quote(shape.link))}">{circle}</a>' if shape.link else circle
     if isinstance(shape, Polyline):
         points = "L".join(f"{_number(x)} {_number(y)}" for x, y in shape.points)
-        return _element("path", shape.tip, d=f"M{points}{'Z' if shape.closed else ''}")
+        return _element("path", d=f"M{points}{'Z' if shape.closed else ''}")
     if isinstance(shape, Text):
         x, y = _number(shape.x), _number(shape.y)
         look = _attributes(
@@ -142,15 +129,15 @@ def _shape(shape: Shape) -> str:
         full = f"<title>{_escape(shape.full)}</title>" if shape.full else ""
         return f"<text{look}>{full}{_escape(shape.text)}</text>"
     sides = {"x": shape.x, "y": shape.y, "width": shape.width, "height": shape.height}
-    if isinstance(shape, Box):
+    if shape.pixels is None:
         return _element("rect", shape.tip, **sides, fill_opacity=shape.opacity if shape.opacity < 1 else None)
     file = io.BytesIO()
-    Raster.fromarray(raster(shape)).save(file, "png")
+    Raster.fromarray(_raster(shape.pixels)).save(file, "png")
     link = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
     return _element("image", shape.tip, **sides, preserveAspectRatio="none", href=link)
 
 
-def _element(name: str, tip: str, **attributes: float | str | None) -> str:
+def _element(name: str, tip: str = "", **attributes: float | str | None) -> str:
     text = _escape(tip)
     rest = f' data-tip="{text}"><title>{text}</title></{name}>' if tip else "/>"
     return f"<{name}{_attributes(**attributes)}{rest}"
@@ -175,7 +162,7 @@ def _escape(text: str) -> str:
 
 
 FORMATS = ("svg", "png", "pdf")
-INCH = 100.0  # units of the picture
+INCH = 100  # units of a chart; a font size of 12 units is 8.6 pt
 DENSITY = 200  # pixels per inch
 SLIM = 0.92  # matplotlib's fonts are wider than those of browsers
 
@@ -188,16 +175,13 @@ def check_format(form: str) -> None:
 
 def chart_bytes(chart: Chart, form: str) -> bytes:
     """One chart as the bytes of a file."""
-    return svg(chart).encode() if form == "svg" else paper([chart], form)
+    return sheet_bytes([chart], form)
 
 
 def sheet_bytes(charts: Sequence[Chart], form: str) -> bytes:
-    """Several charts stacked vertically, as the bytes of one file."""
-    return svg_sheet(charts).encode() if form == "svg" else paper(charts, form)
-
-
-def paper(charts: Sequence[Chart], form: str) -> bytes:
-    """Charts stacked vertically as PNG or PDF, with reproducible bytes."""
+    """Charts stacked vertically, as the bytes of one file; the same charts always have the same bytes."""
+    if form == "svg":
+        return svg(*charts).encode()
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second to import
     from matplotlib.figure import Figure
@@ -212,13 +196,12 @@ def paper(charts: Sequence[Chart], form: str) -> bytes:
     for chart, picture in zip(charts, pictures, strict=True):
         units = Affine2D().translate(0, top).scale(1 / width, -1 / height).translate(0, 1) + figure.transFigure
         frame = picture.frame
-        for depth, layer in enumerate(picture.layers):
+        for depth, layer in enumerate(layer for layer in picture.layers if layer.colour != "hit"):
             for artist in _artists(layer, units, chart.serif):
                 artist.set(zorder=depth)
                 figure.add_artist(artist)
                 if layer.clip:
-                    border = Rectangle((frame.x, frame.y), frame.width, frame.height, transform=units)
-                    artist.set_clip_path(border)
+                    artist.set_clip_path(Rectangle((frame.x, frame.y), frame.width, frame.height, transform=units))
         top += picture.height
     file = io.BytesIO()
     dateless = {"Software": None} if form == "png" else {"CreationDate": None, "Producer": None, "Creator": None}
@@ -228,15 +211,12 @@ def paper(charts: Sequence[Chart], form: str) -> bytes:
 
 
 def _artists(layer: Layer, units: Any, serif: bool) -> list[Any]:
-    """The matplotlib artists of a layer, without hover targets."""
     from matplotlib import collections, patches
     from matplotlib.colors import to_rgba
     from matplotlib.image import BboxImage
     from matplotlib.text import Text as Letters
     from matplotlib.transforms import Bbox, TransformedBbox
 
-    if layer.colour == "hit":
-        return []
     colour = LIGHT[layer.colour]
     if layer.stroke:
         lines = [shape.points for shape in layer.shapes if isinstance(shape, Polyline)]
@@ -246,19 +226,7 @@ def _artists(layer: Layer, units: Any, serif: bool) -> list[Any]:
     artists: list[Any] = []
     filled: list[Any] = []
     for shape in layer.shapes:
-        if isinstance(shape, Circle):
-            filled.append(patches.Circle((shape.x, shape.y), shape.radius))
-        elif isinstance(shape, Box):
-            filled.append(patches.Rectangle((shape.x, shape.y), shape.width, shape.height))
-        elif isinstance(shape, Polyline):
-            filled.append(patches.Polygon(shape.points))
-        elif isinstance(shape, Image):
-            position = Bbox.from_bounds(shape.x, shape.y, shape.width, shape.height)
-            image = BboxImage(TransformedBbox(position, units), cmap="gray", interpolation="nearest", origin="upper")
-            pixels = raster(shape)
-            image.set_data(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
-            artists.append(image)
-        else:
+        if isinstance(shape, Text):
             font = _font("bold" if shape.bold else "normal", SLIM * 72 / INCH * shape.size, serif)
             missing = missing_characters([shape.text], font)  # matplotlib would warn about them
             text = "".join("\u25a1" if letter in missing else letter for letter in shape.text)
@@ -266,11 +234,23 @@ def _artists(layer: Layer, units: Any, serif: bool) -> list[Any]:
             turn: dict[str, Any] = {"rotation": shape.turn, "rotation_mode": "anchor", "ha": align, "va": "baseline"}
             look = {"color": colour, "fontproperties": font, "parse_math": False}
             artists.append(Letters(shape.x, shape.y, text, transform=units, **turn, **look))
+        elif isinstance(shape, Box) and shape.pixels is not None:
+            position = Bbox.from_bounds(shape.x, shape.y, shape.width, shape.height)
+            image = BboxImage(TransformedBbox(position, units), cmap="gray", interpolation="nearest", origin="upper")
+            pixels = _raster(shape.pixels)
+            image.set_data(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
+            artists.append(image)
+        else:
+            look = {"facecolor": to_rgba(colour, shape.opacity if isinstance(shape, Box) else layer.opacity)}
+            look |= {"linewidth": 0, "antialiased": not layer.crisp}
+            if isinstance(shape, Circle):
+                filled.append(patches.Circle((shape.x, shape.y), shape.radius, **look))
+            elif isinstance(shape, Box):
+                filled.append(patches.Rectangle((shape.x, shape.y), shape.width, shape.height, **look))
+            else:
+                filled.append(patches.Polygon(shape.points, **look))
     if filled:
-        boxes = [shape for shape in layer.shapes if not isinstance(shape, Image | Text)]
-        faces = [to_rgba(colour, shape.opacity if isinstance(shape, Box) else layer.opacity) for shape in boxes]
-        look = {"facecolors": faces, "linewidths": 0, "antialiaseds": not layer.crisp}
-        artists.append(collections.PatchCollection(filled, transform=units, **look))
+        artists.append(collections.PatchCollection(filled, match_original=True, transform=units))
     return artists
 
 
@@ -281,13 +261,6 @@ def _font(weight: str = "normal", size: float = 12.0, serif: bool = False) -> An
     return FontProperties(family=family, weight=weight, size=size)
 
 
-def raster(image: Image) -> npt.NDArray[np.uint8]:
-    """The pixels of an image as bytes, [h, w] or [h, w, 3]."""
-    pixels = np.nan_to_num(np.asarray(image.pixels, np.float64))
-    content = np.clip(pixels, 0, 255).round().astype(np.uint8)
-    return content[..., 0] if content.ndim == 3 and content.shape[2] == 1 else content
-
-
 def missing_characters(texts: Iterable[str], font: Any = None) -> set[str]:
     """The characters that the font of PNG and PDF lacks, which are drawn as boxes."""
     from matplotlib.font_manager import findfont, get_font
@@ -296,7 +269,12 @@ def missing_characters(texts: Iterable[str], font: Any = None) -> set[str]:
     return {letter for text in texts for letter in text if not letters.get_char_index(ord(letter))}
 
 
-UNITS_PER_INCH = 100  # units of a chart; a font size of 12 units is 8.6 pt
+def _raster(pixels: Sequence[Sequence[int | Sequence[int]]]) -> npt.NDArray[np.uint8]:
+    """The pixels as bytes, [h, w] or [h, w, 3]."""
+    content = np.clip(np.asarray(pixels, np.float64), 0, 255).round().astype(np.uint8)
+    return content[..., 0] if content.ndim == 3 and content.shape[2] == 1 else content
+
+
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 LEAST, MOST = 1.0, 40.0  # inches
 PLOT = 110  # minimum height of axes and plot, in units
@@ -305,13 +283,11 @@ SHAPE = 300 / 440  # default height over width
 
 def length(text: str, name: str) -> int:
     """Parse a length, in units of a chart; ``name`` is the option's name."""
-    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(in|cm|mm|pt)\s*", text)
-    if match is None:
-        raise UserError(f"{name} {text[:40]}: give a length such as 8cm, 84mm, 3.3in or 240pt")
-    inches = float(match[1]) * UNITS[match[2]]
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(in|cm|mm|pt)\s*", text)
+    inches = float(match[1]) * UNITS[match[2]] if match else 0.0
     if not LEAST <= inches <= MOST:
-        raise UserError(f"{name} {text[:40]}: give {LEAST * 2.54:.3g}cm to {MOST * 2.54:.0f}cm")
-    return round(UNITS_PER_INCH * inches)
+        raise UserError(f"{name} {text[:40]}: give a length from 1in to 40in, such as 8cm, 84mm, 3.3in or 240pt")
+    return round(INCH * inches)
 
 
 def for_paper(chart: Chart, width: int | None = None, height: int | None = None) -> Chart:
@@ -323,7 +299,7 @@ def for_paper(chart: Chart, width: int | None = None, height: int | None = None)
         _, short = lay_out_head(replace(chart, marks=()))
         return replace(chart, height=round(max(SHAPE * wide, PLOT) + head - short))
     if height < head + PLOT:
-        problem = f"the title and the legend alone need {head / UNITS_PER_INCH * 2.54:.1f} cm"
-        least = (head + PLOT) / UNITS_PER_INCH * 2.54
-        raise UserError(f"{problem}; give --height {least + 0.05:.1f}cm or more, a larger --width, or fewer runs")
+        least = (head + PLOT) / INCH * 2.54 + 0.05
+        room = "the title and the legend leave no room"
+        raise UserError(f"{room}; give --height {least:.1f}cm or more, a larger --width, or fewer runs")
     return replace(chart, height=height)

@@ -21,7 +21,7 @@ from unskew.engines.blueprint import Blueprint, build, dataset
 from unskew.engines.loop import Loop
 from unskew.privacy.sessions import Sessions
 from unskew.round import driver
-from unskew.round.algorithm import AFTER_TRAINING, SHARED_SLOTS, Algorithm, Method, Named, claimed_slots, compose
+from unskew.round.algorithm import AFTER_TRAINING, SHARED_SLOTS, Algorithm, Named, claimed_slots, compose
 from unskew.round.client_memory import ClientMemory, anonymous_file
 from unskew.runs.checkpoint import MEMORIES, CheckpointRecord, load_checkpoint, open_memories, save_checkpoint
 from unskew.runs.python_values import import_name
@@ -65,7 +65,15 @@ def candidate(source: Source) -> Candidate:
     if isinstance(source, str):
         return Candidate(tuple(methods.parse_methods(source)), source)
     if isinstance(source, Algorithm):
-        return Candidate((Named("the algorithm", _as_method(source)),), None)
+        plain = Algorithm()
+        slots = {slot: getattr(source, slot) for slot in claimed_slots(plain, source)}
+        slots = {name: slot for name, slot in slots.items() if name != "local" or slot != plain.local}
+
+        def method(algorithm: Algorithm) -> Algorithm:
+            more = {name: (*getattr(algorithm, name), *slot) for name, slot in slots.items() if name in SHARED_SLOTS}
+            return replace(algorithm, **(slots | more), claims=source.claims)
+
+        return Candidate((Named("the algorithm", method),), None)
     if not callable(source):
         raise UserError(f"{a_kind(source)} is not a method; give its text, a function of an Algorithm, or an Algorithm")
     name = getattr(source, "__name__", type(source).__name__)
@@ -75,68 +83,38 @@ def candidate(source: Source) -> Candidate:
     return Candidate((Named(text or name, source()),), text)
 
 
-def _as_method(value: Algorithm) -> Method:
-    """A method that fills the slots in which the algorithm differs from FedAvg."""
-    plain = Algorithm()
-    slots = {slot: getattr(value, slot) for slot in claimed_slots(plain, value)}
-    slots = {name: slot for name, slot in slots.items() if name != "local" or slot != plain.local}
-
-    def method(algorithm: Algorithm) -> Algorithm:
-        appended = {name: (*getattr(algorithm, name), *slot) for name, slot in slots.items() if name in SHARED_SLOTS}
-        return replace(algorithm, **(slots | appended), claims=value.claims)
-
-    return method
-
-
 Report = Callable[[str], None]
-
-CLOSE = 1e-9  # tolerance between two equal numbers of a loss
 
 
 def watching_arguments(algorithm: Algorithm, report: Report) -> Algorithm:
     """Instrument an algorithm to report functions that modify a tensor of their arguments in place."""
 
     def watch(function: Any, what: str) -> Any:
-        return None if function is None else _watched(function, what, report)
+        def call(*arguments: Any) -> Any:
+            before = [(name, value, value.detach().clone()) for name, value in _tensors("", arguments)]
+            result = function(*arguments)
+            for name, value, original in before:
+                if not torch.equal(value, original):
+                    report(f"the {what} modifies {name} in place")
+            return result
+
+        return None if function is None else call
 
     return replace(
         algorithm,
         margin=tuple(watch(margin, "margin") for margin in algorithm.margin),
-        blend=watch(algorithm.blend, "blend"),
         terms=tuple(watch(term, "term") for term in algorithm.terms),
-        head=watch(algorithm.head, "head"),
-        perturbation=watch(algorithm.perturbation, "perturbation"),
-        correction=watch(algorithm.correction, "correction"),
-        aggregate=watch(algorithm.aggregate, "aggregate"),
         server=types.ServerOptimizer(algorithm.server.init, watch(algorithm.server.update, "server update")),
         statistics=tuple(
             replace(s, measure=watch(s.measure, f"measure of {s.name}"), fold=watch(s.fold, f"fold of {s.name}"))
             for s in algorithm.statistics
         ),
         remember=tuple(replace(m, keep=watch(m.keep, f"keep of {m.name}")) for m in algorithm.remember),
+        **{
+            slot: watch(getattr(algorithm, slot), slot)
+            for slot in ("blend", "head", "perturbation", "correction", "aggregate")
+        },
     )
-
-
-def watching_loss(algorithm: Algorithm, report: Report) -> Algorithm:
-    """Instrument an algorithm to report margins, blends and terms that do the work of another slot."""
-    return replace(
-        algorithm,
-        margin=tuple(_check_margin(margin, report) for margin in algorithm.margin),
-        blend=algorithm.blend and _check_blend(algorithm.blend, report),
-        terms=tuple(_check_term(term, report) for term in algorithm.terms),
-    )
-
-
-def _watched(function: Callable[..., Any], what: str, report: Report) -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:
-        before = [(name, value, value.detach().clone()) for name, value in _tensors("", arguments)]
-        result = function(*arguments)
-        for name, value, original in before:
-            if not torch.equal(value, original):
-                report(f"the {what} modifies {name} in place")
-        return result
-
-    return call
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
@@ -154,53 +132,57 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
             yield from _tensors(f"{type(value).__name__.lower()}.{part.name}", getattr(value, part.name))
 
 
-def _check_margin(margin: types.Margin, report: Report) -> types.Margin:
-    def call(step: types.Step) -> Tensor:
-        added, shape = margin(step), step.logits.shape
-        if added.shape not in (shape, shape[1:]):
-            report(
-                f"a margin of shape {list(added.shape)} does not fit logits of shape {list(shape)}; return "
-                "[B, C] or [C]"
-            )
-        return added
+def watching_loss(algorithm: Algorithm, report: Report) -> Algorithm:
+    """Instrument an algorithm to report margins, blends and terms that do the work of another slot."""
 
-    return call
+    def check_margin(margin: types.Margin) -> types.Margin:
+        def call(step: types.Step) -> Tensor:
+            added, shape = margin(step), step.logits.shape
+            if added.shape not in (shape, shape[1:]):
+                fit = f"does not fit logits of shape {list(shape)}"
+                report(f"a margin of shape {list(added.shape)} {fit}; return [B, C] or [C]")
+            return added
 
+        return call
 
-def _check_blend(blend: types.Blend, report: Report) -> types.Blend:
-    def call(entropy: Tensor, step: types.Step) -> Tensor:
-        blended = blend(entropy, step)
-        if blended.shape != entropy.shape:
-            report(
-                f"the blend returns shape {list(blended.shape)} for {len(entropy)} examples; return one "
-                "loss per example"
-            )
-        return blended
+    def check_blend(blend: types.Blend) -> types.Blend:
+        def call(entropy: Tensor, step: types.Step) -> Tensor:
+            blended = blend(entropy, step)
+            if blended.shape != entropy.shape:
+                given = f"shape {list(blended.shape)} for {len(entropy)} examples"
+                report(f"the blend returns {given}; return one loss per example")
+            return blended
 
-    return call
+        return call
 
+    def check_term(term: types.Term) -> types.Term:
+        """Compare the term alone with the term on a loss that already has weights and a penalty."""
 
-def _check_term(term: types.Term, report: Report) -> types.Term:
-    """Compare the term alone with the term on a loss that already has weights and a penalty."""
+        def call(loss: types.Loss, step: types.Step) -> types.Loss:
+            alone = term(types.Loss(loss.example), step)
+            weight = torch.arange(1, len(loss.example) + 1).to(loss.example)
+            penalty = loss.example.new_tensor(0.75)
+            after = term(types.Loss(loss.example, weight, penalty), step)
+            if not (torch.equal(after.example, loss.example) and torch.equal(alone.example, loss.example)):
+                report("a term changes the loss of each example; claim the blend slot for that")
+            if not _close(after.weight, weight if alone.weight is None else weight * alone.weight):
+                report("a term drops or replaces the existing weights; multiply them by its own")
+            if not _close(after.penalty, penalty if alone.penalty is None else penalty + alone.penalty):
+                report("a term drops or replaces the existing penalty; add its own with loss.plus(…)")
+            return term(loss, step)
 
-    def call(loss: types.Loss, step: types.Step) -> types.Loss:
-        alone = term(types.Loss(loss.example), step)
-        weight = torch.arange(1, len(loss.example) + 1).to(loss.example)
-        penalty = loss.example.new_tensor(0.75)
-        after = term(types.Loss(loss.example, weight, penalty), step)
-        if not (torch.equal(after.example, loss.example) and torch.equal(alone.example, loss.example)):
-            report("a term changes the loss of each example; claim the blend slot for that")
-        if not _close(after.weight, weight if alone.weight is None else weight * alone.weight):
-            report("a term drops or replaces the existing weights; multiply them by its own")
-        if not _close(after.penalty, penalty if alone.penalty is None else penalty + alone.penalty):
-            report("a term drops or replaces the existing penalty; add its own with loss.plus(…)")
-        return term(loss, step)
+        return call
 
-    return call
+    return replace(
+        algorithm,
+        margin=tuple(map(check_margin, algorithm.margin)),
+        blend=algorithm.blend and check_blend(algorithm.blend),
+        terms=tuple(map(check_term, algorithm.terms)),
+    )
 
 
 def _close(value: Tensor | None, expected: Tensor) -> bool:
-    return value is not None and torch.allclose(value, expected, rtol=CLOSE, atol=CLOSE)
+    return value is not None and torch.allclose(value, expected, rtol=1e-9, atol=1e-9)
 
 
 @dataclass(frozen=True)
@@ -228,50 +210,36 @@ class SmallFederation:
         rounds: int = 2,
         engine: str = "loop",
         workers: int = 2,
+        *,
         per_round: int | None = None,
         state: types.ServerState | None = None,
-        skip_failures: bool = False,
         folder: Path | None = None,
         rounds_planned: int | None = None,
+        skip_failures: bool = False,
     ) -> Iterator[types.ServerState]:
         """The state after each round up to ``rounds``, continuing ``state`` or from the start.
 
         Clients' memories are stored in ``folder``, if given; a state that refers to them needs it. ``rounds_planned``
         is the planned total, if these rounds are a part of it.
         """
-        algorithm = self.algorithm
-        last = state or self.state()
+        algorithm, last = self.algorithm, state or self.state()
         opened = self._open(algorithm, engine, workers, folder)
         if opened.memory is not None:
             opened.memory.pin(last.clients.values())
-        per_round = per_round or opened.roster.clients
+        per_round, planned = per_round or opened.roster.clients, rounds_planned or rounds
         try:
             while last.round < rounds:
                 last, _ = driver.run_round(
-                    algorithm,
-                    opened,
-                    last,
-                    self.key,
-                    per_round=per_round,
-                    rounds=rounds_planned or rounds,
-                    skip_failures=skip_failures,
+                    algorithm, opened, last, self.key, per_round=per_round, rounds=planned, skip_failures=skip_failures
                 )
                 yield last
         finally:
             opened.close()
 
-    def run(
-        self,
-        rounds: int = 2,
-        engine: str = "loop",
-        workers: int = 2,
-        *,
-        state: types.ServerState | None = None,
-        **more: Any,
-    ) -> types.ServerState:
+    def run(self, *values: Any, state: types.ServerState | None = None, **more: Any) -> types.ServerState:
         """The last of ``states``; ``state``, or the first one, if no round is left."""
         first = state or self.state()
-        return [first, *self.states(rounds, engine, workers, state=first, **more)][-1]
+        return [first, *self.states(*values, state=first, **more)][-1]
 
     def with_method(self, method: str) -> "SmallFederation":
         """The same federation with another method."""
@@ -287,8 +255,8 @@ class SmallFederation:
         memories = open_memories(folder) if folder and algorithm.remember else None
         if self.value is None:
             return engines.open_engine(engine, engines.EngineSetup(self.blueprint, self.data, workers, memories))
-        side = replace(build(self.blueprint, self.data), algorithm=algorithm)
-        side = replace(side, secret=os.urandom(32), sessions=Sessions.temporary())
+        side = build(self.blueprint, self.data)
+        side = replace(side, algorithm=algorithm, secret=os.urandom(32), sessions=Sessions.temporary())
         if algorithm.remember:
             descriptor = anonymous_file() if memories is None else memories
             side = replace(side, memory=ClientMemory(algorithm.remember, tensors.of_module(side.network), descriptor))
@@ -381,10 +349,8 @@ def seeded(method: Candidate) -> str | None:
 def engines_agree(method: Candidate) -> str | None:
     """One process and two workers produce the same bits; only for what another process can import."""
     fed = small(method, dtype="float32")
-    pairs = zip(
-        fed.states(ROUNDS, rounds_planned=PLANNED), fed.states(ROUNDS, "pool", rounds_planned=PLANNED), strict=True
-    )
-    for loop, pool in pairs:
+    loops, pools = (fed.states(ROUNDS, engine, rounds_planned=PLANNED) for engine in ("loop", "pool"))
+    for loop, pool in zip(loops, pools, strict=True):
         if not same(loop, pool):
             apart = largest_difference(loop.tensors, pool.tensors)
             what = f"the models differ by {apart:g}" if apart else "the messages or saved states differ"
@@ -416,9 +382,9 @@ def bounded(method: Candidate) -> str | None:
         for rounds in (2, 4, 6, 8):  # each engine starts from a checkpoint of the one before
             state = fed.run(rounds, folder=folder, per_round=3, state=state, rounds_planned=8)
             sizes[rounds] = tensors.count_bytes(state.memory), tensors.count_bytes(state.sent)
-        for part, what in enumerate(("the server's memory", "the tensors sent with the model")):
-            if sizes[8][part] > sizes[2][part]:
-                return f"{what} grew from {sizes[2][part]:,} bytes in round 2 to {sizes[8][part]:,} in round 8"
+        for what, early, late in zip(("the server's memory", "the tensors sent"), sizes[2], sizes[8], strict=True):
+            if late > early:
+                return f"{what} grew from {early:,} bytes in round 2 to {late:,} in round 8"
         if not fed.algorithm.remember:
             return None
         size = (folder / MEMORIES).stat().st_size

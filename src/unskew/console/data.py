@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
-from unskew.console.options import with_options
-from unskew.console.progress import DownloadProgress, Json, StageProgress, out, print_json
+from unskew.console.options import DataDir, check_suffix, option, with_options
+from unskew.console.progress import Json, StageProgress, out, print_json
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.units import counted, format_bytes, span
 from unskew.data import fetch as fetching
 from unskew.data import partition_files, sources
-from unskew.data.interface import BROKEN, DAMAGED, Finding, Rows
+from unskew.data.interface import BROKEN, DAMAGED, Rows, Summary
 from unskew.data.population import Population, describe_sizes, emd
-from unskew.data.review import Summary
 from unskew.data.store import cache_of
 from unskew.data.synthetic_set import Shape, write_population
 from unskew.data.tables import table_csv
@@ -33,10 +32,6 @@ data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 CLASSES = 40  # rows in a table of classes
 
-DataDir = Annotated[
-    str | None, typer.Option(metavar="DIR", help="The folder of the published data sets (or the variable UNSKEW_DATA).")
-]
-
 
 @data_app.command("list")
 def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
@@ -46,9 +41,8 @@ def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
         names = ("name", "what", "classes", "shape", "sizes")
         print_json([{name: getattr(source, name) for name in names} | {"where": where} for source, where in known])
         return
-    table = Table()
-    for column in ("name", "what it is", "train + test", "where"):
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    columns = [Column(name, overflow="fold") for name in ("what it is", "train + test", "where")]
+    table = Table(Column("name", no_wrap=True), *columns)
     for source, where in known:
         channels, height, width = source.shape or (0, 0, 0)
         kind = "gray" if channels == 1 else "color"
@@ -65,15 +59,17 @@ def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
 def data_fetch(
     name: str,
     data_dir: DataDir = None,
-    mirror: Annotated[str | None, typer.Option(help="Download from this address instead of the public ones.")] = None,
+    mirror: Annotated[str | None, option("Download from this address instead of the public ones.")] = None,
     as_json: Json = False,
 ) -> None:
     """Download a data set to --data-dir and check it; an interrupted download continues."""
     folder = _folder(data_dir)
     if folder is None:
         raise UserError("no data folder is set; use --data-dir DIR or set UNSKEW_DATA")
-    with DownloadProgress(out, name) as progress:
-        path = fetching.fetch(name, folder, mirror=mirror, report=progress, say=progress.say)
+    with StageProgress(out, in_bytes=True) as progress:
+        path = fetching.fetch(
+            name, folder, mirror=mirror, report=lambda done, total: progress(name, done, total or 0), say=out.say
+        )
     out.say(f"{name} is in {path}")
     if as_json:
         print_json({"name": name, "path": path})
@@ -83,7 +79,7 @@ def data_fetch(
 def data_check(
     name: str,
     data_dir: DataDir = None,
-    cache_dir: Annotated[str | None, typer.Option(metavar="DIR", help=OPTIONS["cache_dir"].help)] = None,
+    cache_dir: Annotated[str | None, option(OPTIONS["cache_dir"].help, metavar="DIR")] = None,
     as_json: Json = False,
 ) -> None:
     """Read a data set completely, and compare its files with the published ones."""
@@ -93,27 +89,29 @@ def data_check(
         print_json(list(map(asdict, findings)))
     damaged = [finding for finding in findings if finding.status == DAMAGED]
     table = any(finding.status == BROKEN for finding in findings)
-    out.say(*(_describe(finding) for finding in findings if not (table and finding in damaged)))
     for finding in findings:
+        size = f"{format_bytes(finding.size)}, " if finding.size else ""
+        if finding.status == BROKEN:
+            out.say(f"{finding.path} {finding.detail}")
+        elif not (table and finding in damaged):
+            out.say(f"{finding.path}: {size}{finding.status}; {finding.detail}")
         if finding.summary is not None:
             _show_summary(finding.summary)
-    out.say(*(f"note: {note}" for finding in findings for note in finding.notes))
-    if damaged and table:
-        raise UserError(f"{name}: {damaged[0].detail}")
+        out.say(*(f"note: {note}" for note in finding.notes))
     if damaged:
-        raise UserError(f"{name}: {len(damaged)} of {len(findings)} files are damaged; fetch them again")
+        files = f"{len(damaged)} of {len(findings)} files are damaged; fetch them again"
+        raise UserError(f"{name}: {damaged[0].detail if table else files}")
 
 
 @data_app.command("table")
 def data_table(
     name: str,
-    file: Annotated[Path, typer.Option("--out", help="The file: FILE.csv, for --data table:FILE.csv.")],
+    file: Annotated[Path, option("The file: FILE.csv, for --data table:FILE.csv.", "--out")],
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Write inaturalist, landmarks, cinic10, tiny-imagenet or omniglot as a table of pictures."""
-    if file.suffix != ".csv":
-        raise UserError(f"--out {file}: the file must end in .csv")
+    check_suffix("--out", file, ".csv")
     rows = sources.load_rows(name, _folder(data_dir))
     write_whole(file, table_csv(rows, file))
     train = int((~rows.test).sum())
@@ -125,25 +123,18 @@ def data_table(
 @data_app.command("generate")
 def data_generate(
     file: Annotated[
-        Path,
-        typer.Option(
-            "--out", help="FILE.csv, with the pictures in a folder next to it, or FILE.parquet, which contains them."
-        ),
+        Path, option("FILE.csv, with the pictures in a folder next to it, or FILE.parquet, which has them.", "--out")
     ],
-    users: Annotated[int, typer.Option(help="How many users.")] = Shape.users,
-    classes: Annotated[int, typer.Option(help="How many classes.")] = Shape.classes,
-    examples: Annotated[int, typer.Option(help="How many training examples.")] = Shape.examples,
-    test: Annotated[int, typer.Option(help="How many test examples.")] = Shape.test,
+    users: Annotated[int, option("How many users.")] = Shape.users,
+    classes: Annotated[int, option("How many classes.")] = Shape.classes,
+    examples: Annotated[int, option("How many training examples.")] = Shape.examples,
+    test: Annotated[int, option("How many test examples.")] = Shape.test,
     balanced: Annotated[
-        bool,
-        typer.Option(
-            "--balanced/--long-tailed",
-            help="The same number of examples in every class, or most of them in a few classes.",
-        ),
+        bool, option("As many examples in every class, or most in a few classes.", "--balanced/--long-tailed")
     ] = True,
-    size: Annotated[int, typer.Option(help="The side of each picture in pixels.")] = 32,
-    images: Annotated[bool, typer.Option("--images/--no-images", help="Draw the pictures, or only list them.")] = True,
-    seed: Annotated[int, typer.Option(min=0, help="The seed; each seed draws a different population.")] = 0,
+    size: Annotated[int, option("The side of each picture in pixels.")] = 32,
+    images: Annotated[bool, option("Draw the pictures, or only list them.", "--images/--no-images")] = True,
+    seed: Annotated[int, option("The seed; each seed draws a different population.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
     """Generate a population like that of iNaturalist-User-120k, for tests and benchmarks."""
@@ -164,26 +155,16 @@ def _finish_table(file: Path, rows: Rows, written: str, as_json: bool) -> None:
 
 def _show_summary(summary: Summary) -> None:
     """Print the number of examples of each class and of each user."""
-    table = Table()
-    for column in ("class", "train", "test"):
-        table.add_column(column, overflow="fold", justify="left" if column == "class" else "right")
+    table = Table(Column("class", overflow="fold"), Column("train", justify="right"), Column("test", justify="right"))
     for name, counts in list(summary.classes.items())[:CLASSES]:
         table.add_row(name, *(f"{count:,}" for count in counts))
     out.print(table)
     if (more := len(summary.classes) - CLASSES) > 0:
-        rest = [sum(both) for both in list(summary.classes.values())[CLASSES:]]
-        out.say(f"and {counted(more, 'more class')} of {span(min(rest), max(rest), 'example')} each")
+        out.say(f"and {counted(more, 'more class')}")
     if summary.users:
         sizes = [train for train, _ in summary.users.values()]
         each = f"{span(min(sizes), max(sizes), 'training example')} each"
         out.say(f"{counted(len(summary.users), 'user')} (sites, authors): {each}; --partition users makes them clients")
-
-
-def _describe(finding: Finding) -> str:
-    if finding.status == BROKEN:
-        return f"{finding.path} {finding.detail}"
-    size = f"{format_bytes(finding.size)}, " if finding.size else ""
-    return f"{finding.path}: {size}{finding.status}; {finding.detail}"
 
 
 def _folder(data_dir: str | None) -> Path | None:
@@ -194,15 +175,13 @@ def _folder(data_dir: str | None) -> Path | None:
 @with_options(["data", "data_dir", "cache_dir", "partition", "clients", "seed"])
 def partition(
     options: dict[str, Any],
-    file: Annotated[Path, typer.Option("--out", help="The file: FILE.npz, or FILE.csv in the published layout.")],
-    plot: Annotated[Path | None, typer.Option(help="A picture of it: FILE.png, .svg or .pdf.")] = None,
+    file: Annotated[Path, option("The file: FILE.npz, or FILE.csv in the published layout.", "--out")],
+    plot: Annotated[Path | None, option("A picture of it: FILE.png, .svg or .pdf.")] = None,
     as_json: Json = False,
 ) -> None:
     """Draw a partition, report its skew, and write it to a file that --partition file:FILE reads."""
-    if file.suffix not in (".npz", ".csv"):
-        raise UserError(f"--out {file}: the file must end in .npz or .csv")
-    if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--plot {plot}: the file must end in .png, .svg or .pdf")
+    check_suffix("--out", file, ".npz", ".csv")
+    check_suffix("--plot", plot, ".png", ".svg", ".pdf")
     config = configs.checked(configs.with_values(Config(), options, "partition"))
     with StageProgress(out) as say:
         examples = read_examples(config, say)

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,6 +63,10 @@ seed = 0
 Say = Callable[[str], None]
 
 
+federation_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@federation_app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new or empty folder.")] = Path(
         "federation-demo"
@@ -74,24 +78,6 @@ def demo(
     def say(line: str) -> None:
         out.say(f"{time.monotonic() - began:5.1f} s  {line}")
 
-    federation = _prepare(folder, say)
-    nodes = [read_node(federation.node(name)) for name in NODES]
-    run = federation.path / "runs" / "demo"
-    marks = [server_mark(federation), *map(node_mark, nodes)]
-    try:
-        with ProcessGroup(f"demo:{federation.path}", federation.path / "logs", federation.path, STOP_SECONDS) as group:
-            _start(group, federation, nodes, say)
-            submit(federation, federation.path / "recipe.toml", run, say)
-            say("the run has finished; stopping the server and the nodes")
-    finally:
-        for mark in marks:  # what a machine under load did not end in time
-            end_all(mark)
-    report(paths=[run])
-    say(f"done in {format_duration(time.monotonic() - began)}: {run}")
-
-
-def _prepare(folder: Path, say: Say) -> FederationFolder:
-    """Certificates, keys, and one skewed part of digits for each node."""
     federation = initialise(folder, nodes=NODES, port=network.free_port(3)).federation
     say(f"{federation.path}: authority, server certificate, and keys for {', '.join(NODES)}")
     config = configs.checked(Config(data="digits", partition="dirichlet(alpha=0.3)", clients=len(NODES), seed=0))
@@ -100,41 +86,50 @@ def _prepare(folder: Path, say: Say) -> FederationFolder:
     labels, classes = images.train.labels, len(images.classes)
     write_arrays(federation.path / "partition.npz", partition_files.to_arrays(drawn, labels, classes))
     say(f"the digits are partitioned with {drawn.scheme}: EMD {emd(drawn.client, labels, classes):.2f}")
-    for number, name in enumerate(NODES):
-        node = read_node(federation.node(name))
-        settings: dict[str, Any] = {"name": name, "data": "digits"}
-        settings |= {"partition": f"file:{federation.path / 'partition.npz'}"}
-        settings |= {"client": [number], "folder": str(node.state), "socket": str(socket_path(node))}
+    nodes = [read_node(federation.node(name)) for name in NODES]
+    for number, node in enumerate(nodes):
+        settings = {
+            "name": node.settings.name, "data": "digits", "partition": f"file:{federation.path / 'partition.npz'}",
+            "client": [number], "folder": str(node.state), "socket": str(socket_path(node)),
+        }  # fmt: skip
         write_whole(node.service_settings, toml(settings, "Made by unskew federation demo.").encode())
     write_whole(federation.path / "recipe.toml", RECIPE.encode())
-    return federation
+    run = federation.path / "runs" / "demo"
+    try:
+        with ProcessGroup(f"demo:{federation.path}", federation.path / "logs", federation.path, STOP_SECONDS) as group:
+            _start(group, federation, nodes, say)
+            submit(federation, federation.path / "recipe.toml", run, say)
+            say("the run has finished; stopping the server and the nodes")
+    finally:
+        for mark in (server_mark(federation), *map(node_mark, nodes)):  # what a busy machine did not end in time
+            end_all(mark)
+    report(paths=[run])
+    say(f"done in {format_duration(time.monotonic() - began)}: {run}")
 
 
 def _start(group: ProcessGroup, federation: FederationFolder, nodes: list[NodeFolder], say: Say) -> None:
-    """The commands that one would type in four terminals."""
-    connected: set[str] = set()
+    """Start what one would type in four terminals, and wait until all nodes are connected."""
+    missing = {f"node {node.settings.name}" for node in nodes}
+    folders = {"server": federation.path, **{f"node {node.settings.name}": node.path for node in nodes}}
     children = []
-    for name, folder in {"server": federation.path, **{f"node {one.settings.name}": one.path for one in nodes}}.items():
+    for name, folder in folders.items():
 
         def hear(line: str, name: str = name) -> None:
-            if line.startswith("connected"):
-                connected.add(name)
             if line.startswith(("ready", "connected")):
                 say(f"{name}: {line}")
+            if line.startswith("connected"):
+                missing.discard(name)
 
         command = [sys.executable, "-P", "-m", WATCHER.decode(), name.split()[0], str(folder)]
         children.append(group.start(name, command, dict(os.environ), hear))
     end = time.monotonic() + CONNECT_SECONDS
-    while not all(child.name in connected for child in children[1:]):
+    while missing:
         for child in children:
             if child.code is not None:
                 raise UserError(f"{child.name} ended with code {child.code}:\n{child.log_end()}")
         if time.monotonic() > end:
             raise UserError(f"not all nodes connected within {CONNECT_SECONDS:.0f} s; see {federation.path}")
         time.sleep(0.2)
-
-
-federation_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
@@ -164,16 +159,12 @@ def init(
     ] = False,
 ) -> None:
     """Create a federation's folder with certificates and node keys, or add nodes to one."""
-    keys: dict[str, Path] = {}
-    for text in key or []:
-        name, _, file = text.partition("=")
-        if not (name and file):
-            raise UserError(f"--key {text!r}: give NAME=FILE.pub")
-        keys[name] = Path(file)
+    keys = {name: Path(file) for name, _, file in (text.partition("=") for text in key or [])}
+    if "" in keys or Path() in keys.values():
+        raise UserError("--key: give NAME=FILE.pub")
     made = initialise(
-        folder, nodes=node or [], keys=keys, host=host, port=port, renew=renew,
-        renew_authority=renew_authority,
-    )  # fmt: skip
+        folder, nodes=node or [], keys=keys, host=host, port=port, renew=renew, renew_authority=renew_authority
+    )
     path, settings = made.federation.path, made.federation.settings
     if made.new:
         out.say(f"{path}: a federation at {settings.host}:{settings.port}")
@@ -183,15 +174,13 @@ def init(
         out.say(
             f"copy {made.federation.authority} to every node as ca.crt, then run: unskew federation init {path} --renew"
         )
-    for name in made.nodes:
-        out.say(f"node {name}: copy {made.federation.node(name)} to its machine; it includes its key")
-    for name in made.keys:
-        out.say(f"node {name}: copy {made.federation.node(name)} to its machine, next to its node.key")
-    if made.nodes or made.keys:
-        out.say("start each node on its machine with: unskew federation node NAME --data …")
-    if made.new and not made.nodes and not made.keys:
-        out.say(f"no nodes yet; add one with: unskew federation init {path} --node NAME")
-    out.say(f"start the server with: unskew federation server {path}")
+    for name in (*made.nodes, *made.keys):
+        out.say(f"node {name}: copy {made.federation.node(name)} to its machine, where its node.key belongs")
+    out.say(
+        f"add a node with: unskew federation init {path} --node NAME",
+        "start each node on its machine with: unskew federation node NAME --data …",
+        f"start the server with: unskew federation server {path}",
+    )
 
 
 @federation_app.command()
@@ -236,7 +225,20 @@ def node(
     """Run a node until Ctrl-C: it trains on its own data, which never leave it."""
     target = read_node(folder)
     if write_policy or check_policy:
-        _policy(target.path, write=write_policy)
+        from unskew.engines.flower.policy import POLICY, Policy, commented, read_policy
+
+        file = target.path / POLICY
+        if write_policy and file.exists():
+            raise UserError(f"{file} already exists; remove it first, or check it with --check-policy")
+        if write_policy:
+            write_whole(file, commented().encode())
+            out.say(f"written to {file}; edit it, then check it with --check-policy")
+            return
+        found, default = read_policy(file), Policy()
+        for name in (field.name for field in fields(Policy)):
+            if getattr(found, name) != getattr(default, name):
+                out.say(f"{name}: {getattr(found, name)}")
+        out.say(f"{file} is valid; restart the node to use it")
         return
     if socket is not None:
         target = NodeFolder(target.path, replace(target.settings, socket=str(socket.absolute())))
@@ -337,38 +339,24 @@ def status(folder: Folder = Path(), as_json: Json = False) -> None:
     """Report the state of the server, its nodes and its last runs."""
     federation = read_federation(folder)
     now = federations.status(federation)
-    settings = federation.settings
     if as_json:
-        print_json(
-            {
-                "folder": str(federation.path),
-                "address": f"{settings.host}:{settings.port}",
-                "running": now.answers,
-                "processes": now.processes,
-                "certificate_days": round(now.certificate_days, 1),
-                "nodes": [
-                    {"name": one.name, "online": one.online, "seconds_since_heard": one.seconds, "processes": one.here}
-                    for one in now.nodes
-                ],
-                "run": None if now.run is None else asdict(now.run),
-                "flower_runs": [
-                    {"id": number, "status": state, "seconds": seconds} for number, state, seconds in now.runs
-                ],
-            }
-        )
+        print_json(now)
         return
-    state = "running" if now.answers else "starting, or not responding" if now.processes else "not running"
-    running, valid = counted(now.processes, "program"), f"its certificate is valid for {now.certificate_days:.0f} days"
-    out.say(f"server {settings.host}:{settings.port}: {state}, {running}; {valid}")
-    for one in now.nodes:
-        heard = "never" if one.seconds is None else f"{format_duration(one.seconds)} ago"
-        local = f"; {counted(one.here, 'program')} here" if one.here else ""
-        out.say(f"node {one.name}: {'online' if one.online else 'offline'}, last heard from {heard}{local}")
-    for number, state, seconds in now.runs:
-        out.say(f"run {number}: {state}, {format_duration(seconds)}")
-    if (run := now.run) is not None:
-        written = f"last written {format_duration(run.seconds)} ago"
-        out.say(f"{run.directory}: {run.state}, round {run.round} of {run.rounds}, {written}; {run.method}")
+    state = "running" if now["running"] else "starting, or not responding" if now["processes"] else "not running"
+    valid = f"its certificate is valid for {now['certificate_days']:.0f} days"
+    out.say(f"server {now['address']}: {state}, {counted(now['processes'], 'program')}; {valid}")
+    for one in now["nodes"]:
+        seconds, state = one["seconds_since_heard"], "online" if one["online"] else "offline"
+        heard = "never" if seconds is None else f"{format_duration(seconds)} ago"
+        local = f"; {counted(one['processes'], 'program')} here" if one["processes"] else ""
+        out.say(f"node {one['name']}: {state}, last heard from {heard}{local}")
+    for one in now["flower_runs"]:
+        out.say(f"run {one['id']}: {one['status']}, {format_duration(one['seconds'])}")
+    if (run := now["run"]) is not None:
+        written = f"last written {format_duration(run['seconds'])} ago"
+        out.say(
+            f"{run['directory']}: {run['state']}, round {run['round']} of {run['rounds']}, {written}; {run['method']}"
+        )
 
 
 @federation_app.command()
@@ -387,48 +375,27 @@ def audit(
     """Report what left a node, write or verify a signed receipt of it, or list what a run asked of each node."""
     from unskew.engines.flower import audit as audits
 
-    if (place / FEDERATION).exists():
-        if key is not None or receipt is not None:
-            raise UserError("--key and --receipt are for nodes; a run directory has the server's own record")
+    found: Any
+    is_run = (place / FEDERATION).exists()
+    if (key is None) != place.is_dir() or (receipt is not None and (is_run or not place.is_dir())):
+        raise UserError("give --receipt only with a node's folder; give --key NAME.pub with a receipt, and only there")
+    if is_run:
         logs = [audit_file(place.absolute(), released=released) for released in (False, True)]
-        rows = audits.read_audit(logs[logs[1].exists()])
-        out.say(*audits.record_lines(rows))
-        if as_json:
-            print_json(rows)
-        return
-    if place.is_dir():
-        if key is not None:
-            raise UserError("--key is for receipts; a node's folder contains its key")
+        found = audits.read_audit(logs[logs[1].exists()])
+        lines = audits.record_lines(found)
+    elif place.is_dir():
         target = read_node(place)
-        made = audits.make_receipt(target.state / audits.AUDIT, target.settings.name, target.key)
+        found = audits.make_receipt(target.state / audits.AUDIT, target.settings.name, target.key)
+        lines = audits.receipt_lines(found)
         if receipt is not None:
-            write_whole(receipt, json.dumps(made, indent=1).encode())
+            write_whole(receipt, json.dumps(found, indent=1).encode())
     else:
-        if key is None or receipt is not None:
-            raise UserError(f"give the node's registered key: unskew federation audit {place} --key NAME.pub")
-        made = read_json(place)
-        audits.verify_receipt(made, read_content(key, 2**16) or b"")
-        out.say(f"signed with {key} and not changed since")
-    out.say(*audits.receipt_lines(made))
+        found = read_json(place)
+        audits.verify_receipt(found, read_content(key, 2**16) or b"" if key else b"")
+        lines = [f"signed with {key} and not changed since", *audits.receipt_lines(found)]
+    out.say(*lines)
     if as_json:
-        print_json(made)
-
-
-def _policy(folder: Path, *, write: bool) -> None:
-    from unskew.engines.flower.policy import POLICY, Policy, commented, read_policy
-
-    file = folder / POLICY
-    if write:
-        if file.exists():
-            raise UserError(f"{file} already exists; remove it first, or check it with --check-policy")
-        write_whole(file, commented().encode())
-        out.say(f"written to {file}; edit it, then check it with --check-policy")
-        return
-    found, default = read_policy(file), Policy()
-    for field in fields(Policy):
-        if (value := getattr(found, field.name)) != getattr(default, field.name):
-            out.say(f"{field.name}: {value}")
-    out.say(f"{file} is valid; restart the node to use it")
+        print_json(found)
 
 
 @federation_app.command()
@@ -439,6 +406,3 @@ def stop(folder: Folder = Path()) -> None:
         out.say(f"{name}: stopped, {counted(count, 'program')}")
     if not ended:
         out.print("nothing was running")
-
-
-federation_app.command()(demo)

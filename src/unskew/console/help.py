@@ -45,53 +45,31 @@ EXAMPLES = {
     "report": (("one page that compares two runs", "unskew report runs/a runs/b --out comparison.html"),),
 }
 
-RENAMED = {  # our options, and their names in other programs
-    "--data": "dataset data-set data-name",
-    "--data-dir": "data-path data-root datadir root",
-    "--clients": "num-clients n-clients n-parties num-users number-of-clients",
-    "--per-round": "clients-per-round num-clients-per-round sample-clients cohort-size",
-    "--method": "algorithm alg algo strategy aggregator fl-method",
-    "--model": "net network arch architecture",
-    "--rounds": "num-rounds comm-round comm-rounds global-rounds global-epochs n-rounds communication-rounds",
-    "--epochs": "local-epochs local-ep num-epochs client-epochs",
-    "--batch": "batch-size local-bs bs local-batch-size",
-    "--lr": "learning-rate client-lr local-lr",
-    "--weight-decay": "wd reg l2",
-    "--schedule": "lr-schedule scheduler lr-scheduler",
-    "--optimizer": "optim opt client-optimizer",
-    "--clip": "clip-grad grad-clip max-norm",
-    "--workers": "num-workers n-workers processes",
-    "--seed": "random-seed init-seed",
-    "--evaluate-every": "eval-every eval-interval test-every",
-    "--out": "output output-dir out-dir save-dir logdir run-dir",
-    "--log": "logger tracker",
-    "--patience": "early-stopping",
+SPELLED = {  # how to write here what other programs call by these names; {} is the value
+    '--partition "dirichlet(alpha={})"': "alpha beta dirichlet concentration",
+    '--partition "shards(per_client={})"': "shards",
+    "--partition iid": "iid",
+    "--device cuda": "gpu gpus cuda",
+    "--device cpu": "cpu no-cuda",
+    '--method "fedprox(mu={})"': "mu",
+    '--method "fedavgm({})"': "server-momentum",
+    '--method "fedavg + ccvr"': "calibrate ccvr",
+    "--method {}": "algorithm alg algo strategy aggregator",
+    "--model {}": "net network arch architecture",
+    "--data {}": "dataset data-name",
+    "--clients {}": "num-clients n-clients n-parties num-users",
+    "--per-round {}": "clients-per-round cohort-size fraction frac fraction-fit participation",
+    "--rounds {}": "num-rounds comm-round comm-rounds global-rounds global-epochs",
+    "--epochs {}": "local-epochs local-ep num-epochs client-epochs",
+    "--batch {}": "batch-size bs local-bs",
+    "--lr {}": "lr learning-rate client-lr local-lr",
+    "--weight-decay {}": "wd reg l2",
+    "--workers {}": "num-workers processes",
+    "--out {}": "output output-dir save-dir logdir",
+    "--log wandb": "wandb",
+    "--log tensorboard": "tensorboard",
+    "--log mlflow": "mlflow",
 }
-SPELLED = {  # options of other programs, and how to write them here; {} is the value
-    "alpha": '--partition "dirichlet(alpha={})"',
-    "beta": '--partition "dirichlet(alpha={})"',
-    "dirichlet": '--partition "dirichlet(alpha={})"',
-    "concentration": '--partition "dirichlet(alpha={})"',
-    "shards": '--partition "shards(per_client={})"',
-    "iid": "--partition iid",
-    "gpu": "--device cuda",
-    "gpus": "--device cuda",
-    "cuda": "--device cuda",
-    "cpu": "--device cpu",
-    "no-cuda": "--device cpu",
-    "mu": '--method "fedprox(mu={})"',
-    "server-momentum": '--method "fedavgm({})"',
-    "fraction": "--per-round, a number of clients",
-    "frac": "--per-round, a number of clients",
-    "fraction-fit": "--per-round, a number of clients",
-    "participation": "--per-round, a number of clients",
-    "wandb": "--log wandb",
-    "tensorboard": "--log tensorboard",
-    "mlflow": "--log mlflow",
-    "calibrate": '--method "fedavg + ccvr"',
-    "ccvr": '--method "fedavg + ccvr"',
-}
-VALUES = {"alpha": "0.1", "beta": "0.1", "shards": "2", "mu": "0.01", "server-momentum": "0.9"}  # if none was given
 
 
 class HelpfulCommand(typer.core.TyperCommand):
@@ -128,26 +106,16 @@ def suggest_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
     flag = error.option_name
     parameters, path = (error.ctx.command.params, error.ctx.command_path) if error.ctx else ([], "unskew")
     flags = [own for parameter in parameters for own in (*parameter.opts, *parameter.secondary_opts)]
-    argument = next((text for text in arguments if text.partition("=")[0] == flag), flag)
-    if not flag.startswith("--"):  # click reads -lr as -l and -r
-        argument = next((text for text in arguments if text.startswith(flag) and not text.startswith("--")), flag)
-        flag = f"-{argument.partition('=')[0]}"
-    name = flag.removeprefix("--").lower().replace("_", "-")
-    at = list(arguments).index(argument) + 1 if argument in arguments else len(arguments)
-    value = argument.partition("=")[2] or (arguments[at] if at < len(arguments) else "")
-    value = "" if value.startswith("--") else value
-    shown = f"no such option: {argument.partition('=')[0]}"
-    renamed = next((own for own, others in RENAMED.items() if name in others.split()), None)
-    if f"--{name}" in flags:
-        renamed = f"--{name}"
-    if renamed in flags:
-        return f"{shown}; did you mean {renamed}{f' {shlex.quote(value)}' if value else ''}?"
-    if name in SPELLED and "--method" in flags:
-        return f"{shown}; did you mean {SPELLED[name].format(value or VALUES.get(name, 'X'))}?"
-    if "--method" in flags and (knob := _find_knob(name.replace("-", "_"), value)):
-        return f"{shown}; did you mean {knob}?"
-    near = get_close_matches(f"--{name}", flags, n=1, cutoff=0.7)
-    return f"{shown}; did you mean {near[0]}?" if near else f"{shown} (see {path} --help)"
+    at = next((at for at, text in enumerate(arguments) if text.startswith(flag)), 0)  # click reads -lr as -l and -r
+    argument, _, value = arguments[at].partition("=")
+    following = arguments[at + 1] if at + 1 < len(arguments) else ""
+    value = value or ("X" if following.startswith("-") or not following else shlex.quote(following))
+    name = argument.lstrip("-").lower().replace("_", "-")
+    spelled = [text for text, names in SPELLED.items() if name in names.split() and text.split()[0] in flags]
+    if not spelled and "--method" in flags and (knob := _find_knob(name.replace("-", "_"), value)):
+        spelled = [knob]
+    near = [text.format(value) for text in spelled] or get_close_matches(f"--{name}", flags, n=1, cutoff=0.7)
+    return f"no such option: {argument}" + (f"; did you mean {near[0]}?" if near else f" (see {path} --help)")
 
 
 def _find_knob(name: str, value: str) -> str:
@@ -156,5 +124,5 @@ def _find_knob(name: str, value: str) -> str:
 
     for method in describe():
         if any(knob.partition(":")[0] == name for knob in method.knobs):
-            return f'--method "{method.name}({name}={value or "X"})"'
+            return f'--method "{method.name}({name}={value})"'
     return ""

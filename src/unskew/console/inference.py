@@ -7,18 +7,15 @@ from typing import Annotated
 
 import typer
 
-from unskew.console.options import Trust
+from unskew.console.options import Trust, check_suffix, option
 from unskew.console.progress import Json, out, print_json
-from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.units import counted
 from unskew.runs import export as exports
 from unskew.runs import inference
 from unskew.runs.config import OPTIONS
 
-Calibration = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The calibrated classifier to use (default: the run's own).")
-]
+Calibration = Annotated[str | None, option("The calibrated classifier (default: the run's own).", metavar="NAME")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run.")]
 
 
@@ -29,38 +26,35 @@ def predict(
         typer.Argument(metavar="PICTURES...", help="Pictures, folders of pictures, or one table: .csv | .parquet"),
     ],
     calibration: Calibration = None,
-    file: Annotated[Path | None, typer.Option("--out", help="Write all probabilities to FILE.csv.")] = None,
+    file: Annotated[Path | None, option("Write all probabilities to FILE.csv.", "--out")] = None,
     as_json: Json = False,
-    device: Annotated[str, typer.Option(metavar="NAME", help=OPTIONS["device"].help)] = "auto",
+    device: Annotated[str, option(OPTIONS["device"].help, metavar="NAME")] = "auto",
     trust: Trust = False,
 ) -> None:
     """Classify new pictures, without the training data."""
-    if file is not None and file.suffix != ".csv":
-        raise UserError(f"--out {file}: the file must end in .csv")
+    check_suffix("--out", file, ".csv")
     predictions = inference.predict(run, pictures, calibration=calibration, device=device, trust=trust)
     if file is not None:
         text = io.StringIO()
-        header, rows = inference.predictions_table(predictions)
-        csv.writer(text, lineterminator="\n").writerows([header, *rows])
+        header, table = inference.predictions_table(predictions)
+        csv.writer(text, lineterminator="\n").writerows([header, *table])
         write_whole(file, text.getvalue().encode())
     if as_json:
         print(inference.predictions_json(predictions))  # noqa: T201
     count = len(predictions.names)
-    if file is None:
-        for name, answer, row in zip(predictions.names, predictions.answers, predictions.probabilities, strict=True):
-            out.say(f"{name}: {answer} ({row.max():.1%})")
-    else:
-        out.say(f"{counted(count, 'picture')}: {file}")
+    rows = zip(predictions.names, predictions.answers, predictions.probabilities, strict=True)
+    lines = [f"{name}: {answer} ({row.max():.1%})" for name, answer, row in rows]
+    out.say(*(lines if file is None else [f"{counted(count, 'picture')}: {file}"]))
     if predictions.accuracy is not None:
         out.say(f"accuracy {predictions.accuracy:.2%} on {counted(count, 'labeled picture')}")
 
 
 def export(
     run: Run,
-    form: Annotated[str, typer.Option("--format", help=" | ".join(exports.FORMATS))],
+    form: Annotated[str, option(" | ".join(exports.FORMATS), "--format")],
     calibration: Calibration = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="A new folder (default: the run's name and the format).")
+        Path | None, option("A new folder (default: the run's name and the format).", "--out", metavar="DIR")
     ] = None,
     trust: Trust = False,
     as_json: Json = False,

@@ -1,12 +1,9 @@
 """The command line; commands are imported when they are called, so that ``unskew --help`` is fast."""
 
-import codecs
 import errno
 import importlib
 import os
-import re
 import sys
-import unicodedata
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
@@ -90,37 +87,6 @@ def _make_app() -> click.Group:
 app = _make_app()
 
 
-PLAIN = {
-    "−": "-", "–": "-", "—": "-", "·": "*", "×": "x", "…": "...", "←": "<-", "→": "->", "‖": "||", "≈": "~", "∞": "inf",
-    "√": "sqrt", "∝": "~", "½": "1/2", "ᵀ": "^T", "⟨": "<", "⟩": ">", "′": "'", "ℓ": "l", "≤": "<=", "≥": ">=",
-    "²": "^2", "ḡ": "g", "│": "|", "└": "+",
-}  # fmt: skip
-
-
-def accept_any_character() -> None:
-    """Make every character printable, whatever the encoding of the terminal or pipe."""
-    codecs.register_error("unskew", _replace_characters)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="unskew")
-
-
-def plain_spelling(character: str) -> str:
-    """A character in ASCII: ``α`` becomes alpha, ``…`` three dots; other characters are escaped."""
-    if character in PLAIN:
-        return PLAIN[character]
-    if greek := re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(character, "")):
-        return greek.group(2).lower() if greek.group(1) == "SMALL" else greek.group(2).capitalize()
-    code = ord(character)
-    return f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
-
-
-def _replace_characters(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(map(plain_spelling, error.object[error.start : error.end])), error.end
-
-
 def fail(message: str, code: int) -> NoReturn:
     """Print a message and exit."""
     print(f"unskew: {message}", file=sys.stderr)  # noqa: T201
@@ -129,7 +95,9 @@ def fail(message: str, code: int) -> NoReturn:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a user's mistake prints one message and exits with code 2, never a traceback."""
-    accept_any_character()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # no terminal fails at a character it cannot show
     try:
         _command(arguments)
     except BrokenPipeError:  # nobody reads our output any more: `unskew methods | head`

@@ -10,12 +10,26 @@ from typing import Annotated, Any
 import typer
 
 from unskew import engines
+from unskew.core.errors import UserError
 from unskew.core.units import counted
 from unskew.runs.config import OPTIONS, Option
 from unskew.runs.seals import unsealed_note
 from unskew.runs.seeds import finished_runs
 
-Trust = Annotated[bool, typer.Option("--trust", help="Trust plug-ins named in run directories by other authors.")]
+
+def option(text: str, *flags: str, metavar: str | None = None, **more: Any) -> Any:
+    """An option of a command, with its description."""
+    return typer.Option(*flags, help=text, metavar=metavar, **more)
+
+
+def check_suffix(flag: str, file: Path | None, *suffixes: str) -> None:
+    """Reject a file whose name does not end in one of these."""
+    if file is not None and file.suffix not in suffixes:
+        raise UserError(f"{flag} {file}: the file must end in {' or '.join(suffixes)}")
+
+
+Trust = Annotated[bool, option("Trust plug-ins named in run directories by other authors.", "--trust")]
+DataDir = Annotated[str | None, option("The folder of the published data sets (or UNSKEW_DATA).", metavar="DIR")]
 
 
 def note_unsealed(paths: Iterable[Path]) -> None:

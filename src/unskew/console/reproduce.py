@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from unskew.console.main import fail
+from unskew.console.options import DataDir, option
 from unskew.console.progress import Json, StageProgress, out, print_json
-from unskew.core.errors import UserError, brief, nearest
-from unskew.core.files import read_json
+from unskew.core.errors import UserError, brief
 from unskew.core.limits import usable_path
 from unskew.core.units import counted, format_duration
 from unskew.reproduce import plan as plans
@@ -21,8 +21,7 @@ from unskew.reproduce import results
 from unskew.reproduce.cells import Variant
 from unskew.reproduce.claim import write_claim
 from unskew.reproduce.recipe import SCALES, Recipe, find_recipes, load_recipe, recipe_names
-from unskew.reproduce.tables import Wording, describe_table, format_difference, name_ours, write_index, write_table
-from unskew.runs.config import OPTIONS, Value
+from unskew.reproduce.tables import format_cell, name_ours, write_index, write_table
 from unskew.runs.seeds import parse_seeds
 from unskew.sweeps.space import parse_over
 from unskew.sweeps.tasks import RunFailure
@@ -34,11 +33,9 @@ COLOURS = {results.INSIDE: "green", results.NEAR: "yellow", results.OUTSIDE: "re
 def list_recipes(data: str, data_dir: str | None, as_json: bool) -> None:
     """Print every table and figure in two lines, with its data, and its runs and time at each scale."""
     unavailable: dict[str, str] = {}
-    lines: list[Text] = []
-    records: list[dict[str, Any]] = []
-    paper = ""
+    lines, records, paper = list[Text](), list[dict[str, Any]](), ""
     with StageProgress(out) as progress:
-        speeds = plans.Speeds.of_machine(lambda activity: progress(activity, 0, 0))
+        speeds = plans.Speeds(lambda activity: progress(activity, 0, 0))
         for name in recipe_names():
             recipe = load_recipe(name)
             if recipe.paper.reference != paper:
@@ -80,59 +77,26 @@ def _describe_time(seconds: float | None, count: int) -> str:
     return f"{time} ({runs})"
 
 
-def show_table(result: results.TableResult, wording: Wording, files: Sequence[Path]) -> None:
+def show_table(result: results.TableResult, values: dict[str, Any], files: Sequence[Path]) -> None:
     """Print a table: our values next to the paper's, the findings, the known differences, the files."""
     recipe = result.recipe
-    out.say(f"\n{recipe.name}: {recipe.title}")
-    out.say(f"{recipe.paper.reference}; {recipe.source}")
-    for table in _tabulate(result, out.width):
-        out.print(table)
+    out.say(f"\n{recipe.name}: {recipe.title}", f"{recipe.paper.reference}; {recipe.source}")
+    table = Table("row", "column", "paper", Column(name_ours(result), justify="right"))
+    for one in result.cells:
+        if one.cell.done:
+            mark = f" {results.MARKS[one.agreement]}" if one.agreement else ""
+            ours = Text(format_cell(one) + mark, COLOURS.get(one.agreement, ""))
+            table.add_row(Text(one.cell.row_name), Text(one.cell.column.name), str(one.paper or ""), ours)
+    out.print(table)
     if any(one.agreement for one in result.cells):
-        legend = Text("ours, with the difference from the paper in parentheses: ")
+        legend = Text("in parentheses, the difference from the paper: ")
         for name, meaning in results.AGREEMENT.items():
             legend.append(f"{results.MARKS[name]} {meaning}  ", COLOURS[name])
         out.print(legend)
-    out.say(*wording.findings)
-    out.say("Known differences:")
-    out.say(*(f"  - {sentence}" for sentence in wording.differences))
+    out.say(*values["findings"], "Known differences:", *(f"  - {sentence}" for sentence in values["differences"]))
     if recipe.notes:
-        out.say("On the paper's values:")
-    out.say(*(f"  - {sentence}" for sentence in recipe.notes))
-    out.say(*(f"  {file}" for file in files[:3]))
-
-
-def _tabulate(result: results.TableResult, width: int) -> list[Table]:
-    """The table, split into blocks of columns that fit the terminal."""
-    lines, blocks, room = results.list_rows(result), list[dict[str, list[Text]]](), 0
-    ours = name_ours(result) if any(one.paper for one in result.cells) else ""  # "": the paper has no values
-    for at, name in enumerate(results.list_columns(result)):
-        cells = [row[at] for row in lines.values()]
-        parts = {f"{name}\n{ours}" if ours else name: list(map(_format_cell, cells))}
-        if ours:
-            parts = {f"{name}\npaper": [Text(str(one.paper or "") if one else "") for one in cells], **parts}
-        need = sum(3 + max(map(len, (*head.split("\n"), *map(str, texts)))) for head, texts in parts.items())
-        if not blocks or need > room:
-            blocks.append({"": [Text(row, overflow="fold") for row in lines]})
-            room = width - 4 - max(map(len, lines))
-        blocks[-1] |= parts
-        room -= need
-    tables = []
-    for block in blocks:
-        table = Table()
-        for head in block:
-            table.add_column(head, justify="right" if head else "left", no_wrap=head.endswith("\npaper"))
-        for texts in zip(*block.values(), strict=True):
-            table.add_row(*texts)
-        tables.append(table)
-    return tables
-
-
-def _format_cell(one: results.CellResult | None) -> Text:
-    if one is None or one.ours is None:
-        return Text(one.reason if one else "", "dim")
-    gap = f" ({format_difference(one)})" if one.difference is not None else ""
-    mark = f" {results.MARKS[one.agreement]}" if one.agreement else ""
-    return Text(f"{one.format()}{gap}{mark}", COLOURS.get(one.agreement, ""))
+        out.say("On the paper's values:", *(f"  - {sentence}" for sentence in recipe.notes))
+    out.say(*(f"  {file}" for file in files if file.suffix != ".svg"))
 
 
 OUT = Path("runs/reproduce")
@@ -143,39 +107,22 @@ def reproduce(
         list[str] | None,
         typer.Argument(metavar="[TABLE]...", help='"ccvr/table2" | hsu | "fedeccr/figure*" (default: list them all).'),
     ] = None,
-    scale: Annotated[str, typer.Option(help="smoke: a minute | small: up to an hour | paper: as published.")] = "smoke",
-    data: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Use other data than the paper's, such as digits.")
-    ] = None,
-    data_dir: Annotated[
-        str | None, typer.Option(metavar="DIR", help="The folder of the published data sets (or UNSKEW_DATA).")
-    ] = None,
-    cells: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Train only the I-th of N parts, to spread a table over machines.")
-    ] = None,
-    rows: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Train only for these rows; * matches anything; repeatable."),
-    ] = None,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Train only for these columns; * matches anything; repeatable."),
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="N,N…", help='Seeds: "0,1,2" or "0-4" (default: the scale\'s).')
-    ] = None,
+    scale: Annotated[str, option("smoke: a minute | small: up to an hour | paper: as published.")] = "smoke",
+    data: Annotated[str | None, option("Use other data than the paper's, such as digits.", metavar="NAME")] = None,
+    data_dir: DataDir = None,
+    cells: Annotated[str | None, option("Train only the I-th of N parts, for several machines.", metavar="I/N")] = None,
+    rows: Annotated[list[str] | None, option("Train only for these rows, such as FedAvg*.", metavar="NAME")] = None,
+    columns: Annotated[list[str] | None, option("Train only for these columns; repeatable.", metavar="NAME")] = None,
+    seeds: Annotated[str | None, option('Seeds: "0,1,2" or "0-4" (default: the scale\'s).', metavar="N,N…")] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set an option of every run; repeatable.")
+        list[str] | None, option("Set an option of every run; repeatable.", "--set", metavar="NAME=VALUE")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Runs at the same time (default: one per core).")
-    ] = None,
-    folder: Annotated[Path, typer.Option("--out", help="The folder for runs, records and tables.")] = OUT,
+    jobs: Annotated[int | None, option("Runs at the same time (default: one per core).", metavar="N", min=1)] = None,
+    folder: Annotated[Path, option("The folder for runs, records and tables.", "--out")] = OUT,
     claim: Annotated[
-        bool,
-        typer.Option("--claim", help="Train nothing: report when to choose which method, from all results in --out."),
+        bool, option("Train nothing: report when to choose which method, from all results in --out.", "--claim")
     ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Train nothing: make the tables from existing results.")] = False,
+    show: Annotated[bool, option("Train nothing: make the tables from existing results.", "--show")] = False,
     as_json: Json = False,
 ) -> None:
     """Reproduce a table or figure of a paper; print our values next to the paper's, with every known difference."""
@@ -190,7 +137,12 @@ def reproduce(
         return
     selection = tuple(rows or ("*",)), tuple(columns or ("*",))
     chosen_seeds = parse_seeds(seeds) if seeds else ()
-    variant = Variant(scale, data or "", _parse_changes(changes or ()), chosen_seeds, *selection)
+    settings = {}
+    for varied in parse_over(changes, "--set") if changes else ():
+        if len(varied.values) != 1:
+            raise UserError(f"--set {brief(varied.text)}: give a single value; use unskew sweep for several")
+        settings[varied.option] = varied.values[0]
+    variant = Variant(scale, data or "", settings, chosen_seeds, *selection)
     folder = usable_path(folder)
     recipes = [load_recipe(name) for name in find_recipes(tables)]
     planned = plans.plan_runs([(recipe, variant) for recipe in recipes])
@@ -203,16 +155,15 @@ def reproduce(
         except OSError as error:
             raise UserError(f"--out {folder} cannot be created: {error.strerror}; choose another folder") from error
         reasons = _train(part, recipes, folder, data_dir, jobs, command)
-    written: list[Path] = []
+    contents: list[dict[str, Any]] = []
     for recipe in recipes:
         result = results.read_table(recipe, variant, folder, reasons)
-        wording = describe_table(result)
-        files = write_table(result, wording, _command([recipe.name], variant, cells, folder))
-        show_table(result, wording, files)
-        written += [file for file in files if file.suffix == ".json"]
+        files, values = write_table(result, _command([recipe.name], variant, cells, folder))
+        show_table(result, values, files)
+        contents.append(values)
     write_index(folder)
     if as_json:
-        print_json([read_json(file) for file in written])
+        print_json(contents)
 
 
 def _train(
@@ -221,17 +172,20 @@ def _train(
 ) -> dict[str, str]:  # fmt: skip
     """Do the remaining runs; returns why some have no result, by training or by data set."""
     left = [job for job in jobs if job.state(folder) is None]
-    possible, missing = plans.split_by_data(left, data_dir)
+    missing = plans.find_missing_data([job.config.data for job in left], data_dir)
+    possible = [job for job in left if job.config.data not in missing]
     if left and not possible and len(left) == len(jobs):
-        smoke = {name: plans.plan_runs([(recipes[0], Variant("smoke", name))]) for name in recipes[0].stand_ins}
-        stand_ins = [name for name, runs in smoke.items() if not plans.split_by_data(runs, data_dir)[1]]
+        stand_ins = []
+        for name in recipes[0].stand_ins:
+            used = [job.config.data for job in plans.plan_runs([(recipes[0], Variant("smoke", name))])]
+            stand_ins += [] if plans.find_missing_data(used, data_dir) else [name]
         raise UserError(plans.explain_missing_data(list(missing), command, stand_ins))
     out.say(*(f"note: {reason}" for reason in missing.values()))
     plan = counted(len(jobs), "run") + (f", {len(jobs) - len(left)} already done" if len(left) < len(jobs) else "")
     plan += f", {len(left) - len(possible)} without data" if len(left) > len(possible) else ""
     if possible:
         with StageProgress(out) as progress:
-            speeds = plans.Speeds.of_machine(lambda activity: progress(activity, 0, 0))
+            speeds = plans.Speeds(lambda activity: progress(activity, 0, 0))
             seconds = plans.estimate_all(possible, speeds)
         if seconds is not None:
             plan += f"; about {format_duration(seconds)} on this machine if it is otherwise idle"
@@ -242,7 +196,7 @@ def _train(
         def finished(job: plans.PlannedRun, failure: RunFailure | None, done: int, total: int) -> None:
             rest = (time.monotonic() - began) / done * (total - done)
             state = f"failed: {failure.reason}" if failure else "done"
-            out.say(f"{done}/{total}  {job.training}, seed {job.seed}: {state}; {format_duration(rest)} left")
+            out.say(f"{done}/{total}  {job.training}, seed {job.config.seed}: {state}; {format_duration(rest)} left")
 
         def advance(done: int, total: int) -> None:
             if out.is_terminal:
@@ -255,21 +209,6 @@ def _train(
         except KeyboardInterrupt:
             fail(f"interrupted; to continue, repeat the command: {command}", 130)
     return reasons | {training: failure.reason for (training, _), failure in failures.items()}
-
-
-def _parse_changes(texts: Sequence[str]) -> dict[str, Value]:
-    """The options of ``--set``, with a single value each."""
-    changes: dict[str, Value] = {}
-    for text in texts:
-        name, equals, _ = text.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals or name not in OPTIONS:
-            raise UserError(f"--set {brief(text)}: give NAME=VALUE, an option of unskew run; {nearest(name, OPTIONS)}")
-        (option,) = parse_over([text])
-        if len(option.values) != 1:
-            raise UserError(f"--set {brief(text)}: give a single value; use unskew sweep for several")
-        changes[name] = option.values[0]
-    return changes
 
 
 def _command(tables: Sequence[str], variant: Variant, cells: str | None, folder: Path) -> str:

@@ -80,9 +80,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
 def _participation(seen: Overview) -> str:
     visits, take = seen.visits, seen.visits[0].take
     if visits[0].client == EVERYONE:
-        return (
-            "all examples on one client" if take is None else f"{counted(take, 'example')} per round, all on one client"
-        )
+        return f"{'all examples' if take is None else f'{take:,} examples per round'} on one client"
     most = "at most " if seen.algorithm.available or seen.algorithm.arrive else ""
     if take is not None:
         return f"{most}{counted(len(visits), 'visit')} per round of {counted(take, 'example')} each"
@@ -118,7 +116,6 @@ class Screen:
         self._began = 0.0
         self._first = 0
         self._stages: StageProgress | None = None
-        self._told = -1  # tenths of the stage that were printed
         self._done = 0  # the last round
 
     def __call__(self, event: Overview | Metrics | Event) -> None:
@@ -128,7 +125,8 @@ class Screen:
         elif isinstance(event, Metrics):
             self._round(event)
         elif isinstance(event, Stage):
-            self._stage(event)
+            self._stages = self._stages or StageProgress(self._console).__enter__()
+            self._stages(event.activity, event.done, event.total)
         else:
             if self._done >= self._rounds:
                 self.close()
@@ -138,11 +136,10 @@ class Screen:
     def close(self) -> None:
         """Leave the terminal as it was."""
         if self._bar is not None:
-            bar, self._bar = self._bar, None
-            bar.stop()
+            self._bar.stop()
         if self._stages is not None:
-            stages, self._stages = self._stages, None
-            stages.__exit__(None, None, None)
+            self._stages.__exit__()
+        self._bar = self._stages = None
 
     def note(self, text: str) -> None:
         """Print a note."""
@@ -150,16 +147,6 @@ class Screen:
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
-
-    def _stage(self, seen: Stage) -> None:
-        """A bar on a terminal; where piped a line for each tenth."""
-        if self._console.is_terminal:
-            self._stages = self._stages or StageProgress(self._console).__enter__()
-            self._stages(seen.activity, seen.done, seen.total)
-        elif self._told != (tenth := 10 * seen.done // max(seen.total, 1)):
-            self._told = tenth
-            so_far = f": {seen.done:,} of {seen.total:,} images" if seen.total else ""
-            self._print(f"{seen.activity}{so_far}")
 
     def _overview(self, seen: Overview) -> None:
         self.close()
@@ -224,10 +211,8 @@ def calibration_lines(event: Event) -> list[str]:
         took = "" if made is None else f", {format_duration(made.seconds)}"
         return [*(f"{name}: note: {note}" for note in event.notes), f"{name}: accuracy {event.accuracy:.2%}{took}"]
     row = event.result
-    return [
-        *(f"{row.name}: note: {note}" for note in event.notes),
-        f"{row.name}: accuracy {row.accuracy:.2%}, {format_duration(row.seconds)}",
-    ]
+    line = f"{row.name}: accuracy {row.accuracy:.2%}, {format_duration(row.seconds)}"
+    return [*(f"{row.name}: note: {note}" for note in event.notes), line]
 
 
 def summary(result: Result) -> Table:

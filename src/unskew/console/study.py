@@ -10,20 +10,18 @@ import typer
 from unskew import analysis
 from unskew.analysis import draw_runs
 from unskew.analysis.measure import Measured
-from unskew.console.options import Trust, find_runs, note_unsealed, with_options
+from unskew.console.options import Trust, find_runs, note_unsealed, option, with_options
 from unskew.console.progress import Json, StageProgress, out, print_json
 from unskew.core.errors import Missing, UserError, nearest
 from unskew.report.table import FORMATS
 from unskew.report.table import compare as compare_runs
 from unskew.report.write import make_report
-from unskew.runs.seals import DAMAGED, UNCHANGED, UNSEALED, ExaminedFile, examine, seal_folder, unsealed_note
+from unskew.runs.seals import DAMAGED, examine, seal_folder, unsealed_note
 
 
 def check(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
-    seal: Annotated[
-        bool, typer.Option("--seal", help="Accept the files as they are, and write a new manifest.json.")
-    ] = False,
+    seal: Annotated[bool, option("Accept the files as they are, and write a new manifest.json.", "--seal")] = False,
     as_json: Json = False,
 ) -> None:
     """Report which files of a run directory are intact, damaged or not sealed."""
@@ -33,18 +31,23 @@ def check(
             out.say(f"{path}: sealed {len(seal_folder(path))} files as they are")
         files = examine(path)
         if not seal:
-            _show(path, files)
-        damaged += [file for file in files if file.state == DAMAGED]
+            width = max((len(file.name) for file in files), default=0)
+            out.say(*(f"{file.name:<{width}}  {file.state}" for file in files))
+            counts = Counter(file.state for file in files)
+            out.say(f"{path}: {', '.join(f'{count} {state}' for state, count in counts.items())}")
+            if note := unsealed_note(path):
+                out.say(f"note: {note}; seal it as it is with: unskew check {path} --seal")
+        damaged += [file.problem for file in files if file.state == DAMAGED]
         examined.append({"run": path, "files": {file.name: file.state for file in files}})
     if as_json:
         print_json(examined)
     if damaged:
-        raise UserError(f"{len(damaged)} damaged: {'; '.join(file.problem for file in damaged)}")
+        raise UserError(f"{len(damaged)} damaged: {'; '.join(damaged)}")
 
 
 def check_method(
     name: Annotated[str, typer.Argument(metavar="METHOD", help='"fedprox(0.1)" | package.module:function(knobs).')],
-    neutral: Annotated[str | None, typer.Option(help="The method with its knob at zero: it must be FedAvg.")] = None,
+    neutral: Annotated[str | None, option("The method with its knob at zero: it must be FedAvg.")] = None,
     as_json: Json = False,
 ) -> None:
     """Test a method, ours or yours, against the laws that every method obeys; about half a minute."""
@@ -60,18 +63,6 @@ def check_method(
         raise UserError(str(error)) from error
     if as_json:
         print_json({"method": name, "laws": laws})
-
-
-def _show(path: Path, files: list[ExaminedFile]) -> None:
-    width = max((len(file.name) for file in files), default=0)
-    for file in files:
-        if file.state != UNSEALED or not file.name.startswith(("figures/", "logs/", "report")):
-            out.say(f"{file.name:<{width}}  {file.state}")
-    counts = Counter(file.state for file in files)
-    states = [f"{counts[state]} {state}" for state in (UNCHANGED, UNSEALED, DAMAGED) if counts[state]]
-    out.say(f"{path}: {', '.join(states)}")
-    if note := unsealed_note(path):
-        out.say(f"note: {note}; seal it as it is with: unskew check {path} --seal")
 
 
 KNOWN = (*analysis.MEASURES, *analysis.ON_REQUEST)
@@ -90,25 +81,16 @@ def analyse(
             f"{' and '.join(analysis.ON_REQUEST)}, or curves for several runs).",
         ),
     ],
-    form: Annotated[str, typer.Option("--format", help="Format of the charts: svg | png | pdf")] = "svg",
+    form: Annotated[str, option("Format of the charts: svg | png | pdf", "--format")] = "svg",
     folder: Annotated[
-        Path | None,
-        typer.Option("--out", help="For several runs: the folder for charts (default: figures, next to the runs)."),
+        Path | None, option("For several runs: the folder for charts (default: figures, next to the runs).", "--out")
     ] = None,
-    width: Annotated[
-        str | None, typer.Option(metavar="LENGTH", help="Width of the charts: 8cm | 84mm | 3.3in.")
-    ] = None,
-    height: Annotated[
-        str | None, typer.Option(metavar="LENGTH", help="Height of the charts: 6cm | 60mm | 2.4in.")
-    ] = None,
-    title: Annotated[str | None, typer.Option(help='Title of the charts; "" for none.')] = None,
-    against: Annotated[
-        str | None, typer.Option(help="Draw curves only against round | batches | bytes | seconds.")
-    ] = None,
-    names: Annotated[
-        str, typer.Option(metavar="NAME,NAME…", help='Names for the legend, in its order: "FedAvg, FedProx".')
-    ] = "",
-    serif: Annotated[bool, typer.Option("--serif", help="Use a serif font, as most papers do.")] = False,
+    width: Annotated[str | None, option("Width of the charts: 8cm | 84mm | 3.3in.", metavar="LENGTH")] = None,
+    height: Annotated[str | None, option("Height of the charts: 6cm | 60mm | 2.4in.", metavar="LENGTH")] = None,
+    title: Annotated[str | None, option('Title of the charts; "" for none.')] = None,
+    against: Annotated[str | None, option("Draw curves only against round | batches | bytes | seconds.")] = None,
+    names: Annotated[str, option('Names for the legend, in order: "FedAvg, FedProx".', metavar="NAME,NAME…")] = "",
+    serif: Annotated[bool, option("Use a serif font, as most papers do.", "--serif")] = False,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -116,16 +98,14 @@ def analyse(
     shown: list[dict[str, Any]] = []
 
     def show(source: str, result: Measured | Missing | Sequence[str], files: list[Path]) -> None:
-        missing, notes, findings = None, list[str](), list[str]()
-        if isinstance(result, Missing):
-            missing = str(result)
-        elif isinstance(result, Measured):
-            findings, notes = list(result.findings), list(result.notes)
-        else:
-            findings = list(result)
+        missing = str(result) if isinstance(result, Missing) else None
+        notes = list(result.notes) if isinstance(result, Measured) else []
+        findings = list(
+            result.findings if isinstance(result, Measured) else () if isinstance(result, Missing) else result
+        )
         shown.append({"measure": source, "findings": findings, "notes": notes, "missing": missing, "files": files})
-        out.say(*(f"{source}: {sentence}" for sentence in (*findings, *(f"note: {note}" for note in notes))))
-        out.say(*([f"{source}: not shown: {missing}"] if missing else []), *(f"  {file}" for file in files))
+        lines = [*findings, *(f"note: {note}" for note in notes), *([f"not shown: {missing}"] if missing else [])]
+        out.say(*(f"{source}: {line}" for line in lines), *(f"  {file}" for file in files))
 
     paths, measures = _split_arguments(arguments)
     runs = find_runs(paths)
@@ -164,16 +144,14 @@ def report(
         typer.Argument(metavar="RUN...", help="Finished runs, or folders of runs; several are compared."),
     ],
     file: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.html", help="Where to write it (default: RUN/report.html).")
+        Path | None, option("Where to write it (default: RUN/report.html).", "--out", metavar="FILE.html")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="MEASURE", help="Show only this measure, ours or package.module:function; repeatable."),
+        option("Show only this measure, ours or package.module:function; repeatable.", metavar="MEASURE"),
     ] = None,
-    without: Annotated[
-        list[str] | None, typer.Option(metavar="MEASURE", help="Leave out this measure; repeatable.")
-    ] = None,
-    again: Annotated[bool, typer.Option(help="Repeat measures that are already stored.")] = False,
+    without: Annotated[list[str] | None, option("Leave out this measure; repeatable.", metavar="MEASURE")] = None,
+    again: Annotated[bool, option("Repeat measures that are already stored.")] = False,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -197,27 +175,24 @@ def report(
 def compare(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders of them.")],
     baseline: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="A run with --method centralised, for relative accuracy.")
+        Path | None, option("A run with --method centralised, for relative accuracy.", metavar="RUN")
     ] = None,
     at_round: Annotated[
-        int | None, typer.Option(metavar="N", help="Accuracy at this round (default: the last that all runs reached).")
+        int | None, option("Accuracy at this round (default: the last that all runs reached).", metavar="N")
     ] = None,
     at_batch: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Accuracy at this batch count (default: the largest that all runs reached)."),
+        int | None, option("Accuracy at this batch count (default: the largest that all reached).", metavar="N")
     ] = None,
     columns: Annotated[
         str,
-        typer.Option(
-            metavar="NAME,NAME…",
-            help='The columns to show, such as "method,accuracy,after"; the beginning of a name is enough '
+        option(
+            'The columns to show, such as "method,accuracy,after"; the beginning of a name is enough '
             "(default: those that differ and fit).",
+            metavar="NAME,NAME…",
         ),
     ] = "",
-    form: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="The format.")] = "table",
-    each: Annotated[
-        bool, typer.Option("--each", help="One row per run, even if runs differ only in the seed.")
-    ] = False,
+    form: Annotated[str, option("The format.", "--format", metavar="|".join(FORMATS))] = "table",
+    each: Annotated[bool, option("One row per run, even if runs differ only in the seed.", "--each")] = False,
     as_json: Json = False,
 ) -> None:
     """Compare finished runs in a table; runs that differ only in the seed share a row with mean ± deviation."""

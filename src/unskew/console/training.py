@@ -13,17 +13,17 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from unskew import methods
 from unskew.charts.files import check_format
 from unskew.console.main import fail
-from unskew.console.options import Trust, note_unsealed, with_options
+from unskew.console.options import Trust, note_unsealed, option, with_options
 from unskew.console.progress import Json, StageProgress, out, print_json
 from unskew.console.screen import Screen, show_facts, summary
 from unskew.core.errors import IN_PLUGIN, ClientFailure, LostMemory, UserError, nearest
-from unskew.core.units import counted, format_duration, format_emd
+from unskew.core.units import counted, format_duration
 from unskew.loggers import LOGGERS, open_logger
 from unskew.methods import GROUPS, MethodDescription, describe, describe_method
 from unskew.report.table import compare
@@ -31,10 +31,9 @@ from unskew.runs import config as configs
 from unskew.runs import finished, train
 from unskew.runs.config import OPTIONS
 from unskew.runs.execute import Observer
-from unskew.runs.result import VALIDATION, Result, to_json
+from unskew.runs.result import Result, to_json
 from unskew.runs.seeds import FINISHED, describe_steps, plan_runs
-from unskew.sweeps.space import describe_values
-from unskew.sweeps.sweep import Sweep, TriedSetting, tabulate, write_summary
+from unskew.sweeps.sweep import Sweep, TriedSetting, describe_trial, tabulate, write_summary
 from unskew.sweeps.sweep import sweep as do_sweep
 
 
@@ -62,27 +61,24 @@ def watch_run(log: Sequence[str] | None, work: Callable[[Observer], Result], aga
         result = work(observe)
     except (KeyboardInterrupt, ClientFailure, UserError) as error:
         close()
-        if paths and not isinstance(error, LostMemory) and not (paths[0] / "result.json").exists():
-            interrupted = isinstance(error, KeyboardInterrupt)
-            problem = "interrupted" if interrupted else str(error)
-            hint = f"resume it with: unskew resume {shlex.quote(str(paths[0]))}"
-            if interrupted and again:
-                hint = again
-            if isinstance(error, ClientFailure) and error.skippable:
-                hint = hint.replace("resume it with", "skip such clients with") + " --on-failure skip"
-            elif IN_PLUGIN in problem:
-                fail(f"{problem}\n{hint.replace('resume it with', 'correct this code, then resume with')}", 2)
-            fail(f"{problem}; {hint}", 130 if interrupted else 2)
-        raise
+        if not paths or isinstance(error, LostMemory) or (paths[0] / "result.json").exists():
+            raise
+        resume = f"unskew resume {shlex.quote(str(paths[0]))}"
+        if isinstance(error, KeyboardInterrupt):
+            fail(f"interrupted; {again or f'resume it with: {resume}'}", 130)
+        if isinstance(error, ClientFailure) and error.skippable:
+            fail(f"{error}; skip such clients with: {resume} --on-failure skip", 2)
+        if IN_PLUGIN in str(error):
+            fail(f"{error}\ncorrect this code, then resume with: {resume}", 2)
+        fail(f"{error}; resume it with: {resume}", 2)
     finally:
         close()
     out.print(summary(result))
     return result
 
 
-LOG = typer.Option(
-    metavar="NAME",
-    help=f"Also log to the run directory with {' | '.join(LOGGERS)} | package.module:function; repeatable.",
+LOG = option(
+    f"Also log to the run directory with {' | '.join(LOGGERS)} | package.module:function; repeatable.", metavar="NAME"
 )
 RECIPE = typer.Argument(help="A TOML recipe; options on the command line override it.")
 
@@ -91,10 +87,10 @@ RECIPE = typer.Argument(help="A TOML recipe; options on the command line overrid
 def run(
     options: dict[str, Any],
     recipe: Annotated[Path | None, RECIPE] = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="The run directory (default: runs/<name>).")] = None,
+    folder: Annotated[Path | None, option("The run directory (default: runs/<name>).", "--out")] = None,
     log: Annotated[list[str] | None, LOG] = None,
-    page: Annotated[bool, typer.Option("--report", help="Also write the report, as unskew report does.")] = False,
-    seeds: Annotated[str | None, typer.Option(metavar="N,N…", help='Train one run per seed: "0,1,2" or "0-4".')] = None,
+    page: Annotated[bool, option("Also write the report, as unskew report does.", "--report")] = False,
+    seeds: Annotated[str | None, option('Train one run per seed: "0,1,2" or "0-4".', metavar="N,N…")] = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -187,26 +183,9 @@ def _run_several(
             out.print(name, style="bold")
             results.append(watch_run(log, partial(plan.complete, step), again))
     if len(plans) == 1:
-        show_seeds(results)
-    else:
-        out.print(compare(*results).render(out.width))
+        out.print(compare(*results, each=True).render(out.width))
+    out.print(compare(*results).render(out.width))
     return results
-
-
-def show_seeds(results: Sequence[Result]) -> None:
-    """Print a table with mean and deviation over seeds."""
-    single, mean = compare(*results, each=True), compare(*results)
-    keys = [key for key in single.figures[0] if key in ("accuracy", "relative", "loss") or key.startswith("after ")]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for key in ("seed", *keys, "EMD"):
-        table.add_column(key, justify="left" if key == "seed" else "right", no_wrap=key == "seed")
-    for row, result in enumerate(results):
-        table.add_row(str(result.seed), *(single.cell(row, key) for key in keys), format_emd(result.emd))
-    if len(results) > 1:
-        table.add_row(f"mean ± s.d., n = {len(results)}", *(mean.cell(0, key) for key in (*keys, "emd")), style="bold")
-    out.print(table)
-    if results[0].evaluated_on == VALIDATION:
-        out.say("accuracy is on the validation images")
 
 
 MOST_ROWS = 30  # of the table in the terminal; table.csv has all
@@ -217,33 +196,22 @@ def sweep(
     options: dict[str, Any],
     over: Annotated[
         list[str],
-        typer.Option(
-            metavar="NAME=VALUES",
-            help='An option and its values: "lr=0.01,0.1" | "method=fedavg,fedavgm(0.9)"; with --trials also a range: '
+        option(
+            'An option and its values: "lr=0.01,0.1" | "method=fedavg,fedavgm(0.9)"; with --trials also a range: '
             '"lr=0.001..0.3 log"; repeatable.',
+            metavar="NAME=VALUES",
         ),
     ],
     recipe: Annotated[Path | None, RECIPE] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="The sweep's folder (default: runs/sweep-<name>).")
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="N,N…", help='Seeds for each setting: "0,1,2" or "0-4" (default: 0).')
-    ] = None,
+    folder: Annotated[Path | None, option("The sweep's folder (default: runs/sweep-<name>).", "--out")] = None,
+    seeds: Annotated[str | None, option('Seeds of each setting: "0,1,2" or "0-4" (default: 0)', metavar="N,N…")] = None,
     validation: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Share of the training images to judge settings on (default: 0.15)."),
+        float | None, option("Share of the training images to judge settings on (default: 0.15).", metavar="SHARE")
     ] = None,
-    trials: Annotated[
-        int | None, typer.Option(metavar="N", help="Let Optuna choose N settings instead of trying all.")
-    ] = None,
-    by: Annotated[
-        str, typer.Option(metavar="TEXT", help="The score of a setting: accuracy | loss | a calibration's name.")
-    ] = "accuracy",
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Runs at the same time, one core each (default: one per core).")
-    ] = None,
-    form: Annotated[str, typer.Option("--format", help="Format of the charts: svg | png | pdf")] = "svg",
+    trials: Annotated[int | None, option("Let Optuna choose N settings instead of trying all.", metavar="N")] = None,
+    by: Annotated[str, option("Score by accuracy | loss | a calibration's name.", metavar="TEXT")] = "accuracy",
+    jobs: Annotated[int | None, option("Runs at the same time (default: one per core).", metavar="N", min=1)] = None,
+    form: Annotated[str, option("Format of the charts: svg | png | pdf", "--format")] = "svg",
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -254,7 +222,7 @@ def sweep(
 
         def finished(outcome: TriedSetting, done: int, total: int) -> None:
             left = (time.monotonic() - began) / done * (total - done)
-            out.say(f"{done}/{total}  {_describe_trial(outcome)}  {format_duration(left)} left")
+            out.say(f"{done}/{total}  {describe_trial(outcome)}  {format_duration(left)} left")
 
         def rounds(done: int, total: int) -> None:
             progress("training", done, total)
@@ -276,20 +244,11 @@ def sweep(
         print_json({"path": result.path, "best": best, "settings": tabulate(result)})
 
 
-def _describe_trial(outcome: TriedSetting) -> str:
-    score = outcome.score
-    if score is None:
-        return f"{describe_values(outcome.values)}: {outcome.failure}"
-    value = f"loss {score.format(decimals=4)}" if outcome.by == "loss" else f"{score.format(100)} %"
-    return f"{describe_values(outcome.values)}: {value}"
-
-
 def _show_sweep(sweep: Sweep) -> None:
     rows = tabulate(sweep)
     shown = [key for key in rows[0] if key != "failed" or any(row["failed"] for row in rows)]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for key in shown:
-        table.add_column(key, justify="left" if key == "method" else "right", overflow="fold")
+    columns = [Column(key, justify="left" if key == "method" else "right", overflow="fold") for key in shown]
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
     for row in rows[:MOST_ROWS]:
         table.add_row(*(Text(row[key]) for key in shown))
     out.print(table)
@@ -300,7 +259,7 @@ def _show_sweep(sweep: Sweep) -> None:
         out.print("every setting failed" + ("; try smaller learning rates" if diverged else ""))
         return
     over = f" over {counted(len(sweep.seeds), 'seed')}" if len(sweep.seeds) > 1 else ""
-    out.say(f"best: {_describe_trial(sweep.best)} on the validation images{over}")
+    out.say(f"best: {describe_trial(sweep.best)} on the validation images{over}")
     out.say(f"train it on all images with: unskew run {shlex.quote(str(sweep.path / 'best.toml'))}")
 
 
@@ -317,13 +276,10 @@ def show_methods(
     rows = describe() if build is None or name is None else [describe_method(name, build)]
     if as_json:
         print_json([asdict(row) for row in rows])
-    elif name:
+        return
+    if name:
         _show_method(rows[0])
-    else:
-        _list_methods(rows)
-
-
-def _list_methods(rows: Sequence[MethodDescription]) -> None:
+        return
     width = max(len(row.name) for row in rows)
     for group in GROUPS:
         out.print(group)
@@ -341,9 +297,8 @@ def _list_methods(rows: Sequence[MethodDescription]) -> None:
 
 def _show_method(row: MethodDescription) -> None:
     out.print(Text(row.call))
-    out.print(Padding(Text(row.changes), (0, 0, 0, 2)))
-    for paragraph in row.body.split("\n\n") if row.body else ():
-        out.print(Padding(Text(" ".join(paragraph.split())), (1, 0, 0, 2)))
+    paragraphs = [" ".join(paragraph.split()) for paragraph in (row.changes, *row.body.split("\n\n"))]
+    out.print(Padding(Text("\n\n".join(filter(None, paragraphs))), (0, 0, 1, 2)))
     slots = row.slots or "none: with its defaults it changes nothing"
-    rows = [("knobs", "\n".join(row.knobs) or "none"), ("slots", slots), ("group", row.group)]
-    out.print(Padding(show_facts([*rows, *([("reference", row.reference)] if row.reference else [])]), (1, 0, 0, 2)))
+    facts = {"knobs": "\n".join(row.knobs) or "none", "slots": slots, "group": row.group, "reference": row.reference}
+    out.print(Padding(show_facts([(name, fact) for name, fact in facts.items() if fact]), (0, 0, 0, 2)))

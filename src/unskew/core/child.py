@@ -1,18 +1,8 @@
 """Child processes: start one, exchange messages with it, detect its death, end it.
 
-Two kinds of children share the class ``Child``:
-
-- *Any program*: ``Child(name, command, log=Log(path))``. Its output goes to the log, line by line.
-- *A worker of ours*: ``start_worker("unskew.sweeps.tasks", descriptor, …)``. The new process imports that module and
-  calls its ``main(parent, *descriptors)``, where ``parent`` is the ``JsonLines`` to this process. It dies with its
-  parent, even during its long imports. Its standard output is dropped; the last line of its standard error is part of
-  ``exit_reason()``.
-
 Every child has its own session. An interrupt at the terminal reaches only the parent, which decides what to do. On a
 busy machine Linux divides the cores among sessions (autogroup), so workers in their parent's session would share one
-program's part of the machine, however many they are.
-
-Nothing here imports PyTorch. Programs start on every system; workers inherit descriptors, which needs POSIX.
+program's part of the machine. Nothing here imports PyTorch.
 """
 
 import importlib
@@ -126,11 +116,10 @@ class JsonLines:
 
 
 class Child:
-    """A process that we started; error messages call it ``name``.
+    """A process that we started, with its output in ``log``; ``heard`` is called with every line, in another thread.
 
-    ``heard`` is called in a separate thread with every line of its output that is not empty. ``inherited`` are
-    descriptors that it receives under the same numbers. A worker has ``messages`` and ``life``, our end of the pipe
-    that ties its life to ours; its ``log`` has its standard error.
+    ``inherited`` are descriptors that it receives under the same numbers. A worker has ``messages`` and ``life``, our
+    end of the pipe that ties its life to ours; its ``log`` has only its standard error.
     """
 
     def __init__(
@@ -216,10 +205,7 @@ class Child:
         self._process.terminate()
 
     def end(self, patience: float = 10.0) -> None:
-        """Wait for the end, kill the process group after ``patience`` seconds, and release everything.
-
-        A worker ends when its connection closes; another program by itself, or after ``terminate()``.
-        """
+        """Close a worker's connection, wait, kill the process group after ``patience`` seconds, release everything."""
         if self._messages is not None:
             self._messages.close()
         try:
@@ -250,7 +236,7 @@ class Child:
 
 
 def start_worker(module: str, *descriptors: int) -> Child:
-    """Start a process that calls a module's ``main(parent, *descriptors)`` and dies with this one."""
+    """Start a process that calls a module's ``main(JsonLines, *descriptors)`` and dies with this one."""
     if os.name != "posix":
         raise UserError("worker processes need Linux or macOS; use --engine loop and --jobs 1")
     ours, theirs = socket.socketpair()
@@ -274,7 +260,12 @@ def start_worker(module: str, *descriptors: int) -> Child:
 def run_worker(module: str, connection: int, life: int, *descriptors: int) -> None:
     """In the new process: watch the parent, then import the module and call its ``main``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
-    threading.Thread(target=_die_with_parent, args=(life,), daemon=True).start()
+
+    def die_with_parent() -> None:
+        os.read(life, 1)  # the parent holds the pipe's other end until it dies
+        os._exit(1)
+
+    threading.Thread(target=die_with_parent, daemon=True).start()
     inherit_priority()
     try:
         importlib.import_module(module).main(JsonLines(socket.socket(fileno=connection)), *descriptors)
@@ -282,26 +273,11 @@ def run_worker(module: str, connection: int, life: int, *descriptors: int) -> No
         os._exit(INTERRUPTED)
 
 
-def _die_with_parent(life: int) -> None:
-    """Exit when the pipe closes: the parent holds its other end until it dies."""
-    os.read(life, 1)
-    os._exit(1)
-
-
 def inherit_priority() -> None:
-    """Give this process's new session the parent's priority: Linux starts every session at the default.
-
-    Cores are divided among sessions first (autogroup), so ``nice`` alone would have no effect.
-    """
+    """Give this process's new session the parent's priority: Linux starts every session at the default."""
     with suppress(OSError):
-        parents = group_priority(Path(f"/proc/{os.getppid()}/autogroup").read_text())
-        Path("/proc/self/autogroup").write_text(str(max(os.nice(0), parents)))
-
-
-def group_priority(text: str) -> int:
-    """The priority in ``/proc/PID/autogroup``; 0 if the file is empty, for a process without such a group."""
-    match = re.search(r"nice (-?\d+)\s*$", text)
-    return int(match[1]) if match else 0
+        match = re.search(r"nice (-?\d+)\s*$", Path(f"/proc/{os.getppid()}/autogroup").read_text())
+        Path("/proc/self/autogroup").write_text(str(max(os.nice(0), int(match[1]) if match else 0)))
 
 
 if __name__ == "__main__":

@@ -46,10 +46,7 @@ class Ended(BaseException):
 
 
 class ClientFailure(Exception):
-    """A client's work raised an error or returned NaN or infinity; the message names client, round, job and seed.
-
-    ``skippable``: other clients succeeded, so the run can continue without this one.
-    """
+    """A client's work failed or returned NaN or infinity; ``skippable``: the run can continue without this client."""
 
     def __init__(self, message: str, *, skippable: bool = False) -> None:
         super().__init__(message)
@@ -110,8 +107,6 @@ def whole_number(value: Any, name: str, least: int, most: int) -> int:
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
-LONGEST = 60  # characters of a value in a message
-
 
 def _names_file(value: Any) -> bool:
     try:
@@ -159,12 +154,9 @@ def accepts(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
             several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
             for value in arguments.get(name, ()) if several else [arguments[name]] if name in arguments else []:
                 if not fits(value) and not (optional and value is None):
-                    raise UserError(f"{function.__name__}: {name} must be {wanted}, not {_shown(value)}")
+                    plain = isinstance(value, str | bytes | int | float | NoneType)
+                    given = brief(value, 60) if plain else a_kind(value)
+                    raise UserError(f"{function.__name__}: {name} must be {wanted}, not {given}")
         return function(*args, **kwargs)
 
     return checked
-
-
-def _shown(value: Any) -> str:
-    text = repr(value) if isinstance(value, str | bytes | int | float | type(None)) else a_kind(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

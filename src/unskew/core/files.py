@@ -201,29 +201,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return json_object(content, path)
 
 
-def json_object(content: bytes, path: Path) -> dict[str, Any]:
+def json_object(content: bytes, path: Path | str) -> dict[str, Any]:
     """The JSON object in a file's content."""
     try:
         values = parse_json(content)
+        if not isinstance(values, dict):
+            raise ValueError("it is not an object")
     except ValueError as error:
         raise UserError(f"{path} cannot be read: it is damaged, or not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path} cannot be read: it is damaged, or not a JSON object")
     return values
 
 
 def json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
     """The JSON objects in a file's content, one per line; a last line that a crash cut short is dropped."""
-    rows = []
-    for number, line in enumerate(content.split(b"\n")[:-1], 1):
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            raise UserError(f"{path} is damaged: line {number} is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{path} is damaged: line {number} is not a JSON object")
-        rows.append(row)
-    return rows
+    return [json_object(line, f"{path} line {number}") for number, line in enumerate(content.split(b"\n")[:-1], 1)]
 
 
 T = TypeVar("T")
@@ -231,9 +222,9 @@ T = TypeVar("T")
 
 def record_from(kind: type[T], values: Any) -> T:
     """Make a dataclass, nested ones included, from a dict of its fields; ValueError names the wrong field."""
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if isinstance(values, Mapping) and (unknown := [name for name in values if name not in known]):
-        raise ValueError(f"unknown field {str(unknown[0])[:40]!r}")
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    if isinstance(values, Mapping) and (unknown := next((name for name in values if name not in known), None)):
+        raise ValueError(f"unknown key {brief(str(unknown))}; {nearest(str(unknown), known)}")
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -246,14 +237,7 @@ def toml_record(file: Path, kind: type[T], missing: str) -> T:
     if content is None:
         raise UserError(missing)
     try:
-        values = tomllib.loads(content.decode())
-    except ValueError as error:
-        raise UserError(f"{file} is not TOML: {error}") from error
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    if unknown := [name for name in values if name not in known]:
-        raise UserError(f"{file}: unknown key {brief(unknown[0])}; {nearest(unknown[0], known)}")
-    try:
-        return record_from(kind, values)
+        return record_from(kind, tomllib.loads(content.decode()))
     except (ValueError, UserError) as error:
         raise UserError(f"{file}: {error}") from error
 

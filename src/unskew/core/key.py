@@ -32,10 +32,9 @@ class Key:
     path: tuple[str | int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, INTEGERS):
-            raise UserError(f"a seed must be a whole number, not {self.seed!r}")
-        if not isinstance(self.path, tuple) or not all(isinstance(part, PARTS) for part in self.path):
-            raise UserError(f"a key's path must consist of strings and whole numbers, not {self.path!r}")
+        parts = self.path if isinstance(self.path, tuple) else (None,)
+        if not isinstance(self.seed, INTEGERS) or not all(isinstance(part, PARTS) for part in parts):
+            raise UserError(f"a key needs a whole seed, and a path of strings and whole numbers, not {self!r}")
 
     def fold(self, *parts: str | int) -> "Key":
         """The key one or more steps further down the path."""

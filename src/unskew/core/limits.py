@@ -11,24 +11,18 @@ from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
 
-from unskew.core.errors import UserError, a_kind, brief
+from unskew.core.errors import UserError, brief
 from unskew.core.machine import physical_memory
 from unskew.core.units import format_bytes
 
 UNPACK_VARIABLE = "UNSKEW_UNPACK_LIMIT"
+CACHE_VARIABLE = "UNSKEW_CACHE"
 FLOOR = 256 * 10**6  # bytes that any file may unpack to
 RATIO = 100  # no format compresses photographs this much
 MAX_CLASSES = 1_000_000  # more than any image set has: a larger label is not a class number
 BLOCK = 4096  # the minimum size of a file, as on most disks
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 def _user_limit() -> int | None:
@@ -46,24 +40,23 @@ def parse_size(text: str, where: str) -> int:
 
 def unpack_limit(on_disk: int, *, at_once: bool = True) -> int:
     """How many bytes files of ``on_disk`` bytes may unpack to; ``at_once``: all of them are in memory together."""
-    limit = _user_limit()
-    return (
-        min(max(FLOOR, RATIO * on_disk), int(physical_memory() / 2) if at_once else 2**63) if limit is None else limit
-    )
+    if (limit := _user_limit()) is not None:
+        return limit
+    return min(max(FLOOR, RATIO * on_disk), int(physical_memory() / 2) if at_once else 2**63)
 
 
 def check_memory(needed: int, name: str, instead: str) -> None:
     """Refuse a data set that needs too much memory; ``instead`` tells the user what to do."""
     if needed > (most := _user_limit() or int(physical_memory() / 2)):
         excess = f"{name} needs {format_bytes(needed)} of memory, more than the limit of {format_bytes(most)}"
-        raise UserError(f"{excess}; {instead}, or set {UNPACK_VARIABLE}={_rounded_up(needed)}")
+        raise UserError(f"{excess}; {instead}, or set {UNPACK_VARIABLE}={-(-needed // 10**6)}MB")
 
 
 def check_unpacked(claimed: int, on_disk: int, name: str, *, at_once: bool = True) -> None:
     """Refuse a file that claims to unpack to more than the limit."""
     if claimed > (most := unpack_limit(on_disk, at_once=at_once)):
         excess = f"{name} unpacks to {format_bytes(claimed)} from {format_bytes(on_disk)} on disk"
-        instead = f"if you trust it and have the memory, set {UNPACK_VARIABLE}={_rounded_up(claimed)}"
+        instead = f"if you trust it and have the memory, set {UNPACK_VARIABLE}={-(-claimed // 10**6)}MB"
         raise UserError(f"{excess}, above the limit of {format_bytes(most)}; {instead}")
 
 
@@ -87,18 +80,14 @@ def user_path(text: str) -> Path:
 
 def usable_path(value: str | os.PathLike[str]) -> Path:
     """A path that may exist or be created: without null bytes, not too long, UTF-8."""
-    if not isinstance(value, str | os.PathLike):
-        raise UserError(f"a path must be a string or a Path, not {a_kind(value)}")
     path = Path(value)
     try:
         str(path).encode()
         os.lstat(path)
-    except ValueError as error:  # a null byte, or a surrogate
-        why = "contains a null byte" if "\0" in str(path) else "is not valid UTF-8, which run directories need"
-        raise UserError(f"the path {brief(str(path))} {why}; give another") from error
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise UserError(f"the path {brief(str(path))} is too long for this system; give a shorter one") from error
+    except (ValueError, OSError) as error:  # ValueError: a null byte, or a surrogate
+        if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
+            why = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
+            raise UserError(f"the path {brief(str(path))} cannot be used: {why}; give another") from error
     return path
 
 
@@ -114,12 +103,10 @@ def check_plain(path: Path) -> None:
     """Refuse an invalid path, and anything that exists but is not a file: reading a named pipe would never end."""
     try:
         mode = usable_path(path).stat().st_mode
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise UserError(f"{path} cannot be read: it is a circular link; give a file") from error
+    except OSError:  # opening it will tell
         return
     if not stat.S_ISREG(mode):
-        kind = next((name for test, name in _KINDS if test(mode)), "not a file")
+        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
         raise UserError(f"{path} cannot be read: it is {kind}; give a file")
 
 
@@ -140,14 +127,6 @@ def read_plain(path: Path, advice: str = "check the path and its permissions") -
             return file.read()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}; {advice}") from error
-
-
-def _rounded_up(count: int) -> str:
-    unit, name = (10**9, "GB") if count > 10**9 else (10**6, "MB")
-    return f"{-(-count // unit)}{name}"
-
-
-CACHE_VARIABLE = "UNSKEW_CACHE"
 
 
 def cache_folder(option: str | None = None) -> Path:

@@ -82,14 +82,11 @@ def resolve_device(text: str) -> torch.device:
         kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         return torch.device(kind)
     device = torch.device(text)
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count == 0:
-            raise UserError(f"--device {text}: PyTorch found no CUDA device; use auto or cpu")
-        if (device.index or 0) >= count:
-            raise UserError(f"--device {text}: this machine has cuda:0 to cuda:{count - 1}; use one of them, or auto")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError(f"--device {text}: PyTorch found no MPS device; use auto or cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    there = {"cpu": True, "cuda": 0 <= (device.index or 0) < count, "mps": torch.backends.mps.is_available()}
+    if not there[device.type]:
+        number = "" if device.index is None else f" {device.index}"
+        raise UserError(f"--device {text}: PyTorch found no {device.type.upper()} device{number}; use auto or cpu")
     return device
 
 
@@ -158,8 +155,7 @@ EXACT = ("none", "ieee")  # settings that keep float32's own precision
 def neutral(*, keep_threads: bool = False) -> Iterator[None]:
     """Default settings of PyTorch and NumPy inside, whatever the caller has set; also a decorator: ``@neutral()``.
 
-    Gradients on, inference mode and autocast off, float32 on the CPU, one thread. Sums and decompositions depend on the
-    number of threads; ``keep_threads`` is for work that does not, such as a large encoder's forward pass.
+    One thread, since sums depend on their number; ``keep_threads`` is for work that does not, such as a forward pass.
     """
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))  # this also enables gradients

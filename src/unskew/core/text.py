@@ -15,27 +15,9 @@ from unskew.core.errors import IN_PLUGIN, UserError, brief, describe_error, near
 
 Value = int | float | bool | str
 
-EXAMPLES = {
-    "method": "fedavg",
-    "partition": "iid",
-    "calibration": "ccvr",
-    "covariance form": "full",
-    "recording": "norms",
-    "measure": "cka",
-    "model": "simple-cnn",
-    "data set": "digits",
-    "engine": "loop",
-    "--log": "tensorboard",
-    "--train": "classifier",
-    "schedule": "constant",
-    "optimizer": "sgd",
-    "reading": "accuracy",
-}
-
 MAX_TEXT = 10_000  # characters of a text
 MAX_COUNT = 10**9  # for whole numbers of our own functions; a plug-in may take up to 2^63 − 1
-MAX_NAME = 200  # characters of a name
-MAX_DIGITS = 1000  # digits of a number
+MAX_WORD = 1000  # characters of a name or a number
 LEAST, MOST = 1e-38, 1e38  # range of the floats used in training: that of float32
 TRAINING = ("method", "calibration", "schedule", "optimizer")
 SHOWN = 120  # characters of the text in an error
@@ -104,7 +86,7 @@ def parse_calls(source: str, what: str) -> list[Call]:
         raise UserError(f"{what}: the text has {len(source):,} characters; the limit is {MAX_TEXT:,}")
     tokens = _tokens(source)
     if tokens[0].kind == "end":
-        raise UserError(f"{what} is empty; give a name such as {EXAMPLES[what]}")
+        raise UserError(f"{what} is empty; give a name")
     calls, at = [], 0
     while True:
         call, at = _call(source, tokens, at, what)
@@ -138,22 +120,21 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
     if len(call.values) > len(knobs):
         wanted = f"at most {len(knobs)} ({', '.join(knobs)})" if knobs else "no values"
         raise call.error(f"{what} {call.name} takes {wanted}, but {len(call.values)} were given")
-    arguments = dict(zip(knobs, call.values, strict=False))
-    for knob, value in call.knobs.items():
-        if knob in arguments:
-            raise call.error(f"{what} {call.name}: {knob} is given twice")
-        arguments[knob] = value
-    for knob, value in arguments.items():
-        arguments[knob] = _convert(call, what, knob, value, signature.parameters[knob].annotation)
+    by_position = dict(zip(knobs, call.values, strict=False))
+    if twice := next((knob for knob in call.knobs if knob in by_position), None):
+        raise call.error(f"{what} {call.name}: {twice} is given twice")
+    arguments = by_position | dict(call.knobs)
     for knob, parameter in signature.parameters.items():
-        if knob not in arguments and parameter.default is inspect.Parameter.empty:
+        if knob in arguments:
+            arguments[knob] = _convert(call, what, knob, arguments[knob], parameter.annotation)
+        elif parameter.default is inspect.Parameter.empty:
             raise call.error(f"{what} {call.name} needs {knob}: {call.name}({knob}=…)")
     try:
         return function(**arguments)
-    except (ValueError, OverflowError) as error:
-        raise call.error(str(error)) from error
     except UserError:
         raise
+    except (ValueError, OverflowError) as error:
+        raise call.error(str(error)) from error
     except (Exception, SystemExit, GeneratorExit) as error:  # a plug-in must not end this process
         described = describe_error(error)
         if isinstance(error, Exception) and IN_PLUGIN not in described:
@@ -204,9 +185,8 @@ def _tokens(source: str) -> list[_Token]:
             hint = "; put file names in quotes" if source[start] in "/\\~" else ""
             raise complain(source, start, f"cannot read {source[start]!r} here{hint}")
         kind = str(match.lastgroup)
-        if kind == "name" and len(match.group(kind)) > MAX_NAME:
-            message = f"a name of {len(match.group(kind)):,} characters; the limit is {MAX_NAME}"
-            raise complain(source, match.start(kind), message)
+        if kind in ("name", "number") and len(match.group(kind)) > MAX_WORD:
+            raise complain(source, match.start(kind), f"this {kind} has more than {MAX_WORD:,} characters")
         tokens.append(_Token(kind, match.group(kind), match.start(kind)))
         at = match.end()
     return [*tokens, _Token("end", "the end", end)]
@@ -224,9 +204,8 @@ def _call(source: str, tokens: list[_Token], at: int, what: str) -> tuple[Call, 
         while tokens[at].text != ")":
             if tokens[at].kind == "name" and tokens[at + 1].text == "=":
                 if tokens[at].text in knobs:
-                    raise complain(
-                        source, tokens[at].start, f"{what} {name.text}: {cut(tokens[at].text)} is given twice"
-                    )
+                    twice = f"{what} {cut(name.text)}: {cut(tokens[at].text)} is given twice"
+                    raise complain(source, tokens[at].start, twice)
                 knobs[tokens[at].text] = _value(source, tokens[at + 2], what)
                 at += 3
             else:
@@ -237,16 +216,16 @@ def _call(source: str, tokens: list[_Token], at: int, what: str) -> tuple[Call, 
             if tokens[at].text == ",":
                 at += 1
             elif tokens[at].text != ")":
-                message = f"{what}: expected , or ) after a value, found {brief(tokens[at].text)}"
-                raise complain(source, tokens[at].start, message)
+                found = brief(tokens[at].text)
+                raise complain(source, tokens[at].start, f"{what}: expected , or ) after a value, found {found}")
         at += 1
     return Call(name.text, tuple(values), knobs, name.start, source), at
 
 
 def _value(source: str, token: _Token, what: str) -> Value:
     if token.kind == "number":
-        if len(token.text) > MAX_DIGITS or not math.isfinite(float(token.text)):
-            raise complain(source, token.start, f"{what}: this number is too large or too long")
+        if not math.isfinite(float(token.text)):
+            raise complain(source, token.start, f"{what}: this number is too large")
         return int(token.text) if re.fullmatch(r"[-+]?\d+", token.text) else float(token.text)
     if token.kind == "name":
         return {"true": True, "false": False}.get(token.text.lower(), token.text)

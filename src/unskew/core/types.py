@@ -20,26 +20,12 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 class StoredImages(Protocol):
-    """Images that are read on demand; they behave like an array where the rest of the package needs it.
+    """Images that are read on demand; they behave like an array where the rest of the package needs it."""
 
-    Another process opens the same images from ``described``: a JSON text, and arrays with one entry per image.
-    """
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """[N, ch, H, W]."""
-
-    @property
-    def dtype(self) -> np.dtype[np.uint8]:
-        """Bytes."""
-
-    @property
-    def nbytes(self) -> int:
-        """The size of all images in memory."""
-
-    @property
-    def sha256(self) -> str:
-        """Over all pixels: the same on every machine, for the same images in the same order."""
+    shape: tuple[int, int, int, int]  # [N, ch, H, W]
+    dtype: np.dtype[np.uint8]
+    nbytes: int  # the size of all images in memory
+    sha256: str  # over all pixels: the same on every machine, for the same images in the same order
 
     def __len__(self) -> int: ...
 
@@ -53,7 +39,7 @@ class StoredImages(Protocol):
         """The images before cropping, [ch, h, w] each: random crops are cut from these."""
 
     def described(self) -> tuple[str, Arrays]:
-        """What another process needs to open them."""
+        """What another process needs to open them: a JSON text, and arrays with one entry per image."""
 
 
 @dataclass(frozen=True)

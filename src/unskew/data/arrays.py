@@ -16,16 +16,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
-from unskew.core.errors import UserError, a_kind
+from unskew.core.errors import UserError, a_kind, describe_error
 from unskew.core.key import Key, seeded
 from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk, user_path
 from unskew.core.plugins import load_function
@@ -39,47 +37,34 @@ from unskew.data.photographs import Photographs, count_values
 DAMAGED: tuple[type[Exception], ...] = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, LookupError)
 DAMAGED += (MemoryError, OverflowError, TypeError, AttributeError, RuntimeError)  # also RecursionError
 DAMAGED += (SyntaxError, tokenize.TokenError)  # for a header that is not a Python literal
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_SUFFIX = ".npy"
 
 Array = npt.NDArray[Any]
 
 
-def read_npz(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[str, Array], list[str]]:
-    """Read the wanted arrays, or all, and the names of everything in the file. Raises one of ``DAMAGED``."""
+def read_npz(path: Path, wanted: Collection[str] | None = None) -> dict[str, Array]:
+    """Read the wanted arrays, or all. Raises one of ``DAMAGED``."""
     check_plain(path)
-    on_disk = size_on_disk([path])
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-        members = {info.filename.removesuffix(_SUFFIX): info for info in archive.infolist()}
-        chosen = {name: info for name, info in members.items() if wanted is None or name in wanted}
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        members = {name: info for name, info in members.items() if wanted is None or name in wanted}
         entries = 0
-        for name, info in chosen.items():
-            if info.compress_type not in _METHODS:
+        for name, info in members.items():
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(f"{name} uses a compression that np.savez does not use")
             with archive.open(info) as stream:
-                shape, dtype = _header(stream)
+                second = np.lib.format.read_magic(stream) != (1, 0)
+                form = np.lib.format
+                shape, _, dtype = (form.read_array_header_2_0 if second else form.read_array_header_1_0)(stream)
                 entries += math.prod(shape) * max(1, dtype.itemsize)
                 if math.prod(shape) * dtype.itemsize != info.file_size - stream.tell():
-                    raise ValueError(f"{name} is shorter than its header declares")
-        check_unpacked(entries, on_disk, str(path))  # zero-size entries count too: 2^40 empty strings
+                    raise ValueError(f"{name} does not have the size that its header declares")
+        check_unpacked(entries, size_on_disk([path]), str(path))  # zero-size entries count too: 2^40 empty strings
         arrays = {}
-        for name, info in chosen.items():
+        for name, info in members.items():
             with archive.open(info) as stream:  # yields at most file_size bytes, and compares their checksum
                 arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
-                if stream.read(1):
-                    raise ValueError(f"{name} is longer than its header declares")
-        return arrays, list(members)
-
-
-def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    version = np.lib.format.read_magic(stream)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
-    if read is None:
-        raise ValueError(f"the array format {version} is unknown")
-    shape, _, dtype = read(stream)
-    if dtype.hasobject:
-        raise ValueError("it contains Python objects, which are never loaded")
-    return shape, dtype
+                stream.read(1)  # the end, where the checksum is compared
+        return arrays
 
 
 KEYS = (("x_train", "y_train", "x_test", "y_test"), ("train_images", "train_labels", "test_images", "test_labels"))
@@ -116,131 +101,101 @@ def load_arrays(request: DataRequest) -> ImageSet:
     """Load ``arrays:FILE.npz``: x_train, y_train and optionally x_test, y_test, users (for training), classes."""
     path = user_path(request.path)
     try:
-        arrays, names = read_npz(path, {*KEYS[0], *KEYS[1], *OPTIONAL})
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist; give the path of an .npz file") from error
+        arrays = read_npz(path, {*KEYS[0], *KEYS[1], *OPTIONAL})
     except DAMAGED as error:
         raise UserError(f"{path} is not an .npz file of plain arrays ({error}); save it with np.savez") from error
-    return from_arrays(arrays, name=request.name, where=str(path), names=names)
+    return from_arrays(arrays, name=request.name, where=str(path))
 
 
 ARRAYS = Source("arrays", "your own arrays: x_train, y_train, x_test, y_test", OWN, load_arrays, path="FILE.npz")
 
 
-def from_arrays(source: Mapping[str, Array], *, name: str, where: str, names: Sequence[str] = ()) -> ImageSet:
-    """Make an image set from arrays; ``where`` and ``names`` (of all arrays in the file) are for errors.
+def from_arrays(source: Mapping[str, Array], *, name: str, where: str) -> ImageSet:
+    """Make an image set from arrays; ``where`` begins error messages.
 
     Images are uint8, or floats in 0..1, of shape [N, H, W], [N, H, W, ch] or [N, ch, H, W] with 1 or 3 channels; if
-    both of the latter fit, the channels are assumed to be last. Labels are numbers from 0, or strings.
+    both of the latter fit, the channels are assumed to be last. Labels are numbers from 0, or strings. Without a test
+    part, every fifth example becomes test.
     """
     arrays = dict(source)
     keys = next((k for k in KEYS if k[0] in arrays), KEYS[0])
     wanted = keys if keys[2] in arrays or keys[3] in arrays else keys[:2]
-    missing = [k for k in wanted if k not in arrays]
-    if missing:
-        shown = sorted(name if len(name) <= 40 else f"{name[:39]}…" for name in names or arrays)
-        have = ", ".join(shown[:9]) + (f" and {len(shown) - 9:,} more" if len(shown) > 9 else "") or "no arrays"
-        wanted_names = " or ".join(", ".join(keys) for keys in KEYS)
-        raise UserError(f"{where} has no {missing[0]!r}, but {have}; name the arrays {wanted_names}")
+    if missing := next((key for key in wanted if key not in arrays), None):
+        known = " or ".join(", ".join(keys) for keys in KEYS)
+        raise UserError(f"{where} has no {missing!r}; name the arrays {known}")
     classes = tuple(map(str, texts(arrays["classes"], f"{where}: classes"))) if "classes" in arrays else None
-    numbers, classes = number_labels([arrays[y] for y in wanted[1::2]], classes, where, wanted[1::2])
-    notes: list[str] = []
-    splits: list[Split] = []
-    for x, y, labels in zip(wanted[::2], wanted[1::2], numbers, strict=True):
-        images, exact = to_bytes(arrays.pop(x), f"{where}: {x}")  # popped: floats are freed once they are bytes
+    numbers, classes = number_labels({y: arrays[y] for y in wanted[1::2]}, classes, where)
+    splits = []
+    for x, labels in zip(wanted[::2], numbers, strict=True):
+        images = to_bytes(arrays.pop(x), f"{where}: {x}")  # popped: floats are freed once they are bytes
         if len(images) != len(labels):
-            sizes = f"{len(images):,} images in {x}, but {len(labels):,} labels in {y}"
-            raise UserError(f"{where}: {sizes}; give one label per image")
-        notes += [] if exact else [f"{x}: pixels were rounded to 256 levels"]
+            raise UserError(f"{where}: {len(images):,} images in {x}, but {len(labels):,} labels; give one per image")
         splits.append(Split(images, labels))
-    users = None if "users" not in arrays else texts(arrays["users"], f"{where}: users", len(splits[0]))
-    return assemble(name, splits, classes, users, notes, where, no_test=f"neither {keys[2]} nor")
-
-
-def assemble(
-    name: str, splits: list[Split], classes: tuple[str, ...], users: npt.NDArray[np.str_] | None, notes: list[str],
-    where: str, *, no_test: str = "neither a test part nor",
-) -> ImageSet:  # fmt: skip
-    """Make a set from its parts: train and test, or only train, of which every fifth example then becomes test."""
-    train, *tests = splits
-    if not tests:
+    train, test = splits[0], splits[-1]
+    users = texts(arrays["users"], f"{where}: users", len(train)) if "users" in arrays else None
+    notes = []
+    if len(splits) == 1:
         out = every_fifth(len(train))
         if not out.any():
-            raise UserError(f"{where} has {no_test} five examples to split a test part from; add a test part")
-        tests = [Split(train.images[out], train.labels[out])]
-        train = Split(train.images[~out], train.labels[~out])
+            raise UserError(f"{where} has neither a test part nor five examples to split one from; add {keys[2]}")
+        train, test = (Split(train.images[part], train.labels[part]) for part in (~out, out))
         users = None if users is None else users[~out]
-        notes = [*notes, "every fifth example is used for testing, since the data has no test part"]
-    mean, std = measure(train.images)
-    labels = np.concatenate([train.labels, tests[0].labels])
-    empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0).tolist()
-    if empty == [0] and classes == tuple(map(str, range(len(classes)))):
-        notes = [*notes, "no example has the label 0: if labels start at 1, subtract 1; class 0 stays empty"]
-    elif empty:
+        notes.append("every fifth example is used for testing, since the data has no test part")
+    counts = np.bincount(np.concatenate([train.labels, test.labels]), minlength=len(classes))
+    if len(empty := np.flatnonzero(counts == 0)):
         named = ", ".join(classes[label] for label in empty[:9]) + (" …" if len(empty) > 9 else "")
-        notes = [*notes, f"{len(empty):,} of {len(classes):,} classes have no example in train or test: {named}"]
-    images = ImageSet(name, classes, train, tests[0], mean, std, users=users, notes=tuple(notes))
-    return check_image_set(images, where, fewest=1)  # a node of a federation may hold a single class
+        notes.append(f"{len(empty):,} of {len(classes):,} classes have no example in train or test: {named}")
+    found = ImageSet(name, classes, train, test, *measure(train.images), users=users, notes=tuple(notes))
+    return check_image_set(found, where, fewest=1)  # a node of a federation may hold a single class
 
 
 def number_labels(
-    labels: list[Array], classes: tuple[str, ...] | None, where: str, names: tuple[str, ...]
+    labels: Mapping[str, Array], classes: tuple[str, ...] | None, where: str
 ) -> tuple[list[npt.NDArray[np.int64]], tuple[str, ...]]:
     """Turn labels into class numbers, and name the classes; strings are numbered by ``classes`` or in sorted order."""
-    flat = [column[:, 0] if column.ndim == 2 and column.shape[1] == 1 else column for column in labels]
-    for name, column in zip(names, flat, strict=True):
-        if column.ndim != 1 or column.dtype.kind not in "iuUS":
+    columns = {name: column[:, 0] if column.shape[1:] == (1,) else column for name, column in labels.items()}
+    for name, column in columns.items():
+        if column.ndim != 1 or column.dtype.kind not in "iuUS" or not len(column):
             kind = f"{name} is {column.dtype} {list(column.shape)}"
             raise UserError(f"{where}: {kind}; give whole numbers or strings, one per image")
-        if not len(column):
-            raise UserError(f"{where}: {name} is empty; give at least one image, and one label per image")
-    if any(column.dtype.kind in "US" for column in flat):
-        columns = [texts(column, f"{where}: {name}") for name, column in zip(names, flat, strict=True)]
-        classes = tuple(np.unique(np.concatenate(columns)).tolist()) if classes is None else classes
+    if any(column.dtype.kind in "US" for column in columns.values()):
+        words = [texts(column, where) for column in columns.values()]
+        classes = tuple(np.unique(np.concatenate(words)).tolist()) if classes is None else classes
         number_of = {word: number for number, word in enumerate(classes)}
-        if unknown := sorted({word for column in columns for word in column.tolist()} - set(number_of)):
-            raise UserError(f"{where}: the label {unknown[0]!r} is not in classes ({', '.join(classes[:9])}); add it")
-        return [np.array([number_of[word] for word in column.tolist()], np.int64) for column in columns], classes
-    for name, column in zip(names, flat, strict=True):
-        if column.min() < 0 or column.max() >= MAX_CLASSES:
-            raise UserError(f"{where}: {name} ranges from {column.min()} to {column.max()}; number the classes from 0")
-    largest = int(max(column.max() for column in flat))
-    if classes is not None and len(classes) <= largest:
-        raise UserError(f"{where}: classes has {len(classes)} names, but a label is {largest}; name every class")
-    if classes is None and largest >= max(FEW_CLASSES, sum(map(len, flat))):
-        gap = f"a label is {largest:,}, but there are only {sum(map(len, flat)):,} examples"
-        raise UserError(f"{where}: {gap}; number the classes from 0 without gaps, or name all in classes")
-    return [column.astype(np.int64) for column in flat], classes or tuple(map(str, range(largest + 1)))
+        if unknown := sorted({word for column in words for word in column.tolist()} - set(number_of)):
+            raise UserError(f"{where}: the label {unknown[0]!r} is not in classes; add it")
+        return [np.array([number_of[word] for word in column.tolist()], np.int64) for column in words], classes
+    low, high = (int(f([f(column) for column in columns.values()])) for f in (np.min, np.max))
+    most = max(FEW_CLASSES, sum(map(len, columns.values()))) if classes is None else len(classes)
+    if low < 0 or high >= min(most, MAX_CLASSES):
+        raise UserError(f"{where}: labels range from {low:,} to {high:,}; number the classes from 0 without gaps")
+    return [column.astype(np.int64) for column in columns.values()], classes or tuple(map(str, range(high + 1)))
 
 
-def to_bytes(pixels: Array, where: str) -> tuple[Images, bool]:
-    """[N, ch, H, W] bytes, and whether they are exact: no pixel had to be rounded beyond its dtype's precision."""
+def to_bytes(pixels: Array, where: str) -> Images:
+    """[N, ch, H, W] bytes; floats from 0 to 1 are rounded."""
+    shape = list(pixels.shape)
     if pixels.ndim == 3:
         pixels = pixels[:, None]
     elif pixels.ndim == 4 and pixels.shape[3] in (1, 3):
         pixels = pixels.transpose(0, 3, 1, 2)
     if pixels.ndim != 4 or pixels.shape[1] not in (1, 3) or not pixels.size:
-        raise UserError(f"{where} has shape {list(pixels.shape)}; give [N, H, W] or [N, H, W, 1 or 3], N > 0")
-    if pixels.dtype.kind != "f" and pixels.dtype != np.uint8:
-        raise UserError(f"{where} is {pixels.dtype}; give uint8, or floats from 0 to 1")
-    images, exact = np.empty(pixels.shape, np.uint8), True
+        raise UserError(f"{where} has shape {shape}; give [N, H, W] or [N, H, W, 1 or 3], N > 0")
+    if pixels.dtype == np.uint8:
+        return np.array(pixels, order="C")
+    images = np.empty(pixels.shape, np.uint8)
     for start in range(0, len(pixels), _CHUNK):
         part = pixels[start : start + _CHUNK]
-        if pixels.dtype.kind == "f":
-            if not ((part >= 0) & (part <= 1)).all():
-                raise UserError(f"{where} has values outside 0..1 or NaN; undo its normalisation, or give uint8")
-            scaled = part.astype(np.float64) * 255
-            part = np.rint(scaled)
-            exact = exact and bool((np.abs(scaled - part) <= 255 * np.finfo(pixels.dtype).eps).all())
-        images[start : start + _CHUNK] = part
-    return images, exact
+        if part.dtype.kind != "f" or not ((part >= 0) & (part <= 1)).all():
+            raise UserError(f"{where} is {pixels.dtype}; give uint8, or floats from 0 to 1, not normalised")
+        images[start : start + _CHUNK] = np.rint(part.astype(np.float64) * 255)
+    return images
 
 
 def texts(values: Array, where: str, count: int | None = None) -> npt.NDArray[np.str_]:
     """Strings or numbers as strings; ``count`` is the required length."""
     if values.ndim != 1 or values.dtype.kind not in "iuUS" or count not in (None, len(values)):
-        wanted = "strings or numbers" if count is None else f"{count:,} strings or numbers"
-        raise UserError(f"{where} is {values.dtype} of shape {list(values.shape)}; give {wanted}, one per example")
+        raise UserError(f"{where} is {values.dtype} {list(values.shape)}; give strings or numbers, one per example")
     return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values.astype(np.str_)
 
 
@@ -254,23 +209,21 @@ _GREY = ("1", "L", "LA", "La")
 def image_set_from(value: Any, name: str = "your data") -> ImageSet:
     """Make an image set from any of ``FORMS``; a dict or Dataset may also have ``classes`` and ``users``."""
     if isinstance(value, ImageSet):
-        images = value
-    elif isinstance(value, Mapping):
-        images = from_arrays(_arrays_of(value, name), name=name, where=name)
-    elif _is_dataset(value):
-        images = _from_datasets((value,), name)
-    elif isinstance(value, list | tuple) and 0 < len(value) <= 2 and all(map(_is_dataset, value)):
-        images = _from_datasets(tuple(value), name)
-    elif isinstance(value, list | tuple) and value:
-        parts = tuple(value)
-        if len(parts) == 2 and all(isinstance(p, list | tuple) and len(p) == 2 and _has_entries(p[1]) for p in parts):
-            parts = (*parts[0], *parts[1])
-        if len(parts) not in (2, 4):
-            raise UserError(f"{name} is a tuple of {len(parts)}; give {FORMS}")
-        images = from_arrays(_arrays_of(dict(zip(KEYS[0], parts, strict=False)), name), name=name, where=name)
-    else:
+        return check_image_set(value, name)
+    parts: Any = (value,) if _is_dataset(value) else value
+    if isinstance(parts, list | tuple):
+        if 0 < len(parts) <= 2 and all(map(_is_dataset, parts)):
+            parts = _read_datasets(parts, name)
+        else:
+            if len(parts) == 2 and all(isinstance(p, list | tuple) and len(p) == 2 and np.ndim(p[1]) for p in parts):
+                parts = (*parts[0], *parts[1])
+            parts = dict(zip(KEYS[0], parts, strict=False)) if len(parts) in (2, 4) else None
+    if not isinstance(parts, Mapping):
         raise UserError(f"{name} is {a_kind(value)}; give {FORMS}")
-    return check_image_set(images, name)
+    if unknown := next((key for key in parts if key not in {*KEYS[0], *KEYS[1], *OPTIONAL}), None):
+        raise UserError(f"{name} has an unknown entry {unknown!r}; give {', '.join((*KEYS[0], *OPTIONAL))}")
+    arrays = {key: _array(entry, f"{name}: {key}") for key, entry in parts.items() if entry is not None}
+    return check_image_set(from_arrays(arrays, name=name, where=name), name)
 
 
 def load_from_function(name: str, data_dir: Path | None) -> ImageSet:
@@ -290,77 +243,66 @@ def check_image_set(images: ImageSet, name: str, fewest: int = 2) -> ImageSet:
         pixels, labels = split.images, split.labels
         known = isinstance(pixels, Photographs | np.ndarray)
         if not known or pixels.dtype != np.uint8 or len(pixels.shape) != 4 or not pixels.nbytes:
-            raise UserError(f"{name}: {part}.images must be a uint8 array [N, ch, H, W] with N > 0; {_is(pixels)}")
-        if not isinstance(labels, np.ndarray) or labels.dtype != np.int64 or labels.shape != (len(pixels),):
-            raise UserError(f"{name}: {part}.labels must be an int64 array [{len(pixels)}]; {_is(labels)}")
-        if labels.min() < 0 or labels.max() >= len(images.classes):
-            span = f"{labels.min()} to {labels.max()}"
-            raise UserError(f"{name}: labels of {part} range from {span}, but there are {len(images.classes)} classes")
-    if images.train.images.shape[1:] != images.test.images.shape[1:]:
-        shapes = [list(s.images.shape[1:]) for s in (images.train, images.test)]
-        raise UserError(f"{name}: images are {shapes[0]} in train, {shapes[1]} in test; give one shape")
-    if len(np.unique(images.train.labels)) < fewest:
-        raise UserError(f"{name}: all training examples have the same class; a classifier needs two or more")
-    channels = images.shape[0]
-    if len(images.mean) != channels or len(images.std) != channels or not all(s > 0 for s in images.std):
-        raise UserError(f"{name}: mean and std need {channels} numbers each, one per channel, with std above 0")
-    if images.users is not None and len(images.users) != len(images.train):
-        sizes = f"{len(images.users)} users for {len(images.train)} training examples"
-        raise UserError(f"{name}: {sizes}; give one per example")
-    if images.places is not None and np.shape(images.places) != (len(images.train), 2):
-        raise UserError(f"{name}: places must be an array [{len(images.train)}, 2]; {_is(images.places)}")
+            raise UserError(f"{name}: {part}.images must be a uint8 array [N, ch, H, W] with N > 0")
+        known = isinstance(labels, np.ndarray) and labels.dtype == np.int64 and labels.shape == (len(pixels),)
+        if not known or labels.min() < 0 or labels.max() >= len(images.classes):
+            wanted = f"an int64 array [{len(pixels)}] of class numbers from 0 to {len(images.classes) - 1}"
+            raise UserError(f"{name}: {part}.labels must be {wanted}")
+    channels, count = images.shape[0], len(images.train)
+    rules = {
+        "images in train and test must have one shape": images.test.images.shape[1:] == images.shape,
+        "training examples of two or more classes are needed": len(np.unique(images.train.labels)) >= fewest,
+        f"mean and std need {channels} numbers each, std above 0": (
+            len(images.mean) == len(images.std) == channels and min(images.std) > 0
+        ),
+        f"users must be {count:,}, one per training example": images.users is None or len(images.users) == count,
+        f"places must be an array [{count}, 2]": images.places is None or np.shape(images.places) == (count, 2),
+    }
+    if broken := next((rule for rule, kept in rules.items() if not kept), None):
+        raise UserError(f"{name}: {broken}")
     return images
 
 
-def _is(value: Any) -> str:
-    return f"this is {f'{value.dtype} {list(value.shape)}' if isinstance(value, np.ndarray) else a_kind(value)}"
-
-
-def _has_entries(value: Any) -> bool:
-    """Whether these are the labels of several examples, not of one."""
-    return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
-
-
-def _arrays_of(value: Mapping[Any, Any], name: str) -> dict[str, Array]:
-    known = {*KEYS[0], *KEYS[1], *OPTIONAL}
-    if unknown := [key for key in value if key not in known]:
-        raise UserError(f"{name} has an unknown entry {unknown[0]!r}; give {', '.join((*KEYS[0], *OPTIONAL))}")
-    return {key: _array(entry, f"{name}: {key}") for key, entry in value.items() if entry is not None}
-
-
 def _array(value: Any, where: str) -> Array:
-    if isinstance(value, Tensor):
-        plain = value.detach().cpu()
-        plain = plain.float() if plain.dtype == torch.bfloat16 else plain
-        channels_first = plain.dim() == 4 and plain.shape[1] in (1, 3)
-        return (plain.permute(0, 2, 3, 1) if channels_first else plain).numpy()
+    """A value as an array; of a tensor, the channels are moved to the end."""
     try:
-        array = np.asarray(value)
-    except ValueError as error:  # rows of different lengths
+        if not isinstance(value, Tensor):
+            return np.asarray(value)
+        plain = value.detach().cpu()
+        return (plain.permute(0, 2, 3, 1) if plain.dim() == 4 and plain.shape[1] in (1, 3) else plain).numpy()
+    except (ValueError, TypeError) as error:  # rows of different lengths; a dtype that NumPy does not have
         raise UserError(f"{where} cannot be made into one array ({error}); give images of one shape") from error
-    if array.dtype.hasobject:
-        raise UserError(f"{where} has entries of different kinds or shapes; give one array of numbers or strings")
-    return array
 
 
 def _is_dataset(value: Any) -> bool:
     """Whether a value behaves like a Dataset; arrays, tensors and lists do too, but are not meant."""
     if isinstance(value, np.ndarray | Tensor | list | tuple | Mapping | str | bytes):
         return False
-    return isinstance(value, IterableDataset) or hasattr(value, "__getitem__") or hasattr(value, "__iter__")
+    return hasattr(value, "__getitem__") or hasattr(value, "__iter__")
 
 
-def _from_datasets(datasets: tuple[Any, ...], name: str) -> ImageSet:
-    parts = ("train", "test")[: len(datasets)]
-    read = [_read(d, f"{name}: {part}", Key(0).fold("read", part)) for d, part in zip(datasets, parts, strict=True)]
-    images, columns, exact = zip(*read, strict=True)
-    classes, users = (_attribute(datasets[0], attribute) for attribute in ("classes", "users"))
-    names = None if classes is None else tuple(map(str, texts(np.asarray(classes), f"{name}: classes")))
-    labels, names = number_labels(list(columns), names, name, parts)
-    owners = None if users is None else texts(np.asarray(users), f"{name}: users", len(labels[0]))
-    notes = [f"{part}: pixels were rounded to 256 levels" for part, same in zip(parts, exact, strict=True) if not same]
-    splits = [Split(pixels, numbers) for pixels, numbers in zip(images, labels, strict=True)]
-    return assemble(name, splits, names, owners, notes, name)
+def _read_datasets(datasets: Sequence[Any], name: str) -> dict[str, Any]:
+    """The arrays of one or two Datasets; each example is read once, in order."""
+    arrays = {attribute: _attribute(datasets[0], attribute) for attribute in OPTIONAL}
+    for part, dataset in zip(("train", "test"), datasets, strict=False):
+        images, labels = list[Images](), list[Any]()
+        try:
+            with seeded(Key(0).fold("read", part)):  # transforms that use torch's generator give the same every time
+                for index in range(len(dataset)):
+                    image, label = dataset[index]
+                    if isinstance(image, Image.Image):
+                        image = np.asarray(image.convert("L" if image.mode in _GREY else "RGB"))
+                    where = f"{name}: {part}: image {index}"
+                    images.append(to_bytes(_array(image[None], where), where))
+                    labels.append(label.item() if isinstance(label, Tensor | np.ndarray | np.generic) else label)
+            arrays[f"x_{part}"] = np.concatenate(images).transpose(0, 2, 3, 1)
+        except UserError:
+            raise
+        except Exception as error:  # a Dataset may raise anything
+            wanted = "give a Dataset with __len__ whose examples are pairs (image, label), all images of one shape"
+            raise UserError(f"{name}: {part}: example {len(labels)}: {describe_error(error)}; {wanted}") from error
+        arrays[f"y_{part}"] = labels
+    return arrays
 
 
 def _attribute(dataset: Any, name: str) -> Any:
@@ -370,54 +312,3 @@ def _attribute(dataset: Any, name: str) -> Any:
     if inner is None or indices is None or (value := _attribute(inner, name)) is None:
         return None
     return value if name == "classes" else np.asarray(value)[np.asarray(indices)]
-
-
-def _read(dataset: Any, where: str, key: Key) -> tuple[npt.NDArray[np.uint8], Array, bool]:
-    """Images, labels, and whether the pixels are exact; each example is read once, in order."""
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise UserError(f"{where} is iterable but cannot be indexed; give a Dataset with __len__ and __getitem__")
-    try:
-        count = len(dataset)
-    except (TypeError, NotImplementedError) as error:
-        raise UserError(f"{where} has no length; give a Dataset with __len__ and __getitem__") from error
-    if count == 0:
-        raise UserError(f"{where} is empty; give a Dataset with at least one example")
-    images, labels, exact = np.empty(0, np.uint8), [], True
-    with seeded(key):  # transforms that use torch's generator give the same every time
-        for index in range(count):
-            image, label = _example(dataset, index, where)
-            pixels, same = to_bytes(_picture(image, f"{where}: image {index}")[None], f"{where}: image {index}")
-            if index == 0:
-                images = np.empty((count, *pixels.shape[1:]), np.uint8)
-            if pixels.shape[1:] != images.shape[1:]:
-                shapes = f"image 0 is {list(images.shape[1:])}, image {index} is {list(pixels.shape[1:])}"
-                raise UserError(f"{where}: {shapes}; resize or convert them to one shape in the Dataset")
-            images[index], exact = pixels[0], exact and same
-            labels.append(label)
-    if len({isinstance(label, str) for label in labels}) > 1:
-        raise UserError(f"{where}: some labels are strings and some are numbers; give one kind")
-    return images, np.asarray(labels, np.str_ if isinstance(labels[0], str) else np.int64), exact
-
-
-def _example(dataset: Any, index: int, where: str) -> tuple[Any, int | str]:
-    try:
-        example = dataset[index]
-    except Exception as error:  # a Dataset may raise anything
-        raise UserError(f"{where}: example {index} raises {type(error).__name__}: {error}") from error
-    if not isinstance(example, list | tuple) or len(example) != 2:
-        raise UserError(f"{where}: example {index} is {a_kind(example)}; give pairs (image, label)")
-    image, label = example
-    if isinstance(label, Tensor | np.ndarray | np.generic) and label.ndim == 0:
-        label = label.item()
-    if not isinstance(label, int | str) or isinstance(label, bool) or (isinstance(label, int) and label >= 2**63):
-        raise UserError(f"{where}: label {index} is {a_kind(label)}; give a whole number or a string")
-    return image, label
-
-
-def _picture(image: Any, where: str) -> Array:
-    if isinstance(image, Image.Image):
-        return np.asarray(image.convert("L" if image.mode in _GREY else "RGB"))
-    if not isinstance(image, Tensor | np.ndarray):
-        raise UserError(f"{where} is {a_kind(image)}; give a PIL image, an array or a tensor")
-    pixels: Array = _array(image[None], where)[0] if isinstance(image, Tensor) else image
-    return pixels

@@ -65,8 +65,8 @@ RATIO = (3 / 4, 4 / 3)  # its width divided by its height
 def draw_crops(generator: np.random.Generator, count: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
     """Draw boxes [count, 4] and flips [count] (Szegedy et al. 2015).
 
-    A box is (top, left, height, width): height and width in units of √(H·W), the side of a square with the image's
-    area; top and left as fractions of the free space. The area is uniform, the ratio log-uniform.
+    A box is (top, left, height, width): height and width in units of √(H·W), top and left as fractions of the free
+    space. The area is uniform, the ratio log-uniform.
     """
     area = generator.uniform(*SCALE, count)
     half = generator.uniform(math.log(RATIO[0]) / 2, math.log(RATIO[1]) / 2, count)  # half the ratio's logarithm

@@ -54,8 +54,7 @@ class Plan:
 class Pixels:
     """Images, in memory or read on demand, and their normalisation: (x/255 − mean) / std.
 
-    Floating-point entries are the output of a network's frozen part and are returned unchanged. Each example may have
-    several of them, one for the plain image and the others for augmented ``views``; the draws then choose a view.
+    Floating-point entries are the output of a network's frozen part, of the plain image and of augmented ``views``.
     """
 
     images: Images  # uint8 [N, ch, H, W], or floating point [N·(1 + views), ch, H, W]

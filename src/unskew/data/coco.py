@@ -61,22 +61,15 @@ def read_annotations(
 ) -> Content:
     """Read a JSON file of that kind, or the file of the same name in an archive."""
     try:
-        if not os.path.lexists(path) and not (archive and archive.is_file()):
-            packed = f", nor does {archive.name}" if archive else ""
-            raise UserError(f"{path} does not exist{packed}; {again}")
-        if archive is None or path.is_file() or not archive.is_file():
+        if archive is None or os.path.lexists(path) or not archive.is_file():
             content = read_plain(path, again)
         else:
             with zipfile.ZipFile(archive) as zipped:
-                inside = next((info for info in zipped.infolist() if Path(info.filename).name == path.name), None)
-                if inside is None:
-                    raise UserError(f"{archive} has no {path.name}; use the published archive")
-                check_unpacked(inside.file_size, size_on_disk([archive]), f"{archive}/{path.name}")
-                content = zipped.read(inside)
+                member = next(info for info in zipped.infolist() if Path(info.filename).name == path.name)
+                check_unpacked(member.file_size, size_on_disk([archive]), f"{archive}/{path.name}")
+                content = zipped.read(member)
         return msgspec.json.decode(content, type=kind)
-    except (OSError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
-        raise UserError(f"{path} cannot be read: {error}; {again}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, zipfile.BadZipFile, RuntimeError, EOFError, StopIteration, ValueError) as error:
         raise UserError(f"{path} is damaged, or another kind of file: {error}; {again}") from error
 
 
@@ -85,23 +78,20 @@ def classify(read: AnnotationFile, path: Path) -> dict[int, int]:
     known = {category.id for category in read.categories}
     areas: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for note in read.annotations:
-        if note.category_id not in known:
-            raise UserError(f"{path}: image {note.image_id} has the unknown category {note.category_id}; correct it")
         box = note.bbox[2] * note.bbox[3] if note.bbox else 0.0
         areas[note.image_id][note.category_id] += note.area or box or 1e-9
-    for image in read.images:
-        if image.file_name.startswith("/") or ".." in Path(image.file_name).parts:
-            raise UserError(f"{path}: the file {brief(image.file_name)} of image {image.id} is outside its folder")
-    if len({image.id for image in read.images}) != len(read.images):
-        raise UserError(f"{path} lists an image id twice; give each image once")
+    if len({image.id for image in read.images}) != len(read.images) or not all(
+        known.issuperset(a) for a in areas.values()
+    ):
+        raise UserError(f"{path} lists an image twice, or an annotation has an unknown category; write it again")
     return {image: max(shares, key=lambda category: (shares[category], -category)) for image, shares in areas.items()}
 
 
 def read_coco(request: DataRequest, *, images: str = "", test: str = "") -> Rows:
     """List annotated photographs.
 
-    ``images`` is their folder, by default one next to the annotations, as in COCO. ``test`` is the file of the test
-    photographs, by default the one with ``val`` instead of ``train``; without one, every fifth photograph is test.
+    ``images`` is their folder, by default one next to the annotations. ``test`` is the file of the test photographs, by
+    default the one with ``val`` instead of ``train``; without one, every fifth photograph is test.
     """
     path = user_path(request.path)
     request.say(f"reading {path}", 0, 0)
@@ -119,12 +109,10 @@ def read_coco(request: DataRequest, *, images: str = "", test: str = "") -> Rows
         labels += [category_of[image.id] for image in labeled]
         users += ["" if image.location is None else str(image.location) for image in labeled]
         part += [file == held] * len(labeled)
-        pairs = {(note.image_id, note.category_id) for note in read.annotations}
         if without := len(read.images) - len(labeled):
             notes.append(f"{file.name}: left out {counted(without, 'photograph')} without an annotation")
-        if len(pairs) > len(category_of):
-            several = "several categories; a photograph's class is the one with the largest area"
-            notes.append(f"{file.name}: some photographs have {several}")
+        if len({(note.image_id, note.category_id) for note in read.annotations}) > len(category_of):
+            notes.append(f"{file.name}: photographs of several categories are in the one with the largest area")
     if not files:
         raise UserError(f"{path} has no annotated photographs; give a file that has some")
     kind = every_fifth(len(files)) if held is None else np.array(part)
@@ -144,12 +132,10 @@ COCO = Source("coco", "photographs with COCO annotations, one class each", OWN, 
 def _find_folder(file: Path, option: str, images: list[CocoImage]) -> Path:
     part = file.stem.rpartition("_")[2]  # instances_train2017.json: train2017
     near = file.absolute().parent
-    if not images:
-        return near
     searched = [near, near / "images", near / part, near.parent, near.parent / part, near.parent / "images" / part]
     searched = [user_path(option).absolute()] if option else searched
-    for folder in searched:
-        if (folder / images[0].file_name).is_file():
-            return folder
+    first = images[0].file_name if images else ""
+    if found := next((folder for folder in searched if not images or (folder / first).is_file()), None):
+        return found
     looked = f"looked in {', '.join(map(str, searched))}"
-    raise UserError(f"{brief(images[0].file_name)} of {file} was not found; {looked}; give its folder as (images=DIR)")
+    raise UserError(f"{brief(first)} of {file} was not found; {looked}; give its folder as (images=DIR)")

@@ -8,7 +8,6 @@ import os
 import re
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from unskew.core.errors import UserError, brief
+from unskew.core.errors import UserError
 from unskew.core.limits import check_plain, check_unpacked, size_on_disk
 
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, OverflowError, struct.error)
@@ -37,14 +36,7 @@ SPARE = 2  # a JPEG is read at 1/2, 1/4 or 1/8 of its size if that is still this
 LONGEST = 4  # a strip longer than this many times its width is cut to its middle
 
 
-@dataclass(frozen=True)
-class NoBytes:
-    """An entry in a column of images that has only a path."""
-
-    path: str
-
-
-Picture = Path | bytes | NoBytes  # its path, or its file's content
+Picture = Path | bytes  # its path, or its file's content
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -72,14 +64,15 @@ def decode(source: Picture | None, size: int | None) -> Pixels:
             plain = _flatten(picture) if turn is None else _flatten(picture).transpose(turn)
     except UserError as error:
         raise Broken(str(error).removeprefix("the picture ")) from error
-    except Image.DecompressionBombError as error:
-        raise Broken(f"claims to have more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; scale it down") from error
     except UnidentifiedImageError as error:
         raise Broken(_unknown(where)) from error
     except UNREADABLE as error:
         raise Broken(f"is damaged ({str(error)[:100] or type(error).__name__})") from error
     if size is not None:
-        plain = _shorten(plain)
+        # Cut a strip to its middle: scaled up in full, one that is a pixel wide would take gigabytes.
+        width, height = (min(side, LONGEST * min(plain.size)) for side in plain.size)
+        left, top = (plain.size[0] - width) // 2, (plain.size[1] - height) // 2
+        plain = plain.crop((left, top, left + width, top + height))
         width, height = (max(size, round(side * size / min(plain.size))) for side in plain.size)
         plain = plain.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(plain)
@@ -111,14 +104,6 @@ def _flatten(picture: Image.Image) -> Image.Image:
     return picture.convert("RGBA").convert(mode) if picture.mode in ("P", "PA") else picture.convert(mode)
 
 
-def _shorten(picture: Image.Image) -> Image.Image:
-    """Cut a strip to its middle: scaled up in full, one that is a pixel wide would take gigabytes."""
-    most = LONGEST * min(picture.size)
-    width, height = (min(side, most) for side in picture.size)
-    left, top = (picture.size[0] - width) // 2, (picture.size[1] - height) // 2
-    return picture if (width, height) == picture.size else picture.crop((left, top, left + width, top + height))
-
-
 def _orientation(picture: Image.Image) -> int:
     try:
         return int(picture.getexif().get(ORIENTATION, 1))
@@ -128,29 +113,19 @@ def _orientation(picture: Image.Image) -> int:
 
 def _plain(source: Picture | None) -> Path | io.BytesIO:
     if source is None:
-        raise Broken("has no bytes")
-    if isinstance(source, NoBytes):
-        raise Broken(f"has no bytes, only the path {brief(source.path)}; put paths into a column called path")
-    if isinstance(source, bytes):
-        if not source:
-            raise Broken("is empty")
-        return io.BytesIO(source)
+        raise Broken("has no bytes; put paths into a column called path")
     try:
-        check_plain(source)
-        if not os.stat(source).st_size:
+        if not isinstance(source, bytes):
+            check_plain(source)
+        if not (len(source) if isinstance(source, bytes) else os.stat(source).st_size):
             raise Broken("is empty")
     except UserError as error:
-        raise Broken(str(error).removeprefix(f"{source} ")) from error
-    except FileNotFoundError as error:
-        hint = ""
-        if re.search(r"(^|/)(https?|s3|gs):/", str(source)):
-            hint = ": it is a web address; download the file and give its path"
-        elif "\\" in str(source):
-            hint = ": it is a Windows path; give it relative to the table, with / between folders"
-        raise Broken(f"does not exist{hint}") from error
+        raise Broken(str(error).removeprefix(f"{source!s} ")) from error
     except OSError as error:
-        raise Broken(f"cannot be read: {error.strerror or error}") from error
-    return source
+        web = re.search(r"(^|/)(https?|s3|gs):/", str(source))
+        hint = ": a web address; download the file" if web else ": a Windows path; use /" if "\\" in str(source) else ""
+        raise Broken(f"cannot be read ({error.strerror or error}){hint}") from error
+    return io.BytesIO(source) if isinstance(source, bytes) else source
 
 
 def _unknown(where: Path | io.BytesIO) -> str:

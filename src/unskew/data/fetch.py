@@ -1,13 +1,10 @@
 """Downloads a published image set into the data folder, and unpacks it."""
 
-import gzip
 import hashlib
 import http.client
-import io
 import shutil
 import tarfile
 import time
-import unicodedata
 import urllib.error
 import urllib.request
 import zipfile
@@ -16,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO
 
 from filelock import FileLock, Timeout
 
@@ -33,7 +30,9 @@ TIMEOUT = 60.0  # seconds without a byte
 TRIES = 4  # connections to one address; each continues the previous one
 PAUSE = 1.0  # seconds before the second; doubles each time
 MAX_BYTES = 4 * 10**9  # of a download; the largest published archive has 0.7 GB
+EVERY = 25_000  # files between two progress lines
 _BLOCK = 1 << 18
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, NotImplementedError)
 
 
 class DiskError(UserError):
@@ -64,22 +63,13 @@ def download(urls: Sequence[str], path: Path, md5: str, *, report: Report, say: 
         with on_disk(path):
             part.replace(path)
         return
-    kept = _size(part)
-    more = f"; {format_bytes(kept)} were kept; run the same command again to continue" if kept else ""
-    raise UserError("; ".join(reasons) + (more or "; nothing was kept; try again later, or give another --mirror"))
+    kept = f"{format_bytes(_size(part))} were kept; run the same command again to continue, or give another --mirror"
+    raise UserError("; ".join([*reasons, kept]))
 
 
 def part_of(path: Path) -> Path:
-    """The name of an incomplete file."""
+    """The name of an incomplete file or folder."""
     return path.with_name(path.name + ".part")
-
-
-def check_space(folder: Path, needed: int, what: str) -> None:
-    """Refuse a file that does not fit on the disk."""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        room = f"{what} needs {format_bytes(needed)}, but {folder} has only {format_bytes(free)} free"
-        raise DiskError(f"{room}; make room, or give another --data-dir")
 
 
 @contextmanager
@@ -117,10 +107,9 @@ def _continue(url: str, part: Path, report: Report) -> None:
     kept, headers = _size(part), {"User-Agent": "unskew", "Accept-Encoding": "identity"}
     if kept:  # if the file has changed since, the checksum will tell
         headers["Range"] = f"bytes={kept}-"
+    request = urllib.request.Request(url, headers=headers)
     try:
-        answer: http.client.HTTPResponse = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=TIMEOUT
-        )
+        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and kept:  # the server has nothing more; the checksum will tell whether it is complete
@@ -129,30 +118,24 @@ def _continue(url: str, part: Path, report: Report) -> None:
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _Refused(f"{url} cannot be reached: {getattr(error, 'reason', error)}") from error
     with answer:
-        start = kept if answer.status == 206 else 0  # a server may ignore the range
-        begins = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
-        if start and begins != str(kept):
-            raise _Refused(f"{url} resumes at byte {begins or 'unknown'} instead of {kept}")
+        done = kept if answer.status == 206 else 0  # a server may ignore the range
+        if done and not answer.headers.get("Content-Range", "").startswith(f"bytes {kept}-"):
+            raise _Refused(f"{url} does not resume at byte {kept}")
         length = answer.headers.get("Content-Length", "")
-        total = start + int(length) if length.isascii() and length.isdigit() else None
-        if total is not None and total > MAX_BYTES:
-            raise _Refused(f"{url} has {format_bytes(total)}, so it is not the published file")
-        check_space(part.parent, (total or start) - start, url)
-        with on_disk(part), part.open("ab" if start else "wb") as out:
-            done = start
+        total = done + int(length) if length.isascii() and length.isdigit() else None
+        with on_disk(part), part.open("ab" if done else "wb") as out:
             report(done, total)
             while True:
                 try:
                     block = answer.read(_BLOCK)
                 except (OSError, http.client.HTTPException, ValueError) as error:
-                    lost = f"the connection was lost after {done:,}{'' if total is None else f' of {total:,}'} bytes"
-                    raise _BrokeOff(f"{url}: {lost} ({error or type(error).__name__})") from error
+                    raise _BrokeOff(f"{url}: the connection was lost after {done:,} bytes ({error})") from error
                 if not block:
                     break
                 out.write(block)
                 done += len(block)
                 report(done, total)
-                if done > MAX_BYTES:
+                if max(done, total or 0) > MAX_BYTES:
                     part.unlink()
                     raise _Refused(f"{url} is larger than {format_bytes(MAX_BYTES)}, so it is not the published file")
         if total is not None and done < total:
@@ -168,125 +151,61 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-MAX_MEMBERS = 2_000_000
-MAX_READ = 1 << 24  # bytes of a tar archive read at once: far more than any header has
-MAX_PART = 255  # bytes of a path's part, the limit of file systems
-EVERY = 25_000  # files between two progress lines
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, NotImplementedError)
-
-
-Member = tuple[str, str, Callable[[], IO[bytes] | None]]  # its name; "file", "folder" or another kind; opens it
-
-
 def unpack(
     archive: Path, name: str, folder: Path, members: Sequence[str] = (), inside: str = "", say: Say = lambda line: None
 ) -> None:
-    """Extract ``members`` of an archive into ``folder``, without their paths, or else everything below ``inside``."""
-    folders, files, copied = set[str](), set[str](), set[str]()
-    with _damage(name):
-        for number, (member, kind, open_member) in enumerate(_members(archive, name), 1):
-            if number > MAX_MEMBERS:
-                raise UserError(f"{name} has more than {MAX_MEMBERS:,} members; it is not the published archive")
-            path = _check_member(member, kind, folders, files, name)
-            wanted = path in members if members else path.startswith(inside) and path != inside
-            if kind != "file" or not wanted:
-                continue
-            target = folder / (path.rpartition("/")[2] if members else path.removeprefix(inside))
-            with on_disk(folder):
-                target.parent.mkdir(parents=True, exist_ok=True)
-            _copy(open_member, target, name)
-            copied.add(path)
-            if len(copied) % EVERY == 0:
-                say(f"unpacking {name}: {len(copied):,} files")
-    if missing := sorted(set(members) - copied):
-        raise UserError(f"{name} is missing {', '.join(missing[:3])}; it is not the published archive")
-    if not copied:
-        raise UserError(f"{name} has no files below {inside or 'it'}; it is not the published archive")
-
-
-def _check_member(member: str, kind: str, folders: set[str], files: set[str], name: str) -> str:
-    """Return the path of an acceptable member, and add it to ``folders`` and ``files``.
+    """Extract ``members`` of an archive into ``folder``, without their paths, or else everything below ``inside``.
 
     ``tarfile``'s data filter would accept links and rewrite absolute paths, and does not cover zip archives.
     """
-    path = PurePosixPath(member)
-    outside = path.is_absolute() or ".." in path.parts or set("\\\0") & set(member) or member[1:2] == ":"
-    parts = [unicodedata.normalize("NFC", part).casefold() for part in path.parts]  # some file systems ignore case
-    own, above = "/".join(parts), {"/".join(parts[:n]) for n in range(1, len(parts))}
-    wrong = None
-    if outside:
-        wrong = "points outside its folder"
-    elif any(len(part.encode("utf-8", "surrogateescape")) > MAX_PART for part in path.parts):
-        wrong = "has a name that is too long"
-    elif kind not in ("file", "folder"):
-        wrong = f"is {kind}; only files and folders are unpacked"
-    elif kind == "file" and own in files:
-        wrong = "appears twice, perhaps in different case"
-    elif kind == "file" and (own in folders or above & files):
-        wrong = "appears both as a file and as a folder"
-    if wrong:
-        raise UserError(f"{name}: the member {brief(member)} {wrong}; it is not the published archive")
-    if kind == "file":
-        files.add(own)
-        folders |= above
-    return path.as_posix()
+    copied, unpacked, packed = set[str](), 0, size_on_disk([archive])
+    with _damage(name):
+        for member, kind, size, open_member in _members(archive, name):
+            unpacked += size
+            check_unpacked(unpacked, packed, name, at_once=False)
+            path = PurePosixPath(member)
+            outside = path.is_absolute() or ".." in path.parts or set("\\\0") & set(member) or member[1:2] == ":"
+            if outside or kind == "other":
+                wrong = "points outside its folder" if outside else "is a link, a device or a pipe"
+                raise UserError(f"{name}: the member {brief(member)} {wrong}; it is not the published archive")
+            plain = path.as_posix()
+            wanted = plain in members if members else plain.startswith(inside) and plain != inside
+            if kind == "file" and wanted:
+                _copy(open_member, folder / (path.name if members else plain.removeprefix(inside)), name)
+                copied.add(plain)
+                if len(copied) % EVERY == 0:
+                    say(f"unpacking {name}: {len(copied):,} files")
+    if not copied.issuperset(members) or not copied:
+        wanted_files = ", ".join(sorted(set(members) - copied)[:3]) or f"files below {inside}"
+        raise UserError(f"{name} has no {wanted_files}; it is not the published archive")
 
 
-def _members(archive: Path, name: str) -> Iterator[Member]:
-    packed = size_on_disk([archive])
+def _members(archive: Path, name: str) -> Iterator[tuple[str, str, int, Callable[[], IO[bytes] | None]]]:
+    """Each member's name, its kind ("file", "folder" or "other"), its size, and a function that opens it."""
     if name.endswith(".zip"):
         with zipfile.ZipFile(archive) as zipped:
-            unpacked = sum(info.file_size for info in zipped.infolist())
-            check_unpacked(unpacked, packed, name, at_once=False)
-            check_space(archive.parent, unpacked, f"unpacking {name}")
             for info in zipped.infolist():
-                if info.flag_bits & 1:
-                    raise UserError(f"{name}: the member {brief(info.filename)} is encrypted; download it again")
                 mode = 4 if info.is_dir() else info.external_attr >> 28  # if the archive was made on Unix
-                kind = {0: "file", 4: "folder", 8: "file", 10: "a link"}.get(mode, "a device or a pipe")
-                yield info.filename, kind, partial(zipped.open, info)
+                kind = {0: "file", 4: "folder", 8: "file"}.get(mode, "other")
+                yield info.filename, kind, info.file_size, partial(zipped.open, info)
         return
-    with (
-        gzip.open(archive) as stream,
-        tarfile.open(fileobj=cast(IO[bytes], _Limited(stream, packed, name)), mode="r:") as tar,
-    ):
+    with tarfile.open(archive, "r:gz") as tar:
         while (entry := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # tarfile would remember all of them
-            check_unpacked(stream.tell() + entry.size, packed, name, at_once=False)
-            check_space(archive.parent, entry.size, f"unpacking {name}")
-            kind = "a link" if entry.islnk() or entry.issym() else "a device or a pipe"
-            kind = "file" if entry.isreg() else "folder" if entry.isdir() else kind
-            yield entry.name, kind, partial(tar.extractfile, entry)
-
-
-class _Limited:
-    """A stream that limits tarfile's reads: a header can claim gigabytes, which tarfile would read at once."""
-
-    def __init__(self, stream: gzip.GzipFile, packed: int, name: str) -> None:
-        self._stream, self._packed, self._name, self.tell = stream, packed, name, stream.tell
-
-    def read(self, size: int) -> bytes:
-        if not 0 <= size <= MAX_READ:
-            raise ValueError(f"a header of {size:,} bytes")
-        check_unpacked(self.tell() + size, self._packed, self._name, at_once=False)
-        return self._stream.read(size)
-
-    def seek(self, position: int) -> int:
-        check_unpacked(position, self._packed, self._name, at_once=False)
-        return self._stream.seek(position)
+            kind = "file" if entry.isreg() else "folder" if entry.isdir() else "other"
+            yield entry.name, kind, entry.size, partial(tar.extractfile, entry)
 
 
 def _copy(open_member: Callable[[], IO[bytes] | None], path: Path, name: str) -> None:
     part = part_of(path)
     try:
-        with open_member() or io.BytesIO() as stream, on_disk(path), part.open("wb") as out:
-            while True:
-                with _damage(name):
-                    block = stream.read(1 << 20)
-                if not block:
-                    break
-                out.write(block)
         with on_disk(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as out, _damage(name):
+                stream = open_member()
+                while stream is not None and (block := stream.read(1 << 20)):
+                    with on_disk(path):
+                        out.write(block)
             part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -301,79 +220,53 @@ def _damage(name: str) -> Iterator[None]:
 
 
 def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say: Say = lambda line: None) -> Path:
-    """Download a set into a folder below ``data_dir``, unless it is complete, and return that folder.
-
-    ``mirror`` replaces the published addresses up to the file name. ``report`` restarts with every file; ``say`` is
-    called with problems and retries.
-    """
+    """Download a set into a folder below ``data_dir``, unless it is complete; ``mirror`` replaces its addresses."""
     source = sources.parse(name)[0]
-    if source.locate is None:
-        where = "it comes with scikit-learn" if name == "digits" else "it is your own file"
-        raise UserError(f"{name}: there is nothing to download, since {where}; use it as --data {name}")
-    if source.download is None:
-        where = source.origin.split()[-1]
-        raise UserError(f"{name}: Unskew cannot download this data set; get it from {where} and pass --data-dir DIR")
+    wanted = source.download
+    if wanted is None:
+        raise UserError(f"{name}: there is nothing to download; use it as --data {name}")
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise UserError(f"mirror {mirror!r} is not a web address; give one that starts with http:// or https://")
-    if source.download.splits:
-        with _alone(data_dir, f"{source.download.folder}-splits"):
-            return _fetch_splits(source, source.download, data_dir, mirror, report, say)
-    with _alone(data_dir, source.download.folder):
-        complete = _find_complete(source, source.download, data_dir)
-        return complete or _fetch_files(source.download, data_dir, mirror, report, say)
+    with _alone(data_dir, wanted.folder):
+        complete = None if wanted.splits else _find_complete(source, wanted, data_dir)
+        folder = complete or _fetch_files(wanted, data_dir, mirror, report, say)
+    if wanted.splits:
+        say(f"these are the published splits of {source.name}; get its photographs from {source.origin.split()[-1]}")
+    return folder
 
 
 def _fetch_files(wanted: Download, data_dir: Path, mirror: str | None, report: Report, say: Say) -> Path:
-    bases = [wanted.base, *wanted.mirrors] if mirror is None else [mirror]
+    """Download all files. What comes from a complete archive gets its folder's name only at the end."""
     folder = data_dir / wanted.folder
-    target = folder if wanted.tree is None else folder.with_name(f"{folder.name}.part")
-    with on_disk(target):
-        target.mkdir(parents=True, exist_ok=True)
+    whole = wanted.splits or wanted.tree is not None
     for file, md5 in wanted.files.items():
-        urls = [f"{base.rstrip('/')}/{file}" for base in bases]
-        path = target / file if wanted.tree is None else folder.with_name(f"{folder.name}.{file}")
-        download(urls, path, md5, report=report, say=say)
-        if not wanted.members and wanted.tree is None:
+        target = folder / file.removesuffix(".zip") if wanted.splits else folder
+        if wanted.splits and target.exists():
             continue
-        if wanted.tree is not None:
-            say(f"unpacking {file}")
+        path = target.with_name(f"{target.name}.{file}") if whole else target / file
+        unpacked = part_of(target) if whole else target
+        with on_disk(unpacked):
+            unpacked.mkdir(parents=True, exist_ok=True)
+        bases = [wanted.base, *wanted.mirrors] if mirror is None else [mirror]
+        download([f"{base.rstrip('/')}/{file}" for base in bases], path, md5, report=report, say=say)
+        if not whole and not wanted.members:
+            continue
+        say(f"unpacking {file}")
         try:
-            unpack(path, file, target, members=wanted.members, inside=wanted.tree or "", say=say)
+            unpack(path, file, unpacked, members=wanted.members, inside=wanted.tree or "", say=say)
         except DiskError:  # the archive is still good
             raise
         except UserError:
             path.unlink(missing_ok=True)
-            if wanted.tree is not None:
-                shutil.rmtree(target, ignore_errors=True)
+            if whole:
+                shutil.rmtree(unpacked, ignore_errors=True)
             raise
         path.unlink(missing_ok=True)
-    if target != folder:
+        if wanted.splits:
+            unpacked.rename(target)
+    if wanted.tree is not None:
         with on_disk(folder):
-            target.rename(folder)
-    return folder
-
-
-def _fetch_splits(
-    source: Source, wanted: Download, data_dir: Path, mirror: str | None, report: Report, say: Say
-) -> Path:
-    """Put the published splits next to the set's files, each in its own folder, unless it exists."""
-    folder = data_dir / wanted.folder
-    for file, md5 in wanted.files.items():
-        archive, target = folder / file, folder / file.removesuffix(".zip")
-        if target.exists():
-            continue
-        with on_disk(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        download([f"{(mirror or wanted.base).rstrip('/')}/{file}"], archive, md5, report=report, say=say)
-        temporary = part_of(target)
-        shutil.rmtree(temporary, ignore_errors=True)
-        try:
-            unpack(archive, file, temporary)
-        finally:
-            archive.unlink(missing_ok=True)
-        with on_disk(target):
-            temporary.rename(target)
-    say(f"these are the published splits of {source.name}; get its photographs from {source.origin.split()[-1]}")
+            part_of(folder).rename(folder)
     return folder
 
 
@@ -387,9 +280,8 @@ def _alone(data_dir: Path, folder: str) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout as error:
-            raise UserError(
-                f"another process is downloading {folder} into {data_dir}; wait for it to finish"
-            ) from error
+            waiting = "wait for it to finish"
+            raise UserError(f"another process is downloading {folder} into {data_dir}; {waiting}") from error
     try:
         yield
     finally:

@@ -4,10 +4,9 @@
 """
 
 import os
-import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,55 +29,66 @@ Parts = tuple[str, ...]  # of a path relative to the folder
 
 
 def read_folder(request: DataRequest) -> Rows:
-    """List ``folder:DIR``, where DIR may be a zip archive: one folder per class, perhaps inside train/ and test/.
-
-    Pictures may be in subfolders of a class's folder, as in torchvision's ImageFolder.
-    """
+    """List ``folder:DIR`` or a zip archive: a folder per class, as in ImageFolder, perhaps inside train/ and test/."""
     root = user_path(request.path)
-    if not request.path or not (is_folder(root) or root.suffix.lower() == ".zip"):
-        wrong = f"{cut(request.name)}: {brief(request.path)} is not a folder"
-        raise UserError(f"{wrong}; give a folder that contains one folder per class, or such a .zip")
-    inside = sorted(_members(root) if root.suffix.lower() == ".zip" else _walk(root))
-    inside = [parts for parts in inside if not any(p.startswith(".") or p.lower() in _IGNORED for p in parts)]
-    train, test, notes = _find_parts(root, inside)
-    paths: list[Parts] = []
-    labels, held = list[str](), list[bool]()
-    for top in (train, test):
-        if top is None:
-            continue
-        for name, pictures in _by_class(root, top, inside, notes).items():
-            paths += pictures
-            labels += [name] * len(pictures)
-            held += [number % 5 == 4 if test is None else top is test for number in range(len(pictures))]
+    zipped = root.suffix.lower() == ".zip"
+    if not request.path or not (zipped or is_folder(root)):
+        raise UserError(f"{cut(request.name)}: {brief(request.path)} is not a folder; give {LAYOUT}, or such a .zip")
+    files = [parts for parts in (_members(root) if zipped else _walk(root)) if not any(map(_is_hidden, parts))]
+    pictures = sorted(parts for parts in files if Path(parts[-1]).suffix.lower() in KINDS)
+    top = 0
+    while pictures and pictures[0][top] != "train" and len({parts[top] for parts in pictures}) == 1:
+        if any(len(parts) < top + 3 for parts in pictures):
+            break
+        top += 1
+    names = {parts[top] for parts in pictures if len(parts) > top + 1}
+    test = next((name for name in TESTS if name in names), None) if "train" in names else None
+    depth = top + ("train" in names)  # of the classes
+    paths = [p for p in pictures if len(p) > depth + 1 and (depth == top or p[top] == "train")]
+    paths += [p for p in pictures if len(p) > depth + 1 and p[top] == test and depth > top]
+    if not paths:
+        raise UserError(f"{root} contains no pictures in folders; expected {LAYOUT}")
+    labels, seen, held = [parts[depth] for parts in paths], Counter[str](), list[bool]()
+    for parts, label in zip(paths, labels, strict=True):
+        seen[label] += 1
+        held.append(seen[label] % 5 == 0 if test is None else parts[top] == test)
     if not any(held):
         raise UserError(f"{root}: no class has five pictures, so none are left for testing; add a folder test/")
+    notes = []
+    if ignored := sorted(set(files) - set(paths)):
+        more = " …" if len(ignored) > 9 else ""
+        shown = ", ".join("/".join(parts[top:]) for parts in ignored[:9])
+        notes.append(f"ignored: {len(ignored):,} files that are not pictures of a class: {shown}{more}")
     if test is None:
         notes.append("every fifth picture of each class, by name, is used for testing, since there is no folder test")
     classes, numbers = np.unique(labels, return_inverse=True)
-    names = ["/".join(parts) for parts in paths]
+    listed = ["/".join(parts) for parts in paths]
     known = tuple(classes.tolist())
-    return Rows(root.absolute(), names, numbers.astype(np.int64), known, np.array(held), notes=tuple(notes))
+    return Rows(root.absolute(), listed, numbers.astype(np.int64), known, np.array(held), notes=tuple(notes))
 
 
 FOLDER = Source("folder", "your own pictures, one folder per class (or a .zip)", OWN, rows=read_folder, path="DIR")
 
 
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _IGNORED
+
+
 def _walk(root: Path) -> Iterator[Parts]:
-    """All files and folders below a folder; a folder's parts end with an empty one."""
+    """All files below a folder."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}; check its permissions") from error
 
-    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+    for folder, _, files in os.walk(root, onerror=refuse, followlinks=True):
         above = Path(folder).relative_to(root).parts
         if len(above) > MAX_DEPTH:
             raise UserError(f"{folder} is more than {MAX_DEPTH} folders deep; expected {LAYOUT}")
-        yield from ((*above, name, "") for name in folders)
         yield from ((*above, name) for name in files)
 
 
 def _members(archive: Path) -> Iterator[Parts]:
-    """All files and folders in an archive."""
+    """All files in an archive."""
     check_plain(archive)
     try:
         with zipfile.ZipFile(archive) as zipped:
@@ -86,49 +96,7 @@ def _members(archive: Path) -> Iterator[Parts]:
     except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
         raise UserError(f"{archive} cannot be read as a zip archive ({error}); create it again") from error
     check_unpacked(sum(info.file_size for info in infos), size_on_disk([archive]), str(archive), at_once=False)
-    yield from (tuple(info.filename.split("/")) for info in infos)
-
-
-def _find_parts(root: Path, inside: list[Parts]) -> tuple[Parts, Parts | None, list[str]]:
-    """The folders with the classes of train and of test, inside any single folder around everything."""
-    top: Parts = ()
-    while True:
-        depth = len(top)
-        names = {parts[depth] for parts in inside if parts[:depth] == top and len(parts) > depth + 1}
-        direct = [parts[depth] for parts in inside if parts[:depth] == top and len(parts) == depth + 1 and parts[-1]]
-        below = {parts[depth + 1] for parts in inside if parts[:depth] == top and len(parts) > depth + 2}
-        if len(names) != 1 or not below or direct or names == {"train"}:
-            break
-        top = (*top, *names)
-    if "train" not in names:
-        return top, None, []
-    test = next((name for name in TESTS if name in names), None)
-    unread = [*sorted(names - {"train", test}), *direct]
-    notes = [f"ignored, next to train: {', '.join(unread[:9])}"] if unread else []
-    return (*top, "train"), (*top, test) if test else None, notes
-
-
-def _by_class(root: Path, top: Parts, inside: list[Parts], notes: list[str]) -> dict[str, list[Parts]]:
-    depth = len(top)
-    below = [parts for parts in inside if parts[:depth] == top and len(parts) > depth]
-    loose = [parts[-1] for parts in below if len(parts) == depth + 1 and parts[-1]]
-    classes: dict[str, list[Parts]] = {}
-    for name, members in groupby((parts for parts in below if len(parts) > depth + 1), lambda parts: parts[depth]):
-        classes[name] = []
-        for parts in members:
-            if Path(parts[-1]).suffix.lower() in KINDS:
-                classes[name] += [parts] if parts[-1] else []
-            else:
-                loose.append("/".join(parts[depth:]))
-        if not classes[name]:
-            raise UserError(f"{root.joinpath(*top, name)} has no pictures; add some or remove the folder")
-    if not classes:
-        where = root.joinpath(*top)
-        raise UserError(f"{where} contains no folders; put the pictures of each class in a folder named after it")
-    if loose:
-        more = f" and {len(loose) - 9:,} more" if len(loose) > 9 else ""
-        notes.append(f"ignored in {'/'.join(top) or root.name}, not pictures of a class: {', '.join(loose[:9])}{more}")
-    return classes
+    yield from (tuple(info.filename.split("/")) for info in infos if not info.is_dir())
 
 
 PICTURES = (".png", ".jpg", ".jpeg")
@@ -143,7 +111,7 @@ def cinic10_rows(folder: Path, *, valid: str = "out") -> Rows:
     """
     if valid not in ("out", "train"):
         raise UserError(f"cinic10(valid={valid}): give train to train on the validation images, or out to ignore them")
-    classes = _folders(folder / "train")
+    classes = _entries(folder / "train")
     parts = ["train", *["valid"] * (valid == "train"), "test"]
     listed = [
         (path, label, part == "test")
@@ -160,20 +128,21 @@ def tiny_imagenet_rows(folder: Path) -> Rows:
 
     The labels of its own test images were not published. Classes are in the order of wnids.txt, named by words.txt.
     """
-    ids = [line.strip() for line in _lines(folder / "wnids.txt") if line.strip()]
-    names_of = dict(line.split("\t", 1) for line in _lines(folder / "words.txt") if "\t" in line)
-    first = [names_of.get(wnid, wnid).split(",")[0].strip() for wnid in ids]
-    names = [f"{name} ({wnid})" if first.count(name) > 1 else name for name, wnid in zip(first, ids, strict=True)]
-    label = {wnid: at for at, wnid in enumerate(ids)}
-    listed = [(path, at, False) for wnid, at in label.items() for path in _pictures(folder, f"train/{wnid}/images")]
-    annotations = folder / "val" / "val_annotations.txt"
-    for number, line in enumerate(_lines(annotations), 1):
-        fields = line.split("\t")
-        if len(fields) < 2 or fields[1] not in label or "/" in fields[0] or not fields[0].lower().endswith(PICTURES):
-            raise UserError(f"{annotations}, line {number}: {brief(line)} is not a picture and a known class; {UNPACK}")
-        listed.append((f"val/images/{fields[0]}", label[fields[1]], True))
+    ids, words, annotations = (
+        [line.split("\t") for line in read_plain(folder / name, UNPACK).decode(errors="replace").splitlines() if line]
+        for name in ("wnids.txt", "words.txt", "val/val_annotations.txt")
+    )
+    try:
+        label = {wnid.strip(): number for number, (wnid, *_) in enumerate(ids)}
+        names_of = {wnid: name for wnid, name, *_ in words}
+        listed = [(f"val/images/{name}", label[wnid], True) for name, wnid, *_ in annotations]
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{folder}: words.txt or val_annotations.txt is damaged ({error}); {UNPACK}") from error
+    first = [names_of.get(wnid, wnid).split(",")[0].strip() for wnid in label]
+    names = [f"{name} ({wnid})" if first.count(name) > 1 else name for name, wnid in zip(first, label, strict=True)]
+    train = [(path, at, False) for wnid, at in label.items() for path in _pictures(folder, f"train/{wnid}/images")]
     notes = ("the validation images, whose labels are published, are used for testing",)
-    return _rows(folder, listed, names, notes=notes)
+    return _rows(folder, train + listed, names, notes=notes)
 
 
 def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
@@ -188,11 +157,11 @@ def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
     listed: Listed = []
     users: list[str] = []
     for name in ("background", "evaluation") if part == "all" else (part,):
-        for alphabet in _folders(folder / f"images_{name}"):
-            for character in _folders(folder / f"images_{name}" / alphabet):
+        for alphabet in _entries(folder / f"images_{name}"):
+            for character in _entries(folder / f"images_{name}" / alphabet):
                 for path in _pictures(folder, f"images_{name}/{alphabet}/{character}"):
                     drawer = Path(path).stem.rpartition("_")[2]
-                    if not re.fullmatch(r"\d{1,9}", drawer, re.ASCII):
+                    if not drawer.isdecimal():
                         raise UserError(f"{folder / path}: the name must end with a drawer's number, as in 0001_07.png")
                     listed.append((path, len(classes), int(drawer) % 5 == 0))
                     users.append(f"{alphabet} {int(drawer)}")
@@ -202,38 +171,32 @@ def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
 
 
 def _rows(
-    folder: Path, listed: Listed, classes: Sequence[str], users: list[str] | None = None, notes: tuple[str, ...] = ()
+    folder: Path, listed: Listed, classes: list[str], users: list[str] | None = None, notes: tuple[str, ...] = ()
 ) -> Rows:
     paths, labels, test = (list(column) for column in zip(*listed, strict=True))
     owners = None if users is None else np.array(users, np.str_)
     return Rows(folder, paths, np.array(labels), tuple(classes), np.array(test), owners, notes=notes)
 
 
-def _folders(directory: Path) -> list[str]:
-    return _entries(directory, "folders", lambda entry: entry.is_dir())
-
-
 def _pictures(root: Path, below: str) -> list[str]:
-    names = _entries(root / below, "pictures", lambda entry: entry.name.lower().endswith(PICTURES))
-    return [f"{below}/{name}" for name in names]
+    return [f"{below}/{name}" for name in _entries(root / below, PICTURES)]
 
 
-def _entries(directory: Path, what: str, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+def _entries(directory: Path, endings: tuple[str, ...] = ()) -> list[str]:
+    """The names of a folder's files with these endings, or of its folders; there must be some."""
     try:
         with os.scandir(directory) as entries:
-            names = sorted(entry.name for entry in entries if wanted(entry) and not entry.name.startswith("."))
+            names = sorted(
+                entry.name
+                for entry in entries
+                if (entry.name.lower().endswith(endings) if endings else entry.is_dir())
+                and not entry.name.startswith(".")
+            )
     except OSError as error:
         raise UserError(f"{directory} cannot be read: {error.strerror or error}; {UNPACK}") from error
     if not names:
-        raise UserError(f"{directory} has no {what}; {UNPACK}")
+        raise UserError(f"{directory} has no {'pictures' if endings else 'folders'}; {UNPACK}")
     return names
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return read_plain(path, UNPACK).decode("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text; {UNPACK}") from error
 
 
 CINIC10 = Source(

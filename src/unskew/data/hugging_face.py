@@ -17,18 +17,12 @@ from unskew.data.interface import OWN, DataRequest, Rows, Source
 from unskew.data.store import cache_of
 from unskew.data.tables import LEFT_OUT, check_columns, read_parquet
 
-GROUP = 100  # rows in a row group, which readers unpack together
-
 
 def read_hugging_face(
     request: DataRequest, *, image: str = "", label: str = "", user: str = "", config: str = "", train: str = "train",
     test: str = "",
 ) -> Rows:  # fmt: skip
-    """Copy a data set into the cache and list it.
-
-    ``image``, ``label`` and ``user`` are columns, by default the first column of images, the first of class labels, and
-    no users. ``train`` and ``test`` are splits; without a test or validation split, every fifth example is test.
-    """
+    """Copy a data set into the cache and list it; ``image``, ``label`` and ``user`` are columns, the others splits."""
     datasets = require_extra("datasets", "hf")
     request.say(f"loading {request.path} with Hugging Face's datasets", 0, 0)
     folder = user_path(request.path)
@@ -49,11 +43,8 @@ def read_hugging_face(
     columns = {"image": image, "label": label or ("label" if "label" in features else ""), "user": user}
     for name, kind in kinds.items():
         columns[name] = columns[name] or next((c for c, held in features.items() if isinstance(held, kind)), "")
-    if wrong := next((c for name, c in columns.items() if c not in features and (c or name != "user")), None):
-        raise UserError(f"{request.name} has no column {wrong}; its columns are {', '.join(features)}")
-    if missing := [name for name in kinds if not columns[name]]:
-        choice = f"choose from {', '.join(features)} with ({missing[0]}=…)"
-        raise UserError(f"{request.name}: cannot tell which column is the {missing[0]}; {choice}")
+    if wrong := next((name for name, c in columns.items() if c not in features and (c or name != "user")), None):
+        raise UserError(f"{request.name}: choose the column with ({wrong}=…) from {', '.join(features)}")
     version = [*(part._fingerprint for part in chosen.values()), *columns.values()]
     name = hashlib.sha256(json.dumps(version).encode()).hexdigest()[:32]
     file = (request.cache or cache_of()).folder / "hf" / f"{name}.parquet"
@@ -79,7 +70,7 @@ def _write(datasets: Any, parts: dict[str, Any], columns: dict[str, str], file: 
     writer, done, total = None, 0, sum(map(len, parts.values()))
     with in_pieces(file) as temporary, ExitStack() as stack:
         for part, rows in parts.items():
-            for batch in rows.with_format("arrow").iter(GROUP):
+            for batch in rows.with_format("arrow").iter(100):  # rows in a row group, which readers unpack together
                 embedded = datasets.table.embed_table_storage(batch)
                 held = {known: embedded.column(column) for known, column in columns.items() if column}
                 held["image"] = held["image"].cast(arrow.struct({"bytes": arrow.binary(), "path": arrow.string()}))

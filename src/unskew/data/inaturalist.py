@@ -1,15 +1,10 @@
-"""iNaturalist-2017 as distributed: its photographs, species, users and places.
-
-Reads train2017.json and val2017.json (COCO format) and the locations with user ids that were added in 2019, unpacked or
-inside their zip archives. Pictures are at the ``file_name`` of the annotations, relative to the folder.
+"""iNaturalist-2017 as distributed: annotations and locations, unpacked or inside their zip archives.
 
 Also the published splits of iNaturalist and Landmarks (Hsu, Qi and Brown 2020): ``federated_train*.csv`` has user_id,
-image_id and class, ``test.csv`` next to it image_id and class. An image id is that of the original data set; a user id
-can be any text, such as a number, an author or an S2 cell.
+image_id and class, ``test.csv`` next to it image_id and class.
 """
 
 import os
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from unskew.core.errors import UserError, brief
+from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.limits import user_path
 from unskew.data.coco import AnnotationFile, CocoImage, classify, read_annotations
@@ -44,11 +39,8 @@ def inaturalist_rows(
 
     ``balance``: classes with fewer training examples are left out, and this many are drawn from each of the others; 0
     keeps all. 100 is iNaturalist-User-120k: 1,203 classes, 120,300 examples (Hsu, Qi and Brown 2020, section 4.1).
-    ``test``: the most test examples drawn per class; 0 keeps all, as does ``balance=0``. The paper calls its test set
-    class-balanced without a number; the published one has 35,641 images, 29.6 per class.
-
-    The paper does not say which examples it drew; ``split``, one of its published CSV files, lists them, with their
-    classes, users and test set.
+    ``test``: the most test examples drawn per class; 0 keeps all, as does ``balance=0``. The published test set has
+    29.6 per class. ``split``: one of the paper's CSV files, which list its examples, classes, users and test set.
     """
     most = test if balance else 0
     train, train_category, names = _part(folder, "train2017")
@@ -58,16 +50,11 @@ def inaturalist_rows(
     if split is not None:
         part = read_split(split, folder)
         row_of = {str(image.id): row for row, image in enumerate(images)}
-        if absent := next((image for image in part.images if image not in row_of), None):
-            unknown = f"image_id {brief(absent)} is not in the annotation files"
-            raise UserError(f"{split}: {unknown}; does it belong to another data set?")
-        rows = np.array([row_of[image] for image in part.images], np.int64)
+        rows = np.array([row_of.get(image, -1) for image in part.images], np.int64)
         labels, held, users = part.labels, part.test, np.array(part.users, np.str_)
         pairs = np.unique(np.stack([labels, category[rows]], axis=1), axis=0)  # may number the classes differently
-        if len(pairs) != len(np.unique(labels)) or len(pairs) != len(np.unique(category[rows])):
-            raise UserError(
-                f"{split}: its classes are not the annotated categories; does it belong to another data set?"
-            )
+        if rows.min() < 0 or not len(pairs) == len(np.unique(labels)) == len(np.unique(category[rows])):
+            raise UserError(f"{split}: its images or classes are not the annotated ones; is it for another data set?")
         classes = tuple(names[int(category_id)] for category_id in pairs[:, 1])
         notes = [f"examples, classes and users are those of {split}"]
     else:
@@ -82,10 +69,8 @@ def _part(folder: Path, name: str) -> tuple[list[CocoImage], Ints, dict[int, str
     path = folder / f"{name}.json"
     read = read_annotations(path, AnnotationFile, folder / "train_val2017.zip", AGAIN)
     category_of = classify(read, path)
-    if not read.images:
-        raise UserError(f"{path} lists no images; {AGAIN}")
-    if bare := next((image for image in read.images if image.id not in category_of), None):
-        raise UserError(f"{path}: image {bare.id} has no annotation; {AGAIN}")
+    if any(image.id not in category_of for image in read.images):
+        raise UserError(f"{path} has an image without an annotation; {AGAIN}")
     names = {category.id: category.name for category in read.categories}
     return read.images, np.array([category_of[image.id] for image in read.images], np.int64), names
 
@@ -98,8 +83,7 @@ def _balanced(
     held = ids[frequency >= max(balance, 1)]
     if len(held) < 2:
         have = f"only {len(held)} of {len(ids):,} classes have that many training examples"
-        largest = f"the largest has {int(frequency.max()):,}"
-        raise UserError(f"inaturalist(balance={balance}): {have}, and {largest}; give a smaller balance")
+        raise UserError(f"inaturalist(balance={balance}): {have}; give a smaller balance")
     key = Key(seed).fold("inaturalist")
     parts = [train[np.isin(category[train], held)], np.flatnonzero(test & np.isin(category, held))]
     if balance:
@@ -152,14 +136,12 @@ def read_split(text: str, folder: Path) -> PublishedSplit:
     users, images, classes = read_columns(path, ("user_id", "image_id", "class"))
     test_images, test_classes = read_columns(path.with_name("test.csv"), ("image_id", "class"))
     names, numbers = [*images, *test_images], [*classes, *test_classes]
-    if wrong := next((text for text in numbers if not is_number(text)), None):
-        raise UserError(f"{path}: the class {brief(wrong)} is not a whole number; use the published split")
-    labels = np.array(numbers, np.int64)
-    if len(names) and len(np.unique(labels)) != labels.max() + 1:
-        raise UserError(f"{path}: the classes are not numbered from 0 without gaps; use the published split")
-    if len(set(names)) != len(names):
-        twice = next(name for name, count in Counter(names).items() if count > 1)
-        raise UserError(f"{path} and test.csv contain the image_id {brief(twice)} twice; use the published files")
+    try:
+        labels = np.array(list(map(int, numbers)), np.int64)
+        if len(set(names)) != len(names) or set(labels.tolist()) != set(range(len(np.unique(labels)))):
+            raise ValueError("an image_id appears twice, or the classes are not numbered from 0 without gaps")
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"{path} or its test.csv is damaged ({error}); use the published split") from error
     test = np.arange(len(names)) >= len(images)
     return PublishedSplit(names, labels, [*users, *[""] * len(test_images)], test)
 
@@ -171,11 +153,6 @@ def draw_from_each(rows: Ints, owner: Ints, most: int, draw: np.random.Generator
     sizes = np.unique(owner[order], return_counts=True)[1]
     rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return order[rank < most]
-
-
-def is_number(text: str) -> bool:
-    """Whether a text is a whole number with fewer than ten digits."""
-    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 INATURALIST = Source(

@@ -1,18 +1,7 @@
 """The interface of a data source: the ``Source`` record that the registry in ``sources.py`` lists, and its request.
 
-A new source is one module that defines a ``Source``, and one line in the registry:
-
-    def load_noise(request: DataRequest, *, examples: int = 100) -> ImageSet:
-        ...
-
-    NOISE = Source("noise", "random pixels", OWN, load_noise)     # --data "noise(examples=500)"
-
-A source of photographs lists them in ``Rows`` instead; the package decodes, caches and checks them:
-
-    def list_album(request: DataRequest, *, year: int = 2026) -> Rows:
-        ...
-
-    ALBUM = Source("album", "a photo album", OWN, rows=list_album, path="FILE")     # --data "album:FILE(size=64)"
+A new source is one module that defines a ``Source``, and one line in the registry. A source of photographs lists them
+in ``Rows``; the package decodes, caches and checks them.
 """
 
 import os
@@ -26,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError
-from unskew.core.limits import is_folder, usable_path, user_path
+from unskew.core.limits import usable_path, user_path
 from unskew.core.text import Call, Value
 from unskew.core.types import ImageSet
 from unskew.data.photographs import Files, Parquet, Pictures, Say, silent
-from unskew.data.review import Summary
 from unskew.data.store import Cache
 
 AS_PUBLISHED = "as published"
@@ -47,33 +35,15 @@ _GROUP = re.compile(r"""(.+?)\s*\((\s*[A-Za-z_]\w*\s*=(?:[^()"']|"[^"]*"|'[^']*'
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What a source has to load.
+    """What a source has to load."""
 
-    Parameters
-    ----------
-    name
-        The user's text, which becomes the image set's name.
-    call
-        The source's name and its options.
-    path
-        The text after the colon, without the options; empty for a set that is found by its name.
-    data_dir
-        The folder of the published sets, if the user gave one.
-    cache
-        The cache for decoded photographs; None for the default.
-    say
-        Called with the progress of reading.
-    side
-        The network's input size: photographs of different sizes become squares of this side. None without a network.
-    """
-
-    name: str
-    call: Call
-    path: str = ""
-    data_dir: Path | None = None
-    cache: Cache | None = None
-    say: Say = silent
-    side: int | None = None
+    name: str  # the user's text, which becomes the image set's name
+    call: Call  # the source's name and its options
+    path: str = ""  # the text after the colon, without the options; empty for a set that is found by its name
+    data_dir: Path | None = None  # the folder of the published sets, if the user gave one
+    cache: Cache | None = None  # for decoded photographs; None: the default
+    say: Say = silent  # called with the progress of reading
+    side: int | None = None  # the network's input size, for photographs of different sizes; None without a network
 
     def spell(self, **changed: Value) -> str:
         """The request's text with these options changed or added."""
@@ -83,10 +53,7 @@ class DataRequest:
 
 @dataclass(frozen=True)
 class Rows:
-    """N photographs with their labels and other columns.
-
-    The photographs are the files ``paths`` below ``root``, or the ``column`` of the parquet file ``root``.
-    """
+    """N photographs, the files ``paths`` below ``root`` or the ``column`` of the parquet file ``root``."""
 
     root: Path
     paths: list[str]  # [N]; empty for a parquet file
@@ -118,6 +85,17 @@ class Rows:
         return replace(self, paths=[self.paths[row] for row in index.tolist()] if self.paths else [], **columns)
 
 
+Counts = dict[str, tuple[int, int]]  # training and test examples, by name
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The training and test examples of each class and each user; empty without users."""
+
+    classes: Counts
+    users: Counts
+
+
 @dataclass(frozen=True)
 class Finding:
     """A row of ``unskew data check``: a file's status and content, or what is wrong with it."""
@@ -137,11 +115,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Download:
-    """Where a set is published, and which files go into which folder.
-
-    The files are kept as they are, except for archives: from those, only the ``members`` are extracted, or all files
-    below the archive's folder ``tree``.
-    """
+    """Where a set is published; of archives, the ``members`` or all files below the folder ``tree`` are extracted."""
 
     base: str
     folder: str
@@ -157,46 +131,24 @@ class Download:
 class Source:
     """A data set that ``--data`` can name, or a kind of them: ``digits``, ``folder:DIR``.
 
-    Parameters
-    ----------
-    name
-        The text of ``--data`` up to a colon or a parenthesis.
-    what, origin
-        A description and the publisher, for ``unskew data list``.
-    load
-        ``load(request, *, options)`` returns the image set. Its keyword-only parameters are the options that the text
-        may have in parentheses.
-    rows
-        For photographs, instead of ``load``: ``rows(request, *, options)`` lists them. If the source has ``locate``,
-        the first argument is the folder that it found. ``size`` and ``broken`` are options of every such source.
-    path
-        What follows the colon, such as ``DIR`` or ``FILE.npz``; empty for a set that is found by its name.
-    locate
-        Finds the set in a data folder, or raises a UserError. None: there is nothing to find.
-    check
-        Compares every file of a set with the published one. None: the set is loaded.
-    classes, shape, sizes
-        The published number of classes, [ch, H, W], and numbers of training and test images; None if they depend on the
-        options or the user's files.
-    download
-        Where it can be downloaded.
-    remote
-        Whether the text after the colon may be a name instead of a file.
+    ``load(request, *, options)`` returns the image set; its keyword-only parameters are the options that the text may
+    have in parentheses. For photographs, ``rows(request, *, options)`` lists them instead; if the source has
+    ``locate``, the first argument is the folder that it found. All of these have the options ``size`` and ``broken``.
     """
 
-    name: str
-    what: str
+    name: str  # the text of ``--data`` up to a colon or a parenthesis
+    what: str  # a description and the publisher, for ``unskew data list``
     origin: str
     load: Callable[..., ImageSet] | None = None
     rows: Callable[..., Rows] | None = None
-    path: str = ""
-    locate: Callable[[Path | None], Path] | None = None
-    check: Callable[..., list[Finding]] | None = None
-    classes: int | None = None
-    shape: tuple[int, int, int] | None = None
-    sizes: tuple[int, int] | None = None
+    path: str = ""  # what follows the colon, such as ``DIR`` or ``FILE.npz``; empty for a set that is found by its name
+    locate: Callable[[Path | None], Path] | None = None  # finds the set in a data folder, or raises a UserError
+    check: Callable[..., list[Finding]] | None = None  # compares every file with the published one; None: load it
+    classes: int | None = None  # as published; these three are None if they depend on the options or the user's files
+    shape: tuple[int, int, int] | None = None  # [ch, H, W]
+    sizes: tuple[int, int] | None = None  # of train and test
     download: Download | None = None
-    remote: bool = False
+    remote: bool = False  # whether the text after the colon may be a name instead of a file
 
     @property
     def spelling(self) -> str:
@@ -207,31 +159,23 @@ class Source:
 def find_by(
     name: str, folders: tuple[str, ...], known_by: tuple[str, ...], where: str
 ) -> Callable[[Path | None], Path]:
-    """Make a ``locate`` that searches the data folder and its subfolders ``folders`` for a published set.
-
-    Any one of the files or folders in ``known_by`` identifies it. ``where`` is the address where users can get it.
-    """
+    """Make a ``locate`` that searches the data folder and its ``folders`` for any one of the files in ``known_by``."""
 
     def locate(data_dir: Path | None) -> Path:
-        files = " or ".join(known_by)
-        if data_dir is None or not is_folder(data_dir):
-            problem = "no data folder was given" if data_dir is None else f"the data folder {data_dir} does not exist"
-            raise UserError(f"{name}: {problem}; pass the folder that contains {folders[0]}/{files} as --data-dir DIR")
-        candidates = [*(data_dir / folder for folder in folders), data_dir]
-        for folder in candidates:
-            if any((folder / file).exists() for file in known_by):
-                return folder
-        searched = ", ".join(map(str, candidates))
-        raise UserError(f"{name} was not found: looked for {files} in {searched}; get it from {where}")
+        candidates = [] if data_dir is None else [*(data_dir / folder for folder in folders), data_dir]
+        if found := next((folder for folder in candidates if any((folder / f).exists() for f in known_by)), None):
+            return found
+        wanted = f"{folders[0]}/{' or '.join(known_by)}"
+        looked = f"looked in {', '.join(map(str, candidates))}" if candidates else "no data folder was given"
+        raise UserError(
+            f"{name} was not found: {looked}; pass the folder of {wanted} as --data-dir, or get it: {where}"
+        )
 
     return locate
 
 
 def split_options(text: str) -> tuple[str, str]:
-    """Split a path from the options in parentheses after it.
-
-    If a file of exactly that name exists, or the last parentheses contain no ``option=value``, there are no options.
-    """
+    """Split a path from the options in parentheses after it, unless a file of exactly that name exists."""
     if not os.path.lexists(usable_path(user_path(text))) and (match := _GROUP.fullmatch(text)):
         return match[1], match[2]
     return text, ""

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from unskew.core.errors import UserError, brief
+from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.units import counted
-from unskew.data.inaturalist import draw_from_each, is_number, read_split
+from unskew.data.inaturalist import draw_from_each, read_split
 from unskew.data.interface import SPLITS, Download, Rows, Source, find_by
 from unskew.data.tables import read_columns
 
@@ -34,7 +34,6 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
     below = "train/" if (folder / "train").is_dir() else ""
     if split is not None:
         part = read_split(split, folder)
-        check_ids(part.images, split)
         names, users = tuple(map(str, np.unique(part.labels).tolist())), np.array(part.users, np.str_)
         note = f"examples, classes and users are those of {split}"
         return Rows(folder, _paths(part.images, below), part.labels, names, part.test, users, notes=(note,))
@@ -42,9 +41,7 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
     known = user > 0
     train = core(landmark, user, known)
     if not train.any():
-        rule = f"landmarks with {MIN_IMAGES} images by {MIN_USERS} users"
-        rule += f" and users with {MIN_IMAGES} images of {MIN_LANDMARKS} landmarks"
-        raise UserError(f"landmarks: {folder} has no {rule}; use the published files")
+        raise UserError(f"landmarks: {folder} has no images that follow the rules; use the published files")
     free = known & np.isin(landmark, landmark[train]) & ~np.isin(user, user[train])
     held = np.zeros(len(landmark), np.bool_)
     held[draw_from_each(np.flatnonzero(free), landmark, test, Key(seed).fold("landmarks").numpy())] = True
@@ -64,10 +61,7 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
 
 
 def core(landmark: Ints, user: Ints, images: Flags) -> Flags:
-    """The largest set of images that follows the rules: landmarks and users with too few are removed until none has.
-
-    It is unique, since the union of two sets that follow the rules follows them too.
-    """
+    """The largest set of images that follows the rules: landmarks and users with too few are removed until none has."""
     while True:
         both = np.unique(np.stack([landmark[images], user[images]], axis=1), axis=0)
         landmarks = _enough(landmark, images, both[:, 0], MIN_USERS)
@@ -89,12 +83,12 @@ def _annotations(folder: Path) -> tuple[list[str], Ints, Ints, dict[str, int], I
     """Image ids; landmark ids and each image's index into them; the authors' numbers and each image's author."""
     path = folder / "train_clean.csv"
     names, lists = read_columns(path, ("landmark_id", "images"))
-    if wrong := next((name for name in names if not is_number(name)), None):
-        raise UserError(f"{path}: the landmark_id {brief(wrong)} is not a whole number; download the file again")
     images = [image for listed in lists for image in listed.split()]
-    check_ids(images, path)
     sizes = [len(listed.split()) for listed in lists]
-    ids, landmark = np.unique(np.repeat(np.array(names, np.int64), sizes), return_inverse=True)
+    try:
+        ids, landmark = np.unique(np.repeat(np.array(list(map(int, names)), np.int64), sizes), return_inverse=True)
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"{path} is damaged ({error}); download it again") from error
     row = {image: at for at, image in enumerate(images)}
     authors, user = {"": 0}, np.zeros(len(images), np.int64)
     attribution = read_columns(folder / "train_attribution.csv", ("id", "author"), only=set(row))
@@ -103,16 +97,8 @@ def _annotations(folder: Path) -> tuple[list[str], Ints, Ints, dict[str, int], I
     return images, ids, landmark.astype(np.int64), authors, user
 
 
-def check_ids(images: list[str], path: Path | str) -> None:
-    """Refuse ids that cannot be files of the data set, and duplicates."""
-    if wrong := next((i for i in images if not (i.isascii() and i.isalnum() and len(i) >= 3)), None):
-        raise UserError(f"{path}: the image id {brief(wrong)} is not letters and digits; use the published file")
-    if len(set(images)) != len(images):
-        raise UserError(f"{path} lists an image id twice; use the published file")
-
-
 def _paths(images: list[str], below: str) -> list[str]:
-    return [f"{below}{i[0]}/{i[1]}/{i[2]}/{i}.jpg" for i in images]
+    return [f"{below}{i[:1]}/{i[1:2]}/{i[2:3]}/{i}.jpg" for i in images]
 
 
 LANDMARKS = Source(

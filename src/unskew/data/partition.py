@@ -7,7 +7,6 @@ returns [N] clients and the number of rejected draws. All draws come from the ke
 from bisect import bisect_right
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key
 from unskew.core.plugins import load_function, require_extra
-from unskew.core.text import Call, apply, parse_call
+from unskew.core.text import Call, apply, check_not_negative, check_positive, parse_call
 from unskew.core.units import counted
 from unskew.data.partition_files import read_partition
 from unskew.data.population import Clients, Ints, Partition, check_clients, number_users
@@ -44,15 +43,15 @@ class Shards:
     per_client: int = 2
 
     def __post_init__(self) -> None:
-        if self.per_client < 1:
-            raise ValueError(f"shards: per_client must be at least 1, not {self.per_client}")
+        check_positive("shards", per_client=self.per_client)
 
     def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
         """[N] clients, and no redraws. Shards differ by at most one example."""
         shards = clients * self.per_client
         if shards > len(labels):
-            need = f"{clients} clients with {self.per_client} shards each need {shards} examples"
-            raise UserError(f"shards: {need}, but there are {len(labels)}; give fewer clients or a smaller per_client")
+            raise UserError(
+                f"shards: {shards} shards need as many examples; give fewer clients or a smaller per_client"
+            )
         owner = key.fold("shards").numpy().permutation(shards) // self.per_client
         client = np.empty(len(labels), np.int64)
         client[_by_class(labels, key)] = owner[np.arange(len(labels)) * shards // len(labels)]
@@ -76,36 +75,29 @@ class Dirichlet:
     cap: bool = False
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.alpha) and self.alpha > 0):
-            raise ValueError(f"dirichlet: alpha must be finite and greater than 0, not {self.alpha}")
-        if self.min_size < 0:
-            raise ValueError(f"dirichlet: min_size must be 0 or more, not {self.min_size}")
+        check_positive("dirichlet", alpha=self.alpha)
+        check_not_negative("dirichlet", min_size=self.min_size)
 
     def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
         """[N] clients, and the number of draws that left a client too small."""
         if clients * self.min_size > len(labels):
             need = f"{clients} clients with min_size={self.min_size} need {clients * self.min_size} examples"
-            instead = "give fewer clients or a smaller min_size, or use dirichlet-client"
-            raise UserError(f"dirichlet: {need}, but there are {len(labels)}; {instead}")
+            raise UserError(f"dirichlet: {need}, but there are {len(labels)}; give fewer clients or a smaller min_size")
         frequency = np.bincount(labels)
         frequency = frequency[frequency > 0]
         rng = key.fold("shares").numpy()
         cost = len(frequency) * (max(clients, 1000) if self.cap else clients)  # cap draws class by class
         draws = max(3, min(REDRAWS, SHARES // cost))
-        best = -1
         for redraws in range(draws):
             counts = self._counts(frequency, clients, rng)  # [C, K]
-            smallest = int(counts.sum(axis=0).min())
-            if smallest >= self.min_size:
+            if counts.sum(axis=0).min() >= self.min_size:
                 client = np.empty(len(labels), np.int64)
                 owner = np.tile(np.arange(clients), len(frequency))
                 client[_by_class(labels, key)] = np.repeat(owner, counts.ravel())
                 return client, redraws
-            best = max(best, smallest)
         failed = f"none of {draws} draws gave all {clients} clients {self.min_size} examples"
-        failed += f"; in the best one, the smallest client had {best}"
         instead = "give fewer clients, a larger alpha, a smaller min_size, or use dirichlet-client"
-        raise UserError(f"dirichlet: {failed}; {instead}, whose clients are of equal size")
+        raise UserError(f"dirichlet: {failed}; {instead}")
 
     def _counts(self, frequency: Ints, clients: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
         counts = np.zeros((len(frequency), clients), np.int32)
@@ -135,8 +127,7 @@ class DirichletClient:
     alpha: float
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.alpha) and self.alpha >= 0):
-            raise ValueError(f"dirichlet-client: alpha must be finite and 0 or greater, not {self.alpha}")
+        check_not_negative("dirichlet-client", alpha=self.alpha)
 
     def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
         """[N] clients, and no redraws."""
@@ -181,11 +172,7 @@ def polya(frequency: Ints, sizes: Ints, alpha: float, key: Key) -> Ints:
 
 
 def log_gamma(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> npt.NDArray[np.float64]:
-    """Logarithms of Gamma(alpha) variates.
-
-    Below alpha = 0.01 most variates underflow, and a Dirichlet draw of zeros would be 0/0. The logarithm of
-    Gamma(alpha) = Gamma(alpha + 1)·U^(1/alpha) never underflows.
-    """
+    """Logarithms of Gamma(alpha) = Gamma(alpha + 1)·U^(1/alpha): below 0.01, the variates themselves underflow."""
     alpha = min(max(alpha, 1e-300), 1e300)  # more extreme values overflow, and would not change the draws
     return np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
 
@@ -208,7 +195,6 @@ Places = npt.NDArray[np.float64]  # [N, 2], latitude and longitude in degrees; N
 Cells = npt.NDArray[np.uint64]
 
 LEAF = 30  # the level of the smallest cells, about a square centimeter; the six faces of the cube have level 0
-LIMITS = (("latitude", 90.0), ("longitude", 180.0))
 
 
 @dataclass(frozen=True)
@@ -224,10 +210,9 @@ class Geo:
     min: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max < 1:
-            raise ValueError(f"geo: max, the most examples in a cell, must be at least 1, not {self.max}")
-        if self.min is not None and not 0 <= self.min <= self.max:
-            raise ValueError(f"geo: min, the fewest examples in a cell, must be 0 to {self.max} (max), not {self.min}")
+        check_positive("geo", max=self.max)
+        if not 0 <= self.least <= self.max:
+            raise ValueError(f"geo(min={self.min}): min must be 0 to {self.max}, the max")
 
     @property
     def least(self) -> float:
@@ -237,22 +222,26 @@ class Geo:
 
 def deal_by_cell(geo: Geo, places: Places, *, scheme: str, seed: int) -> Partition:
     """Partition by cell, whatever the seed: clients are numbered along S2's curve and named by their cells' tokens."""
-    known = _known_places(places)
+    known = ~np.isnan(places).any(axis=1)
+    if not known.any() or (np.abs(places[known]) > (90, 180)).any():
+        raise UserError(f"partition {scheme}: no training example has a place, or one is not in degrees; correct them")
     cell = np.zeros(len(places), np.uint64)
     cell[known] = divide(leaf_cells(places[known]), geo.max)
     tokens, inverse, sizes = np.unique(cell, return_inverse=True, return_counts=True)
     large = (tokens > 0) & (sizes >= geo.least)
     if not large.any():
-        best = int(sizes[tokens > 0].max(initial=0))
-        raise UserError(
-            f"partition {scheme}: no cell has {geo.least:g} examples; the largest has {best}; give a smaller min"
-        )
+        raise UserError(f"partition {scheme}: no cell has {geo.least:g} examples; give a smaller min")
     number = np.where(large, np.cumsum(large) - 1, -1).astype(np.int32)
     client: Clients = number[inverse]
     client.flags.writeable = False
-    names = tuple(token(int(cell_id)) for cell_id in tokens[large])
-    notes = _cell_notes(geo, sizes[tokens > 0], int(np.count_nonzero(~known)))
-    return Partition(client, len(names), scheme, seed, names, notes=notes)
+    names = tuple(f"{int(cell_id):016x}".rstrip("0") for cell_id in tokens[large])  # S2's tokens
+    notes = []
+    if len(small := sizes[(tokens > 0) & ~large]):
+        lost = f"{counted(int(small.sum()), 'training example')} in {counted(len(small), 'cell')}"
+        notes.append(f"not assigned to any client: {lost} with fewer than {geo.least:g}")
+    if unknown := int(np.count_nonzero(~known)):
+        notes.append(f"not assigned to any client: {counted(unknown, 'training example')} without a place")
+    return Partition(client, len(names), scheme, seed, names, notes=tuple(notes))
 
 
 def leaf_cells(places: Places) -> Cells:
@@ -276,48 +265,10 @@ def divide(leaves: Cells, most: int) -> Cells:
 
 
 def parents(leaves: Cells, level: int) -> Cells:
-    """[M] the cells of that level that contain the leaves.
-
-    An id is three bits for the face, two per level, a 1 that marks the level, and zeros.
-    """
+    """[M] the cells of that level: an id is three bits for the face, two per level, a 1 that marks it, and zeros."""
     mark = np.uint64(1 << 2 * (LEAF - level))
     cleared: Cells = leaves & ~np.uint64(2 * int(mark) - 1)
     return cleared | mark
-
-
-def token(cell: int) -> str:
-    """A cell's id as S2 writes it: hexadecimal, without trailing zeros."""
-    return f"{cell:016x}".rstrip("0")
-
-
-def _known_places(places: Places) -> npt.NDArray[np.bool_]:
-    """[N] which places are known; an incomplete or impossible one is refused."""
-    known = ~np.isnan(places)
-    if len(half := np.flatnonzero(known[:, 0] != known[:, 1])):
-        has, lacks = ("latitude", "longitude") if known[half[0], 0] else ("longitude", "latitude")
-        raise UserError(f"partition geo: training example {half[0]} has a {has} but no {lacks}; give both or neither")
-    for column, (what, most) in enumerate(LIMITS):
-        if len(wrong := np.flatnonzero(np.abs(places[:, column]) > most)):
-            example = f"training example {wrong[0]} has {what} {places[wrong[0], column]:g}"
-            raise UserError(f"partition geo: {example}; it must be from −{most:g} to {most:g} degrees")
-    if not known.any():
-        raise UserError("partition geo: no training example has a place; use users, dirichlet or file:FILE")
-    both: npt.NDArray[np.bool_] = known[:, 0]
-    return both
-
-
-def _cell_notes(geo: Geo, sizes: npt.NDArray[np.int64], unknown: int) -> tuple[str, ...]:
-    small = sizes[sizes < geo.least]
-    notes = []
-    if len(small):
-        lost = f"{counted(int(small.sum()), 'training example')} in {counted(len(small), 'cell')}"
-        notes.append(f"not assigned to any client: {lost} with fewer than {geo.least:g}")
-    if unknown:
-        notes.append(f"not assigned to any client: {counted(unknown, 'training example')} without a place")
-    if len(large := sizes[sizes > geo.max]):
-        where = f"{counted(len(large), 'place')} of one square centimeter with more than max={geo.max:,} examples"
-        notes.append(f"not divided further: {where}, up to {int(large.max()):,}")
-    return tuple(notes)
 
 
 def partition_from(
@@ -325,35 +276,26 @@ def partition_from(
 ) -> Partition:
     """Make a partition from an array with the client of each training example (−1: none), or check a Partition."""
     if isinstance(value, Partition):
-        client, clients = np.asarray(value.client), value.clients if clients is None else clients
-        if clients != value.clients:
-            raise UserError(f"{scheme} has {value.clients} clients, but --clients asks for {clients}; leave it out")
-    else:
-        try:
-            client = np.asarray(value.cpu() if hasattr(value, "cpu") else value)
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{scheme} is not an array ({error}); give one client number per example") from error
-    if client.shape != (len(labels),):
-        shape = f"an array of shape {list(client.shape)} for {len(labels):,} training examples"
-        raise UserError(f"{scheme} is {shape}; give a one-dimensional array with one client number per example")
-    if client.dtype.kind not in "iu":
-        raise UserError(f"{scheme} is an array of {client.dtype}; client numbers must be whole numbers")
-    low, high = int(client.min()), int(client.max())
-    if low < -1:
-        rule = "clients are numbered from 0, and −1 means no client"
-        raise UserError(f"{scheme} assigns an example to client {low}; {rule}")
-    if high < 0:
-        raise UserError(f"{scheme} assigns no examples to clients (all are −1); assign at least one")
-    check_clients(high + 1 if clients is None else clients, len(labels), scheme)
-    if clients is not None and high >= clients:
-        raise UserError(f"{scheme} assigns an example to client {high}, but there are {clients}; raise --clients")
+        clients = _check_count(value, clients).clients
+    given = value.client if isinstance(value, Partition) else value
+    try:
+        client = np.asarray(given.cpu() if hasattr(given, "cpu") else given)
+    except (ValueError, TypeError):
+        client = np.zeros(0)
+    if client.shape != (len(labels),) or client.dtype.kind not in "iu" or not -1 <= client.min() <= client.max() >= 0:
+        wanted = f"a whole number for each of {len(labels):,} training examples: its client from 0, or −1 for none"
+        raise UserError(f"{scheme} must have {wanted}")
+    count = int(client.max()) + 1 if clients is None else clients
+    check_clients(count, len(labels), scheme)
+    if client.max() >= count:
+        raise UserError(f"{scheme} assigns an example to client {client.max()}, but there are {count}; raise --clients")
     if isinstance(value, Partition):
         return value
     numbers = client.astype(np.int32)
     numbers.flags.writeable = False
     left = int(np.count_nonzero(numbers < 0))
     notes = (f"{left} of {len(labels)} training examples belong to no client",) if left else ()
-    return Partition(numbers, high + 1 if clients is None else clients, scheme, seed, notes=notes)
+    return Partition(numbers, count, scheme, seed, notes=notes)
 
 
 def partition_examples(
@@ -368,8 +310,7 @@ def partition_examples(
 ) -> Partition:
     """Partition the training examples as in ``"dirichlet(alpha=0.1)"``, ``"file:split.csv"`` or ``"mine:f"``.
 
-    ``users``, ``geo`` and ``file:`` determine the number of clients; ``clients`` must then be that number or None. The
-    scheme of a file is its text, since its own scheme with this seed would differ; its notes tell how it was made.
+    ``users``, ``geo`` and ``file:`` determine the number of clients; ``clients`` must then be that number or None.
     """
     if text.strip().startswith("file:"):
         stored = read_partition(text.strip().removeprefix("file:"), labels, classes, seed=key.seed)
@@ -377,7 +318,7 @@ def partition_examples(
     call = parse_call(text, "partition")
     if call.name == "users":
         apply(call, lambda: None, "partition")
-        if users is None:
+        if users is None or not (users != "").any():
             raise UserError("partition users: this data set has no users; use dirichlet, iid or file:FILE")
         return _check_count(_by_user(users, key.seed), clients)
     if call.name == "geo":
@@ -403,8 +344,6 @@ def partition_examples(
 
 def _by_user(users: npt.NDArray[np.str_], seed: int) -> Partition:
     named = users != ""
-    if not named.any():
-        raise UserError("partition users: all user ids are empty; use dirichlet, iid or file:FILE")
     client = np.full(len(users), -1, np.int32)  # an example without a user belongs to no client
     client[named], names = number_users(users[named])
     client.flags.writeable = False

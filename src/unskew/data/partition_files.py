@@ -1,6 +1,5 @@
 """Partitions as files: our .npz format and the published CSV format."""
 
-import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError
-from unskew.core.limits import read_plain, user_path
-from unskew.core.text import Call, apply, cut, parse_call
+from unskew.core.limits import check_plain, user_path
+from unskew.core.text import Call, apply, parse_call
 from unskew.data.arrays import DAMAGED, read_npz
 from unskew.data.interface import split_options
 from unskew.data.population import Ints, Partition, cells, check_clients, emd_of_cells, number_users
-from unskew.data.tables import csv_rows
+from unskew.data.tables import read_columns
 
 COLUMNS = ("user_id", "image_id", "class")
 MAX_USER_ID = 200  # characters: all ids take as much memory as the longest one
@@ -26,39 +25,37 @@ IDS_HELP = (
 )
 
 
-def from_csv(content: bytes, labels: Ints, *, name: str, seed: int, ids: tuple[bytes, str] | None = None) -> Partition:
-    """Parse a partition; image_id is a row of the training set, counted from 0, or an id in the table ``ids``.
+def from_csv(path: Path, labels: Ints, *, seed: int, ids: Path | None = None) -> Partition:
+    """Read a partition; image_id is a row of the training set, counted from 0, or an id in the table ``ids``.
 
-    ``ids`` is that table's content and its name. A user id can be any text. Examples that are not in the file belong
-    to no client and are counted in the notes. Classes must equal the labels; with a table they may be numbered
-    differently, one to one.
+    A user id can be any text. Examples that are not in the file belong to no client and are counted in the notes.
+    Classes must equal the labels; with a table they may be numbered differently, one to one.
     """
-    lines, (users, images, classes) = _columns(content, name, COLUMNS)
-    if too_long := [line for user, line in zip(users, lines, strict=True) if len(user) > MAX_USER_ID]:
-        raise UserError(f"{name}, line {too_long[0]}: the user_id has more than {MAX_USER_ID} characters; shorten it")
-    examples = len(labels)
-    if ids is None:
-        numbered = zip(images, lines, strict=True)
-        numbers = [_row(image, "image_id", name, line, examples, f"; {IDS_HELP}") for image, line in numbered]
-    else:
-        table = _read_ids(*ids, examples)
-        if unknown := next(((n, image) for n, image in zip(lines, images, strict=True) if image not in table), None):
-            missing = f"{ids[1]} has no image_id {cut(unknown[1], 40)}"
-            raise UserError(f"{name}, line {unknown[0]}: {missing}; add it, or remove the line")
-        numbers = [table[image] for image in images]
-    rows = np.array(numbers, np.int64)
-    order = np.argsort(rows, kind="stable")
-    twice = np.sort(order[1:][rows[order][1:] == rows[order][:-1]])
-    if len(twice):
-        raise UserError(f"{name}, line {lines[twice[0]]}: image_id {cut(images[twice[0]], 40)} appears a second time")
-    _check_classes(classes, lines, images, labels[rows], name, exactly=ids is None)
+    users, images, classes = read_columns(path, COLUMNS)
+    if not users or max(map(len, users)) > MAX_USER_ID:
+        raise UserError(f"{path} has no rows, or a user_id of more than {MAX_USER_ID} characters")
+    try:
+        table = dict(zip(*read_columns(ids, ("image_id", "row")), strict=True)) if ids else None
+        rows = np.array([int(image if table is None else table[image]) for image in images], np.int64)
+        numbers = np.array(list(map(int, classes)), np.int64)
+    except KeyError as error:
+        raise UserError(f"{ids} has no image_id {str(error)[:40]}; add it, or remove it from {path}") from error
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"{path}: image_id and class must be whole numbers ({error}); {IDS_HELP}") from error
+    if rows.min() < 0 or rows.max() >= len(labels) or len(np.unique(rows)) < len(rows):
+        once = f"every image must be one of the rows 0 to {len(labels) - 1} of the training set, and appear once"
+        raise UserError(f"{path}: {once}; {IDS_HELP}")
+    pairs = np.unique(np.stack([numbers, labels[rows]], axis=1), axis=0)
+    one_to_one = len(pairs) == len(np.unique(pairs[:, 0])) == len(np.unique(pairs[:, 1]))
+    if not one_to_one or (ids is None and not np.array_equal(*pairs.T)):
+        raise UserError(f"{path}: its classes are not the training set's; is it a split of other data? {IDS_HELP}")
     owner, names = number_users(np.array(users, np.str_))
-    client = np.full(examples, -1, np.int32)
+    client = np.full(len(labels), -1, np.int32)
     client[rows] = owner
     client.flags.writeable = False
-    left = examples - len(images)
-    note = f"{left} of {examples} training examples are not in the file and belong to no client"
-    return Partition(client, len(names), f"file:{name}", seed, names, notes=(note,) if left else ())
+    left = len(labels) - len(images)
+    note = f"{left} of {len(labels)} training examples are not in the file and belong to no client"
+    return Partition(client, len(names), f"file:{path}", seed, names, notes=(note,) if left else ())
 
 
 def to_csv_rows(partition: Partition, labels: Ints) -> Iterator[tuple[str, str, str]]:
@@ -67,62 +64,6 @@ def to_csv_rows(partition: Partition, labels: Ints) -> Iterator[tuple[str, str, 
     for image in np.flatnonzero(partition.client >= 0).tolist():
         client = int(partition.client[image])
         yield (str(client) if partition.names is None else partition.names[client], str(image), str(labels[image]))
-
-
-def _read_ids(content: bytes, name: str, examples: int) -> dict[str, int]:
-    table: dict[str, int] = {}
-    rows: set[int] = set()
-    lines, (images, texts) = _columns(content, name, ("image_id", "row"))
-    for line, image, text in zip(lines, images, texts, strict=True):
-        row = _row(text, "row", name, line, examples)
-        if image in table or row in rows:
-            what = f"image_id {cut(image, 40)}" if image in table else f"row {row}"
-            raise UserError(f"{name}, line {line}: {what} appears twice; give it once")
-        table[image] = row
-        rows.add(row)
-    return table
-
-
-def _check_classes(
-    classes: list[str], lines: list[int], images: list[str], labels: Ints, name: str, *, exactly: bool
-) -> None:
-    label_of: dict[int, int] = {}
-    class_of: dict[int, int] = {}
-    for text, line, image, label in zip(classes, lines, images, labels.tolist(), strict=True):
-        number = _parse_int(text, "class", name, line)
-        where = f"{name}, line {line}: image_id {cut(image, 40)}"
-        both = f"{where} has class {number} in the file and {label} in the training set"
-        if exactly and number != label:
-            raise UserError(f"{both}; is the split for other data, or for another order of the images? {IDS_HELP}")
-        if label_of.setdefault(number, label) != label or class_of.setdefault(label, number) != number:
-            before = f"class {number} has the label {label_of[number]}"
-            if label_of[number] == label:
-                before = f"label {label} belongs to class {class_of[label]}"
-            raise UserError(f"{both}, but {before} above; does the table of ids belong to another data set?")
-
-
-def _columns(content: bytes, name: str, wanted: tuple[str, ...]) -> tuple[list[int], list[list[str]]]:
-    file = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
-    rows = list(csv_rows(file, name, wanted))
-    if not rows:
-        raise UserError(f"{name} has a header but no rows; add one row per example")
-    return [line for line, _ in rows], [[fields[column] for _, fields in rows] for column in range(len(wanted))]
-
-
-def _row(text: str, column: str, name: str, line: int, examples: int, hint: str = "") -> int:
-    row = _parse_int(text, column, name, line, hint)
-    if not 0 <= row < examples:
-        outside = f"{column} {cut(text, 40)} is outside the training set, whose rows are 0 to {examples - 1}"
-        raise UserError(f"{name}, line {line}: {outside}{hint}")
-    return row
-
-
-def _parse_int(text: str, column: str, name: str, line: int, hint: str = "") -> int:
-    try:
-        return int(text)
-    except ValueError:
-        wrong = f"{column} must be a whole number, not {cut(text, 40)!r}"
-        raise UserError(f"{name}, line {line}: {wrong}{hint}") from None
 
 
 def to_arrays(partition: Partition, labels: Ints, classes: int) -> dict[str, npt.NDArray[Any]]:
@@ -150,16 +91,19 @@ def from_arrays(
     arrays: Mapping[str, npt.NDArray[Any]], labels: Ints, classes: int, *, name: str = "the partition"
 ) -> Partition:
     """Rebuild a partition from ``to_arrays``; refuses one that was modified or made for other labels."""
-    wanted = ("client", "clients", "scheme", "seed", "hash", "counts")
-    missing = [field for field in wanted if field not in arrays]
-    if missing:
-        raise UserError(f"{name} is not an Unskew partition: it has no {', '.join(missing)}")
-    client, names = arrays["client"], arrays.get("names")
-    if client.ndim != 1 or client.dtype.kind != "i":
-        raise UserError(f"{name} is not an Unskew partition: client must be a one-dimensional array of whole numbers")
+    partition = _rebuild(arrays, name)
+    same = len(partition.client) == len(labels)
+    if not same or not np.array_equal(arrays["counts"], np.stack(cells(partition.client, labels, classes), axis=1)):
+        origin = f"{name} was made for {len(partition.client)} examples, or other labels than the training set's"
+        raise UserError(f"{origin} ({len(labels)} examples); use the data set it was made for, or make a new partition")
+    return partition
+
+
+def _rebuild(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> Partition:
     try:
+        client, names = arrays["client"].astype(np.int32, casting="same_kind"), arrays.get("names")
         partition = Partition(
-            client=client.astype(np.int32),
+            client=client,
             clients=int(arrays["clients"].item()),
             scheme=str(arrays["scheme"]),
             seed=int(str(arrays["seed"])),
@@ -167,24 +111,14 @@ def from_arrays(
             redraws=int(arrays["redraws"].item()) if "redraws" in arrays else 0,
             notes=tuple(map(str, arrays["notes"].tolist())) if "notes" in arrays else (),
         )
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{name} is not an Unskew partition: {error}") from error
-    partition.client.flags.writeable = False
-    check_clients(partition.clients, len(client), name)
-    if partition.clients < 1 or not -1 <= client.min(initial=-1) <= client.max(initial=-1) < partition.clients:
-        raise UserError(f"{name} is not an Unskew partition: clients must be between 0 and {partition.clients - 1}")
-    if partition.hash != str(arrays["hash"]):
-        hashes = f"its hash is {partition.hash[:12]}…, not {str(arrays['hash'])[:12]}…"
-        again = f"make a new one (scheme {partition.scheme}, seed {partition.seed})"
-        raise UserError(f"{name} was modified after it was written: {hashes}; {again}")
-    if names is not None and len(names) != partition.clients:
-        raise UserError(f"{name} was modified after it was written: {len(names)} names for {partition.clients} clients")
-    if len(client) != len(labels):
-        sizes = f"{name} assigns {len(client)} examples, but the training set has {len(labels)}"
-        raise UserError(f"{sizes}; was it made for other data?")
-    if not np.array_equal(arrays["counts"], np.stack(cells(partition.client, labels, classes), axis=1)):
-        origin = f"{name} was made for {len(client)} examples with other labels than the training set's"
-        raise UserError(f"{origin}; use the data set it was made for, or make a new partition")
+        check_clients(partition.clients, len(client), name)
+        if partition.hash != str(arrays["hash"]) or client.ndim != 1 or client.min(initial=-1) < -1:
+            raise ValueError("it was modified after it was written")
+        if client.max(initial=-1) >= partition.clients or len(partition.names or ()) not in (0, partition.clients):
+            raise ValueError(f"it has other clients than 0 to {partition.clients - 1}")
+    except DAMAGED as error:
+        raise UserError(f"{name} is damaged, or not an Unskew partition: {error}") from error
+    client.flags.writeable = False
     return partition
 
 
@@ -210,19 +144,16 @@ def make_file_absolute(text: str) -> str:
 def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -> Partition:
     """Read a partition, an .npz or CSV file judging by its content; ``seed`` is for a CSV, which has none."""
     text, table = split_ids(str(file))
-    if not text.strip() or table == "":
-        raise UserError(f"partition file:{file} has no file name; give file:FILE or file:SPLIT.csv(ids=TABLE.csv)")
     path = user_path(text)
-    content = read_plain(path, "give the path of a partition")
-    if table and content.startswith(b"PK"):
-        raise UserError(f"file:{file}: {path} is an .npz file, which has rows instead of ids; leave out ids={table}")
-    if not content.startswith(b"PK"):
-        ids = (read_plain(user_path(table)), table) if table else None
-        return from_csv(content, labels, name=str(path), seed=seed, ids=ids)
+    check_plain(path)
     try:
-        arrays, _ = read_npz(path)
+        with path.open("rb") as opened:
+            packed = opened.read(2) == b"PK"
+        if table or not packed:
+            return from_csv(path, labels, seed=seed, ids=user_path(table) if table else None)
+        arrays = read_npz(path)
     except DAMAGED as error:
-        raise UserError(f"{path} is damaged, or not an Unskew partition: {error}") from error
+        raise UserError(f"{path} cannot be read as a partition: {error}; give file:FILE") from error
     partition = from_arrays(arrays, labels, classes, name=str(path))
     note = f"made as {partition.scheme} with seed {partition.seed}"
     return partition if note in partition.notes else replace(partition, notes=(*partition.notes, note))
@@ -252,18 +183,12 @@ class Holdings:
 def read_holdings(file: Path) -> Holdings:
     """Read the holdings in our own .npz file, and check it."""
     try:
-        arrays, _ = read_npz(file)
-        client, names, counts = arrays["client"], arrays.get("names"), arrays["counts"].astype(np.int64)
-        partition = Partition(client.astype(np.int32), int(arrays["clients"].item()), str(arrays["scheme"]), 0)
-        check_clients(partition.clients, len(client), str(file))
-        sizes = np.bincount(client[client >= 0], minlength=partition.clients).astype(np.int64)
-        if partition.hash != str(arrays["hash"]) or not np.array_equal(
-            np.bincount(counts[:, 0], counts[:, 2], minlength=partition.clients), sizes
-        ):
+        arrays = read_npz(file)
+        partition, counts = _rebuild(arrays, str(file)), arrays["counts"].astype(np.int64)
+        sizes = np.bincount(partition.client[partition.client >= 0], minlength=partition.clients).astype(np.int64)
+        if not np.array_equal(np.bincount(counts[:, 0], counts[:, 2], minlength=partition.clients), sizes):
             raise ValueError("it was modified after it was written")
-        users = None if names is None else tuple(map(str, names.tolist()))
-        return Holdings(partition.scheme, users, sizes, counts, float(arrays["emd"].item()), partition.hash)
-    except FileNotFoundError:
-        raise UserError(f"{file} does not exist; it records which client holds which examples") from None
+        emd = float(arrays["emd"].item())
     except DAMAGED as error:
         raise UserError(f"{file} is damaged, or not an Unskew partition: {error}") from error
+    return Holdings(partition.scheme, partition.names, sizes, counts, emd, partition.hash)

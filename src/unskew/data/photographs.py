@@ -1,17 +1,14 @@
 """Photographs that are decoded once, stored on disk, and read batch by batch.
 
 A first pass decodes every photograph, so that broken ones are known before training; an interrupted pass continues
-where it stopped. Every image that is read later is compared with the checksum of that pass.
+where it stopped. Photographs are stored uncropped, so that random crops can be cut from them.
 
-Photographs are stored uncropped: the shorter side has the set's size, the longer side is at most ``decode.LONGEST``
-times that. Random crops are cut from it; without a crop, as in evaluation, the middle square is used.
-
-Shapes: N photographs, B of them in a batch, [ch, h, w] a stored photograph, [ch, H, W] one image; counts [3, 256],
-pixels per channel and value.
+Shapes: N photographs, B of them in a batch, [ch, h, w] a stored photograph, [ch, H, W] one image.
 """
 
 import hashlib
 import json
+import math
 import os
 import threading
 import warnings
@@ -37,7 +34,7 @@ from unskew.core.limits import check_memory
 from unskew.core.machine import cores
 from unskew.core.plugins import require_extra
 from unskew.core.types import Arrays
-from unskew.data.decode import DAMAGE, DECODER, Broken, NoBytes, Picture, Pixels, center, decode
+from unskew.data.decode import DAMAGE, DECODER, Broken, Picture, Pixels, center, decode
 from unskew.data.store import ENTRY, NOT_STORED, Cache, Entries, Store, StoreReader, make_room, open_store
 
 BATCH, BATCH_BYTES = 64, 32 * 10**6  # photographs of a parquet file read at a time, and their bytes
@@ -79,14 +76,12 @@ class Files:
         root, stamps = os.fsencode(self.root), list[bytes | None]()
         archive = os.stat(root) if self._zipped else None
         for name in self.names:
-            path = os.path.join(root, name.tobytes().rstrip(b"\0"))
-            try:
+            path, stamp = os.path.join(root, name.tobytes().rstrip(b"\0")), None
+            with suppress(OSError, ValueError):
                 status = archive or os.stat(path)
-            except (OSError, ValueError):
-                stamps.append(None)
-                continue
-            facts = b"%s\0%d\0%d" % (path, status.st_size, status.st_mtime_ns)
-            stamps.append(hashlib.blake2b(facts, digest_size=16).digest())
+                facts = b"%s\0%d\0%d" % (path, status.st_size, status.st_mtime_ns)
+                stamp = hashlib.blake2b(facts, digest_size=16).digest()
+            stamps.append(stamp)
         return stamps
 
     def contents(self, rows: Sequence[int]) -> list[Picture | None]:
@@ -196,7 +191,7 @@ class _Reader:
     def reaches(self, row: int) -> bool:
         return bool(self._next - len(self._batch) <= row < max(self._end, self._next + 4 * BATCH))
 
-    def take(self, row: int) -> bytes | NoBytes | None:
+    def take(self, row: int) -> bytes | None:
         arrow = require_extra("pyarrow", "tables")
         while row >= self._next:
             try:
@@ -205,10 +200,8 @@ class _Reader:
                 raise StorageFailure(f"{self._file} is damaged ({reason(error)}); write it again") from error
             self._next += len(self._batch)
         value = self._batch[row - self._next]  # negative: counted from the batch's end
-        content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
-        if isinstance(content, bytes):
-            return content
-        return NoBytes(str(path)) if path else None
+        content = value.get("bytes") if isinstance(value, dict) else value
+        return content if isinstance(content, bytes) else None
 
 
 def _at_once(parquet: Any, column: str) -> int:
@@ -219,8 +212,7 @@ def check_pages(parquet: Any, column: str, file: Path) -> None:
     """Refuse a file whose pages do not fit in memory."""
     most = max((parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups)), default=0)
     needed = 2 * _average(parquet, column) * min(PAGE, most)
-    instead = "write it again with row groups of 100 rows"
-    check_memory(needed, f"{file}, read {min(PAGE, most):,} rows at a time,", instead)
+    check_memory(needed, str(file), "write it again with row groups of 100 rows")
 
 
 def _average(parquet: Any, column: str) -> int:
@@ -293,6 +285,7 @@ class Photographs:
     ) -> None:  # fmt: skip
         self._source, self._where, self._size, self._store = source, where, size, store
         self.shape = (len(source), *shape)
+        self.nbytes = math.prod(self.shape)
         self.dtype: np.dtype[np.uint8] = np.dtype(np.uint8)
         self.sha256 = sha256
         self.memory = memory
@@ -300,13 +293,6 @@ class Photographs:
         self._file = store.open()
         if self._file is not None:
             weakref.finalize(self, os.close, self._file)
-        if (lock := store.mark_in_use()) is not None:
-            weakref.finalize(self, lock.release)
-
-    @property
-    def nbytes(self) -> int:
-        """The size of all images in memory."""
-        return int(np.prod(self.shape, dtype=np.int64))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -356,7 +342,7 @@ class Photographs:
         return record if zlib.crc32(record.data) == self._where["crc"][row] else None
 
     def _decode_again(self, row: int, content: Picture | None) -> Pixels:
-        """Decode to the same pixels as in the first pass, and repair a damaged record in the store."""
+        """Decode to the same pixels as in the first pass."""
         name = self._source.name(row)
         try:
             record = decode(content, self._size)
@@ -364,8 +350,6 @@ class Photographs:
             raise StorageFailure(f"{name} {error}; it was intact when the table was read: restore it") from error
         if zlib.crc32(record.data) != self._where["crc"][row]:
             raise StorageFailure(f"{name} has changed since the table was read; start again")
-        if self._file is not None and self._where["offset"][row] >= 0:
-            self._store.repair(int(self._where["offset"][row]), record.tobytes())
         return record
 
 
@@ -527,10 +511,7 @@ class Scan:
 
 
 def scan(source: Pictures, name: str, size: int | None, side: int, train: Bools, cache: Cache, say: Say) -> Scan:
-    """Decode the photographs that are not yet in the store of that ``name``.
-
-    Without a ``size``, photographs of equal size are not scaled, unless they are large. Others are scaled to ``side``.
-    """
+    """Decode what is not yet in the store; without a ``size``, photographs of several sizes are scaled to ``side``."""
 
     def attempt(size: int | None) -> Scan:
         version = json.dumps([name, size, DECODER, PIL.__version__])
@@ -559,10 +540,7 @@ class _Decoded:
 
 
 def _decode_chunks(source: Pictures, todo: Numbers, size: int | None) -> Iterator[tuple[Numbers, list[_Decoded | str]]]:
-    """Decode in threads, chunk by chunk; a string is the reason why a photograph cannot be used.
-
-    Without a size, the previous photographs determine the next chunk's length.
-    """
+    """Decode in threads, chunk by chunk; a string is the reason why a photograph cannot be used."""
     most, largest, start = source.together() if len(todo) else 1, 4 * (size or 0) ** 2, 0
     with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(cores()) as pool:
         while start < len(todo):
@@ -597,9 +575,8 @@ def count_values(images: Pixels) -> Counts:
 
 def _read_counts(path: Path, pixels: int) -> Counts | None:
     """The stored counts, if they match the number of pixels."""
-    try:
-        values = np.array(parse_json(read_content(path) or b"")["counts"])
-    except (UserError, ValueError, TypeError, KeyError):
-        return None
-    fits = values.shape == (3, 256) and values.dtype.kind == "i" and (values >= 0).all()
-    return values.astype(np.int64) if fits and (values.sum(axis=1) == pixels).all() else None
+    with suppress(UserError, ValueError, TypeError, KeyError, OverflowError):
+        values = np.array(parse_json(read_content(path) or b"")["counts"], np.int64).reshape(3, 256)
+        if (values >= 0).all() and (values.sum(axis=1) == pixels).all():
+            return values
+    return None

@@ -87,10 +87,7 @@ class Population:
 
 
 def _stable_order(client: Clients) -> Ints:
-    """A stable argsort by client.
-
-    NumPy sorts 16-bit numbers in linear time, so two passes sort millions of clients faster than comparisons.
-    """
+    """A stable argsort by client, in two passes over 16 bits: NumPy sorts these in linear time."""
     if len(client) < 2**20 or bool((client[1:] >= client[:-1]).all()):
         return np.argsort(client, kind="stable")
     shifted = client.astype(np.int64) + 1  # −1 first
@@ -99,10 +96,9 @@ def _stable_order(client: Clients) -> Ints:
 
 
 def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]:
-    """Number the users: the client [N] of each example, and the K user ids in sorted order.
+    """Number the users: the client [N] of each example, and the K user ids in sorted order (as numbers, if all are).
 
-    If all ids are whole numbers they are sorted as numbers, so that user 7 of 100 is client 7. Strings are slow to
-    sort, so only the first of consecutive examples of a user is considered.
+    Strings are slow to sort, so only the first of consecutive examples of a user is considered.
     """
     first = np.flatnonzero(np.r_[len(users) > 0, users[1:] != users[:-1]])
     unique, inverse = np.unique(users[first], return_inverse=True)
@@ -133,8 +129,7 @@ def check_clients(clients: int, examples: int, name: str) -> None:
 def cells(client: Clients, labels: Ints, classes: int) -> tuple[Ints, Ints, Ints]:
     """The nonzero cells of the table clients × classes as (client, class, count), by client, then class.
 
-    There is at most one cell per example, whatever the number of clients and classes. A table that is not much larger
-    than the examples is counted directly, which is ten times as fast as sorting.
+    A table that is not much larger than the examples is counted directly, which is ten times as fast as sorting.
     """
     assigned = client >= 0
     if not assigned.all():
@@ -174,8 +169,7 @@ def hold_out(client: Clients, labels: Ints, share: float, key: Key) -> Ints:
     """[V], the rows to hold out, ascending: this share of every client's examples and of each of its classes.
 
     The examples are ordered by client, then by class, then at random, and every (1/share)-th is chosen, from a random
-    start. So clients, their classes and the whole set each lose this share, up to one example. A client keeps at least
-    one example. Unassigned examples are not held out.
+    start. A client keeps at least one example. Unassigned examples are not held out.
     """
     generator = key.numpy()
     start, chance = generator.random(), generator.random(len(client))

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from unskew.core.errors import UserError
-from unskew.core.limits import is_folder
 from unskew.core.types import ImageSet, Split
 from unskew.data import binary
 from unskew.data.arrays import every_fifth
@@ -208,10 +207,8 @@ def load_published(name: str, request: DataRequest) -> ImageSet:
     test, also_changed = _read_part(facts, layout, test_files)
     notes = list(facts.notes)
     if changed := [*changed, *also_changed]:
-        more = f" (nor are {len(changed) - 1} others)" if len(changed) > 1 else ""
-        notes.append(f"{changed[0]} is not the published file{more}: its checksum differs; it is used anyway")
-    if not _is_named_for(facts, folder) and (names := ", ".join(twin.name for twin in _twins(facts))):
-        notes.append(f"{folder} is assumed to be {name}: the files of {names} have the same names")
+        names = ", ".join(path.name for path in changed)
+        notes.append(f"{folder}: the checksums of {names} are not those of the published files; they are used anyway")
     if (len(train), len(test)) != facts.sizes:
         published = f"the published set has {facts.sizes[0]:,} and {facts.sizes[1]:,}"
         notes.append(f"{folder} has {len(train):,} training and {len(test):,} test images; {published}")
@@ -222,7 +219,17 @@ def check_published(name: str, request: DataRequest) -> list[Finding]:
     """Compare every file of a set with the published one."""
     facts = SETS[name]
     layout, folder, train, test = find_files(facts, request.data_dir)
-    findings = [_examine(facts, layout, path) for path in (*train, *test)]
+    findings = []
+    for path in (*train, *test):
+        size = path.stat().st_size
+        try:
+            raw = binary.read_file(path)
+            status = _checksum(facts, path, raw)
+            array = binary.idx(raw, path) if layout.kind == "idx" else _read_batch(facts, layout, path, raw)[0]
+            detail = f"{len(array):,} {'labels' if array.ndim == 1 else 'images'}"
+        except UserError as error:
+            status, detail = DAMAGED, str(error)
+        findings.append(Finding(str(path), size, status, detail))
     if all(finding.whole for finding in findings):
         try:
             load_published(name, request)
@@ -235,28 +242,20 @@ def find_files(
     facts: PublishedSet, data_dir: Path | None
 ) -> tuple[FileLayout, Path, tuple[Path, ...], tuple[Path, ...]]:
     """Return the first folder that has all files of one layout, and the training and test files in it."""
-    fetch = f"download it: unskew data fetch {facts.name} --data-dir DIR"
-    if data_dir is None:
-        which = f"pass --data-dir DIR or set UNSKEW_DATA to the folder that contains {facts.layouts[0].folders[0]}/"
-        raise UserError(f"{facts.name}: no data folder was given; {which}, or {fetch}")
-    if not is_folder(data_dir):
-        raise UserError(f"{facts.name}: the data folder {data_dir} does not exist; give another, or {fetch}")
-    searched = [(layout, data_dir / folder) for layout in facts.layouts for folder in layout.folders]
-    if not any(_is_named_for(twin, data_dir) for twin in _twins(facts)):
-        searched += [(layout, data_dir) for layout in facts.layouts]
+    searched = [(layout, name) for layout in facts.layouts for name in layout.folders]
+    searched += [(layout, ".") for layout in facts.layouts]
     incomplete = ""
-    for layout, folder in searched:
-        names = (*layout.train, *layout.test)
+    for layout, below in searched if data_dir is not None else ():
+        folder, names = Path(data_dir or "", below), (*layout.train, *layout.test)
         files = {name: path for name in names if (path := _find_file(folder, name, layout)) is not None}
         if len(files) == len(names):
             return layout, folder, tuple(files[n] for n in layout.train), tuple(files[n] for n in layout.test)
         if files:
-            incomplete = incomplete or f"{folder} is missing {', '.join(n for n in names if n not in files)}"
-    if incomplete:
-        raise UserError(f"{facts.name}: {incomplete}; put the complete set there, or {fetch}")
-    folders = ", ".join(dict.fromkeys(str(folder) for _, folder in searched))
-    instead = f"pass the folder that contains it as --data-dir, or {fetch}"
-    raise UserError(f"{facts.name} was not found; looked in {folders}; {instead}")
+            incomplete = incomplete or f"; {folder} is missing {', '.join(n for n in names if n not in files)}"
+    where = "no data folder was given" if data_dir is None else f"it was not found in {data_dir}{incomplete}"
+    folders = " or ".join(dict.fromkeys(name for _, name in searched))
+    give = f"pass the folder that contains {folders} as --data-dir DIR or UNSKEW_DATA"
+    raise UserError(f"{facts.name}: {where}; {give}, or download it: unskew data fetch {facts.name} --data-dir DIR")
 
 
 def _make_source(facts: PublishedSet) -> Source:
@@ -273,15 +272,6 @@ def _make_source(facts: PublishedSet) -> Source:
 
 
 PUBLISHED = tuple(map(_make_source, _TABLE))
-
-
-def _twins(facts: PublishedSet) -> list[PublishedSet]:
-    files = {layout.train for layout in facts.layouts}
-    return [other for other in SETS.values() if other.name != facts.name and files & {x.train for x in other.layouts}]
-
-
-def _is_named_for(facts: PublishedSet, folder: Path) -> bool:
-    return any(folder.match(name) for layout in facts.layouts for name in layout.folders)
 
 
 def _find_file(folder: Path, name: str, layout: FileLayout) -> Path | None:
@@ -307,10 +297,8 @@ def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...])
         parts = [_read_batch(facts, layout, path, raw) for path, raw in zip(paths, raws, strict=True)]
         images, labels = np.concatenate([i for i, _ in parts]), np.concatenate([n for _, n in parts])
     if images.shape[1:] != facts.shape:
-        shape, wanted = list(images.shape[1:]), list(facts.shape)
-        raise UserError(
-            f"{paths[0]} has images of shape {shape}, not {wanted}; convert it to use it as arrays:FILE.npz"
-        )
+        shapes = f"{list(images.shape[1:])}, not {list(facts.shape)}"
+        raise UserError(f"{paths[0]} has images of shape {shapes}; convert it to use it as arrays:FILE.npz")
     return Split(images, labels), changed
 
 
@@ -319,18 +307,7 @@ def _read_batch(facts: PublishedSet, layout: FileLayout, path: Path, raw: bytes)
     if layout.kind == "binary":
         return binary.cifar(raw, path, label_bytes=facts.label_bytes, classes=classes)
     key = "labels" if facts.label_bytes == 1 else "fine_labels"
-    return binary.check_cifar_python(binary.read_pickle(raw, path), path, key=key, classes=classes)
-
-
-def _examine(facts: PublishedSet, layout: FileLayout, path: Path) -> Finding:
-    size = path.stat().st_size
-    try:
-        raw = binary.read_file(path)
-        status = _checksum(facts, path, raw)
-        array = binary.idx(raw, path) if layout.kind == "idx" else _read_batch(facts, layout, path, raw)[0]
-    except UserError as error:
-        return Finding(str(path), size, DAMAGED, str(error))
-    return Finding(str(path), size, status, f"{len(array):,} {'labels' if array.ndim == 1 else 'images'}")
+    return binary.cifar_python(raw, path, key=key, classes=classes)
 
 
 def _checksum(facts: PublishedSet, path: Path, raw: bytes) -> str:

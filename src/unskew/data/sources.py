@@ -1,14 +1,10 @@
-"""The registry of data sources, and how the text of ``--data`` becomes an image set; nothing here uses a network.
-
-``digits``, ``inaturalist(balance=0, size=64)``, ``folder:DIR(size=64)``, ``package.module:function(knob=value)``. The
-options of a path are in its last pair of parentheses, if that has the form ``(option=value, ...)``; an existing file or
-folder of exactly the given name takes precedence.
-"""
+"""The registry of data sources, and how the text of ``--data`` becomes an image set; nothing here uses a network."""
 
 import inspect
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +22,21 @@ from unskew.data.coco import COCO
 from unskew.data.folders import CINIC10, FOLDER, OMNIGLOT, TINY_IMAGENET
 from unskew.data.hugging_face import HUGGING_FACE
 from unskew.data.inaturalist import INATURALIST
-from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, OWN, DataRequest, Finding, Rows, Source, split_options
+from unskew.data.interface import (
+    BROKEN,
+    DAMAGED,
+    NO_CHECKSUM,
+    OWN,
+    DataRequest,
+    Finding,
+    Rows,
+    Source,
+    Summary,
+    split_options,
+)
 from unskew.data.landmarks import LANDMARKS
 from unskew.data.photographs import Pictures, Say, Scan, scan, silent
 from unskew.data.published import PUBLISHED
-from unskew.data.review import review, summarize
 from unskew.data.store import Cache, cache_of
 from unskew.data.tables import TABLE
 
@@ -41,17 +47,14 @@ SOURCES: dict[str, Source] = {
     )
 }  # fmt: skip
 SIDE = 224  # pixels: the size of photographs without a network
-NAMED = 5  # photographs in a message
+NAMED = 5  # classes, users or photographs in a note
 SAMPLED = 50  # ``check`` looks for every 50th picture of a published set
 
 
 def parse(
     text: str, data_dir: Path | None = None, cache: Cache | None = None, say: Say = silent, side: int | None = None
 ) -> tuple[Source, DataRequest]:
-    """Find the source that a text names, and make the request for it; the options are checked.
-
-    A user's function is not in the registry: see ``is_function``. The parameters are described in ``DataRequest``.
-    """
+    """Find the source that a text names, and make the request for it; the options are checked."""
     kind, colon, rest = text.partition(":")
     base, path = text.partition("(")[0].strip(), ""
     if colon and kind in SOURCES and SOURCES[kind].path:
@@ -69,15 +72,11 @@ def parse(
 
 
 def _hint(text: str) -> str:
-    name, mark, options = text.partition("?")
-    if mark and name in SOURCES:
-        return f"give options in parentheses: {name}({options.replace('&', ', ')})"
+    """The right spelling of a path without its kind."""
     path = text.partition("(")[0]
-    kind = {".csv": "table", ".tsv": "table", ".parquet": "table", ".npz": "arrays", ".zip": "folder"}
-    kind |= {".json": "coco", "": "folder"}
-    suffix = Path(path).suffix.lower()
-    is_path = suffix in kind and (suffix or os.path.isdir(user_path(path)))
-    return f"did you mean {kind[suffix]}:{text}?" if is_path else ""
+    kinds = {".csv": "table", ".tsv": "table", ".parquet": "table", ".npz": "arrays", ".zip": "folder", ".json": "coco"}
+    kind = "folder" if os.path.isdir(user_path(path)) else kinds.get(Path(path).suffix.lower())
+    return f"did you mean {kind}:{text}?" if kind else ""
 
 
 def _options(request: DataRequest) -> dict[str, Any]:
@@ -136,10 +135,7 @@ def load_rows(text: str, data_dir: Path | None) -> Rows:
 
 
 def check(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> list[Finding]:
-    """Read every file of a set and compare it with the published one.
-
-    A set that does not exist is a UserError; a damaged file is a finding.
-    """
+    """Read every file of a set and compare it with the published one; a damaged file is a finding."""
     where = Path(text)
     if not is_function(text):
         source, request = parse(text, data_dir, cache, say)
@@ -204,10 +200,7 @@ def find_moved(text: str, data_dir: Path | None) -> str:
 def load_photographs(
     source: Source, request: DataRequest, *, size: int | None = None, broken: str = "stop", **options: Any
 ) -> ImageSet:
-    """Decode the photographs of a source.
-
-    ``size`` is the side of the images in pixels; ``broken`` is stop, or skip to leave out unreadable files.
-    """
+    """Decode the photographs of a source; ``broken`` is stop, or skip to leave out unreadable files."""
     rows = _read_rows(source, request, size=size, broken=broken, **options)
     return _assemble(request, rows, _scan(request, rows, size), broken)
 
@@ -215,10 +208,8 @@ def load_photographs(
 def _read_rows(
     source: Source, request: DataRequest, *, size: int | None = None, broken: str = "stop", **options: Any
 ) -> Rows:
-    if size is not None and not 1 <= size <= 4096:
-        raise UserError(f"{cut(request.name)}: size={cut(str(size))} is out of range; give 1 to 4096, as in (size=128)")
-    if broken not in ("stop", "skip"):
-        raise UserError(f"{cut(request.name)}: broken={cut(broken)}: {nearest(broken, ('stop', 'skip'))}")
+    if (size is not None and not 1 <= size <= 4096) or broken not in ("stop", "skip"):
+        raise UserError(f"{cut(request.name)}: size must be 1 to 4096, and broken must be stop or skip")
     assert source.rows is not None
     if source.locate is None:
         return source.rows(request, **options)
@@ -247,27 +238,33 @@ def _check_photographs(
     scanned, pictures = _scan(request, rows, size), rows.pictures
     findings = [Finding(pictures.name(row), 0, BROKEN, why) for row, why in sorted(scanned.broken.items())]
     if findings and broken == "stop":
-        share = f"{len(findings):,} of {counted(len(pictures), 'photograph')} cannot be read"
-        detail = f"{share}; replace them, or leave them out: {request.spell(broken='skip')}"
-        return [*findings, Finding(request.name, 0, DAMAGED, detail)]
+        return [*findings, Finding(request.name, 0, DAMAGED, _describe_broken(request, pictures, scanned))]
     complete = _describe(user_path(request.path), _assemble(request, rows, scanned, broken))
     notes = review(complete.summary) if complete.summary else []
     return [*findings, replace(complete, notes=(*complete.notes, *notes))]
 
 
+def _describe_broken(request: DataRequest, pictures: Pictures, scanned: Scan) -> str:
+    share = f"{len(scanned.broken):,} of {counted(len(pictures), 'photograph')} cannot be read"
+    return f"{share}; replace them, or leave them out: {request.spell(broken='skip')}"
+
+
 def _assemble(request: DataRequest, rows: Rows, scanned: Scan, broken: str) -> ImageSet:
     name, cache, size, pictures = request.name, request.cache or cache_of(), scanned.size, rows.pictures
-    notes = [*rows.notes, *_note_broken(request, pictures, scanned, broken), *_note_repeated(pictures, rows, scanned)]
-    if scanned.scaled:
-        which = "default size without a network" if request.side is None else "network's input size"
-        to = f"all are scaled and cropped to {size}×{size}, the {which}"
-        notes.append(f"{scanned.scaled}: {to}; (size={size}) fixes it for every network")
-    elif size is not None:
-        notes.append(f"photographs are scaled and cropped to {size}×{size}")
+    notes = list(rows.notes)
+    if scanned.broken:
+        named = name_some([f"{pictures.name(row)} {why}" for row, why in sorted(scanned.broken.items())])
+        if broken == "stop":
+            raise UserError(f"{_describe_broken(request, pictures, scanned)} ({named})")
+        share = f"{len(scanned.broken):,} of {counted(len(pictures), 'photograph')}"
+        notes.append(f"{share} cannot be read and are skipped: {named}")
+    notes += _note_repeated(pictures, rows, scanned)
+    if size is not None:
+        why = f"{scanned.scaled}: all" if scanned.scaled else "photographs"
+        notes.append(f"{why} are scaled and cropped to {size}×{size}; (size={size}) fixes it for every network")
     parts = [np.flatnonzero(scanned.good & part) for part in (~rows.test, rows.test)]
-    for part, numbers in zip(("train", "test"), parts, strict=True):
-        if not len(numbers):
-            raise UserError(f"{name} has no photographs in the {part} part; add rows with split = {part}")
+    if not all(map(len, parts)):
+        raise UserError(f"{name} has no photographs in the train or the test part; add rows with that split")
     train, test = (rows.part(numbers) for numbers in parts)
     first, second = (Split(scanned.photographs(numbers), rows.labels[numbers]) for numbers in parts)
     mean, std = moments(scanned.counts[: scanned.channels])
@@ -280,18 +277,6 @@ def _assemble(request: DataRequest, rows: Rows, scanned: Scan, broken: str) -> I
     return replace(images, users=train.users, test_users=test.users, places=train.places)
 
 
-def _note_broken(request: DataRequest, pictures: Pictures, scanned: Scan, broken: str) -> list[str]:
-    if not scanned.broken:
-        return []
-    first = [f"{pictures.name(row)} {why}" for row, why in sorted(scanned.broken.items())[:NAMED]]
-    more = f"; and {len(scanned.broken) - NAMED:,} more" if len(scanned.broken) > NAMED else ""
-    share = f"{len(scanned.broken):,} of {counted(len(pictures), 'photograph')}"
-    if broken == "skip":
-        return [f"{share} cannot be read and are skipped: {'; '.join(first)}{more}"]
-    instead = f"{request.spell(broken='skip')} leaves them out"
-    raise UserError(f"{share} cannot be read: {'; '.join(first)}{more}; replace them, or {instead}")
-
-
 def _note_repeated(pictures: Pictures, rows: Rows, scanned: Scan) -> list[str]:
     """Note duplicates: in both train and test they raise accuracy; with two labels, one must be wrong."""
     by_pixels = defaultdict[bytes, list[int]](list)
@@ -300,18 +285,62 @@ def _note_repeated(pictures: Pictures, rows: Rows, scanned: Scan) -> list[str]:
     groups = [group for group in by_pixels.values() if len(group) > 1]
     if not groups:
         return []
-    count = sum(len(group) - 1 for group in groups)
     both = sum(len(set(rows.test[group].tolist())) > 1 for group in groups)
-    more = f"; {both:,} of them are in both train and test" if both else ""
-    notes = [f"{counted(count, 'photograph')} {'repeats' if count == 1 else 'repeat'} another one{more}"]
+    repeats = counted(sum(len(group) - 1 for group in groups), "repeated photograph")
+    notes = [f"{repeats}, {both:,} of them in both train and test"]
     conflicts = [group for group in groups if len(set(rows.labels[group].tolist())) > 1]
     if conflicts:
-        first = []
-        for group in conflicts[:NAMED]:
-            labels = sorted({rows.classes[label] for label in rows.labels[group].tolist()})
-            others = f" and {len(labels) - NAMED:,} more" if len(labels) > NAMED else ""
-            first.append(f"{pictures.name(group[0])} ({', '.join(labels[:NAMED])}{others})")
-        more = f" and {len(conflicts) - NAMED:,} more" if len(conflicts) > NAMED else ""
-        have = "photograph has" if len(conflicts) == 1 else "photographs have"
-        notes.append(f"{len(conflicts):,} {have} several labels: {', '.join(first)}{more}")
+        labels = [sorted({rows.classes[label] for label in rows.labels[group].tolist()}) for group in conflicts]
+        named = [f"{pictures.name(group[0])} ({name_some(n)})" for group, n in zip(conflicts, labels, strict=True)]
+        notes.append(f"{counted(len(conflicts), 'photograph')} with several labels: {name_some(named)}")
+    return notes
+
+
+def summarize(images: ImageSet) -> Summary:
+    """Count the examples of a data set."""
+    size = len(images.classes)
+    parts = [np.bincount(part.labels, minlength=size).tolist() for part in (images.train, images.test)]
+    classes = dict(zip(images.classes, zip(*parts, strict=True), strict=True))
+    held = []
+    for users in (images.users, images.test_users):
+        owners, counts = np.unique(np.zeros(0, np.str_) if users is None else users, return_counts=True)
+        held.append(dict(zip(owners.tolist(), counts.tolist(), strict=True)))
+    names = sorted({*held[0], *held[1]} - {""})
+    return Summary(classes, {name: (held[0].get(name, 0), held[1].get(name, 0)) for name in names})
+
+
+def review(summary: Summary) -> list[str]:
+    """What a user should know before training."""
+    classes = {name: counts for name, counts in summary.classes.items() if any(counts)}
+    users = summary.users if any(test for _, test in summary.users.values()) else {}
+    notes = []
+    if classes and all(0 in counts for counts in classes.values()):
+        notes.append("train and test have no class in common, so accuracy is meaningless")
+    for word, known in (("class", classes), ("user", users)):
+        for part, examples in enumerate(("training", "test")):
+            if missing := [name for name, counts in known.items() if not counts[part]]:
+                share = f"{counted(len(missing), word)} of {len(known):,}"
+                notes.append(f"no {examples} examples of {share}: {name_some(missing)}")
+    return [*notes, *_review_names(classes, "labels"), *_review_names(summary.users, "users")]
+
+
+def name_some(names: Sequence[str]) -> str:
+    """The first few names, for a message."""
+    shown = ", ".join(cut(name, 200) for name in names[:NAMED])
+    return f"{shown} and {len(names) - NAMED:,} more" if len(names) > NAMED else shown
+
+
+def _review_names(names: Iterable[str], what: str) -> list[str]:
+    """Find names that may mean the same (``CAT`` and ``cat``, ``3`` and ``3.0``), and labels of mixed kinds."""
+    alike = defaultdict[str, list[str]](list)
+    numbers, texts = list[str](), list[str]()
+    for name in names:
+        number = re.fullmatch(r"[+-]?0*(\d+)(\.0*)?", name)
+        alike[number[1] if number else re.sub(r"[\s_-]+", " ", name).casefold()].append(name)
+        (numbers if number else texts).append(name)
+    twins = [" and ".join(group) for group in alike.values() if len(group) > 1]
+    notes = [f"{what} that differ only in spelling count as different: {name_some(twins)}"] if twins else []
+    if what == "labels" and numbers and texts:
+        few = min(numbers, texts, key=len)
+        notes.append(f"labels mix numbers and words; {counted(len(few), 'label')} may be wrong: {name_some(few)}")
     return notes

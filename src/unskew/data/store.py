@@ -1,10 +1,9 @@
 """Decoded photographs on disk: an append-only file of pixels, and an index into it.
 
-``<cache>/images/<key>/`` has ``pixels``, ``index`` and a lock for each process that reads them. A record in ``pixels``
-is one image, [ch, H, W] bytes. An entry of the index has checksums of the record and of itself, so that damage by a
-crash, a full disk or another program is detected and the image decoded again. Both files begin with the same random
-number, which shows that they belong together. If the disk budget is exceeded, stores of other tables are removed,
-least recently used first.
+``<cache>/images/<key>/`` has ``pixels`` and ``index``. A record in ``pixels`` is one image, [ch, H, W] bytes. An entry
+of the index has checksums of the record and of itself, so that damage by a crash, a full disk or another program is
+detected and the image decoded again. Both files begin with the same random number, which shows that they belong
+together. If the disk budget is exceeded, stores of other tables are removed, least recently used first.
 
 LMDB was tried instead: it reads and, without syncing (as here), writes as fast; its files are a third larger.
 """
@@ -13,7 +12,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,13 +61,9 @@ def cache_of(folder: str | None = None, disk: str | None = None, memory: str | N
     )
 
 
-def check_size(option: str) -> Callable[[str], None]:
+def check_size(option: str) -> Callable[[str], object]:
     """Make a check that refuses a text that is not a size."""
-
-    def check(text: str) -> None:
-        parse_size(text, f"--{option} {cut(text)}")
-
-    return check
+    return lambda text: parse_size(text, f"--{option} {cut(text)}")
 
 
 class Store:
@@ -147,29 +142,27 @@ def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[
         except Timeout:
             waiting()
             lock.acquire()
-    except OSError as error:
-        reason = f"cannot be written: {error.strerror or error}; give another folder, or set UNSKEW_CACHE"
-        raise UserError(f"--cache-dir {cache.folder} {reason}") from error
-    store = None
-    try:
         folder.mkdir(exist_ok=True, mode=0o700)  # another process may have removed it while we waited
         os.utime(folder)
         number, files = _open_files(folder)
-        store = Store(folder, number, *files)
-        yield store
+        with closing(Store(folder, number, *files)) as store:
+            yield store
     except OSError as error:
-        reason = f"cannot be used: {error.strerror or error}; give another --cache-dir"
-        raise UserError(f"the cache {folder} {reason}") from error
+        reason = f"cannot be used: {error.strerror or error}; give another folder, or set UNSKEW_CACHE"
+        raise UserError(f"--cache-dir {cache.folder} {reason}") from error
     finally:
-        if store is not None:
-            store.close()
         lock.release()
 
 
 def make_room(cache: Cache, store: Store, needed: int) -> int:
     """Return how many bytes may be added to the store, after removing unused stores if necessary."""
-    folders = [folder for folder in (cache.folder / "images").iterdir() if folder.is_dir()]
-    stores = sorted((*_last_use(folder), folder) for folder in folders)
+    stores = []
+    for folder in (cache.folder / "images").iterdir():
+        with suppress(OSError):  # another process may be removing it
+            if folder.is_dir():
+                size = sum(file.stat().st_size for file in folder.iterdir())
+                stores.append((folder.stat().st_mtime, size, folder))
+    stores.sort()
     total = sum(size for _, size, _ in stores)
     for _, size, other in stores:
         if total + needed > cache.disk and other != store.folder and _remove_unused(other):
@@ -185,29 +178,14 @@ class StoreReader:
     folder: Path
     number: bytes
 
-    def open(self, mode: int = os.O_RDONLY) -> int | None:
-        """Open the store's pixels; None if they were removed or replaced."""
+    def open(self) -> int | None:
+        """Open the store's pixels; None if they were removed or replaced. What is open can be read after that."""
         with suppress(OSError):
-            descriptor = os.open(self.folder / FILES[0], mode)
+            descriptor = os.open(self.folder / FILES[0], os.O_RDONLY)
             if os.pread(descriptor, HEADER, 0) == MARKS[0] + self.number:
                 return descriptor
             os.close(descriptor)
         return None
-
-    def mark_in_use(self) -> FileLock | None:
-        """Take a lock that prevents other processes from removing the store."""
-        lock = FileLock(self.folder / f"use-{os.getpid()}", mode=MODE, thread_local=False, is_singleton=True)
-        with suppress(OSError, Timeout):
-            lock.acquire(timeout=0)
-            return lock
-        return None
-
-    def repair(self, offset: int, record: bytes) -> None:
-        """Rewrite a damaged record, if the file was not replaced."""
-        if (descriptor := self.open(os.O_RDWR)) is not None:
-            with suppress(OSError):
-                os.pwrite(descriptor, record, offset)
-            os.close(descriptor)
 
 
 def _open_files(folder: Path) -> tuple[bytes, list[int]]:
@@ -236,19 +214,8 @@ def _lock_of(folder: Path) -> FileLock:
 
 
 def _remove_unused(folder: Path) -> bool:
-    with suppress(OSError, Timeout), ExitStack() as stack:
-        for lock in (_lock_of(folder), *(FileLock(path, thread_local=False) for path in folder.glob("use-*"))):
-            stack.enter_context(lock.acquire(timeout=0))
+    with suppress(OSError, Timeout), _lock_of(folder).acquire(timeout=0):
         shutil.rmtree(folder)
-        with suppress(OSError):
-            folder.with_suffix(".lock").unlink()
+        folder.with_suffix(".lock").unlink(missing_ok=True)
         return True
     return False
-
-
-def _last_use(folder: Path) -> tuple[float, int]:
-    """The time of a store's last use, and its bytes; another process may be removing it."""
-    try:
-        return folder.stat().st_mtime, sum(file.stat().st_size for file in folder.iterdir())
-    except OSError:
-        return 0.0, 0

@@ -51,13 +51,10 @@ class Shape:
     balanced: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("users", 1), ("classes", 2), ("test", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"--{name} {getattr(self, name)}: give at least {least}")
-        if self.examples < (least := max(self.users, self.classes)):
-            raise UserError(f"--examples {self.examples}: each user and class needs at least one; give {least} or more")
-        if self.examples + self.test > MOST:
-            raise UserError(f"--examples {self.examples} and --test {self.test}: give at most {MOST:,} together")
+        fewest = max(self.users, self.classes)
+        if self.users < 1 or self.classes < 2 or self.test < 1 or not fewest <= self.examples <= MOST - self.test:
+            wanted = f"1 user, 2 classes, 1 test example, and {fewest:,} to {MOST:,} examples"
+            raise UserError(f"the population is too small or too large: give at least {wanted}")
 
 
 def draw_rows(shape: Shape, root: Path, *, seed: int = 0) -> Rows:

@@ -7,7 +7,7 @@ depends on which one it is.
 import copy
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,10 +26,8 @@ from unskew.engines.blueprint import Blueprint, build, with_shares
 from unskew.engines.loop import Loop
 from unskew.engines.pool import Pool
 from unskew.engines.results import SharedFile
-from unskew.engines.torchrun.engine import Ranks
-from unskew.engines.torchrun.follower import follow
-from unskew.engines.torchrun.join import check_command as check_command
-from unskew.engines.torchrun.join import gather, launched, open_store
+from unskew.engines.torchrun import Rank, Ranks, follow, gather, launched, listen
+from unskew.engines.torchrun import check_command as check_command
 from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory, anonymous_file
@@ -77,19 +75,22 @@ def open_loop(setup: EngineSetup) -> Engine:
 
 def open_pool(setup: EngineSetup) -> Engine:
     """One process per core; the data are copied into shared memory."""
-    workers = max(1, setup.workers)
-    shared = SharedFile()
-    layout = shared.write(with_shares(setup.data, workers))
-    own = replace(setup, blueprint=replace(setup.blueprint, device="cpu"))  # only the workers use the device
-    return Pool(setup.blueprint, shared, layout, workers, own.client_side())
+    return _pool(setup, max(1, setup.workers))
 
 
 def open_torchrun(setup: EngineSetup) -> Engine:
     """The processes that torchrun started, here and on other machines; this one is rank 0."""
     launch, device = launched(), resolve_device(setup.blueprint.device)
-    others = gather(launch, processors=device.type == "cpu")
-    data = with_shares(setup.data, launch.local_ranks)
-    return Ranks(replace(setup.blueprint, device=str(device)), data, setup.client_side(), others)
+    ranks = gather(launch, processors=device.type == "cpu")
+    setup = replace(setup, blueprint=replace(setup.blueprint, device=str(device)))
+    return Ranks(_pool(setup, 1, launch.local_ranks, ranks), ranks, by_torchrun=launch.by_torchrun)
+
+
+def _pool(setup: EngineSetup, workers: int, processes: int = 0, ranks: Sequence[Rank] = ()) -> Pool:
+    shared = SharedFile()
+    layout = shared.write(with_shares(setup.data, processes or workers))
+    own = replace(setup, blueprint=replace(setup.blueprint, device="cpu"))  # only the workers use the device
+    return Pool(setup.blueprint, shared, layout, workers, own.client_side(), ranks)
 
 
 ENGINES: Mapping[str, Callable[[EngineSetup], Engine]] = {
@@ -104,7 +105,7 @@ PARTS = ("roster", "visit", "close")  # required members of an engine
 def check_name(name: str) -> None:
     """Refuse an engine that does not exist."""
     if ":" in name:
-        load_function(_call(name).name, "engine")
+        load_function(text.parse_call(name, "engine").name, "engine")
     elif name not in NAMES:
         raise UserError(f"no engine is called {name!r}; {nearest(name, NAMES)}, or package.module:function")
 
@@ -122,7 +123,7 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
     """The engine of that name, ready to work."""
     if name in ENGINES:
         return ENGINES[name](setup)
-    call = _call(name)
+    call = text.parse_call(name, "engine")
     function = load_function(call.name, "engine")
     engine: Any = text.apply(call, partial(function, setup), "engine")
     if missing := [part for part in PARTS if not hasattr(engine, part)]:
@@ -150,7 +151,8 @@ def serve_rank_zero(name: object) -> None:
         launch = launched()
         if launch.rank > 0:
             follow(launch)
-        open_store(launch)
+        if launch.ranks > 1:
+            listen(launch)
 
 
 def default_engine(name: str) -> str:
@@ -174,15 +176,8 @@ def processes(name: str, workers: int) -> Processes:
         return Processes(1 + workers, workers, 2, counted(workers, "worker"))
     if name == "torchrun":
         ranks = launched().ranks
-        return Processes(ranks, ranks, ranks, counted(ranks, "rank"))
+        return Processes(ranks + 1, ranks, ranks + 1, counted(ranks, "rank"))
     return Processes(1, 1, 1, "this process")
-
-
-def _call(name: str) -> text.Call:
-    calls = text.parse_calls(name, "engine")
-    if len(calls) > 1:
-        raise text.complain(name, calls[1].start, "give one engine")
-    return calls[0]
 
 
 def seconds_per_step(side: ClientSide, batch: int) -> float:

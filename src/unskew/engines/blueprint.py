@@ -1,7 +1,6 @@
 """What a process needs to do any client's work: texts and numbers, and tensors in shared memory."""
 
 import ctypes
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -171,19 +170,13 @@ def _text(content: Tensor) -> str:
 
 # A step allocates and frees the same few megabytes again and again. By default glibc returns them to the kernel each
 # time and pays for fresh pages in the next step, so the process keeps them instead.
-KEEP = 256 * 2**20  # bytes of freed memory that the process keeps
-LARGE = 32 * 2**20  # larger blocks are mapped and returned at once; glibc's maximum
-AHEAD = 64 * 2**20  # bytes to request from the kernel in addition to those needed
-
-_TRIM, _TOP, _MMAP = -1, -2, -3  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD of malloc.h
+MALLOPT = {-1: 256 * 2**20, -3: 32 * 2**20, -2: 64 * 2**20}  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_TOP_PAD: bytes
 
 
 def keep_freed_memory() -> bool:
     """Keep freed memory in this process; False if the C library is not glibc."""
-    if not sys.platform.startswith("linux"):
-        return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:
+    except (AttributeError, OSError, TypeError):
         return False
-    return all(mallopt(option, value) for option, value in ((_TRIM, KEEP), (_MMAP, LARGE), (_TOP, AHEAD)))
+    return all(mallopt(option, value) for option, value in MALLOPT.items())

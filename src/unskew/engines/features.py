@@ -7,9 +7,9 @@ not depend on the number of cores.
 
 import copy
 import hashlib
-import queue
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ import torch
 from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from unskew.core import tensors
 from unskew.core.errors import UserError
@@ -40,6 +40,7 @@ from unskew.models.networks import Network
 BLOCK = 1024  # images in a file
 AT_ONCE = 32  # images in one pass, which should fit in a core's cache
 FORMAT, ABOUT = "unskew features 1", "unskew"
+OTHER_FOLDER = f"set --cache-dir or {CACHE_VARIABLE} to a folder on another disk"
 
 Floats = npt.NDArray[np.float32]
 
@@ -82,13 +83,10 @@ def stored_features(frozen: Frozen, images: ImageSet, cache: Path, say: Say) -> 
     activity = f"features of the frozen part: {format_bytes(size)} in {folder}"
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if existing != folder and size > (free := shutil.disk_usage(existing).free):
-        raise UserError(
-            f"the features of the frozen part need {format_bytes(size)} in {folder}, but only {format_bytes(free)} is "
-            f"free; free some space, or set --cache-dir or {CACHE_VARIABLE} to a folder on another disk"
-        )
+        raise UserError(f"{activity}, but only {format_bytes(free)} is free; {OTHER_FOLDER}")
     total = len(images.train) * (1 + frozen.views) + (len(images.test) if images.test.rows is None else 0)
     done, parts = 0, dict[str, Floats]()
-    with _locked(folder), _Encoder(cut, frozen.blueprint) as encoder:
+    with _locked(folder), _encoder(cut, frozen.blueprint) as fill:
         for part, split in (("train", images.train), ("test", images.test)):
             if split.rows is not None:  # a validation split
                 parts[part] = parts["train"]
@@ -101,7 +99,7 @@ def stored_features(frozen: Frozen, images: ImageSet, cache: Path, say: Say) -> 
                 rows = features[start * per_image : stop * per_image]
                 if not _read(file, fingerprint, rows):
                     say(activity, done, total)
-                    encoder.fill(rows, frozen.parts[part], start, per_image)
+                    fill(rows, frozen.parts[part], start, per_image)
                     _write(file, fingerprint, rows)
                 done += len(rows)
             parts[part] = features
@@ -129,54 +127,51 @@ def images_sha256(images: ImageSet) -> str:
     return digest.hexdigest()
 
 
-class _Encoder:
-    """Runs the frozen part on every core, with a copy for each thread; batches do not depend on their number."""
+Fill = Callable[[Floats, Pixels, int, int], None]
 
-    def __init__(self, cut: Cut, blueprint: Blueprint) -> None:
-        self._device = ready_device(blueprint.device)
-        self._count = cores() if self._device.type == "cpu" else 1
-        self._cut, self._augmentation = cut, blueprint.local.augmentation
-        self._free: queue.SimpleQueue[nn.Module] = queue.SimpleQueue()
-        self._threads: ThreadPoolExecutor | None = None
 
-    def __enter__(self) -> "_Encoder":
-        return self
+@contextmanager
+def _encoder(cut: Cut, blueprint: Blueprint) -> Iterator[Fill]:
+    """A function that runs the frozen part on every core, with a copy for each thread.
 
-    def __exit__(self, *_: object) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
+    It computes the rows of the examples from ``start`` on: for each, the plain image, then its views. Batches do not
+    depend on the number of cores.
+    """
+    device, own = ready_device(blueprint.device), threading.local()
 
-    def fill(self, rows: Floats, pixels: Pixels, start: int, per_image: int) -> None:
-        """Compute the rows of the examples from ``start`` on: for each, the plain image, then its views."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._count, "features", torch.set_num_threads, (1,))
-            for _ in range(self._count):
-                front = copy.deepcopy(self._cut.front).eval().to(self._device)
-                self._free.put(front.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
-        examples = len(rows) // per_image
-        shaped = rows.reshape(examples, per_image, *rows.shape[1:])
+    def prepare() -> None:
+        torch.set_num_threads(1)
+        front = copy.deepcopy(cut.front).eval().to(device)
+        own.front = front.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def encode(rows: Floats, pixels: Pixels, start: int, view: int) -> None:
+        index = torch.arange(start, start + len(rows))
+        chosen: tuple[Tensor | None, Tensor | None] = None, None
+        if view:  # the same for every seed, so that seeds share the stored views
+            draws = Key(0).fold("views", view).numpy()
+            crops, flip = draw_augmentation(blueprint.local.augmentation, draws, len(pixels.labels))
+            chosen = crops[index], flip[index]
+        images = pixels.batch(index, *chosen)[0].to(device, memory_format=torch.channels_last)
+        with torch.no_grad():
+            output: Tensor = own.front(images)
+        rows[:] = output.float().cpu().reshape(rows.shape).numpy()
+
+    threads = ThreadPoolExecutor(cores() if device.type == "cpu" else 1, "features", prepare)
+
+    def fill(rows: Floats, pixels: Pixels, start: int, per_image: int) -> None:
+        shaped = rows.reshape(-1, per_image, *rows.shape[1:])
         work = [
-            self._threads.submit(self._pass, shaped[first : first + AT_ONCE, view], pixels, start + first, view)
+            threads.submit(encode, shaped[first : first + AT_ONCE, view], pixels, start + first, view)
             for view in range(per_image)
-            for first in range(0, examples, AT_ONCE)
+            for first in range(0, len(shaped), AT_ONCE)
         ]
         for part in work:
             part.result()
 
-    def _pass(self, rows: Floats, pixels: Pixels, start: int, view: int) -> None:
-        index = torch.arange(start, start + len(rows))
-        chosen: tuple[Tensor | None, Tensor | None] = None, None
-        if view:  # the same for every seed, so that seeds share the stored views
-            crops, flip = draw_augmentation(self._augmentation, Key(0).fold("views", view).numpy(), len(pixels.labels))
-            chosen = crops[index], flip[index]
-        images = pixels.batch(index, *chosen)[0].to(self._device, memory_format=torch.channels_last)
-        front = self._free.get()
-        try:
-            with torch.no_grad():
-                output: Tensor = front(images)
-        finally:
-            self._free.put(front)
-        rows[:] = output.float().cpu().reshape(rows.shape).numpy()
+    try:
+        yield fill
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def _write(file: Path, fingerprint: str, rows: Floats) -> None:
@@ -206,9 +201,7 @@ def _locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except OSError as error:
-        raise UserError(
-            f"cannot write {folder}: {error.strerror or error}; choose another with --cache-dir or {CACHE_VARIABLE}"
-        ) from error
+        raise UserError(f"cannot write {folder}: {error.strerror or error}; {OTHER_FOLDER}") from error
     try:
         yield
     finally:

@@ -8,14 +8,14 @@ import os
 import selectors
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from unskew.core.child import JsonLines, start_worker
-from unskew.core.errors import LostMemory, StorageFailure, UserError
+from unskew.core.child import Child, JsonLines, start_worker
+from unskew.core.errors import LostMemory, StorageFailure, UserError, describe_error
 from unskew.core.key import Key
 from unskew.core.machine import device_count, files_left, resolve_device, too_many_files, worker_device
 from unskew.core.tensors import Layout, PackedSums
@@ -27,6 +27,9 @@ from unskew.engines.scheduler import DEATHS, Scheduler
 from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide, plan_ahead
 from unskew.round.jobs import answer, decode_job, encode_job
+
+if TYPE_CHECKING:
+    from unskew.engines.torchrun import Rank, RankZero
 
 FILES = 12  # open only while a worker starts
 FILES_OF_WORKER = 9  # that stay open: two connections, its results and their mappings, its standard error
@@ -42,6 +45,7 @@ class Hello(msgspec.Struct, tag="hello"):
     data: Layout
     path: list[str]
     secret: bytes
+    number: int  # decides the worker's device if there are several
 
 
 class Begin(msgspec.Struct, tag="begin"):
@@ -84,14 +88,38 @@ class GroupResults(msgspec.Struct, tag="results", omit_defaults=True):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The worker has built its client side."""
+    """The worker has built its client side, or says why it cannot."""
+
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerFiles:
+    """The files that a worker shares with its parent, whose client side has those of memories and sessions."""
+
+    data: SharedFile
+    weights: SharedFile
+    results: list[ResultFile]
+    side: ClientSide
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The descriptors, in the order of the arguments of ``serve``."""
+        own = (self.side.sessions, self.side.memory_file)
+        return [file.descriptor for file in (self.data, self.weights, *self.results, *own) if file is not None]
 
 
 class Pool:
-    """Worker processes, replaced when they die. The pool owns and closes the shared data."""
+    """Worker processes, replaced when they die, and ranks of torchrun. The pool owns and closes the shared data."""
 
     def __init__(
-        self, blueprint: Blueprint, data: "SharedFile", layout: Layout, workers: int, side: ClientSide
+        self,
+        blueprint: Blueprint,
+        data: SharedFile,
+        layout: Layout,
+        workers: int,
+        side: ClientSide,
+        ranks: "Sequence[Rank]" = (),
     ) -> None:
         if (needed := FILES + workers * FILES_OF_WORKER) > files_left():
             problem = f"a pool of {workers} workers needs to open {needed} more files"
@@ -100,7 +128,7 @@ class Pool:
         self.roster, self.memory = side.population.roster, side.memory_file  # the workers share the file
         self._data, self._weights = data, SharedFile()
         self._blueprint, self._layout = blueprint.to_json(), layout
-        self._device = resolve_device(blueprint.device)
+        self._ranks = ranks
         self._numbers: dict[type, int] = {}  # how many numbers a reply has, by type of job
         self._job = 0  # number of the current job; results of earlier ones are ignored
         self._selector = selectors.DefaultSelector()
@@ -108,6 +136,8 @@ class Pool:
         self._failed_starts = 0
         for number in range(workers):
             self._start(number)
+        for rank in ranks:
+            self._start(rank.joined.local_rank, rank)
 
     def visit(
         self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key
@@ -125,8 +155,10 @@ class Pool:
                 return
             for worker in self._workers:
                 self._feed(worker, schedule)
-            for selected, _ in self._selector.select():
+            for selected, _ in self._selector.select(1.0 if self._ranks else None):
                 self._receive(selected.data, schedule, begin)
+            for rank in self._ranks:
+                rank.check_heard()
 
     def close(self) -> None:
         """End the workers and release the shared memory."""
@@ -138,11 +170,12 @@ class Pool:
         self._data.close()
         self._side.close()
 
-    def _start(self, number: int) -> "Worker":
-        device = worker_device(self._device, device_count(self._device), number)
+    def _start(self, number: int, rank: "Rank | None" = None) -> "Worker":
         path = [os.path.abspath(folder) for folder in sys.path]  # independent of the working directory
-        hello = Hello(self._blueprint | {"device": device}, self._layout, path, self._side.secret)
-        worker = Worker([self._data, self._weights], self._side, hello, number)
+        files = WorkerFiles(self._data, self._weights, [ResultFile() for _ in range(SLOTS)], self._side)
+        child = start_worker(__name__, *files.descriptors) if rank is None else rank.attach(files)
+        child.send(Hello(self._blueprint, self._layout, path, self._side.secret, number))
+        worker = Worker(child, files.results, number)
         self._workers.append(worker)
         self._selector.register(worker.child, selectors.EVENT_READ, worker)
         return worker
@@ -179,6 +212,8 @@ class Pool:
                 self._replace(worker, schedule, begin)
                 return
             if isinstance(message, Ready):
+                if message.refused:
+                    raise UserError(f"{worker.child.name} cannot start: {message.refused}")
                 worker.ready = True
             elif isinstance(message, GroupResults):
                 self._record(worker, message, schedule)
@@ -202,9 +237,9 @@ class Pool:
 
     def _replace(self, worker: "Worker", schedule: Scheduler, begin: Begin) -> None:
         """Replace a worker that died, and repeat its visits."""
+        reason, running = worker.child.exit_reason(), worker.running()
         self._selector.unregister(worker.child)
         self._workers.remove(worker)
-        reason, running = worker.child.exit_reason(), worker.running()
         indices = [index for group in worker.tasks.values() for index in group]
         worker.close()
         if not worker.ready:
@@ -218,20 +253,14 @@ class Pool:
 
 
 class Worker:
-    """The parent's side of a worker process, and the memory that its results are written to."""
+    """The parent's side of a worker, and the memory that its results are written to."""
 
-    def __init__(self, shared: Sequence["SharedFile"], side: ClientSide, hello: Hello, number: int = 0) -> None:
-        self.number = number  # decides its device if there are several
-        self._results = [ResultFile() for _ in range(SLOTS)]
-        assert side.sessions is not None
-        memories = [side.memory_file.descriptor] if side.memory_file else []
-        files = [*(file.descriptor for file in shared), *(file.descriptor for file in self._results)]
-        self.child = start_worker(__name__, *files, side.sessions.descriptor, *memories)
+    def __init__(self, child: "Child | Rank", results: list[ResultFile], number: int) -> None:
+        self.child, self._results, self.number = child, results, number
         self.ready = False
         self.tasks: dict[int, list[int]] = {}  # the indices of its current visits, by slot
         self.held: dict[int, list[int]] = {}  # the indices whose results may still be needed, by slot
         self._layout: Layout = []  # of its last result
-        self.child.send(hello)
 
     def remember_layout(self, result: VisitResult) -> None:
         """Store the layout; it is sent only when it changes."""
@@ -260,34 +289,49 @@ class Worker:
             file.close()
 
 
-def main(parent: JsonLines, data: int, weights: int, *others: int) -> None:
-    """A worker process: answer until the parent exits.
+def main(parent: JsonLines, *descriptors: int) -> None:
+    """A worker process: answer until the parent exits."""
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    if (hello := parent.receive(Hello)) is not None:
+        sys.path[:] = hello.path
+        serve(parent, hello, *descriptors)
+
+
+def serve(parent: "JsonLines | RankZero", hello: Hello, data: int, weights: int, *others: int) -> None:
+    """Answer until the parent sends anything but jobs and visits, or exits; close the files.
 
     The descriptors are those of the data, the weights, SLOTS result files, the sessions and, if the method has any,
     the memories.
     """
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    if (hello := parent.receive(Hello)) is None:
-        return
-    sys.path[:] = hello.path
-    sessions, *memories = others[SLOTS:]
-    blueprint, tensors = Blueprint.from_json(hello.blueprint), SharedFile(data).read(hello.data)
-    side = build(blueprint, tensors, *memories)
-    side = replace(side, secret=hello.secret, sessions=Sessions(sessions))
-    inbox, desk = SharedFile(weights), Desk(side, [ResultFile(descriptor) for descriptor in others[:SLOTS]])
-    parent.send(Ready())
-    while (message := parent.receive(Begin | VisitGroup)) is not None:
+    desk, (sessions, *memories) = None, others[SLOTS:]
+    try:
+        blueprint = Blueprint.from_json(hello.blueprint)
+        device = resolve_device(blueprint.device)
+        blueprint = replace(blueprint, device=worker_device(device, device_count(device), hello.number))
+        side = build(blueprint, SharedFile(data).read(hello.data), *memories)
+        side = replace(side, secret=hello.secret, sessions=Sessions(sessions))
+        desk = Desk(side, [ResultFile(descriptor) for descriptor in others[:SLOTS]])
+    except Exception as error:  # noqa: BLE001  the parent reports it
+        parent.send(Ready(describe_error(error)))
+    else:
+        parent.send(Ready())
+    inbox = SharedFile(weights)
+    while isinstance(message := parent.receive(Begin | VisitGroup), Begin | VisitGroup) and desk is not None:
         if isinstance(message, Begin):
             desk.begin(message, inbox.read(message.weights))
         else:
             parent.send(desk.answer(message))
+    if desk is not None:
+        side.close()
+    for descriptor in (data, weights, *others[:SLOTS], *([] if desk else others[SLOTS:])):
+        os.close(descriptor)
 
 
 class Desk:
     """Does the visits of a job in a worker, group by group."""
 
-    def __init__(self, side: ClientSide, files: "list[ResultFile]") -> None:
+    def __init__(self, side: ClientSide, files: list[ResultFile]) -> None:
         self._files, self._file = files, files[0]
         self._side = replace(side, room=lambda count: self._file.room(count))  # updates are computed in shared memory
         self._layout: Layout | None = None  # the last one sent to the parent: long, and rarely different

@@ -40,13 +40,24 @@ class SharedFile:
 
     def read(self, layout: Layout) -> Tensors:
         """The tensors of that layout, as views."""
-        sizes = (torch.Size(shape).numel() * int(getattr(torch, dtype).itemsize) for _, dtype, shape, _ in layout)
-        end = max([ALIGN, *(entry[3] + size for entry, size in zip(layout, sizes, strict=True))])
-        return views(self.mapped(end), layout)
+        return views(self.mapped(_end(layout)), layout)
+
+    def content(self, layout: Layout) -> bytes:
+        """The bytes of the tensors of that layout."""
+        return self.mapped(end := _end(layout))[:end]
+
+    def fill(self, content: bytes | bytearray) -> None:
+        """Overwrite the beginning."""
+        self.mapped(len(content))[: len(content)] = content
 
     def close(self) -> None:
         """Close the descriptor; the memory is freed with its last view."""
         os.close(self.descriptor)
+
+
+def _end(layout: Layout) -> int:
+    sizes = (torch.Size(shape).numel() * int(getattr(torch, dtype).itemsize) for _, dtype, shape, _ in layout)
+    return max([ALIGN, *(entry[3] + size for entry, size in zip(layout, sizes, strict=True))])
 
 
 class ResultFile:
@@ -54,7 +65,7 @@ class ResultFile:
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._file = SharedFile(descriptor)
-        self.descriptor = self._file.descriptor
+        self.descriptor, self.fill = self._file.descriptor, self._file.fill
         self.running = memoryview(self._file.mapped(ALIGN)).cast("q")  # [0]: the index of the current visit
         self._end = ALIGN
 
@@ -93,22 +104,3 @@ class ResultFile:
     def close(self) -> None:
         """Close the descriptor."""
         self._file.close()
-
-
-def offer(file: ResultFile | SharedFile) -> tuple[int, int, int]:
-    """Write a token to the file's first line; returns the arguments for ``open_offered``."""
-    token = int.from_bytes(os.urandom(7), "little")
-    memoryview(SharedFile(file.descriptor).mapped(ALIGN)).cast("q")[0] = token
-    return os.getpid(), file.descriptor, token
-
-
-def open_offered(process: int, descriptor: int, token: int) -> int | None:
-    """The descriptor of another process's file; None if that process is on another machine."""
-    try:
-        opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
-    except OSError:
-        return None
-    if os.fstat(opened).st_size >= ALIGN and memoryview(SharedFile(opened).mapped(ALIGN)).cast("q")[0] == token:
-        return opened
-    os.close(opened)
-    return None

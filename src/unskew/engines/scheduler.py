@@ -40,7 +40,12 @@ class Scheduler:
         numbers: dict[type, int],
     ) -> None:
         trains = isinstance(getattr(job, "inner", job), Train)
-        sizes = [_examples_of(roster, visit) for visit in visits]
+        sizes = [  # in one pass
+            visit.stop - visit.start
+            if isinstance(visit, TestPart)
+            else (roster.size(visit.client) if visit.take is None else visit.take)
+            for visit in visits
+        ]
         self.visits = visits
         self._examples = [examples_for(size, local) if trains else size for size in sizes]
         self._numbers, self._kind = numbers, type(job)
@@ -48,11 +53,6 @@ class Scheduler:
         self._results: dict[int, Reply | Failure] = {}  # not yet passed on
         self._deaths = Counter[int]()
         self._next = 0  # the visit whose result is passed on next
-
-    @property
-    def passed(self) -> int:
-        """How many results have been passed on."""
-        return self._next
 
     @property
     def done(self) -> bool:
@@ -66,11 +66,6 @@ class Scheduler:
         result = self._results.pop(self._next)
         self._next += 1
         return result
-
-    @property
-    def ready(self) -> bool:
-        """Whether the next result in visit order is available."""
-        return self._next in self._results
 
     def waits(self, indices: Iterable[int]) -> bool:
         """Whether a result of these visits has not been passed on yet."""
@@ -132,10 +127,3 @@ class Scheduler:
             if self._open[at] < reach:
                 return self._open.pop(at)
         return None
-
-
-def _examples_of(roster: Roster, visit: Visit | TestPart) -> int:
-    """How many examples a visit covers in one pass."""
-    if isinstance(visit, TestPart):
-        return visit.stop - visit.start
-    return roster.size(visit.client) if visit.take is None else visit.take

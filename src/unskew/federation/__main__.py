@@ -7,13 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from unskew.core.errors import UserError, nearest
+from unskew.core.errors import UserError
 from unskew.federation.folder import read_federation, read_node
 from unskew.federation.node import PARTS, attend, node_mark
 from unskew.federation.processes import ENDS, MARK, WATCHER
 from unskew.federation.server import serve, server_mark
-
-USAGE = "usage: python -m unskew.federation server DIR | node DIR [both|service|supernode]"
 
 
 class Stopped(BaseException):
@@ -44,28 +42,24 @@ def say(line: str) -> None:
 
 
 def watch(words: list[str]) -> None:
-    """Supervise the programs of a server or a node."""
+    """Supervise the programs of a server or a node, with a mark by which ``status`` and ``stop`` recognize them."""
     match words:
         case ["server", folder]:
             federation = read_federation(Path(folder))
-            become(server_mark(federation), ["server", str(federation.path)])
-            serve(federation, say)
-        case ["node", folder, *part] if len(part) <= 1:
+            mark, words = server_mark(federation), ["server", str(federation.path)]
+        case ["node", folder, *part] if part in ([], *([name] for name in PARTS)):
             node, which = read_node(Path(folder)), part[0] if part else PARTS[0]
-            if which not in PARTS:
-                raise UserError(f"{which!r}: {nearest(which, PARTS)}")
-            become(node_mark(node, which), ["node", str(node.path), which])
-            attend(node, say, which)
+            mark, words = node_mark(node, which), ["node", str(node.path), which]
         case _:
-            raise UserError(USAGE)
-
-
-def become(mark: str, words: list[str]) -> None:
-    """Restart this process with the mark by which ``status`` and ``stop`` recognize it."""
+            raise UserError(f"usage: python -m unskew.federation server DIR | node DIR [{'|'.join(PARTS)}]")
     if os.environ.get(MARK) != mark:
         sys.stdout.flush()
         command = [sys.executable, "-P", "-m", WATCHER.decode(), *words]
         os.execve(sys.executable, command, {**os.environ, MARK: mark})
+    if words[0] == "server":
+        serve(federation, say)
+    else:
+        attend(node, say, which)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

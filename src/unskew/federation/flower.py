@@ -1,16 +1,11 @@
-"""Flower's programs: their command lines, their environment, and the output of the command ``flwr``.
+"""Flower's programs: their command lines and environment, hardened where they start.
 
-Three of them start through ``python -m unskew.federation.flower NAME``, which hardens them:
-
-- the SuperLink's port requires our token on every route for nodes and operators, and Flower's own secret on the route
-  that hands out tasks; a node can answer only in its own name;
-- the SuperNode runs only our app;
-- the SuperExec starts tasks of one kind, and keeps their tokens off the command line, which every user can read.
+The SuperLink's port requires our token, the SuperNode runs only our app, and the SuperExec keeps tokens off the command
+line, which every user can read.
 """
 
 import hmac
 import http.client
-import importlib
 import io
 import json
 import os
@@ -22,6 +17,7 @@ import tomllib
 import traceback
 import zipfile
 from collections.abc import Awaitable, Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -62,6 +58,11 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 def server_environment(federation: FederationFolder) -> dict[str, str]:
     """The environment of the server and of the runs it starts, with lines of 150 characters."""
     return environment(federation.flower_home, COLUMNS="150")
+
+
+def command_environment(federation: FederationFolder) -> dict[str, str]:
+    """The environment of the command ``flwr``, whose output we read."""
+    return environment(federation.flower_home, NO_COLOR="1", COLUMNS="1000")
 
 
 def node_environment(home: Path) -> dict[str, str]:
@@ -119,10 +120,7 @@ def superexec(port: int, secret: Path, authority: Path | None) -> list[str]:
 
 
 def run_program(words: list[str]) -> None:
-    """Run one of the three programs, and exit when it raises or returns.
-
-    Otherwise other threads would keep an idle process alive: a SuperNode that has given up returns.
-    """
+    """Run one of the three programs, and exit when it raises or returns: threads would keep an idle process alive."""
     sys.argv = words
     try:
         _PROGRAMS[words[0]]()
@@ -133,26 +131,17 @@ def run_program(words: list[str]) -> None:
     os._exit(1)
 
 
-def _module(name: str) -> Any:
-    """Import a Flower module in which we replace something."""
-    return importlib.import_module(name)
-
-
 def give_apps_time(state: Any) -> None:
-    """Give apps ``APP_SECONDS`` to start before Flower takes their task from them.
-
-    After 30 seconds Flower hands the task to another process, which on a busy machine is just as late, and so on.
-    """
+    """Give apps ``APP_SECONDS`` to start before Flower hands their task to another process, which is just as late."""
     claim = state.claim_task
     known = {**claim.__globals__, "HEARTBEAT_DEFAULT_INTERVAL": APP_SECONDS}
     state.claim_task = FunctionType(claim.__code__, known, claim.__name__, claim.__defaults__, claim.__closure__)
 
 
 def retry_handshakes(connection: Any) -> None:
-    """Let a node retry after a connection that broke off in the TLS handshake, as it does after any other.
+    """Let a node retry after a connection that broke off in the TLS handshake, where Flower gives up for good.
 
-    Flower gives up there as if the certificate were wrong: the reply that it was about to send is lost, and so is the
-    node. For a wrong certificate it still gives up.
+    For a wrong certificate it still gives up.
     """
     import httpx
 
@@ -175,8 +164,7 @@ def retry_handshakes(connection: Any) -> None:
 def keep_heartbeats(connection: Any) -> None:
     """Let a node's heartbeats outlive an error of the server; where they cannot go on, the process ends.
 
-    In Flower's own, one answer of 500 ends the thread that sends them: the node still asks for messages, and gets none,
-    since the server takes it for gone.
+    Without them, after one answer of 500, the server would take the node for gone and send it nothing.
     """
     import httpx
 
@@ -215,7 +203,8 @@ def answer_for_oneself(handlers: Any) -> None:
 def _run_superlink() -> None:
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
-    main, database = _module("flwr.superlink.main"), _module("flwr.supercore.sql_mixin")
+    main: Any = import_module("flwr.superlink.main")
+    database: Any = import_module("flwr.supercore.sql_mixin")
     secret = Path(sys.argv[sys.argv.index(_SECRET) + 1]).read_bytes()
     create = main.create_app
 
@@ -225,8 +214,8 @@ def _run_superlink() -> None:
         return app
 
     main.create_app = create_guarded
-    give_apps_time(_module("flwr.supercore.corestate.sql_corestate").SqlCoreState)
-    answer_for_oneself(_module("flwr.superlink.servicer.fleet.fleet_handlers"))
+    give_apps_time(import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState)
+    answer_for_oneself(import_module("flwr.superlink.servicer.fleet.fleet_handlers"))
     pragmas = {**dict(database.SQLITE_PRAGMAS), "secure_delete": "ON", "busy_timeout": str(DATABASE_SECONDS * 1000)}
     database.SQLITE_PRAGMAS = tuple(pragmas.items())
     flower_superlink()
@@ -235,7 +224,7 @@ def _run_superlink() -> None:
 def _run_supernode() -> None:
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    client = _module("flwr.supernode.start_client_internal")
+    client: Any = import_module("flwr.supernode.start_client_internal")
     fuse, pull = client.get_fused_config_from_fab, client._pull_and_store_message
 
     def fuse_checked(content: Any, run: Any) -> Any:  # the first use that a SuperNode makes of an app
@@ -260,8 +249,8 @@ def _run_supernode() -> None:
         return number
 
     client.get_fused_config_from_fab, client._pull_and_store_message = fuse_checked, pull_checked
-    give_apps_time(_module("flwr.supercore.corestate.in_memory_corestate").InMemoryCoreState)
-    connection = _module("flwr.supernode.fleet_http_connection")
+    give_apps_time(import_module("flwr.supercore.corestate.in_memory_corestate").InMemoryCoreState)
+    connection = import_module("flwr.supernode.fleet_http_connection")
     retry_handshakes(connection)
     keep_heartbeats(connection)
     flower_supernode()
@@ -274,7 +263,7 @@ def _run_superexec() -> None:
 
     kind = TaskType.CLIENT_APP if "--insecure" in sys.argv else TaskType.SERVER_APP
     AutoExecPlugin.supported_task_types = frozenset({kind})
-    _module("flwr.supercore.superexec.executor.subprocess_executor").SubprocessExecutor.launch = _launch
+    import_module("flwr.supercore.superexec.executor.subprocess_executor").SubprocessExecutor.launch = _launch
     flower_superexec()
 
 
@@ -330,26 +319,21 @@ class Guard:
         self, scope: dict[str, Any], receive: Any, send: Callable[[dict[str, Any]], Awaitable[None]]
     ) -> None:
         """Pass on what is allowed."""
-        refusal = 401, "this port is for the programs of the server itself"
+        status, detail = 401, "this port is for the programs of the server itself"
         if scope["type"] == "lifespan" or (scope["type"] == "http" and self._may_pass(scope)):
             try:
-                await self._app(scope, receive, send)
+                return await self._app(scope, receive, send)  # type: ignore[no-any-return]
             except Exception as error:
                 if type(error).__name__ != "OperationalError" or "locked" not in str(error):
                     raise
-                refusal = (
-                    503,
-                    "the database is busy; try again",
-                )  # Flower's programs retry after a 503 and exit after a 500
-            else:
-                return
+                status, detail = 503, "the database is busy; try again"  # Flower's programs exit after a 500
         if scope["type"] == "http":
-            status, detail = refusal
             body = json.dumps({"code": status, "detail": detail}).encode()
             headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
             headers.append((b"connection", b"close"))
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
+        return None
 
     def _may_pass(self, scope: dict[str, Any]) -> bool:
         path, headers = scope["path"], scope["headers"]
@@ -373,19 +357,14 @@ def check_locked(federation: FederationFolder) -> None:
         finally:
             line.close()
         if status not in (401, 403):
-            raise UserError(
-                f"Flower's server answers {path} with {status} to anyone, without a token; the server is not started"
-            )
+            raise UserError(f"Flower's server answers {path} with {status} without a token; the server is not started")
 
 
 class WrongApp(Exception):
     """The server sent an app that this node does not run."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the app that the server sent was refused: {reason}")
 
-
-_APP_FILES = {"pyproject.toml", "LICENSE", "README.md", ".info/CONTENT", "unskew_node/server_app.py"}
+_APP_FILES = {"pyproject.toml", "LICENSE", ".info/CONTENT", "unskew_node/server_app.py"}
 _MOST_APP = 2**20  # bytes of a file in the app
 
 
@@ -394,38 +373,33 @@ def check_app(content: bytes) -> None:
     own = {"unskew_node/__init__.py": APP_PACKAGE, "unskew_node/client_app.py": client_app_source()}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            names = archive.namelist()
-            if len(set(names)) != len(names) or not set(names) <= own.keys() | _APP_FILES:
-                raise WrongApp("it has other files")
-            if any(about.file_size > _MOST_APP for about in archive.infolist()):
-                raise WrongApp("one of its files is too large")
+            files, names = archive.infolist(), set(archive.namelist())
+            if (
+                len(names) != len(files)
+                or names - own.keys() - _APP_FILES
+                or max(f.file_size for f in files) > _MOST_APP
+            ):
+                raise ValueError("it has other files, or too large ones")
             project = tomllib.loads(archive.read("pyproject.toml").decode())
-            if project["tool"]["flwr"]["app"]["components"]["clientapp"] != CLIENT_APP:
-                raise WrongApp("its entry point is another file")
-            for name, code in own.items():
-                if archive.read(name) != code:
-                    raise WrongApp(f"its {name} differs; server and nodes need the same version of unskew")
+            entry = project["tool"]["flwr"]["app"]["components"]["clientapp"]
+            if entry != CLIENT_APP or any(archive.read(name) != code for name, code in own.items()):
+                raise ValueError("its code differs; server and nodes need the same version of unskew")
     except (KeyError, TypeError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise WrongApp("it cannot be read") from error
+        raise WrongApp(f"the app that the server sent was refused: {error}") from error
 
 
 def deactivate(node: NodeFolder, number: int) -> bool:
     """Tell the server that the node's session with this number is over; whether it knew the session."""
-    try:
-        import httpx
-        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-        from flwr.supernode.fleet_http_client import FleetHttpClient
-        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-    except ImportError as error:
-        raise UserError('flwr is not installed; pip install "unskew[flower]"') from error
+    import httpx
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     key: Any = load_ssh_private_key(node.key.read_bytes(), None)
-    signer = NodeAuthHttpInterceptor(key, key.public_key())
+    server, signer = node.settings.server, NodeAuthHttpInterceptor(key, key.public_key())
     try:
-        with FleetHttpClient.from_server_address(
-            node.settings.server, False, node.authority.read_bytes(), interceptors=[signer]
-        ) as client:
+        with FleetHttpClient.from_server_address(server, False, node.authority.read_bytes(), [signer]) as client:
             client.DeactivateNode(DeactivateNodeRequest(node_id=number))
     except (httpx.HTTPError, OSError, RuntimeError, ValueError):
         return False
@@ -438,47 +412,37 @@ def program(name: str) -> str:
     own = Path(sys.executable).parent / name
     found = str(own) if own.exists() else shutil.which(name)
     if found is None:
-        raise UserError(
-            f'{name} is not found, though flwr is installed; pip install --force-reinstall "unskew[flower]"'
-        )
+        raise UserError(f'{name} is not found; pip install --force-reinstall "unskew[flower]"')
     return found
 
 
-def flwr(federation: FederationFolder, *words: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
-    """Run Flower's command on the server's machine."""
-    try:
-        return subprocess.run(
-            [program("flwr"), *words],
-            env=environment(federation.flower_home, NO_COLOR="1", COLUMNS="1000"),
-            cwd=federation.path,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UserError(f"flwr {words[0]} did not finish within {timeout:.0f} s; check the server's logs") from error
-
-
-def register_keys(federation: FederationFolder, timeout: float = 120.0) -> dict[str, str]:
-    """Make the server know the keys in the folder, in a process of its own; what went wrong, by node."""
-    command = python("unskew.federation.flower", "register", str(federation.path))
+def _output_of(command: Sequence[str], federation: FederationFolder, timeout: float) -> str:
+    """A command's output on the server's machine, without the frames that Flower draws."""
     try:
         ended = subprocess.run(
-            command,
-            env=environment(federation.flower_home),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        return dict(json.loads(ended.stdout.splitlines()[-1]))
-    except subprocess.TimeoutExpired:
-        return {"": f"the server did not accept the keys within {timeout:.0f} s"}
-    except (ValueError, TypeError, IndexError):
-        return {"": _in_words(ended.stdout + ended.stderr)}
+            command, env=command_environment(federation), cwd=federation.path, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"the server did not answer within {timeout:.0f} s; check its logs") from error
+    output = "".join(c for c in ended.stdout + ended.stderr if not "\u2500" <= c <= "\u257f")
+    return "\n".join(line.strip() for line in output.splitlines() if line.strip() not in ("", "Error"))
+
+
+def _json_in(output: str) -> Any:
+    try:
+        return json.JSONDecoder().raw_decode(output[output.index("{") :])[0]
+    except ValueError:
+        raise UserError(f"the server's answer cannot be read: {output}") from None
+
+
+def register_keys(federation: FederationFolder) -> dict[str, str]:
+    """Make the server know the keys in the folder, in a process of its own; what went wrong, by node."""
+    try:
+        output = _output_of(python("unskew.federation.flower", "register", str(federation.path)), federation, 120.0)
+        return dict(_json_in(output))
+    except UserError as error:
+        return {"": str(error)}
 
 
 def _register(federation: FederationFolder) -> dict[str, str]:
@@ -517,28 +481,18 @@ def _register(federation: FederationFolder) -> dict[str, str]:
 def runs(federation: FederationFolder, run: str | None = None) -> list[dict[str, Any]]:
     """The server's runs, or one of them."""
     which = ("--run-id", run) if run else ("--limit", "5")
-    ended = flwr(federation, "list", CONNECTION, *which, "--format", "json")
-    try:
-        answer = json.loads(ended.stdout[ended.stdout.index("{") :])
-        return list(answer["runs"])
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"the server did not list its runs: {_in_words(ended.stdout + ended.stderr)}") from None
+    output = _output_of([program("flwr"), "list", CONNECTION, *which, "--format", "json"], federation, 300.0)
+    return list(_json_in(output)["runs"])
 
 
 def stop_run(federation: FederationFolder, run: str) -> None:
     """Stop a run."""
-    flwr(federation, "stop", run, CONNECTION)
+    _output_of([program("flwr"), "stop", run, CONNECTION], federation, 300.0)
 
 
 def run_command(federation: FederationFolder, config: Path) -> Sequence[str]:
     """Submit the app with this configuration, and print what it prints until it has ended."""
     return [program("flwr"), "run", str(federation.app), CONNECTION, "--stream", "--run-config", str(config)]
-
-
-def _in_words(output: str) -> str:
-    """Flower's output without the frames that it draws."""
-    lines = ("".join(c for c in line if not "\u2500" <= c <= "\u257f").strip() for line in output.splitlines())
-    return " ".join(line for line in lines if line and line != "Error") or "nothing"
 
 
 if __name__ == "__main__":

@@ -134,14 +134,6 @@ def toml(values: dict[str, Any], header: str) -> str:
     return "\n".join([f"# {header}", *lines]) + "\n"
 
 
-def node_name(name: str) -> str:
-    """Validate a node's name, which is a file name and appears in logs and messages."""
-    if not _NAME.fullmatch(name):
-        wanted = "at most 32 letters, digits, dots, dashes and underscores, beginning with a letter or digit"
-        raise UserError(f"node name {brief(name, 40)}: give {wanted}")
-    return name
-
-
 PORT = 8000
 MAX_MESSAGE = 1_000_000_000  # bytes
 MADE = "Made by unskew federation init."
@@ -189,43 +181,51 @@ def initialise(
     path, keys = path.absolute(), dict(keys or {})
     new = not (path / FEDERATION).exists()
     if new:
-        _check_free(path)
-        federation = FederationFolder(
-            path, _settings("127.0.0.1" if host is None else host, PORT if port is None else port)
-        )
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise UserError(f"{path} is not a federation's folder; give one, or a folder that is new or empty")
+        settings = _settings("127.0.0.1" if host is None else host, PORT if port is None else port)
+        federation = FederationFolder(path, settings)
     else:
         federation = read_federation(path)
-        _check_same(federation.settings, host, port)
-    _check_names(federation, [*nodes, *keys])
-    pems = {name: network.public_pem(file) for name, file in keys.items()}  # checked before anything is written
+        if host not in (None, federation.settings.host) or port not in (None, federation.settings.port):
+            raise UserError(
+                f"--host and --port: this federation uses {federation.settings.host}:{federation.settings.port}; to "
+                f"change it, edit {FEDERATION} and the nodes' {NODE}, then run unskew federation init DIR --renew"
+            )
+    names, known = [*nodes, *keys], federation.public_keys()
+    for name in names:
+        if not _NAME.fullmatch(name):  # it is a file name and appears in logs and messages
+            raise UserError(f"node name {brief(name, 40)}: give at most 32 letters, digits, dots, dashes, underscores")
+        if name in known or names.count(name) > 1:
+            raise UserError(f"node {name} exists already; to give it a new key, remove nodes/{name}.pub first")
+    for file in keys.values():
+        network.public_pem(file)  # checked before anything is written
     if renew and renew_authority:
         raise UserError("give --renew-authority first, and --renew once every node has the new ca.crt")
     if new:
-        _new(federation)
+        make_private(*(path / name for name in ("ca", "server", "nodes")))
+        _make_authority(federation, b"")
+        refresh(federation)
+        write_whole(path / "recipe.toml", _RECIPE.encode())
     if new or renew:
         _certify(federation)
-    if renew_authority and not new:
-        _add_authority(federation)
+    if new:
+        write_settings(path / FEDERATION, federation.settings, MADE)  # last: it marks the folder as complete
+    elif renew_authority:
+        _make_authority(federation, network.first_certificate(federation.authority.read_bytes()))
     for name in nodes:
-        _add_node(federation, name)
-    for name in pems:
-        write_whole(path / "nodes" / f"{name}.pub", keys[name].read_bytes())
-        _hand_over(federation, name)
-    _write_rosters(federation)
+        _add_node(federation, name, None)
+    for name, file in keys.items():
+        _add_node(federation, name, file.read_bytes())
+    # every node gets all nodes' keys, which exposes members that the server invents; a node that made its own key signs
+    # with it, unless signing.pub has another public key
+    roster = {
+        name: read_content(federation.node(name) / "signing.pub") or file.read_bytes()
+        for name, file in federation.public_keys().items()
+    }
+    for file in (path / "nodes").glob(f"*/{NODE}"):
+        write_roster(file.with_name(ROSTER), roster)
     return CreatedFolders(federation, new, tuple(nodes), tuple(keys), renew and not new, renew_authority and not new)
-
-
-def write_flower_home(federation: FederationFolder) -> None:
-    """Write Flower's settings: the server's address and its certificate authority."""
-    connection = toml(
-        {
-            "address": f"127.0.0.1:{federation.settings.control_port}",
-            "root-certificates": str(federation.local_authority),
-        },
-        "The server of this federation, on its own machine.",
-    )
-    content = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{connection}'
-    write_whole(federation.flower_home / "config.toml", content.encode())
 
 
 def renew_secrets(federation: FederationFolder) -> None:
@@ -272,57 +272,27 @@ def check_secret(file: Path) -> None:
     if about.st_uid not in (os.getuid(), 0):
         raise UserError(f"{file} belongs to another user; change its owner to the user who runs this command")
     if about.st_mode & 0o077:
-        try:
-            file.chmod(0o600)
-        except OSError as error:
-            raise UserError(f"{file} can be read by others; run: chmod 600 {file}") from error
-
-
-def refresh(federation: FederationFolder) -> None:
-    """Rewrite the files that depend on the folder's path and the installed versions."""
-    write_app(
-        federation.app,
-        home=federation.flower_home,
-        connection=CONNECTION,
-        recipe=federation.path / "recipe.toml",
-        out=federation.path / "runs" / "first",
-    )
-    write_flower_home(federation)
-
-
-def _new(federation: FederationFolder) -> None:
-    make_private(*(federation.path / name for name in ("ca", "server", "nodes")))
-    signer = network.make_authority(federation.settings.host)
-    write_whole(federation.authority_key, signer.key, secret=True)
-    write_whole(federation.authority, signer.certificate)
-    refresh(federation)
-    write_whole(federation.path / "recipe.toml", _RECIPE.encode())
-    write_settings(federation.path / FEDERATION, federation.settings, MADE)  # last: it marks the folder as complete
+        file.chmod(0o600)
 
 
 def _certify(federation: FederationFolder) -> None:
+    """Make the server's certificate; an authority that was replaced is no longer trusted."""
     key, certificate = read_content(federation.authority_key), read_content(federation.authority)
     if key is None or certificate is None:
-        raise UserError(
-            f"{federation.authority_key} is missing and is needed to sign a certificate; restore it from a backup"
-        )
-    hosts = [federation.settings.host, "localhost", "127.0.0.1"]
-    signer = network.first_certificate(certificate)
-    pair = network.make_server_certificate(network.Pair(signer, key), hosts)
+        raise UserError(f"{federation.authority_key} is missing, which signs certificates; restore it from a backup")
+    signer = network.Pair(network.first_certificate(certificate), key)
+    pair = network.make_server_certificate(signer, [federation.settings.host, "localhost", "127.0.0.1"])
     write_whole(federation.key, pair.key, secret=True)
     write_whole(federation.certificate, pair.certificate)
-    if signer != certificate:  # the replaced authority is no longer trusted
-        _write_authority(federation, signer)
+    if signer.certificate != certificate:
+        _write_authority(federation, signer.certificate)
 
 
-def _add_authority(federation: FederationFolder) -> None:
-    """Create an authority for the next certificate, trusted in addition to the current one."""
-    before = read_content(federation.authority)
-    if before is None:
-        raise UserError(f"{federation.authority} is missing; restore it from a backup")
+def _make_authority(federation: FederationFolder, before: bytes) -> None:
+    """Create an authority for the next certificate, trusted in addition to the one before."""
     signer = network.make_authority(federation.settings.host)
     write_whole(federation.authority_key, signer.key, secret=True)
-    _write_authority(federation, signer.certificate + network.first_certificate(before))
+    _write_authority(federation, signer.certificate + before)
 
 
 def _write_authority(federation: FederationFolder, content: bytes) -> None:
@@ -331,36 +301,20 @@ def _write_authority(federation: FederationFolder, content: bytes) -> None:
         write_whole(federation.node(name) / "ca.crt", content)
 
 
-def _add_node(federation: FederationFolder, name: str) -> None:
-    key = network.make_node_key()
-    make_private(federation.node(name))
-    write_whole(federation.node(name) / "node.key", key.private, secret=True)
-    signing = network.make_node_key()  # for secure sums; the part that has the connection does not need it
-    write_whole(federation.node(name) / "signing.key", signing.private, secret=True)
-    write_whole(federation.node(name) / "signing.pub", signing.public)
-    _hand_over(federation, name)
-    write_whole(federation.path / "nodes" / f"{name}.pub", key.public)
-
-
-def _hand_over(federation: FederationFolder, name: str) -> None:
-    """Write what a node needs in addition to its key."""
-    settings, folder = federation.settings, federation.node(name)
+def _add_node(federation: FederationFolder, name: str, public: bytes | None) -> None:
+    """Write a node's folder and register its public key; without one, make its keys here."""
+    folder, settings = federation.node(name), federation.settings
+    make_private(folder)
+    if public is None:
+        key, signing = network.make_node_key(), network.make_node_key()  # the one that connects does not sign sums
+        write_whole(folder / "node.key", key.private, secret=True)
+        write_whole(folder / "signing.key", signing.private, secret=True)
+        write_whole(folder / "signing.pub", signing.public)
+        public = key.public
     write_whole(folder / "ca.crt", federation.authority.read_bytes())
-    server = f"[{settings.host}]" if ":" in settings.host else settings.host
-    write_settings(folder / NODE, NodeSettings(name, f"{server}:{settings.port}"), MADE)
-
-
-def _write_rosters(federation: FederationFolder) -> None:
-    """Write the list of all nodes' keys for every node, which exposes members that the server invents.
-
-    A node that made its own key signs with it, unless ``signing.pub`` has another public key.
-    """
-    keys = {
-        name: read_content(federation.node(name) / "signing.pub") or file.read_bytes()
-        for name, file in federation.public_keys().items()
-    }
-    for settings in (federation.path / "nodes").glob(f"*/{NODE}"):
-        write_roster(settings.with_name(ROSTER), keys)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    write_settings(folder / NODE, NodeSettings(name, f"{host}:{settings.port}"), MADE)
+    write_whole(federation.path / "nodes" / f"{name}.pub", public)
 
 
 def write_roster(path: Path, keys: Mapping[str, bytes]) -> None:
@@ -372,9 +326,7 @@ def write_roster(path: Path, keys: Mapping[str, bytes]) -> None:
 
 def _settings(host: str, port: int) -> FederationSettings:
     if not 1 <= port <= 65533:
-        raise UserError(
-            f"--port {port}: give a number from 1 to 65533; the two ports after it are used on this machine too"
-        )
+        raise UserError(f"--port {port}: give a number from 1 to 65533; the next two ports are used too")
     local = host == "localhost"
     try:
         local = local or ipaddress.ip_address(host).is_loopback
@@ -382,33 +334,6 @@ def _settings(host: str, port: int) -> FederationSettings:
         if not host or len(host) > 253 or not all(part.replace("-", "").isalnum() for part in host.split(".")):
             raise UserError(f"--host {brief(host)}: give the name or address by which nodes reach the server") from None
     return FederationSettings(host, port, "127.0.0.1" if local else "0.0.0.0", port + 1, MAX_MESSAGE, port + 2)
-
-
-def _check_free(path: Path) -> None:
-    if (path / NODE).exists():
-        raise UserError(f"{path} is a node's folder; give a folder that is new or empty")
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file; give a folder that is new or empty")
-    if path.exists() and any(path.iterdir()):
-        raise UserError(f"{path} has files and no {FEDERATION}; give a folder that is new or empty")
-
-
-def _check_same(settings: FederationSettings, host: str | None, port: int | None) -> None:
-    for name, given, current in (("host", host, settings.host), ("port", port, settings.port)):
-        if given is not None and given != current:
-            raise UserError(
-                f"--{name} {given}: this federation uses {current}; to change it, edit {FEDERATION} and the "
-                f"nodes' {NODE}, then run unskew federation init DIR --renew"
-            )
-
-
-def _check_names(federation: FederationFolder, names: Sequence[str]) -> None:
-    known = federation.public_keys()
-    for name in names:
-        if node_name(name) in known:
-            raise UserError(f"node {name} exists already; to give it a new key, remove {known[name]} first")
-        if names.count(name) > 1:
-            raise UserError(f"node {name} is given twice; give each node once")
 
 
 SERVER_APP = "unskew_node.server_app:app"
@@ -462,25 +387,35 @@ clientapp = "{client}"
 {config}
 """
 
-_README = """# The Flower app of this federation
-`unskew federation run RECIPE` submits it. Flower's own command does the same:
 
-    FLWR_HOME={home} flwr run {app} {connection} --run-config 'recipe="{recipe}" out="{out}"'
-
-The code that runs on the server comes from the installed package unskew. Flower sends only
-`unskew_node/client_app.py` to the nodes: it passes messages to the node service and needs only Flower.
-"""
-
-
-def write_app(folder: Path, *, home: Path, connection: str, recipe: Path, out: Path) -> None:
-    """Write the app folder; ``recipe`` and ``out`` are what a plain ``flwr run`` uses."""
-    write_whole(folder / "pyproject.toml", _project(recipe, out).encode())
-    write_whole(folder / "LICENSE", _LICENSE)
-    readme = _README.format(home=home, app=folder, connection=connection, recipe=recipe, out=out)
-    write_whole(folder / "README.md", readme.encode())
-    write_whole(folder / "unskew_node" / "__init__.py", APP_PACKAGE)
-    write_whole(folder / "unskew_node" / "server_app.py", _SERVER.encode())
-    write_whole(folder / "unskew_node" / "client_app.py", client_app_source())
+def refresh(federation: FederationFolder) -> None:
+    """Rewrite what depends on the folder's path and the installed versions: the app, and Flower's own settings."""
+    path, installed = federation.path, flower_version()
+    major, minor = installed.split(".")[:2]
+    try:
+        own = version("unskew")
+    except PackageNotFoundError:  # run from its source
+        own = "0.0.0"
+    recipe, out = str(path / "recipe.toml"), str(path / "runs" / "first")  # what a plain ``flwr run`` uses
+    config = "\n".join(
+        f"{name} = {json.dumps(value)}" for name, value in {**RUN_CONFIG, "recipe": recipe, "out": out}.items()
+    )
+    project = _PROJECT.format(
+        own=own, flower=installed, next=f"{major}.{int(minor) + 1}", server=SERVER_APP, client=CLIENT_APP, config=config
+    )
+    address = f"127.0.0.1:{federation.settings.control_port}"
+    connection = toml({"address": address, "root-certificates": str(federation.local_authority)}, "This server.")
+    for file, content in {
+        federation.app / "pyproject.toml": project.encode(),
+        federation.app / "LICENSE": _LICENSE,
+        federation.app / "unskew_node" / "__init__.py": APP_PACKAGE,
+        federation.app / "unskew_node" / "server_app.py": _SERVER.encode(),
+        federation.app / "unskew_node" / "client_app.py": client_app_source(),
+        federation.flower_home / "config.toml": (
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{connection}'.encode()
+        ),
+    }.items():
+        write_whole(file, content)
 
 
 def client_app_source() -> bytes:
@@ -494,21 +429,3 @@ def flower_version() -> str:
         return version("flwr")
     except PackageNotFoundError as error:
         raise UserError('flwr is not installed; pip install "unskew[flower]"') from error
-
-
-def _own_version() -> str:
-    try:
-        return version("unskew")
-    except PackageNotFoundError:  # run from its source
-        return "0.0.0"
-
-
-def _project(recipe: Path, out: Path) -> str:
-    installed = flower_version()
-    major, minor = installed.split(".")[:2]
-    values = RUN_CONFIG | {"recipe": str(recipe), "out": str(out)}
-    config = "\n".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
-    return _PROJECT.format(
-        own=_own_version(), flower=installed, next=f"{major}.{int(minor) + 1}", server=SERVER_APP, client=CLIENT_APP,
-        config=config,
-    )  # fmt: skip

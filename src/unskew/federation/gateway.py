@@ -1,14 +1,8 @@
-"""The only port that nodes can reach: TLS, exact requests, signatures of registered keys, limits on everything.
+"""The only port that nodes can reach: TLS, ten exact requests, signatures of registered keys, limits on everything.
 
-Flower serves nodes, operators and its own programs on one port. So Flower listens on loopback, and nodes connect to
-the gateway. It accepts ten exact requests, each signed just now by a registered key, and reads no body before it has
-checked that. It limits size, memory, time and rate, and writes the request to Flower anew from the checked parts.
-
-Flower's nodes sign the time of a request, not its content; TLS protects the rest. The gateway accepts each signature
-once, and none from before its own start.
-
-A Flower node polls for messages every 3 seconds, which cannot be changed. During a run the gateway therefore holds the
-poll open and asks Flower again until there is a message, so that the node has it within a fraction of a second.
+Flower serves nodes, operators and its own programs on one port, so it listens on loopback, behind this gateway. A
+request to Flower is written anew from checked parts. During a run the gateway holds a node's poll open until there is a
+message: Flower's nodes poll only every 3 seconds.
 """
 
 import asyncio
@@ -44,20 +38,19 @@ NOT_REGISTERED = "this node's key is not registered"
 CLOCK = "this node's clock is wrong"
 
 # What a node may request, and the largest body of each. Only the server registers nodes.
-_SMALL, _LISTS = 64 * 1024, 4 * 2**20
+_SMALL = 64 * 1024
 ROUTES = {
     "/v1/fleet/activate-node": _SMALL,
     "/v1/fleet/deactivate-node": _SMALL,
     "/v1/fleet/send-node-heartbeat": _SMALL,
     "/v1/fleet/pull-messages": _SMALL,
-    "/v1/fleet/push-messages": _LISTS,  # the names of a message's objects
+    "/v1/fleet/push-messages": 4 * 2**20,  # the names of a message's objects
     "/v1/fleet/get-run": _SMALL,
     "/v1/fleet/get-fab": _SMALL,
     "/v1/fleet/push-object": 6 * 2**20,  # Flower sends arrays in pieces of 5 MiB
     "/v1/fleet/pull-object": _SMALL,
     "/v1/fleet/confirm-message-received": _SMALL,
 }
-_ASKING, _JOINING = "/v1/fleet/pull-messages", "/v1/fleet/activate-node"
 
 _MOST_AHEAD, _MOST_LATE = -5.0, 305.0  # seconds of a node's clock, Flower's own limits
 _HOLD = 20.0  # seconds for which a poll is held open; nodes give up after 30
@@ -111,7 +104,6 @@ _LINE = re.compile(rb"POST (/v1/fleet/[a-z-]{1,40}) HTTP/1\.1")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):[ \t]*([\x20-\x7e]*)")
 _SIZE = re.compile(r"0|[1-9][0-9]{0,12}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{6})?\+00:00")
-_SENT_ON = {"accept", "content-type"}  # in addition to what begins with "flwr-" or "x-flwr-"
 
 
 def read_head(head: bytes, most: int = Limits.head_bytes) -> Request:
@@ -126,11 +118,8 @@ def read_head(head: bytes, most: int = Limits.head_bytes) -> Request:
     headers: dict[str, str] = {}
     for field in fields:
         parts = _HEADER.fullmatch(field)
-        if parts is None:
-            raise Refused(400, "a header is malformed", "head")
-        name = parts[1].decode().lower()
-        if name in headers:
-            raise Refused(400, "a header is repeated", "head")
+        if parts is None or (name := parts[1].decode().lower()) in headers:
+            raise Refused(400, "a header is malformed or repeated", "head")
         headers[name] = parts[2].decode().strip()
     if "transfer-encoding" in headers or not _SIZE.fullmatch(headers.get("content-length", "")):
         raise Refused(400, "the request needs a content-length and no other length", "head")
@@ -177,14 +166,11 @@ class KnownKeys:
         for name, path in keys.items():
             try:
                 pem = public_pem(path)
+                other, _ = self._nodes.setdefault(base64.b64encode(pem).decode(), (name, self._load(pem)))
+                if other != name:
+                    raise UserError(f"node {other} has the same key")
             except UserError as error:
                 self._log(f"node {name} cannot join: {error}")
-                continue
-            header = base64.b64encode(pem).decode()
-            if header in self._nodes:
-                self._log(f"node {name} cannot join: node {self._nodes[header][0]} has the same key")
-                continue
-            self._nodes[header] = name, self._load(pem)
 
 
 class Buckets:
@@ -217,10 +203,8 @@ class Signatures:
 
     def check_fresh(self, text: str, *, joining: bool) -> float:
         """The signed time; refused if it is too far from now."""
-        if not _TIME.fullmatch(text):
-            raise Refused(401, "the request is not signed", "signature")
         try:
-            signed = datetime.fromisoformat(text).timestamp()
+            signed = datetime.fromisoformat(text if _TIME.fullmatch(text) else "").timestamp()
         except (ValueError, OverflowError) as error:
             raise Refused(401, "the request is not signed", "signature") from error
         late = time.time() - signed
@@ -253,15 +237,10 @@ class Budget:
         self._requests: Counter[str] = Counter()
         self._changed = asyncio.Condition()
 
-    @property
-    def total(self) -> int:
-        """The bytes in use."""
-        return sum(self.taken.values())
-
     def _fits(self, name: str, size: int) -> bool:
         limits = self._limits
         return (
-            self.total + size <= limits.in_flight
+            self.taken.total() + size <= limits.in_flight
             and self.taken[name] + size <= limits.in_flight_each
             and self._requests[name] < limits.requests_each
         )
@@ -303,32 +282,17 @@ class Visitor:
 
 
 class Gateway:
-    """The server in front of Flower's.
+    """The server in front of Flower's; ``log`` gets each line for the log."""
 
-    Parameters
-    ----------
-    federation
-        Has the registered keys and the server's settings.
-    limits
-        What a sender may use.
-    log
-        Called with each line for the log.
-    """
-
-    def __init__(
-        self, federation: FederationFolder, limits: Limits | None = None, log: Callable[[str], None] | None = None
-    ) -> None:
-        self._federation, self._limits, self._log = federation, limits or Limits(), log or _print
+    def __init__(self, federation: FederationFolder, limits: Limits, log: Callable[[str], None]) -> None:
+        self._federation, self._limits, self._log = federation, limits, log
         self._httpx = require_extra("httpx", "flower")
         hazmat = "cryptography.hazmat.primitives"
         ec, hashes = require_extra(f"{hazmat}.asymmetric.ec", "flower"), require_extra(f"{hazmat}.hashes", "flower")
         self._scheme = ec.ECDSA(hashes.SHA256())
         self._wrong = require_extra("cryptography.exceptions", "flower").InvalidSignature
-        self._keys, self._signatures = KnownKeys(federation, self._log), Signatures()
-        limit = self._limits
-        self._budget = Budget(limit)
-        self._rates = Buckets(limit.burst, limit.rate)
-        self._failures = Buckets(limit.failures, 1.0)
+        self._keys, self._signatures, self._budget = KnownKeys(federation, log), Signatures(), Budget(limits)
+        self._rates, self._failures = Buckets(limits.burst, limits.rate), Buckets(limits.failures, 1.0)
         self._sent: Counter[str] = Counter()  # bytes of each node since its last message
         self._strangers: Counter[str] = Counter()
         self._proved: Counter[str] = Counter()  # connections of each node
@@ -339,11 +303,7 @@ class Gateway:
         self._waiting = 0
         self._stirred = asyncio.Event()
         self._tls = self._certificate()
-        self._server = self._client()
-
-    def _client(self) -> Any:
-        federation = self._federation
-        return self._httpx.AsyncClient(
+        self._server = self._httpx.AsyncClient(
             base_url=f"https://127.0.0.1:{federation.settings.control_port}",
             headers={GATEWAY_HEADER: federation.token("gateway")},
             verify=ssl.create_default_context(cafile=str(federation.local_authority)),
@@ -364,7 +324,7 @@ class Gateway:
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections until cancelled."""
-        loop = asyncio.get_running_loop()
+        loop, limits = asyncio.get_running_loop(), self._limits
         listener.setblocking(False)
         renewal = asyncio.create_task(self._renew())
         try:
@@ -374,7 +334,16 @@ class Gateway:
                 except OSError:  # too many open files, or the sender has left already
                     await asyncio.sleep(0.05)
                     continue
-                self._let_in(line, source_of(str(address[0])))
+                source = source_of(str(address[0]))
+                full = len(self._open) >= limits.connections or self._strangers.total() >= limits.strangers
+                if full or self._strangers[source] >= limits.strangers_each:
+                    self._refuse(source, "too many connections", "connections")
+                    line.close()
+                    continue
+                self._strangers[source] += 1
+                task = asyncio.create_task(self._welcome(line, source))
+                self._open.add(task)
+                task.add_done_callback(self._open.discard)
         finally:
             renewal.cancel()
             for task in list(self._open):
@@ -391,24 +360,10 @@ class Gateway:
                     self._tls = self._certificate()
                     self._log("the server's new certificate is in use")
 
-    def _let_in(self, line: socket.socket, address: str) -> None:
-        limits = self._limits
-        full = len(self._open) >= limits.connections or self._strangers.total() >= limits.strangers
-        if full or self._strangers[address] >= limits.strangers_each:
-            self._refuse(address, "too many connections", "connections")
-            line.close()
-            return
-        self._strangers[address] += 1
-        task = asyncio.create_task(self._welcome(line, address))
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
-
     async def _welcome(self, line: socket.socket, address: str) -> None:
         """Serve one connection until it ends."""
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=2**16)
-        protocol = asyncio.StreamReaderProtocol(reader)
-        visitor = None
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=2**16)
+        protocol, visitor = asyncio.StreamReaderProtocol(reader), None
         try:
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol, line, ssl=self._tls, ssl_handshake_timeout=self._limits.head_seconds,
@@ -447,8 +402,7 @@ class Gateway:
                 async with asyncio.timeout(limits.body_seconds + request.size / limits.slowest):
                     body = await visitor.reader.readexactly(request.size)
                 self.counts.add("received_bytes", request.size, node=name)
-                passing = self._hold_open if request.path == _ASKING else self._pass_on
-                return await passing(request, body, visitor)
+                return await self._pass_on(request, body, visitor)
         except Refused as refused:
             self._refuse(visitor.address, refused.reason, refused.label)
             if refused.label in ("path", "head", "key", "signature") and not self._failures.take(visitor.address):
@@ -460,7 +414,7 @@ class Gateway:
 
     def _authenticate(self, request: Request, visitor: Visitor) -> str:
         """The name of the node whose registered key signed this request, just now and for the first time."""
-        joining = request.path == _JOINING
+        joining = request.path.endswith("/activate-node")
         header = request.headers.get("flwr-public-key", "")
         known = self._keys.find(header)
         if known is None:
@@ -500,70 +454,58 @@ class Gateway:
         if request.path.endswith(("push-object", "push-messages")):
             self._sent[name] += request.size
 
-    def _headers(self, request: Request) -> dict[str, str]:
-        """The headers that are passed on to Flower."""
-        kept = {
+    async def _pass_on(self, request: Request, body: bytes, visitor: Visitor) -> bool:
+        """Return Flower's answer, of its headers only type and length; whether the connection stays open."""
+        headers = {
             name: value
             for name, value in request.headers.items()
-            if name in _SENT_ON or name.startswith(("flwr-", "x-flwr-"))
+            if name in ("accept", "content-type") or name.startswith(("flwr-", "x-flwr-"))
         }
-        return {**kept, "accept-encoding": "identity"}
-
-    async def _pass_on(self, request: Request, body: bytes, visitor: Visitor) -> bool:
-        asked = self._server.build_request("POST", request.path, headers=self._headers(request), content=body)
-        response = await self._server.send(asked, stream=True)
+        asked = self._server.build_request(
+            "POST", request.path, headers={**headers, "accept-encoding": "identity"}, content=body
+        )
+        if request.path.endswith("/pull-messages"):
+            response = await self._hold_open(asked, visitor)
+        else:
+            response = await self._server.send(asked, stream=True)
         try:
-            return await self._give_back(visitor, response, response.aiter_raw(), request)
+            self.counts.add("requests", 1, node=visitor.name or "", path=request.path, status=str(response.status_code))
+            given = {
+                name: response.headers[name] for name in ("content-type", "content-length") if name in response.headers
+            }
+            stays = "content-length" in given
+            _start(visitor.writer, response.status_code, given, stays=stays)
+            async for part in response.aiter_bytes():
+                visitor.writer.write(part)
+                self.counts.add("sent_bytes", len(part), node=visitor.name or "")
+                async with asyncio.timeout(self._limits.body_seconds + len(part) / self._limits.slowest):
+                    await visitor.writer.drain()
+            return stays
         finally:
             await response.aclose()
 
-    async def _hold_open(self, request: Request, body: bytes, visitor: Visitor) -> bool:
+    async def _hold_open(self, asked: Any, visitor: Visitor) -> Any:
         """Poll Flower until there is a message, the time is up, or the node has left."""
-        end, headers = time.monotonic() + _HOLD, self._headers(request)
+        end = time.monotonic() + _HOLD
         self._waiting += 1
         try:
             while True:
-                response = await self._server.post(request.path, headers=headers, content=body)
-                now = time.monotonic()
-                if response.status_code != 200 or response.content:
+                response, now = await self._server.send(asked), time.monotonic()
+                if response.status_code != 200 or response.content or now > min(end, self._last_message + _A_RUN_IS_ON):
                     break
-                if now > end or now > self._last_message + _A_RUN_IS_ON:
-                    break
-                await self._next_look()
+                with suppress(TimeoutError):
+                    pause = min(max(_SHORTEST, _EACH * self._waiting), _LONGEST)
+                    await asyncio.wait_for(self._stirred.wait(), pause)
                 if visitor.gone:
-                    return False
+                    raise EOFError("the node has left")
             if response.status_code == 200 and response.content:
                 self._last_message = now
                 self._sent.pop(visitor.name or "", None)
                 self._stirred.set()  # the other nodes' messages are probably there too
                 self._stirred = asyncio.Event()
+            return response
         finally:
             self._waiting -= 1
-
-        async def content() -> AsyncIterator[bytes]:
-            yield response.content
-
-        return await self._give_back(visitor, response, content(), request)
-
-    async def _next_look(self) -> None:
-        pause = min(max(_SHORTEST, _EACH * self._waiting), _LONGEST)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stirred.wait(), pause)
-
-    async def _give_back(self, visitor: Visitor, response: Any, parts: AsyncIterator[bytes], request: Request) -> bool:
-        """Return Flower's answer; of its headers only type and length."""
-        self.counts.add("requests", 1, node=visitor.name or "", path=request.path, status=str(response.status_code))
-        given = {
-            name: response.headers[name] for name in ("content-type", "content-length") if name in response.headers
-        }
-        stays = "content-length" in given
-        _start(visitor.writer, response.status_code, given, stays=stays)
-        async for part in parts:
-            visitor.writer.write(part)
-            self.counts.add("sent_bytes", len(part), node=visitor.name or "")
-            async with asyncio.timeout(self._limits.body_seconds + len(part) / self._limits.slowest):
-                await visitor.writer.drain()
-        return stays
 
     def _refuse(self, address: str, reason: str, label: str) -> None:
         """Count a refusal, and log the same one at most once a minute."""
@@ -578,10 +520,9 @@ class Gateway:
     async def healthy(self) -> bool:
         """Whether Flower's server answers."""
         try:
-            response = await self._server.get("/health", timeout=5.0)
+            return bool((await self._server.get("/health", timeout=5.0)).status_code == 200)
         except self._httpx.HTTPError:
             return False
-        return bool(response.status_code == 200)
 
     def report(self) -> str:
         """The counters for Prometheus, and the state of nodes and run from the folder."""
@@ -589,7 +530,7 @@ class Gateway:
             "connections": len(self._open),
             "strangers": self._strangers.total(),
             "waiting_nodes": self._waiting,
-            "in_flight_bytes": self._budget.total,
+            "in_flight_bytes": self._budget.taken.total(),
         }
         return self.counts.text(gauges) + metrics.describe_folder(self._federation)
 
@@ -622,15 +563,11 @@ async def _answer(visitor: Visitor, status: int, text: str) -> None:
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(
             1.0
-        ):  # if unread bytes were left, TCP would reset the connection and lose the answer
+        ):  # if bytes were left unread, TCP would reset the connection and lose the answer
             await visitor.writer.drain()
             for _ in range(16):
                 if not await visitor.reader.read(2**16):
                     break
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)  # noqa: T201  the server reads it
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -640,7 +577,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def _run(federation: FederationFolder) -> None:
-    gateway, settings = Gateway(federation), federation.settings
+    gateway = Gateway(federation, Limits(), lambda line: print(line, flush=True))  # noqa: T201  the server reads it
+    settings = federation.settings
     serving = asyncio.ensure_future(gateway.serve(listen(settings.listen, settings.port)))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
@@ -649,15 +587,10 @@ async def _run(federation: FederationFolder) -> None:
             await serving
 
 
-def main() -> None:
-    """Serve until a signal arrives: ``python -m unskew.federation.gateway DIR``."""
+if __name__ == "__main__":  # python -m unskew.federation.gateway DIR
     import resource  # not on Windows
 
     os.umask(0o077)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     asyncio.run(_run(read_federation(Path(sys.argv[1]))))
-
-
-if __name__ == "__main__":
-    main()

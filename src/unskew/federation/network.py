@@ -1,6 +1,5 @@
 """Ports, TLS, certificates and keys: creating them, and checking them before a program needs them."""
 
-import datetime
 import ipaddress
 import re
 import secrets
@@ -9,14 +8,13 @@ import ssl
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from unskew.core.errors import UserError
 from unskew.core.files import read_content
 from unskew.core.plugins import require_extra
-
-SECONDS = 5.0  # for a connection
 
 
 class NotReached(Exception):
@@ -26,12 +24,11 @@ class NotReached(Exception):
 def check_free(host: str, port: int, what: str) -> None:
     """Refuse a port that is in use."""
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind((host, port))
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        why = f"{error.strerror or error}; stop the program that uses it, or choose another port"
-        raise UserError(f"port {port} of {host}, the {what}, cannot be opened: {why}") from error
+        raise UserError(
+            f"port {port} of {host}, the {what}, cannot be opened: {error.strerror}; choose another port"
+        ) from error
 
 
 def free_port(count: int = 1) -> int:
@@ -56,44 +53,36 @@ def host_and_port(address: str) -> tuple[str, int]:
     return found[1], int(found[2])
 
 
-def greet(address: str, authority: Path, *, name: str | None = None) -> None:
+def greet(address: str, authority: Path) -> None:
     """Make a TLS handshake with a server certified by this authority; raises NotReached or UserError."""
     host, port = host_and_port(address)
     try:
         context = ssl.create_default_context(cafile=str(authority))
-    except (OSError, ssl.SSLError) as error:
+    except OSError as error:
         raise UserError(f"{authority} is not a certificate: {error}") from error
     try:
-        with socket.create_connection((host, port), timeout=SECONDS) as plain:
+        with socket.create_connection((host, port), timeout=5.0) as plain:
             if plain.getsockname() == plain.getpeername():  # TCP allows this if nobody listens on a local port
                 raise NotReached("no program listens on this port")
-            with context.wrap_socket(plain, server_hostname=name or host):
+            with context.wrap_socket(plain, server_hostname=host):
                 return
     except ssl.SSLCertVerificationError as error:
-        why = f"{error.verify_message}; {_advice(error)}"
-        raise UserError(f"the server at {address} has a certificate that cannot be trusted: {why}") from error
+        why, advice = error.verify_message, "this node's ca.crt belongs to another federation; copy it again"
+        if "not valid for" in why:
+            advice = "it was issued for another name: create the federation with unskew federation init DIR --host NAME"
+        elif "expired" in why or "not yet" in why:
+            advice = "check both clocks, or renew it on the server: unskew federation init DIR --renew"
+        raise UserError(f"the server at {address} has a certificate that cannot be trusted: {why}; {advice}") from error
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
         raise NotReached("the connection was closed") from error
     except ssl.SSLError as error:
-        raise UserError(
-            f"{address} does not speak TLS, so it is not this federation's server; check the address"
-        ) from error
+        raise UserError(f"{address} is not this federation's server: it does not speak TLS") from error
     except OSError as error:
         raise NotReached(str(error.strerror or error)) from error
 
 
-def _advice(error: ssl.SSLCertVerificationError) -> str:
-    if "not valid for" in error.verify_message:
-        return "it was issued for another name: create the federation with unskew federation init DIR --host NAME"
-    if "expired" in error.verify_message or "not yet" in error.verify_message:
-        return "check both clocks, or renew it on the server: unskew federation init DIR --renew"
-    return "this node's ca.crt belongs to another federation; copy it from the server again"
-
-
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 825  # the longest that strict verifiers accept
-
-_MOST_BYTES = 2**20  # of a certificate or key file
 
 
 @dataclass(frozen=True)
@@ -114,56 +103,50 @@ class NodeKey:
 
 def make_authority(name: str) -> Pair:
     """A certificate authority for one federation, which can sign only end certificates."""
-    x509 = _crypto("x509")
-    key = _new_key()
-    subject = _name(f"{name} authority")
-    usage = {use: use in ("digital_signature", "key_cert_sign", "crl_sign") for use in _USES}
-    builder = (
-        _builder(subject, subject, key.public_key(), AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.KeyUsage(**usage), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-    return _sign(builder, key, key)
+    x509, key = _crypto("x509"), _new_key()
+    usage = x509.KeyUsage(
+        digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    builder = _builder(f"{name} authority", key, AUTHORITY_DAYS)
+    builder = builder.issuer_name(_name(f"{name} authority")).add_extension(usage, critical=True)
+    return _sign(builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True), key, key)
 
 
 def make_server_certificate(signer: Pair, hosts: Iterable[str]) -> Pair:
     """A certificate for a server with these names and addresses."""
-    x509, oid = _crypto("x509"), _crypto("x509.oid")
-    issuer = load_certificate(signer.certificate, "the authority's certificate")
-    signer_key = _serialization().load_pem_private_key(signer.key, None)
-    key, names = _new_key(), list(dict.fromkeys(hosts))
+    x509, key, names = _crypto("x509"), _new_key(), list(dict.fromkeys(hosts))
+    signer_key = _crypto("hazmat.primitives.serialization").load_pem_private_key(signer.key, None)
+    alternatives: list[Any] = []
+    for host in names:
+        try:
+            alternatives.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            alternatives.append(x509.DNSName(host))
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key())
     builder = (
-        _builder(_name(names[0][:64]), issuer.subject, key.public_key(), SERVER_DAYS)
-        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in names]), critical=False)
+        _builder(names[0][:64], key, SERVER_DAYS)
+        .issuer_name(_load(signer.certificate, "the authority's certificate").subject)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key()),
-            critical=False,
-        )
+        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(identifier, critical=False)
     )
     return _sign(builder, key, signer_key)
 
 
 def make_node_key() -> NodeKey:
     """A new key for a node."""
-    s = _serialization()
-    key = _new_key()
+    s, key = _crypto("hazmat.primitives.serialization"), _new_key()
     private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption())
-    public = key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
-    return NodeKey(private, public + b"\n")
+    return NodeKey(private, key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH) + b"\n")
 
 
 def public_pem(path: Path) -> bytes:
     """An OpenSSH public key file as the PEM that a node sends with each request."""
-    s, ec = _serialization(), _crypto("hazmat.primitives.asymmetric.ec")
-    content = read_content(path, _MOST_BYTES)
-    if content is None:
-        raise UserError(f"{path} does not exist; give the public key of a node")
+    s, ec = _crypto("hazmat.primitives.serialization"), _crypto("hazmat.primitives.asymmetric.ec")
     try:
-        key = s.load_ssh_public_key(content)
+        key = s.load_ssh_public_key(read_content(path, 2**20) or b"")
     except (ValueError, _crypto("exceptions").UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
@@ -179,41 +162,20 @@ def first_certificate(content: bytes) -> bytes:
     return content.partition(end)[0] + end
 
 
-def load_certificate(content: bytes, what: str) -> Any:
-    """A certificate from PEM; ``what`` names it in messages."""
+def days_left(content: bytes, what: str) -> float:
+    """Days until a certificate expires; negative if it has expired."""
+    return float((_load(content, what).not_valid_after_utc - datetime.now(UTC)).total_seconds() / 86400)
+
+
+def _load(content: bytes, what: str) -> Any:
     try:
         return _crypto("x509").load_pem_x509_certificate(content)
     except ValueError as error:
-        raise UserError(
-            f"{what} is damaged: {error}; make a new one with unskew federation init DIR --renew"
-        ) from error
-
-
-def days_left(content: bytes, what: str) -> float:
-    """Days until a certificate expires; negative if it has expired."""
-    ends = load_certificate(content, what).not_valid_after_utc
-    return float((ends - _now()).total_seconds() / 86400)
-
-
-_USES = (
-    "digital_signature",
-    "content_commitment",
-    "key_encipherment",
-    "data_encipherment",
-    "key_agreement",
-    "key_cert_sign",
-    "crl_sign",
-    "encipher_only",
-    "decipher_only",
-)
+        raise UserError(f"{what} is damaged; make a new one with unskew federation init DIR --renew") from error
 
 
 def _crypto(module: str) -> Any:
     return require_extra(f"cryptography.{module}", "flower")
-
-
-def _serialization() -> Any:
-    return _crypto("hazmat.primitives.serialization")
 
 
 def _new_key() -> Any:
@@ -226,33 +188,22 @@ def _name(text: str) -> Any:
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
 
-def _alternative(host: str) -> Any:
-    x509 = _crypto("x509")
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
-
-
-def _builder(subject: Any, issuer: Any, public: Any, days: int) -> Any:
-    x509, now = _crypto("x509"), _now()
+def _builder(subject: str, key: Any, days: int) -> Any:
+    """A certificate for this key, without its issuer."""
+    x509, now = _crypto("x509"), datetime.now(UTC)
     return (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
+        .subject_name(_name(subject))
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=10))  # a node's clock may be a little behind
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_before(now - timedelta(minutes=10))  # a node's clock may be a little behind
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 
 
 def _sign(builder: Any, key: Any, signer: Any) -> Pair:
-    s, hashes = _serialization(), _crypto("hazmat.primitives.hashes")
+    s, hashes = _crypto("hazmat.primitives.serialization"), _crypto("hazmat.primitives.hashes")
     certificate = builder.sign(signer, hashes.SHA384())
     private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
     return Pair(certificate.public_bytes(s.Encoding.PEM), private)
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)

@@ -16,12 +16,11 @@ from unskew.core.files import read_content, write_again, write_whole
 from unskew.federation import flower, network
 from unskew.federation.folder import NodeFolder, check_secret, make_private
 from unskew.federation.gateway import CLOCK, NOT_REGISTERED
-from unskew.federation.processes import PATIENCE, ProcessGroup, claim
+from unskew.federation.processes import PATIENCE, ProcessGroup, claim, describe_end
 
 SERVICE = "unskew.engines.flower.node_service"
 READY_SECONDS = 600.0  # that reading the data may take
 TAKEN_SECONDS = 120.0  # that the server may keep the session of a killed node open; Flower's own limit is 60
-MAX_RESTARTS = 5
 _NODE_ID = re.compile(r"SuperNode ID: ([0-9]{1,20})$")
 PARTS = ("both", "service", "supernode")
 
@@ -52,7 +51,15 @@ def socket_path(node: NodeFolder) -> Path:
 def attend(node: NodeFolder, say: Say, part: str = "both") -> None:
     """Run a node, or one of its two parts, until an interrupt comes."""
     if part != "service":
-        _check_key(node)
+        for path in (node.key, node.authority):
+            if not path.exists():
+                raise UserError(
+                    f"{path} is missing; copy DIR/nodes/NAME from the server's machine, or see --key of init"
+                )
+        check_secret(node.key)
+        network.host_and_port(node.settings.server)
+        socket_path(node)
+        flower.program("flower-supernode")
     make_private(node.logs, *([node.flower_home] if part != "service" else [node.state]))
     mark = node_mark(node, part)
     claim(mark, f"node {node.settings.name} of {node.path}", say)
@@ -71,7 +78,6 @@ class _Node:
         self._given: tuple[float, ...] = ()  # when the files that the SuperNode was started with were written
         self._ready = self._connected = False
         self._doubt = self._lost = False  # whether the server may be unreachable; whether it is, and that was reported
-        self._restarts = 0
         self._refused_since: float | None = None
 
     def run(self, part: str) -> None:
@@ -79,28 +85,24 @@ class _Node:
         if part != "supernode":
             self._start_service()
         if part != "service":
-            self._wait_for_server()
             self._start_supernode()
         while True:
             time.sleep(0.5)
             if self._doubt:
-                self._check_server()
+                self._doubt = not self._reach_server("lost the server")
             if self._service is not None and self._service.code is not None:
-                self._count_restart(self._service)
+                self._group.count_restart(self._service, self._say)
                 self._start_service()
             if self._supernode is None:
                 continue
             if self._superexec is not None and self._superexec.code is not None:
-                self._count_restart(self._superexec)
+                self._group.count_restart(self._superexec, self._say)
                 self._start_superexec()
             if self._supernode.code is not None:
                 self._handle_end(self._supernode)
-                self._wait_for_server()
                 self._start_supernode()
             elif self._files() != self._given:
                 self._say("this node's key or ca.crt has changed; reconnecting")
-                self._stop_supernode()
-                self._wait_for_server()
                 self._start_supernode()
 
     def _files(self) -> tuple[float, ...]:
@@ -120,33 +122,38 @@ class _Node:
         end = time.monotonic() + READY_SECONDS
         while not self._ready:
             if child.code is not None:
-                raise UserError(_reason(child, "the node service ended while starting"))
+                raise UserError(describe_end(child, "the node service ended while starting"))
             if time.monotonic() > end:
                 raise UserError(f"the node service is not ready after {READY_SECONDS:.0f} s; see {child.log.path}")
             time.sleep(0.1)
 
     def _hear_service(self, line: str) -> None:
-        if line.startswith("ready"):
-            self._ready = True
+        self._ready = self._ready or line.startswith("ready")
         self._say(line)
 
-    def _wait_for_server(self) -> None:
-        """Until the server answers with the right certificate."""
-        reported = False
-        while True:
-            try:
-                network.greet(self._node.settings.server, self._node.authority)
-            except network.NotReached as error:
-                if not reported:
-                    self._say(f"cannot reach {self._node.settings.server} ({error}); retrying until it answers")
-                reported = True
-                time.sleep(2.0)
-            else:
-                return
+    def _reach_server(self, problem: str) -> bool:
+        """Whether the server answers with the right certificate; pauses if it does not, and reports it once."""
+        try:
+            network.greet(self._node.settings.server, self._node.authority)
+        except network.NotReached as error:
+            if not self._lost:
+                self._say(f"{problem} ({error}); retrying until it answers")
+            self._lost = True
+            time.sleep(2.0)
+            return False
+        if self._lost:
+            self._say("the server answers")
+        self._lost = False
+        return True
 
     def _start_supernode(self) -> None:
         node, self._connected = self._node, False
-        self._stop_supernode()
+        for child in (self._superexec, self._supernode):
+            if child is not None:
+                child.terminate()
+                child.end(PATIENCE)
+        while not self._reach_server(f"cannot reach {node.settings.server}"):
+            pass
         close_last_session(node)
         write_whole(node.secret, secrets.token_bytes(32), secret=True)
         self._given, self._port = self._files(), network.free_port()
@@ -160,12 +167,6 @@ class _Node:
         command = flower.superexec(self._port, self._node.secret, None)
         self._superexec = self._group.start("superexec", command, flower.node_environment(self._node.flower_home))
 
-    def _stop_supernode(self) -> None:
-        for child in (self._superexec, self._supernode):
-            if child is not None:
-                child.terminate()
-                child.end(PATIENCE)
-
     def _hear_supernode(self, line: str) -> None:
         if (found := _NODE_ID.search(line)) and not self._connected:
             self._connected, self._refused_since = True, None
@@ -173,20 +174,6 @@ class _Node:
             self._say(f"connected to {self._node.settings.server} as {self._node.settings.name}")
         elif "Connection attempt failed" in line:  # to the server, or between the programs of the node
             self._doubt = True
-
-    def _check_server(self) -> None:
-        """Flower retries by itself until the server is back; we report it."""
-        try:
-            network.greet(self._node.settings.server, self._node.authority)
-        except network.NotReached as error:
-            if not self._lost:
-                self._say(f"lost the server ({error}); retrying until it answers")
-            self._lost = True
-            time.sleep(2.0)
-            return
-        if self._lost:
-            self._say("the server answers again")
-        self._doubt = self._lost = False
 
     def _handle_end(self, supernode: Child) -> None:
         """Flower's part has ended: pause and retry, or tell the operator what to do."""
@@ -199,37 +186,22 @@ class _Node:
             )
         if "version mismatch" in output:
             raise UserError(f"server and node have different versions of Flower:\n{supernode.log_end()}")
-        if "Failed to activate" in output:
-            self._wait_for_session()
-        elif CLOCK in output:
+        if CLOCK in output:
             self._say(next(line for line in output.splitlines() if CLOCK in line) + "; set the clock; retrying")
             time.sleep(20.0)
-        else:
-            self._count_restart(supernode)
-
-    def _wait_for_session(self) -> None:
-        """Flower keeps the session of a killed node open until its heartbeat runs out, and admits no second one."""
-        now = time.monotonic()
-        if self._refused_since is None:
-            self._refused_since = now
+        elif "Failed to activate" not in output:
+            self._group.count_restart(supernode, self._say)
+        elif self._refused_since is None:
+            # Flower keeps the session of a killed node open until its heartbeat runs out, and admits no second one
+            self._refused_since = time.monotonic()
             self._say(
                 "the server still has an open session from this node's previous process; retrying for up to a minute"
             )
-        elif now - self._refused_since > TAKEN_SECONDS:
-            raise UserError(
-                "another machine is connected with this node's key; give each machine a node of its own: unskew "
-                "federation init DIR --node NAME"
-            )
-        time.sleep(3.0)
-
-    def _count_restart(self, child: Child) -> None:
-        if time.monotonic() - child.began > 60:
-            self._restarts = 0
-        self._restarts += 1
-        if self._restarts > MAX_RESTARTS:
-            raise UserError(_reason(child, f"{child.name} keeps exiting"))
-        self._say(f"{child.name} ended with {child.exit_reason()}; restarting it; its log is {child.log.path}")
-        time.sleep(min(2.0**self._restarts, 20.0) - 1.0)
+            time.sleep(3.0)
+        elif time.monotonic() - self._refused_since > TAKEN_SECONDS:
+            raise UserError("another machine is connected with this node's key; give each machine a node of its own")
+        else:
+            time.sleep(3.0)
 
 
 def close_last_session(node: NodeFolder) -> bool:
@@ -246,24 +218,3 @@ def close_last_session(node: NodeFolder) -> bool:
 def _session_file(node: NodeFolder) -> Path:
     """Has the number under which the server knows this node."""
     return node.path / "last-session"
-
-
-def _reason(child: Child, what: str) -> str:
-    """A user's mistake is passed on as the program reported it; anything else with the end of its log."""
-    output = child.log_end()
-    if child.code == 2 and "unskew: " in output:
-        return output.rpartition("unskew: ")[2]
-    return f"{what}, with exit code {child.code}; {child.log.path} ends with:\n{output}"
-
-
-def _check_key(node: NodeFolder) -> None:
-    for path, remedy in (
-        (node.key, "make it with: ssh-keygen -t ecdsa -b 384 -N '' -f node.key, and hand in node.key.pub"),
-        (node.authority, "it comes from the server's machine, in DIR/nodes/NAME"),
-    ):
-        if not path.exists():
-            raise UserError(f"{path} is missing; {remedy}")
-    check_secret(node.key)
-    network.host_and_port(node.settings.server)
-    socket_path(node)
-    flower.program("flower-supernode")

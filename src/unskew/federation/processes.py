@@ -4,10 +4,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from unskew.core.child import Child, Log
@@ -16,6 +15,7 @@ from unskew.core.units import counted
 
 MARK = "UNSKEW_FEDERATION"  # environment variable that marks our processes and their descendants
 WATCHER = b"unskew.federation"  # on the command line of supervisors
+MAX_RESTARTS = 5  # of programs that ran for less than a minute
 PATIENCE = 10.0  # seconds for a program to exit by itself
 ENDS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
 
@@ -26,6 +26,7 @@ class ProcessGroup:
     def __init__(self, mark: str, logs: Path, folder: Path, patience: float = PATIENCE) -> None:
         self.mark, self._logs, self._folder, self._patience = mark, logs, folder, patience
         self._children: list[Child] = []
+        self._restarts = 0
 
     def start(
         self,
@@ -42,47 +43,51 @@ class ProcessGroup:
         self._children.append(child)
         return child
 
+    def count_restart(self, child: Child, say: Callable[[str], None]) -> None:
+        """Report that a program has ended, and pause before it is restarted; refused if it keeps exiting."""
+        self._restarts = 1 if time.monotonic() - child.began > 60 else self._restarts + 1
+        if self._restarts > MAX_RESTARTS:
+            raise UserError(describe_end(child, f"{child.name} keeps exiting"))
+        say(f"{child.name} ended with {child.exit_reason()}; restarting it; its log is {child.log.path}")
+        time.sleep(min(2.0**self._restarts, 20.0) - 1.0)
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with _undisturbed():
+    def __exit__(self, *error: object) -> None:
+        # a signal now would leave programs running, and we are ending already; only the main thread has signals
+        main = threading.current_thread() is threading.main_thread()
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDS} if main else {}
+        try:
             for wave in (self._children[1:], self._children[:1]):
                 for child in wave:
                     child.terminate()
                 for child in wave:
                     child.end(self._patience)
             end_all(self.mark, patience=2.0)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Without a signal in between that would leave programs running: we are ending already."""
-    main = threading.current_thread() is threading.main_thread()  # no other thread has signals
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDS} if main else {}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def describe_end(child: Child, what: str) -> str:
+    """A user's mistake as the program reported it; anything else with the end of its log."""
+    output = child.log_end()
+    if child.code == 2 and "unskew: " in output:
+        return output.rpartition("unskew: ")[2]
+    return f"{what}, with exit code {child.code}; {child.log.path} ends with:\n{output}"
 
 
 def marked(mark: str) -> list[int]:
     """This user's other processes with the mark; none without /proc."""
-    wanted, own = f"{MARK}={mark}".encode(), str(os.getpid())
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        if entry.name != own and wanted in _words(entry / "environ"):
-            found.append(int(entry.name))
-    return sorted(found)
+    wanted, numbers = f"{MARK}={mark}".encode(), [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+    return sorted(n for n in numbers if n != os.getpid() and wanted in _words(f"{n}/environ"))
 
 
 def claim(mark: str, what: str, say: Callable[[str], None]) -> None:
     """Refuse to supervise programs that have a supervisor; end those that a killed one left running."""
     running = marked(mark)
-    if watching := [number for number in running if WATCHER in _words(Path(f"/proc/{number}/cmdline"))]:
+    if watching := [number for number in running if WATCHER in _words(f"{number}/cmdline")]:
         raise UserError(f"{what} is already running as process {watching[0]}; stop it with: unskew federation stop")
     if running:
         end_all(mark)
@@ -97,30 +102,21 @@ def end_all(mark: str, *, patience: float = PATIENCE) -> int:
         for number in numbers:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(number, how)
-        if _gone(mark, patience):
+        end = time.monotonic() + patience
+        while (left := marked(mark)) and time.monotonic() < end:
+            time.sleep(0.1)
+        if not left:
             break
     return len(running)
 
 
-def _gone(mark: str, patience: float) -> bool:
-    end = time.monotonic() + patience
-    while marked(mark):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def _words(file: Path) -> list[bytes]:
+def _words(file: str) -> list[bytes]:
     """The words in a file of /proc; none if the process has ended or is another user's."""
     try:
-        return file.read_bytes().split(b"\0")
+        return (Path("/proc") / file).read_bytes().split(b"\0")
     except OSError:
         return []
 
 
 def _parent(number: int) -> int:
-    try:
-        return int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
+    return int((_words(f"{number}/stat") or [b") ? 0"])[0].rpartition(b")")[2].split()[1])

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from unskew.core import text
-from unskew.core.errors import UserError, a_kind, accepts, nearest
+from unskew.core.errors import UserError, accepts, nearest
 from unskew.core.files import write_whole
 from unskew.core.plugins import load_function, require_extra
 from unskew.round.driver import Metrics
@@ -264,9 +264,9 @@ class Logger:
         elif isinstance(event, Metrics):
             self._round(backend, asdict(event))
         elif isinstance(event, InitialModel):
+            parts = ("start",) if self._rounds else ("start", "final")
             figures = {"accuracy": event.accuracy, "loss": event.loss}
-            final = {f"final/{name}": value for name, value in figures.items()} if not self._rounds else {}
-            backend.write(0, {f"start/{name}": value for name, value in figures.items()} | final)
+            backend.write(0, {f"{part}/{name}": value for part in parts for name, value in figures.items()})
         elif isinstance(event, Calibrated):
             result, name = event.result, calibration_file(Path(), event.result.name).stem
             figures = {"accuracy": result.accuracy, "loss": result.loss, "bytes_up": float(result.bytes_up)}
@@ -287,28 +287,24 @@ class Logger:
 def list_facts(overview: Overview) -> dict[str, str | int | float | bool]:
     """The configuration, and the facts about the data before the first round."""
     options = {key: value for key, value in asdict(overview.config).items() if value is not None}
-    private = {
-        **({} if overview.emd is None else {"emd": overview.emd}),
-        "partition_hash": overview.partition.hash,
-        "train_examples": len(overview.images.train) or overview.population.roster.examples,
-    }
-    return options | {
+    facts: dict[str, str | int | float | bool] = {
         "engine": overview.engine,
         "workers": overview.processes.count - 1,
-        **({} if overview.algorithm.released else private),
         "parameters": overview.parameters,
         "test_examples": len(overview.images.test),
         "classes": len(overview.images.classes),
     }
+    if not overview.algorithm.released:  # these follow from the clients' labels
+        examples = len(overview.images.train) or overview.population.roster.examples
+        facts |= {"partition_hash": overview.partition.hash, "train_examples": examples}
+        facts |= {} if overview.emd is None else {"emd": overview.emd}
+    return options | facts
 
 
 def list_figures(row: Mapping[str, Any]) -> dict[str, float]:
     """A round's numbers named as in metrics.jsonl, with its rate and the number of failed visits."""
-    numbers = {
-        key: float(value)
-        for key, value in row.items()
-        if isinstance(value, int | float) and key not in ("round", "released")
-    }
+    left_out = ("round", "released")
+    numbers = {k: float(value) for k, value in row.items() if isinstance(value, int | float) and k not in left_out}
     if "examples" not in numbers:  # a release
         return numbers
     rate = numbers["examples"] / max(numbers["seconds"], 1e-9)
@@ -338,20 +334,13 @@ def open_logger(name: str, note: Callable[[str], None] | None = None) -> Logger:
         make = partial(text.apply, call, load_function(call.name, "--log"), "--log")
     if make is None:
         raise UserError(f"--log {name}: {nearest(name, LOGGERS)}; or give package.module:function")
-    folder = re.sub(r"[^\w.-]+", "-", name)
-    return Logger(folder, _open_backend(name, make), note or (lambda text: warnings.warn(text, stacklevel=2)))
-
-
-def _open_backend(name: str, make: Callable[[], Backend]) -> Backend:
     try:
         backend = make()
     except UserError:
         raise
     except Exception as error:  # plug-ins may raise anything
         raise UserError(f"--log {name} cannot be opened: {type(error).__name__}: {error}") from error
-    if missing := [part for part in ("start", "write", "close") if not callable(getattr(backend, part, None))]:
-        raise UserError(
-            f"--log {name}: it returns {a_kind(backend)} without {', '.join(missing)}; "
-            "return an object with start, write and close"
-        )
-    return backend
+    if not all(hasattr(backend, part) for part in ("start", "write", "close")):
+        raise UserError(f"--log {name}: return an object with start, write and close")
+    folder = re.sub(r"[^\w.-]+", "-", name)
+    return Logger(folder, backend, note or (lambda text: warnings.warn(text, stacklevel=2)))

@@ -33,41 +33,17 @@ from unskew.methods.scaffold import scaffold
 from unskew.methods.sharpness import fedlesam, fedsam
 from unskew.round.algorithm import AFTER_TRAINING, Algorithm, Method, Named, claimed_slots, compose
 
+TRAINING = (
+    *(fedavg, fedprox, moon, fedntd, feddecorr, clsprox, clsnorm, fedetf, prototypes),  # the loss
+    *(fedlc, fedrs, balanced, fedir),  # margins and weights
+    *(fedvc, available, absent),  # who takes part
+    *(fedsam, fedlesam, scaffold, fednova, feddyn),  # gradients and updates
+    *(fedavgm, fedadam, fedyogi, fedadagrad, trimmed, median, bounded, centralised),  # the server
+)
 METHODS: dict[str, Callable[..., Method]] = {
-    "fedavg": fedavg,
-    "fedprox": fedprox,
-    "moon": moon,
-    "fedntd": fedntd,
-    "feddecorr": feddecorr,
-    "clsprox": clsprox,
-    "clsnorm": clsnorm,
-    "fedetf": fedetf,
-    "prototypes": prototypes,
-    "fedlc": fedlc,
-    "fedrs": fedrs,
-    "balanced": balanced,
-    "fedir": fedir,
-    "fedvc": fedvc,
-    "available": available,
-    "absent": absent,
-    "fedsam": fedsam,
-    "fedlesam": fedlesam,
-    "scaffold": scaffold,
-    "fednova": fednova,
-    "feddyn": feddyn,
-    "fedavgm": fedavgm,
-    "fedadam": fedadam,
-    "fedyogi": fedyogi,
-    "fedadagrad": fedadagrad,
-    "trimmed": trimmed,
-    "median": median,
-    "bounded": bounded,
-    "centralised": centralised,
+    **{build.__name__: build for build in TRAINING},
     **CALIBRATIONS,  # a Finisher is a method too
-    "fedeccr": fedeccr,
-    "withhold": withhold,
-    "secure": secure,
-    "private": private,
+    **{build.__name__: build for build in (fedeccr, withhold, secure, private)},
     "private-updates": private_updates,
     "rounded": rounded,
 }
@@ -107,13 +83,8 @@ def parse_calibrations(source: str) -> Algorithm:
     """The calibrations in a text and the protections of their statistics; methods that change training are refused."""
     base = Algorithm()
     algorithm = parse_method(source, base=base)
-    for slot in claimed_slots(base, algorithm):
-        if slot not in AFTER_TRAINING:
-            raise UserError(f"{source!r} changes training ({slot}); give only calibrations")
-    if not algorithm.finish:
-        raise UserError(
-            f"{source!r} contains no calibration; add ccvr, uscc, lda, ridge or oracle (unskew methods describes them)"
-        )
+    if not algorithm.finish or not set(claimed_slots(base, algorithm)) <= {*AFTER_TRAINING}:
+        raise UserError(f"{source!r}: give only calibrations ({', '.join(CALIBRATIONS)}) and their protections")
     return algorithm
 
 
@@ -154,9 +125,6 @@ def takes_algorithm(function: Callable[..., Any]) -> bool:
     return len(needed) == 1 and (needed[0].name == "algorithm" or needed[0].annotation in (Algorithm, "Algorithm"))
 
 
-PROTECTIONS = {"withhold", "secure", "private", "mechanism", "exchange"}  # slots that protect what clients send
-
-
 GROUPS = (
     "Training: how clients train",
     "Server: how the model is updated",
@@ -186,12 +154,14 @@ def describe() -> list[MethodDescription]:
 
 def describe_method(name: str, function: Callable[..., Any]) -> MethodDescription:
     """Describe a method, which may be a function from Algorithm to Algorithm or one that returns such a function."""
-    itself = takes_algorithm(function)
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{name} is not a method: its parameters cannot be inspected") from error
-    parameters = [] if itself else list(signature.parameters.values())
+    itself, slots = takes_algorithm(function), list[str]()
+    if itself or not required_parameters(function):
+        method, base = function if itself else function(), Algorithm()
+        changed = method(base) if callable(method) else None
+        if not isinstance(changed, Algorithm):
+            raise UserError(f"{name} is not a method: it must return a function from Algorithm to Algorithm")
+        slots = claimed_slots(base, changed)
+    parameters = [] if itself else list(inspect.signature(function).parameters.values())
     doc, _, reference = (inspect.getdoc(function) or "").replace("``", "").partition("Reference:")
     doc, _, section = doc.partition("Parameters\n----------\n")
     first, _, body = doc.strip().partition("\n")
@@ -200,7 +170,6 @@ def describe_method(name: str, function: Callable[..., Any]) -> MethodDescriptio
         for knobs, meaning in re.findall(r"^(\w[\w, ]*)\n((?:    .*\n?)+)", section, re.MULTILINE)
         for knob in knobs.split(", ")
     }
-    slots = filled_slots(function if itself else function()) if itself or not required_parameters(function) else []
     return MethodDescription(
         name=name,
         call=f"{name}({', '.join(map(_spell, parameters))})" if parameters else name,
@@ -211,15 +180,6 @@ def describe_method(name: str, function: Callable[..., Any]) -> MethodDescriptio
         group=_choose_group(set(slots)),
         reference=" ".join(reference.split()),
     )
-
-
-def filled_slots(method: Method) -> list[str]:
-    """The slots that a method fills."""
-    base = Algorithm()
-    changed = method(base) if callable(method) else None
-    if not isinstance(changed, Algorithm):
-        raise UserError("this is not a method: it must return a function from Algorithm to Algorithm")
-    return claimed_slots(base, changed)
 
 
 def _spell(knob: inspect.Parameter) -> str:
@@ -233,6 +193,6 @@ def _choose_group(slots: set[str]) -> str:
     training, server, calibration, privacy = GROUPS
     if "finish" in slots:
         return calibration
-    if (slots and slots <= PROTECTIONS) or "mechanism" in slots:
+    if (slots and slots <= {"withhold", "secure", "private", "exchange"}) or "mechanism" in slots:
         return privacy
     return server if slots in ({"server"}, {"exchange", "aggregate"}) else training

@@ -43,14 +43,8 @@ def fedyogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: floa
 
     Parameters
     ----------
-    lr
-        The server's learning rate γ.
-    beta1
-        The momentum β₁ of the mean update.
-    beta2
-        How slowly v follows ḡ², β₂.
-    tau
-        τ, added to √v: how adaptive the step is.
+    lr, beta1, beta2, tau
+        As in fedadam.
 
     Reference: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
     """
@@ -68,12 +62,8 @@ def fedadagrad(lr: float = 0.01, beta1: float = 0.0, tau: float = 0.001) -> Meth
 
     Parameters
     ----------
-    lr
-        The server's learning rate γ.
-    beta1
-        The momentum β₁ of the mean update.
-    tau
-        τ, added to √v: how adaptive the step is.
+    lr, beta1, tau
+        As in fedadam.
 
     Reference: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
     """
@@ -83,8 +73,7 @@ def fedadagrad(lr: float = 0.01, beta1: float = 0.0, tau: float = 0.001) -> Meth
 def _method(
     name: str, second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float, beta2: float, tau: float
 ) -> Method:
-    for knob, value in {"beta1": beta1, "beta2": beta2}.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"{name}({knob}={value}): {knob} must be at least 0 and below 1")
+    if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
+        raise ValueError(f"{name}(beta1={beta1}, beta2={beta2}): both must be at least 0 and below 1")
     check_positive(name, lr=lr, tau=tau)
     return lambda algorithm: replace(algorithm, server=adaptive(second, lr, beta1, tau))

@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import io
-import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +18,8 @@ from unskew.core.types import Mask, Roster, Visit
 from unskew.data.population import Ints
 from unskew.round.algorithm import Algorithm, Method
 
-ROUNDS = ("round", "client")  # one row per client and round
-STAYS = ("from", "to", "client")  # the first and the last round of a stay
 MAX_BYTES = 2**30
+DIGITS = 12  # of a trace's hash in a run's configuration
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,25 +31,15 @@ class Trace:
     first: Ints
     last: Ints
 
-    @property
-    def rounds(self) -> int:
-        """The trace's last round, after which it starts again."""
-        return int(self.last.max())
-
     def available(self, number: int, clients: int) -> Mask:
-        """[K], which clients are available in that round."""
+        """[K], which clients are available in that round; after its last round the trace starts again."""
         if (most := int(self.client.max())) >= clients:
             excess = f"{self.path} has a client {most}, but clients are numbered from 0 to {clients - 1:,}"
             raise UserError(f"{excess}; give a trace of these clients")
-        now = (number - 1) % self.rounds + 1
+        now = (number - 1) % int(self.last.max()) + 1
         mask = np.zeros(clients, bool)
         mask[self.client[(self.first <= now) & (now <= self.last)]] = True
         return mask
-
-
-def hash_trace(path: Path) -> str:
-    """SHA-256 of the file."""
-    return hashlib.sha256(_read_content(path)).hexdigest()
 
 
 def read_trace(path: Path) -> Trace:
@@ -59,31 +47,16 @@ def read_trace(path: Path) -> Trace:
     try:
         rows = csv.reader(io.StringIO(_read_content(path).decode("utf-8-sig"), newline=""), strict=True)
         header = [name.strip().lower() for name in next(rows, [])]
-        wanted = next((names for names in (STAYS, ROUNDS) if set(names) <= set(header)), None)
-        if wanted is None:
-            wrong = f"{path} is not a trace: its header is {','.join(header)[:80]!r}"
-            raise UserError(f"{wrong}; use the columns round,client or client,from,to")
-        columns = [header.index(name) for name in wanted]
-        table = np.array([_parse_row(path, rows.line_num, row, columns) for row in rows if row], np.int64)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a trace: it is not UTF-8 ({error.reason}); save it as UTF-8") from error
-    except csv.Error as error:
-        raise UserError(f"{path} is not a CSV file: {error}; write it again") from error
-    if not len(table):
-        raise UserError(f"{path} has no rows, so no client would ever be available; give one row per stay")
-    return Trace(path, *table.T)
-
-
-def _parse_row(path: Path, line: int, row: list[str], columns: list[int]) -> list[int]:
-    """The client, numbered from 0, and the first and last round of its stay, numbered from 1."""
-    try:
-        *rounds, client = (int(row[column]) for column in columns)
-    except (ValueError, IndexError):
-        raise UserError(f"{path}, line {line}: {','.join(row)[:80]!r}; give whole numbers in every column") from None
-    if client < 0 or min(rounds) < 1 or max(client, *rounds) >= 2**31 or rounds != sorted(rounds):
-        rule = "clients are numbered from 0, rounds from 1, and a stay cannot end before it begins"
-        raise UserError(f"{path}, line {line}: {','.join(row)[:80]!r}; {rule}")
-    return [client, rounds[0], rounds[-1]]
+        names = ("client", "from", "to") if "from" in header else ("client", "round", "round")
+        columns = [header.index(name) for name in names]
+        stays = np.array([[int(row[column]) for column in columns] for row in rows if row], np.int64)
+        client, first, last = stays.T
+        if not ((client >= 0) & (client < 2**31) & (first >= 1) & (first <= last)).all():
+            raise ValueError("a client, a round or the end of a stay is out of range")
+    except (csv.Error, ValueError, IndexError, OverflowError) as error:
+        rule = "give rows of round,client or client,from,to, clients numbered from 0 and rounds from 1"
+        raise UserError(f"{path} is not a trace ({error}); {rule}") from error
+    return Trace(path, client, first, last)
 
 
 def _read_content(path: Path) -> bytes:
@@ -92,9 +65,6 @@ def _read_content(path: Path) -> bytes:
     if content is None:
         raise UserError(f"the trace {path} does not exist; give the path of a CSV file")
     return content
-
-
-DIGITS = 12  # of a trace's hash in a run's configuration
 
 
 def absent(share: float = 0.3) -> Method:
@@ -146,15 +116,10 @@ def available(file: str = "", share: float = 0.5, period: int = 24, sha256: str 
     Reference: for day and night, Eichner et al., "Semi-Cyclic Stochastic Gradient Descent", ICML 2019, section 2.
     """
     if file:
-        if sha256 and not re.fullmatch(r"[0-9a-f]{8,64}", sha256):
-            raise ValueError(f"available(sha256={text.cut(sha256)}): give 8 to 64 hexadecimal digits, or none")
         return _FromTrace(file, sha256)
-    if sha256:
-        raise ValueError("available(sha256=…): this is the hash of a trace; give the file too")
-    if not 0 < share <= 1:
-        raise ValueError(f"available(share={share}): the share of the time must be above 0 and at most 1")
-    if period < 1:
-        raise ValueError(f"available(period={period}): period must be at least 1 round")
+    if not 0 < share <= 1 or period < 1:
+        rule = "give a share of the time above 0 and at most 1, and a period of at least 1 round"
+        raise ValueError(f"available(share={share}, period={period}): {rule}")
     stay = max(1, round(share * period))
 
     def by_day(key: Key, number: int, roster: Roster) -> Mask:
@@ -178,14 +143,12 @@ class _FromTrace:
     @cached_property
     def spelling(self) -> str:
         """The method's text with the absolute path and the content's hash, which identify the trace."""
-        if {"'", '"'} <= set(str(self.path)):
-            raise UserError(f"{self.path} has both kinds of quotes in its name; rename it to use it in a method's text")
-        known = self.sha256 or hash_trace(self.path)[:DIGITS]
+        known = self.sha256 or hashlib.sha256(_read_content(self.path)).hexdigest()[:DIGITS]
         return f"available({text.spell(str(self.path))}, sha256={text.spell(known)})"
 
     @cached_property
     def trace(self) -> Trace:
-        if not hash_trace(self.path).startswith(self.sha256):
+        if not hashlib.sha256(_read_content(self.path)).hexdigest().startswith(self.sha256):
             changed = "has changed since the run was started"
             raise UserError(f"the trace {self.path} {changed}; restore it, or start another run")
         return read_trace(self.path)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import EVERYONE, Roster, Visit
 from unskew.round.algorithm import Method
@@ -26,7 +25,5 @@ def centralised() -> Method:
 
 def _everyone(key: Key, roster: Roster, per_round: int) -> list[Visit]:
     examples = roster.examples
-    if examples == 0:
-        raise UserError("no client in the partition has any examples; use another partition")
     share = per_round / len(roster.inhabited)
     return [Visit(EVERYONE, float(examples), take=None if share >= 1 else max(1, round(examples * share)))]

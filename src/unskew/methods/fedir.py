@@ -1,12 +1,12 @@
 """FedIR: every client's loss is weighted towards the target distribution of classes."""
 
-import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from unskew.core.errors import UserError
+from unskew.core.text import check_not_negative
 from unskew.core.types import Loss, Statistic, Step, Tensors
 from unskew.round.algorithm import Method
 
@@ -34,8 +34,7 @@ def fedir(target: str = "population", cap: float = 0.0, smooth: float = 0.0) -> 
     eqs. (3) and (4). cap: Ionides, "Truncated Importance Sampling", 2008. smooth: Yamada et al., "Relative
     Density-Ratio Estimation for Robust Distribution Comparison", 2013.
     """
-    if not 0 <= cap < math.inf:
-        raise ValueError(f"fedir(cap={cap:g}): cap must be above 0, or 0 for no limit")
+    check_not_negative("fedir", cap=cap)
     if not 0 <= smooth <= 1:
         raise ValueError(f"fedir(smooth={smooth:g}): smooth must be between 0 and 1")
     custom = None if target in ("population", "uniform") else _parse_shares(target)
@@ -72,18 +71,11 @@ def fedir(target: str = "population", cap: float = 0.0, smooth: float = 0.0) -> 
 
 def _parse_shares(target: str) -> Tensor:
     try:
-        values = [float(word) for word in target.replace(",", " ").split()]
+        values = torch.tensor([float(word) for word in target.replace(",", " ").split()], dtype=torch.float64)
     except ValueError:
-        values = []
-    if not values:
-        raise ValueError(f'fedir(target={target}): give population, uniform, or a share for each class: "0.5 0.3 0.2"')
-    for label, value in enumerate(values):
-        if not 0 < value < math.inf:
-            raise ValueError(
-                f"fedir(target=…): class {label} has the share {value:g}; every class needs a share above 0"
-            )
-    shares = torch.tensor(values, dtype=torch.float64)
-    shares = shares / shares.sum()
-    if not bool((shares.float() > 0).all()):  # clients receive them in the model's dtype
-        raise ValueError(f"fedir(target={target}): these shares underflow in float32; give less extreme ones")
+        values = torch.zeros(0)
+    shares = values / values.sum()
+    if not len(values) or not bool(((values > 0) & (shares.float() > 0)).all()):  # sent in the model's dtype
+        rule = 'give population, uniform, or a share above 0 for each class: "0.5 0.3 0.2"'
+        raise ValueError(f"fedir(target={target}): {rule}")
     return shares

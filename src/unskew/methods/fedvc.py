@@ -5,8 +5,8 @@ from itertools import groupby
 
 import numpy as np
 
-from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.text import check_positive
 from unskew.core.types import Roster, Visit
 from unskew.round.algorithm import Method
 
@@ -32,14 +32,9 @@ def fedvc(size: int = 256, epochs: int = 1) -> Method:
     Reference: Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution", ECCV 2020,
     section 5.3 and Algorithm 1.
     """
-    if size < 1:
-        raise ValueError(f"fedvc(size={size}): size must be at least 1 example")
-    if epochs < 1:
-        raise ValueError(f"fedvc(epochs={epochs}): epochs must be at least 1")
+    check_positive("fedvc", size=size, epochs=epochs)
 
     def by_size(key: Key, roster: Roster, per_round: int) -> list[Visit]:
-        if roster.examples == 0:
-            raise UserError("no client in the partition has any examples; use another partition")
         drawn = key.numpy().integers(0, roster.examples, per_round)  # an example each: its owner is visited
         clients = np.sort(np.searchsorted(roster.ends, drawn, side="right")).tolist()
         repeats = (repeat for _, group in groupby(clients) for repeat, _ in enumerate(group))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from unskew.core.key import Key, system_key
+from unskew.core.text import check_not_negative, check_positive
 from unskew.core.types import THRESHOLD, PrivacyBudget, Roster, Sampler, SecureAggregation, Visit
 from unskew.privacy.noise import PrivateUpdates
 from unskew.privacy.secure_sum import RoundedUpdates, SecureUpdates
@@ -23,8 +24,7 @@ def withhold(min_count: int = 5) -> Method:
 
     Reference: Luo et al., "No Fear of Heterogeneity", NeurIPS 2021, appendix C.
     """
-    if min_count < 1:
-        raise ValueError(f"withhold(min_count={min_count}): min_count must be at least 1 example")
+    check_positive("withhold", min_count=min_count)
     return lambda algorithm: replace(algorithm, withhold=min_count)
 
 
@@ -47,9 +47,7 @@ def secure(updates: bool = False, threshold: float = THRESHOLD) -> Method:
     Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017.
     """
     if not 0.5 < threshold <= 1:
-        raise ValueError(
-            f"secure(threshold={threshold:g}): the share of clients that must stay has to be above 0.5 and at most 1"
-        )
+        raise ValueError(f"secure(threshold={threshold:g}): give a share of the clients above 0.5 and at most 1")
     masked = SecureAggregation(threshold)
     if not updates:
         return lambda algorithm: replace(algorithm, secure=masked)
@@ -83,10 +81,8 @@ def private(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 10.0, relea
 
     Reference: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018.
     """
-    for knob, value, limit in (("epsilon", epsilon, float("inf")), ("delta", delta, 1.0), ("clip", clip, float("inf"))):
-        if not 0 < value < limit:
-            below = "" if limit == float("inf") else " and below 1"
-            raise ValueError(f"private({knob}={value:g}): give a number above 0{below}")
+    check_positive("private", epsilon=epsilon, clip=clip)
+    _check_delta("private", delta)
     budget = PrivacyBudget(epsilon, delta, clip, release)
     return lambda algorithm: replace(algorithm, private=budget)
 
@@ -117,14 +113,9 @@ def private_updates(
 
     Reference: McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018, Algorithm 1.
     """
-    if not 0 < clip < float("inf"):
-        raise ValueError(f"private-updates(clip={clip:g}): clip, the longest update, must be above 0")
-    if not 0 <= noise < float("inf"):
-        raise ValueError(f"private-updates(noise={noise:g}): noise must be above 0, or 0 for none")
-    if not 0 < delta < 1:
-        raise ValueError(
-            f"private-updates(delta={delta:g}): delta must be between 0 and 1, well below 1 / the number of clients"
-        )
+    check_positive("private-updates", clip=clip)
+    check_not_negative("private-updates", noise=noise)
+    _check_delta("private-updates", delta)
     if sampling not in SAMPLERS:
         raise ValueError(f"private-updates(sampling={sampling}): give {' or '.join(SAMPLERS)}")
     mechanism = PrivateUpdates(clip, noise, delta, sampling == "poisson", release)
@@ -134,6 +125,11 @@ def private_updates(
         mechanism=mechanism,
         claims=("available", "aggregate"),  # ε assumes a draw among all clients and the plain mean
     )
+
+
+def _check_delta(name: str, delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ValueError(f"{name}(delta={delta:g}): give a number above 0, well below 1 / the number of examples")
 
 
 def _fixed(key: Key, roster: Roster, per_round: int) -> list[Visit]:

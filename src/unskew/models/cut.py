@@ -6,7 +6,6 @@ from collections import OrderedDict
 from torch import nn
 
 from unskew.core.errors import UserError
-from unskew.core.units import counted
 from unskew.models.any_module import AnyNetwork, Features, same_output
 from unskew.models.networks import Network
 
@@ -24,10 +23,8 @@ def cut(network: Network, layers: int = 1) -> tuple[nn.Module, nn.Module]:
     before = _before_classifier(network)
     starts = _starts([part for _, part in before])
     if not 1 < layers <= len(starts) + 1:
-        where = "" if before else " that can be cut off (only an nn.Sequential can be split)"
-        ends = counted(len(starts) + 1, "linear layer")
-        most = f"1 to {len(starts) + 1}" if starts else "1"
-        raise UserError(f"layers={layers}: this network ends in {ends}{where}; give {most}")
+        most = f"1 to {len(starts) + 1}" if starts else "1 (only an nn.Sequential can be split)"
+        raise UserError(f"layers={layers}: this network ends in {len(starts) + 1} linear layers; give {most}")
     start = starts[layers - 2]
     rest = nn.Sequential(OrderedDict((name, _not_in_place(part)) for name, part in before[start:]))
     if isinstance(network, AnyNetwork):

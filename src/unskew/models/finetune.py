@@ -6,7 +6,8 @@ before the first trained layer is in eval mode, so BatchNorm keeps its running s
 Shapes: B images [B, ch, H, W], features [B, d], logits [B, C].
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,28 +16,30 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from unskew.core.errors import UserError, nearest
-from unskew.core.text import parse_calls
+from unskew.core.text import apply, parse_call
 from unskew.core.units import counted
 from unskew.models.any_module import TABLES, AnyNetwork, evaluating, run_probe, same_output
 from unskew.models.networks import Network, Shape
 
-ALL, CLASSIFIER, LAST = "all", "classifier", "last"
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 
 def parse_train(source: str) -> int | None:
     """The number of layers to train, counted from the end: None for all, 1 for the classifier."""
-    call, *more = parse_calls(source, "--train")
-    if more or call.name not in (ALL, CLASSIFIER, LAST):
-        raise call.error(f"--train: {nearest(call.name, (ALL, CLASSIFIER, 'last(2)'))}")
-    arguments = [*call.values, *call.knobs.values()]
-    if call.name != LAST:
-        if arguments:
-            raise call.error(f"{call.name} takes no arguments")
-        return None if call.name == ALL else 1
-    if len(arguments) != 1 or type(arguments[0]) is not int or arguments[0] < 1 or set(call.knobs) - {"layers"}:
-        raise call.error("last needs a number of layers of at least 1, as in last(2)")
-    return arguments[0]
+    call = parse_call(source, "--train")
+    if call.name not in TRAINED:
+        raise call.error(f"--train: {nearest(call.name, ('all', 'classifier', 'last(2)'))}")
+    layers: int | None = apply(call, TRAINED[call.name], "--train")
+    return layers
+
+
+def _last(layers: int) -> int:
+    if layers < 1:
+        raise ValueError(f"last({layers}): give a number of layers of at least 1")
+    return layers
+
+
+TRAINED: Mapping[str, Callable[..., int | None]] = {"all": lambda: None, "classifier": lambda: 1, "last": _last}
 
 
 class FineTuned(Network):
@@ -65,18 +68,9 @@ class FineTuned(Network):
             value.requires_grad_(value.requires_grad and id(value) in chosen)
         self.train(network.training)
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The trained layers' parameters, named as in the complete network."""
-        chosen, named = self._chosen(), super().named_parameters(prefix, recurse, remove_duplicate)
-        return ((name, value) for name, value in named if id(value) in chosen)
-
-    def named_buffers(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, Tensor]]:
-        """The trained layers' buffers, named as in the complete network."""
-        chosen, named = self._chosen(), super().named_buffers(prefix, recurse, remove_duplicate)
+    def _named_members(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        """What ``named_parameters`` and ``named_buffers`` list: the trained layers', named as in the whole network."""
+        chosen, named = self._chosen(), super()._named_members(*args, **kwargs)
         return ((name, value) for name, value in named if id(value) in chosen)
 
     def train(self, mode: bool = True) -> "FineTuned":
@@ -91,28 +85,18 @@ class FineTuned(Network):
         return {id(value) for part in self.trained for value in (*part._parameters.values(), *part._buffers.values())}
 
 
-def layers_in_order(network: Network, shape: Shape) -> list[nn.Module]:
-    """The innermost modules in the order in which they first run."""
-    ran: dict[nn.Module, None] = {}
-
-    def note(layer: nn.Module, *_: Any) -> None:
-        ran.setdefault(layer)
-
-    handles = [part.register_forward_hook(note) for part in network.modules() if not part._modules]
-    try:
-        run_probe(network, "to be fine-tuned", shape)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return list(ran)
-
-
 def last_layers(network: Network, shape: Shape, count: int) -> tuple[list[nn.Module], list[nn.Module]]:
     """The last ``count`` layers with weights, and these with the layers without weights after the first of them.
 
     A norm belongs to the layer before it. The classifier is the last layer, whatever runs in parallel.
     """
-    order = [part for part in layers_in_order(network, shape) if part is not network.classifier]
+    ran: dict[nn.Module, None] = {}  # the innermost modules in the order in which they first run
+    with ExitStack() as stack:
+        for part in network.modules():
+            if not part._modules:
+                stack.callback(part.register_forward_hook(lambda layer, *_: ran.update({layer: None})).remove)
+        run_probe(network, "to be fine-tuned", shape)
+    order = [part for part in ran if part is not network.classifier]
     weighted = [part for part in order if part._parameters or part._buffers]
     starts = [index for index, part in enumerate(weighted) if not index or not isinstance(part, NORMS)]
     if count > len(starts) + 1:
@@ -172,8 +156,6 @@ def fine_tune(network: Network, shape: Shape, count: int, *, stored: bool) -> Fi
     """The network with its last ``count`` layers trained; ``stored``: its input is the frozen part's output."""
     trained, live = last_layers(network, shape, count)
     cut = find_cut(network, shape, count) if stored else None
-    if stored and cut is None:
-        raise ValueError("this network cannot be cut")
     return FineTuned(network, trained, live, None if cut is None else cut.tail)
 
 

@@ -69,8 +69,7 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, inputs, H, W] -> [B, 4·width, H/stride, W/stride]."""
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
+        y = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
         return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
 
 
@@ -184,8 +183,6 @@ class MobileNetV2(nn.Module):
 
 def mobilenet_v2(shape: Shape, classes: int, *, norm: str = "batch", bottleneck: int = 0) -> MobileNetV2:
     """MobileNetV2: 1,280 features, 2 million weights. norm=batch|group; bottleneck=64 gives that many features."""
-    if not 0 <= bottleneck <= 2**16:
-        raise UserError(f"bottleneck={bottleneck}: give a number of features such as 64, or 0 for no bottleneck")
     return MobileNetV2(shape, classes, norm_layer(norm), bottleneck)
 
 

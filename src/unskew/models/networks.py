@@ -64,7 +64,6 @@ def simple_cnn(shape: Shape, classes: int) -> Network:
     The network of MOON and of CCVR's Table 6; the last two layers of the encoder are MOON's projection head.
     """
     channels, height, width = shape
-    _at_least(16, "simple-cnn", shape)
     encoder = nn.Sequential()
     encoder.add_module("conv1", ConvPool(channels, 6, 5))
     encoder.add_module("relu1", nn.ReLU())
@@ -72,7 +71,7 @@ def simple_cnn(shape: Shape, classes: int) -> Network:
     encoder.add_module("relu2", nn.ReLU())
     sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     flat = 16 * sides[0] * sides[1]
-    _fits("simple-cnn", shape, flat * 120)
+    _check_size("simple-cnn", shape, 16, flat * 120)
     _add_linear(encoder, (flat, 120, 84, 84))
     encoder.add_module("fc4", nn.Linear(84, 256))
     return Network(encoder, nn.Linear(256, classes))
@@ -91,14 +90,13 @@ def tiny_cnn(shape: Shape, classes: int) -> Network:
 def _padded_cnn(
     name: str, shape: Shape, classes: int, *, channels: tuple[int, int], kernel: int, features: tuple[int, ...]
 ) -> Network:
-    _at_least(SMALLEST, name, shape)
     encoder = nn.Sequential()
     for number, (inputs, outputs) in enumerate(pairwise((shape[0], *channels)), 1):
         encoder.add_module(f"conv{number}", nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2))
         encoder.add_module(f"pool{number}", nn.MaxPool2d(2))
         encoder.add_module(f"relu{number}", nn.ReLU())
     flat = channels[-1] * (shape[1] // 4) * (shape[2] // 4)
-    _fits(name, shape, flat * features[0])
+    _check_size(name, shape, SMALLEST, flat * features[0])
     _add_linear(encoder, (flat, *features))
     return Network(encoder, nn.Linear(features[-1], classes))
 
@@ -110,18 +108,14 @@ def _add_linear(encoder: nn.Sequential, sizes: Sequence[int]) -> None:
         encoder.add_module(f"fc{number}_relu", nn.ReLU())
 
 
-def _at_least(side: int, name: str, shape: Shape) -> None:
-    if min(shape[1:]) < side:
-        instead = "tiny-cnn" if side > SMALLEST else "larger images"
-        size = f"{shape[2]}x{shape[1]}"
-        raise UserError(f"{name} needs images of {side}x{side} pixels or more, not {size}; use {instead}")
-
-
-def _fits(name: str, shape: Shape, weights: int) -> None:
+def _check_size(name: str, shape: Shape, least: int, weights: int) -> None:
+    size = f"{shape[2]}x{shape[1]} pixels"
+    if min(shape[1:]) < least:
+        instead = "tiny-cnn" if least > SMALLEST else "larger images"
+        raise UserError(f"{name} needs images of {least}x{least} pixels or more, not {size}; use {instead}")
     if COPIES * 4 * weights > physical_memory():
-        layer = f"{name} for images of {shape[2]}x{shape[1]} pixels has a layer of {format_bytes(4 * weights)}"
-        instead = "use smaller images (--resize) or resnet-18, whose layers do not grow with the images"
-        raise UserError(f"{layer}, too large to train in this machine's memory; {instead}")
+        layer = f"{name} for images of {size} has a layer of {format_bytes(4 * weights)}"
+        raise UserError(f"{layer}, too large for this machine's memory; use smaller images (--resize) or resnet-18")
 
 
 PART = 50  # images

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from unskew.core import tensors
-from unskew.core.errors import UserError, a_kind
+from unskew.core.errors import UserError
 from unskew.core.limits import check_plain, check_unpacked, size_on_disk
 from unskew.core.plugins import require_extra
 from unskew.core.types import Tensors
@@ -56,33 +55,38 @@ def read_weights(path: Path) -> Tensors:
     check_plain(path)
     if not path.is_file():
         raise UserError(f"--pretrained: the file {path} does not exist; {HOW}")
-    on_disk = size_on_disk([path])
-    check_unpacked(_unpacked_size(path), on_disk, str(path))
-    values = _unwrap(_load(path), path)
-    check_unpacked(sum(v.numel() * v.element_size() for v in values.values()), on_disk, str(path))
-    if wrong := [name for name, value in values.items() if value.is_sparse or value.is_quantized or value.is_complex()]:
-        raise UserError(f"--pretrained: {path}: {wrong[0]} is not a plain tensor of real numbers; {HOW}")
-    known = {n: v.dtype in COMMON or not v.is_floating_point() for n, v in values.items()}
-    plain = {n: (v if known[n] else v.float()).contiguous() for n, v in values.items()}
-    if wrong := [name for name, value in plain.items() if not bool(value.float().isfinite().all())]:
-        raise UserError(f"--pretrained: {path}: {wrong[0]} contains NaN or infinity in float32; give finite weights")
-    return plain
-
-
-def _load(path: Path) -> Any:
+    on_disk, unpacked = size_on_disk([path]), path.stat().st_size
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                unpacked = sum(member.file_size for member in archive.infolist())
+        check_unpacked(unpacked, on_disk, str(path))
         if path.suffix == ".safetensors":
-            return load_file(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about other pickle protocols, which are then refused
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"--pretrained: {path} cannot be read: {error}; {HOW}") from error
+            content: Any = load_file(path)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about other pickle protocols, which are then refused
+                content = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except Exception as error:  # for a damaged or malicious pickle, torch.load may raise anything
-        reason = "it is damaged, or does not contain weights"
-        if "Weights only load failed" in str(error):
-            reason = "it contains objects other than tensors, which are never loaded"
+        reason = "it is damaged, or contains objects other than tensors, which are never loaded"
         raise UserError(f"--pretrained: {path} cannot be read as weights: {reason}; {HOW}") from error
+    for _ in range(MAX_DEPTH):
+        if isinstance(content, Mapping):
+            content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), content)
+    if not isinstance(content, Mapping) or not content:
+        raise UserError(f"--pretrained: {path} contains no tensors by name; {HOW}")
+    size = sum(value.numel() * value.element_size() for value in content.values() if isinstance(value, Tensor))
+    check_unpacked(size, on_disk, str(path))
+    for name, value in content.items():
+        plain = isinstance(value, Tensor) and not (value.is_sparse or value.is_quantized or value.is_complex())
+        if not plain or not bool(value.float().isfinite().all()):
+            raise UserError(f"--pretrained: {path}: {str(name)[:80]!r} is not a tensor of finite numbers; {HOW}")
+    return {
+        str(name): (value.float() if value.is_floating_point() and value.dtype not in COMMON else value).contiguous()
+        for name, value in content.items()
+    }
 
 
 def hash_weights(values: Tensors) -> str:
@@ -97,102 +101,53 @@ def fit(network: Network, values: Tensors, where: str, model: str) -> FittedWeig
     """
     targets = {name.partition("/")[2]: (name, value) for name, value in tensors.of_module(network).items()}
     module = network.module if isinstance(network, AnyNetwork) else network
-    saved = _names_by_tensor(module)
-    values = max(_spellings(values), key=lambda named: len(saved.keys() & named.keys()))
-    classifier = [name.partition("/")[2] for name in network.classifier_names]
-    stored = {name: next((values[n] for n in saved.get(name, ()) if n in values), None) for name in targets}
-    left_out = _left_out(module, classifier, targets, stored)
-    skipped = {name for layer in left_out for name in targets if name.rpartition(".")[0] == layer}
-    wrong = []
-    for name, (_, value) in targets.items():
-        new = stored[name]
-        if name in skipped or name not in saved or (new is None and name.endswith(COUNTER)):
-            continue
-        if new is None:
-            wrong.append(f"{name} {list(value.shape)} is missing")
-        elif new.shape != value.shape:
-            wrong.append(f"{name} is {list(new.shape)} and must be {list(value.shape)}")
-        elif value.is_floating_point() and not new.is_floating_point():
-            kind = str(new.dtype).removeprefix("torch.")
-            wrong.append(f"{name} contains whole numbers ({kind}), as in quantized weights")
-    known = {alias for aliases in saved.values() for alias in aliases}
-    known |= {f"{layer}.{part}" for layer in left_out for part in ("weight", "bias")}
-    layers = {name.rpartition(".")[0] for name in saved}
-    running = {n for n in values.keys() - known if n.endswith(RUNNING) and n.rpartition(".")[0] in layers}
-    known |= running
-    wrong += [f"{name} {list(value.shape)} is unknown" for name, value in values.items() if name not in known]
-    if wrong:
-        more = f", and {len(wrong) - MAX_NAMED:,} more" if len(wrong) > MAX_NAMED else ""
-        instead = "give weights for this network; for weights trained on large images, add --resize 64 or more"
-        raise UserError(f"--pretrained: {where} does not fit {model}: {'; '.join(wrong[:MAX_NAMED])}{more}; {instead}")
-    fitted = {
-        name: new.to(value.dtype)
-        for plain, (name, value) in targets.items()
-        if plain not in skipped and (new := stored[plain]) is not None
-    }
-    rows = stored[classifier[0]]
-    norms = len({name.rpartition(".")[0] for name in running})
-    return FittedWeights(fitted, tuple(left_out), None if rows is None or not rows.dim() else len(rows), norms)
-
-
-def _left_out(
-    module: nn.Module,
-    classifier: list[str],
-    targets: Mapping[str, tuple[str, Tensor]],
-    stored: Mapping[str, Tensor | None],
-) -> list[str]:
-    """The classifier if the file has a different one or none, and linear layers that are not in the file.
-
-    A new layer before a fitting classifier would be a mistake: then nothing is left out, and ``fit`` refuses it.
-    """
-    weight = stored[classifier[0]]
-    if weight is not None and weight.shape == targets[classifier[0]][1].shape:
-        return []
-    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    new = [name for name in linear if all(stored[n] is None for n in targets if n.rpartition(".")[0] == name)]
-    last = classifier[0].rpartition(".")[0]
-    return [*(name for name in new if name != last), last]
-
-
-def _names_by_tensor(module: nn.Module) -> dict[str, list[str]]:
-    """For each name in a module's state dict, all names of the same tensor: tied weights have several."""
     by_tensor: dict[int, list[str]] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         if isinstance(value, Tensor):
             by_tensor.setdefault(id(value), []).append(name)
-    return {name: names for names in by_tensor.values() for name in names}
+    aliases = {name: names for names in by_tensor.values() for name in names}  # tied weights have several names
+    values = max(_spellings(values), key=lambda named: len(aliases.keys() & named.keys()))
+    stored = {name: next((values[n] for n in aliases.get(name, ()) if n in values), None) for name in targets}
+    classifier = network.classifier_names[0].partition("/")[2]
+    rows, left_out = stored[classifier], list[str]()
+    if rows is None or rows.shape != targets[classifier][1].shape:
+        # The file has another classifier or none. Linear layers that are not in the file are new too; before a
+        # classifier that fits, a new layer would be a mistake.
+        last = classifier.rpartition(".")[0]
+        linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name != last]
+        left_out = [name for name in linear if all(stored[n] is None for n in targets if _layer(n) == name)] + [last]
+    kept = {name: target for name, target in targets.items() if _layer(name) not in left_out}
+    wrong = []
+    for name, (_, value) in kept.items():
+        new = stored[name]
+        if new is None and name in aliases and not name.endswith(COUNTER):
+            wrong.append(f"{name} {list(value.shape)} is missing")
+        elif new is not None and (new.shape != value.shape or new.is_floating_point() < value.is_floating_point()):
+            kinds = (f"{list(v.shape)} {str(v.dtype).removeprefix('torch.')}" for v in (new, value))
+            wrong.append(f"{name} is {' and must be '.join(kinds)}")
+    layers = {_layer(name) for name in aliases}
+    others = {n for n in values if n not in aliases and _layer(n) not in left_out}
+    running = {n for n in others if n.endswith(RUNNING) and _layer(n) in layers}
+    wrong += [f"{name} {list(values[name].shape)} is unknown" for name in values if name in others - running]
+    if wrong:
+        more = f", and {len(wrong) - MAX_NAMED:,} more" if len(wrong) > MAX_NAMED else ""
+        instead = "give weights for this network; for weights trained on large images, add --resize 64 or more"
+        raise UserError(f"--pretrained: {where} does not fit {model}: {'; '.join(wrong[:MAX_NAMED])}{more}; {instead}")
+    fitted = {name: new.to(value.dtype) for n, (name, value) in kept.items() if (new := stored[n]) is not None}
+    classes = None if rows is None or not rows.dim() else len(rows)
+    return FittedWeights(fitted, tuple(left_out), classes, len({_layer(name) for name in running}))
 
 
-def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
-    for _ in range(MAX_DEPTH):
-        if isinstance(content, Mapping):
-            content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), content)
-    if not isinstance(content, Mapping):
-        raise UserError(f"--pretrained: {path} contains {a_kind(content)}; {HOW}")
-    if wrong := [name for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]:
-        raise UserError(f"--pretrained: {path}: {str(wrong[0])[:80]!r} is not a tensor's name; {HOW}")
-    if not content:
-        raise UserError(f"--pretrained: {path} contains no tensors; {HOW}")
-    return {name: value.detach() for name, value in content.items()}
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _spellings(values: Tensors) -> list[Tensors]:
     """The values under their names, then without a common first part such as "module.", then without the next."""
     spellings = [values]
-    while len(spellings) <= MAX_DEPTH:
-        prefixes = {name.partition(".")[0] for name in values}
-        if len(prefixes) > 1 or not all("." in name for name in values):
+    while len(spellings) <= MAX_DEPTH and len({name.partition(".")[0] for name in values}) == 1:
+        if not all("." in name for name in values):
             break
         values = {name.partition(".")[2]: value for name, value in values.items()}
         spellings.append(values)
     return spellings
-
-
-def _unpacked_size(path: Path) -> int:
-    if zipfile.is_zipfile(path):
-        try:
-            with zipfile.ZipFile(path) as archive:
-                return sum(member.file_size for member in archive.infolist())
-        except (OSError, zipfile.BadZipFile, ValueError) as error:
-            raise UserError(f"--pretrained: {path} cannot be read: {error}; {HOW}") from error
-    return path.stat().st_size

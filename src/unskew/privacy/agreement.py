@@ -2,13 +2,9 @@
 
     y_i = x_i + b_i + Σ_{j > i} m_ij − Σ_{j < i} m_ij mod 2⁶⁴    m_ij: of a key that i and j share, b_i: of i's own seed
 
-The m_ij cancel exactly in Σ y_i, since these are integers. Every member sends every other a sealed share of two
-secrets: its own seed, and its key for the m_ij. After the vectors, the others send the server shares of the seed of
-each member that answered, and of the key of each that dropped out; t of n shares are enough. Never both for one member:
-with both, its vector could be unmasked, even if it arrived late.
-
-All secrets of a member follow from one seed, so between its answers it needs to store only a record of them
-(``sessions``).
+The m_ij cancel exactly in Σ y_i. Every member sends every other a sealed share of its own seed and of its key for the
+m_ij. Afterwards t of n others open shares of the seed of each member that answered, and of the key of each that dropped
+out, never both: with both, its vector could be unmasked. All secrets of a member follow from one seed.
 
 Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, section 4
 and figure 4. The signatures against a dishonest server are in ``signing``.
@@ -98,24 +94,26 @@ class Member:
 
     def check(self, agreement: Agreement) -> None:
         """Refuse an agreement that is not valid."""
-        who, count = f"{named(self.number)} refuses to answer", len(agreement.publics)
-        if (length := len(agreement.session)) < MIN_SESSION:
-            raise UserError(f"{who}: a session id must have at least {MIN_SESSION} random bytes, not {length}")
-        for member, public in agreement.publics.items():
-            if len(public) != PUBLIC_BYTES:
-                raise UserError(
-                    f"{_refusal(self.number, member)}: it must have {PUBLIC_BYTES} bytes, not {len(public)}"
-                )
-        halves = [public[at : at + KEY_BYTES] for public in agreement.publics.values() for at in (0, KEY_BYTES)]
-        if agreement.publics.get(self.number) != self.public or len(set(halves)) < len(halves):
-            raise UserError(f"{who}: a public key does not belong to its member")
-        if not count < 2 * agreement.threshold <= 2 * count:
-            shares = f"{agreement.threshold} of {count} shares"
-            raise UserError(f"{who}: {shares} would remove a mask; it must take more than half, and at most all")
+        publics, count = agreement.publics, len(agreement.publics)
+        halves = [public[at : at + KEY_BYTES] for public in publics.values() for at in (0, KEY_BYTES)]
+        sizes = {len(public) for public in publics.values()}
+        if publics.get(self.number) != self.public or sizes != {PUBLIC_BYTES} or len(set(halves)) < len(halves):
+            raise UserError(f"{named(self.number)} refuses: a public key does not belong to its member")
+        if len(agreement.session) < MIN_SESSION or not count < 2 * agreement.threshold <= 2 * count:
+            shares = f"{agreement.threshold} of {count} shares would remove a mask, not more than half and at most all"
+            raise UserError(f"{named(self.number)} refuses: {shares}, or the session id is too short")
+
+    def require_present(self, agreement: Agreement, *groups: Collection[int]) -> None:
+        """Refuse groups of members that are not one inside the other, or too small, or without this one."""
+        inside: set[int] = set(agreement.members)
+        for group in map(set, groups):
+            if not {self.number} <= group <= inside or len(group) < agreement.threshold:
+                count = f"{len(group)} of {len(inside)} members take part or answered"
+                raise UserError(f"{named(self.number)} refuses: {count}; {agreement.threshold} must, and it is one")
+            inside = group
 
     def boxes(self, agreement: Agreement) -> dict[int, bytes]:
         """For each other member, its sealed shares of this member's own seed and of its key for masks."""
-        self.check(agreement)
         boxes = {}
         shares = zip(self._own_shares(agreement), self._key_shares(agreement), strict=True)
         for other, (own_share, key_share) in zip(agreement.members, shares, strict=True):
@@ -126,12 +124,7 @@ class Member:
 
     def mask(self, vector: Words, agreement: Agreement, sharing: Collection[int]) -> None:
         """Add this member's masks in place: its own, and one for each other that has distributed its shares."""
-        self.check(agreement)
-        if not {self.number} <= set(sharing) <= set(agreement.members) or len(sharing) < agreement.threshold:
-            count = f"{len(sharing)} of {len(agreement.members)} members share their secrets"
-            raise UserError(
-                f"{named(self.number)} refuses to answer: {count}, but {agreement.threshold} must, including itself"
-            )
+        self.require_present(agreement, sharing)
         add_stream(vector, own_mask_key(self._own_secret(agreement), self.session), 1)
         private = mask_private(self._mask_secret, self.session)
         for other in sorted(set(sharing) - {self.number}):
@@ -144,13 +137,7 @@ class Member:
 
         ``boxes`` are those that the other members sealed for this one; there is no share for a box that does not open.
         """
-        self.check(agreement)
-        who = f"{named(self.number)} refuses to open its shares"
-        if not {self.number} <= set(answered) <= set(sharing) <= set(agreement.members):
-            raise UserError(f"{who}: the members that answered are not among those that took part")
-        if len(answered) < agreement.threshold:
-            count = f"{len(answered)} of {len(agreement.members)} members answered"
-            raise UserError(f"{who}: {count}, but {agreement.threshold} must")
+        self.require_present(agreement, sharing, answered)
         index = agreement.members.index(self.number)
         shares, refused = dict[int, bytes](), list[UserError]()
         for other in sorted(sharing):
@@ -159,7 +146,7 @@ class Member:
                 continue
             key = agreement.box_key(self._box_private, self.number, other, sends=False)
             try:
-                both = unsealed(key, boxes[other], agreement.digest, f"{who} of {named(other)}'s secrets")
+                both = unsealed(key, boxes[other], agreement.digest, f"the shares of {named(other)}'s secrets")
             except UserError as error:  # one invalid box must not prevent opening the others
                 refused.append(error)
                 continue
@@ -203,8 +190,6 @@ def shares_needed(share: float, members: int) -> int:
 
 def member_number(client: int, visit: int = 0) -> int:
     """The member number of a client's visit; a client with two visits is two members."""
-    if not 0 <= client < MOST_CLIENTS:
-        raise UserError(f"client {client}: a client's number must be from 0 to 2^40 - 1")
     return visit * MOST_CLIENTS + client
 
 
@@ -226,9 +211,7 @@ def own_mask_key(secret: bytes, session: bytes) -> bytes:
 
 def require_enough(count: int, least: int = MIN_CLIENTS, of: str = "clients") -> None:
     """Refuse a sum over so few that it would reveal too much about each."""
-    if least < 2:
-        raise UserError(f"least={least}: the sum over one client is that client's statistics; give at least 2")
-    if count < least:
+    if count < max(least, 2):
         raise UserError(f"a sum over {count} {of} would reveal too much about each; at least {least} are needed")
 
 
@@ -257,13 +240,12 @@ def unmask(
     ``opened`` has, by the member that sent them, the shares of every member that shared its secrets.
     """
     if len(opened) < agreement.threshold:
-        raise UserError(
-            f"{len(opened)} of {len(agreement.members)} clients opened their shares, but {agreement.threshold} are "
-            "needed; the sum stays masked"
-        )
+        raise UserError(f"{len(opened)} clients opened their shares, but {agreement.threshold} must")
     points = {giver: agreement.members.index(giver) + 1 for giver in sorted(opened)}
     for member in sorted(sharing):
-        shares = {point: _share(opened, giver, member) for giver, point in points.items()}
+        shares = {point: opened[giver].get(member, b"") for giver, point in points.items()}
+        if any(len(share) != SHARE_BYTES for share in shares.values()):
+            raise UserError(f"a share of {named(member)} is refused: it must have {SHARE_BYTES} bytes")
         chosen = [point for point, share in shares.items() if any(share)][: agreement.threshold]  # zeros: no share
         if len(chosen) < agreement.threshold:
             raise NoShares(member)
@@ -276,11 +258,3 @@ def unmask(
             raise UserError(f"the shares of {named(member)}, which dropped out, do not yield its key: one is wrong")
         for other in sorted(answered):  # the others added +m before it and −m after it
             add_stream(total, agreement.mask_key(private, member, other), 1 if other > member else -1)
-
-
-def _share(opened: Mapping[int, Mapping[int, bytes]], giver: int, member: int) -> bytes:
-    share = opened[giver].get(member, b"")
-    if len(share) != SHARE_BYTES:
-        sizes = f"it has {len(share)} bytes, expected {SHARE_BYTES}"
-        raise UserError(f"the share of {named(member)} that {named(giver)} opened is refused: {sizes}")
-    return share

@@ -51,8 +51,7 @@ def exchanged(private: Any, public: bytes, who: str) -> bytes:
 
 def add_stream(vector: Words, key: bytes, sign: int) -> None:
     """Add or subtract ChaCha20's keystream in place, modulo 2⁶⁴. A key serves one vector, so its nonce may be zero."""
-    ciphers = require_extra("cryptography.hazmat.primitives.ciphers")
-    stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    stream = _stream(key)
     add = np.add if sign > 0 else np.subtract
     zeros, drawn = memoryview(bytes(8 * CHUNK)), bytearray(8 * CHUNK)
     for start in range(0, len(vector), CHUNK):
@@ -61,12 +60,14 @@ def add_stream(vector: Words, key: bytes, sign: int) -> None:
         add(part, np.frombuffer(drawn, dtype="<u8", count=len(part)), out=part)
 
 
+def _stream(key: bytes) -> Any:
+    ciphers = require_extra("cryptography.hazmat.primitives.ciphers")
+    return ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+
 def key_stream(key: bytes, length: int) -> bytes:
     """Pseudorandom bytes from a key."""
-    ciphers = require_extra("cryptography.hazmat.primitives.ciphers")
-    stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    drawn: bytes = stream.update(bytes(length))
-    return drawn
+    return bytes(_stream(key).update(bytes(length)))
 
 
 def sealed(key: bytes, content: bytes, context: bytes) -> bytes:
@@ -95,14 +96,16 @@ DRAWN_BYTES = 32  # per coefficient: modulo the prime they are uniform up to 2^-
 
 def shares_of(secret: bytes, threshold: int, count: int, key: bytes) -> list[bytes]:
     """Shamir's shares for the points 1 to ``count``; the polynomial's other coefficients follow from the key."""
-    if len(secret) != SECRET_BYTES:
-        raise ValueError(f"a secret must have {SECRET_BYTES} bytes, not {len(secret)}")
-    if not 1 <= threshold <= count:
-        raise ValueError(f"{threshold} of {count} shares: give a threshold from 1 to the number of shares")
     drawn = key_stream(key, DRAWN_BYTES * (threshold - 1))
     parts = (drawn[at : at + DRAWN_BYTES] for at in range(0, len(drawn), DRAWN_BYTES))
     coefficients = [int.from_bytes(secret, "big"), *(int.from_bytes(part, "big") % PRIME for part in parts)]
-    return [_value(coefficients, point).to_bytes(SHARE_BYTES, "big") for point in range(1, count + 1)]
+    shares = []
+    for point in range(1, count + 1):
+        value = 0
+        for coefficient in reversed(coefficients):
+            value = (value * point + coefficient) % PRIME
+        shares.append(value.to_bytes(SHARE_BYTES, "big"))
+    return shares
 
 
 def weights_at_zero(points: Sequence[int]) -> list[int]:
@@ -124,10 +127,3 @@ def secret_of(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes:
     if total >> (8 * SECRET_BYTES):
         raise UserError("the shares do not belong together: they do not yield a secret")
     return total.to_bytes(SECRET_BYTES, "big")
-
-
-def _value(coefficients: Sequence[int], point: int) -> int:
-    value = 0
-    for coefficient in reversed(coefficients):
-        value = (value * point + coefficient) % PRIME
-    return value

@@ -1,14 +1,9 @@
 """What a run has released under differential privacy, and its total (ε, δ).
 
-Every release of statistics is a Gaussian mechanism. Several of them on the same examples, even adaptively chosen, are
-exactly one with 1/r² = Σ 1/r_i², where r is noise over sensitivity, so their total is tight: no accountant can find a
-smaller one. It is reported at their largest δ. If clients added discrete noise, concentrations add up.
-
-Rounds of private updates guarantee more: they protect a client with all its examples. Adding or removing one of its
-examples replaces a client's data; the ε for that is added to the ε of the statistics, and likewise δ.
-
-References: Dong, Roth, Su, "Gaussian Differential Privacy", JRSS B 2022, corollary 3.3 (composition). Bun, Steinke,
-"Concentrated Differential Privacy", TCC 2016.
+Several Gaussian releases on the same examples, even adaptively chosen, are exactly one with 1/r² = Σ 1/r_i², where r is
+noise over sensitivity (Dong, Roth, Su, "Gaussian Differential Privacy", JRSS B 2022, corollary 3.3). If clients added
+discrete noise, concentrations add up (Bun, Steinke, "Concentrated Differential Privacy", TCC 2016). Rounds of private
+updates protect a client with all its examples: the ε for replacing one is added to that of the statistics.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,6 @@
 """Secure aggregation of class statistics for your own federation: the calls of each side, and all in one process.
 
-A client lays out its statistics for all classes, rounds them to fixed point and adds masks (``agreement``). The server
-learns only the sum of the clients' statistics. If clients drop out, t of the n clients provide the shares that remove
-their masks. Keys and seeds come from the operating system, never from a Key: the seed of a run must not reveal the
-masks.
-
+Keys and seeds come from the operating system, never from a Key: the seed of a run must not reveal the masks.
 Shapes: C classes, d features, W = C + the form's sums: the words of a vector.
 """
 
@@ -26,6 +22,8 @@ from unskew.privacy.agreement import (
     shares_needed,
     unmask,
 )
+from unskew.privacy.sessions import Record
+from unskew.privacy.signing import survivors
 
 if TYPE_CHECKING:  # calibration imports privacy, not the other way round
     from unskew.calibration.protection import Layout
@@ -40,10 +38,9 @@ class Masking:
     def __init__(self, client: int, session: bytes, seed: bytes) -> None:
         self.client = client
         self._member = Member(member_number(client), session, seed)
+        self._record = Record()  # what it has done, so that it answers and opens once
         self._agreement: Agreement | None = None
         self._sharing: frozenset[int] = frozenset()
-        self._answered = False
-        self._opened: frozenset[int] | None = None
 
     @staticmethod
     def new(client: int, session: bytes) -> "Masking":
@@ -58,22 +55,20 @@ class Masking:
     def boxes(self, agreement: Agreement, *, least: int = MIN_CLIENTS) -> dict[int, bytes]:
         """For each other client, its sealed shares of this client's secrets, which the server forwards."""
         require_enough(len(agreement.publics), least)
-        if self._agreement not in (None, agreement):
-            raise UserError(f"client {self.client} refuses to answer: it already takes part in another agreement")
-        boxes = self._member.boxes(agreement)
+        self._member.check(agreement)
+        self._record = self._record.agreed(agreement.session, agreement.digest)
         self._agreement = agreement
-        return boxes
+        return self._member.boxes(agreement)
 
     def masked(self, statistics: "ClassStatistics", layout: "Layout", sharing: Collection[int]) -> Tensor:
         """[W] int64, to be sent once. ``sharing`` are the clients that have distributed their shares."""
-        agreement = self._agreed("answer")
-        if self._answered:
-            raise UserError(f"client {self.client} refuses to answer: it has already answered this session")
+        agreement = self._agreed()
         if layout.about() != agreement.about:
             raise UserError(f"client {self.client} refuses to answer: the agreed layout was {agreement.about}")
         vector = layout.quantise(statistics, len(agreement.publics), f"client {self.client}").numpy().view(np.uint64)
+        record = self._record.with_answer(agreement.session, agreement.digest, survivors(sharing, ()), 0)
         self._member.mask(vector, agreement, sharing)
-        self._answered, self._sharing = True, frozenset(sharing)
+        self._record, self._sharing = record, frozenset(sharing)
         return torch.from_numpy(vector.view(np.int64))
 
     def opened(self, boxes: Mapping[int, bytes], answered: Collection[int]) -> dict[int, bytes]:
@@ -82,18 +77,18 @@ class Masking:
         ``boxes`` are those that the others sealed for this client. Afterwards another set of answers is refused: with
         both, a client's vector could be unmasked.
         """
-        agreement = self._agreed("open its shares")
-        if not self._answered:
-            raise UserError(f"client {self.client} refuses to open its shares: it has not answered")
-        if self._opened not in (None, frozenset(answered)):
-            raise UserError(f"client {self.client} refuses to open its shares: it has opened them for other clients")
-        shares = self._member.opened(agreement, boxes, self._sharing, answered)
-        self._opened = frozenset(answered)
+        agreement, sharing = self._agreed(), self._sharing
+        question = survivors(sharing, answered)
+        record = self._record.with_opening(
+            agreement.session, agreement.digest, survivors(sharing, ()), question, visit=0
+        )
+        shares = self._member.opened(agreement, boxes, sharing, answered)
+        self._record = record
         return shares
 
-    def _agreed(self, verb: str) -> Agreement:
+    def _agreed(self) -> Agreement:
         if self._agreement is None:
-            raise UserError(f"client {self.client} refuses to {verb}: it has not distributed its shares (boxes)")
+            raise UserError(f"client {self.client} refuses: it has not distributed its shares (boxes)")
         return self._agreement
 
 
@@ -107,10 +102,7 @@ def unmasked_sum(
     total = np.zeros(words, dtype=np.uint64)
     for client, vector in masked.items():
         if vector.dtype != torch.int64 or tuple(vector.shape) != (words,):
-            raise UserError(
-                f"the vector of client {client} is refused: it is {vector.dtype} of shape {tuple(vector.shape)}, "
-                f"expected int64 of shape ({words},), {layout.about()}"
-            )
+            raise UserError(f"the vector of client {client} is not int64 of shape ({words},), {layout.about()}")
         total += vector.numpy().view(np.uint64)
     unmask(total, agreement, sharing, masked.keys(), opened)
     return layout.statistics(torch.from_numpy(total.view(np.int64)), f"the sum over {len(masked)} clients")
@@ -125,15 +117,13 @@ def secure_sum(
     The simulated server handles only public keys, sealed shares, masked vectors and opened shares. ``threshold`` is the
     share of the clients that must stay.
     """
-    if unknown := sorted(set(dropped) - clients.keys()):
-        raise UserError(f"dropped contains client {unknown[0]}, which does not take part; list only clients of the sum")
-    require_enough(len(clients) - len(set(dropped)), least)
+    staying = [client for client in clients if client not in dropped]
+    require_enough(len(staying), least)
     session = os.urandom(32)
     maskings = {client: Masking.new(client, session) for client in clients}
     publics = {client: masking.public for client, masking in maskings.items()}
     agreement = Agreement(session, shares_needed(threshold, len(clients)), publics, layout.about())
     boxes = {client: masking.boxes(agreement, least=least) for client, masking in maskings.items()}
-    staying = [client for client in clients if client not in dropped]
     answers = {client: maskings[client].masked(clients[client](), layout, clients.keys()) for client in staying}
     opened = {
         client: maskings[client].opened({other: boxes[other][client] for other in clients if other != client}, answers)

@@ -1,17 +1,9 @@
-"""Differential privacy of updates: clients clip them, noise is added to their sum, an accountant computes ε.
+"""Differential privacy of updates: clients clip them to length S, their sum gets noise, an accountant computes ε.
 
-Every client's update, over all parameters, is clipped to length S. Adding or removing one client then changes the sum
-by at most S, and Gaussian noise of standard deviation z·S on every parameter makes a round a Gaussian mechanism. All
-clients have the same weight, and the sum is divided by the number of planned visits, not by those that took place.
-
-Central: the server adds the noise to a sum that it sees. Distributed (``release`` under secure aggregation): every
-client adds a share of discrete Gaussian noise to its words before masking them, so that the server never sees the sum
-without noise. The sum over any t clients that can be unmasked has noise of at least z·S.
-
-References: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
-Algorithm 1 (flat clipping, the estimator with a fixed denominator). Canonne, Kamath, Steinke, "The Discrete Gaussian
-for Differential Privacy", NeurIPS 2020, Algorithms 1 to 3 and Theorem 4. Kairouz, Liu, Steinke, "The Distributed
-Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation", ICML 2021, Theorem 1.
+Gaussian noise of standard deviation z·S on every parameter makes a round a Gaussian mechanism (McMahan, Ramage, Talwar,
+Zhang, ICLR 2018, Algorithm 1: flat clipping, a fixed denominator). The server adds it or, for a release under secure
+aggregation, every client adds a share of discrete Gaussian noise before masking (Canonne, Kamath, Steinke, NeurIPS
+2020, Algorithms 1 to 3; Kairouz, Liu, Steinke, ICML 2021, Theorem 1): the sum over any t clients has z·S or more.
 """
 
 import math

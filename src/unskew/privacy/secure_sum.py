@@ -1,17 +1,8 @@
-"""Secure sums through an engine: the server learns only the sum over the clients.
+"""Secure sums through an engine: the clients' jobs, and the server's side, which learns only the sum.
 
-Four exchanges: the members send public keys, then shares of their secrets sealed for each other, then their masked
-words, then the shares that remove the masks from the sum. The protocol of one member is in ``agreement``; this module
-has the clients' jobs and the server's side. All secrets of a member follow from its machine's secret and the session;
-what it has answered is in the machine's record (``sessions``).
-
-Between machines the server may be dishonest. There a client has a signer (``signing``): nodes sign the keys, members
-sign the agreement before anything masked is sent, and in a fifth exchange the list of those that answered.
-
-``SecureUpdates`` and ``RoundedUpdates`` are exchanges for a round. Both round every client's sums to steps of 2⁻³²; the
-second adds no masks and gives the same bits, since masks cancel exactly.
-
-Shapes: n members, one per visit, in the server's order.
+The members send public keys, then shares of their secrets sealed for each other, then their masked words, then the
+shares that remove the masks from the sum (``agreement``). Between machines, where the server may be dishonest, they
+also sign what they were sent, and who answered (``signing``). Shapes: n members, one per visit, in the server's order.
 """
 
 import hashlib
@@ -20,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -176,7 +167,7 @@ class MaskShares(SecureJob, frozen=True, tag="mask-shares"):
         """Return the sealed boxes in the members' order, and the signature of the agreement, as extra."""
         part = _Part(self, side, visit, self.terms)
         agreement = part.agreement(self.keys)
-        part.check_statements(self.keys)
+        part.check_statements(agreement)
         part.require_enough(agreement.members)
         boxes = part.member.boxes(agreement)
         part.sessions.agree(visit.client, self.session, agreement.digest)
@@ -283,31 +274,45 @@ class _Part:
     def __init__(self, job: SecureJob, side: ClientSide, visit: Visit, terms: SignedTerms | None = None) -> None:
         if len(side.secret) < MIN_SECRET or side.sessions is None:
             raise UserError(
-                "this engine has no secret or no record of sessions for secure sums; its author must pass both to "
-                "ClientSide (EngineSetup.client_side does)"
+                "this engine has no secret or no record of sessions; its author must pass both to ClientSide"
             )
         self.sessions: Sessions = side.sessions
-        self.signer = side.signer
+        self.signer, self._terms = side.signer, None if side.signer is None else terms
         self._job, self._side, self._visit = job, side, visit
-        self.numbers = _check_members(job)
-        number = member_number(visit.client, visit.repeat)
-        if number not in self.numbers:
-            raise UserError(f"{named(number)} is not among the members of the secure sum")
+        pairs, self.numbers = job.members, [member_number(*pair) for pair in job.members]
+        number, count = member_number(visit.client, visit.repeat), len(pairs)
+        if (
+            not 1 <= job.threshold <= count <= MOST_MEMBERS
+            or len(job.session) != SESSION_BYTES
+            or not all(0 <= client < MOST_CLIENTS and 0 <= repeat < MOST_VISITS for client, repeat in pairs)
+            or len(set(pairs)) < count
+            or number not in self.numbers
+        ):
+            raise UserError(f"{named(number)} refuses: the session or the members of the secure sum are not valid")
         seed = derived_key(side.secret, b"unskew member seed 1 " + number.to_bytes(8, "big"), job.session)
         self.member = Member(number, job.session, seed)
-        self._terms = terms
-        if terms is not None and self.signer is not None:
-            self._check_terms(terms)
+        self._statements: dict[int, Statement] = {}  # of a signed sum, by member
+        if self._terms is not None:
+            self._check_length(self._terms.weights, self._terms.takes, self._terms.statements)
+            self._statements = dict(zip(self.numbers, map(Statement, self._terms.statements), strict=True))
+            mine = self.numbers.index(number)
+            if (self._terms.weights[mine], self._terms.takes[mine]) != (visit.weight, visit.take):
+                raise UserError(f"the server sent others a different weight for {named(number)}")
 
     @property
     def examples(self) -> int:
         """The client's number of examples."""
         return len(self._side.population.examples(self._visit.client))
 
+    def _check_length(self, *lists: Sequence[Any]) -> None:
+        """Refuse lists that do not have one entry for each member."""
+        for found in lists:
+            if len(found) != len(self.numbers):
+                raise UserError(f"the server listed {len(found)} of {len(self.numbers)} members of the secure sum")
+
     def agreement(self, keys: Sequence[bytes]) -> Agreement:
         """The agreement of all members, according to the server."""
-        if len(keys) != len(self.numbers):
-            raise UserError(f"the server sent {len(keys)} keys for {len(self.numbers)} members")
+        self._check_length(keys)
         if self.signer is not None and self._terms is None:
             raise UserError("the server sent nothing that the other members have signed")
         publics = {number: public for number, public in zip(self.numbers, keys, strict=True) if public}
@@ -316,25 +321,15 @@ class _Part:
         self.member.check(agreement)
         return agreement
 
-    def _check_terms(self, terms: SignedTerms) -> None:
-        """Refuse terms that do not match this visit."""
-        count = len(self.numbers)
-        if not len(terms.weights) == len(terms.takes) == len(terms.statements) == count:
-            raise UserError(f"the server sent terms of other members than the {count} of the secure sum")
-        mine = self.numbers.index(self.member.number)
-        if (terms.weights[mine], terms.takes[mine]) != (self._visit.weight, self._visit.take):
-            raise UserError(f"the server sent others a different weight for {named(self.member.number)}")
-
-    def check_statements(self, keys: Sequence[bytes]) -> None:
+    def check_statements(self, agreement: Agreement) -> None:
         """Refuse members that no registered node vouches for, and weights that differ from their examples."""
         if self.signer is None or self._terms is None:
             return
-        terms, roster = self._terms, NodeRoster.read(self.signer.registered.roster)
-        ones = all(weight == 1 for weight in terms.weights)
-        for number, public, content, weight in zip(self.numbers, keys, terms.statements, terms.weights, strict=True):
-            if not public:
+        roster, ones = NodeRoster.read(self.signer.registered.roster), set(self._terms.weights) == {1}
+        for number, weight in zip(self.numbers, self._terms.weights, strict=True):
+            if (public := agreement.publics.get(number)) is None:
                 continue
-            statement = Statement(content)
+            statement = self._statements[number]
             self.signer.check(roster, named(number), statement, number, self.member.session, public)
             if not ones and weight != statement.examples:
                 raise UserError(
@@ -344,28 +339,22 @@ class _Part:
 
     def check_inputs(self, shared: Tensors, key: Key) -> None:
         """Refuse tensors or a key that differ from those the members have agreed on."""
-        if self.signer is None or self._terms is None:
-            return
-        if digest_of(shared) != self._terms.shared:
-            raise UserError("the server sent this client a different model or rate than the members agreed on")
-        if digest_of_key(Key(key.seed, key.path[:-3])) != self._terms.key:  # without what visit_key adds
-            raise UserError("the server sent this client a different key than the members agreed on")
+        round_key = Key(key.seed, key.path[:-3])  # without what visit_key adds
+        if self._terms and (digest_of(shared), digest_of_key(round_key)) != (self._terms.shared, self._terms.key):
+            raise UserError("the server sent this client a different model, rate or key than the members agreed on")
 
     def require_signed(
         self, purpose: bytes, agreement: Agreement, signatures: Sequence[bytes], who: Sequence[int], least: int,
         content: bytes = b"",
     ) -> None:  # fmt: skip
         """Refuse to continue unless at least ``least`` of these members have signed."""
-        if self.signer is None or self._terms is None:
+        if self._terms is None:
             return
-        if len(signatures) != len(self.numbers):
-            raise UserError(f"the server sent {len(signatures)} signatures for {len(self.numbers)} members")
-        keys = {
-            number: Statement(statement).key
-            for number, statement in zip(self.numbers, self._terms.statements, strict=True)
-        }
+        self._check_length(signatures)
         by_number = dict(zip(self.numbers, signatures, strict=True))
-        count = sum(signed(keys[number], by_number[number], purpose, agreement, content) for number in who)
+        count = sum(
+            signed(self._statements[number].key, by_number[number], purpose, agreement, content) for number in who
+        )
         if count < least:
             raise UserError(
                 f"only {count} of {len(who)} members have signed what {named(self.member.number)} received, but "
@@ -376,10 +365,7 @@ class _Part:
         """The digest of who answered; from now on this member opens its shares only for it."""
         masked, present = self.listed(sharing), self.listed(answered)
         self.require_enough(present)
-        if not {self.member.number} <= set(present) <= set(masked) or len(present) < agreement.threshold:
-            raise UserError(
-                f"{named(self.member.number)} refuses: too few members answered, or others than those that took part"
-            )
+        self.member.require_present(agreement, masked, present)
         question = survivors(masked, present)
         self.sessions.open(
             self._visit.client, self._job.session, agreement.digest, survivors(masked, ()), question, self._visit.repeat
@@ -412,34 +398,15 @@ class _Part:
 
     def listed(self, flags: Sequence[bool]) -> list[int]:
         """The members whose flag is set."""
-        if len(flags) != len(self.numbers):
-            raise UserError(f"the server listed {len(flags)} of {len(self.numbers)} members")
+        self._check_length(flags)
         return [number for number, flag in zip(self.numbers, flags, strict=True) if flag]
 
     def require_enough(self, numbers: Sequence[int]) -> None:
         """Refuse a sum over too few clients, or, between machines, over too few nodes."""
-        if self.signer is None or self._terms is None:
+        if self._terms is None:
             require_enough(len({number % MOST_CLIENTS for number in numbers}))
-            return
-        nodes = dict(
-            zip(self.numbers, (Statement(statement).node for statement in self._terms.statements), strict=True)
-        )
-        require_enough(len({nodes[number] for number in numbers}), of="nodes")
-
-
-def _check_members(job: SecureJob) -> list[int]:
-    """The numbers of all members in their order; refused if they or the session are invalid."""
-    count = len(job.members)
-    if not 1 <= count <= MOST_MEMBERS:
-        raise UserError(f"a secure sum must have 1 to {MOST_MEMBERS:,} members, not {count:,}")
-    if len(job.session) != SESSION_BYTES or not 1 <= job.threshold <= MOST_MEMBERS:
-        raise UserError("a secure sum has no valid session id, or no valid number of members that must stay")
-    if not all(0 <= client < MOST_CLIENTS and 0 <= repeat < MOST_VISITS for client, repeat in job.members):
-        raise UserError("a secure sum's members have invalid numbers")
-    numbers = [member_number(*pair) for pair in job.members]
-    if len(set(numbers)) < count:
-        raise UserError("a secure sum lists one member twice")
-    return numbers
+        else:
+            require_enough(len({self._statements[number].node for number in numbers}), of="nodes")
 
 
 def digest_of(shared: Tensors) -> bytes:
@@ -508,7 +475,10 @@ def add_securely(
     try:
         words = session.run(shared)
     except NoShares as error:
-        session.blame(error)
+        visit, client = divmod(error.member, MOST_CLIENTS)
+        session.failures.append(Failure(client, str(error), visit))
+        if (leave_out := getattr(engine, "leave_out", None)) is not None:
+            leave_out(client, str(error))  # from now on
         return session.outcome({}, str(error))
     except _TooFew as reason:
         return session.outcome({}, str(reason))
@@ -540,13 +510,6 @@ class _Session:
             dict(words), tuple(self.failures), self.tickets, tuple(self.notes), void=void, bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
         )  # fmt: skip
-
-    def blame(self, error: NoShares) -> None:
-        """Record the member that made the sum impossible; an engine that can will leave it out from now on."""
-        visit, client = divmod(error.member, MOST_CLIENTS)
-        self.failures.append(Failure(client, str(error), visit))
-        if (leave_out := getattr(self.engine, "leave_out", None)) is not None:
-            leave_out(client, str(error))
 
     def run(self, shared: Tensors) -> dict[str, Tensor]:
         """Run all exchanges in sequence."""

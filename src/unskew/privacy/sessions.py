@@ -1,9 +1,7 @@
 """A client's record of secure sums: per session it takes part in one agreement, answers once and opens shares once.
 
-Without the record a server could ask twice under the same masks and subtract, or have both secrets of one member opened
-by two requests. The record is on the client side: one slot per client in a file, valid for all processes that do this
-client's work, and after a crash. Session numbers increase, so only the last session needs a record: earlier ones are
-never answered again.
+Without it a server could ask twice under the same masks and subtract, or have both secrets of one member opened.
+Session numbers increase, so only the last session needs a record.
 """
 
 import hashlib
@@ -16,7 +14,6 @@ from pathlib import Path
 
 from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_whole
-from unskew.privacy.agreement import MOST_CLIENTS
 from unskew.round.client_memory import anonymous_file, storage_failures
 
 SESSION_BYTES = 32
@@ -56,43 +53,28 @@ class Record:
 
     def with_answer(self, session: bytes, agreement: bytes, sharing: bytes, visit: int) -> "Record":
         """Record an answer to this visit, under masks shared with these members."""
-        if not 0 <= visit < MOST_VISITS:
-            raise UserError(f"visit {visit + 1}: a client may have at most {MOST_VISITS} visits in a session")
         now = self.agreed(session, agreement)
-        if now is not self:
-            raise UserError("it has not distributed its shares in this session")
-        if now.answered >> visit & 1 or now.opened != NOTHING:
-            raise UserError("it has already answered this session, or opened its shares")
-        if now.sharing not in (NOTHING, sharing):
-            raise UserError("it has answered this session under masks with other members")
-        return replace(now, answered=now.answered | 1 << visit, sharing=sharing)
+        if now is not self or now.answered >> visit & 1 or now.opened != NOTHING:
+            raise UserError("it has not distributed its shares in this session, or has already answered it")
+        return replace(now, answered=now.answered | 1 << visit, sharing=_either(now.sharing, sharing))
 
     def with_opening(self, session: bytes, agreement: bytes, sharing: bytes, question: bytes, visit: int) -> "Record":
         """Record that shares were opened for this request; it may be repeated, another one is refused."""
         now = self.agreed(session, agreement)
-        if not now.answered >> visit & 1:
-            raise UserError("it has not answered this session")
-        if now.sharing != sharing:
-            raise UserError("it has answered this session under masks with other members")
-        if now.opened not in (NOTHING, question):
-            raise UserError("it has opened its shares for other members; with both a client could be unmasked")
-        return replace(now, opened=question)
+        if not now.answered >> visit & 1 or now.sharing != sharing:
+            raise UserError("it has not answered this session under masks with these members")
+        return replace(now, opened=_either(now.opened, question))
 
     def joined(self, other: "Record") -> "Record":
         """Merge the records of two processes that did visits of one client at the same time."""
         later, earlier = (self, other) if self.session[:NUMBER_BYTES] >= other.session[:NUMBER_BYTES] else (other, self)
         if earlier.session != later.session:
             return later
-        later = later.agreed(earlier.session, earlier.agreement)
-        if NOTHING not in (later.opened, earlier.opened) and later.opened != earlier.opened:
-            raise UserError("it has opened its shares twice, for different members")
-        if NOTHING not in (later.sharing, earlier.sharing) and later.sharing != earlier.sharing:
-            raise UserError("it has answered this session under masks with other members")
         return replace(
-            later,
+            later.agreed(earlier.session, earlier.agreement),
             answered=later.answered | earlier.answered,
-            opened=max(later.opened, earlier.opened),
-            sharing=max(later.sharing, earlier.sharing),
+            opened=_either(later.opened, earlier.opened),
+            sharing=_either(later.sharing, earlier.sharing),
         )
 
     def to_bytes(self) -> bytes:
@@ -113,6 +95,13 @@ class Record:
         return Record(session, agreement, int.from_bytes(answered, "big"), *others)
 
 
+def _either(before: bytes, now: bytes) -> bytes:
+    """The digest that is not blank; two different ones are refused."""
+    if before != now and NOTHING not in (before, now):
+        raise UserError("it has answered or opened its shares for other members; with both a client could be unmasked")
+    return max(before, now)
+
+
 class PinnedSums:
     """The members of a run's sums, by subject: one file each, in a folder.
 
@@ -128,18 +117,14 @@ class PinnedSums:
         Refuses a sum whose members differ from those of an earlier one.
         """
         file = self._folder / hashlib.sha256(subject.encode()).hexdigest()[:32]
-        content = b"".join(
-            hashlib.sha256(repr(part).encode()).digest() for part in (sorted(members), sorted(members.items()))
-        )
-        known = read_content(file, 2 * DIGEST_BYTES)
+        content = hashlib.sha256(repr(sorted(members.items())).encode()).digest()
+        known = read_content(file, DIGEST_BYTES)
         if known is None:
             write_whole(file, content)
         elif known != content:
-            same = known[:DIGEST_BYTES] == content[:DIGEST_BYTES]
-            what = "with other weights or numbers of examples" if same else "over other clients"
             raise UserError(
-                f"{subject.split()[0]} was already summed {what}; the difference of the two sums would reveal single "
-                "clients"
+                f"{subject.split()[0]} was already summed over other clients, weights or numbers of examples; the "
+                "difference of the two sums would reveal single clients"
             )
 
 
@@ -198,8 +183,6 @@ class Sessions:
     def _change(self, client: int, change: Callable[[Record], Record]) -> None:
         import fcntl  # only on Linux and macOS, where processes share the file
 
-        if not 0 <= client < MOST_CLIENTS:
-            raise UserError(f"client {client}: a client's number must be from 0 to 2^40 - 1")
         start = SLOT * client
         with self._lock, storage_failures():
             fcntl.lockf(self.descriptor, fcntl.LOCK_EX, SLOT, start)

@@ -1,14 +1,12 @@
 """Signatures in secure sums: they prove who a member is, and that all members were sent the same.
 
-With its registered key, a node signs each session's keys, the run's agreed settings and the client's number of
-examples. Every other node checks this statement against its own roster, so that a server can neither invent members nor
-replace their keys. Within the session a member signs with a key of its own, which its statement contains.
+With its registered key, a node signs each member's keys for a session, among them one with which the member signs.
 """
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +85,15 @@ class NodeRoster:
         content = read_content(path, MAX_ROSTER)
         if content is None:
             raise UserError(
-                f"{path}, the list of the federation's nodes, is missing; copy it from DIR/nodes/NAME on the server's "
-                "machine, where unskew federation init DIR writes it"
+                f"{path}, the list of the federation's nodes, is missing; copy it from the server's machine"
             )
         names = {}
-        for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
+        for line in content.decode("utf-8", "replace").splitlines():
+            name, _, key = line.partition(" ")
             if not line.strip() or line.startswith("#"):
                 continue
-            name, _, key = line.partition(" ")
-            point = _point_in(key.encode())
-            if point is None:
-                raise UserError(
-                    f"{path}, line {number}: give a name and a key, such as: ward ecdsa-sha2-nistp384 AAAA…"
-                )
+            if (point := _point_in(key.encode())) is None:
+                raise UserError(f"{path}: every line needs a name and a key, such as: ward ecdsa-sha2-nistp384 AAAA…")
             names[point] = name
         return NodeRoster(names)
 
@@ -133,53 +127,41 @@ class Signer:
     pin: Callable[[str, Mapping[int, tuple[float, int | None]]], None]
     say: Callable[[str], None] = lambda line: None
 
-    @cached_property
-    def point(self) -> bytes:
-        """This node's registered key."""
-        return point_of(self.registered.private.public_key())
-
     def state(self, member: Member, examples: int) -> bytes:
         """This node's signed statement about one of its members."""
         asymmetric = require_extra("cryptography.hazmat.primitives.asymmetric.utils")
-        stated = self.context + self.point + signing_public(member) + examples.to_bytes(8, "big")
+        point = point_of(self.registered.private.public_key())
+        stated = self.context + point + signing_public(member) + examples.to_bytes(8, "big")
         signature = self.registered.private.sign(
             _message(member.number, member.session, member.public, stated), _ecdsa()
         )
         numbers = (number.to_bytes(NUMBER_BYTES, "big") for number in asymmetric.decode_dss_signature(signature))
         return stated + b"".join(numbers)
 
-    def check(
-        self, roster: NodeRoster, who: str, statement: Statement, member: int, session: bytes, keys: bytes
-    ) -> None:
+    def check(self, roster: NodeRoster, who: str, statement: Statement, *about: Any) -> None:
         """Refuse a member that no node in the roster vouches for, or whose run has other settings."""
-        if statement.node not in roster.names:
-            raise UserError(f"{who} belongs to a node that is not in this node's {self.registered.roster.name}")
-        if not statement.holds(member, session, keys):
-            raise UserError(f"the keys of {who} are not signed by its node")
+        if statement.node not in roster.names or not statement.holds(*about):
+            raise UserError(f"the keys of {who} are not signed by a node in {self.registered.roster.name}")
         if statement.context != self.context:
             raise UserError(f"{who} was sent a different run: another method, rate or network")
 
 
 def load_private(path: Path) -> Any:
     """Read a node's private P-384 key, written by OpenSSH or ``unskew federation init``."""
-    content = read_content(path, 2**20)
     ec = require_extra("cryptography.hazmat.primitives.asymmetric.ec")
-    serialization = require_extra("cryptography.hazmat.primitives.serialization")
-    if content is None:
-        raise UserError(f"{path}, the key with which the node signs its part in secure sums, is missing")
     try:
-        key = serialization.load_ssh_private_key(content, None)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is not a private key: {error}") from error
+        content = read_content(path, 2**20) or b""
+        key = require_extra("cryptography.hazmat.primitives.serialization").load_ssh_private_key(content, None)
+    except (ValueError, TypeError):
+        key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise UserError(f"{path} is not a P-384 key; create one with: ssh-keygen -t ecdsa -b 384 -N '' -f node.key")
+        raise UserError(f"{path} is no P-384 key; create one with: ssh-keygen -t ecdsa -b 384 -N '' -f node.key")
     return key
 
 
 def sign(member: Member, purpose: bytes, agreement: Agreement, content: bytes = b"") -> bytes:
     """Sign, with a member's session key, what all members must have received alike."""
-    signature: bytes = _signing_private(member).sign(purpose + agreement.digest + content)
-    return signature
+    return bytes(_signing_private(member).sign(purpose + agreement.digest + content))
 
 
 def signed(key: bytes, signature: bytes, purpose: bytes, agreement: Agreement, content: bytes = b"") -> bool:
@@ -194,8 +176,7 @@ def signed(key: bytes, signature: bytes, purpose: bytes, agreement: Agreement, c
 
 def signing_public(member: Member) -> bytes:
     """The public key for a member's signatures in this session."""
-    content: bytes = _signing_private(member).public_key().public_bytes_raw()
-    return content
+    return bytes(_signing_private(member).public_key().public_bytes_raw())
 
 
 def survivors(sharing: Collection[int], answered: Collection[int]) -> bytes:
@@ -229,8 +210,7 @@ def _load_point(point: bytes) -> Any:
 def point_of(public: Any) -> bytes:
     """A P-384 key in the format of statements and rosters."""
     s = require_extra("cryptography.hazmat.primitives.serialization")
-    content: bytes = public.public_bytes(s.Encoding.X962, s.PublicFormat.CompressedPoint)
-    return content
+    return bytes(public.public_bytes(s.Encoding.X962, s.PublicFormat.CompressedPoint))
 
 
 @lru_cache(4096)

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from unskew.analysis.measure import CellValue, Choice, Column, Element, Linked
+from unskew.analysis.measure import CellValue, Column, Element, Linked
 from unskew.charts.files import STYLE, svg
 from unskew.core.units import format_bytes, format_duration
 
@@ -65,18 +65,11 @@ def _template() -> Any:
     environment.globals |= {
         "draw": lambda chart, name: Markup(svg(replace(chart, name=name, title=""), standalone=False)),
         "span": lambda charts: " wide" if any(chart.width > WIDE for chart in charts) else "",
-        "check_start": _check_start, "lay_out_row": _lay_out_row, "max_open_rows": MAX_OPEN_ROWS,
+        "lay_out_row": _lay_out_row, "max_open_rows": MAX_OPEN_ROWS,
         "chart_style": Markup(STYLE), "style": Markup(assets["page.css"]), "script": Markup(assets["page.js"]),
         "script_hash": base64.b64encode(digest).decode(),
     }  # fmt: skip
     return environment.from_string(files("unskew.report").joinpath("page.html").read_text("utf-8"))
-
-
-def _check_start(choice: Choice) -> str:
-    start = choice.start or next(iter(choice.options), "")
-    if start not in choice.options:
-        raise ValueError(f"Choice(start={start!r}): no such {choice.label}; choose from {list(choice.options)}")
-    return start
 
 
 def _lay_out_row(columns: Sequence[Column], row: Sequence[CellValue]) -> Iterator[dict[str, Any]]:

@@ -78,15 +78,13 @@ class Figure:
     blank: str = ""
     runs: int = 1
 
-    def format(self, *, deviation: bool = True) -> str:
-        """The number as text; if some runs of the row lack it, with their count."""
+    def __str__(self) -> str:
         if self.value is None:
             return self.blank
-        if not deviation or self.value.deviation is None:
-            text = f"{self.value.mean:.{self.decimals}f}"
-        else:
+        text = f"{self.value.mean:.{self.decimals}f}"
+        if self.value.deviation is not None:
             text = self.value.format(decimals=self.decimals)
-        return text + (f" ({self.value.count} of {self.runs})" if deviation and self.value.count < self.runs else "")
+        return text + (f" ({self.value.count} of {self.runs})" if self.value.count < self.runs else "")
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,8 +101,7 @@ class ComparisonTable:
     @cached_property
     def settings(self) -> list[dict[str, str]]:
         """The settings of each row, with the same keys in every row."""
-        several = any(len(group) > 1 for group in self.groups)
-        rows = []
+        several, rows = any(len(group) > 1 for group in self.groups), []
         for group in self.groups:
             runs = [_list_shown_settings(self.runs[at].result) for at in group]
             keys = dict.fromkeys(key for run in runs for key in run if not several or key not in ("seed", "emd"))
@@ -117,8 +114,8 @@ class ComparisonTable:
     @cached_property
     def figures(self) -> list[dict[str, Figure]]:
         """The results of each row, with the same keys in every row."""
-        runs = _list_figures(self.runs)
-        if several := any(len(group) > 1 for group in self.groups):
+        runs, several = _list_figures(self.runs), any(len(group) > 1 for group in self.groups)
+        if several:
             runs = [figures | {"emd": (run.result.emd, 2)} for figures, run in zip(runs, self.runs, strict=True)]
         rows = []
         for group in self.groups:
@@ -162,17 +159,11 @@ class ComparisonTable:
         equal = len(self.groups) > 1 and len({len(group) for group in self.groups}) == 1
         return shown or [key for key in self.columns if key not in self.same and not (key == "n" and equal)]
 
-    @property
-    def verdict(self) -> list[str]:
-        """Which setting is best and whether the seeds support it, in sentences."""
-        return rank_settings([run.result for run in self.runs])
-
-    def cell(self, row: int, key: str, *, deviation: bool = True) -> str:
-        """One cell as text."""
+    def cell(self, row: int, key: str) -> str:
+        """One cell as text; a figure that some runs of the row lack has their count."""
         if key == "run":
             return _name_runs([self.runs[at].result.path for at in self.groups[row]])
-        figure = self.figures[row].get(key)
-        return self.settings[row][key] if figure is None else figure.format(deviation=deviation)
+        return str(self.figures[row].get(key) or self.settings[row][key])
 
     def rows(self, columns: Sequence[str] | None = None) -> list[dict[str, str]]:
         """Every row as texts by column."""
@@ -190,13 +181,11 @@ class ComparisonTable:
 
     def text(self, form: str = "table") -> str:
         """The table as text: table, markdown, csv, latex or json. JSON contains the full results."""
-        if form not in FORMATS:
+        writers = {"table": self.__repr__, "markdown": self._markdown, "csv": self._csv, "latex": self._latex}
+        writers["json"] = lambda: _json(self.runs)
+        if form not in writers:
             raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
-        if form == "json":
-            return _json(self.runs)
-        if form == "table":
-            return repr(self)
-        return {"markdown": self._markdown, "csv": self._csv, "latex": self._latex}[form]()
+        return writers[form]()
 
     def frame(self) -> Any:
         """A pandas DataFrame with numbers as numbers and deviations in separate columns."""
@@ -204,27 +193,47 @@ class ComparisonTable:
             pandas = importlib.import_module("pandas")
         except ImportError as error:
             raise UserError("pandas is not installed; install it with: pip install pandas") from error
+        return pandas.DataFrame(self._split_deviations(lambda value, decimals, blank: value))
+
+    def _csv(self) -> str:
+        def write(value: float | None, decimals: int, blank: str) -> str:
+            return blank.strip("-") if value is None else f"{value:.{decimals}f}"
+
+        rows, out = self._split_deviations(write), io.StringIO()
+        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return out.getvalue().rstrip("\n")
+
+    def _split_deviations(self, write: Callable[[float | None, int, str], Any]) -> list[dict[str, Any]]:
+        """Every row by column, with deviations in columns of their own; ``write`` converts a number."""
+        keys = self.shown if self.chosen else self.columns
+        spread = {key for key in keys for row in self.figures if key in row and row[key].runs > 1 and key != "n"}
         rows = []
-        for row in range(len(self.groups)):
-            values: dict[str, Any] = {}
-            for key in self.shown if self.chosen else self.columns:
-                figure = self.figures[row].get(key)
-                values[key] = self.cell(row, key) if figure is None else figure.value and figure.value.mean
-                if figure is not None and figure.runs > 1 and key != "n":
-                    values[f"{key} ±"] = figure.value and figure.value.deviation
-            rows.append(values)
-        return pandas.DataFrame(rows)
+        for row, figures in enumerate(self.figures):
+            cells: dict[str, Any] = {}
+            for key in keys:
+                figure = figures.get(key)
+                if figure is None:
+                    cells[key] = self.cell(row, key)
+                    continue
+                value = figure.value
+                cells[key] = write(value.mean if value else None, figure.decimals, figure.blank)
+                if key in spread:
+                    cells[f"{key} ±"] = write(value.deviation if value else None, figure.decimals, "")
+            rows.append(cells)
+        return rows
 
     def render(self, width: int = 100) -> Group:
         """A table at most this wide, then the shared settings and the verdict.
 
         A single row, or a narrow terminal, has a line for each column.
         """
-        rows, repeated = range(len(self.groups)), list[str]()
+        rows, keys = range(len(self.groups)), self.shown
         if not self.chosen:  # hide columns that repeat the accuracy
-            at = [key for key in self.columns if key.startswith("acc@")]
+            at = [key for key in keys if key.startswith("acc@")]
             repeated = [key for key in at if all(self.cell(row, key) == self.cell(row, "accuracy") for row in rows)]
-        keys = [key for key in self.shown if key not in repeated]
+            keys = [key for key in keys if key not in repeated]
         hidden: list[str] = []
         if len(self.groups) == 1 or width < MIN_WIDTH:
             table = Table(show_header=False)
@@ -239,10 +248,13 @@ class ComparisonTable:
                 table.add_column(key, justify="left" if is_text else "right", max_width=width // 3 if is_text else None)
             for row in rows:
                 table.add_row(*(self._styled(row, key) for key in fitting))
-        lines = self._notes(repeated)
+        lines = self._notes()
         if hidden:
             lines.append(f"Not shown: {', '.join(hidden)}; choose with --columns, or write all with --format csv.")
-        return Group(table, *map(Text, (*lines, *self.verdict)))
+        return Group(table, *map(Text, (*lines, *self._rank())))
+
+    def _rank(self) -> list[str]:
+        return rank_settings([run.result for run in self.runs])
 
     def _styled(self, row: int, key: str) -> Text:
         return Text(self.cell(row, key), "bold" if row in self.best(key) else "", overflow="fold")
@@ -268,7 +280,7 @@ class ComparisonTable:
         head = "".join(f"<th>{escape(key)}</th>" for key in self.shown)
         rows = self._list_marked(self.shown, escape, "<b>{}</b>")
         body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-        notes = "".join(f"<p>{escape(line)}</p>" for line in (*self._notes(), *self.verdict))
+        notes = "".join(f"<p>{escape(line)}</p>" for line in (*self._notes(), *self._rank()))
         return f"<div><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}</div>"
 
     def _list_marked(self, keys: Sequence[str], escape: Callable[[str], str], mark: str) -> list[list[str]]:
@@ -279,28 +291,10 @@ class ComparisonTable:
             rows.append([mark.format(cell) if best else cell for cell, best in cells])
         return rows
 
-    def _notes(self, repeated: Sequence[str] = ()) -> list[str]:
-        """The settings that all rows share and do not show, and the columns that repeat the accuracy."""
+    def _notes(self) -> list[str]:
+        """The settings that all rows share and do not show."""
         shared = [f"{key} {self.cell(0, key)}" for key in self.same if key not in self.shown]
-        shared += [" = ".join((*repeated, "accuracy"))] if repeated else []
         return [f"The same in all rows: {'; '.join(shared)}."] if shared else []
-
-    def _csv(self) -> str:
-        keys = self.shown if self.chosen else self.columns
-        spread = {key for key in keys for row in self.figures if key in row and row[key].runs > 1 and key != "n"}
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(name for key in keys for name in ([key, f"{key} ±"] if key in spread else [key]))
-        for row in range(len(self.groups)):
-            cells = []
-            for key in keys:
-                text = self.cell(row, key, deviation=False)
-                cells.append("" if text == "-" else text)
-                if key in spread:
-                    value, decimals = self.figures[row][key].value, self.figures[row][key].decimals
-                    cells.append(f"{value.deviation:.{decimals}f}" if value and value.deviation is not None else "")
-            writer.writerow(cells)
-        return out.getvalue().rstrip("\n")
 
     def _markdown(self) -> str:
         keys = self.shown
@@ -367,18 +361,14 @@ def compare(
         if number is not None and number < 1:
             raise UserError(f"--at-{name} {number}: give a whole number of at least 1")
     results = _results(runs)
-    if not results:
-        raise UserError("there are no runs to compare; give results or run directories")
+    reference = [None] if baseline is None else _results([baseline])
+    if not results or len(reference) != 1:
+        raise UserError("there are no runs to compare, or not one baseline; give results or run directories")
     metrics = [read_metrics(result.path) for result in results]
-    reference = None if baseline is None else _results([baseline])
-    if reference is not None and len(reference) != 1:
-        raise UserError(f"baseline: give one run, not {len(reference)}")
-    compared = side_by_side(
-        results, metrics, baseline=reference[0] if reference else None, at_round=at_round, at_batch=at_batch
-    )
-    names = columns.split(",") if isinstance(columns, str) else list(columns)
+    compared = side_by_side(results, metrics, baseline=reference[0], at_round=at_round, at_batch=at_batch)
+    names = columns.split(",") if isinstance(columns, str) else columns
     if not all(isinstance(name, str) for name in names):
-        raise UserError('compare: columns must be names, such as "method,accuracy"')
+        raise UserError("columns must be names such as 'method,accuracy'")
     return make_table(compared, each=each, columns=[name.strip() for name in names if name.strip()])
 
 
@@ -386,8 +376,7 @@ def make_table(compared: Sequence[Compared], *, each: bool = False, columns: Seq
     """The table of these runs, with its columns checked."""
     groups = [[at] for at in range(len(compared))] if each else group_by_setting(compared)
     table = ComparisonTable(compared, groups, columns)
-    if columns:
-        _ = table.shown
+    _ = table.shown
     return table
 
 
@@ -468,25 +457,18 @@ def _list_figures(compared: Sequence[Compared]) -> list[dict[str, Value]]:
 def _with_baseline(baseline: Result | None, result: Result) -> Result:
     """The result with this baseline, or its own, and the accuracy relative to it."""
     if baseline is not None:
-        if baseline.data_sha256 != result.data_sha256:
+        same = baseline.settings.get("validation") == result.settings.get("validation")
+        if baseline.data_sha256 != result.data_sha256 or not same:
             raise UserError(
-                f"{result.path} ({result.data}) and its baseline {baseline.path} ({baseline.data}) use "
-                "different data; give a run on the same data as --baseline"
-            )
-        if baseline.settings.get("validation") != result.settings.get("validation"):
-            raise UserError(
-                f"{result.path} was evaluated on {result.measured_on}, but its baseline {baseline.path} on "
-                f"{baseline.measured_on} with another --validation; give a run with the same --validation as --baseline"
+                f"{result.path} ({result.data}) and its baseline {baseline.path} ({baseline.data}) use different data "
+                "or another --validation; give a run on the same images as --baseline"
             )
         result = replace(result, baseline=str(baseline.path.absolute()), baseline_accuracy=baseline.accuracy)
     reference = result.baseline_accuracy
     if reference is None:
         return result
     if not isfinite(reference) or reference <= 0:
-        raise UserError(
-            f"the accuracy of {result.baseline}, the baseline of {result.path}, is {reference:g}; give a run with an "
-            "accuracy above 0 as --baseline"
-        )
+        raise UserError(f"the baseline of {result.path}, {result.baseline}, must have an accuracy above 0")
     return replace(result, relative_accuracy=result.accuracy / reference)
 
 
@@ -498,21 +480,28 @@ def _json(compared: Sequence[Compared]) -> str:
     """Every run's full result, and the mean and deviation over the runs of its setting: ``over_seeds``."""
     values: list[dict[str, Any]] = []
     for run in compared:
-        at_round = {"round": run.round, "accuracy": run.accuracy_at_round}
-        at_batch = {"batch": run.batch, "accuracy": run.accuracy_at_batch}
         own = {"run": str(run.result.path), **to_json(run.result)}
-        values.append(own | {"accuracy_at_round": at_round, "accuracy_at_batch": at_batch})
+        own["accuracy_at_round"] = {"round": run.round, "accuracy": run.accuracy_at_round}
+        own["accuracy_at_batch"] = {"batch": run.batch, "accuracy": run.accuracy_at_batch}
         if run.rounds_to:
-            values[-1]["rounds_to"] = {str(key): value for key, value in run.rounds_to.items()}
+            own["rounds_to"] = {str(key): value for key, value in run.rounds_to.items()}
+        values.append(own)
+
+    def record(numbers: Iterable[float]) -> dict[str, Any] | None:
+        spread = spread_over_seeds(numbers)
+        return None if spread is None else {"mean": spread.mean, "deviation": spread.deviation, "n": spread.count}
+
     for group in group_by_setting(compared):
         results = [compared[at].result for at in group]
         names = dict.fromkeys(name for result in results for name in result.calibrations)
-        after = {name: [run.calibrations[name] for run in results if name in run.calibrations] for name in names}
         over_seeds = {
             "seeds": [result.seed for result in results],
-            "accuracy": _record(result.accuracy for result in results),
-            "loss": _record(result.loss for result in results),
-            "calibrations": {name: _record(new.accuracy for new in several) for name, several in after.items()},
+            "accuracy": record(result.accuracy for result in results),
+            "loss": record(result.loss for result in results),
+            "calibrations": {
+                name: record(run.calibrations[name].accuracy for run in results if name in run.calibrations)
+                for name in names
+            },
         }
         for at in group:
             values[at]["over_seeds"] = over_seeds
@@ -528,11 +517,6 @@ def group_by_setting(compared: Sequence[Compared]) -> list[list[int]]:
         copies[(*setting, run.result.seed)] += 1
         groups.setdefault((*setting, copies[(*setting, run.result.seed)]), []).append(at)
     return list(groups.values())
-
-
-def _record(values: Any) -> dict[str, Any] | None:
-    spread = spread_over_seeds(values)
-    return None if spread is None else {"mean": spread.mean, "deviation": spread.deviation, "n": spread.count}
 
 
 def _name_runs(paths: Sequence[Path]) -> str:

@@ -1,7 +1,8 @@
 """From run directories to a page on disk: one run explained, or several compared."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from unskew.analysis import MEASURES, name_runs, parse_measure
 from unskew.analysis.measure import (
     CellValue,
-    Column,
     Comparison,
+    Element,
     Measured,
     MeasureRequest,
     MeasureSource,
@@ -18,10 +19,11 @@ from unskew.analysis.measure import (
     load_measure,
     load_or_take,
     name_clients,
+    tabulate,
 )
 from unskew.analysis.ranking import group_by_settings, list_contenders, list_result_settings, pick_best, rank_settings
 from unskew.calibration import is_bound
-from unskew.charts import Axis, Bars, Chart, Line, Mark
+from unskew.charts import Axis, Bars, Chart, Line, Mark, axis_of
 from unskew.core.errors import Missing, UserError, accepts
 from unskew.core.files import write_whole
 from unskew.core.machine import neutral
@@ -34,8 +36,8 @@ from unskew.runs.result import AT_NODES, VALIDATION, Calibration, Result
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
 
 MAX_EVENTS = 500  # rows of the table of events
-
-
+MAX_RUNS = 40  # on one page
+MAX_CALIBRATIONS = 8  # columns of the table of results
 Taken = tuple[MeasureRequest, Measured | str]  # a measure for the page, or why it is missing
 
 
@@ -46,32 +48,27 @@ def take_all(
 
     Measures in ``without`` are shown only if they are stored.
     """
-    left_out = {parse_measure(source).name for source in without}
-    taken = []
+    left_out, taken = {parse_measure(source).name for source in without}, list[Taken]()
     for request in order_requests(only):
-        result: Measured | str
-        if request.name in left_out:
-            hint = f"left out; to include it, first run: unskew analyse {run.path} {request.name}"
-            result = load_measure(run, request) or hint
-        else:
-            try:
-                result = load_or_take(run, request, again=again)
-            except Missing as error:
-                result = str(error)
-        taken.append((request, result))
+        try:
+            if request.name not in left_out:
+                taken.append((request, load_or_take(run, request, again=again)))
+            else:
+                hint = f"left out; to include it, first run: unskew analyse {run.path} {request.name}"
+                taken.append((request, load_measure(run, request) or hint))
+        except Missing as error:
+            taken.append((request, str(error)))
     return taken
 
 
 def order_requests(only: Sequence[MeasureSource]) -> list[MeasureRequest]:
     """The measures of a page in the order of the registry, plug-ins last; without ``only`` all of them."""
     chosen: dict[str, MeasureRequest] = {}
-    for source in only or MEASURES:
-        request = parse_measure(source)
-        if chosen.setdefault(request.name, request).text != request.text:
-            other = chosen[request.name].text
-            raise UserError(f"--only {request.text}: {other} is already chosen; a page shows each measure once")
-    ranks = {name: rank for rank, name in enumerate(MEASURES)}
-    return sorted(chosen.values(), key=lambda request: ranks.get(request.name, len(ranks)))
+    for request in map(parse_measure, only or MEASURES):
+        if (other := chosen.setdefault(request.name, request)).text != request.text:
+            raise UserError(f"--only {request.text}: {other.text} is already chosen; a page shows each measure once")
+    order = [*MEASURES, *chosen]
+    return sorted(chosen.values(), key=lambda request: order.index(request.name))
 
 
 def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
@@ -100,8 +97,7 @@ def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
 
 def _section(run: FinishedRun, taken: Taken) -> Section:
     request, result = taken
-    name, text = request.name, request.measure.text
-    title = request.measure.title or request.measure.name
+    name, title, text = request.name, request.measure.title or request.measure.name, request.measure.text
     if isinstance(result, str):
         return Section(name, title, text, missing=[result])
     return Section(name, title, text, result.elements(run), findings=result.findings, notes=result.notes)
@@ -110,18 +106,15 @@ def _section(run: FinishedRun, taken: Taken) -> Section:
 def _list_events(run: FinishedRun) -> list[Section]:
     rows: list[list[CellValue]] = []
     for row in run.rows:
-        number = int(row["round"])
-        failures = row.get("failures", ())
+        number, failures = int(row["round"]), row.get("failures", ())
         clients = name_clients(run, [item["client"] for item in failures])
         rows += [[number, f"client {name}", item["reason"]] for name, item in zip(clients, failures, strict=True)]
         rows += [[number, "", str(note)] for note in row.get("notes", ())]
-    if not rows:
-        return []
-    columns = [Column("round", "count"), Column("who"), Column("what")]
     left = f"The first {MAX_EVENTS:,} of {len(rows):,}; see metrics.jsonl for all." if len(rows) > MAX_EVENTS else ""
-    table = Table("Round by round", columns, rows[:MAX_EVENTS], left)
+    columns = {"round": "count", "who": "text", "what": "text"}
+    table = tabulate("Round by round", columns, rows[:MAX_EVENTS], left)
     text = "Failed visits that were skipped, and other notes from metrics.jsonl."
-    return [Section("happened", "Events during training", text, [table])]
+    return [Section("happened", "Events during training", text, [table])] if rows else []
 
 
 def _probabilities(run: FinishedRun) -> list[Section]:
@@ -132,9 +125,9 @@ def _probabilities(run: FinishedRun) -> list[Section]:
         for name, scores in classifiers.items()
         if scores.ece is not None
     ]
-    columns = [Column("classifier"), Column("ECE", "number"), Column("with temperature", "number")]
+    columns = {"classifier": "text", "ECE": "number", "with temperature": "number", "temperature": "number"}
     note = "ECE: the mean difference between confidence and accuracy, in 15 bins. The temperature is cross-fitted."
-    table = Table("Calibration error", [*columns, Column("temperature", "number")], rows, note)
+    table = tabulate("Calibration error", columns, rows, note)
     text = "Whether a classifier is right as often as its probabilities claim, before and after temperature scaling."
     return [Section("probabilities", "How far to trust the probabilities", text, [table])] if rows else []
 
@@ -142,21 +135,19 @@ def _probabilities(run: FinishedRun) -> list[Section]:
 def _costs(run: FinishedRun) -> Table:
     result = run.result
     rows: list[list[CellValue]] = [["training", result.bytes_up, result.bytes_down, result.seconds, result.accuracy]]
-    if (start := result.start) is not None:
-        rows.append([f"including the start by {start.name}", start.bytes_up, None, start.seconds, start.accuracy])
-    for item in result.calibrations.values():
-        rows.append([f"calibration by {item.name}", item.bytes_up, None, item.seconds, item.accuracy])
-    columns = [Column("what"), Column("sent up", "bytes"), Column("sent down", "bytes"), Column("time", "seconds")]
-    columns.append(Column("accuracy after it", "percent"))
+    added = [] if result.start is None else [(f"including the start by {result.start.name}", result.start)]
+    added += [(f"calibration by {item.name}", item) for item in result.calibrations.values()]
+    rows += [[what, item.bytes_up, None, item.seconds, item.accuracy] for what, item in added]
+    columns = {"what": "text", "sent up": "bytes", "sent down": "bytes", "time": "seconds"}
     note = "Bytes are summed over all clients. Calibration needs no download: clients already have the encoder."
-    return Table("Bytes and time", columns, rows, note)
+    return tabulate("Bytes and time", columns | {"accuracy after it": "percent"}, rows, note)
 
 
 def _settings(run: FinishedRun) -> Table:
     lines = (run.path / "config.toml").read_text(encoding="utf-8").splitlines()
     pairs = [line.partition(" = ") for line in lines if " = " in line]
     rows = [[key, value.strip('"')] for key, _, value in pairs if key not in ("data_dir", "cache_dir")]
-    return Table("Settings", [Column("option"), Column("value")], rows)
+    return tabulate("Settings", {"option": "text", "value": "text"}, rows)
 
 
 def _facts(run: FinishedRun) -> list[tuple[str, str]]:
@@ -220,19 +211,13 @@ def _reproducibility(run: FinishedRun) -> str:
     )
 
 
-MAX_RUNS = 40  # on one page
-MAX_CALIBRATIONS = 8  # columns of the table of results
-
-
 def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] = (), again: bool = False) -> Page:
     """The page of several runs.
 
     Measures that need the data set are shown if they are stored; those in ``only`` are taken if they are missing.
     """
-    if len(runs) > MAX_RUNS:
-        raise UserError(f"{len(runs)} runs do not fit on one page; give at most {MAX_RUNS}")
-    if len({run.path.resolve() for run in runs}) < len(runs):
-        raise UserError("a run is given twice; give each run once")
+    if len({run.path.resolve() for run in runs}) < len(runs) or len(runs) > MAX_RUNS:
+        raise UserError(f"give each run once, and at most {MAX_RUNS} runs")
     named = dict(zip(name_runs(runs), runs, strict=True))
     compared = [_compare(named, *item, again) for item in _comparisons(only)]
     methods = list(dict.fromkeys(run.result.method for run in runs))
@@ -249,9 +234,7 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] =
             ("measured on", " or ".join(dict.fromkeys(result.measured_on for result in results))),
         ],
         sections=[
-            Section(
-                "runs", "The runs", _RANKED, [_draw_final(results), *_tabulate_seeds(results), _tabulate_runs(named)]
-            ),
+            Section("runs", "The runs", _RANKED, [*_summarize(results), _tabulate_runs(named)]),
             *(section for section, _ in compared),
         ],
         footer="Made by unskew. Bands are one standard deviation over seeds.",
@@ -262,11 +245,12 @@ def _comparisons(only: Sequence[MeasureSource]) -> list[tuple[MeasureRequest, Co
     """Every measure that can compare runs, and whether it was chosen; chosen ones are taken if they are not stored."""
     chosen = {request.name: request for request in order_requests(only)} if only else {}
     able = [name for name, measure in MEASURES.items() if measure.compare is not None]
-    requests = {name: parse_measure(name) for name in able} | chosen
-    for name, request in chosen.items():
+    found = []
+    for name, request in ({name: parse_measure(name) for name in able} | chosen).items():
         if request.measure.compare is None:
             raise UserError(f"--only {name}: it cannot compare runs; measures that can: {', '.join(able)}")
-    return [(item, item.measure.compare, item.name in chosen) for item in requests.values() if item.measure.compare]
+        found.append((request, request.measure.compare, name in chosen))
+    return found
 
 
 def _compare(
@@ -284,71 +268,76 @@ def _compare(
         request.call(f"compare.{part}", getattr(comparison, part), values) for part in ("draw", "left_out", "findings")
     )
     missing = [f"{request.name} of {', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    section = Section(request.name, comparison.title, comparison.text, list(charts), missing=[*missing, *left_out])
-    return section, findings
+    title = comparison.title or request.measure.title or request.measure.name
+    text = comparison.text or request.measure.text
+    return Section(request.name, title, text, list(charts), missing=[*missing, *left_out]), findings
 
 
 def _load_for_comparison(run: FinishedRun, request: MeasureRequest, chosen: bool, again: bool) -> Measured:
     """The measure if it is stored, chosen, or needs only the run directory."""
     quick = request.measure.folder_only
-    if chosen:
-        return load_or_take(run, request, again=again)
-    if not (again and quick) and (stored := load_measure(run, request)):
+    if not chosen and not (again and quick) and (stored := load_measure(run, request)):
         return stored
-    if quick:
-        return load_or_take(run, parse_measure(quick), again=again)
-    raise Missing(f"not measured yet; add --only {request.name}, or run: unskew analyse RUN {request.name}")
+    if not chosen and not quick:
+        raise Missing(f"not measured yet; add --only {request.name}, or run: unskew analyse RUN {request.name}")
+    return load_or_take(run, request if chosen else parse_measure(quick), again=again)
 
 
 def _tabulate_runs(runs: Mapping[str, FinishedRun]) -> Table:
     """A row for each run: the settings that differ, then the results; shared settings are in the note."""
     added = list(dict.fromkeys(name for run in runs.values() for name in run.result.calibrations))[:MAX_CALIBRATIONS]
-    settings = {name: list_result_settings(run.result) | {"seed": str(run.result.seed)} for name, run in runs.items()}
-    keys = list(dict.fromkeys(key for item in settings.values() for key in item))
-    values = {key: [item.get(key, "") for item in settings.values()] for key in keys}
-    differing = [key for key in keys if len(set(values[key])) > 1]
-    kinds = ["number" if all(text.isdigit() for text in values[key] if text) else "text" for key in differing]
-    columns = [Column("run")]
-    columns += [Column(key.replace("_", " "), kind) for key, kind in zip(differing, kinds, strict=True)]
-    columns += [Column("EMD", "number"), Column("accuracy", "percent")]
-    columns += [Column(f"after {name}", "percent") for name in added]
-    columns += [Column("loss", "number"), Column("sent", "bytes"), Column("time", "seconds")]
+    settings = [list_result_settings(run.result) | {"seed": str(run.result.seed)} for run in runs.values()]
+    values = {key: [item.get(key, "") for item in settings] for item in settings for key in item}
+    shared = [f"{key.replace('_', ' ')} {texts[0]}" for key, texts in values.items() if len(set(texts)) == 1]
+    differing = {key: texts for key, texts in values.items() if len(set(texts)) > 1}
+    columns = {"run": "text"}
+    for key, texts in differing.items():
+        columns[key.replace("_", " ")] = "number" if all(text.isdigit() for text in texts if text) else "text"
+    columns |= {"EMD": "number", "accuracy": "percent"} | {f"after {name}": "percent" for name in added}
+    columns |= {"loss": "number", "sent": "bytes", "time": "seconds"}
     rows: list[list[CellValue]] = []
-    for name, run in runs.items():
-        result, cells = run.result, [_cell(settings[name].get(key, "")) for key in differing]
+    for at, (name, run) in enumerate(runs.items()):
+        result, cells = run.result, [_cell(texts[at]) for texts in differing.values()]
         after = [result.calibrations[item].accuracy if item in result.calibrations else None for item in added]
         rows.append([name, *cells, result.emd, result.accuracy, *after, result.loss, _sent(result), result.seconds])
-    shared = [f"{key.replace('_', ' ')} {values[key][0]}" for key in keys if key not in differing]
-    return Table("Results", columns, rows, f"Common to all runs: {'; '.join(shared)}." if shared else "")
+    return tabulate("Results", columns, rows, f"Common to all runs: {'; '.join(shared)}." if shared else "")
 
 
 def _cell(text: str) -> CellValue:
     """A setting as a number if possible, so that it is sorted numerically."""
-    if text.isdigit():
-        return int(text)
-    with suppress(ValueError):
-        return float(text) if isfinite(float(text)) else text
-    return text or None
+    try:
+        number = float(text)
+    except ValueError:
+        return text or None
+    return text if not isfinite(number) else int(text) if text.isdigit() else number
 
 
-def _summarize(results: Sequence[Result]) -> list[tuple[str, int, SeedSpread | None, str, SeedSpread | None]]:
-    """For each setting: its name, seeds, accuracy, best calibration, and accuracy after it."""
-    rows = []
-    for name, group in group_by_settings(results).items():
+def _summarize(results: Sequence[Result]) -> list[Element]:
+    """The final accuracy of each setting before and after the best calibration: a chart, and a table over seeds."""
+    groups = group_by_settings(results)
+    bars: dict[str, list[SeedSpread | None]] = {"before calibration": [], "after the best calibration": []}
+    rows: list[list[CellValue]] = []
+    for name, group in groups.items():
         calibrated = [item for item in list_contenders({name: group}) if item.classifier]
         best = pick_best(calibrated) if calibrated else None
-        after = spread_over_seeds(best.scores.values()) if best else None
-        before = spread_over_seeds(result.accuracy for result in group)
-        rows.append((name, len(group), before, best.classifier if best else "", after))
-    return rows
+        spreads = [spread_over_seeds(run.accuracy for run in group)]
+        spreads.append(spread_over_seeds(best.scores.values()) if best else None)
+        for spread, label in zip(spreads, bars, strict=True):
+            bars[label].append(spread)
+        before, after = (spread.format(100) if spread else None for spread in spreads)
+        rows.append([name, len(group), before, best.classifier if best else None, after])
+    several = len(results) > len(groups)
+    title = "Final accuracy" + (", with one standard deviation over seeds" if several else "")
+    alt = f"{title}, before calibration: {'; '.join(f'{row[0]} {row[2]}' for row in rows)}."
+    chart = _draw_final(title, alt, list(groups), {label: row for label, row in bars.items() if any(row)})
+    columns = {"settings": "text", "seeds": "count", "accuracy, %": "number", "best calibration": "text"}
+    note = "Mean ± sample standard deviation."
+    return [chart, *([tabulate("Over seeds", columns | {"after it, %": "number"}, rows, note)] if several else [])]
 
 
-def _draw_final(results: Sequence[Result]) -> Chart:
-    """The final accuracy of each setting, before and after the best calibration, with its deviation."""
-    names, seeds, before, _, after = zip(*_summarize(results), strict=True)
-    bars = {"before calibration": before} | ({"after the best calibration": after} if any(after) else {})
+def _draw_final(title: str, alt: str, names: Sequence[str], bars: Mapping[str, Sequence[SeedSpread | None]]) -> Chart:
     marks: list[Mark] = []
-    thick = 0.8 / len(bars)
+    thick = 0.8 / max(len(bars), 1)
     for colour, (label, spreads) in enumerate(bars.items()):
         y = [at + (colour - (len(bars) - 1) / 2) * thick for at in range(len(names))]
         texts = [spread.format(100) if spread else "none" for spread in spreads]
@@ -360,25 +349,9 @@ def _draw_final(results: Sequence[Result]) -> Chart:
             for at, spread in zip(y, spreads, strict=True)
             if spread and spread.deviation
         ]
-    title = "Final accuracy" + (", with one standard deviation over seeds" if max(seeds) > 1 else "")
-    ends = [f"{name} {spread.format(100)}" for name, spread in zip(names, before, strict=True) if spread]
-    alt = f"{title}, before calibration: {'; '.join(ends)}."
-    x = Axis("accuracy", low=0, high=1, kind="percent")
-    y_axis = Axis("", low=-0.5, high=len(names) - 0.5, ticks=tuple(enumerate(names)), reverse=True)
-    return Chart("final-accuracy", title, alt, marks, x=x, y=y_axis, width=880, height=120 + 44 * len(names))
-
-
-def _tabulate_seeds(results: Sequence[Result]) -> list[Table]:
-    settings = _summarize(results)
-    if all(seeds == 1 for _, seeds, *_ in settings):
-        return []
-    rows: list[list[CellValue]] = []
-    for name, seeds, before, best, after in settings:
-        texts = [spread.format(100) if spread else None for spread in (before, after)]
-        rows.append([name, seeds, texts[0], best or None, texts[1]])
-    columns = [Column("settings"), Column("seeds", "count"), Column("accuracy, %", "number")]
-    columns += [Column("best calibration"), Column("after it, %", "number")]
-    return [Table("Over seeds", columns, rows, "Mean ± sample standard deviation.")]
+    x, y_axis = Axis("accuracy", low=0, high=1, kind="percent"), axis_of("", names)
+    y_axis = replace(y_axis, low=-0.5, high=len(names) - 0.5, reverse=True)
+    return Chart("final-accuracy", title, alt, marks, x, y_axis, 880, 120 + 44 * len(names))
 
 
 def _usable(result: Result) -> list[Calibration]:
@@ -394,11 +367,10 @@ def _findings(results: Sequence[Result]) -> list[str]:
         how = f", the best of up to {tried} on the test images" if tried > 1 else ""
         change = f"{min(gains):+.2f}" if min(gains) == max(gains) else f"{min(gains):+.2f} to {max(gains):+.2f}"
         sentences.append(f"Calibration changes accuracy by {change} points ({counted(len(gains), 'run')}{how}).")
-    sent = [total for result in results if (total := _sent(result)) is not None]
-    if not sent:
-        return list(sentences)
-    least, most = format_bytes(min(sent)), format_bytes(max(sent))
-    return [*sentences, f"Training and calibration sent {least if least == most else f'{least} to {most}'} per run."]
+    if sent := [total for result in results if (total := _sent(result)) is not None]:
+        amounts = " to ".join(dict.fromkeys((format_bytes(min(sent)), format_bytes(max(sent)))))
+        sentences.append(f"Training and calibration sent {amounts} per run.")
+    return sentences
 
 
 _RANKED = (
@@ -454,18 +426,16 @@ def make_report(
     method: Any = None, **where: Any,
 ) -> tuple[Path, Page]:  # fmt: skip
     """Write the page like ``write_report``, and return the file and the page."""
-    if not paths:
-        raise UserError("no runs; give the directory of a finished run")
     order_requests(only)
     order_requests(without)
+    if not paths:
+        raise UserError("no runs; give the directory of a finished run")
+    if len(paths) > 1 and (without or out is None):
+        raise UserError(
+            "a comparison of several runs needs --out FILE.html, and --without is for the report of one run"
+        )
     if out is not None and Path(out).suffix not in (".html", ".htm"):
         raise UserError(f"--out {out}: the file must end in .html")
-    if without and len(paths) > 1:
-        raise UserError(
-            "--without is for the report of one run; a comparison shows every stored measure, and --only adds others"
-        )
-    if out is None and len(paths) > 1:
-        raise UserError("a comparison of several runs needs --out FILE.html")
     values = {"data": data, "model": model, "method": method}
     target = Path(out) if out is not None else Path(paths[0]) / "report.html"
     with ExitStack() as stack:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, TypeVar
 
 from unskew.analysis import bind_knobs, parse_measure
 from unskew.analysis.curves import volatility
@@ -31,6 +31,19 @@ from unskew.runs.result import Calibration, Result
 from unskew.runs.train import slug
 
 
+class Unread(LookupError):
+    """The record lacks what a reading needs."""
+
+
+T = TypeVar("T")
+
+
+def _need(value: T | None) -> T:
+    if value is None or value == []:
+        raise Unread
+    return value
+
+
 @dataclass(frozen=True)
 class RunView:
     """The inputs of a reading: the run, the calibration to read, and the baseline."""
@@ -40,9 +53,23 @@ class RunView:
     baseline: RunRecord | None = None
 
     @property
-    def classifier(self) -> Result | Calibration | None:
-        """The scores of the run's own classifier, or of the calibration; None if that is missing."""
-        return self.record.result.calibrations.get(self.after) if self.after else self.record.result
+    def calibration(self) -> Calibration:
+        """The scores of the calibration to read."""
+        return _need(self.record.result.calibrations.get(self.after))
+
+    @property
+    def classifier(self) -> Result | Calibration:
+        """The scores of the run's own classifier, or of the calibration."""
+        return self.calibration if self.after else self.record.result
+
+    @property
+    def reference(self) -> Result:
+        """The result of the baseline."""
+        return _need(self.baseline).result
+
+    def measure(self, name: str) -> Any:
+        """The values of a measure."""
+        return _need(self.record.measure(name))
 
 
 @dataclass(frozen=True)
@@ -50,171 +77,140 @@ class Reading:
     """A reading with its knobs: its function and unit, and whether it needs a baseline."""
 
     text: str
-    read: Callable[[RunView], float | None]
+    function: Callable[[RunView], float]
     unit: str
     decimals: int = 2
     relative: bool = False
 
+    def read(self, view: RunView) -> float | None:
+        """The value; None if the record lacks it."""
+        try:
+            return float(self.function(view))
+        except Unread:
+            return None
 
-def accuracy(view: RunView) -> float | None:
-    """Accuracy of the final model, with its own classifier or the calibrated one."""
-    return None if view.classifier is None else 100 * view.classifier.accuracy
 
-
-def gain(view: RunView) -> float | None:
+def gain(view: RunView) -> float:
     """The gain of the calibration, in points."""
-    after = accuracy(view)
-    return None if after is None or not view.after else after - 100 * view.record.result.accuracy
+    return 100 * view.calibration.accuracy - 100 * view.record.result.accuracy
 
 
-def at_round(view: RunView, round: int) -> float | None:
-    """Accuracy of the last evaluated round up to this one; None for a shorter run."""
-    share = accuracy_at_round(view.record.curve, round) if view.record.result.rounds >= round else None
-    return None if share is None else 100 * share
+def at_round(view: RunView, round: int) -> float:
+    """Accuracy of the last evaluated round up to this one, for a run that is as long."""
+    reached = view.record.result.rounds >= round
+    return 100 * _need(accuracy_at_round(view.record.curve, round) if reached else None)
 
 
-def at_batch(view: RunView, batches: int) -> float | None:
-    """Accuracy when the largest clients had done that many batches; None for a shorter run."""
+def at_batch(view: RunView, batches: int) -> float:
+    """Accuracy when the largest clients had done that many batches, for a run that is as long."""
     rows = view.record.curve
-    share = accuracy_at_batch(rows, batches) if sum(row["batches_max"] for row in rows) >= batches else None
-    return None if share is None else 100 * share
+    reached = sum(row["batches_max"] for row in rows) >= batches
+    return 100 * _need(accuracy_at_batch(rows, batches) if reached else None)
 
 
-def rounds_to_share(view: RunView, share: int) -> float | None:
-    """The first evaluated round with that share of the baseline's accuracy, in percent; None if never reached."""
-    if view.baseline is None:
-        return None
-    number = rounds_to(view.record.curve, share / 100 * view.baseline.result.accuracy)
-    return None if number is None else float(number)
+def rounds_to_share(view: RunView, share: int) -> float:
+    """The first evaluated round with that share of the baseline's accuracy, in percent."""
+    return _need(rounds_to(view.record.curve, share / 100 * view.reference.accuracy))
 
 
-def rounds_ratio(view: RunView, share: int, over: int = 10) -> float | None:
+def rounds_ratio(view: RunView, share: int, over: int = 10) -> float:
     """The rounds to ``share`` percent of the baseline's accuracy, divided by those to ``over`` percent."""
-    late, early = rounds_to_share(view, share), rounds_to_share(view, over)
-    return None if late is None or not early else late / early
+    return rounds_to_share(view, share) / _need(rounds_to_share(view, over) or None)
 
 
-def relative(view: RunView, round: int = 0) -> float | None:
+def relative(view: RunView, round: int = 0) -> float:
     """The final accuracy, or that at a round, in percent of the baseline's final accuracy."""
-    own = at_round(view, round) if round else accuracy(view)
-    if own is None or view.baseline is None or not view.baseline.result.accuracy:
-        return None
-    return own / view.baseline.result.accuracy
+    own = at_round(view, round) if round else 100 * view.classifier.accuracy
+    return own / _need(view.reference.accuracy or None)
 
 
-def volatility_points(view: RunView) -> float | None:
-    """How much accuracy jumps between evaluations, in points."""
-    share = volatility([row["accuracy"] for row in view.record.curve])
-    return None if share is None else 100 * share
-
-
-def silhouette(view: RunView, best: bool = False) -> float | None:
+def silhouette(view: RunView, best: bool = False) -> float:
     """The last silhouette recorded during training, or the highest."""
-    values = [value for _, value in view.record.silhouettes]
-    return (max(values) if best else values[-1]) if values else None
+    values = _need([value for _, value in view.record.silhouettes])
+    return max(values) if best else values[-1]
 
 
-def extra_seconds(view: RunView) -> float | None:
+def extra_seconds(view: RunView) -> float:
     """Seconds of training beyond the baseline's."""
-    return None if view.baseline is None else view.record.result.seconds - view.baseline.result.seconds
+    return view.record.result.seconds - view.reference.seconds
 
 
-def overhead(view: RunView) -> float | None:
+def overhead(view: RunView) -> float:
     """Extra seconds of training and those of the calibration, in percent of the run's training time."""
-    extra, classifier = extra_seconds(view), view.classifier
-    if extra is None or classifier is None or not view.after:
-        return None
-    return 100 * (extra + classifier.seconds) / max(view.record.result.seconds, 1e-9)
+    return 100 * (extra_seconds(view) + view.calibration.seconds) / max(view.record.result.seconds, 1e-9)
 
 
-def read_skew(view: RunView, what: str) -> float | None:
+def read_skew(view: RunView, what: str) -> float:
     """A number of the partition: clients, classes, examples, classes per client, or the deviation of sizes / mean."""
-    values = view.record.measure("skew")
-    if values is None:
-        return None
-    sizes: list[float] = values["sizes"]
+    values = view.measure("skew")
     if what == "imbalance":
-        return pstdev(sizes) / max(fmean(sizes), 1e-9)
+        return float(pstdev(values["sizes"]) / max(fmean(values["sizes"]), 1e-9))
     if what == "per-client":
-        shown = values["ranked"].get("classes") or [sum(map(bool, row)) for row in values["counts"]]
-        return float(fmean(shown))
-    counts = {
-        "clients": values["clients"],
-        "classes": sum(map(bool, values["total"])),
-        "examples": sum(values["total"]),
-    }
-    return float(counts[what])
+        return float(fmean(values["ranked"].get("classes") or [sum(map(bool, row)) for row in values["counts"]]))
+    counts = {"clients": values["clients"], "classes": sum(map(bool, values["total"]))}
+    return float((counts | {"examples": sum(values["total"])})[what])
 
 
-def cka(view: RunView, layer: str = "classifier") -> float | None:
+def cka(view: RunView, layer: str = "classifier") -> float:
     """The mean CKA of a layer between two clients' models."""
-    values = view.record.measure("cka")
-    if values is None or layer not in values["layers"]:
-        return None
-    return float(values["means"][values["layers"].index(layer)])
+    values = view.measure("cka")
+    means = dict(zip(map(str, values["layers"]), map(float, values["means"]), strict=True))
+    return _need(means.get(layer))
 
 
-def features(view: RunView, held: bool | None = None) -> float | None:
+def features(view: RunView, held: bool | None = None) -> float:
     """The mean shift of class features from the server to clients, for all classes or those they have or lack."""
-    values = view.record.measure("features")
-    if values is None:
-        return None
+    values = view.measure("features")
     rows = zip(values["shifts"], values["held"], strict=True)
     pairs = [pair for shifts, marks in rows for pair in zip(shifts, marks, strict=True)]
-    chosen = [shift for shift, mark in pairs if held is None or mark is held]
-    return fmean(chosen) if chosen else None
+    return fmean(_need([shift for shift, mark in pairs if held is None or mark is held]))
 
 
-def inversion(view: RunView, what: str) -> float | None:
+def inversion(view: RunView, what: str) -> float:
     """The mean similarity to the original of reconstructions, of another image, or of a gray picture."""
-    values = view.record.measure("inversion")
-    return None if values is None else fmean(float(row[f"{what}_ssim"]) for row in values["rows"])
+    return fmean(float(row[f"{what}_ssim"]) for row in view.measure("inversion")["rows"])
 
 
-def unevenness(view: RunView, local: bool = False) -> float | None:
+def unevenness(view: RunView, local: bool = False) -> float:
     """Deviation of the classifier's row norms over their mean; with ``local``, the mean over local classifiers."""
+    values = view.measure("norms")
     if local:
-        return _find_number(_find_visit(view), "unevenness")
-    values = view.record.measure("norms")
-    rows = None if values is None else values["calibrated"].get(view.after) if view.after else values["server"]
-    return None if rows is None else uneven(rows)
+        return _find_visit(values, "unevenness")
+    return uneven(_need(values["calibrated"].get(view.after)) if view.after else values["server"])
 
 
-def correlation(view: RunView, first: bool = False) -> float | None:
+def correlation(view: RunView, first: bool = False) -> float:
     """Mean correlation of local classifiers' rows with label counts, after the last or in the first round."""
-    return _find_number(_find_visit(view, first), "correlation")
+    values = _need(view.record.measures.get("norms(round=0)")) if first else view.measure("norms")
+    return _find_visit(values, "correlation")
 
 
-def _find_visit(view: RunView, first: bool = False) -> dict[str, Any] | None:
-    """The rows of local classifiers in the first round, or in the visit after the last."""
-    values = view.record.measures.get("norms(round=0)") if first else view.record.measure("norms")
-    return next((row for row in values["rounds"] if row.get("asked")), None) if values else None
+def _find_visit(norms: Mapping[str, Any], name: str) -> float:
+    """A number of local classifiers in the round that the measure was asked for."""
+    asked = [row for row in norms["rounds"] if row.get("asked")]
+    return float(_need(asked[0].get(name) if asked else None))
 
 
-def _find_number(values: Any, name: str) -> float | None:
-    return None if values is None or values.get(name) is None else float(values[name])
-
-
-READINGS: dict[str, tuple[Callable[..., float | None], str, int]] = {  # function, unit, decimals
-    "accuracy": (accuracy, "%", 2),
-    "best": (lambda view: max((100 * row["accuracy"] for row in view.record.curve), default=None), "%", 2),
+READINGS: dict[str, tuple[Callable[..., float], str, int]] = {  # function, unit, decimals
+    "accuracy": (lambda view: 100 * view.classifier.accuracy, "%", 2),
+    "best": (lambda view: 100 * max(_need([row["accuracy"] for row in view.record.curve])), "%", 2),
     "gain": (gain, "%", 2),
     "at-round": (at_round, "%", 1),
     "at-batch": (at_batch, "%", 1),
     "rounds-to": (rounds_to_share, "rounds", 0),
     "rounds-ratio": (rounds_ratio, "times", 1),
     "relative": (relative, "%", 1),
-    "volatility": (volatility_points, "points", 2),
+    "volatility": (lambda view: 100 * _need(volatility([row["accuracy"] for row in view.record.curve])), "points", 2),
     "skew": (read_skew, "", 2),
-    "emd": (lambda view: view.record.result.emd, "", 2),
+    "emd": (lambda view: _need(view.record.result.emd), "", 2),
     "silhouette": (silhouette, "", 4),
-    "seconds": (lambda view: classifier.seconds if (classifier := view.classifier) else None, "s", 1),
+    "seconds": (lambda view: view.classifier.seconds, "s", 1),
     "extra-seconds": (extra_seconds, "s", 1),
     "overhead": (overhead, "% of the time", 2),
-    "places": (lambda view: float(sum(values["counts"])) if (values := view.record.measure("places")) else None, "", 0),
+    "places": (lambda view: sum(view.measure("places")["counts"]), "", 0),
     "features": (features, "", 2),
     "inversion": (inversion, "", 3),
-    "separability": (lambda view: _find_number(view.record.measure("separability"), "mean"), "", 3),
+    "separability": (lambda view: _need(view.measure("separability").get("mean")), "", 3),
     "cka": (cka, "", 3),
     "unevenness": (unevenness, "", 3),
     "correlation": (correlation, "", 2),
@@ -230,8 +226,7 @@ def parse_reading(source: str) -> Reading:
     if call.name not in READINGS:
         raise text.complain(source, call.start, f"no reading is called {call.name!r}; {nearest(call.name, READINGS)}")
     function, unit, decimals = READINGS[call.name]
-    read: Callable[[RunView], float | None] = text.apply(call, bind_knobs(function), "reading")
-    return Reading(str(call), read, unit, decimals, call.name in RELATIVE)
+    return Reading(str(call), text.apply(call, bind_knobs(function), "reading"), unit, decimals, call.name in RELATIVE)
 
 
 @dataclass(frozen=True)
@@ -294,19 +289,17 @@ def make_cells(recipe: Recipe, variant: Variant) -> list[Cell]:
             chosen = _list_levels(recipe, variant, row, column)
             variables = {name: value for level in chosen for name, value in level.variables.items()}
             changes = {name: value for name, value in variant.changes.items() if name not in row.keeps}
-            settings = {name: value for level in chosen for name, value in level.settings.items()}
-            config = _make_config({**settings, **changes}, variables, where)
+            config = _make_config(_merge_settings(chosen) | changes, variables, where)
             baseline = None
             own = {name: value for level in chosen for name, value in level.baseline.items()}
             if "method" in own:
-                others = _list_levels(recipe, variant, RecipeRow(name=row.name), column)
-                plain = {name: value for level in others for name, value in level.settings.items()}
-                baseline = _make_config({**plain, **own, **changes}, variables, where)
+                plain = _merge_settings(_list_levels(recipe, variant, RecipeRow(name=row.name), column))
+                baseline = _make_config(plain | own | changes, variables, where)
             after = plain_name(fill_in(row.after, variables, where)) if row.after else ""
             reads = parse_reading(fill_in(row.reads or column.reads or "accuracy", variables, where)).text
             measures = tuple(parse_measure(fill_in(text, variables, where)).text for text in recipe.measures)
-            part = row.scale.get(variant.scale, AtScale()).columns
-            done = extent.has(row.name, column.name) and (not part or matches(column.name, part))
+            part = row.scale.get(variant.scale, AtScale()).columns or ("*",)
+            done = matches(row.name, extent.rows) and all(matches(column.name, some) for some in (extent.columns, part))
             paper = parse_value(row.values[at]) if row.values else None
             number = len(cells)
             cells.append(Cell(row, column, config, after, reads, baseline, measures, done, paper, variables, number))
@@ -356,22 +349,21 @@ def _list_levels(recipe: Recipe, variant: Variant, row: RecipeRow, column: Recip
     return chosen
 
 
+def _merge_settings(levels: Sequence[Settings]) -> dict[str, Value]:
+    return {name: value for level in levels for name, value in level.settings.items()}
+
+
 def _make_config(settings: Mapping[str, Value], variables: Mapping[str, Value], where: str) -> Config:
     """The configuration with its variables filled in; an empty text means the option's default."""
     values: dict[str, Value | None] = {}
     for name, value in settings.items():
-        if name not in OPTIONS:
-            raise UserError(f"{where}: no option is called {name!r}; {nearest(name, OPTIONS)}")
-        option, values[name] = OPTIONS[name], value
-        if not isinstance(value, str):
-            continue
-        filled = fill_in(value, variables, where)
-        values[name] = filled if filled else option.default
-        if filled and option.kind in (int, float):
+        values[name] = value
+        if isinstance(value, str) and name in OPTIONS:
+            filled, option = fill_in(value, variables, where), OPTIONS[name]
             try:
-                values[name] = option.kind(filled)
-            except ValueError:
-                raise UserError(f"{where}: {name} must be a number, not {brief(filled)}") from None
+                values[name] = option.kind(filled) if filled else option.default
+            except ValueError as error:
+                raise UserError(f"{where}, {name}: {error}") from error
     return configs.with_values(Config(), values, where)
 
 

@@ -94,37 +94,36 @@ def _list_points(one: CellResult, what: str, against: str) -> list[dict[int, tup
 
 
 def _draw_lines(result: TableResult, spec: Spec) -> list[Chart]:
-    """A chart for each column with rows as lines: ours with a band over the seeds, the paper's dashed."""
+    """A chart for each column with rows as lines: ours with a band over the seeds, the paper's dashed.
+
+    x is the rank of a row's value, which grow tenfold.
+    """
     charts = []
     for column in result.recipe.columns:
         cells = [one for one in _list_column(result, column) if one.cell.row.line]
+        cells.sort(key=lambda one: float(one.cell.row.x or 0))
         if not any(one.values for one in cells):
             continue
         values = sorted({float(one.cell.row.x or 0) for one in cells})
         marks: list[Mark] = []
         for colour, name in enumerate(dict.fromkeys(one.cell.row.line for one in cells)):
-            marks += _draw_line([one for one in cells if one.cell.row.line == name], values, name, colour)
-        x = Axis(spec.get("label", ""), ticks=tuple((float(at), f"{value:,.0f}") for at, value in enumerate(values)))
+            line = [one for one in cells if one.cell.row.line == name]
+            x = [float(values.index(float(one.cell.row.x or 0))) for one in line]
+            ours = [one.ours for one in line]
+            low, mean, high = (
+                [one.mean + sign * (one.deviation or 0.0) if one else None for one in ours] for sign in (-1, 0, 1)
+            )
+            tips = [f"{one.cell.row_name}: {one.format()}" for one in line]
+            marks += [Band(x, low, high, colour), Line(x, mean, name, colour, points=True, tips=tips)]
+            paper = [one.paper.mean if one.paper and one.judged else None for one in line]
+            if any(value is not None for value in paper):
+                tips = [f"the paper: {one.paper}" for one in line]
+                marks.append(Line(x, paper, f"{name}, the paper", colour, dashed=True, points=True, tips=tips))
+        x_axis = Axis(spec.get("label", ""), ticks=tuple((float(at), f"{x:,.0f}") for at, x in enumerate(values)))
         alt = f"{result.recipe.title}, {column.name}: ours as lines, the paper's dashed."
         title = column.name or result.recipe.title
-        charts.append(Chart(f"lines-{column.name}", title, alt, marks, x=x, y=Axis("accuracy, %")))
+        charts.append(Chart(f"lines-{column.name}", title, alt, marks, x=x_axis, y=Axis("accuracy, %")))
     return charts
-
-
-def _draw_line(cells: list[CellResult], values: list[float], name: str, colour: int) -> list[Mark]:
-    """One line; x is the rank of a row's value among ``values``, which grow tenfold."""
-    cells = sorted(cells, key=lambda one: float(one.cell.row.x or 0))
-    x = [float(values.index(float(one.cell.row.x or 0))) for one in cells]
-    ours = [one.ours for one in cells]
-    means = [one.mean if one else None for one in ours]
-    low, high = ([one.mean + sign * (one.deviation or 0.0) if one else None for one in ours] for sign in (-1, 1))
-    tips = [f"{one.cell.row_name}: {one.format()}" for one in cells]
-    marks: list[Mark] = [Band(x, low, high, colour), Line(x, means, name, colour, points=True, tips=tips)]
-    paper = [one.paper.mean if one.paper and one.judged else None for one in cells]
-    if any(value is not None for value in paper):
-        tips = [f"the paper: {one.paper}" for one in cells]
-        marks.append(Line(x, paper, f"{name}, the paper", colour, dashed=True, points=True, tips=tips))
-    return marks
 
 
 def _draw_measure(result: TableResult, spec: Spec) -> list[Chart]:

@@ -96,19 +96,6 @@ class Paper(Level, frozen=True, kw_only=True):
     like: str = ""  # another paper to inherit from
 
 
-@dataclass(frozen=True)
-class Extent:
-    """The part of a recipe to run at a scale: patterns of rows and columns, and the seeds."""
-
-    rows: tuple[str, ...] = ("*",)
-    columns: tuple[str, ...] = ("*",)
-    seeds: tuple[int, ...] = ()
-
-    def has(self, row: str, column: str) -> bool:
-        """Whether that cell is run."""
-        return matches(row, self.rows) and matches(column, self.columns)
-
-
 class Recipe(Level, frozen=True, kw_only=True):
     """A table or a figure of a paper."""
 
@@ -138,12 +125,13 @@ class Recipe(Level, frozen=True, kw_only=True):
         own = (self.paper.texts.get(text, text) for text in self.differences)
         return [text for text in (*own, *self.paper.differences) if not text.startswith(ignored)]
 
-    def extent(self, scale: str, data: str = "") -> Extent:
-        """The part to run at that scale, with these data instead of the paper's."""
-        own, other = self.scale.get(scale), self.stand_in.get(data, StandIn()).scale.get(scale)
-        extent = Extent(seeds=self.paper.scale[scale].seeds or (0,))
-        for part in filter(None, (own, other)):
-            extent = Extent(part.rows or extent.rows, part.columns or extent.columns, part.seeds or extent.seeds)
+    def extent(self, scale: str, data: str = "") -> AtScale:
+        """The rows, columns and seeds to run at that scale, with these data instead of the paper's."""
+        extent = AtScale(rows=("*",), columns=("*",), seeds=self.paper.scale[scale].seeds or (0,))
+        for part in (self.scale.get(scale), self.stand_in.get(data, StandIn()).scale.get(scale)):
+            if part is not None:
+                columns, seeds = part.columns or extent.columns, part.seeds or extent.seeds
+                extent = AtScale(rows=part.rows or extent.rows, columns=columns, seeds=seeds)
         return extent
 
 

@@ -6,12 +6,15 @@ Tables and figures need only records. ``records/TRAINING/seed0.json`` belongs to
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from unskew.analysis import parse_measure
 from unskew.analysis.measure import load_measure
@@ -21,7 +24,6 @@ from unskew.core.machine import cores, physical_memory
 from unskew.core.units import counted
 from unskew.runs import journal
 from unskew.runs.finished import FinishedRun
-from unskew.runs.journal import read_metrics
 from unskew.runs.result import Result, read_result, result_from, to_json
 from unskew.sweeps.tasks import RunFailure
 
@@ -63,7 +65,7 @@ def run_folder(out: Path, training: str, seed: int) -> Path:
     return out / RUNS / training / f"seed{seed}"
 
 
-def make_record(out: Path, training: str, seed: int, measures: Sequence[str], failure: str = "") -> RunRecord:
+def make_record(out: Path, training: str, seed: int, measures: Sequence[str], failure: str = "") -> None:
     """Write the record of a finished run with these measures, keeping those of an earlier record."""
     path = run_folder(out, training, seed)
     before = read_record(out, training, seed)
@@ -77,11 +79,16 @@ def make_record(out: Path, training: str, seed: int, measures: Sequence[str], fa
     silhouettes = [(row["round"], row["silhouette"]) for row in during]
     result = read_result(path)
     if isinstance(before, RunRecord) and before.result.weights_sha256 == result.weights_sha256:
-        # the run was repeated after its directory was deleted: earlier calibrations are still valid
+        # the run was repeated after its directory was deleted
         result = replace(result, calibrations={**before.result.calibrations, **result.calibrations})
-    record = RunRecord(training, result, _curve(read_metrics(path)), silhouettes, known, describe_machine(), failure)
+    curve, batches = [], 0  # batches since the previous evaluation
+    for row in journal.read_metrics(path):
+        batches += int(row.get("batches_max", 0))
+        if row.get("accuracy") is not None:
+            curve.append({"round": row["round"], "accuracy": row["accuracy"], "batches_max": batches})
+            batches = 0
+    record = RunRecord(training, result, curve, silhouettes, known, describe_machine(), failure)
     write_whole(record_file(out, training, seed), to_bytes(record))
-    return record
 
 
 def to_bytes(record: RunRecord) -> bytes:
@@ -97,56 +104,34 @@ def write_failure(out: Path, training: str, seed: int, failure: RunFailure) -> N
 
 def read_record(out: Path, training: str, seed: int) -> RunRecord | RunFailure | None:
     """The record of a run, or how it diverged; None if there is neither."""
-    return read_record_file(record_file(out, training, seed), run_folder(out, training, seed))
-
-
-def read_record_file(file: Path, path: Path) -> RunRecord | RunFailure | None:
-    """The record in a file; ``path`` is its run directory."""
+    file = record_file(out, training, seed)
     content = read_content(file)
     if content is None:
         return None
     values = json_object(content, file)
     try:
-        if values["unskew"] != VERSION:
+        if values.pop("unskew") != VERSION:
             raise ValueError("it was written by another version")
         if "diverged" in values:
             return RunFailure(str(values["diverged"]), diverged=True)
-        result = result_from(values["result"], file, path)
-        silhouettes = [(int(number), float(value)) for number, value in values["silhouettes"]]
-        measures, machine = dict(values["measures"]), dict(values["machine"])
-        return RunRecord(file.parent.name, result, values["curve"], silhouettes, measures, machine, values["failure"])
+        result = result_from(values.pop("result"), file, run_folder(out, training, seed))
+        return msgspec.convert({**values, "training": training, "result": result}, RunRecord)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file} is damaged: {error}; delete it and run the command again") from error
 
 
 def describe_machine() -> dict[str, str]:
     """This machine, and the versions of the packages that compute."""
-    facts = {"machine": f"{_processor()}, {counted(cores(), 'core')}, {physical_memory() / 2**30:.0f} GB"}
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError):
+        known = re.search(r"^model name\s*:(.*)", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
+        processor = " ".join(known[1].split()) if known else processor
+    facts = {"machine": f"{processor}, {counted(cores(), 'core')}, {physical_memory() / 2**30:.0f} GB"}
     facts |= {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             facts[package] = version(package)
     return facts
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return " ".join(value.split())
-    return platform.processor() or os.uname().machine
-
-
-def _curve(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The evaluated rounds, with the batches since the previous evaluation."""
-    curve, batches = [], 0
-    for row in rows:
-        batches += int(row.get("batches_max", 0))
-        if row.get("accuracy") is not None:
-            curve.append({"round": row["round"], "accuracy": row["accuracy"], "batches_max": batches})
-            batches = 0
-    return curve
 
 
 def _bytes(values: Mapping[str, Any]) -> bytes:

@@ -19,7 +19,6 @@ from unskew.reproduce.cells import (
 from unskew.reproduce.recipe import PaperValue, Recipe
 from unskew.reproduce.records import RunRecord, read_record
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
-from unskew.sweeps.tasks import RunFailure
 
 INSIDE, NEAR, OUTSIDE = "inside", "near", "outside"
 AGREEMENT = {INSIDE: "within ±", NEAR: "within 2 ±", OUTSIDE: "outside"}
@@ -32,16 +31,11 @@ class CellResult:
 
     cell: Cell
     reading: Reading
-    values: Mapping[int, float]
-    missing: Mapping[int, str]
-    records: Mapping[int, RunRecord]
-    baselines: Mapping[int, RunRecord]
+    values: dict[int, float]
+    missing: dict[int, str]
+    records: dict[int, RunRecord]
+    baselines: dict[int, RunRecord]
     judged: bool  # False for other data than the paper's, and for times, which depend on the machine
-
-    @property
-    def rank(self) -> tuple[bool, int, float]:
-        """The order of candidates for a row: part of the scale, then the most seeds, then the highest mean."""
-        return self.cell.done, len(self.values), self.ours.mean if self.ours else float("-inf")
 
     @property
     def ours(self) -> SeedSpread | None:
@@ -63,10 +57,8 @@ class CellResult:
     @property
     def agreement(self) -> str:
         """Within the paper's ±, within twice that, or outside; with our ± if the paper has none; "" if unknown."""
-        if self.difference is None or self.paper is None or self.ours is None:
-            return ""
-        size = self.paper.deviation if self.paper.deviation is not None else self.ours.deviation
-        if size is None:
+        size = next((one.deviation for one in (self.paper, self.ours) if one and one.deviation is not None), None)
+        if self.difference is None or size is None:
             return ""
         return INSIDE if abs(self.difference) <= size else NEAR if abs(self.difference) <= 2 * size else OUTSIDE
 
@@ -90,6 +82,11 @@ class Gain:
     paper: float | None
     ours: float | None
     interval: Difference | None  # with three seeds or more, in the unit of the cell
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether there is an interval, and zero is not in it."""
+        return self.interval is not None and (self.interval.low > 0 or self.interval.high < 0)
 
 
 @dataclass(frozen=True)
@@ -124,76 +121,51 @@ class TableResult:
         records = [record for result in self.cells for record in result.records.values()]
         return list({(record.training, record.result.seed): record for record in records}.values())
 
-    @property
-    def complete(self) -> bool:
-        """Whether every cell of this scale has a value for every seed."""
-        return all(not result.missing for result in self.cells if result.cell.done)
-
 
 def read_table(recipe: Recipe, variant: Variant, out: Path, reasons: Mapping[str, str] | None = None) -> TableResult:
     """The recipe with the values in the records; ``reasons`` for missing ones, by the training's name or data."""
     seeds = list_seeds(recipe, variant)
-    own = {}
-    if variant.data:
-        own = {cell.column.name: cell.config.data for cell in make_cells(recipe, Variant(variant.scale))}
+    published = {cell.column.name: cell.config.data for cell in make_cells(recipe, Variant(variant.scale))}
     best: dict[tuple[str, str], CellResult] = {}
     for cell in make_cells(recipe, variant):
         reading = parse_reading(cell.reads)
-        values: dict[int, float] = {}
-        missing: dict[int, str] = {}
-        records: dict[int, RunRecord] = {}
-        baselines: dict[int, RunRecord] = {}
+        same_data = not variant.data or published[cell.column.name] == cell.config.data
+        judged = same_data and reading.unit not in ("s", "% of the time")  # the paper's times are of another machine
+        result = CellResult(cell, reading, {}, {}, {}, {}, judged)
         for seed in seeds if cell.done else ():
-            record, baseline, value = _read_cell(cell, reading, seed, out, reasons or {})
-            records |= {seed: record} if record is not None else {}
-            baselines |= {seed: baseline} if baseline is not None else {}
-            if isinstance(value, str):
-                missing[seed] = value
-            else:
-                values[seed] = value
-        judged = reading.unit not in ("s", "% of the time")  # measured on another machine
-        judged = judged and (not variant.data or own.get(cell.column.name) == cell.config.data)
-        result = CellResult(cell, reading, values, missing, records, baselines, judged)
+            _read_seed(result, seed, out, reasons or {})
         key = (cell.row_name, cell.column.name)
-        if key not in best or result.rank > best[key].rank:
+        if key not in best or _rank(result) > _rank(best[key]):
             best[key] = result
     return TableResult(recipe, variant, seeds, tuple(best.values()), out)
 
 
-def _read_cell(
-    cell: Cell, reading: Reading, seed: int, out: Path, reasons: Mapping[str, str]
-) -> tuple[RunRecord | None, RunRecord | None, float | str]:
-    training = cell.training(seed)
+def _rank(result: CellResult) -> tuple[bool, int, float]:
+    """The order of candidates for a row: part of the scale, then the most seeds, then the highest mean."""
+    return result.cell.done, len(result.values), result.ours.mean if result.ours else float("-inf")
+
+
+def _read_seed(result: CellResult, seed: int, out: Path, reasons: Mapping[str, str]) -> None:
+    """Add the value of one seed, or why it is missing."""
+    cell, reading, training = result.cell, result.reading, result.cell.training(seed)
     record = read_record(out, training, seed)
-    if isinstance(record, RunFailure):
-        return None, None, "diverged"
-    if record is None:
-        return None, None, reasons.get(training, "") or reasons.get(cell.config.data, "") or "not run yet"
-    baseline = None
+    if not isinstance(record, RunRecord):
+        reason = reasons.get(training) or reasons.get(cell.config.data) or "not run yet"
+        result.missing[seed] = reason if record is None else "diverged"
+        return
+    result.records[seed] = record
     if cell.baseline is not None:
-        other = read_record(out, name_training(with_seed(cell.baseline, seed)), seed)
-        baseline = other if isinstance(other, RunRecord) else None
-    value = reading.read(RunView(record, cell.after, baseline))
+        baseline = read_record(out, name_training(with_seed(cell.baseline, seed)), seed)
+        if isinstance(baseline, RunRecord):
+            result.baselines[seed] = baseline
+    value = reading.read(RunView(record, cell.after, result.baselines.get(seed)))
     if value is not None:
-        return record, baseline, value
-    if reading.relative and baseline is None:
-        return record, None, "its baseline has not been run yet"
-    if reading.text.startswith("rounds-"):
-        return record, baseline, f"not within {record.result.rounds:,}"
-    if reading.text.startswith("at-"):
-        return record, baseline, "not reached, or not evaluated by then"
-    return record, baseline, record.failure or "not measured yet"
-
-
-def list_columns(result: TableResult) -> list[str]:
-    """The columns with a cell at this scale."""
-    done = {one.cell.column.name for one in result.cells if one.cell.done}
-    return [column.name for column in result.recipe.columns if column.name in done]
-
-
-def list_rows(result: TableResult) -> dict[str, list[CellResult | None]]:
-    """The cells by row, in the order of ``list_columns``; rows without a cell at this scale are left out."""
-    names = list_columns(result)
-    order = dict.fromkeys(row.best_of or row.name for row in result.recipe.rows)
-    rows = {row: [result.cell(row, name) for name in names] for row in order}
-    return {name: cells for name, cells in rows.items() if any(one and one.cell.done for one in cells)}
+        result.values[seed] = value
+    elif reading.relative and seed not in result.baselines:
+        result.missing[seed] = "its baseline has not been run yet"
+    elif reading.text.startswith("rounds-"):
+        result.missing[seed] = f"not within {record.result.rounds:,}"
+    elif reading.text.startswith("at-"):
+        result.missing[seed] = "not reached, or not evaluated by then"
+    else:
+        result.missing[seed] = record.failure or "not measured yet"

@@ -1,7 +1,8 @@
-"""A table with its results: sentences, Markdown, HTML, JSON, and its figures as SVG."""
+"""A table with its results: sentences, one page as Markdown and HTML, JSON, and its figures as SVG."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -11,86 +12,76 @@ from unskew.analysis.measure import CellValue, Column, Linked, Table
 from unskew.charts import Chart
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
-from unskew.core.files import json_object, write_whole
+from unskew.core.files import read_json, write_whole
 from unskew.core.units import counted, format_duration
-from unskew.report.page import Page, Section, to_html
+from unskew.report.page import Page, Section, format_value, to_html
 from unskew.reproduce.cells import Variant, make_cells
 from unskew.reproduce.figures import draw_figures
 from unskew.reproduce.recipe import recipe_names
 from unskew.reproduce.records import link_run
-from unskew.reproduce.results import AGREEMENT, MARKS, CellResult, Gain, TableResult, list_columns, list_rows
+from unskew.reproduce.results import AGREEMENT, MARKS, CellResult, Gain, TableResult
 from unskew.runs.config import Value, deciding
 from unskew.runs.folder import json_bytes
 
-MOST = 12  # options named in the sentence on the scale
 SAME = 0.05  # points; smaller gains have no sign
 TABLES, INDEX = "tables", "tables.md"
 TIME = "training time, all runs"  # shown in the index
 
 
-@dataclass(frozen=True)
-class Wording:
-    """The sentences and facts of a table, shared by all its formats."""
-
-    findings: list[str]
-    differences: list[str]  # every known difference from the paper's setup
-    facts: list[tuple[str, str]]  # scale, seeds, machine, …
-
-
-def describe_table(result: TableResult) -> Wording:
-    """All sentences and facts of a table."""
-    return Wording(findings(result), differences(result), facts(result))
-
-
 def findings(result: TableResult) -> list[str]:
     """How well our values agree with the paper's, and which values are missing."""
-    return [*_describe_agreement(result), *_describe_gains(result), *_describe_missing(result)]
-
-
-def _describe_agreement(result: TableResult) -> list[str]:
-    counts = {name: sum(one.agreement == name for one in result.cells) for name in AGREEMENT}
-    if not any(counts.values()):
-        return []
-    shares = ", ".join(f"{count} {AGREEMENT[name]}" for name, count in counts.items() if count)
-    printed = [one.paper.deviation is not None for one in result.cells if one.agreement and one.paper]
-    whose = "the paper's ±" if any(printed) else "our own ±, since the paper gives none"
-    if any(printed) and not all(printed):
-        whose += ", or ours where it gives none"
-    sentence = f"{counted(sum(counts.values()), 'cell')} with a value in the paper, judged by {whose}: {shares}."
-    if result.variant.scale != "paper":
-        sentence += " This scale trains less than the paper does, so values outside are expected."
-    return [sentence]
+    sentences = []
+    if counts := Counter(one.agreement for one in result.cells if one.agreement):
+        shares = ", ".join(f"{counts[name]} {meaning}" for name, meaning in AGREEMENT.items() if counts[name])
+        cells = f"{counted(counts.total(), 'cell')} with a value in the paper"
+        sentence = f"{cells}, judged by the paper's ±, or ours where it gives none: {shares}."
+        if result.variant.scale != "paper":
+            sentence += " This scale trains less than the paper does, so values outside are expected."
+        sentences.append(sentence)
+    sentences += _describe_gains(result)
+    if empty := [one for one in result.cells if one.cell.done and not one.values]:
+        reasons = "; ".join(dict.fromkeys(one.reason for one in empty))
+        sentences.append(f"Without a value: {counted(len(empty), 'cell')} ({reasons}).")
+    if partial := [one for one in result.cells if one.values and one.missing]:
+        sentences.append(f"Some seeds missing: {counted(len(partial), 'cell')}.")
+    if skipped := [one.cell.column.name for one in result.cells if not one.cell.done]:
+        columns = [name for name in dict.fromkeys(skipped) if name not in _list_columns(result)]
+        which = f", including the columns {', '.join(columns)}" if columns else ""
+        sentences.append(f"Left out at scale {result.variant.scale}: {len(skipped)} of the paper's cells{which}.")
+    return sentences
 
 
 def _describe_gains(result: TableResult) -> list[str]:
     """Whether gains have the paper's sign, which can be compared at every scale."""
-    known: list[tuple[CellResult, Gain, bool | None]] = []  # with whether the signs agree; None: too small
+    large: list[tuple[CellResult, Gain, bool]] = []  # with whether the signs agree
+    small = 0
     for one in result.cells:
         gain = result.gain(one)
-        if gain is not None and gain.paper is not None and gain.ours is not None:
-            large = min(abs(gain.paper), abs(gain.ours)) >= SAME
-            known.append((one, gain, gain.paper * gain.ours > 0 if large else None))
-    if not known:
-        return []
-    same, opposite, small = ([gain for _, gain, sign in known if sign is wanted] for wanted in (True, False, None))
-    ignored = f"Not counted, with a gain below {SAME:g} points in the paper or here: {counted(len(small), 'pair')}"
-    if not same and not opposite:
-        return [f"{ignored}."]
-
-    def count_clear(some: Iterable[Gain]) -> int:
-        """How many intervals exclude zero."""
-        return sum(one.interval is not None and (one.interval.low > 0 or one.interval.high < 0) for one in some)
-
-    where = "" if all(one.judged for one in result.cells) else ", on data other than the paper's"
-    count, has = counted(len(same) + len(opposite), "gain"), "has" if len(same) == 1 else "have"
-    sentence = f"{len(same)} of {count} of one row over another {has} the paper's sign{where}"
-    if not any(gain.interval for gain in (*same, *opposite)):
-        sentence += _describe_chance([(one, sign) for one, _, sign in known if sign is not None])
-    if any(gain.interval for gain in same):
-        sentence += f"; for {count_clear(same)} of these the 95 % interval over the seeds excludes zero"
-    if any(gain.interval for gain in opposite):
-        sentence += f". It also excludes zero for {count_clear(opposite)} of the {len(opposite)} with the opposite sign"
-    return [f"{sentence}. {ignored}." if small else f"{sentence}."]
+        if gain is None or gain.paper is None or gain.ours is None:
+            continue
+        if min(abs(gain.paper), abs(gain.ours)) >= SAME:
+            large.append((one, gain, gain.paper * gain.ours > 0))
+        else:
+            small += 1
+    sentences = []
+    if large:
+        same = [gain for _, gain, agrees in large if agrees]
+        opposite = [gain for _, gain, agrees in large if not agrees]
+        where = "" if all(one.judged for one in result.cells) else ", on data other than the paper's"
+        count = f"{len(same)} of {counted(len(large), 'gain')} of one row over another"
+        sentence = f"{count} {'has' if len(same) == 1 else 'have'} the paper's sign{where}"
+        if any(gain.interval for _, gain, _ in large):
+            clear, wrong = (sum(gain.excludes_zero for gain in gains) for gains in (same, opposite))
+            sentence += f"; for {clear} of these the 95 % interval over the seeds excludes zero"
+            sentence += f", and for {wrong} of the {len(opposite)} with the opposite sign" if opposite else ""
+        else:
+            sentence += _describe_chance([(one, agrees) for one, _, agrees in large])
+        sentences.append(f"{sentence}.")
+    if small:
+        sentences.append(
+            f"Not counted, with a gain below {SAME:g} points in the paper or here: {counted(small, 'pair')}."
+        )
+    return sentences
 
 
 def _describe_chance(signs: Sequence[tuple[CellResult, bool]]) -> str:
@@ -104,22 +95,6 @@ def _describe_chance(signs: Sequence[tuple[CellResult, bool]]) -> str:
     seeds = counted(max(len(one.values) for one, _ in signs), "seed")
     sentence = f". That is {agree} of {counted(count, 'training')} with {seeds}, which a coin would give with a "
     return f"{sentence}probability of {chance:.2g}{': no evidence' if chance > 0.05 else ''}"
-
-
-def _describe_missing(result: TableResult) -> list[str]:
-    sentences = []
-    if empty := [one for one in result.cells if one.cell.done and not one.values]:
-        reasons = "; ".join(dict.fromkeys(one.reason for one in empty))
-        sentences.append(f"Without a value: {counted(len(empty), 'cell')} ({reasons}).")
-    if partial := [one for one in result.cells if one.values and one.missing]:
-        sentences.append(f"Some seeds missing: {counted(len(partial), 'cell')}.")
-    if skipped := [one for one in result.cells if not one.cell.done]:
-        names = dict.fromkeys(one.cell.column.name for one in skipped)
-        columns = [name for name in names if name not in list_columns(result)]
-        which = f", including the columns {', '.join(columns)}" if columns else ""
-        count = f"{len(skipped)} of the paper's cells"
-        sentences.append(f"Left out at scale {result.variant.scale}: {count}{which}.")
-    return sentences
 
 
 def differences(result: TableResult) -> list[str]:
@@ -150,7 +125,7 @@ def _list_changes(result: TableResult) -> str:
         if one.cell.reads != theirs.reads:
             differing.setdefault("read", set()).add((one.cell.reads, theirs.reads))
     changes = []
-    for name, pairs in list(differing.items())[:MOST]:
+    for name, pairs in differing.items():
         texts = [["the default" if value is None else value for value in pair] for pair in sorted(pairs, key=str)]
         values = " or ".join(f"{new} instead of {old}" for new, old in texts)
         changes.append(f"{name.replace('_', ' ')} {values}")
@@ -189,174 +164,141 @@ def facts(result: TableResult) -> list[tuple[str, str]]:
 
 def name_ours(result: TableResult) -> str:
     """The name of our columns; it includes the data if they are not the paper's."""
-    other = result.variant.data
-    return f"ours ({other if other in result.recipe.stand_ins else 'other data'})" if other else "ours"
+    return f"ours ({result.variant.data})" if result.variant.data else "ours"
 
 
-def format_difference(one: CellResult) -> str:
-    """Ours minus the paper's, with its sign; "" if unknown."""
-    return "" if one.difference is None else f"{one.difference:+.{one.reading.decimals}f}"
+def format_cell(one: CellResult) -> str:
+    """Our value, with the difference from the paper's in brackets, or why it is missing."""
+    difference = "" if one.difference is None else f" ({one.difference:+.{one.reading.decimals}f})"
+    return one.format() + difference
 
 
-def _format_rows(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows of a Markdown table; the second contains the alignment."""
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-
-
-def to_markdown(result: TableResult, wording: Wording, command: str, charts: Sequence[Chart], folder: Path) -> str:
-    """The table as a Markdown page in ``folder``, which links are relative to."""
+def write_table(result: TableResult, command: str) -> tuple[list[Path], dict[str, Any]]:
+    """Write the Markdown, HTML, SVG and JSON files of a table; returns them and the content of the JSON file."""
     recipe = result.recipe
-    lines = [f"# {recipe.name}: {recipe.title}", "", f"{recipe.paper.reference}; {recipe.source}.", ""]
-    lines += [recipe.about, ""] if recipe.about else []
-    lines += [f"Made by `{command}`.", "", *(f"- {sentence}" for sentence in wording.findings), ""]
-    table = _tabulate(result, folder)
-    head = ["", *(column.name for column in table.columns[1:])]
-    rows = [[_to_markdown(cell) for cell in row] for row in table.rows]
-    lines += [*_format_rows([head, ["---", *["---:"] * (len(head) - 1)], *rows]), ""]
+    paper, _, name = recipe.name.partition("/")
+    folder = result.out / TABLES / result.variant.folder / paper
+    charts, gains, values = draw_figures(result), _tabulate_gains(result), to_json(result, command, folder)
+    about = [recipe.about] if recipe.about else []
     if any(one.agreement for one in result.cells):
         legend = ", ".join(f"{MARKS[name]} {meaning}" for name, meaning in AGREEMENT.items())
-        lines += [f"In brackets: ours minus the paper's. {legend}; ± is the paper's, or ours where it gives none.", ""]
-    lines += [f"![{chart.alt}]({quote(chart.name)}.svg)\n" for chart in charts]
-    if gains := _list_gains(result):
-        head = ["row", "column", "over", "paper", "ours", "95 % interval, paired over seeds"]
-        lines += ["## Gains", "", *_format_rows([head, ["---"] * 3 + ["---:"] * 3, *gains]), ""]
-    lines += ["## Known differences", "", *(f"- {sentence}" for sentence in wording.differences), ""]
-    if recipe.notes:
-        lines += ["## On the paper's values", "", *(f"- {note}" for note in recipe.notes), ""]
-    lines += ["## How it was made", "", *(f"- {name}: {fact}" for name, fact in wording.facts), ""]
-    if result.records:
-        head, runs = ["run", "seed", "accuracy, %", "seconds", "weights"], []
-        for record in result.records:
-            run = record.result
-            numbers = [str(run.seed), f"{100 * run.accuracy:.2f}", f"{run.seconds:.0f}", run.weights_sha256[:12]]
-            runs.append([f"[{record.training}]({quote(link_run(record, folder))})", *numbers])
-        lines += _format_rows([head, ["---", "---:", "---:", "---:", "---"], *runs])
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _to_markdown(cell: CellValue) -> str:
-    if not isinstance(cell, Linked):
-        return "" if cell is None else str(cell)
-    link = f"[{cell.text}]({quote(cell.href)})" if cell.href else cell.text
-    return f"{link} {MARKS[cell.look]}" if cell.look else link
-
-
-def _list_gains(result: TableResult) -> list[list[str]]:
-    rows = []
-    for one in result.cells:
-        gain = result.gain(one)
-        if gain is None or not one.cell.done or (gain.paper is None and gain.ours is None):
-            continue
-        values = ["" if value is None else f"{value:+.2f}" for value in (gain.paper, gain.ours)]
-        rows.append([one.cell.row_name, one.cell.column.name, gain.over, *values, _format_interval(gain)])
-    return rows
-
-
-def _format_interval(gain: Gain | None) -> str:
-    return f"{gain.interval.low:+.2f} to {gain.interval.high:+.2f}" if gain and gain.interval else ""
-
-
-def to_page(result: TableResult, wording: Wording, command: str, charts: Sequence[Chart], folder: Path) -> Page:
-    """The table as an HTML page in ``folder``, which links are relative to."""
-    recipe = result.recipe
-    text = "Each cell shows mean ± deviation over the seeds and links to the report of its first run."
-    if any(one.agreement for one in result.cells):
-        text += (
-            " In brackets: ours minus the paper's. Green is within the paper's ±, yellow within twice that, red "
-            "outside; where the paper gives no ±, ours is used."
-        )
-    about = "\n\n".join(filter(None, (recipe.about, text)))
-    cells = "Gains are over the row that a row is compared with, paired over the seeds, with a 95 % interval."
-    return Page(
+        about.append(f"In brackets: ours minus the paper's. {legend}; ± is the paper's, or ours where it gives none.")
+    page = Page(
         title=f"{recipe.name}: {recipe.title}",
         subtitle=f"{recipe.paper.reference}; {recipe.source}",
-        findings=wording.findings,
-        facts=wording.facts,
+        findings=values["findings"],
+        facts=[*values["facts"].items(), ("made by", command)],
         sections=[
-            Section("table", "Our values and the paper's", about, [_tabulate(result, folder)], notes=recipe.notes),
-            *([Section("figures", "Figures", "", list(charts))] if charts else []),
-            Section("differences", "Known differences", "", findings=wording.differences),
-            Section("cells", "Every cell", cells, [_tabulate_cells(result, folder)]),
-            Section("runs", "Every run", f"Made by: {command}", [_tabulate_runs(result, folder)]),
+            Section("table", "Our values and the paper's", "\n\n".join(about), [_tabulate(result, folder), *charts]),
+            *([Section("gains", "Gains", "", [gains])] if gains.rows else []),
+            Section("differences", "Known differences", "", findings=values["differences"]),
+            *([Section("notes", "On the paper's values", "", findings=recipe.notes)] if recipe.notes else []),
+            Section("runs", "Every run", "", [_tabulate_runs(result, folder)]),
         ],
         footer="Made by unskew from the records in this folder; the same command makes it again.",
         heading="How well it agrees",
     )
+    files = [*write_page(page, folder, name), folder / f"{name}.json"]
+    write_whole(files[-1], json_bytes(values))
+    return files, values
+
+
+def write_page(page: Page, folder: Path, name: str) -> list[Path]:
+    """Write a page as Markdown and HTML, and its charts as SVG files."""
+    charts = [element for section in page.sections for element in section.elements if isinstance(element, Chart)]
+    contents = {f"{name}.md": to_markdown(page), f"{name}.html": to_html(page)}
+    contents |= {f"{chart.name}.svg": svg(chart) for chart in charts}
+    for file, content in contents.items():
+        write_whole(folder / file, content.encode())
+    return [folder / file for file in contents]
+
+
+def to_markdown(page: Page) -> str:
+    """The page as Markdown, with links to the charts' SVG files."""
+    lines = [f"# {page.title}", "", f"{page.subtitle}.", "", *(f"- {sentence}" for sentence in page.findings), ""]
+    for section in page.sections:
+        lines += [f"## {section.title}", "", *([section.text, ""] if section.text else [])]
+        for element in section.elements:
+            if isinstance(element, Chart):
+                lines.append(f"![{element.alt}]({quote(element.name)}.svg)")
+            elif isinstance(element, Table):
+                lines += _format_table(element)
+            lines.append("")
+        lines += [*(f"- {sentence}" for sentence in section.findings), ""]
+    lines += ["## How it was made", "", *(f"- {name}: {fact}" for name, fact in page.facts)]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
+
+
+def _format_table(table: Table) -> list[str]:
+    heads = [column.name for column in table.columns]
+    rows = [heads, ["---" if column.kind == "text" else "---:" for column in table.columns]]
+    for row in table.rows:
+        cells = [_format_cell(cell, column.kind) for cell, column in zip(row, table.columns, strict=True)]
+        rows.append([cell.replace("|", "\\|") for cell in cells])
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _format_cell(cell: CellValue, kind: str) -> str:
+    if isinstance(cell, Linked):
+        text = f"[{cell.text}]({quote(cell.href)})" if cell.href else cell.text
+        return f"{text} {MARKS[cell.look]}" if cell.look else text
+    return "" if cell is None else cell if isinstance(cell, str) else format_value(cell, kind)
+
+
+def _list_columns(result: TableResult) -> list[str]:
+    """The columns with a cell at this scale."""
+    done = {one.cell.column.name for one in result.cells if one.cell.done}
+    return [column.name for column in result.recipe.columns if column.name in done]
 
 
 def _tabulate(result: TableResult, folder: Path) -> Table:
-    printed = any(one.paper for one in result.cells)
-    columns = [Column("row")]
-    for name in list_columns(result):
+    """The paper's values and ours side by side; rows and columns without a cell at this scale are left out."""
+    printed, names = any(one.paper for one in result.cells), _list_columns(result)
+    columns = [Column("")]
+    for name in names:
         heads = [", ".join(filter(None, (name, whose))) for whose in ("paper", name_ours(result))]
         columns += [Column(head, "number") for head in (heads if printed else [name or "value"])]
     rows: list[list[CellValue]] = []
-    for name, cells in list_rows(result).items():
+    for name in dict.fromkeys(row.best_of or row.name for row in result.recipe.rows):
+        cells = [result.cell(name, column) for column in names]
+        if not any(one and one.cell.done for one in cells):
+            continue
         row: list[CellValue] = [name]
         for one in cells:
             if printed:
                 row.append(Linked(str(one.paper), value=one.paper.mean) if one is not None and one.paper else None)
-            row.append(None if one is None else _link_cell(one, folder))
+            if one is None or one.ours is None:
+                row.append(None if one is None else one.reason)
+            else:
+                link = link_run(next(iter(one.records.values())), folder)
+                row.append(Linked(format_cell(one), link, one.agreement, one.ours.mean))
         rows.append(row)
     return Table("", columns, rows)
 
 
-def _link_cell(one: CellResult, folder: Path) -> CellValue:
-    if one.ours is None:
-        return one.reason
-    link = link_run(next(iter(one.records.values())), folder)
-    difference = f" ({format_difference(one)})" if one.difference is not None else ""
-    return Linked(one.format() + difference, link, one.agreement, one.ours.mean)
-
-
-def _tabulate_cells(result: TableResult, folder: Path) -> Table:
-    texts, numbers = ("row", "column", "seeds", "paper"), ("ours", "difference")
-    columns = [*map(Column, texts), *(Column(name, "number") for name in numbers), Column("agreement")]
-    columns += [Column("gain, paper", "number"), Column("gain, ours", "number"), Column("interval")]
+def _tabulate_gains(result: TableResult) -> Table:
+    names = ("paper", "ours", "95 % interval, paired over seeds")
+    columns = [Column("row"), Column("column"), Column("over"), *(Column(name, "number") for name in names)]
     rows: list[list[CellValue]] = []
-    for one in [one for one in result.cells if one.cell.done]:
+    for one in result.cells:
         gain = result.gain(one)
-        seeds = ", ".join(f"{seed}: {value:.{one.reading.decimals}f}" for seed, value in one.values.items())
-        row: list[CellValue] = [one.cell.row_name, one.cell.column.name, seeds or one.reason]
-        row += [str(one.paper) if one.paper else None, _link_cell(one, folder) if one.ours else None, one.difference]
-        row += [AGREEMENT.get(one.agreement), *((gain.paper, gain.ours) if gain else (None, None))]
-        rows.append([*row, _format_interval(gain) or None])
+        if gain is not None and one.cell.done and not (gain.paper is None and gain.ours is None):
+            values = ["" if value is None else f"{value:+.2f}" for value in (gain.paper, gain.ours)]
+            interval = f"{gain.interval.low:+.2f} to {gain.interval.high:+.2f}" if gain.interval else ""
+            rows.append([one.cell.row_name, one.cell.column.name, gain.over, *values, interval])
     return Table("", columns, rows)
 
 
 def _tabulate_runs(result: TableResult, folder: Path) -> Table:
-    columns = [Column("run"), Column("seed", "count"), Column("method"), Column("partition")]
-    columns += [Column("accuracy", "percent"), Column("sent up", "bytes"), Column("time", "seconds")]
-    columns += [Column("weights"), Column("machine")]
+    columns = [Column("run"), Column("seed", "count"), Column("accuracy", "percent"), Column("time", "seconds")]
     rows: list[list[CellValue]] = []
     for record in result.records:
-        run = record.result
-        row: list[CellValue] = [Linked(record.training, link_run(record, folder)), run.seed, run.method, run.partition]
-        row += [run.accuracy, run.bytes_up, run.seconds, run.weights_sha256[:12], record.machine.get("machine", "")]
-        rows.append(row)
-    return Table("", columns, rows)
+        link, run = Linked(record.training, link_run(record, folder)), record.result
+        rows.append([link, run.seed, run.accuracy, run.seconds, run.weights_sha256[:12]])
+    return Table("", [*columns, Column("weights")], rows)
 
 
-def write_table(result: TableResult, wording: Wording, command: str) -> list[Path]:
-    """Write the Markdown, HTML, JSON and SVG files of a table, replacing earlier ones."""
-    paper, _, name = result.recipe.name.partition("/")
-    folder = result.out / TABLES / result.variant.folder / paper
-    charts = draw_figures(result)
-    contents = {
-        f"{name}.md": to_markdown(result, wording, command, charts, folder).encode(),
-        f"{name}.html": to_html(to_page(result, wording, command, charts, folder)).encode(),
-        f"{name}.json": json_bytes(to_json(result, wording, command, folder)),
-        **{f"{chart.name}.svg": svg(chart).encode() for chart in charts},
-    }
-    for file, content in contents.items():
-        write_whole(folder / file, content)
-    for old in folder.glob(f"{name}-*.svg"):
-        if old.name not in contents:
-            old.unlink(missing_ok=True)
-    return [folder / file for file in contents]
-
-
-def to_json(result: TableResult, wording: Wording, command: str, folder: Path) -> dict[str, Any]:
+def to_json(result: TableResult, command: str, folder: Path) -> dict[str, Any]:
     """The table as JSON."""
     cells = []
     for one in result.cells:
@@ -369,39 +311,30 @@ def to_json(result: TableResult, wording: Wording, command: str, folder: Path) -
         cell |= {"difference": one.difference, "agreement": one.agreement, "settings": deciding(one.cell.config)}
         cells.append(cell | {"runs": [link_run(record, folder) for record in one.records.values()]})
     about = {"recipe": result.recipe.name, "title": result.recipe.title, "command": command}
-    return {**about, **vars(wording), "facts": dict(wording.facts), "cells": cells}
+    sentences = {"findings": findings(result), "differences": differences(result)}
+    return {**about, **sentences, "facts": dict(facts(result)), "cells": cells}
 
 
-def write_index(out: Path) -> Path:
-    """Write tables.md from the JSON files of the tables, listing those that cannot be read."""
-    groups: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
-    names = [*recipe_names()]
-
-    def order(file: Path) -> tuple[Path, int, str]:
-        """By scale, then in the order of recipes; others last."""
-        name = f"{file.parent.name}/{file.stem}"
-        return file.parents[1], names.index(name) if name in names else len(names), name
-
-    for file in sorted((out / TABLES).glob("*/*/*.json"), key=order):
-        try:
-            values: Mapping[str, Any] = json_object(file.read_bytes(), file)
-        except (OSError, UserError):
-            values = {"findings": [f"{file.name} cannot be read; run its command again."]}
-        groups.setdefault(file.parent.parent.name, []).append((file, values))
+def write_index(out: Path) -> None:
+    """Write tables.md from the JSON files of the tables, by scale and in the order of the recipes."""
+    order = {name: number for number, name in enumerate(recipe_names())}
+    groups: dict[str, list[tuple[str, Path]]] = {}
+    for file in (out / TABLES).glob("*/*/*.json"):
+        groups.setdefault(file.parents[1].name, []).append((f"{file.parent.name}/{file.stem}", file))
     lines = ["# Tables in this folder", ""]
-    for name, tables in groups.items():
-        rows = [["table", "findings", "seeds", "runs", "training time"], ["---", "---", "---", "---:", "---:"]]
-        commands: dict[tuple[str, str], list[str]] = {}
-        for file, values in tables:
-            about = values.get("facts") or {}
-            link = f"[{values.get('recipe', file.stem)}]({file.with_suffix('.md').relative_to(out).as_posix()})"
-            findings = " ".join(values.get("findings") or ())
-            numbers = [str(about.get(fact, "")) for fact in ("seeds", "runs", TIME)]
-            rows.append([f"{link}: {values.get('title', '')}", findings, *numbers])
-            before, recipe, after = str(values.get("command", "")).partition(str(values.get("recipe", " ")))
-            if before:  # commands that differ only in the table's name are merged
-                commands.setdefault((before, after), []).append(recipe)
-        merged = [f"{before}{' '.join(filter(None, those))}{after}" for (before, after), those in commands.items()]
-        lines += [f"## {name}", "", *_format_rows(rows), "", "Made by:", "", "```", *merged, "```", ""]
+    columns = [Column("table"), Column("findings"), Column("seeds"), Column("runs", "count"), Column(TIME)]
+    for scale, tables in sorted(groups.items()):
+        rows: list[list[CellValue]] = []
+        commands = []
+        for name, file in sorted(tables, key=lambda table: (order.get(table[0], len(order)), table)):
+            try:
+                values: Mapping[str, Any] = read_json(file)
+            except UserError as error:
+                values = {"title": str(error)}
+            link = f"[{name}]({file.with_suffix('.md').relative_to(out).as_posix()})"
+            numbers = [str(values.get("facts", {}).get(fact, "")) for fact in ("seeds", "runs", TIME)]
+            rows.append([f"{link}: {values.get('title', '')}", " ".join(values.get("findings", ())), *numbers])
+            commands.append(values.get("command", ""))
+        table = Table("", columns, rows)
+        lines += [f"## {scale}", "", *_format_table(table), "", "Made by:", "", "```", *commands, "```", ""]
     write_whole(out / INDEX, ("\n".join(lines).rstrip() + "\n").encode())
-    return out / INDEX

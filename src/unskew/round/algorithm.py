@@ -140,9 +140,10 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
         if not isinstance(changed, Algorithm):
             raise UserError(f"{named.name} is not a method: it must return a function from Algorithm to Algorithm")
         if unknown := [slot for slot in changed.claims if slot not in SLOTS or slot in SHARED_SLOTS]:
-            one_only = ", ".join(slot for slot in SLOTS if slot not in SHARED_SLOTS)
-            wrong = f"{named.name} claims {unknown[0]!r}, which is not a slot that a method can claim"
-            raise UserError(f"{wrong}; choose from: {one_only}")
+            known = ", ".join(slot for slot in SLOTS if slot not in SHARED_SLOTS)
+            raise UserError(
+                f"{named.name} claims {unknown[0]!r}, which is not a slot of one method; choose from: {known}"
+            )
         for slot in claimed_slots(unclaimed, changed):
             before, after = getattr(unclaimed, slot), getattr(changed, slot)
             if slot not in SHARED_SLOTS:
@@ -151,13 +152,11 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
                 owner[slot] = named.name
                 continue
             if after[: len(before)] != before:
-                others = ", ".join(other.name for other in methods[: methods.index(named)])
-                raise UserError(f"{named.name} drops the {slot} of {others}; append to them instead of replacing them")
+                raise UserError(f"{named.name} drops the {slot} of the methods before it; append to them")
             for added in after[len(before) :]:  # statistics and memories are stored by name
                 name = getattr(added, "name", None)
                 if name is not None and (other := owner.setdefault(f"{slot}/{name}", named.name)) != named.name:
-                    both = f"{other} and {named.name} both put {name!r} in the {slot} slot"
-                    raise UserError(f"{both}; rename one of them")
+                    raise UserError(f"{other} and {named.name} both put {name!r} in the {slot} slot; rename one")
         algorithm = replace(changed, claims=(*algorithm.claims, *changed.claims))
     slot, uncovered = "exchange", getattr(algorithm.exchange, "uncovered", "")
     if algorithm.mechanism is not None:

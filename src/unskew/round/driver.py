@@ -95,18 +95,12 @@ def run_round(
     drawn = draw(algorithm, key, number, engine.roster, per_round)
     visits = drawn.visits
     if len({(visit.client, visit.repeat) for visit in visits}) < len(visits):
-        raise UserError(
-            "the sampler returned two visits to a client with the same repeat, so they would draw the same batches; "
-            "number them with repeat=0, 1, …"
-        )
+        raise UserError("the sampler returned two visits to a client with the same repeat; number them 0, 1, …")
     memory = engine.memory if algorithm.remember else None
     if memory is not None:
         visits = list(memory.assign(with_tickets(visits, state.clients)))
     elif algorithm.remember:
-        raise UserError(
-            "the method stores client state between visits, which this engine does not support; use --engine loop or "
-            "pool"
-        )
+        raise UserError("the method stores client state, which this engine does not support; use --engine loop")
     if not visits and algorithm.mechanism is None:
         return replace(state, round=number), _empty_round(number, drawn, asked, perf_counter() - began)
     rate = rate_of_round(algorithm.local, number, max(rounds, number))
@@ -134,9 +128,7 @@ def run_round(
     buffers = apply_step(buffers, gradient, 1.0)
     sent = statistics.fold_statistics(algorithm.statistics, state.sent, sums, info)
     if not tensors.finite(params | server_memory | sent):
-        raise ClientFailure(
-            f"server, round {number}: its step produced NaN or infinity; try a smaller server learning rate"
-        )
+        raise ClientFailure(f"server, round {number}: NaN or infinity in its step; try a smaller server learning rate")
 
     sizes = [engine.roster.size(visit.client) if visit.take is None else visit.take for visit in visits]
     examples, reported = int(sums["metric/examples"]), int(sums["metric/visits"])

@@ -7,7 +7,7 @@ fused call for all parameters.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -93,8 +93,7 @@ OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {"sgd": lambda: sgd, "adam"
 
 def parse_optimizer(source: str) -> Optimizer:
     """The optimizer that a text such as ``"adam(beta2=0.99)"`` describes."""
-    optimizer: Optimizer = _parse_one(source, "optimizer", OPTIMIZERS)
-    return optimizer
+    return cast(Optimizer, _parse_one(source, "optimizer", OPTIMIZERS))
 
 
 def _parse_one(source: str, kind: str, table: Mapping[str, Callable[..., Any]]) -> Any:
@@ -117,11 +116,8 @@ def require_sgd(local: Local, method: str, why: str) -> None:
 
 
 def _adaptive(name: str, fused: Callable[..., Any], beta1: float, beta2: float, eps: float) -> Optimizer:
-    for knob, beta in (("beta1", beta1), ("beta2", beta2)):
-        if not 0 <= beta < 1:
-            raise ValueError(f"{name}({knob}={beta}): {knob} must be at least 0 and below 1")
-    if not 0 < eps < float("inf"):
-        raise ValueError(f"{name}(eps={eps}): eps must be above 0")
+    if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and 0 < eps < math.inf):
+        raise ValueError(f"{name}: beta1 and beta2 must be at least 0 and below 1, eps must be above 0")
 
     def make(values: list[Tensor], local: Local) -> Update:
         means, squares = ([torch.zeros_like(value) for value in values] for _ in range(2))
@@ -152,6 +148,10 @@ class Schedule:
     warmup: int
     after: Callable[[int, int, float], float]
 
+    def __post_init__(self) -> None:
+        if self.warmup < 0:
+            raise ValueError("warmup must be 0 or more rounds")
+
     def rate(self, lr: float, number: int, rounds: int) -> float:
         """The rate of round ``number`` of ``rounds``; later rounds have the last one's."""
         number = min(number, rounds)
@@ -162,16 +162,14 @@ class Schedule:
 
 def constant(warmup: int = 0) -> Schedule:
     """The same rate in every round."""
-    return Schedule(_warmup("constant", warmup), lambda done, left, lr: lr)
+    return Schedule(warmup, lambda done, left, lr: lr)
 
 
 def step(every: int = 30, factor: float = 0.1, warmup: int = 0) -> Schedule:
     """Multiply the rate by ``factor`` every ``every`` rounds, like torch's StepLR: η·factor^⌊(r − 1)/every⌋."""
-    if every < 1:
-        raise ValueError(f"step(every={every}): every must be at least 1 round")
-    if not 0 < factor < float("inf"):
-        raise ValueError(f"step(factor={factor}): factor must be above 0")
-    return Schedule(_warmup("step", warmup), lambda done, left, lr: lr * factor ** (done // every))
+    if every < 1 or not 0 < factor < math.inf:
+        raise ValueError("step: every must be at least 1 round, factor must be above 0")
+    return Schedule(warmup, lambda done, left, lr: lr * factor ** (done // every))
 
 
 def cosine(least: float = 0.0, warmup: int = 0) -> Schedule:
@@ -179,15 +177,15 @@ def cosine(least: float = 0.0, warmup: int = 0) -> Schedule:
 
     Only the round after the last would have the rate ``least``, so no round trains with a rate of 0.
     """
-    if not 0 <= least < float("inf"):
-        raise ValueError(f"cosine(least={least}): least, a learning rate, must be 0 or more")
+    if not 0 <= least < math.inf:
+        raise ValueError("cosine: least, a learning rate, must be 0 or more")
 
     def after(done: int, left: int, lr: float) -> float:
         if least > lr:
             raise UserError(f"--schedule cosine(least={least:g}): least is above --lr {lr:g}; give a smaller least")
         return least + (lr - least) * (1 + math.cos(math.pi * done / left)) / 2
 
-    return Schedule(_warmup("cosine", warmup), after)
+    return Schedule(warmup, after)
 
 
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = {"constant": constant, "step": step, "cosine": cosine}
@@ -195,8 +193,7 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {"constant": constant, "step"
 
 def parse_schedule(source: str) -> Schedule:
     """The schedule that a text such as ``"step(every=30, factor=0.1)"`` describes."""
-    schedule: Schedule = _parse_one(source, "schedule", SCHEDULES)
-    return schedule
+    return cast(Schedule, _parse_one(source, "schedule", SCHEDULES))
 
 
 def check_rounds(local: Local, rounds: int) -> None:
@@ -225,9 +222,3 @@ def encode_rate(rate: float | None) -> Tensors:
 def with_round_rate(local: Local, shared: Tensors) -> Local:
     """The settings with the rate that the server sent for the round."""
     return replace(local, lr=float(shared[RATE])) if RATE in shared else local
-
-
-def _warmup(name: str, rounds: int) -> int:
-    if rounds < 0:
-        raise ValueError(f"{name}(warmup={rounds}): warmup must be 0 or more rounds")
-    return rounds

@@ -12,15 +12,7 @@ from unskew.core.errors import UserError
 from unskew.core.files import make_folder, parse_json, read_content, record_from, sync_folder, write_whole
 from unskew.core.tensors import under
 from unskew.core.types import ServerState
-from unskew.runs.folder import (
-    UNREADABLE,
-    create_run_folder,
-    locked_folder,
-    read_sealed,
-    read_tensors,
-    seal,
-    start_manifest,
-)
+from unskew.runs import folder as folders
 from unskew.runs.journal import DURING, METRICS, Mark, check_beginning
 from unskew.runs.result import Calibration
 
@@ -93,10 +85,10 @@ def roll_back(path: Path, number: int, out: Path) -> None:
         rounds = ", ".join(map(str, earlier)) or "none; only federated runs keep earlier checkpoints"
         raise UserError(f"{path} has no checkpoint of round {number}; available: {rounds}")
     _, progress = load_state(earlier[number])
-    sealed = {name: read_sealed(path, name) for name in ("config.toml", "partition.npz", "federation.json")}
-    create_run_folder(out)
-    with locked_folder(out):
-        start_manifest(out, {name: content for name, content in sealed.items() if content is not None})
+    sealed = {name: folders.read_sealed(path, name) for name in ("config.toml", "partition.npz", "federation.json")}
+    folders.create_run_folder(out)
+    with folders.locked_folder(out):
+        folders.start_manifest(out, {name: content for name, content in sealed.items() if content is not None})
         for name, mark in ((METRICS, progress.metrics), (DURING, progress.during)):
             if mark.bytes:
                 check_beginning(path / name, mark)
@@ -117,7 +109,7 @@ def save_state(file: Path, state: ServerState, progress: CheckpointRecord) -> No
             bytearray("\n".join(state.clients.values()).encode()), dtype=torch.uint8
         )
     about = {"unskew": json.dumps({"round": state.round, **asdict(progress)})}
-    about["seal"] = seal(entries, about)
+    about["seal"] = folders.seal(entries, about)
     write_whole(file, save({name: value.contiguous() for name, value in entries.items()}, metadata=about))
 
 
@@ -128,16 +120,9 @@ def open_memories(path: Path) -> int:
         make_folder(file.parent)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         sync_folder(file.parent)
-        return descriptor
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
-
-
-def drop_memories(path: Path) -> None:
-    """Remove a finished run's memories if they are large; otherwise measures of local models use them."""
-    file = path / MEMORIES
-    if file.exists() and file.stat().st_size > MAX_MEMORY_BYTES_KEPT:
-        file.unlink()
+    return descriptor
 
 
 def load_checkpoint(path: Path) -> tuple[ServerState, CheckpointRecord] | None:
@@ -146,11 +131,13 @@ def load_checkpoint(path: Path) -> tuple[ServerState, CheckpointRecord] | None:
     return load_state(file) if file.exists() else None
 
 
-def load_state(file: Path) -> tuple[ServerState, CheckpointRecord]:
-    """Read what ``save_state`` wrote; any changed bit is refused."""
-    try:
-        entries, about = read_tensors(file)
-        if about.pop("seal", None) != seal(entries, about):
+def load_state(
+    file: Path, expected: tuple[int, tuple[str, str, str]] | None = None, instead: str = ", or delete it to train again"
+) -> tuple[ServerState, CheckpointRecord]:
+    """Read what ``save_state`` wrote; a changed bit is refused, and any but the ``expected`` round and run."""
+    with folders.reading(file, instead):
+        entries, about = folders.read_tensors(file)
+        if about.pop("seal", None) != folders.seal(entries, about):
             raise ValueError("its content does not match its seal")
         values = parse_json(about["unskew"])
         number = values.pop("round")
@@ -159,9 +146,7 @@ def load_state(file: Path) -> tuple[ServerState, CheckpointRecord]:
             texts = bytes(entries["clients/tickets"].tolist()).decode().split("\n")
             tickets = dict(zip(entries["clients/numbers"].tolist(), texts, strict=True))
         model, memory, sent = (under(entries, name) for name in ("model/", "memory/", "sent/"))
-        return ServerState(number, model, memory, sent, clients=tickets), record_from(CheckpointRecord, values)
-    except UNREADABLE as error:
-        after = "start the run from the beginning" if file.name == CHECKPOINT.name else "retrain up to that round"
-        raise UserError(
-            f"the checkpoint {file} is damaged ({error}); restore it from a copy, or delete it to {after}"
-        ) from error
+        progress = record_from(CheckpointRecord, values)
+        if expected not in (None, (number, progress.run)):
+            raise ValueError("it is from another round or run")
+        return ServerState(number, model, memory, sent, clients=tickets), progress

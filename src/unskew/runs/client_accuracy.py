@@ -1,10 +1,6 @@
 """Accuracy for each client: under its own label distribution, and on its own test images if it has any.
 
-The experimenter's view of a simulation, computed after the run from the partition and the test set. The server of a
-federation has no label counts and needs none for this (docs/how-to/analysis.md).
-
-Shapes: K clients, C classes, N training examples, n test images, m classifiers.
-"""
+Shapes: K clients, C classes, N training examples, n test images, m classifiers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unskew.core.errors import UserError
-from unskew.data.arrays import DAMAGED, read_npz
+from unskew.data.arrays import read_npz
 from unskew.data.population import Clients, Ints, Partition
 from unskew.round.evaluation import Evaluation
-from unskew.runs.folder import require_sealed
+from unskew.runs.folder import reading, require_sealed
 
 CLIENTS = "clients.npz"
 OWN = ""  # the name of the run's own classifier
@@ -28,12 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ClientSpread:
-    """How accuracy is spread over the clients; every client counts once, except in ``by_examples``.
-
-    ``jain`` is Jain's index (Σa)² / (K·Σa²): 1 if every client has the same accuracy, and s if a share s of the clients
-    has equal accuracy and the others none. It does not depend on the number of clients, and unlike a deviation it can
-    be compared between a model of 20 % and one of 90 %.
-    """
+    """How accuracy is spread over the clients, each counted once; ``jain`` is Jain's index (Σa)² / (K·Σa²)."""
 
     clients: int  # those with an accuracy
     left_out: int  # those without: no examples, or no test image of any of their classes
@@ -75,20 +65,15 @@ class ByClient:
 
 
 def by_labels(partition: Partition, labels: Ints, score: Evaluation) -> ByClient:
-    """Σ_c q_k(c)·acc_c for each client k, over the classes that have test images.
-
-    Computed as a mean over the client's examples, so no table of clients × classes is needed.
-    """
+    """Σ_c q_k(c)·acc_c for each client k, over the classes that have test images."""
     right, total = np.asarray(score.right, np.float64), np.asarray(score.total, np.float64)
     known = total > 0
     share = np.divide(right, total, out=np.zeros_like(right), where=known)
-    client, held = partition.client, partition.client >= 0
-    if not held.all():
-        client, labels = client[held], labels[held]
-    sizes = np.bincount(client, minlength=partition.clients)
-    counted = sizes if known.all() else np.bincount(client, known[labels], partition.clients).astype(np.int64)
-    sums = np.bincount(client, share[labels], partition.clients)
-    return ByClient(_divide(sums, counted), counted, counted == sizes)
+    held = partition.client >= 0
+    client, labels = partition.client[held], labels[held]
+    counted = np.bincount(client, known[labels], partition.clients).astype(np.int64)
+    accuracy = _divide(np.bincount(client, share[labels], partition.clients), counted)
+    return ByClient(accuracy, counted, counted == np.bincount(client, minlength=partition.clients))
 
 
 def on_own_images(owners: Clients, clients: int, score: Evaluation) -> ByClient:
@@ -96,8 +81,8 @@ def on_own_images(owners: Clients, clients: int, score: Evaluation) -> ByClient:
     assert score.marks is not None
     owned = owners >= 0
     counted = np.bincount(owners[owned], minlength=clients).astype(np.int64)
-    sums = np.bincount(owners[owned], score.marks[owned], clients)
-    return ByClient(_divide(sums, counted), counted, np.ones(clients, np.bool_))
+    accuracy = _divide(np.bincount(owners[owned], score.marks[owned], clients), counted)
+    return ByClient(accuracy, counted, np.ones(clients, np.bool_))
 
 
 def _divide(sums: npt.NDArray[Any], counted: Ints) -> Floats:
@@ -147,10 +132,7 @@ def measure_clients(
 
 
 def to_arrays(measured: Mapping[str, tuple[ByClient, ByClient | None]]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of clients.npz: ``classifiers`` [m], ``accuracy`` [m, K] and ``own_images`` [m, K]; NaN: unknown.
-
-    ``counted`` and ``own_counts`` [K] are the numbers of examples that these are measured on.
-    """
+    """The arrays of clients.npz: names [m], accuracies [m, K], NaN if unknown, and the examples measured on [K]."""
     arrays: dict[str, npt.NDArray[Any]] = {
         "classifiers": np.array(list(measured), np.str_),
         "accuracy": np.stack([labels.accuracy for labels, _ in measured.values()]).astype(np.float32),
@@ -168,15 +150,12 @@ def read_clients(path: Path) -> dict[str, npt.NDArray[Any]]:
     require_sealed(path, CLIENTS)
     if not (path / CLIENTS).exists():
         return {}
-    try:
-        arrays, _ = read_npz(path / CLIENTS)
-        count, clients = len(arrays["classifiers"]), len(arrays["counted"])
-        tables = [arrays[name] for name in ("accuracy", "own_images") if name in arrays]
-        if any(table.shape != (count, clients) for table in tables) or "accuracy" not in arrays:
+    with reading(path / CLIENTS):
+        arrays = read_npz(path / CLIENTS)
+        shape = len(arrays["classifiers"]), len(arrays["counted"])
+        if any(arrays[name].shape != shape for name in arrays.keys() & {"accuracy", "own_images"}):
             raise ValueError("its arrays do not match")
         return arrays
-    except DAMAGED as error:
-        raise UserError(f"{path / CLIENTS} is damaged: {error}; restore it from a copy") from error
 
 
 def with_classifier(

@@ -5,7 +5,8 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from os import PathLike
@@ -16,7 +17,7 @@ from unskew.core import text
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.files import read_content
 from unskew.core.key import Key
-from unskew.core.limits import check_plain, usable_path, user_path
+from unskew.core.limits import usable_path, user_path
 from unskew.core.machine import check_device_name
 from unskew.core.text import MAX_COUNT
 from unskew.core.trust import plugins_in, unknown_plugins
@@ -42,11 +43,7 @@ MAX_VIEWS = 81  # an augmented view is one of 162 crops and flips
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a run.
-
-    ``default`` is None if the data or the machine decides; ``otherwise`` then describes what is used. Only an option
-    that does not ``decide`` the result may change when a run is resumed.
-    """
+    """One option of a run; ``otherwise`` describes what is used if its default is None."""
 
     name: str
     kind: type
@@ -84,9 +81,7 @@ class Option:
 
 
 def _option(default: Value | None, metavar: str | None, help: str, otherwise: str = "", **facts: Any) -> Any:
-    return field(
-        default=default, metadata={"option": {"metavar": metavar, "help": help, "otherwise": otherwise, **facts}}
-    )
+    return field(default=default, metadata={"metavar": metavar, "help": help, "otherwise": otherwise, **facts})
 
 
 def _count(default: int | None, help: str, otherwise: str = "", most: int = MAX_COUNT, **facts: Any) -> Any:
@@ -258,7 +253,7 @@ class Config:
 
 _TYPES = {name: (get_args(kind) or (kind,))[0] for name, kind in get_type_hints(Config).items()}
 OPTIONS: dict[str, Option] = {
-    item.name: Option(item.name, _TYPES[item.name], getattr(Config, item.name), **item.metadata["option"])
+    item.name: Option(item.name, _TYPES[item.name], getattr(Config, item.name), **item.metadata)
     for item in fields(Config)
 }
 
@@ -282,7 +277,12 @@ PLUGGABLE = ("data", "partition", "method", "model", "start", "engine")  # optio
 
 MAX_RECIPE = 1_000_000  # bytes
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_KINDS: dict[type, tuple[Any, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    bool: (bool, "true or false"),
+    str: (str | PathLike, "a text"),
+}
 
 
 def read(path: Path) -> Config:
@@ -291,48 +291,36 @@ def read(path: Path) -> Config:
 
 
 def read_recipe(path: Path, *, trust: bool = False) -> tuple[Config, tuple[Any, ...]]:
-    """A recipe and its list of ``seeds``, unchecked.
-
-    The config.toml of a run directory is a recipe too; its plug-ins need ``trust`` as in ``read_own_run``.
-    """
-    check_plain(path)
+    """A recipe and its ``seeds``, unchecked; plug-ins of a run directory's config.toml need ``trust``."""
     content = read_content(path, MAX_RECIPE)
     if content is None:
         raise UserError(f"the recipe {path} does not exist")
     table = _table(content, path)
     table.pop(TABLE, None)
     seeds = table.pop(SEEDS, [])
-    if not isinstance(seeds, list):
-        raise UserError(f"{path}: {SEEDS} must be a list of whole numbers such as [0, 1, 2], not {brief(seeds)}")
-    if seeds and "seed" in table:
-        raise UserError(f"{path}: seed and {SEEDS} are both given; give seed for one run, or {SEEDS} for several")
+    if not isinstance(seeds, list) or (seeds and "seed" in table):
+        raise UserError(f"{path}: give either seed for one run, or a list such as {SEEDS} = [0, 1, 2] for several")
     config = with_values(Config(), table, str(path))
     if not trust and (content.startswith(HEADER[:40].encode()) or (path.parent / MANIFEST).exists()):
         _check_plugins(config, path)
     return config, tuple(seeds)
 
 
-def federation_table(path: Path) -> dict[str, Any]:
-    """A recipe's table for federations; empty if it has none."""
-    table = _table(read_content(path, MAX_RECIPE) or b"", path).get(TABLE, {})
-    if not isinstance(table, dict):
-        raise UserError(f"{path}: {TABLE} must be a table such as [federation], not {brief(table)}")
-    return table
+def federation_table(path: Path) -> Any:
+    """A recipe's table for federations, unchecked; empty if it has none."""
+    return _table(read_content(path, MAX_RECIPE) or b"", path).get(TABLE, {})
 
 
 def read_run(path: Path) -> Config:
     """The configuration of a run directory."""
     content = read_sealed(path, CONFIG)
     if content is None:
-        raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
+        raise UserError(f"{path} is not a run directory: it has no {CONFIG}; start one with: unskew run --out {path}")
     return with_values(Config(), _table(content, path / CONFIG), str(path / CONFIG))
 
 
 def read_own_run(path: Path, *, trust: bool = False, only: tuple[str, ...] = PLUGGABLE) -> Config:
-    """The configuration of a run directory whose plug-ins, or ``only`` some of them, are about to run.
-
-    Without ``trust``, plug-ins never used on this machine are refused: the directory may be somebody else's.
-    """
+    """The configuration of a run directory whose plug-ins are about to run; unknown ones need ``trust``."""
     config = read_run(path)
     if not trust:
         _check_plugins(config, path, only)
@@ -341,13 +329,12 @@ def read_own_run(path: Path, *, trust: bool = False, only: tuple[str, ...] = PLU
 
 def plugin_texts(config: Config) -> dict[str, str]:
     """The texts that name plug-ins, by option."""
-    texts = {name: getattr(config, name) for name in PLUGGABLE}
-    files = {"data": not is_function(config.data), "partition": config.partition.strip().startswith("file:")}
-    return {
-        name: text
-        for name, text in texts.items()
-        if text is not None and not files.get(name) and not from_python(text) and plugins_in(text)
-    }
+    texts = {name: getattr(config, name) or "" for name in PLUGGABLE}
+    if not is_function(config.data):
+        del texts["data"]
+    if config.partition.strip().startswith("file:"):
+        del texts["partition"]
+    return {name: text for name, text in texts.items() if not from_python(text) and plugins_in(text)}
 
 
 def _check_plugins(config: Config, path: Path, only: tuple[str, ...] = PLUGGABLE) -> None:
@@ -361,28 +348,30 @@ def _check_plugins(config: Config, path: Path, only: tuple[str, ...] = PLUGGABLE
 
 def _table(content: bytes, path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(content.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UserError(f"the recipe {path} cannot be read: {error}") from error
-    except ValueError as error:  # also an integer of more digits than Python reads
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
         raise UserError(f"the recipe {path} is not TOML: {error}") from error
-    except RecursionError as error:
-        raise UserError(f"the recipe {path} is nested too deeply; options must be at the top level") from error
 
 
 def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config:
     """The configuration with these values; types are checked, and keys may be written with dashes."""
-    changes = {}
+    changes: dict[str, Any] = {}
     for name, value in values.items():
         key = str(name).replace("-", "_")
         if key not in OPTIONS:
             raise UserError(f"{where}: no option is called {brief(name)}; {nearest(key, OPTIONS)}")
-        if key in changes:
-            raise UserError(f"{where}: {key} is given twice, with a dash and with an underscore")
-        changes[key] = _typed(OPTIONS[key], value, where)
-    if "steps" in changes and "epochs" in changes and None not in (changes["steps"], changes["epochs"]):
-        raise UserError(f"{where}: epochs and steps are both given; give one of them")
+        option = OPTIONS[key]
+        kind, described = _KINDS[option.kind]
+        unset = option.default is None and (value is None or (isinstance(value, str) and not value))
+        if not unset and (not isinstance(value, kind) or isinstance(value, bool) != (kind is bool)):
+            raise UserError(f"{where}: {key} must be {described}, not {brief(value)}")
+        try:
+            changes[key] = None if unset else option.kind(value)  # NumPy's numbers and paths too
+        except OverflowError as error:
+            raise UserError(f"{where}: {key} is too large") from error
     if changes.get("steps") is not None:
+        if changes.get("epochs") is not None:
+            raise UserError(f"{where}: epochs and steps are both given; give one of them")
         changes["epochs"] = OPTIONS["epochs"].default  # unused, and left out of config.toml
     elif "epochs" in changes:
         changes["steps"] = None
@@ -392,27 +381,64 @@ def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config
 def checked(config: Config) -> Config:
     """Check every value, and make the paths absolute."""
     for option in OPTIONS.values():
-        if (value := getattr(config, option.name)) is not None:
-            _check(option, value)
+        flag, value = option.flag, getattr(config, option.name)
+        if value is None:
+            continue
+        if isinstance(value, str) and not from_python(value):
+            check_text(flag, value)
+        if option.choices and value not in option.choices:
+            raise UserError(f"{flag} {text.cut(value)}: {nearest(value, option.choices)}")
+        if option.check is not None:
+            option.check(value)
+        if option.kind in (int, float) and not (
+            (option.least is None or value >= option.least)
+            and (option.above is None or value > option.above)
+            and value < (option.below or math.inf)
+            and value <= (option.most or math.inf)
+        ):
+            most = f"; the limit is {option.most:,}" if option.most else ""
+            raise UserError(f"{flag} {value}: give {option.limits}{most}")
     folder = config.data_dir or os.environ.get("UNSKEW_DATA")
     check_text("--data-dir (or UNSKEW_DATA)", folder or "")
+    weights, separator, sha256 = (config.pretrained or "").partition(SHA256)
+    if weights not in ("", IMAGENET):
+        weights = str(usable_path(user_path(weights)).absolute())
     return replace(
         config,
         data=make_absolute(config.data),
         partition=make_file_absolute(config.partition),
         data_dir=str(Path(folder).absolute()) if folder else None,
-        pretrained=_absolute_weights(config.pretrained),
+        pretrained=f"{weights}{separator}{sha256}" if weights else None,
         cache_dir=str(user_path(config.cache_dir).absolute()) if config.cache_dir else None,
         baseline=str(usable_path(config.baseline).absolute()) if config.baseline else None,
     )
+
+
+def check_text(name: str, value: str) -> None:
+    """Refuse a text that config.toml cannot contain."""
+    with suppress(UnicodeEncodeError):
+        value.encode()
+        if len(value) <= text.MAX_TEXT and "\0" not in value:
+            return
+    problem = f"is not UTF-8, has null bytes, or has too many characters; the limit is {text.MAX_TEXT:,}"
+    raise UserError(f"{name} {brief(value)} {problem}")
 
 
 def to_toml(config: Config) -> str:
     """The configuration as a recipe; an option that is None is left out."""
     described = ", ".join(described_options(config))
     header = f"# What this run was asked for, resolved. Values given from Python are only described: {described}."
-    values = ((name, getattr(config, name)) for name in OPTIONS if name not in _unused(config))
-    return "\n".join([header if described else HEADER, *_lines(values)]) + "\n"
+    unused = () if config.steps is None else ("epochs",)
+    return _recipe(header if described else HEADER, {name: getattr(config, name) for name in OPTIONS}, unused)
+
+
+def _recipe(header: str, values: Mapping[str, Any], unused: Sequence[str] = ()) -> str:
+    def spell(value: Value) -> str:  # TOML's strings are JSON's, but for the character DEL
+        quoted = isinstance(value, str)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if quoted else text.spell(value)
+
+    given = {name: value for name, value in values.items() if value is not None and name not in unused}
+    return "\n".join([header, *(f"{name} = {spell(value)}" for name, value in given.items())]) + "\n"
 
 
 def described_options(config: Config) -> list[str]:
@@ -422,99 +448,24 @@ def described_options(config: Config) -> list[str]:
 
 def fingerprint(config: Config) -> str:
     """SHA-256 over the options that decide the result; the others count as if they had their defaults."""
-    values = []
-    for option in OPTIONS.values():
-        value = getattr(config, option.name) if option.decides else option.default
-        if option.name in ALWAYS_LISTED or value != option.default:
-            values.append((option.name, value))
-    return hashlib.sha256(("\n".join([HEADER, *_lines(values)]) + "\n").encode()).hexdigest()
+    values = {
+        option.name: getattr(config, option.name) if option.decides else option.default for option in OPTIONS.values()
+    }
+    return hashlib.sha256(_recipe(HEADER, _listed(values)).encode()).hexdigest()
 
 
 def deciding(config: Config) -> dict[str, Value]:
     """The options that decide the result; None and most defaults are left out."""
-    values = {option: getattr(config, option.name) for option in OPTIONS.values() if option.decides}
-    return {
-        option.name: value
-        for option, value in values.items()
-        if value is not None
-        and option.name not in _unused(config)
-        and (option.name in ALWAYS_LISTED or value != option.default)
-    }
+    values = {option.name: getattr(config, option.name) for option in OPTIONS.values() if option.decides}
+    if config.steps is not None:
+        del values["epochs"]
+    return {name: value for name, value in _listed(values).items() if value is not None}
 
 
-def _unused(config: Config) -> tuple[str, ...]:
-    return () if config.steps is None else ("epochs",)
+def _listed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in ALWAYS_LISTED or value != OPTIONS[name].default}
 
 
 def from_python(value: Any) -> bool:
     """Whether a text only describes a value that was passed from Python."""
     return isinstance(value, str) and value.startswith(FROM_PYTHON)
-
-
-def _lines(values: Iterable[tuple[str, Any]]) -> list[str]:
-    return [f"{name} = {_toml(value)}" for name, value in values if value is not None]
-
-
-def _toml(value: Value) -> str:
-    """TOML's strings are JSON's, but for the character DEL."""
-    quoted = isinstance(value, str)
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if quoted else text.spell(value)
-
-
-def _typed(option: Option, value: Any, where: str) -> Any:
-    if value is None and option.default is None:
-        return None
-    if isinstance(value, PathLike) and option.kind is str:
-        return str(value)
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        value = int(value)  # NumPy's whole numbers too
-    if option.kind is float and isinstance(value, Real) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            raise UserError(f"{where}: {option.name} is too large for a number") from None
-    if type(value) is not option.kind:
-        raise UserError(f"{where}: {option.name} must be {_KINDS[option.kind]}, not {brief(value)}")
-    return value
-
-
-def _check(option: Option, value: Any) -> None:
-    flag = option.flag
-    if isinstance(value, str) and not from_python(value):
-        check_text(flag, value)
-    if option.choices and value not in option.choices:
-        raise UserError(f"{flag} {text.cut(value)}: {nearest(value, option.choices)}")
-    if value == "" and option.default is None:
-        raise UserError(f"{flag} is empty; leave it out, or give a value")
-    if option.check is not None:
-        option.check(value)
-    if option.most is not None and value > option.most:
-        raise UserError(f"{flag}: the limit is {option.most:,}")
-    if option.limits and not (
-        (option.least is None or value >= option.least)
-        and (option.above is None or value > option.above)
-        and value < (math.inf if option.below is None else option.below)
-    ):
-        raise UserError(f"{flag} {value}: give {option.limits}")
-
-
-def check_text(name: str, value: str) -> None:
-    """Refuse a text that config.toml cannot contain: too long, with a null byte, or not valid Unicode."""
-    if len(value) > text.MAX_TEXT:
-        raise UserError(f"{name}: the text has {len(value):,} characters; the limit is {text.MAX_TEXT:,}")
-    if "\0" in value:
-        raise UserError(f"{name} {brief(value)} contains a null byte; remove it")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise UserError(
-            f"{name} {brief(value)} is not valid UTF-8, so it cannot be written to config.toml; rename it, or set a "
-            "UTF-8 locale such as LC_ALL=C.UTF-8"
-        ) from None
-
-
-def _absolute_weights(text: str | None) -> str | None:
-    where, separator, sha256 = (text or "").partition(SHA256)
-    if text is None or where == IMAGENET:
-        return text
-    return f"{usable_path(user_path(where)).absolute()}{separator}{sha256}"

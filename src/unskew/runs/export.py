@@ -3,7 +3,8 @@
 import json
 import logging
 import warnings
-from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from unskew.runs.result import MODEL_INFO, Calibration, ModelInfo, Result, read_
 
 CARD = "README.md"
 INPUT, OUTPUT = "images", "probabilities"
+FORMATS = {"onnx": ".onnx", "torchscript": ".pt", "torch-export": ".pt2", "safetensors": ".safetensors"}
 
 
 @neutral()
@@ -58,21 +60,18 @@ def export(
     """
     if form not in FORMATS:
         raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
-    write, suffix = FORMATS[form]
     predictor = load_predictor(path, calibration, trust=trust, model=model)
     folder = Path(out) if out is not None else Path(f"{Path(path).absolute().name}-{form}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder; choose another --out")
-    new = not folder.exists()
     make_folder(folder)
-    file = folder / f"model{suffix}"
+    file = folder / f"model{FORMATS[form]}"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecations inside the exporters
-            write(predictor, file)
+        with warnings.catch_warnings(action="ignore"):  # deprecations inside the exporters
+            _write_model(predictor, form, file)
     except Exception as error:  # exporters raise anything for a layer that they do not support
         file.unlink(missing_ok=True)
-        if new:
+        with suppress(OSError):
             folder.rmdir()
         if isinstance(error, UserError):
             raise
@@ -83,65 +82,31 @@ def export(
     return file
 
 
-def _example(predictor: Predictor) -> torch.Tensor:
-    return torch.zeros(2, *predictor.info.image, dtype=torch.uint8)
-
-
-def _about(predictor: Predictor) -> dict[str, str]:
-    """The metadata of every format."""
-    info = predictor.info
-    return {
-        "classes": json.dumps(info.classes, ensure_ascii=False),
-        "image": json.dumps(info.image),
-        "shape": json.dumps(info.shape),
-        "mean": json.dumps(info.mean),
-        "std": json.dumps(info.std),
-        "temperature": json.dumps(predictor.temperature),
-    }
-
-
-def _torchscript(predictor: Predictor, file: Path) -> None:
-    with torch.no_grad():
-        traced = torch.jit.trace(predictor, (_example(predictor),))  # type: ignore[no-untyped-call]
-    torch.jit.save(traced, str(file), _extra_files=_about(predictor))
-
-
-def _torch_export(predictor: Predictor, file: Path) -> None:
-    batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(predictor, (_example(predictor),), dynamic_shapes={INPUT: {0: batch}})
-    torch.export.save(program, file, extra_files=_about(predictor))
-
-
-def _onnx(predictor: Predictor, file: Path) -> None:
-    onnx = require_extra("onnx", "onnx")
-    require_extra("onnxscript", "onnx")
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about missing packages that are not needed
-    program = torch.onnx.export(
-        predictor,
-        (_example(predictor),),
-        input_names=[INPUT],
-        output_names=[OUTPUT],
-        dynamic_shapes={INPUT: {0: torch.export.Dim("batch", min=1)}},
-        dynamo=True,
-        verbose=False,
-    )
-    assert program is not None
-    proto = program.model_proto
-    onnx.helper.set_model_props(proto, _about(predictor))
-    onnx.save(proto, str(file))
-
-
-def _safetensors(predictor: Predictor, file: Path) -> None:
-    values = {name: value.contiguous().clone() for name, value in predictor.network.state_dict().items()}
-    save_file(values, file, metadata=_about(predictor))
-
-
-FORMATS: dict[str, tuple[Callable[[Predictor, Path], None], str]] = {
-    "onnx": (_onnx, ".onnx"),
-    "torchscript": (_torchscript, ".pt"),
-    "torch-export": (_torch_export, ".pt2"),
-    "safetensors": (_safetensors, ".safetensors"),
-}
+def _write_model(predictor: Predictor, form: str, file: Path) -> None:
+    facts = asdict(predictor.info) | {"temperature": predictor.temperature}
+    del facts["class_accuracy"]
+    about = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
+    example = (torch.zeros(2, *predictor.info.image, dtype=torch.uint8),)
+    shapes = {INPUT: {0: torch.export.Dim("batch", min=1)}}
+    if form == "safetensors":
+        values = {name: value.contiguous().clone() for name, value in predictor.network.state_dict().items()}
+        save_file(values, file, metadata=about)
+    elif form == "torchscript":
+        with torch.no_grad():
+            traced = torch.jit.trace(predictor, example)  # type: ignore[no-untyped-call]
+        torch.jit.save(traced, str(file), _extra_files=about)
+    elif form == "torch-export":
+        torch.export.save(torch.export.export(predictor, example, dynamic_shapes=shapes), file, extra_files=about)
+    else:
+        onnx = require_extra("onnx", "onnx")
+        require_extra("onnxscript", "onnx")
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about missing packages that are not needed
+        names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]}
+        program = torch.onnx.export(predictor, example, dynamic_shapes=shapes, dynamo=True, verbose=False, **names)
+        assert program is not None
+        proto = program.model_proto
+        onnx.helper.set_model_props(proto, about)
+        onnx.save(proto, str(file))
 
 
 def model_card(result: Result, info: ModelInfo, calibration: str | None = None) -> str:
@@ -152,71 +117,55 @@ def model_card(result: Result, info: ModelInfo, calibration: str | None = None) 
     data = f"{kind}{colon}{Path(path).name}"  # a card is published, so without the folders of this machine
     length = f"{settings['steps']} steps" if "steps" in settings else counted(int(settings.get("epochs", 1)), "epoch")
     mean, std = (", ".join(f"{value:.4f}" for value in values) for values in (info.mean, info.std))
-    lines = [
-        f"# {result.model} trained with {result.method}",
-        "",
-        f"Classifies pictures of {width}x{height} pixels ({'gray' if channels == 1 else 'color'}) into "
-        f"{counted(len(info.classes), 'class')}. Trained with Unskew by federated learning.",
-        "",
-        "## Model",
-        f"- Network: {result.model}; input {list(info.shape)}; pixels are normalized as (x/255 - mean) / std, "
-        f"mean {mean}, std {std}",
-        f"- Classifier: {f'calibrated with {calibration}' if calibration else 'as trained, without calibration'}",
-        f"- Weights: SHA-256 {result.weights_sha256} (before calibration)",
-        *(f"- Note: {note}" for note in result.notes),
-        "",
-        "## Training",
-        f"- Data: {data}",
-        f"- Partition: {result.partition}, {counted(result.clients, 'client')}"
-        + ("" if result.emd is None else f", EMD {result.emd:.3f}"),
-        f"- Method: {result.method}; {counted(result.rounds, 'round')}, {result.per_round:,} clients per round, "
-        f"{length} per round on each; seed {result.seed}",
-        *([f"- Privacy: {result.privacy.describe()}"] if result.privacy is not None else []),
-        "",
-        "## Evaluation",
-        f"Measured on {result.measured_on}; one run, one seed.",
-        "",
-        "| classifier | accuracy | loss | ECE | ECE with temperature | temperature |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-        _row(result),
-        *map(_row, result.calibrations.values()),
-        "",
-        "The expected calibration error (ECE, 15 bins) compares confidence with accuracy. This model's logits "
-        f"are divided by a temperature of {used.temperature or 1:.3g} before the softmax.",
-        "",
-        *_per_class(info, calibration or ""),
-        "## Intended use",
-        f"Pictures like those of {data}, with one of the classes below. Probabilities are meaningful for such "
-        "pictures only.",
-        "",
-        "## Limits",
-        "- A picture that shows none of the classes is still assigned to one of them.",
-        "- Accuracy on pictures from other cameras, sites or times than the training data was not measured.",
-        "- Accuracy differs between classes; see the table.",
-        *(
-            ["- Accuracy is measured on part of the training images (--validation), not on a test set."]
-            if result.evaluated_on == "validation"
-            else []
-        ),
-        "",
-        "## Classes",
-        ", ".join(info.classes),
-    ]
-    return "\n".join(lines) + "\n"
+    notes = "".join(f"- Note: {note}\n" for note in result.notes)
+    emd = "" if result.emd is None else f", EMD {result.emd:.3f}"
+    privacy = "" if result.privacy is None else f"- Privacy: {result.privacy.describe()}\n"
+    classifiers = ""
+    listed: list[Result | Calibration] = [result, *result.calibrations.values()]
+    for scores in listed:
+        numbers = (scores.ece, scores.ece_scaled, scores.temperature)
+        cells = " | ".join("-" if value is None else f"{value:.3g}" for value in numbers)
+        name = "as trained" if isinstance(scores, Result) else scores.name
+        classifiers += f"| {name} | {scores.accuracy:.2%} | {scores.loss:.4f} | {cells} |\n"
+    by_class = ""
+    if accuracy := info.class_accuracy.get(calibration or ""):
+        shares = ["-" if value is None else f"{value:.1%}" for value in accuracy]
+        rows = [f"| {label} | {share} |\n" for label, share in zip(info.classes, shares, strict=True)]
+        by_class = "\n| class | accuracy |\n| --- | ---: |\n" + "".join(rows)
+    return f"""# {result.model} trained with {result.method}
 
+Classifies pictures of {width}x{height} pixels ({"gray" if channels == 1 else "color"}) into \
+{counted(len(info.classes), "class")}. Trained with Unskew by federated learning.
 
-def _row(scores: Result | Calibration) -> str:
-    name = "as trained" if isinstance(scores, Result) else scores.name
-    numbers = (scores.ece, scores.ece_scaled, scores.temperature)
-    cells = ["-" if value is None else f"{value:.3g}" for value in numbers]
-    return f"| {name} | {scores.accuracy:.2%} | {scores.loss:.4f} | {' | '.join(cells)} |"
+## Model
+- Network: {result.model}; input {list(info.shape)}; pixels are normalized as (x/255 - mean) / std, \
+mean {mean}, std {std}
+- Classifier: {f"calibrated with {calibration}" if calibration else "as trained, without calibration"}
+- Weights: SHA-256 {result.weights_sha256} (before calibration)
+{notes}
+## Training
+- Data: {data}
+- Partition: {result.partition}, {counted(result.clients, "client")}{emd}
+- Method: {result.method}; {counted(result.rounds, "round")}, {result.per_round:,} clients per round, \
+{length} per round on each; seed {result.seed}
+{privacy}
+## Evaluation
+Measured on {result.measured_on}; one run, one seed.
 
+| classifier | accuracy | loss | ECE | ECE with temperature | temperature |
+| --- | ---: | ---: | ---: | ---: | ---: |
+{classifiers}
+The expected calibration error (ECE, 15 bins) compares confidence with accuracy. This model's logits are divided by a
+temperature of {used.temperature or 1:.3g} before the softmax.
+{by_class}
+## Intended use
+Pictures like those of {data}, with one of the classes below. Probabilities are meaningful for such pictures only.
 
-def _per_class(info: ModelInfo, name: str) -> list[str]:
-    if not (accuracy := info.class_accuracy.get(name)):
-        return []
-    rows = [
-        f"| {label} | {'-' if value is None else f'{value:.1%}'} |"
-        for label, value in zip(info.classes, accuracy, strict=True)
-    ]
-    return ["| class | accuracy |", "| --- | ---: |", *rows, ""]
+## Limits
+- A picture that shows none of the classes is still assigned to one of them.
+- Accuracy on pictures from other cameras, sites or times than the training data was not measured.
+- Accuracy differs between classes.
+
+## Classes
+{", ".join(info.classes)}
+"""

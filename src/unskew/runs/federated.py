@@ -2,16 +2,18 @@
 
 import math
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from unskew.calibration.feasible import named
-from unskew.core.errors import Missing, UserError, brief, nearest
+from unskew.core.errors import Missing, UserError
 from unskew.core.files import json_object, record_from
 from unskew.core.machine import neutral
 from unskew.core.types import Engine, ImageSet, Local, Split
@@ -26,17 +28,9 @@ from unskew.engines.flower.node import own_version
 from unskew.engines.loop import Loop
 from unskew.methods import parse_method, with_release
 from unskew.runs import config as configs
+from unskew.runs import folder as folders
 from unskew.runs.config import CONFIG, NODES, Config
 from unskew.runs.execute import Observer, execute
-from unskew.runs.folder import (
-    create_run_folder,
-    is_blank,
-    json_bytes,
-    locked_folder,
-    read_sealed,
-    start_manifest,
-    write_sealed,
-)
 from unskew.runs.prepare import Prepared, prepare, read_data, rehearse
 from unskew.runs.python_values import Nodes, PythonValues
 from unskew.runs.result import RESULT, Result, read_result
@@ -64,20 +58,18 @@ def terms_bytes(terms: FederationTerms) -> bytes:
     """The content of federation.json."""
     values = asdict(terms)
     values["clients"] = [asdict(known) for known in terms.clients.values()]
-    return json_bytes(values)
+    return folders.json_bytes(values)
 
 
 def read_terms(path: Path) -> FederationTerms:
     """Read a run directory's federation.json."""
-    content = read_sealed(path, FEDERATION)
+    content = folders.read_sealed(path, FEDERATION)
     if content is None:
         raise UserError(f"{path} is not the run directory of a federation: it has no {FEDERATION}")
-    values = json_object(content, path / FEDERATION)
-    try:
+    with folders.reading(path / FEDERATION):
+        values = json_object(content, path / FEDERATION)
         clients = {client["name"]: client for client in values["clients"]}
         return record_from(FederationTerms, {**values, "clients": clients})
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path / FEDERATION} is damaged: {error}; restore it from a copy") from error
 
 
 def agree_on_terms(terms: FederationTerms, nodes: Sequence[Description], classes: tuple[str, ...]) -> FederationTerms:
@@ -93,7 +85,17 @@ def agree_on_terms(terms: FederationTerms, nodes: Sequence[Description], classes
         classes = fitting[0].classes  # in the nodes' own order
     if not classes:
         classes = tuple(sorted({name for node in fitting for name in node.classes}))
-        _refuse_look_alikes(classes, fitting)
+        spelled: dict[str, str] = {}
+        for name in classes:  # nobody means both "Normal" and "normal"
+            plain = "".join(filter(str.isalnum, name.casefold())) or name
+            if (other := spelled.setdefault(plain, name)) != name:
+                first, second = (
+                    next(node.node for node in fitting if label in node.classes) for label in (other, name)
+                )
+                raise UserError(
+                    f"node {first} has a class {other!r} and node {second} a class {name!r}; rename one of them, or, "
+                    "if they are different classes, list both under classes in the recipe's [federation] table"
+                )
     mean, std = _pool_pixels(fitting)
     return replace(
         terms,
@@ -113,19 +115,6 @@ def _in_colour(node: Description, shape: tuple[int, int, int]) -> Description:
     return replace(node, shape=(3, *node.shape[1:]), mean=3 * node.mean, std=3 * node.std)
 
 
-def _refuse_look_alikes(classes: Sequence[str], nodes: Sequence[Description]) -> None:
-    """Refuse classes that differ only in case, spaces or punctuation: nobody means both "Normal" and "normal"."""
-    names: dict[str, str] = {}
-    for name in classes:
-        plain = "".join(filter(str.isalnum, name.casefold())) or name
-        if (other := names.setdefault(plain, name)) != name:
-            first, second = (next(node.node for node in nodes if label in node.classes) for label in (other, name))
-            raise UserError(
-                f"node {first} has a class {other!r} and node {second} a class {name!r}; rename one of them, or, if "
-                "they are different classes, list both under classes in the recipe's [federation] table"
-            )
-
-
 def why_not(node: Description, terms: FederationTerms) -> str | None:
     """Why a node's data do not fit the terms; None if they do."""
     if _in_colour(node, terms.shape).shape != terms.shape:
@@ -134,11 +123,7 @@ def why_not(node: Description, terms: FederationTerms) -> str | None:
         )
     agreed = set(terms.classes)
     if (unknown := next((name for name in node.classes if name not in agreed), None)) is not None:
-        return (
-            f"its class {unknown!r} is not among the {counted(len(terms.classes), 'class')} agreed on "
-            f"({', '.join(terms.classes[:5])}{', …' if len(terms.classes) > 5 else ''}); rename it, or list it in the "
-            "recipe"
-        )
+        return f"its class {unknown!r} is not among those agreed on; rename it, or list it in the recipe"
     if not any(facts.examples for facts in node.clients):
         return "it has no training images"
     return None
@@ -148,10 +133,7 @@ NARROW = 8.0  # of the deviations that most nodes have: a pooled one that is so 
 
 
 def _pool_pixels(nodes: Sequence[Description]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The mean and deviation of all nodes' pixels, from each node's own and its number of examples.
-
-    A node that claims many examples with almost no deviation would inflate everyone's inputs: it is left out.
-    """
+    """All nodes' mean and deviation, without nodes that claim many examples with almost no deviation."""
     if len({(node.mean, node.std) for node in nodes}) == 1:
         return nodes[0].mean, nodes[0].std
     mean, std = _pool_all(nodes)
@@ -201,24 +183,16 @@ def _shape(shape: tuple[int, int, int]) -> str:
     return f"{shape[2]}x{shape[1]} with {counted(shape[0], 'channel')}"
 
 
-ENGINE = "flower"
-
-
 def images_of(terms: FederationTerms, config: Config, own: ImageSet | None) -> ImageSet:
     """The server's image set: no training images, and its own test images if it has any."""
     empty = Split(np.zeros((0, *terms.shape), np.uint8), np.zeros(0, np.int64))
     test = empty
     if own is not None:
-        if own.shape != terms.shape:
-            raise UserError(
-                f"the server's test images ({config.data}) are {_shape(own.shape)}, but the nodes' images are "
-                f'{_shape(terms.shape)}; give data = "{NODES}"'
-            )
         number = {name: label for label, name in enumerate(terms.classes)}
-        if (unknown := next((name for name in own.classes if name not in number), None)) is not None:
+        if own.shape != terms.shape or not number.keys() >= set(own.classes):
             raise UserError(
-                f"the server's test images have a class {unknown!r}, which the nodes do not have; rename it, or "
-                f'give data = "{NODES}"'
+                f"the server's test images ({config.data}, {_shape(own.shape)}) must have the shape and classes of the "
+                f'nodes\' images ({_shape(terms.shape)}); change them, or give data = "{NODES}"'
             )
         numbers = np.array([number[name] for name in own.classes], np.int64)
         test = Split(own.test.images, numbers[own.test.labels], own.test.rows)
@@ -241,11 +215,9 @@ def nodes_of(terms: FederationTerms, config: Config) -> Nodes:
 
     roster = flower.roster_of(known for known in terms.clients.values() if not known.late)
     client = np.repeat(np.arange(roster.clients, dtype=np.int32), roster.sizes)
-    return Nodes(Partition(client, roster.clients, NODES, config.seed), refuse, ENGINE)
+    return Nodes(Partition(client, roster.clients, NODES, config.seed), refuse, "flower")
 
 
-RULES = ("deadline", "min-replies", "wait")
-TABLE_KEYS = (*RULES, "classes")  # of a recipe's [federation] table
 BACK = 60.0  # seconds that a resumed run waits for its first clients; Flower's nodes reconnect within 20
 SETTLE = 3.0  # seconds without a new node after which a federation of unknown size begins
 
@@ -265,22 +237,14 @@ class FederatedRequest:
 
 def check_nodes(exchange: Transport, request: FederatedRequest, say: Callable[[str], None]) -> None:
     """Ask every node to describe its data, and report whether they fit the others' and the recipe."""
-    config = check_request(request)
-    terms = FederationTerms(run=os.urandom(16).hex())
-    session = flower.Session(flower.Mailbox(exchange, terms.run, 0), flower.Members(), request.rules, say)
-    own = None if config.data == NODES else read_data(config)
-    session.hold_back()
-    until = exchange.now() + request.rules.wait
-    _gather(session, config.clients or 0, until, lambda: sum(len(node.clients) for node in session.described.values()))
-    nodes = sorted(session.described.values(), key=lambda node: node.node)
+    session, config, own, terms = _open_session(exchange, request, None, say)
+    nodes, terms = _agree(session, config, request, own, terms)
     for node in nodes:
         examples, test = (sum(getattr(facts, name) for facts in node.clients) for name in ("examples", "test"))
         say(
             f"node {node.node}: {counted(len(node.clients), 'client')}, {examples:,} training and {test:,} test images "
-            f"of {_shape(node.shape)}, {counted(len(node.classes), 'class')}: {', '.join(node.classes[:10])}"
-            f"{', …' if len(node.classes) > 10 else ''}"
+            f"of {_shape(node.shape)}, {counted(len(node.classes), 'class')}: {_first_names(node.classes)}"
         )
-    terms = agree_on_terms(terms, nodes, request.classes or (own.classes if own else ()))
     images_of(terms, config, own)  # refuses test images that do not fit
     say(f"agreed: {_shape(terms.shape)}, {counted(len(terms.classes), 'class')}")
     for line in describe_oddities(nodes, terms):
@@ -288,29 +252,46 @@ def check_nodes(exchange: Transport, request: FederatedRequest, say: Callable[[s
     for node in nodes:
         held = set(node.classes)
         if missing := [name for name in terms.classes if name not in held]:
-            say(f"node {node.node} lacks {', '.join(missing[:10])}{', …' if len(missing) > 10 else ''}")
+            say(f"node {node.node} lacks {_first_names(missing)}")
     session.finish()
     if rejected := [f"node {node.node}: {reason}" for node in nodes if (reason := why_not(node, terms))]:
         raise UserError(f"{len(rejected)} of {counted(len(nodes), 'node')} cannot take part; {'; '.join(rejected)}")
     say(f"all {counted(len(nodes), 'node')} can take part")
 
 
-@neutral()
-def run_federated(exchange: Transport, request: FederatedRequest, observe: Observer, say: Any) -> Result:
-    """Train with the nodes that the exchange reaches."""
+def _open_session(
+    exchange: Transport, request: FederatedRequest, before: FederationTerms | None, say: Callable[[str], None]
+) -> tuple[flower.Session, Config, ImageSet | None, FederationTerms]:
     config = check_request(request)
-    before = read_terms(request.out) if request.resume else None
     terms = before or FederationTerms(run=os.urandom(16).hex())
     mailbox = flower.Mailbox(exchange, terms.run, terms.starts)
     session = flower.Session(mailbox, flower.Members(remembered=dict(terms.clients)), request.rules, say)
-    own = None if config.data == NODES else read_data(config)
+    return session, config, None if config.data == NODES else read_data(config), terms
+
+
+def _agree(
+    session: flower.Session, config: Config, request: FederatedRequest, own: ImageSet | None, terms: FederationTerms
+) -> tuple[list[Description], FederationTerms]:
+    """Wait for the nodes' descriptions, and agree on the terms."""
+    session.hold_back()
+    until = session.mailbox.exchange.now() + request.rules.wait
+    _gather(session, config.clients or 0, until, lambda: sum(len(node.clients) for node in session.described.values()))
+    nodes = [session.described[node] for node in sorted(session.described)]
+    return nodes, agree_on_terms(terms, nodes, request.classes or (own.classes if own else ()))
+
+
+def _first_names(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
+
+
+@neutral()
+def run_federated(exchange: Transport, request: FederatedRequest, observe: Observer, say: Any) -> Result:
+    """Train with the nodes that the exchange reaches."""
+    before = read_terms(request.out) if request.resume else None
+    session, config, own, terms = _open_session(exchange, request, before, say)
     if before is None:
         clients, until = config.clients or 0, exchange.now() + request.rules.wait
-        session.hold_back()
-        _gather(session, clients, until, lambda: sum(len(node.clients) for node in session.described.values()))
-        wanted = request.classes or (own.classes if own else ())
-        nodes = [session.described[node] for node in sorted(session.described)]
-        terms = agree_on_terms(terms, nodes, wanted)
+        nodes, terms = _agree(session, config, request, own, terms)
         for line in describe_oddities(nodes, terms):
             session.note(line)
     else:  # wait for the clients that the run began with: fewer would change the result
@@ -320,7 +301,7 @@ def run_federated(exchange: Transport, request: FederatedRequest, observe: Obser
     session.admit_described()
     if clients or len(session.members.by_number) < request.rules.min_replies:
         _gather(session, clients, until, lambda: len(session.members.by_number))
-    rules = {name: getattr(request.rules, name.replace("-", "_")) for name in RULES}
+    rules = {name.replace("_", "-"): value for name, value in asdict(request.rules).items()}
     terms = replace(terms, clients=dict(session.members.remembered), starts=terms.starts + 1, rules=rules)
     session.members.begun = True
     prepared = _prepared(config, terms, own, session)
@@ -335,16 +316,16 @@ def run_federated(exchange: Transport, request: FederatedRequest, observe: Obser
     path = request.out
     if before is None:
         rehearse(prepared)
-        create_run_folder(path)
-    with locked_folder(path):
+        folders.create_run_folder(path)
+    with folders.locked_folder(path):
         if before is None:
             text = configs.to_toml(prepared.config).encode()
-            start_manifest(path, {CONFIG: text, FEDERATION: terms_bytes(terms)})
+            folders.start_manifest(path, {CONFIG: text, FEDERATION: terms_bytes(terms)})
         else:
-            write_sealed(path, {FEDERATION: terms_bytes(terms)})
+            folders.write_sealed(path, {FEDERATION: terms_bytes(terms)})
 
         def joined(members: flower.Members) -> None:
-            write_sealed(path, {FEDERATION: terms_bytes(replace(terms, clients=dict(members.remembered)))})
+            folders.write_sealed(path, {FEDERATION: terms_bytes(replace(terms, clients=dict(members.remembered)))})
 
         session.joined = joined
         log, start = AuditLog(audit_file(path, released=prepared.algorithm.released)), terms.starts - 1
@@ -354,7 +335,7 @@ def run_federated(exchange: Transport, request: FederatedRequest, observe: Obser
         if result.released:  # published without numbers of examples and the nodes' pixel statistics
             known = {name: replace(client, examples=1) for name, client in session.members.remembered.items()}
             half = (0.5,) * len(terms.mean)
-            write_sealed(path, {FEDERATION: terms_bytes(replace(terms, clients=known, mean=half, std=half))})
+            folders.write_sealed(path, {FEDERATION: terms_bytes(replace(terms, clients=known, mean=half, std=half))})
         session.finish()
     if result.history and not any(row.get("clients", "void" not in row) for row in result.history):
         reason = next((row["void"] for row in reversed(result.history) if row.get("void")), "no client took part")
@@ -370,24 +351,20 @@ def audit_file(path: Path, *, released: bool = False) -> Path:
 def check_request(request: FederatedRequest) -> Config:
     """Read and check the configuration before any node is contacted."""
     if not request.resume:
-        if (request.out / CONFIG).exists():
-            raise UserError(f"{request.out} already has a run; choose another folder, or resume it")
-        if request.out.exists() and not (request.out.is_dir() and is_blank(request.out)):
-            raise UserError(f"{request.out} exists and is not empty; choose another --out")
+        folders.require_blank(request.out)
         config = configs.read(request.recipe)
         parse_method(config.method, Local())
         config = replace(config, method=with_release(config.method))
     else:
         config = configs.read_own_run(request.out)
-        if read_sealed(request.out, RESULT) is not None:  # a calibration may have failed for lack of a client
+        if folders.read_sealed(request.out, RESULT) is not None:  # a calibration may have failed for lack of a client
             algorithm, done = parse_method(config.method, Local()), read_result(request.out).calibrations
             if all(named(finisher, algorithm) in done for finisher in algorithm.finish):
                 raise UserError(f"{request.out} is finished: it has a result.json; start another run")
     config = configs.checked(replace(config, on_failure="skip", partition=NODES, engine="auto"))
     if config.per_round is not None and request.rules.min_replies > config.per_round:
         raise UserError(
-            f"min-replies is {request.rules.min_replies}, but only {config.per_round} clients take part in a round; "
-            "raise --per-round, or lower min-replies"
+            f"min-replies {request.rules.min_replies} is more than --per-round {config.per_round}; change one"
         )
     if config.validation:
         raise UserError("--validation holds out training images, which only the nodes have; leave it out")
@@ -414,20 +391,17 @@ def _gather(session: flower.Session, wanted: int, until: float, count: Callable[
     waited = f"{exchange.now() - began:,.0f} seconds"
     if known < least:
         reasons = "".join(f"; {line}" for line in session.notes if " is left out: " in line)
-        raise UserError(
-            f"only {counted(max(known, 0), 'client')} joined within {waited}, but a round needs {least}; start more "
-            f"nodes, or give a longer wait{reasons}"
-        )
+        joined = counted(max(known, 0), "client")
+        raise UserError(f"only {joined} joined within {waited}; start {least} or more, or give a longer wait{reasons}")
     session.note(f"{known} of {wanted or known} clients joined within {waited}; others may join later")
 
 
 def _prepared(config: Config, terms: FederationTerms, own: ImageSet | None, session: flower.Session) -> Prepared:
     def open_engine(setup: EngineSetup) -> Engine:
-        images, frozen = prepared.images, prepared.frozen
-        blueprint, views = setup.blueprint, prepared.config.views or 0
-        agreement = RunAgreement(terms.run, blueprint, terms.classes, images.mean, images.std, {}, views)
-        session.agree_on(agreement, frozen)
-        template = flower.Template(blueprint, images.mean, images.std, frozen)
+        images, frozen, blueprint = prepared.images, prepared.frozen, setup.blueprint
+        numbers, views = (images.mean, images.std), prepared.config.views or 0
+        session.agree_on(RunAgreement(terms.run, blueprint, terms.classes, *numbers, {}, views), frozen)
+        template = flower.Template(blueprint, *numbers, frozen)
         return flower.FederatedEngine(session, Loop(setup.client_side()), template, prepared.algorithm.local)
 
     nodes = replace(nodes_of(terms, config), open_engine=open_engine)
@@ -435,40 +409,32 @@ def _prepared(config: Config, terms: FederationTerms, own: ImageSet | None, sess
     return prepared
 
 
+Positive = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+
+
+class FederationTable(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A recipe's [federation] table."""
+
+    deadline: Positive = flower.Rules.deadline
+    min_replies: Annotated[int, msgspec.Meta(ge=1)] = flower.Rules.min_replies
+    wait: Positive = flower.Rules.wait
+    classes: tuple[str, ...] = ()
+
+
 def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
     """Read Flower's run configuration, which overrides the recipe's table; 0, -1 and "" mean unset."""
     options = {name: value for name, value in run_config.items() if value and value != -1}
     if "out" not in options or not ("recipe" in options or "resume" in options):
         raise UserError("the run configuration needs recipe and out: absolute paths on the server's machine")
-    recipe, out = Path(str(options.get("recipe", ""))), Path(str(options["out"]))
-    if options.get("resume"):
-        table: Mapping[str, Any] = read_terms(out).rules
-    else:
-        table = configs.federation_table(recipe) if recipe.is_file() else {}
-    if unknown := [name for name in table if name not in TABLE_KEYS]:
-        raise UserError(f"{recipe}: [federation] has no {brief(unknown[0])}; {nearest(unknown[0], TABLE_KEYS)}")
-    values = {**table, **options}
-    rules = flower.Rules(
-        deadline=_number(values, "deadline", flower.Rules.deadline),
-        min_replies=int(_number(values, "min-replies", flower.Rules.min_replies, whole=True)),
-        wait=_number(values, "wait", flower.Rules.wait),
-    )
-    classes = values.get("classes", [])
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise UserError(f'classes must be a list of names such as ["cat", "dog"], not {brief(classes)}')
-    return FederatedRequest(
-        recipe,
-        out,
-        resume=bool(options.get("resume", False)),
-        rules=rules,
-        classes=tuple(classes),
-        check=bool(options.get("check", False)),
-        submitter=str(options.get("submitter", "")),
-    )
-
-
-def _number(values: Mapping[str, Any], name: str, default: float, *, whole: bool = False) -> float:
-    value = values.get(name, default)
-    if not isinstance(value, int if whole else int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise UserError(f"{name} must be {'a whole' if whole else 'a'} number above 0, not {brief(value)}")
-    return float(value)
+    recipe, out, resume = Path(str(options.get("recipe", ""))), Path(str(options["out"])), "resume" in options
+    table: Any = read_terms(out).rules if resume else configs.federation_table(recipe) if recipe.is_file() else {}
+    if isinstance(table, dict):
+        names = [field.encode_name for field in msgspec.structs.fields(FederationTable)]
+        table |= {name: options[name] for name in names if name in options}
+    try:
+        settings = msgspec.convert(table, FederationTable)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{recipe}: the table [federation] cannot be used: {error}") from error
+    rules = flower.Rules(settings.deadline, settings.min_replies, settings.wait)
+    submitter = str(options.get("submitter", ""))
+    return FederatedRequest(recipe, out, resume, rules, settings.classes, bool(options.get("check")), submitter)

@@ -1,5 +1,6 @@
 """A finished run: load its model, add calibrations, open it for measures."""
 
+import json
 import os
 import warnings
 from collections import OrderedDict
@@ -22,11 +23,10 @@ from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError, accepts
 from unskew.core.key import Key
-from unskew.core.limits import CACHE_VARIABLE as CACHE_VARIABLE
-from unskew.core.limits import usable_path
-from unskew.core.machine import default_workers, neutral
+from unskew.core.limits import CACHE_VARIABLE, usable_path
+from unskew.core.machine import neutral
 from unskew.core.trust import remember
-from unskew.core.types import Engine, ImageSet, ServerState, Tensors
+from unskew.core.types import CLASSIFIER, Engine, ImageSet, ServerState, Tensors
 from unskew.data.partition_files import Holdings, read_holdings
 from unskew.data.photographs import Say, silent
 from unskew.models.any_module import AnyNetwork
@@ -44,12 +44,12 @@ from unskew.runs import config as configs
 from unskew.runs import folder as folders
 from unskew.runs import journal
 from unskew.runs.client_accuracy import CLIENTS, measure_clients, read_clients, summarise_clients, with_classifier
-from unskew.runs.config import FROM_PYTHON, NODES, PLUGGABLE, from_python
-from unskew.runs.execute import Calibrated, Event, Stage, calibrate_start, finish, untrained_model
+from unskew.runs.config import NODES, PLUGGABLE
+from unskew.runs.execute import Calibrated, Event, Stage, calibrate_start, choose_engine, finish, untrained_model
 from unskew.runs.federated import FEDERATION, images_of, nodes_of, read_terms
 from unskew.runs.journal import read_metrics
 from unskew.runs.prepare import Prepared, prepare, read_data
-from unskew.runs.python_values import PythonValues, match_values
+from unskew.runs.python_values import PythonValues, match_values, require_values
 from unskew.runs.result import MODEL_INFO, RESULT, ModelInfo, Result, read_model_info, read_result, to_json
 from unskew.runs.seals import unsealed_note
 
@@ -102,7 +102,6 @@ def calibrate_run(
         workers=workers,
         device=device,
         values={"data": data, "model": model, "method": method},
-        measured=False,
         trust=trust,
         say=lambda activity, done, total: notify(Stage(activity, done, total)),
     )
@@ -129,13 +128,14 @@ def calibrate_run(
 
     known: Known = {}
     by_image = run.prepared.test_owners is not None
-    model_weights, untrained = run.model, None
+    untrained = None
     with suppress(UserError):  # the pretrained weights may have been deleted
         untrained = untrained_model(run.prepared)
-    with folders.locked_folder(run.path), closing(run.opened(None, passes=1 / 3)) as opened:
+    images = int(run.prepared.population.sizes.sum())
+    with folders.locked_folder(run.path), closing(run.opened(None, images / 3)) as opened:  # without gradients
         for algorithm in algorithms:
             rival = None if protections(algorithm) else untrained
-            finish(opened, side, model_weights, algorithm, run.key, keep, known, by_image=by_image, untrained=rival)
+            finish(opened, side, run.model, algorithm, run.key, keep, known, by_image=by_image, untrained=rival)
     return result
 
 
@@ -165,53 +165,40 @@ def load(path: str | Path, calibration: str | None = None, *, trust: bool = Fals
 
 def find_calibration(run: "FinishedRun", name: str | None) -> str | None:
     """The canonical name of one of the run's calibrations; None stays None."""
-    if name is None or name in run.result.calibrations:
+    names = run.result.calibrations
+    if name is None or name in names:
         return name
-    plain = name
     with suppress(UserError):
-        plain = plain_name(name)  # ccvr(per_class=2000) is ccvr
-    if plain not in run.result.calibrations:
-        names = ", ".join(run.result.calibrations) or "none"
-        raise UserError(f"{run.path} has no calibration {name!r}; available: {names}")
-    return plain
+        if (plain := plain_name(name)) in names:  # ccvr(per_class=2000) is ccvr
+            return plain
+    raise UserError(f"{run.path} has no calibration {name!r}; available: {', '.join(names) or 'none'}")
 
 
 def load_network(run: "FinishedRun", calibration: str | None) -> nn.Module:
     """The run's network with its final weights, and with a calibrated classifier if one is named."""
-    factory = match_values({"model": run.values.get("model")}, run.config).model
-    if factory is None and from_python(run.config.model):
-        description = (run.config.model or "").removeprefix(FROM_PYTHON)
-        raise UserError(f"the network of {run.path} was passed from Python ({description}); pass it again as model=…")
-    network = models.build(factory or run.config.model or "", run.info.shape, len(run.info.classes))
+    values = match_values({"model": run.values.get("model")}, run.config)
+    require_values(values, run.config, ("model",))
+    network = models.build(values.model or run.config.model or "", run.info.shape, len(run.info.classes))
     tensors.overwrite(network, run.weights_for(network))
     network.eval()
     if calibration is None:
         return network.module if isinstance(network, AnyNetwork) else network
-    encoder, classifier = calibrated_parts(
-        run.path, calibration, folders.read_calibration(run.path, calibration), network
-    )
+    tensors_of_file = folders.read_calibration(run.path, calibration)
+    encoder, classifier = calibrated_parts(run.path, calibration, tensors_of_file, network)
     return nn.Sequential(OrderedDict(encoder=encoder, classifier=classifier)).eval()
 
 
 def calibrated_parts(path: Path, name: str, values: Tensors, network: Any) -> tuple[nn.Module, nn.Module]:
     """The encoder and calibrated classifier, from the tensors in the calibration's file."""
-    try:
+    with folders.reading(folders.calibration_file(path, name)):
         return load_calibrated(values, lambda layers: cut(network, layers))
-    except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, UserError) as error:
-        file = folders.calibration_file(path, name)
-        reason = " ".join(str(error).split())  # PyTorch's messages have several lines
-        raise UserError(f"{file} does not fit the network: {reason}; restore it from a copy") from error
 
 
 def _parse_calibration(source: str | Finisher) -> Algorithm:
     if isinstance(source, Finisher):
         algorithm: Algorithm = source(Algorithm())
         return algorithm
-    if not isinstance(source, str) or not source.strip():
-        raise UserError(
-            f"a calibration must be a text such as 'ccvr' or 'lda(layers=2)', or a Finisher, not {source!r}"
-        )
-    return methods.parse_calibrations(source)
+    return methods.parse_calibrations(str(source))
 
 
 def plain_name(source: str) -> str:
@@ -241,13 +228,12 @@ def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Resul
 
 
 UNCOVERED = "the run is a release (release=true), and this would reveal more than (ε, δ) covers"
-MAX_BYTES = 2**30  # of local models in memory at one time
 T = TypeVar("T")
 
 
 def replay(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState], T]) -> T:
     """Retrain up to that round, then call ``then`` while the engine still has the clients' saved states."""
-    state, config = _earlier_state(run, number), run.prepared.config
+    state = _earlier_state(run, number)
     first = state.round
     if first < number and run.algorithm.mechanism is not None and not run.algorithm.mechanism.repeatable:
         raise Missing(
@@ -256,15 +242,7 @@ def replay(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState]
         )
     # the run's own memories must not be overwritten
     engine = run.opened(None) if run.algorithm.remember else run.engine
-    rounds = driver.run(
-        run.algorithm,
-        engine,
-        state,
-        run.key,
-        rounds=config.rounds,
-        per_round=config.per_round or 0,
-        skip_failures=config.on_failure == "skip",
-    )
+    rounds = run.prepared.run_rounds(engine, state, run.key)
     try:
         while state.round < number:
             state, _ = next(rounds)
@@ -275,37 +253,25 @@ def replay(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState]
             engine.close()
 
 
-def _checkpoint_state(run: "FinishedRun") -> ServerState | None:
+def _final_state(run: "FinishedRun") -> ServerState | None:
     """The checkpoint's state, if it is the final one."""
-    try:
-        checkpoint = checkpoints.load_checkpoint(run.path)
-    except UserError as error:
-        if run.remembered:
-            file = run.path / checkpoints.CHECKPOINT
-            raise UserError(
-                f"{file} is damaged, and the clients' saved states cannot be read without it; restore it from a copy, "
-                "or delete it to train local models as on a first visit"
-            ) from error
-        return None
-    if checkpoint is None:
-        return None
-    used = driver.as_used(run.algorithm, checkpoint[0].tensors, run.side.classifier)
-    return checkpoint[0] if tensors.sha256(run.prepared.whole(used)) == run.result.weights_sha256 else None
+    if (checkpoint := checkpoints.load_checkpoint(run.path)) is not None:
+        used = driver.as_used(run.algorithm, checkpoint[0].tensors, run.side.classifier)
+        if tensors.sha256(run.prepared.whole(used)) == run.result.weights_sha256:
+            return checkpoint[0]
+    return None
 
 
 def _saved_state(run: "FinishedRun", number: int) -> ServerState | None:
-    """The state that ``--during model`` saved after that round; None if it is damaged or from another round or run."""
-    with suppress(UserError):
-        if (file := checkpoints.state_file(run.path, number)).exists():
-            state, progress = checkpoints.load_state(file)
-            known = run.result.data_sha256 or "", run.result.partition_hash or ""
-            configured = [configs.fingerprint(run.config)]
-            if (checkpoint := checkpoints.load_checkpoint(run.path)) is not None:  # config.toml may have a new path
-                configured.append(checkpoint[1].config_sha256)
-            same_data = (progress.data_sha256, progress.partition_hash) == known
-            if state.round == number and same_data and progress.config_sha256 in configured:
-                return replace(state, clients={})
-    return None
+    """The state that ``--during model`` saved after that round, if it did."""
+    file = checkpoints.state_file(run.path, number)
+    if not file.exists():
+        return None
+    state, progress = checkpoints.load_state(file)
+    data = run.result.data_sha256 or "", run.result.partition_hash or ""
+    checkpoint = checkpoints.load_checkpoint(run.path)  # its fingerprint, as config.toml may have a new path
+    known = [(*data, configs.fingerprint(run.config))] + ([(*data, checkpoint[1].config_sha256)] if checkpoint else [])
+    return replace(state, clients={}) if state.round == number and progress.run in known else None
 
 
 def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
@@ -316,10 +282,8 @@ def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
                 return state
     tensors.overwrite(run.side.network, run.prepared.first)
     model = tensors.on_device(tensors.of_module(run.side.network), "cpu")
-    if run.prepared.start is not None:
-        model = calibrate_start(
-            tensors.copy(model), run.prepared.start, run.side, run.engine, run.key, lambda event: None
-        )[0]
+    if (start := run.prepared.start) is not None:
+        model = calibrate_start(tensors.copy(model), start, run.side, run.engine, run.key, lambda event: None)[0]
     return driver.start(run.algorithm, model, run.side.classifier)
 
 
@@ -335,12 +299,6 @@ def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most:
     first = {visit.client: visit for visit in reversed(drawn)}  # a client's first visit
     clients, count = sorted(first), min(most, len(first))
     visits = [first[clients[index]] for index in np.linspace(0, len(clients) - 1, count).round().astype(int)]
-    size = tensors.count_bytes({name: value.double() for name, value in state.tensors.items()})
-    if size * len(visits) > MAX_BYTES:
-        raise Missing(
-            f"{len(visits)} local models of {size / 1e6:.0f} MB need more than {MAX_BYTES / 1e9:.1f} GB of memory; "
-            f"give clients={max(1, MAX_BYTES // size)}"
-        )
     visits = [replace(visit, ticket=state.clients.get(visit.client)) for visit in visits]
     sent = statistics.build_shared(state) | encode_rate(rate_of_round(run.algorithm.local, number, config.rounds))
     replies = engine.visit(Train(number, ("model",)), sent, visits, run.key.fold("round", number))
@@ -348,11 +306,11 @@ def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most:
     if outcome.failures:
         failure = outcome.failures[0]
         raise Missing(f"client {failure.client} failed while its local model was retrained: {failure.reason}")
-    by_client: dict[int, Tensors] = {}
-    for index, extra in outcome.extra.items():  # in the network's own order, which files do not preserve
-        model = tensors.under(dict(extra), "model/")
-        by_client[visits[index].client] = {name: model[name].to(like.dtype) for name, like in run.side.weights.items()}
-    return by_client
+    models_by_visit = {index: tensors.under(dict(extra), "model/") for index, extra in outcome.extra.items()}
+    return {  # in the network's own order, which files do not preserve
+        visits[index].client: {name: model[name].to(like.dtype) for name, like in run.side.weights.items()}
+        for index, model in models_by_visit.items()
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,8 +337,6 @@ class FinishedRun:
         Called with the current activity, the work done and the total.
     values
         The run's own data, model and method, if they were passed from Python.
-    measured
-        Whether it is opened for measures, which need this machine's engines.
     trust
         Whether plug-ins named in somebody else's run directory may run.
     only_model
@@ -397,19 +353,21 @@ class FinishedRun:
         device: str | None = None,
         say: Say | None = None,
         values: Mapping[str, Any] | None = None,
-        measured: bool = True,
         trust: bool = False,
         only_model: bool = False,
     ) -> None:
-        if engine == "torchrun" and measured:
-            raise UserError("--engine torchrun: finished runs are measured on one machine; give auto or pool")
         self.path = usable_path(path)
         self.result: Result = read_result(self.path)
         self.config = configs.read_own_run(self.path, trust=trust, only=("model",) if only_model else PLUGGABLE)
         self.rows = read_metrics(self.path)
         self.during = journal.read_during(self.path)
         self.say: Say = say or silent
-        self._changes: dict[str, Any] = {"data_dir": data_dir, "engine": engine, "workers": workers, "device": device}
+        self._changes: dict[str, Any] = {
+            "data_dir": data_dir and str(data_dir),
+            "engine": engine,
+            "workers": workers,
+            "device": device,
+        }
         self._trust = trust
         self.values = values or {}
         self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
@@ -465,13 +423,8 @@ class FinishedRun:
             raise self._no_data from error
 
     def _prepare(self) -> Prepared:
-        path, config, folder = self.path, self.config, self._changes["data_dir"]
+        path, config = self.path, self.config
         changes = {name: value for name, value in self._changes.items() if value is not None}
-        if folder is not None:
-            changes["data_dir"] = str(folder)
-            kind, colon, location = config.data.partition(":")
-            if colon and kind in ("arrays", "folder", "table"):
-                changes["data"] = f"{kind}:{Path(folder) / Path(location).name}"
         cache = os.environ.get(CACHE_VARIABLE) or config.cache_dir  # the run may be from another machine
         engine = engines.default_engine(config.engine)
         config = replace(config, **{"engine": engine, **changes, "cache_dir": cache, "baseline": None})
@@ -485,19 +438,14 @@ class FinishedRun:
         elif self.result.released:  # its partition was deleted; sums over all clients are the same with any other
             config = replace(config, partition="iid")
         else:
-            file = (path / folders.PARTITION).absolute()
-            if not file.is_file():
-                raise UserError(f"{file} is missing, so nobody knows which client holds which examples; restore it")
-            folders.require_sealed(path, file.name)
-            saved = f"file:{file}"
+            folders.require_sealed(path, folders.PARTITION)
+            saved = f"file:{(path / folders.PARTITION).absolute()}"
         weights = self.weights if config.pretrained is not None or config.train != "all" else None
         prepared = prepare(config, saved, values, weights, self.say)
-        if self.result.data_sha256 not in (prepared.data_sha256, None):
-            raise UserError(
-                f"the data set {config.data} is not the one that {path} was trained on; restore the original"
-            )
-        if saved is not None and prepared.partition.hash != self.result.partition_hash:
-            raise UserError(f"{file} is not the partition that {path} was trained with; restore it from a copy")
+        before = self.result.data_sha256, self.result.partition_hash if saved else None
+        now = prepared.data_sha256, prepared.partition.hash
+        if any(known not in (None, found) for known, found in zip(before, now, strict=True)):
+            raise UserError(f"the data set {config.data} or its partition is not the one that {path} was trained on")
         return prepared
 
     @property
@@ -527,7 +475,7 @@ class FinishedRun:
         """The run's algorithm."""
         return self.prepared.algorithm
 
-    @cached_property
+    @property
     def weights(self) -> Tensors:
         """The run's final weights by the network's own names."""
         return self._final[0]
@@ -545,25 +493,21 @@ class FinishedRun:
 
     def weights_for(self, network: nn.Module) -> Tensors:
         """The final weights by the names of ``tensors.of_module``, if they fit the network."""
-        names, weights = tensors.of_module(network), self.weights
-
-        def kind(tensor: Tensor | None) -> str:
-            return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
-
-        for name, own in folders.plain_names(names).items():
-            if (actual := kind(weights.get(name))) != kind(own):
+        names = tensors.of_module(network)
+        found = {}
+        for (name, own), plain in zip(names.items(), folders.plain_names(names), strict=True):
+            value = self.weights.get(plain)
+            if value is None or (value.dtype, value.shape) != (own.dtype, own.shape):
                 file = self.path / folders.MODEL
-                raise UserError(f"{file} does not fit the network: {name} must be {kind(own)}, but is {actual}")
-        return {name: weights[plain] for name, plain in zip(names, folders.plain_names(names), strict=True)}
+                raise UserError(f"{file} does not fit the network: {plain} must be {own.dtype} {list(own.shape)}")
+            found[name] = value
+        return found
 
     @property
     def classifier_weight(self) -> Tensor:
         """[C, d], the weight of the run's own classifier at its end."""
-        name = folders.classifier_names(self.path, self._final[1])[0]
-        weight = self.weights.get(name)
-        if weight is None or weight.dim() != 2 or not weight.is_floating_point():
-            raise UserError(f"{self.path / folders.MODEL} has no classifier weight {name!r}; restore it from a copy")
-        return weight
+        names = json.loads(self._final[1].get("classifier", "null"))
+        return self.weights[names[0] if names else CLASSIFIER[0].partition("/")[2]]
 
     @cached_property
     def model(self) -> Tensors:
@@ -572,16 +516,8 @@ class FinishedRun:
 
     @cached_property
     def calibrated(self) -> dict[str, Tensors]:
-        """The calibrated classifiers' tensors by name; an unreadable one is left out, with a note."""
-        classifiers = {}
-        for name in self.result.calibrations:
-            try:
-                classifiers[name] = folders.read_calibration(self.path, name)
-            except folders.SealBroken:
-                raise
-            except UserError as error:
-                self.notes.append(f"the calibration {name} is left out: {error}")
-        return classifiers
+        """The calibrated classifiers' tensors by name."""
+        return {name: folders.read_calibration(self.path, name) for name in self.result.calibrations}
 
     @property
     def classes(self) -> list[str]:
@@ -600,25 +536,15 @@ class FinishedRun:
         """Whether the clients' saved states are available."""
         return bool(self.algorithm.remember) and (self.path / checkpoints.MEMORIES).exists()
 
-    def opened(self, memories: int | None, passes: float | None = None) -> Engine:
-        """Open an engine; with None for ``memories``, clients' memories are in a temporary file.
-
-        ``auto`` weighs the start-up time of a pool against ``passes`` over all images, by default those of one visit
-        per client. A pass without gradients counts as a third.
-        """
-        prepared, config, sizes = self.prepared, self.prepared.config, self.prepared.population.sizes
-        if prepared.nodes is not None:
-            return prepared.nodes.open_engine(engines.EngineSetup(prepared.blueprint, prepared.data))
-        count, chosen = min(config.workers or default_workers(config.device), len(sizes)), "loop"
-        if prepared.blueprint.crosses:
-            step = engines.seconds_per_step(prepared.side, config.batch) if config.engine == "auto" else 0.0
-            once = int(sizes.sum()) / config.batch  # steps in a pass over all images
-            visited = config.epochs * once if config.steps is None else config.steps * len(sizes)
-            work = step * (passes * once if passes else visited)
-            chosen = engines.choose(config.engine, count, work, len(sizes))
-        return engines.open_engine(
-            chosen, engines.EngineSetup(prepared.blueprint, prepared.data, count, memories, prepared.side)
-        )
+    def opened(self, memories: int | None, examples: float | None = None) -> Engine:
+        """Open an engine for work on ``examples`` (None: one visit per client); no ``memories``: a temporary file."""
+        prepared, config, sizes = self.prepared, self.prepared.config, self.prepared.population.sizes.tolist()
+        steps = (examples or config.epochs * sum(sizes)) / config.batch
+        if config.steps is not None and examples is None:
+            steps = config.steps * len(sizes)
+        name, workers = choose_engine(prepared, sizes, steps)
+        setup = engines.EngineSetup(prepared.blueprint, prepared.data, workers, memories, prepared.side)
+        return prepared.nodes.open_engine(setup) if prepared.nodes else engines.open_engine(name, setup)
 
     @cached_property
     def outputs(self) -> Outputs:
@@ -646,16 +572,13 @@ class FinishedRun:
         return Outputs(torch.cat(features), side.test.labels.cpu(), joined)
 
     def state(self, number: int | None = None) -> ServerState:
-        """The server's state after that round (None: the last, 0: before the first), without clients' saved states.
-
-        It is read if it was saved, otherwise retrained.
-        """
+        """The server's state after that round (None: the last, 0: before the first), read or retrained."""
         rounds, last = self.result.rounds, self.result.final_round
         number = last if number is None else number
         if not 0 <= number <= rounds:
             raise UserError(f"round {number}: the run has rounds 1 to {rounds}; 0 means before the first, -1 the last")
         if number not in self._states:
-            state = (_checkpoint_state(self) if number == last else None) or _saved_state(self, number)
+            state = (_final_state(self) if number == last else None) or _saved_state(self, number)
             if state is None and number == last and not self.algorithm.statistics and self.algorithm.head is None:
                 state = ServerState(last, self.model, {})
             self._states[number] = state or replay(self, number, lambda engine, state: replace(state, clients={}))

@@ -1,7 +1,4 @@
-"""A finished run's model for new pictures: bytes in, probabilities out.
-
-Shapes: B pictures, uint8 [B, ch, H, W] as the data set has them; probabilities [B, C].
-"""
+"""A finished run's model for new pictures: uint8 [B, ch, H, W] in, probabilities [B, C] out."""
 
 import json
 import warnings
@@ -34,19 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Predictor(nn.Module):
-    """Pictures as bytes -> probabilities: resizing, normalization, the network and its temperature in one module.
-
-    Parameters
-    ----------
-    network
-        Normalized images -> logits.
-    info
-        The model's inputs and classes.
-    temperature
-        Divides the logits before the softmax.
-    calibration
-        The name of the calibrated classifier in the network; None for the run's own.
-    """
+    """Pictures as bytes -> probabilities: resizing, normalization, the network and its temperature in one module."""
 
     scale: Tensor
     offset: Tensor
@@ -137,57 +122,48 @@ def predict(
         Names, classes and probabilities.
     """
     predictor = load_predictor(path, calibration, trust=trust, model=model).to(ready_device(device))
+    shape, classes = predictor.info.image, predictor.info.classes
+    labels: tuple[str, ...] | None = None
     if isinstance(pictures, np.ndarray):
-        if pictures.dtype != np.uint8 or pictures.shape[1:] != predictor.info.image:
-            expected = ", ".join(map(str, predictor.info.image))
-            raise UserError(f"the array is {pictures.dtype} {list(pictures.shape)}; give uint8 [N, {expected}]")
-        names = tuple(str(row) for row in range(len(pictures)))
-        batches: Iterable[Bytes] = (pictures[row : row + AT_ONCE] for row in range(0, len(pictures), AT_ONCE))
-        return Predictions(names, predictor.info.classes, _classify(predictor, batches))
-    source, labels = find_pictures(pictures)
-    rows = range(0, len(source), AT_ONCE)
-    batches = (_read(source, range(row, min(row + AT_ONCE, len(source))), predictor.info.image) for row in rows)
-    probabilities = _classify(predictor, batches)
-    names = tuple(source.name(row) for row in range(len(source)))
-    return Predictions(names, predictor.info.classes, probabilities, labels)
-
-
-def _classify(predictor: Predictor, batches: Iterable[Bytes]) -> npt.NDArray[np.float32]:
-    probabilities = [np.zeros((0, len(predictor.info.classes)), np.float32)]
+        array = pictures
+        if array.dtype != np.uint8 or array.shape[1:] != shape:
+            raise UserError(
+                f"the array is {array.dtype} {list(array.shape)}; give uint8 [N, {', '.join(map(str, shape))}]"
+            )
+        names = tuple(str(row) for row in range(len(array)))
+    else:
+        source, labels = find_pictures(pictures)
+        names = tuple(source.name(row) for row in range(len(source)))
+        array = None
+    probabilities = [np.zeros((0, len(classes)), np.float32)]
     with torch.no_grad():
-        for images in batches:
+        for first in range(0, len(names), AT_ONCE):
+            rows = range(first, min(first + AT_ONCE, len(names)))
+            images = _read(source, rows, shape) if array is None else array[rows.start : rows.stop]
             probabilities.append(predictor(torch.from_numpy(images).to(predictor.scale.device)).cpu().numpy())
-    return np.concatenate(probabilities)
+    return Predictions(names, classes, np.concatenate(probabilities), labels)
 
 
 def find_pictures(pictures: str | Path | Sequence[str | Path]) -> tuple[Pictures, tuple[str, ...] | None]:
     """The pictures, and their labels if a table has any."""
-    several = [pictures] if isinstance(pictures, str | PathLike) else pictures
-    if not isinstance(several, Sequence) or not all(isinstance(path, str | PathLike) for path in several):
-        raise UserError(f"pictures must be paths or an array uint8 [N, ch, H, W], not {type(pictures).__name__}")
-    paths = [Path(path) for path in several]
-    tables = [path for path in paths if path.suffix.lower() in TABLES]
-    if tables and len(paths) > 1:
-        raise UserError(f"{tables[0]} is a table; give a single table, or pictures and folders")
-    if tables:
-        return _open_table(tables[0])
+    try:
+        paths = [Path(path) for path in ([pictures] if isinstance(pictures, str | PathLike) else pictures)]
+    except TypeError:
+        raise UserError(f"pictures must be paths or uint8 [N, ch, H, W], not {type(pictures).__name__}") from None
+    if len(paths) == 1 and paths[0].suffix.lower() in TABLES and paths[0].is_file():
+        return _open_table(paths[0])
     names: list[str] = []
     for path in paths:
-        if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-            if not files:
-                raise UserError(f"{path} contains no pictures ({', '.join(SUFFIXES)}); give another folder")
-            names += map(str, files)
-        elif not path.exists():
-            raise UserError(f"{path} does not exist; give pictures, a folder of pictures, or a table")
-        else:
-            names.append(str(path))
+        pictures_here = [path] if path.is_file() else [p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES]
+        if not pictures_here:
+            raise UserError(
+                f"{path} has no pictures; give files or folders of {', '.join(SUFFIXES)}, or a single table"
+            )
+        names += sorted(map(str, pictures_here))
     return Files.of(Path(), names), None
 
 
 def _open_table(path: Path) -> tuple[Pictures, tuple[str, ...] | None]:
-    if not path.exists():
-        raise UserError(f"{path} does not exist; give a .csv or .parquet table")
     root = path.absolute().parent
     if path.suffix.lower() == ".csv":
         with path.open(encoding="utf-8-sig", errors="replace") as file:
@@ -230,21 +206,25 @@ def _read(source: Pictures, rows: range, shape: Shape) -> Bytes:
 
 def predictions_table(predictions: Predictions) -> tuple[list[str], list[list[str]]]:
     """The header and rows of a table: each picture, its class, and the probability of every class."""
-    labels, answers, rows = predictions.labels, predictions.answers, []
-    for number, (name, row) in enumerate(zip(predictions.names, predictions.probabilities, strict=True)):
-        label = [] if labels is None else [labels[number]]
-        rows.append([name, answers[number], f"{row.max():.6f}", *label, *(f"{value:.6f}" for value in row)])
-    header = ["picture", "class", "probability", *([] if labels is None else ["label"]), *predictions.classes]
-    return header, rows
+    labelled = predictions.labels is not None
+    rows = [
+        [name, answer, f"{row.max():.6f}", *([label] if labelled else []), *(f"{value:.6f}" for value in row)]
+        for name, answer, label, row in _each(predictions)
+    ]
+    return ["picture", "class", "probability", *(["label"] if labelled else []), *predictions.classes], rows
 
 
 def predictions_json(predictions: Predictions) -> str:
     """The predictions as JSON: a list with a record for each picture."""
-    labels, classes, answers = predictions.labels, predictions.classes, predictions.answers
     records = [
-        {"picture": name, "class": answers[number], "probability": round(float(row.max()), 6)}
-        | ({} if labels is None else {"label": labels[number]})
-        | {"probabilities": {label: round(float(value), 6) for label, value in zip(classes, row, strict=True)}}
-        for number, (name, row) in enumerate(zip(predictions.names, predictions.probabilities, strict=True))
+        {"picture": name, "class": answer, "probability": round(float(row.max()), 6)}
+        | ({} if predictions.labels is None else {"label": label})
+        | {"probabilities": {of: round(float(value), 6) for of, value in zip(predictions.classes, row, strict=True)}}
+        for name, answer, label, row in _each(predictions)
     ]
     return json.dumps(records, indent=2, ensure_ascii=False)
+
+
+def _each(predictions: Predictions) -> Iterable[tuple[str, str, str, npt.NDArray[np.float32]]]:
+    labels = predictions.labels or [""] * len(predictions.names)
+    return zip(predictions.names, predictions.answers, labels, predictions.probabilities, strict=True)

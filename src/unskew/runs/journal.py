@@ -12,7 +12,7 @@ from typing import Any
 from unskew.core.errors import UserError
 from unskew.core.files import json_lines, read_content, record_from, sync_folder, write_fully
 from unskew.round.driver import Metrics
-from unskew.runs.folder import read_sealed
+from unskew.runs.folder import read_sealed, reading
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
@@ -55,7 +55,7 @@ class LineFile:
         """Read all rows from disk and check that they are those that were appended."""
         content = read_content(self._path) or b""
         if hashlib.sha256(content).hexdigest() != self.mark.sha256:
-            raise UserError(f"{self._path} was changed while the run was writing it: {_restore(self._path)}")
+            raise UserError(f"{self._path} was changed while the run was writing it; restore it from a copy")
         return json_lines(content, self._path)
 
     def sync(self) -> None:
@@ -73,16 +73,13 @@ class LineFile:
 def check_beginning(path: Path, keep: Mark) -> "hashlib._Hash":
     """Check the file up to the mark, and return the running hash of that part."""
     content = (read_content(path) or b"")[: keep.bytes]
-    if len(content) < keep.bytes:
-        raise UserError(f"{path} is shorter than when the checkpoint was written: {_restore(path)}")
     digest = hashlib.sha256(content)
-    if keep.sha256 and digest.hexdigest() != keep.sha256:
-        raise UserError(f"{path} was changed since the checkpoint was written: {_restore(path)}")
+    if len(content) < keep.bytes or keep.sha256 not in ("", digest.hexdigest()):
+        raise UserError(
+            f"{path} was changed since the checkpoint was written; restore it from a copy, or delete "
+            f"{path.parent / 'checkpoint'} to start the run from the beginning"
+        )
     return digest
-
-
-def _restore(path: Path) -> str:
-    return f"restore it from a copy, or delete {path.parent / 'checkpoint'} to start the run from the beginning"
 
 
 METRICS = "metrics.jsonl"
@@ -90,42 +87,17 @@ DURING = "during.jsonl"
 
 
 @dataclass(frozen=True)
-class RecordedVectors:
-    """Vectors recorded after a round: the server's, and one for each client."""
-
-    clients: list[int]
-    local: list[list[float]]
-    server: list[float]
-
-
-@dataclass(frozen=True)
-class RecordedDrift(RecordedVectors):
-    """Vectors with one entry per layer."""
-
-    layers: list[str]
-
-
-@dataclass(frozen=True)
 class DuringRow:
-    """A line of during.jsonl."""
+    """A line of during.jsonl: vectors of the server (``server``) and of each of the ``clients`` (``local``)."""
 
     round: int
-    norms: RecordedVectors | None = None
-    drift: RecordedDrift | None = None
+    norms: dict[str, list[Any]] | None = None
+    drift: dict[str, list[Any]] | None = None  # an entry for each of the ``layers``
     silhouette: float | None = None
 
 
-LEFT_OUT = (
-    "clients",
-    "examples",
-    "train_loss",
-    "batches_max",
-    "bytes_up",
-    "bytes_down",
-    "seconds",
-    "available",
-    "absent",
-)
+LEFT_OUT: tuple[str, ...] = ("clients", "examples", "train_loss", "batches_max", "bytes_up", "bytes_down", "seconds")
+LEFT_OUT += ("available", "absent")
 
 
 def leave_out(metrics: Metrics) -> Metrics:
@@ -142,30 +114,21 @@ def metrics_row(metrics: Metrics) -> dict[str, Any]:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rounds of a run, without a last line that a crash cut short."""
-    rows = json_lines(read_sealed(path, METRICS) or b"", path / METRICS)
-    for number, row in enumerate(rows, 1):
-        try:
+    with reading(path / METRICS):
+        rows = json_lines(read_sealed(path, METRICS) or b"", path / METRICS)
+        for row in rows:
             optional = LEFT_OUT if row.get("released") is True else ("train_loss",)
             record_from(Metrics, {**dict.fromkeys(optional), **row})
-        except ValueError as error:
-            raise UserError(f"{path / METRICS} is damaged: line {number}: {error}") from error
-    return rows
+        return rows
 
 
 def read_during(path: Path) -> list[dict[str, Any]]:
     """The rows that were recorded while training, without a last line that a crash cut short."""
-    rows = json_lines(read_sealed(path, DURING) or b"", path / DURING)
-    for number, row in enumerate(rows, 1):
-        try:
-            record = record_from(DuringRow, row)
-            for vectors in filter(None, (record.norms, record.drift)):
-                widths = {len(vector) for vector in (vectors.server, *vectors.local)}
-                widths |= {len(vectors.layers)} if isinstance(vectors, RecordedDrift) else set()
-                if len(widths) > 1 or len(vectors.clients) != len(vectors.local):
-                    raise ValueError("the lengths of its vectors differ")
-        except ValueError as error:
-            raise UserError(f"{path / DURING} is damaged: line {number}: {error}") from error
-    return rows
+    with reading(path / DURING):
+        rows = json_lines(read_sealed(path, DURING) or b"", path / DURING)
+        for row in rows:
+            record_from(DuringRow, row)
+        return rows
 
 
 # Milestones after Hsu, Qi and Brown (ECCV 2020). A round that was not evaluated has no ``accuracy``.
@@ -174,21 +137,13 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def accuracy_at_round(rows: Rows, round: int) -> float | None:
-    """Acc@round: the accuracy of the last evaluated round up to ``round``; None if no round was evaluated.
-
-    Reference: Hsu et al. 2020, Table 2.
-    """
+    """Acc@round (Hsu et al. 2020, Table 2): the accuracy of the last evaluated round up to ``round``."""
     reached = [accuracy for number, accuracy in _evaluated(rows) if number <= round]
     return reached[-1] if reached else None
 
 
 def accuracy_at_batch(rows: Rows, batches: int) -> float | None:
-    """Acc@batch: the accuracy of the last evaluated round that ended within ``batches``; None if there is none.
-
-    The batches of a round are the steps of its largest client, which the others wait for: their sum measures time.
-
-    Reference: Hsu et al. 2020, Table 2.
-    """
+    """Acc@batch (Hsu et al. 2020, Table 2): the accuracy of the last evaluated round within ``batches``."""
     within = sum(count <= batches for count in accumulate(row.get("batches_max", 0) for row in rows))
     reached = [accuracy for _, accuracy in _evaluated(rows[:within])]
     return reached[-1] if reached else None
@@ -200,10 +155,7 @@ def batches(rows: Rows) -> int:
 
 
 def rounds_to(rows: Rows, accuracy: float) -> int | None:
-    """Rounds@accuracy: the first evaluated round with at least ``accuracy``; None if it was never reached.
-
-    Reference: Hsu et al. 2020, Table 5, where ``accuracy`` is a share of the accuracy of central training.
-    """
+    """Rounds@accuracy (Hsu et al. 2020, Table 5): the first evaluated round with at least ``accuracy``."""
     # 0.9 * 0.1 > 0.09 in floating point; 1e-9 is less than one example of any test set
     return next((number for number, reached in _evaluated(rows) if reached >= accuracy - 1e-9), None)
 

@@ -1,9 +1,9 @@
 """Before the first round: read the images, draw the partition, fill in defaults, reject impossible settings."""
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from unskew.core.limits import cache_folder
 from unskew.core.machine import physical_memory, resolve_device
 from unskew.core.plugins import require_extra
 from unskew.core.trust import unknown_plugins
-from unskew.core.types import Examples, ImageSet, Local, ServerState, Tensors, Visit
+from unskew.core.types import Engine, Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.core.units import counted, format_bytes
 from unskew.data.augment import DATA, HALF, set_normalisation
 from unskew.data.batches import RESIZED_CROP, SHIFT, check_visit, choose_augmentation, examples_for
@@ -46,7 +46,7 @@ from unskew.round.sampling import draw, uniform
 from unskew.runs import config as configs
 from unskew.runs.client_accuracy import test_owners
 from unskew.runs.config import FROM_PYTHON, OPTIONS, SHA256, Config, from_python
-from unskew.runs.python_values import Nodes, PythonValues, parse_method_value
+from unskew.runs.python_values import Nodes, PythonValues, parse_method_value, require_values
 from unskew.runs.recording import OF_CLIENTS, Recorded, parse_recording, plain_spelling
 from unskew.runs.result import Result, read_result
 
@@ -57,10 +57,7 @@ PROCESS_BYTES = 260 * 2**20  # memory of a process that has imported PyTorch, me
 
 @dataclass(frozen=True)
 class Prepared:
-    """A federation ready to start.
-
-    With --validation, ``images.test`` is the validation part, which ``partition`` includes and ``population`` does not.
-    """
+    """A federation ready to start. ``partition`` includes the validation part, ``population`` does not."""
 
     config: Config
     images: ImageSet  # normalised as the network expects
@@ -98,10 +95,9 @@ class Prepared:
         if self.finished is None:
             return {name: value for name, value in self.first.items() if name not in trained}
         names = [name for name in tensors.of_module(self.blueprint.whole()) if name not in trained]
-        if missing := [name for name in names if name.partition("/")[2] not in self.finished]:
+        if not {name.partition("/")[2] for name in names} <= self.finished.keys():
             raise UserError(
-                f"the run's weights do not fit its network {self.config.model}: {missing[0]} is missing; use the same "
-                "version of the network as the run"
+                f"the run's weights do not fit {self.config.model}; use the network that it was trained with"
             )
         return {name: self.finished[name.partition("/")[2]] for name in names}
 
@@ -128,6 +124,14 @@ class Prepared:
     def side(self) -> ClientSide:
         """A network to work with, and all images; its weights are scratch."""
         return build(self.blueprint, self.data)
+
+    def run_rounds(
+        self, engine: Engine, state: ServerState, key: Key, **watching: Any
+    ) -> Iterator[tuple[ServerState, driver.Metrics]]:
+        """Train the rounds after ``state``; ``watching`` as in ``driver.run``."""
+        per_round, skip = self.config.per_round or 0, self.config.on_failure == "skip"
+        options = {"rounds": self.config.rounds, "per_round": per_round, "skip_failures": skip, **watching}
+        return driver.run(self.side.algorithm, engine, state, key, **options)
 
     @cached_property
     def emd(self) -> float | None:
@@ -163,16 +167,9 @@ def prepare(
     finished: Tensors | None = None,
     say: Say = silent,
 ) -> Prepared:
-    """Read the images, draw the partition and fill in what the data decides in a checked configuration.
-
-    ``saved`` is the partition of a run that has begun, as ``file:FILE``. With ``finished``, the weights of a finished
-    run by their plain names, no pretrained weights are read.
-    """
+    """Read the images, draw the partition (or read the ``saved`` one) and fill in what the data decides."""
     values = values or PythonValues()
-    for name in ("data", "model", "method", *(() if saved else ("partition",))):
-        if from_python(getattr(config, name)) and getattr(values, name) is None:
-            text = getattr(config, name).removeprefix(FROM_PYTHON)
-            raise UserError(f"{name} was passed from Python ({text}); pass it again as {name}=…")
+    require_values(values, config, ("data", "model", "method", *(() if saved else ("partition",))))
     if not values.crosses and config.engine not in ("auto", "loop"):
         name = "model" if values.model is not None else "method"
         text = getattr(config, name).removeprefix(FROM_PYTHON)
@@ -183,10 +180,14 @@ def prepare(
     method, algorithm_for = parse_method_value(values, config.method)
     recordings = parse_recording(config.during) if config.during else ()
     images = values.data or read_data(config, say, values.model)
-    released = algorithm_for(config.local()).released
-    config, images, blueprint, weights, notes = _plan_model(
-        _with_normalisation(config, released), images, values, finished
-    )
+    if algorithm_for(config.local()).released:  # the mean of the data would reveal something of single examples
+        if config.normalise == DATA:
+            raise UserError(
+                "--normalise data with release=true would publish the mean and deviation of the clients' pixels "
+                "without noise; give --normalise half, or leave it out"
+            )
+        config = replace(config, normalise=config.normalise or _expected_normalisation(config, HALF))
+    config, images, blueprint, weights, notes = _plan_model(config, images, values, finished)
     partition = values.nodes.partition if values.nodes else make_partition(config, images.examples, saved, values)
     per_round = config.per_round
     if not values.nodes:  # in a federation all nodes take part, even those that join late
@@ -211,8 +212,7 @@ def prepare(
     if not algorithm.finish and (algorithm.withhold or masked or algorithm.private):
         raise UserError(f"{method}: there is no calibration whose statistics could be protected; add ccvr or lda")
     start = parse_start(config.start, algorithm) if config.start else None
-    if start is not None:
-        config = replace(config, start=named(start.finish[0], start))
+    config = replace(config, start=named(start.finish[0], start) if start else None)
     blueprint = replace(blueprint, method=method, local=config.local(), parsed=algorithm, factory=values.model)
     network = blueprint.network()
     driver.start(algorithm, tensors.of_module(network), network.classifier_names)
@@ -242,41 +242,26 @@ def prepare(
 
 def _read_baseline(config: Config, sha256: str) -> Result:
     """The finished run that accuracy is compared with; it must be on the same data."""
-    path = config.baseline or ""
-    try:
-        result = read_result(Path(path))
-        configs.read_run(Path(path))
-    except UserError as error:
-        raise UserError(f"--baseline: {error}; if it was moved, give its new folder with --baseline") from error
-    if result.data_sha256 not in (sha256, None):
-        raise UserError(f"--baseline {path} was trained on other data ({result.data}); give a run on the same data")
-    if result.settings.get("validation", 0.0) != config.validation:
+    path = Path(config.baseline or "")
+    result = read_result(path)
+    same_part = result.settings.get("validation", 0.0) == config.validation
+    if result.data_sha256 not in (sha256, None) or not same_part or not result.accuracy > 0:
         raise UserError(
-            f"--baseline {path} was evaluated on {result.measured_on} with another --validation than this run's; give "
-            f"a baseline with --validation {config.validation:g}"
+            f"--baseline {path} cannot be compared with; give a run on the same data, with --validation "
+            f"{config.validation:g} and an accuracy above 0"
         )
-    if not result.accuracy > 0:
-        raise UserError(f"--baseline {path} has an accuracy of {result.accuracy}; give a run with some accuracy")
     return result
 
 
-# Data and partition
-
-
 def read_data(config: Config, say: Say = silent, model: Any = None) -> ImageSet:
-    """The data set that a configuration names; a user's own may have been moved to --data-dir.
-
-    ``model`` is a network passed from Python: photographs of different sizes are scaled to its input size.
-    """
+    """The data set that a configuration names, scaled to the input size of ``model`` if that comes from Python."""
     folder = Path(config.data_dir) if config.data_dir else None
     side = config.resize or models.input_size(model or config.model)
     images = load(current := find_moved(config.data, folder), folder, cache_settings(config), say, side)
     if len(np.unique(images.train.labels)) < 2:
         raise UserError(f"{config.data}: all training examples have the same label; a classifier needs two or more")
-    if current == config.data:
-        return images
-    note = f"{config.data.partition(':')[2]} no longer exists; reading it from {folder}"
-    return replace(images, name=config.data, notes=(*images.notes, note))
+    note = () if current == config.data else (f"{config.data} no longer exists; reading it from {folder}",)
+    return replace(images, name=config.data if note else images.name, notes=(*images.notes, *note))
 
 
 def read_examples(config: Config, say: Say = silent) -> Examples:
@@ -309,10 +294,10 @@ def make_partition(
 
 def _partition_from(value: Partition | Ints, config: Config, examples: int) -> Partition:
     client = value.client if isinstance(value, Partition) else value
-    if len(client) != examples:
-        raise UserError(f"partition: {len(client):,} client numbers for {examples:,} examples; give one per example")
-    if client.min(initial=0) < -1 or client.max(initial=-1) < 0:
-        raise UserError("partition: client numbers must start at 0; -1 means that no client has the example")
+    if len(client) != examples or client.min(initial=0) < -1 or client.max(initial=-1) < 0:
+        raise UserError(
+            f"partition: give a client number from 0 on for each of the {examples:,} examples, or -1 for no client"
+        )
     used = int(client.max()) + 1
     clients = value.clients if isinstance(value, Partition) else config.clients or used
     if used > clients or (config.clients or clients) != clients:
@@ -322,17 +307,10 @@ def _partition_from(value: Partition | Ints, config: Config, examples: int) -> P
     return Partition(client.astype(np.int32), clients, config.partition, config.data_key.seed)
 
 
-# The network and its first weights
-
-
 def _plan_model(
     config: Config, images: ImageSet, values: PythonValues, finished: Tensors | None
 ) -> tuple[Config, ImageSet, Blueprint, Tensors, tuple[str, ...]]:
-    """Read the pretrained weights and fill in the options that depend on them.
-
-    Returns the configuration and images as the run uses them, a blueprint without its method, the weights that the
-    network uses from the file, and notes.
-    """
+    """Read the pretrained weights and fill in the options that depend on them."""
     channels, height, width = images.shape
     shape = (channels, config.resize or height, config.resize or width)
     config = replace(config, model=config.model or models.choose_model(shape))
@@ -352,10 +330,11 @@ def _plan_model(
     config = replace(config, normalise=config.normalise or _expected_normalisation(config))
     images = set_normalisation(images, config.normalise or DATA, shape[0])
     if config.views is not None:
-        if layers is None:
-            raise UserError(f"--views {config.views}: views are stored only behind a frozen part; give --train too")
-        if config.augment is False:
-            raise UserError(f"--views {config.views}: views are augmented images; leave --no-augment out")
+        if layers is None or config.augment is False:
+            raise UserError(
+                f"--views {config.views}: views are augmented images behind a frozen part; give --train too, and not "
+                "--no-augment"
+            )
         config = replace(config, augment=True)
     elif config.augment is None:  # a frozen part's output is stored once
         config = replace(config, augment=images.augment and layers is None)
@@ -367,12 +346,9 @@ def _plan_model(
         notes.append(note)
     if layers is not None:
         trained = {id(value) for part in last_layers(network, shape, layers)[0] for value in part.parameters()}
-        counts = [(id(value) in trained, value.numel()) for value in network.parameters()]
-        free, total = sum(count for is_trained, count in counts if is_trained), sum(count for _, count in counts)
-        notes.append(
-            f"--train {config.train}: {free:,} of {counted(total, 'parameter')} are trained and sent; the others are "
-            "frozen"
-        )
+        free = sum(value.numel() for value in network.parameters() if id(value) in trained)
+        total = counted(sum(value.numel() for value in network.parameters()), "parameter")
+        notes.append(f"--train {config.train}: {free:,} of {total} are trained and sent; the others are frozen")
         unstored = _why_unstored(config, images, network, shape, layers)
         stored = unstored is None
         notes += [] if unstored is None else [unstored]
@@ -392,18 +368,6 @@ def _plan_model(
     return config, images, blueprint, weights, tuple(notes)
 
 
-def _with_normalisation(config: Config, released: bool) -> Config:
-    """A release normalises pixels by fixed numbers: the data's own mean would reveal something of single examples."""
-    if not released or config.normalise not in (None, DATA):
-        return config
-    if config.normalise == DATA:
-        raise UserError(
-            "--normalise data with release=true would publish the mean and deviation of the clients' pixels without "
-            "noise; give --normalise half, or leave it out"
-        )
-    return replace(config, normalise=_expected_normalisation(config, HALF))
-
-
 def _read_pretrained(config: Config) -> tuple[Config, Tensors]:
     """The configuration with the hash of the pretrained weights, and the weights; an earlier hash must match."""
     where, _, known = (config.pretrained or "").partition(SHA256)
@@ -413,10 +377,7 @@ def _read_pretrained(config: Config) -> tuple[Config, Tensors]:
     values = pretrained.read_weights(path)
     sha256 = pretrained.hash_weights(values)
     if known and known != sha256:
-        raise UserError(
-            f"--pretrained {where} is not the file that the run was started with: its sha256 is {sha256}…, not "
-            f"{known}…; give the original file, or start another run"
-        )
+        raise UserError(f"--pretrained {where} is not the file that the run was started with; restore the original")
     return replace(config, pretrained=f"{where}{SHA256}{sha256}"), values
 
 
@@ -426,13 +387,8 @@ def _fit_pretrained(network: Network, file: Tensors, config: Config) -> tuple[Te
     fit = pretrained.fit(network, file, where, config.model or "")
     note = f"starts from {where} (sha256 {sha256}), pixels normalised as --normalise {config.normalise}"
     if fit.left_out:
-        reasons = dict.fromkeys(fit.left_out, "not in the file")
-        if fit.classes is not None:  # the last of them is the classifier
-            own = network.classifier.out_features
-            counts = f"{fit.classes:,} classes in the file, {own:,} here"
-            reasons[fit.left_out[-1]] = counts if fit.classes != own else "a different shape in the file"
-        layers = " and ".join(f"{layer} ({reason})" for layer, reason in reasons.items())
-        note += f"; {layers} {'is' if len(reasons) == 1 else 'are'} initialized from the seed"
+        counts = "" if fit.classes is None else f" ({fit.classes:,} classes in the file)"
+        note += f"; initialized from the seed: {', '.join(fit.left_out)}{counts}"
     if fit.norms:
         note += f"; running statistics of {counted(fit.norms, 'BatchNorm layer')} are ignored: the network has none"
     return fit.values, note
@@ -460,46 +416,27 @@ def _why_unstored(
     if cut is None:
         return f"this network cannot be split into a frozen and a trained part, so {again}"
     size = stored_bytes(images, cut.shape, config.views or 0)
-    if size > (most := physical_memory() / MEMORY_SHARE):
-        return (
-            f"the frozen part's output for all images would need {format_bytes(size)} of memory, more than the limit "
-            f"of {format_bytes(most)}, so {again}"
-        )
+    if size > physical_memory() / MEMORY_SHARE:
+        return f"the frozen part's output for all images would need {format_bytes(size)} of memory, so {again}"
     return None
 
 
 def parse_start(source: str, algorithm: Algorithm) -> Algorithm:
     """Parse the calibration of ``--start`` and its protections; ``algorithm`` is the run's."""
     start = methods.parse_calibrations(source)
-    if len(start.finish) > 1:
-        names = " or ".join(finisher.text for finisher in start.finish)
-        raise UserError(f"--start {source}: training starts from one classifier; give one of {names}")
     finisher, needs = start.finish[0], start.finish[0].needs
-    reason, advice = "", "give lda, ridge or ccvr"
-    if isinstance(needs, RealFeatures):
-        reason = "it pools real features, which a federation cannot do"
-    elif needs.layers > 1:
-        reason = f"it replaces {needs.layers} layers (layers)"
-    elif needs.expand:
-        reason = "it also uses random features (expand)"
-    elif finisher.bends:
-        reason = "it transforms the features first (relu, tukey)"
-    elif start.private is not None:
-        reason, advice = "it clips the features first (private)", "leave private out"
-    elif algorithm.head is not None:
-        reason = "the method scales the classifier's rows to length 1 (clsnorm)"
-        advice = "leave out either --start or clsnorm"
-    if reason:
-        raise UserError(f"--start {source} cannot become the network's classifier: {reason}; {advice}")
+    plain = not isinstance(needs, RealFeatures) and needs.layers == 1 and not needs.expand and not finisher.bends
+    if len(start.finish) > 1 or not plain or start.private is not None or algorithm.head is not None:
+        raise UserError(
+            f"--start {source} cannot become the network's classifier; give one of lda, ridge and ccvr, without "
+            "layers, expand, relu, tukey and private, and a method without clsnorm"
+        )
     if missing := " + ".join(name for name in protections(algorithm) if name not in protections(start)):
         raise UserError(
             f"--start {source} would send statistics without the method's {missing}; give --start "
             f'"{source} + {missing}"'
         )
     return start
-
-
-# Checks before a run directory is created
 
 
 def rehearse(prepared: Prepared) -> None:
@@ -527,25 +464,15 @@ def check_protections(prepared: Prepared) -> None:
     algorithm, config = prepared.algorithm, prepared.config
     clients = len(prepared.population.roster.inhabited)
     drawn = min(config.per_round or clients, clients)
-    masked = isinstance(algorithm.exchange, SecureUpdates)
-    hiding = {
-        "secure(updates=true)": masked,
-        "release=true": algorithm.released,
-        "private-updates": algorithm.mechanism is not None,
-    }
-    for method, recording in product((name for name, used in hiding.items() if used), prepared.recordings):
-        if recording.name in OF_CLIENTS:
-            raise UserError(
-                f"{method} hides single clients from the server, but --during {recording.name} would record them; "
-                "leave it out (silhouette and model use only the server's model)"
-            )
+    masked, private = isinstance(algorithm.exchange, SecureUpdates), algorithm.mechanism is not None
+    recorded = [recording.name for recording in prepared.recordings if recording.name in OF_CLIENTS]
+    if recorded and (masked or private or algorithm.released):
+        raise UserError(f"--during {recorded[0]} records single clients, which the method hides; leave it out")
     if masked:
         require_extra("cryptography")
         if not MIN_CLIENTS <= drawn <= MOST_MEMBERS:
-            raise UserError(
-                f"secure(updates=true): {drawn:,} of {clients:,} clients take part in a round, but a secure sum needs "
-                f"{MIN_CLIENTS} to {MOST_MEMBERS:,}; change --per-round"
-            )
+            few = f"{drawn:,} of {clients:,} clients take part in a round"
+            raise UserError(f"secure(updates=true): {few}; give --per-round {MIN_CLIENTS} to {MOST_MEMBERS:,}")
         sampled = drawn < clients or algorithm.available is not None or algorithm.arrive is not None
         if sampled and (steady := [statistic.name for statistic in algorithm.statistics if statistic.steady]):
             warning = (
@@ -556,30 +483,20 @@ def check_protections(prepared: Prepared) -> None:
                 raise UserError(f"{warning}; let every client take part in every round, or leave one of them out")
             warnings.warn(warning, stacklevel=2)
     if algorithm.released:
-        if config.validation:
+        noisy = algorithm.private is not None and algorithm.private.release
+        exact = [finisher for finisher in algorithm.finish if isinstance(finisher.needs, RealFeatures) or not noisy]
+        if published := [*(["--validation"] if config.validation else []), *(finisher.text for finisher in exact)]:
             raise UserError(
-                "--validation with release=true would measure accuracy on the clients' own examples without noise; "
-                "leave it out"
+                f"{published[0]} with release=true would publish something without noise from the operating system; "
+                "leave it out, or, for a calibration, add private(release=true)"
             )
-        private = algorithm.private is not None and algorithm.private.release
-        for finisher in algorithm.finish:
-            if isinstance(finisher.needs, RealFeatures) or not private:
-                raise UserError(
-                    f"{finisher.text} with release=true would publish its statistics without noise from the operating "
-                    "system; " + ("leave it out" if private else "add private(release=true)")
-                )
-    if algorithm.mechanism is not None:
+    if private:
         require_extra("dp_accounting")
         if prepared.start is not None:
+            raise UserError(f"private-updates does not cover --start {config.start}; leave one of them out")
+        if buffers := [name for name, _ in prepared.blueprint.network().named_buffers()]:
             raise UserError(
-                f"private-updates with --start {config.start}: the model would start from client "
-                "statistics that the updates' noise does not cover; leave one of them out"
-            )
-        network = prepared.blueprint.network()
-        if buffers := [name for name, _ in network.named_buffers()]:
-            raise UserError(
-                f"private-updates: the network {config.model} has running statistics ({buffers[0]}), which "
-                "clients would send without noise; use a network with GroupNorm"
+                f"private-updates adds no noise to running statistics ({buffers[0]}); use GroupNorm instead"
             )
         poisson = isinstance(algorithm.mechanism, PrivateUpdates) and algorithm.mechanism.poisson
         if poisson and drawn < clients and masked:
@@ -615,7 +532,7 @@ class Overview:
     disk_bytes: int
     algorithm: Algorithm
     baseline: Result | None = None
-    unlike_baseline: tuple[str, ...] = ()
+    unlike_baseline: tuple[str, ...] = ()  # the baseline's settings that differ
     model_notes: tuple[str, ...] = ()  # where its weights come from, what is frozen
     batch_norm: str = ""  # how BatchNorm's running statistics are handled; empty if the network has none
 
@@ -636,24 +553,17 @@ def overview(prepared: Prepared, path: Path, state: ServerState, engine: str, pr
     memory = PROCESS_BYTES * processes.count + data * processes.copies + (model * 8 + plans) * processes.working
     if prepared.nodes is not None:
         memory += FLOWER_BYTES + (SERVER_COPIES + REPLY_COPIES * len(visits)) * model
+    names = ("config", "images", "partition", "population", "emd", "algorithm", "model_notes", "baseline")
     return Overview(
         path=path,
-        config=config,
-        images=prepared.images,
-        partition=prepared.partition,
-        population=prepared.population,
-        emd=prepared.emd,
         engine=engine,
         processes=processes,
         parameters=sum(v.numel() for name, v in state.tensors.items() if name.startswith("params/")),
         first_round=state.round + 1,
         local=algorithm.local,
         visits=tuple(visits),
-        algorithm=algorithm,
-        batch_norm=models.batch_norm_policy(prepared.blueprint.network()),
-        model_notes=prepared.model_notes,
-        baseline=prepared.baseline,
         unlike_baseline=_differences(prepared) if prepared.baseline else (),
+        batch_norm=models.batch_norm_policy(prepared.blueprint.network()),
         data_bytes=data,
         memory_bytes=memory,
         disk_bytes=2 * (model + tensors.count_bytes(state.memory | state.sent))
@@ -661,6 +571,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, engine: str, pr
         + 300 * config.rounds
         + 4 * len(prepared.images.train)
         + memories * (2 * visited + len(visits)),  # a checkpoint's, the latest, those being written
+        **{name: getattr(prepared, name) for name in names},
     )
 
 

@@ -1,12 +1,11 @@
-"""Options passed from Python as objects: data sets, networks, methods, partitions; and their text in config.toml.
+"""Options passed from Python as objects, and their text in config.toml.
 
-A function that another process can import becomes ``package.module:function``. Any other object stays as it is, and
-the configuration contains a description that begins with ``python:``.
-"""
+An importable function becomes ``package.module:function``, anything else a description after ``python:``."""
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from os import PathLike
@@ -24,7 +23,7 @@ from unskew.data.arrays import image_set_from
 from unskew.data.population import Partition, check_clients
 from unskew.engines import EngineSetup
 from unskew.round.algorithm import Algorithm, Named, compose
-from unskew.runs.config import FROM_PYTHON, Config
+from unskew.runs.config import FROM_PYTHON, Config, from_python
 
 Factory = Callable[..., nn.Module]  # (shape, classes) -> the network
 
@@ -59,12 +58,13 @@ class PythonValues:
 def split_values(options: Mapping[str, Any]) -> tuple[dict[str, Any], PythonValues]:
     """The options with a text for every value, and the values that no text can replace."""
     texts, values = dict(options), dict[str, Any]()
-    describe = {"data": _data, "model": _model, "method": _method, "partition": _partition, "engine": _engine}
-    for name in describe:
-        value = options.get(name)
-        if value is not None and not isinstance(value, str | PathLike):
-            texts[name], values[name] = describe[name](value)
-    values.pop("engine", None)
+    for name, describe in (("data", _data), ("model", _model), ("method", _method), ("partition", _partition)):
+        if not isinstance(value := options.get(name), str | PathLike | None):
+            texts[name], values[name] = describe(value)
+    if not isinstance(engine := options.get("engine"), str | None):
+        texts["engine"] = import_name(engine)
+        if texts["engine"] is None:
+            raise UserError(f"engine must be a name, or an importable function of an EngineSetup, not {engine!r}")
     return texts, PythonValues(**values)
 
 
@@ -77,6 +77,16 @@ def match_values(values: Mapping[str, Any], config: Config) -> PythonValues:
                 f"{name} is {text!r}, but the run was started with {before!r}; pass that, or start another run"
             )
     return objects
+
+
+def require_values(values: PythonValues, config: Config, names: Iterable[str]) -> None:
+    """Refuse a configuration that only describes one of these options if its value was not passed."""
+    for name in names:
+        text = getattr(config, name)
+        if from_python(text) and getattr(values, name) is None:
+            raise UserError(
+                f"{name} was passed from Python ({text.removeprefix(FROM_PYTHON)}); pass it again as {name}=…"
+            )
 
 
 def parse_method_value(values: PythonValues, method: str) -> tuple[str, Callable[[Local], Algorithm]]:
@@ -111,16 +121,28 @@ def import_name(function: Any) -> str | None:
     return f"{module}:{name}" if same else None
 
 
-def describe_function(value: Any) -> str:
-    """A function's name with the plain values in its partial or closure: the same text in every run."""
-    if isinstance(value, functools.partial):
-        arguments = {str(index): argument for index, argument in enumerate(value.args)} | value.keywords
-        text = describe_function(value.func)
-        knobs = {name: argument for name, argument in arguments.items() if isinstance(argument, PLAIN)}
+def describe_function(value: Any, depth: int = 4) -> str:
+    """A value's name with the plain values in its fields, partial, closure or defaults: the same text in every run."""
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(describe_function(part, depth) for part in value)})"
+    name, knobs = type(value).__qualname__, dict[str, Any]()
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {part.name: (getattr(value, part.name), part.default) for part in fields(value)}
+        knobs = {name: own for name, (own, default) in parts.items() if own != default}
+    elif isinstance(value, functools.partial):
+        name = describe_function(value.func)
+        knobs = {str(index): argument for index, argument in enumerate(value.args)} | value.keywords
     else:
-        name = getattr(value, "__qualname__", None) or type(value).__qualname__
-        text, knobs = f"{getattr(value, '__module__', None) or type(value).__module__}.{name}", dict(_captured(value))
-    return f"{text}({', '.join(f'{name}={knob!r}' for name, knob in knobs.items())})" if knobs else text
+        module = getattr(value, "__module__", None) or type(value).__module__
+        name = f"{module}.{getattr(value, '__qualname__', None) or name}"
+        with suppress(TypeError, ValueError):  # not a Python function, or it captures what is not yet assigned
+            defaults = {name: part.default for name, part in inspect.signature(value).parameters.items()}
+            knobs = {**inspect.getclosurevars(value).nonlocals, **defaults}
+    texts = {name: describe_function(knob, depth - 1) for name, knob in sorted(knobs.items()) if depth}
+    shown = [f"{name}={text}" for name, text in texts.items() if isinstance(knobs[name], PLAIN) or "(" in text]
+    return f"{name}({', '.join(shown)})" if shown else name
 
 
 def _data(value: Any) -> tuple[str, ImageSet | None]:
@@ -146,16 +168,10 @@ def _model(value: Any) -> tuple[str, Factory | None]:
 
 def _method(value: Any) -> tuple[str, Any]:
     if isinstance(value, Algorithm):
-        base = Algorithm()
-        slots = {slot.name: getattr(value, slot.name) for slot in fields(Algorithm)}
-        changed = [f"{name}={_value_text(slot)}" for name, slot in slots.items() if slot != getattr(base, name)]
-        return f"{FROM_PYTHON}Algorithm({', '.join(changed)})", value
+        return FROM_PYTHON + describe_function(value), value
     parts = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if not parts:
-        raise UserError("method is an empty list; pass a text such as fedavg, or a function")
-    for part in parts:
-        if not isinstance(part, str) and not callable(part):
-            raise UserError(f"method must be an Algorithm, or texts and functions of an Algorithm, not {part!r}")
+    if not parts or not all(isinstance(part, str) or callable(part) for part in parts):
+        raise UserError(f"method must be an Algorithm, or texts and functions of an Algorithm, not {value!r}")
     names = [part if isinstance(part, str) else _method_name(part) for part in parts]
     if None not in names:
         return " + ".join(name for name in names if name), None
@@ -167,24 +183,16 @@ def _partition(value: Any) -> tuple[str, Any]:
     if isinstance(value, Partition):
         check_clients(value.clients, len(value.client), "partition")
         return FROM_PYTHON + value.scheme.removeprefix(FROM_PYTHON), value
-    if callable(value):
-        if name := import_name(value):
-            return name, None
-        raise UserError("partition: this function cannot be imported by name; pass the array that it returns")
+    if callable(value) and (name := import_name(value)):
+        return name, None
     array = np.asarray(value)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UserError(
-            "partition must have one client number per training example, or -1 for no client, not an array of "
-            f"{array.dtype} with shape {array.shape}"
+            "partition must be an importable function, or one client number per training example (-1: no client), "
+            f"not an array of {array.dtype} with shape {array.shape}"
         )
     check_clients(int(array.max(initial=0)) + 1, len(array), "partition")
     return f"{FROM_PYTHON}array of {len(array):,} client numbers", array.astype(np.int64)
-
-
-def _engine(value: Any) -> tuple[str, None]:
-    if callable(value) and (name := import_name(value)):
-        return name, None
-    raise UserError(f"engine must be a name, or an importable function of an EngineSetup, not {value!r}")
 
 
 def _method_name(function: Callable[..., Any]) -> str | None:
@@ -195,42 +203,3 @@ def _method_name(function: Callable[..., Any]) -> str | None:
         return None
     name = import_name(function)
     return name if methods.takes_algorithm(function) or not methods.required_parameters(function) else None
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_value_text, value))})"
-    if isinstance(value, PLAIN):
-        return repr(value)
-    if is_dataclass(value):
-        parts = [
-            f"{part.name}={_value_text(getattr(value, part.name))}"
-            for part in fields(value)
-            if getattr(value, part.name) != part.default
-        ]
-        return f"{type(value).__name__}({', '.join(parts)})"
-    return describe_function(value)
-
-
-def _captured(value: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """The plain values in a function's closure and defaults, and in those of the functions it captures."""
-    function = getattr(value, "__func__", value)
-    code = getattr(function, "__code__", None)
-    if code is None or depth == 0:
-        return
-    cells = {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            cells[name] = cell.cell_contents
-        except ValueError:  # not yet assigned
-            continue
-    defaults = function.__defaults__ or ()
-    first = code.co_argcount - len(defaults)
-    cells |= dict(zip(code.co_varnames[first : code.co_argcount], defaults, strict=True)) | (
-        function.__kwdefaults__ or {}
-    )
-    for name, content in sorted(cells.items()):
-        if isinstance(content, PLAIN):
-            yield name, content
-        else:
-            yield from ((f"{name}.{inner}", captured) for inner, captured in _captured(content, depth - 1))

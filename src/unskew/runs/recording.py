@@ -1,8 +1,6 @@
 """Recordings while a run trains, at chosen rounds: ``--during "silhouette(every=5) + norms(first=3)"``.
 
-They do not change the result: clients are measured after their training, the server between two rounds, and recordings
-are removed from the replies before the server uses them.
-"""
+They do not change the result: they are removed from the replies before the server uses them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,10 +32,8 @@ class Recorded:
     first: int = 0
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"every={self.every}: give 1 (each round) or more")
-        if self.first < 0:
-            raise ValueError(f"first={self.first}: give 0 or more rounds")
+        if self.every < 1 or self.first < 0:
+            raise ValueError(f"every={self.every}, first={self.first}: give every=1 or more, first=0 or more")
 
     def due(self, number: int, rounds: int) -> bool:
         """Whether it is recorded after this round; the last round always is."""
@@ -57,10 +53,9 @@ def parse_recording(source: str) -> tuple[Recorded, ...]:
     recordings: list[Recorded] = []
     for call in text.parse_calls(source, "recording"):
         build = RECORDED.get(call.name)
-        if build is None:
-            raise text.complain(source, call.start, f"{call.name!r} cannot be recorded; {nearest(call.name, RECORDED)}")
-        if any(recording.name == call.name for recording in recordings):
-            raise text.complain(source, call.start, f"{call.name} is given twice; give it once")
+        if build is None or any(recording.name == call.name for recording in recordings):
+            problem = f"{call.name!r} cannot be recorded, or is given twice; {nearest(call.name, RECORDED)}"
+            raise text.complain(source, call.start, problem)
         recordings.append(text.apply(call, build, "recording"))
     return tuple(recordings)
 
@@ -131,12 +126,7 @@ def some_features(side: ClientSide, key: Key, most: int = MAX_IMAGES) -> tuple[T
 
 
 def silhouette_of(features: Tensor, labels: Tensor) -> float | None:
-    """The mean silhouette coefficient, −1 to 1: how much nearer features are to their own class than to the next.
-
-    None if there are fewer than two classes, or as many classes as features.
-
-    Reference: Rousseeuw, "Silhouettes", 1987; Zeng et al. 2023, section 4.5.
-    """
+    """The mean silhouette coefficient (Rousseeuw 1987), −1 to 1; None if there are too few classes or features."""
     from sklearn.metrics import silhouette_score  # a second to import
 
     classes = len(torch.unique(labels))

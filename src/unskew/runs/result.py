@@ -14,7 +14,7 @@ from unskew.core.units import counted, format_bytes, format_duration, format_emd
 from unskew.privacy.ledger import SEEDED, Spent
 from unskew.round.evaluation import Evaluation
 from unskew.runs.client_accuracy import ClientSpread
-from unskew.runs.folder import json_bytes, read_sealed
+from unskew.runs.folder import json_bytes, read_sealed, reading
 from unskew.runs.journal import read_metrics
 
 RESULT = "result.json"
@@ -210,32 +210,22 @@ def _drop_none(values: dict[str, Any]) -> dict[str, Any]:
 
 def read_result(path: Path) -> Result:
     """The result of a finished run."""
-    file = path / RESULT
     content = read_sealed(path, RESULT)
     if content is None:
-        if not path.exists():
-            raise UserError(f"{path} does not exist")
         begun = (path / "config.toml").is_file()
         hint = f"finish it with: unskew resume {path}" if begun else "it is not a run directory"
-        raise UserError(f"{path} has no result.json; {hint}")
-    return result_from(json_object(content, file), file, path)
+        raise UserError(f"{path} has no {RESULT}; {hint}" if path.exists() else f"{path} does not exist")
+    return result_from(json_object(content, path / RESULT), path / RESULT, path)
 
 
 def result_from(values: Mapping[str, Any], file: Path, path: Path) -> Result:
     """The result that ``to_json`` encoded; ``file`` is where it was read, ``path`` the run directory."""
-    try:
-        rows = values.get("calibrations")
-        if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
-            raise ValueError("calibrations: expected a list of records with names")
-        calibrations = {str(row["name"]): row for row in rows}
+    with reading(file):
+        calibrations = {str(row["name"]): row for row in values["calibrations"]}
         return record_from(Result, {**values, "calibrations": calibrations, "path": path})
-    except ValueError as error:
-        raise UserError(f"{file} is damaged, or not a result of this version: {error}") from error
 
 
 # model.json
-
-MAX_SIDE = 2**16  # pixels or classes; a larger number means a damaged file
 
 Shape = tuple[int, int, int]
 
@@ -263,16 +253,8 @@ class ModelInfo:
 
 def read_model_info(path: Path) -> ModelInfo:
     """Read a run directory's model.json."""
-    content = read_sealed(path, MODEL_INFO)
-    if content is None:
-        raise UserError(f"{path} has no {MODEL_INFO}; restore it from a copy, or train the model again")
-    try:
-        info = record_from(ModelInfo, json_object(content, path / MODEL_INFO))
-        channels = info.shape[0]
-        if not all(0 < side <= MAX_SIDE for side in (*info.image, *info.shape, len(info.classes))):
-            raise ValueError("sizes must be positive")
-        if info.image[0] not in (1, channels) or len(info.mean) != channels or len(info.std) != channels:
-            raise ValueError("the channels of image, shape, mean and std do not agree")
+    with reading(path / MODEL_INFO):
+        info = record_from(ModelInfo, json_object(read_sealed(path, MODEL_INFO) or b"", path / MODEL_INFO))
+        if {len(info.mean), len(info.std)} != {info.shape[0]} or min(*info.image, *info.shape, len(info.classes)) < 1:
+            raise ValueError("its sizes do not agree")
         return info
-    except ValueError as error:
-        raise UserError(f"{path / MODEL_INFO} is damaged: {error}; restore it from a copy") from error

@@ -7,7 +7,7 @@ from pathlib import Path
 from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_whole
 from unskew.engines.flower.audit import AUDIT, read_audit
-from unskew.runs.checkpoint import BEGUN, CHECKPOINT, MEMORIES, load_state
+from unskew.runs.checkpoint import BEGUN, CHECKPOINT, MEMORIES, load_checkpoint, load_state
 from unskew.runs.client_accuracy import CLIENTS, read_clients
 from unskew.runs.config import CONFIG, read_run
 from unskew.runs.federated import FEDERATION, read_terms
@@ -17,18 +17,8 @@ from unskew.runs.journal import DURING, METRICS, check_beginning, read_during, r
 from unskew.runs.result import MODEL_INFO, RESULT, read_model_info, read_result
 
 UNCHANGED, DAMAGED, UNSEALED = "unchanged", "damaged", "not sealed"
-SEALED_KINDS = (
-    CONFIG,
-    "partition.npz",
-    FEDERATION,
-    *GROWING,
-    MODEL,
-    MODEL_INFO,
-    "calibration-*.safetensors",
-    CLIENTS,
-    "figures/*.json",
-    RESULT,
-)
+SEALED_KINDS: tuple[str, ...] = (CONFIG, "partition.npz", FEDERATION, *GROWING, MODEL, MODEL_INFO, CLIENTS, RESULT)
+SEALED_KINDS += ("calibration-*.safetensors", "figures/*.json")
 
 _OWN = (LOCK, MANIFEST_LOCK, MANIFEST, str(BEGUN), str(MEMORIES))  # MEMORIES is checked slot by slot when it is read
 _READERS: dict[str, Callable[[Path], object]] = {
@@ -53,8 +43,9 @@ class ExaminedFile:
 
 def examine(path: Path) -> list[ExaminedFile]:
     """Every file of a run directory; a damaged manifest is refused."""
-    _require_run_folder(path)
     manifest = read_manifest(path)
+    if manifest is None and not (path / CONFIG).exists():
+        raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
     files = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
     names = sorted((files | set(manifest.names if manifest else ())) - set(_OWN))
     return [_examine_file(path, name, manifest) for name in names]
@@ -62,13 +53,15 @@ def examine(path: Path) -> list[ExaminedFile]:
 
 def seal_folder(path: Path) -> list[str]:
     """Seal the files of a run directory as they are now, and return their names; damaged files are refused."""
-    _require_run_folder(path)
     before = read_content(path / MANIFEST)
     (path / MANIFEST).unlink(missing_ok=True)
-    if damaged := [file for file in examine(path) if file.state == DAMAGED]:
+    try:
+        if damaged := [file for file in examine(path) if file.state == DAMAGED]:
+            raise UserError(f"{damaged[0].problem}; nothing was sealed")
+    except UserError:
         if before is not None:
             write_whole(path / MANIFEST, before)
-        raise UserError(f"{damaged[0].problem}; nothing was sealed")
+        raise
     finished = (path / RESULT).exists()
     files = [str(file.relative_to(path)) for kind in SEALED_KINDS for file in sorted(path.glob(kind))]
     names = [name for name in files if finished or name not in GROWING]
@@ -83,31 +76,24 @@ def unsealed_note(path: Path) -> str | None:
     return f"{path} is not sealed: it has no {MANIFEST}, so changed files may go unnoticed"
 
 
-def _require_run_folder(path: Path) -> None:
-    if not (path / CONFIG).exists() and not (path / MANIFEST).exists():
-        raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
-
-
 def _examine_file(path: Path, name: str, manifest: Manifest | None) -> ExaminedFile:
-    checkpoint = Path(name) == CHECKPOINT or name.startswith(("states/", "checkpoint/round-"))
+    kept = name == str(CHECKPOINT) or name.startswith(("states/", "checkpoint/round-"))
+    sealed = any(Path(name).match(pattern) for pattern in SEALED_KINDS)
+    verified = kept or name == AUDIT or (sealed and manifest is not None)
     try:
-        if checkpoint:
+        if kept:
             load_state(path / name)
-            return ExaminedFile(name, UNCHANGED)
-        if name == AUDIT:  # each line contains the hash of the line before
+        elif name == AUDIT:  # each line contains the hash of the line before
             read_audit(path / name)
-            return ExaminedFile(name, UNCHANGED)
-        sealed = any(Path(name).match(pattern) for pattern in SEALED_KINDS)
-        if sealed:
+        elif sealed:
             require_sealed(path, name)
         if name in _READERS and (path / name).exists():
             _READERS[name](path)
         if name in GROWING and not (path / RESULT).exists():
-            if (path / CHECKPOINT).exists():  # it has a hash of the beginning
-                progress = load_state(path / CHECKPOINT)[1]
-                check_beginning(path / name, progress.metrics if name == METRICS else progress.during)
-                return ExaminedFile(name, UNCHANGED)
-            return ExaminedFile(name, UNSEALED)
-        return ExaminedFile(name, UNCHANGED if sealed and manifest is not None else UNSEALED)
+            checkpoint = load_checkpoint(path)
+            verified = checkpoint is not None
+            if checkpoint is not None:  # it has a hash of the beginning
+                check_beginning(path / name, checkpoint[1].metrics if name == METRICS else checkpoint[1].during)
+        return ExaminedFile(name, UNCHANGED if verified else UNSEALED)
     except UserError as error:
         return ExaminedFile(name, DAMAGED, str(error))

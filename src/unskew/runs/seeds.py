@@ -1,10 +1,7 @@
-"""One setting with several seeds: one run directory each; finished ones are kept, others resumed.
-
-The seed decides everything that is drawn: the partition, the initial weights, the clients, the batches.
-"""
+"""One setting with several seeds: one run directory each; finished ones are kept, others resumed."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from os import PathLike
@@ -22,7 +19,7 @@ from unskew.runs import config as configs
 from unskew.runs import train
 from unskew.runs.config import CONFIG, Config
 from unskew.runs.execute import Observer
-from unskew.runs.folder import is_blank
+from unskew.runs.folder import require_blank
 from unskew.runs.prepare import prepare
 from unskew.runs.python_values import split_values
 from unskew.runs.result import RESULT, Result, read_result
@@ -54,38 +51,26 @@ DEPTH = 3  # levels of folders that are searched
 
 
 def finished_runs(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The finished run directories below these paths, and the unfinished ones.
-
-    A path that is a run or does not exist is returned unchanged; its reader reports any problem.
-    """
+    """The finished and the unfinished run directories below these paths; other paths count as finished runs."""
     finished, begun = list[Path](), list[Path]()
     for path in paths:
-        inside = [] if not path.is_dir() or _is_run(path) else list(_runs_in(path, DEPTH))
-        if not inside:
-            finished.append(path)
-            continue
+        inside = [] if (path / CONFIG).exists() or (path / RESULT).exists() else _runs_in(path)
         done = [run for run in inside if (run / RESULT).exists()]
-        if not done:
+        if inside and not done:
             raise UserError(f"{path} has no finished run; finish one with: unskew resume {inside[0]}")
-        finished += [run for run in done if run not in finished]
+        finished += [run for run in done if run not in finished] if inside else [path]
         begun += [run for run in inside if run not in done]
     return finished, begun
 
 
-def _is_run(path: Path) -> bool:
-    return (path / CONFIG).exists() or (path / RESULT).exists()
+def _runs_in(path: Path) -> list[Path]:
+    patterns = ["*/" * level + name for level in range(1, DEPTH + 1) for name in (CONFIG, RESULT)]
+    runs = {file.parent.relative_to(path) for pattern in patterns for file in path.glob(pattern)}
 
+    def number_parts(run: Path) -> list[tuple[int, str]]:  # seed2 comes before seed10
+        return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", str(run))]
 
-def _runs_in(path: Path, depth: int) -> Iterator[Path]:
-    def number_parts(child: Path) -> list[tuple[int, str]]:  # seed2 comes before seed10
-        return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", child.name)]
-
-    for child in sorted(path.iterdir(), key=number_parts):
-        if child.is_dir() and not child.name.startswith("."):
-            if _is_run(child):
-                yield child
-            elif depth > 1:
-                yield from _runs_in(child, depth - 1)
+    return [path / run for run in sorted(runs, key=number_parts) if not any(part[0] == "." for part in run.parts)]
 
 
 MAX_SEEDS = 1000
@@ -138,13 +123,10 @@ class SeedRuns:
     @property
     def calibrations(self) -> dict[str, SeedSpread | None]:
         """Mean and deviation of the accuracy after each calibration, over the runs that have it."""
-        names = dict.fromkeys(name for result in self.results for name in result.calibrations)
-        return {
-            name: spread_over_seeds(
-                result.calibrations[name].accuracy for result in self.results if name in result.calibrations
-            )
-            for name in names
-        }
+        found: dict[str, list[float]] = {}
+        for name, calibration in (item for result in self.results for item in result.calibrations.items()):
+            found.setdefault(name, []).append(calibration.accuracy)
+        return {name: spread_over_seeds(accuracies) for name, accuracies in found.items()}
 
     def __repr__(self) -> str:
         spreads = {"accuracy": self.accuracy, **self.calibrations}
@@ -157,10 +139,7 @@ class SeedRuns:
 def run_seeds(
     recipe: str | PathLike[str] | None = None, *, observe: Observer | None = None, **options: Any
 ) -> SeedRuns:
-    """Run one setting with several seeds: ``out/seed0``, ``out/seed1``, … Called again, it continues where it stopped.
-
-    The options are those of ``plan_runs``.
-    """
+    """Run one setting with several seeds, in ``out/seed0``, ``out/seed1``, …; options as in ``plan_runs``."""
     plan = plan_runs(recipe, **options)[0]
     return SeedRuns(plan.path, tuple(plan.complete(step, observe) for step in plan.steps))
 
@@ -176,11 +155,7 @@ def plan_runs(
     trust: bool = False,
     **options: Any,
 ) -> list[SeedPlan]:
-    """List the runs and their states; a folder with other content is refused.
-
-    With several ``methods``, each has its own folder in ``out``. ``say`` reports how many images have been read;
-    ``trust`` is as in ``run``.
-    """
+    """List the runs and their states, with a folder for each of several ``methods``; other content is refused."""
     engines.serve_rank_zero(options.get("engine"))
     base, listed = configs.read_recipe(Path(recipe), trust=trust) if recipe else (Config(), ())
     numbers = parse_seeds(listed if seeds is None else seeds)
@@ -198,47 +173,51 @@ def plan_runs(
         while folder in settings:
             folder += "-2"
         settings[folder] = (chosen, filled)
-    configured = {folder: config for folder, (_, config) in settings.items()}
-    path = home / usable_path(out) if out else _own_folder(home / "runs", configured)
-    plans = []
-    for folder, (chosen, config) in settings.items():
-        runs = {seed: path / folder / f"seed{seed}" for seed in numbers}
-        steps = [SeedStep(seed, run, progress_of(run, replace(config, seed=seed))) for seed, run in runs.items()]
-        plans.append(SeedPlan(path / folder, base, dict(chosen), tuple(steps), trust))
-    return plans
+
+    def plan(path: Path) -> list[SeedPlan]:
+        plans = []
+        for folder, (chosen, config) in settings.items():
+            names = {run.name for run in (path / folder).glob("seed*")} | {f"seed{seed}" for seed in numbers}
+            states = {
+                seed: progress_of(path / folder / f"seed{seed}", replace(config, seed=seed))
+                for seed in (int(name[4:]) for name in names if name[4:].isdigit())
+            }
+            steps = [SeedStep(seed, path / folder / f"seed{seed}", states[seed]) for seed in numbers]
+            plans.append(SeedPlan(path / folder, base, dict(chosen), tuple(steps), trust))
+        return plans
+
+    if out:
+        return plan(home / usable_path(out))
+    methods_text = " vs ".join(config.method for _, config in settings.values())
+    name = train.slug(replace(filled, method=methods_text), seed=False)
+    path, number = home / "runs" / name, 1
+    while True:
+        try:
+            return plan(path)
+        except UserError:  # a folder of this name with other runs: take the next
+            number += 1
+            path = home / "runs" / f"{name}-{number}"
 
 
 def parse_seeds(seeds: str | Iterable[int]) -> tuple[int, ...]:
     """``"0,1,2"``, ``"0-4"``, ``"0-2,7"`` or whole numbers, each once."""
-    numbers = [] if isinstance(seeds, str) else list(seeds)
-    if isinstance(seeds, str):
-        for part in seeds.split(","):
-            match = re.fullmatch(r"\s*(\d{1,19})\s*(?:-\s*(\d{1,19})\s*)?", part)
-            if match is None:
-                raise UserError(f"--seeds {cut(seeds)}: {cut(part.strip())!r} is not a seed; give 0,1,2 or 0-4")
-            first, last = int(match[1]), int(match[2] or match[1])
-            if last < first or last - first >= MAX_SEEDS:
-                raise UserError(
-                    f"--seeds {cut(seeds)}: {part.strip()} is not an ascending range of at most {MAX_SEEDS:,} seeds"
-                )
-            numbers += range(first, last + 1)
-    if not numbers:
-        raise UserError("no seeds were given; give whole numbers such as 0,1,2 or 0-4")
-    if len(numbers) > MAX_SEEDS:
-        raise UserError(f"{len(numbers):,} seeds are too many; the limit is {MAX_SEEDS:,}")
-    typed = [configs.with_values(Config(), {"seed": number}, "seeds").seed for number in numbers]
-    for number in typed:
-        configs.checked(Config(seed=number))
-        if typed.count(number) > 1:
-            raise UserError(f"the seed {number} is given twice; give each seed once")
+    numbers: list[Any] = [] if isinstance(seeds, str) else list(seeds)
+    for part in seeds.split(",") if isinstance(seeds, str) else ():
+        match = re.fullmatch(r"\s*(\d{1,19})\s*(?:-\s*(\d{1,19})\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            raise UserError(f"--seeds {cut(str(seeds))}: {cut(part)!r} is not a seed or a range; give 0,1,2 or 0-4")
+        numbers += range(first, min(last, first + MAX_SEEDS) + 1)
+    typed = [configs.checked(configs.with_values(Config(), {"seed": number}, "seeds")).seed for number in numbers]
+    if not 0 < len(typed) <= MAX_SEEDS or len(set(typed)) < len(typed):
+        raise UserError(f"seeds: give each seed once, such as 0,1,2 or 0-4, and at most {MAX_SEEDS:,}")
     return tuple(typed)
 
 
 def progress_of(path: Path, config: Config) -> str:
     """NEW, BEGUN or FINISHED: the state of this configuration's run; a folder with other content is refused."""
     if not (path / CONFIG).exists():
-        if path.exists() and not (path.is_dir() and is_blank(path)):
-            raise UserError(f"{path} exists and is not a run directory; choose another --out")
+        require_blank(path)
         return NEW
     existing = configs.read_run(path)
     if configs.fingerprint(existing) != configs.fingerprint(config):
@@ -250,30 +229,6 @@ def progress_of(path: Path, config: Config) -> str:
         )
         raise UserError(f"{path} contains a run with other settings: {differences}; choose another --out")
     return FINISHED if (path / RESULT).exists() else BEGUN
-
-
-def _own_folder(parent: Path, settings: Mapping[str, Config]) -> Path:
-    """The first of ``name``, ``name-2``, … that is unused or contains only runs of these settings."""
-    joined = replace(next(iter(settings.values())), method=" vs ".join(config.method for config in settings.values()))
-    name, number = train.slug(joined, seed=False), 1
-    path = parent / name
-    while path.exists() and not _fits(path, settings):
-        number += 1
-        path = parent / f"{name}-{number}"
-    return path
-
-
-def _fits(path: Path, settings: Mapping[str, Config]) -> bool:
-    """Whether a folder contains only runs of these settings, with any seeds."""
-    folders = [path] if "" in settings else sorted(folder for folder in path.iterdir() if folder.is_dir())
-    runs = [run for folder in folders for run in sorted(folder.glob("seed*"))]
-    try:
-        for run in runs:
-            config = settings["" if run.parent == path else run.parent.name]
-            progress_of(run, replace(config, seed=int(run.name.removeprefix("seed"))))
-    except (UserError, ValueError, KeyError):
-        return False
-    return bool(runs)
 
 
 def describe_steps(steps: Sequence[SeedStep], what: str = "seeds") -> str:

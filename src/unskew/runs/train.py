@@ -13,7 +13,6 @@ from unskew.core.limits import usable_path
 from unskew.core.machine import neutral
 from unskew.core.trust import remember
 from unskew.data import partition_files
-from unskew.data.photographs import Say
 from unskew.round.driver import Metrics
 from unskew.runs import config as configs
 from unskew.runs import folder as folders
@@ -36,10 +35,7 @@ STOP: Final = Stop()  # an observer returns this to end the run after the curren
 
 
 class StopRun(Exception):
-    """An observer ended the run, after its checkpoint was written. An observer may also raise it.
-
-    ``path`` is the run directory and ``round`` the last completed round, None before the first.
-    """
+    """An observer ended the run, whose directory is ``path``, after ``round``. An observer may also raise it."""
 
     def __init__(self, path: str = "", round: int | None = None, values: Sequence[str] = ()) -> None:
         self.path, self.round = path, round
@@ -62,11 +58,8 @@ def run(
     trust: bool = False,
     **options: Any,
 ) -> Result:
-    """Train, evaluate, write the run directory. ``unskew.run`` is this function with every option spelled out.
-
-    Bad settings are refused before the run directory is created. A relative ``out`` is resolved against ``home``. With
-    ``trust``, plug-ins named in the config.toml of somebody else's run directory may run.
-    """
+    """Train, evaluate, write the run directory: ``unskew.run``, with ``out`` resolved against ``home``."""
+    observe = observe or (lambda event: None)
     base = recipe if isinstance(recipe, Config) else Config()
     if recipe and not isinstance(recipe, Config):
         base, seeds = configs.read_recipe(Path(recipe), trust=trust)
@@ -76,7 +69,7 @@ def run(
     texts, values = split_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
     engines.serve_rank_zero(config.engine)
-    prepared = prepare(config, values=values, say=_report_stages(observe))
+    prepared = prepare(config, values=values, say=lambda *stage: observe(Stage(*stage)))
     del values  # so that a partition of millions of examples is in memory once
     rehearse(prepared)
     path = home / directory if directory else folders.unused_path(home / "runs", slug(prepared.config))
@@ -84,12 +77,8 @@ def run(
     with folders.locked_folder(path):
         if (path / CONFIG).exists():
             raise UserError(f"another process has just started a run in {path}; choose another --out")
-        remember(
-            [
-                *configs.plugin_texts(prepared.config).values(),
-                *(finisher.text for finisher in prepared.algorithm.finish),
-            ]
-        )
+        plugins = configs.plugin_texts(prepared.config).values()
+        remember([*plugins, *(finisher.text for finisher in prepared.algorithm.finish)])
         config_text = configs.to_toml(prepared.config).encode()
         folders.start_manifest(path, {CONFIG: config_text, PARTITION: _partition_bytes(prepared)})
         return execute(prepared, path, _stopping(observe, path, prepared.config))
@@ -97,26 +86,16 @@ def run(
 
 @neutral()
 def resume(path: str | Path, *, observe: Observer | None = None, trust: bool = False, **changes: Any) -> Result:
-    """Continue where a run stopped; the result equals that of a run that never stopped.
-
-    ``changes`` are new values for the options in ``WORK``, and the objects that were passed to ``run``. With
-    ``trust``, plug-ins named in somebody else's directory may run.
-    """
+    """Continue where a run stopped, with new values for the options in ``WORK`` and the objects passed to ``run``."""
+    observe = observe or (lambda event: None)
     engines.serve_rank_zero(changes.get("engine"))
     path = usable_path(path)
-    if path.is_dir() and not (path / CONFIG).exists() and folders.is_blank(path):
-        raise UserError(
-            f"{path} has nothing to resume: no run was started in it; start one with: unskew run --out {path}"
-        )
-    if not (path / CONFIG).is_file():
-        folders.require_sealed(path, CONFIG)
-        raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
+    config = configs.read_own_run(path, trust=trust)
     with folders.locked_folder(path):
         if folders.read_sealed(path, RESULT) is not None:
             if read_result(path).released:
                 remove_private_files(path)  # in case of a crash just before
             raise UserError(f"{path} is finished: it has a result.json; start another with: unskew run {path / CONFIG}")
-        config = configs.read_own_run(path, trust=trust)
         config = replace(config, engine=engines.default_engine(config.engine))
         work = {name: value for name in WORK if (value := changes.pop(name, None)) is not None}
         config = configs.with_values(config, work, "resume")
@@ -124,33 +103,25 @@ def resume(path: str | Path, *, observe: Observer | None = None, trust: bool = F
         folders.require_sealed(path, PARTITION)
         partition = (path / PARTITION).absolute()
         saved = f"file:{partition}" if partition.exists() else None
-        prepared = prepare(configs.checked(config), saved, values, say=_report_stages(observe))
+        prepared = prepare(configs.checked(config), saved, values, say=lambda *stage: observe(Stage(*stage)))
         if saved is None:
             folders.write_sealed(path, {PARTITION: _partition_bytes(prepared)})
         rehearse(prepared)
         return execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
-def _stopping(observe: Observer | None, path: Path, config: Config) -> Observer:
+def _stopping(observe: Observer, path: Path, config: Config) -> Observer:
     """An observer that turns the user's STOP into a StopRun that explains how to resume."""
     objects = [name for name in configs.described_options(config) if name != "partition"]  # partition.npz has that
 
     def watch(event: Overview | Metrics | Event) -> None:
         try:
-            if observe is not None and observe(event) is STOP:
+            if observe(event) is STOP:
                 raise StopRun
         except StopRun as error:
             raise StopRun(str(path), getattr(event, "round", None), objects) from error
 
     return watch
-
-
-def _report_stages(observe: Observer | None) -> Say:
-    def say(activity: str, done: int, total: int) -> None:
-        if observe is not None:
-            observe(Stage(activity, done, total))
-
-    return say
 
 
 def _partition_bytes(prepared: Prepared) -> bytes:

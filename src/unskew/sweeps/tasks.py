@@ -11,6 +11,7 @@ from typing import Any
 
 from unskew.core.child import Child, JsonLines, start_worker
 from unskew.core.errors import ClientFailure, UserError
+from unskew.core.machine import cores, resolve_device
 from unskew.round.driver import Metrics
 from unskew.runs import train
 from unskew.runs.config import CONFIG, Config
@@ -18,8 +19,6 @@ from unskew.runs.finished import calibrate_run
 from unskew.runs.result import RESULT, read_result
 
 OVERFLOW = "NaN or infinity"  # in the message of a run that diverged
-
-Say = Callable[[int], None]  # the completed round
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,11 @@ class RunFailure:
     diverged: bool = False
 
 
-def run_task(task: Task, say: Say | None = None) -> RunFailure | None:
-    """Do the run, or the rest of it; None if it succeeded."""
+def run_task(task: Task, say: Callable[[int], None] = lambda number: None) -> RunFailure | None:
+    """Do the run, or the rest of it; None if it succeeded. ``say`` is called with each completed round."""
 
     def observe(event: object) -> None:
-        if say is not None and isinstance(event, Metrics):
+        if isinstance(event, Metrics):
             say(event.round)
 
     try:
@@ -55,18 +54,19 @@ def run_task(task: Task, say: Say | None = None) -> RunFailure | None:
     except (ClientFailure, UserError, OSError) as error:
         if not (task.path / RESULT).exists():  # otherwise only a calibration failed
             return RunFailure(str(error), OVERFLOW in str(error))
-    failures = [*_calibrate(task), *(_measure(task) if task.measures else ())]
+    where = {name: getattr(task.config, name) for name in ("engine", "workers", "data_dir", "device")}
+    failures = [*_calibrate(task, where), *(_measure(task, where) if task.measures else ())]
     return RunFailure("; ".join(failures)) if failures else None
 
 
-def _calibrate(task: Task) -> list[str]:
+def _calibrate(task: Task, where: dict[str, Any]) -> list[str]:
     """Add the missing calibrations, which share the clients' statistics; returns why some failed."""
     failures: list[str] = []
     done = read_result(task.path).calibrations if task.calibrations else {}
     missing = [name for name in task.calibrations if name not in done]
     while missing:
         try:
-            calibrate_run(task.path, *missing, **_where(task))
+            calibrate_run(task.path, *missing, **where)
             return failures
         except (ClientFailure, UserError) as error:
             failures.append(str(error))
@@ -75,14 +75,14 @@ def _calibrate(task: Task) -> list[str]:
     return failures
 
 
-def _measure(task: Task) -> list[str]:
+def _measure(task: Task, where: dict[str, Any]) -> list[str]:
     """Take the missing measures; returns why some failed."""
     from unskew.analysis import parse_measure  # sweeps take none, and measures need scikit-learn
     from unskew.analysis.measure import load_or_take
     from unskew.runs.finished import FinishedRun
 
     failures = []
-    with FinishedRun(task.path, **_where(task)) as run:
+    with FinishedRun(task.path, **where) as run:
         for text in task.measures:
             try:
                 load_or_take(run, parse_measure(text))
@@ -91,18 +91,12 @@ def _measure(task: Task) -> list[str]:
     return failures
 
 
-def _where(task: Task) -> dict[str, Any]:
-    """The options for calibrating and measuring a finished run."""
-    config = task.config
-    return {"engine": config.engine, "workers": config.workers, "data_dir": config.data_dir, "device": config.device}
-
-
 ATTEMPTS = 2  # at a run whose process dies; the second continues from the checkpoint of the first
 CHECKPOINT_SECONDS = 60.0  # for a run to write its checkpoint after an interrupt
 MAX_STARTS = 3  # workers that may die before they have a task
 
 Done = Callable[[int, RunFailure | None], None]  # the task's number, and why it failed
-Progress = Callable[[int, int], None]  # the task's number, and the completed round
+Progress = Callable[[int, int], None]  # the completed rounds of all tasks, and the total
 
 
 @dataclass(eq=False)
@@ -112,14 +106,29 @@ class _Worker:
     task: int | None = None
 
 
-def run_tasks(tasks: Sequence[Task], jobs: int, done: Done, progress: Progress) -> None:
-    """Do the tasks in ``jobs`` processes, each on one core with the loop engine.
+def count_at_once(config: Config) -> int:
+    """How many runs to do at the same time: one per core, or one on a GPU."""
+    return cores() if resolve_device(config.device).type == "cpu" else 1
+
+
+def run_tasks(tasks: Sequence[Task], jobs: int | None, done: Done, progress: Progress | None = None) -> None:
+    """Do the tasks in ``jobs`` processes (None: see ``count_at_once``), each on one core with the loop engine.
 
     After an interrupt every run writes its checkpoint.
     """
+    if not tasks:
+        return
+    jobs = jobs or count_at_once(tasks[0].config)
+    rounds, total = [0] * len(tasks), sum(max(task.config.rounds, 1) for task in tasks)
+
+    def advance(number: int, completed: int) -> None:
+        rounds[number] = completed
+        if progress is not None:
+            progress(sum(rounds), total)
+
     if min(jobs, len(tasks)) <= 1:
         for number, task in enumerate(tasks):
-            done(number, run_task(task, partial(progress, number)))
+            done(number, run_task(task, partial(advance, number)))
         return
     waiting, workers, died = list(enumerate(tasks)), list[_Worker](), Counter[int | None]()
     with selectors.DefaultSelector() as selector:
@@ -147,7 +156,7 @@ def run_tasks(tasks: Sequence[Task], jobs: int, done: Done, progress: Progress) 
 
         def handle(worker: _Worker, message: dict[str, Any]) -> None:
             if "round" in message and worker.task is not None:
-                progress(worker.task, message["round"])
+                advance(worker.task, message["round"])
                 return
             worker.ready = True
             if worker.task is not None:

@@ -132,13 +132,13 @@ def test_a_node_answers_every_mutated_message(tmp_path, count):
     print(f"\n{count:,} messages to a node: {kinds}, {grown / 2**20:+.1f} MB")
     assert grown < GROWTH
     assert kinds["refused"] > count / 2
-    assert kinds["refused"] <= node.refusals.counts.total() <= kinds["refused"] + count // 100
+    assert kinds["refused"] <= node.refusals.total() <= kinds["refused"] + count // 100
     assert kinds["done"] > count / 100  # some mutations change nothing that matters
-    assert len(node.refusals.counts) < 300
+    assert len(node.refusals) < 300
     logged = [line for line in said if line.startswith("refused")]
-    assert 20 <= len(logged) < 100 + count / 100  # the others are only counted
+    assert 20 <= len(logged) < 300  # the others are only counted
     assert not any(MARKER in line or "\x1b" in line for line in logged)
-    assert not any(MARKER in reason for reason in node.refusals.counts)
+    assert not any(MARKER in reason for reason in node.refusals)
     anew = Asking(node)
     anew.number = 10**7
     anew.agreement = RunAgreement("cd" * 16, *list(vars(anew.agreement).values())[1:])

@@ -71,12 +71,11 @@ def test_a_job_gives_what_one_process_gives(asking):
 @pytest.mark.parametrize(
     ("fields", "wrong"),
     [
-        ({"kind": "erase"}, "its kind is 'erase'"),
-        ({"kind": "_open"}, "its kind is '_open'"),
-        ({"kind": None}, "'kind' should be str"),
-        ({"run": "x"}, "its run cannot be read"),
-        ({"run": "../../etc/passwd"}, "its run cannot be read"),
-        ({"number": 1.5}, "'number' should be int"),
+        ({"kind": "erase"}, "its kind is unknown"),
+        ({"kind": "_open"}, "its kind is unknown"),
+        ({"kind": None}, "at `$.kind`"),
+        ({"run": "../../etc/passwd"}, "at `$.run`"),
+        ({"number": 1.5}, "at `$.number`"),
     ],
 )
 def test_a_message_that_is_none_is_refused(asking, fields, wrong):
@@ -88,36 +87,28 @@ def test_a_message_that_is_none_is_refused(asking, fields, wrong):
     ("fields", "wrong"),
     [
         ({"visits": [Visit(0, 1.0)]}, "client 0 does not belong to this node"),
-        ({"visits": [Visit(1, 436.0)]}, "client 1 cannot have weight 436: it has 435 examples"),
-        ({"visits": [Visit(1, 0.0)]}, "cannot have weight 0"),
-        ({"visits": [Visit(1, -1.0)]}, "cannot have weight -1"),
+        ({"visits": [Visit(1, 436.0)]}, "client 1 cannot have weight 436"),
+        ({"visits": [Visit(1, 0.0)]}, "at `$.visits[0].weight`"),
         ({"visits": [VISIT, VISIT]}, "the same visit twice"),
-        ({"visits": []}, "asks for 0 visits"),
-        ({"visits": [replace(VISIT, take=0)]}, "impossible repeat or number of examples"),
-        ({"visits": [replace(VISIT, repeat=-1)]}, "impossible repeat or number of examples"),
-        ({"visits": [replace(VISIT, ticket="x" * 65)]}, "ticket"),
-        ({"key": [1.5]}, "its key"),
-        ({"keep": [3]}, "tickets"),
-        ({"visits": [{**PLAIN_VISIT, "parcel": None}]}, "'parcel' should be str"),
-        ({"visits": [{**PLAIN_VISIT, "parcel": "€"}]}, "the parcel of client 1 cannot be read"),
-        ({"visits": [{**PLAIN_VISIT, "parcel": "abc"}]}, "the parcel of client 1 cannot be read"),
-        ({"visits": [{**PLAIN_VISIT, "parcel": "A" * (2**20 + 4)}]}, "the parcel of client 1 has 1,048,580 characters"),
-        ({"visits": [{**PLAIN_VISIT, "keep": 1}]}, "'keep' should be bool"),
-        ({"visits": ["client 1"]}, "a visit is not an object"),
-        ({"job": "train"}, "'job' should be dict"),
-        ({"job": {}}, "no job is called 'None'"),
+        ({"visits": []}, "at `$.visits`"),
+        ({"visits": [replace(VISIT, take=0)]}, "at `$.visits[0].take`"),
+        ({"visits": [replace(VISIT, ticket="x" * 65)]}, "at `$.visits[0].ticket`"),
+        ({"key": [1.5]}, "at `$.key[0]`"),
+        ({"keep": [3]}, "at `$.keep[0]`"),
+        ({"visits": [{**PLAIN_VISIT, "parcel": "€"}]}, "at `$.visits[0].parcel`"),
+        ({"visits": [{**PLAIN_VISIT, "parcel": "A" * (2**20 + 4)}]}, "at `$.visits[0].parcel`"),
+        ({"visits": [{**PLAIN_VISIT, "keep": 1}]}, "at `$.visits[0].keep`"),
+        ({"visits": ["client 1"]}, "at `$.visits[0]`"),
+        ({"job": "train"}, "at `$.job`"),
         ({"job": {"type": "erase"}}, "no job is called 'erase'"),
-        ({"job": {"type": ["train"]}}, "no job is called"),
         ({"job": {"type": "train", "round": "1"}}, "its job cannot be read: Expected `int`, got `str`"),
-        ({"job": {"type": "train", "watch": "norms"}}, "its job cannot be read: Expected `array`, got `str`"),
         ({"job": {"type": "moments"}}, "its job cannot be read: Object missing required field `request`"),
-        ({"job": {"type": "rounded", "inner": None, "members": 4}}, "no job is called 'None'"),
         ({"job": {"type": "rounded", "inner": {"type": "erase"}, "members": 4}}, "no job is called 'erase'"),
         ({"job": nested(400)}, "too deep"),
         ({"job": CODE}, "os:system is code that this node has not allowed"),
         ({"job": {**CODE, "function": "unittest.__main__:-"}}, "cannot be imported: it does not have the form"),
         ({"job": {"type": "rounded", "inner": CODE, "members": 4}}, "os:system is code that this node has not allowed"),
-        ({"seed": "0"}, "'seed' should be int"),
+        ({"seed": "0"}, "at `$.seed`"),
     ],
 )
 def test_a_job_that_is_not_for_this_node_is_refused_and_the_next_one_done(asking, fields, wrong):
@@ -143,7 +134,7 @@ def with_changed(change):
     [
         (lambda shared: shared.pop("params/classifier.bias"), "not the agreed network"),
         (lambda shared: shared.update({"params/more": torch.zeros(1)}), "not the agreed network"),
-        (lambda shared: shared.update({"params/classifier.bias": torch.zeros(9)}), "another type or shape of params"),
+        (lambda shared: shared.update({"params/classifier.bias": torch.zeros(9)}), "not the agreed network"),
         (lambda shared: shared["params/classifier.bias"].fill_(float("nan")), "NaN or infinity"),
     ],
 )
@@ -177,7 +168,6 @@ def test_bytes_that_are_no_message_are_refused(asking):
         ({"method": "os.path:join"}, "os.path:join is code that this node has not allowed"),
         ({"model": "torch.hub:load(1)"}, "torch.hub:load is code"),
         ({"model": "this:-"}, "'this:-' cannot be imported: it does not have the form"),
-        ({"model": "wave:"}, "'wave:' cannot be imported: it does not have the form"),
         ({"method": "fedavg + mailbox::x"}, "'mailbox::x' cannot be imported: it does not have the form"),
         ({"model": "unittest.__main__:-"}, "cannot be imported: it does not have the form"),
         ({"method": "no-such-method"}, "no-such-method"),
@@ -239,11 +229,11 @@ def test_a_node_with_a_class_that_was_not_agreed_on_refuses(tmp_path):
     asking = Asking(make_node(tmp_path, 1))
     classes = tuple(f"class {number}" for number in range(10))
     header, _ = asking.ask("agree", agreement=replace(asking.agreement, classes=classes).to_json())
-    assert "has the class '0', which is not one of the 10 agreed classes" in refused(header)
+    assert "has the class '0', which was not agreed on" in refused(header)
     header, _ = asking.ask("agree", agreement=replace(asking.agreement, numbers={"other": 1}).to_json())
     assert "is for other clients" in refused(header)
     header, _ = asking.ask("agree", agreement=replace(asking.agreement, numbers={"node-1": 2}).to_json())
-    assert "is number 1" in refused(header)
+    assert "for other clients" in refused(header)
 
 
 def test_a_server_cannot_test_which_classes_a_node_has_images_of(tmp_path):
@@ -259,7 +249,7 @@ def test_a_server_cannot_test_which_classes_a_node_has_images_of(tmp_path):
         agreement = replace(asking.agreement, classes=classes, blueprint=replace(blueprint_of(), classes=9))
         header, _ = asking.ask("agree", agreement=agreement.to_json())
         reasons.add(refused(header).replace(repr(left_out), "it"))
-    assert reasons == {"node node-1 has the class it, which is not one of the 9 agreed classes"}
+    assert reasons == {"node node-1 has the class it, which was not agreed on"}
 
 
 def test_labels_follow_the_classes_agreed_on():
@@ -422,10 +412,10 @@ def test_the_slices_of_a_set_are_a_partition_of_its_images_and_of_its_test_image
 @pytest.mark.parametrize(
     ("source", "wrong"),
     [
-        (NodeSource("digits", clients=(0,)), "client 0 needs a partition; give partition too"),
-        (NodeSource("digits", partition="iid", of=3), "give this node.s clients"),
+        (NodeSource("digits", clients=(0,)), "give partition and client together"),
+        (NodeSource("digits", partition="iid", of=3), "give partition and client together"),
         (NodeSource("digits", partition="iid", of=3, clients=(3,)), "count from 0"),
-        (NodeSource("digits", partition="iid", of=3, clients=(1, 1)), "name each client once"),
+        (NodeSource("digits", partition="iid", of=3, clients=(1, 1)), "name each once"),
         (NodeSource("nothing"), "no data set is called"),
     ],
 )

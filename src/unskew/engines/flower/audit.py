@@ -1,8 +1,6 @@
 """Audit logs: on a node, what left it, with signed receipts; on the server, what was asked of each node.
 
-A log is JSON lines. Every line has the hash of the line before it, so a receipt, which signs the last hash, shows
-whether a line was changed or removed since. A node writes an entry before the reply leaves, a server before it uses
-the reply.
+Every line has the hash of the line before it. It is written before the reply leaves, or is used.
 """
 
 import hashlib
@@ -32,7 +30,6 @@ from unskew.round.client import ClientSide
 
 AUDIT, SPENT = "audit.jsonl", "epsilon.json"
 FIRST = "0" * 64  # the hash before the first line
-MAX_LINE = 2**24  # bytes
 
 
 class AuditLog:
@@ -44,7 +41,7 @@ class AuditLog:
         self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         weakref.finalize(self, os.close, self._file)
         size = os.fstat(self._file).st_size
-        start = max(0, size - MAX_LINE)
+        start = max(0, size - 2**24)  # more than any line
         lines = os.pread(self._file, size - start, start).split(b"\n")
         if lines[-1]:  # cut short by a crash, before the reply left
             os.ftruncate(self._file, size - len(lines[-1]))
@@ -128,43 +125,38 @@ def announce(side: ClientSide, jobs: Sequence[str]) -> list[str]:
     """What will leave the node in a run, in plain English."""
     algorithm, masked = side.algorithm, isinstance(side.algorithm.exchange, SecureUpdates)
     where = "masked: the server sees only the sum over clients" if masked else "not masked: the server sees it"
-    lines = []
+    statistics, lines = algorithm.statistics, []
     if "train" in jobs:
-        size = sum(value.nbytes for value in side.weights.values())
+        size = format_bytes(sum(value.nbytes for value in side.weights.values()))
         count = sum(value.numel() for value in side.weights.values())
-        lines.append(
-            f"each round, an update of the model: {count:,} numbers, {format_bytes(size)}, and its loss; {where}"
-        )
-        if names := [statistic.name for statistic in algorithm.statistics if statistic.measure is not None]:
+        lines.append(f"each round, an update of the model: {count:,} numbers, {size}, and its loss; {where}")
+        if names := [statistic.name for statistic in statistics if statistic.measure is not None]:
             lines.append(f"each round, what the method measures: {', '.join(names)}; {where}")
         if algorithm.mechanism is not None:
             in_masks = masked and not algorithm.mechanism.repeatable
             who = "each client adds its share of the noise" if in_masks else "the server adds noise to their sum"
             lines.append(f"updates are clipped, and {who}, with δ = {algorithm.mechanism.delta:g}")
-    if "survey" in jobs and (
-        names := [statistic.name for statistic in algorithm.statistics if statistic.survey is not None]
-    ):
+    names = [statistic.name for statistic in statistics if statistic.survey is not None]
+    if "survey" in jobs and names:
         lines.append(f"once, before the first round, a survey: {', '.join(names)} (per class); {where}")
     if "evaluate" in jobs and any(len(rows) for rows in side.own_tests.values()):
         lines.append(f"accuracy: the number of test images and of correct predictions per class, and the loss; {where}")
     for finisher in algorithm.finish if "moments" in jobs else ():
-        if not isinstance(finisher.needs, StatisticsRequest):
+        if not isinstance(needs := finisher.needs, StatisticsRequest):
             continue
-        needs, classes = finisher.needs, side.network.classifier.out_features
+        classes = side.network.classifier.out_features * needs.components
         width = needs.encoder(side.network, side.train.shape)[1]
-        shapes = needs.form.shapes(classes * needs.components, width).values()
-        size = 8 * (classes * needs.components + sum(map(math.prod, shapes)))
-        classes_sent = "all its classes"
+        size = format_bytes(8 * (classes + sum(map(math.prod, needs.form.shapes(classes, width).values()))))
+        sent = "all its classes"
         if algorithm.withhold:
-            classes_sent = f"without classes of fewer than {algorithm.withhold} examples"
+            sent = f"without classes of fewer than {algorithm.withhold} examples"
         elif algorithm.secure is None:
-            classes_sent += ", even one with a single example (withhold(5) would leave it out)"
-        budget = algorithm.private
-        private = f"; noise on the sum, ε = {budget.epsilon:g} for every {EXAMPLE}" if budget else "; no noise"
-        sums = "masked" if algorithm.secure else "not masked"
+            sent += ", even one with a single example (withhold(5) would leave it out)"
+        budget, sums = algorithm.private, "masked" if algorithm.secure else "not masked"
+        noise = f"noise on the sum, ε = {budget.epsilon:g} for every {EXAMPLE}" if budget else "no noise"
         lines.append(
-            f"for {finisher.text}, class statistics ({needs.form}, {width} features), up to {format_bytes(size)}, "
-            f"{classes_sent}; {sums}{private}"
+            f"for {finisher.text}, class statistics ({needs.form}, {width} features), up to {size}, {sent}; {sums}; "
+            f"{noise}"
         )
     return lines
 
@@ -232,12 +224,9 @@ def receipt_lines(receipt: Mapping[str, Any]) -> list[str]:
     lines = [f"node {receipt['node']}: {counted(int(receipt['lines']), 'message')} left, as of {receipt['made']}"]
     for run in receipt["runs"]:
         jobs = ", ".join(f"{count} × {job}" for job, count in run["jobs"].items())
-        noise = (
-            "no ε promised"
-            if run["epsilon"] is None
-            else f"ε = {run['epsilon']:.3g} for every {run.get('unit') or CLIENT} so far"
-        )
-        masked = "all masked" if run["masked"] else "not all masked"
+        noise, masked = "no ε promised", "all masked" if run["masked"] else "not all masked"
+        if run["epsilon"] is not None:
+            noise = f"ε = {run['epsilon']:.3g} for every {run.get('unit') or CLIENT} so far"
         lines.append(
             f"run {str(run['run'])[:8]}, {run['from'][:16]} to {run['to'][:16]} UTC: {jobs}; "
             f"{format_bytes(run['bytes'])}, {masked}, {noise}"

@@ -1,8 +1,6 @@
 """The ClientApp: passes a message's bytes to the node service on this machine and returns its answer.
 
-Flower starts a process for every message. This one imports only Flower and the standard library, so it starts as fast
-as Flower itself. PyTorch, the data and the clients' memories are in the node service, which keeps running. The file is
-self-contained: an app folder has a copy of it.
+It is self-contained, since an app folder has a copy of it, and starts fast: it imports only Flower.
 """
 
 import os

@@ -1,6 +1,5 @@
 """The federation as an engine: sends visits to nodes as messages, then checks the replies and yields them in order."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,14 +39,14 @@ from unskew.engines.codec import NO_TENSORS, BadMessage, Body, by_name
 from unskew.engines.flower.audit import reply_sha256
 from unskew.engines.flower.exchange import Presence, Transport
 from unskew.engines.flower.messages import (
-    FORMS,
     STARTS,
-    ClientFacts,
     Description,
+    Header,
     RunAgreement,
+    SentResult,
     WireContext,
     printable,
-    read_field,
+    read,
     restore,
     seal,
     unseal,
@@ -95,23 +94,32 @@ class Members:
         return roster_of(self.remembered.values())
 
     def admit(self, node: int, description: Description, connected: Iterable[int]) -> list[FederatedClient]:
-        """Number the node's clients. Raises ValueError if they cannot take part."""
+        """Number the node's clients. Raises ValueError if they cannot take part.
+
+        A client keeps its earlier number; a new one gets the number it states, or the first free one.
+        """
         connected = set(connected)
         owners = {member.name: member.node for member in self.by_number.values()}
-        for facts in description.clients:
-            owner, known = owners.get(facts.name, node), self.remembered.get(facts.name)
-            if owner != node and owner in connected:
+        taken = {known.number: known.name for known in self.remembered.values()}
+        new = []
+        for facts in sorted(
+            description.clients, key=lambda facts: (facts.number is None, facts.number or 0, facts.name)
+        ):
+            if owners.get(facts.name, node) in connected - {node}:
                 raise ValueError(f"another node already has client {facts.name!r}; give this client another name")
-            if known is not None and known.examples != facts.examples:
-                raise ValueError(
-                    f"client {facts.name!r} has {facts.examples:,} examples, but had {known.examples:,} when the run "
-                    "began; restore its data, which must not change during a run"
-                )
-        numbers = self._assign_numbers(description.clients)
-        new = [
-            FederatedClient(facts.name, numbers[facts.name], facts.examples, facts.test, node, description.node)
-            for facts in description.clients
-        ]
+            if (known := self.remembered.get(facts.name)) is not None:
+                number = known.number
+                if known.examples != facts.examples or facts.number not in (None, number):
+                    before = f"number {number} and {known.examples:,} examples"
+                    raise ValueError(f"client {facts.name!r} had {before} when the run began; restore its data")
+            elif facts.number is not None:
+                number = facts.number
+                if number in taken:
+                    raise ValueError(f"client {facts.name!r} states number {number}, but that is {taken[number]!r}")
+            else:
+                number = next(free for free in range(len(taken) + 1) if free not in taken)
+            taken[number] = facts.name
+            new.append(FederatedClient(facts.name, number, facts.examples, facts.test, node, description.node))
         for member in new:
             self.by_number[member.number] = member
             known = KnownClient(member.name, member.number, member.examples, self.begun)
@@ -121,25 +129,6 @@ class Members:
     def of_node(self, node: int) -> list[FederatedClient]:
         """The node's clients."""
         return [member for member in self.by_number.values() if member.node == node]
-
-    def _assign_numbers(self, clients: Iterable[ClientFacts]) -> Mapping[str, int]:
-        """Numbers by name: a client's earlier number, the one it states, or the first free one."""
-        taken = {known.number: known.name for known in self.remembered.values()}
-        numbers: dict[str, int] = {}
-        for facts in sorted(clients, key=lambda facts: (facts.number is None, facts.number or 0, facts.name)):
-            if (known := self.remembered.get(facts.name)) is not None:
-                number = known.number
-                if facts.number not in (None, number):
-                    raise ValueError(f"client {facts.name!r} states number {facts.number}, but is {number} in this run")
-            elif facts.number is not None:
-                number = facts.number
-                if number in taken:
-                    raise ValueError(f"client {facts.name!r} states number {number}, but that is {taken[number]!r}")
-            else:
-                number = next(free for free in range(len(taken) + 1) if free not in taken)
-            taken[number] = facts.name
-            numbers[facts.name] = number
-        return numbers
 
 
 def roster_of(clients: Iterable[KnownClient]) -> Roster:
@@ -224,28 +213,28 @@ class Mailbox:
             late = name in self._late
             pending = (self._late if late else self._pending).pop(name)
             self.up[pending.node] += 0 if isinstance(reply, str) else len(reply)
-            if late:
-                yield Answer(pending, {}, late=True)
-                continue
-            if isinstance(reply, str):
-                yield Answer(pending, {}, problem=reply)
+            if late or isinstance(reply, str):
+                yield Answer(pending, {}, late=late, problem=None if late else str(reply))
                 continue
             try:
                 header, tensors = unseal(reply, pending.max_bytes)
-                if read_field(header, "run", str) != self.run or read_field(header, "number", int) != pending.number:
+                about = read(header, Header)
+                if (about.run, about.number) != (self.run, pending.number):
                     raise BadMessage("it answers another message")
                 yield Answer(pending, header, tensors, sha256=reply_sha256(reply))
-            except BadMessage as error:
-                yield Answer(pending, {}, problem=f"its reply is refused: {error.logged}", bad=True)
             except Exception as error:  # noqa: BLE001  a reply may only fail its sender
-                reason = f"its reply cannot be read ({type(error).__name__})"
-                yield Answer(pending, {}, problem=reason, bad=True)
-        abandoned, self._abandoned = self._abandoned, []
-        yield from abandoned
+                yield Answer(pending, {}, problem=f"its reply is refused: {_reason(error)}", bad=True)
+        yield from self._abandoned
+        self._abandoned = []
         now = self.exchange.now()
         for name in [name for name, pending in self._pending.items() if pending.until <= now]:
             pending = self._late[name] = self._pending.pop(name)
             yield Answer(pending, {}, problem=TIMED_OUT, silent=True)
+
+
+def _reason(error: Exception) -> str:
+    """Why something is refused, without content from the sender."""
+    return error.logged if isinstance(error, BadMessage) else f"it causes {type(error).__name__}"
 
 
 BLANK = 2  # images: BatchNorm cannot train on one
@@ -325,15 +314,6 @@ def _layout_key(job: Job) -> str:
 
 
 @dataclass(frozen=True)
-class ClientLimits:
-    """What the server knows about a visit's client in advance."""
-
-    local: Local
-    examples: int
-    test: int
-
-
-@dataclass(frozen=True)
 class LeftOut:
     """A result that does not count, and why. ``again``: whether to ask again."""
 
@@ -341,100 +321,84 @@ class LeftOut:
     again: bool = False
 
 
+@dataclass(frozen=True)
+class AskedVisit:
+    """A visit, its client, and the layout that its reply must have."""
+
+    visit: Visit
+    member: FederatedClient
+    expected: Expected
+
+
 def read_results(
-    header: Mapping[str, Any], sent: Sequence[tuple[str, Tensor]], visits: Sequence[Visit],
-    limits: Sequence[ClientLimits], shared: Tensors, expected: Sequence[Expected],
+    results: Sequence[SentResult], sent: Sequence[tuple[str, Tensor]], asked: Sequence[AskedVisit], shared: Tensors,
+    local: Local,
 ) -> list[Reply | LeftOut]:  # fmt: skip
     """A result for each visit, in order. Raises BadMessage if the message as a whole does not answer the visits."""
-    results = read_field(header, "results", list)
-    if len(results) != len(visits):
-        raise BadMessage(f"it has {len(results)} results for {len(visits)} visits")
+    if [(one.client, one.repeat) for one in results] != [(one.visit.client, one.visit.repeat) for one in asked]:
+        raise BadMessage("it answers other visits")
+    if sum(len(one.forms) + one.extra for one in results) != len(sent):
+        raise BadMessage("its tensors do not match their description")
     read, start = list[Reply | LeftOut](), 0
-    for values, visit, known, shapes in zip(results, visits, limits, expected, strict=True):
-        if not isinstance(values, dict):
-            raise BadMessage("a result is not an object")
-        if (read_field(values, "client", int), read_field(values, "repeat", int)) != (visit.client, visit.repeat):
-            raise BadMessage(f"it answers another visit than the one to client {visit.client}")
-        if "failure" in values:
-            read.append(LeftOut(printable(read_field(values, "failure", str))))
+    for result, question in zip(results, asked, strict=True):
+        mine = sent[start : start + len(result.forms) + result.extra]
+        start += len(mine)
+        if result.failure is not None:
+            read.append(LeftOut(printable(result.failure)))
             continue
-        forms, count = read_field(values, "forms", list), read_field(values, "extra", int)
-        end = start + len(forms) + count
-        mine, start = sent[start:end], end
-        if count < 0 or len(mine) < len(forms) + count or not all(form in FORMS for form in forms):
-            raise BadMessage("its tensors do not match their description")
         try:
-            read.append(_read_one(values, mine, forms, visit, known, shared, shapes))
-        except BadMessage as error:
-            read.append(LeftOut(f"its result is refused: {error.logged}"))
+            read.append(_read_one(result, mine, question, shared, local))
         except Exception as error:  # noqa: BLE001  a result may only fail its sender
-            read.append(LeftOut(f"its result cannot be read ({type(error).__name__})"))
-    if start != len(sent):
-        raise BadMessage("it has more tensors than results")
+            read.append(LeftOut(f"its result is refused: {_reason(error)}"))
     return read
 
 
 def _read_one(
-    values: Mapping[str, Any], sent: Sequence[tuple[str, Tensor]], forms: Sequence[str], visit: Visit,
-    limits: ClientLimits, shared: Tensors, expected: Expected,
-) -> Reply:  # fmt: skip
-    factor = float(read_field(values, "factor", (int, float)))
-    if not (math.isfinite(factor) and factor > 0):
-        raise BadMessage("its factor is not a finite number above 0")
-    context = WireContext(shared, visit.weight, factor)
-    pairs = zip(sent[: len(forms)], forms, strict=True)
+    result: SentResult, sent: Sequence[tuple[str, Tensor]], asked: AskedVisit, shared: Tensors, local: Local
+) -> Reply:
+    visit, expected, count = asked.visit, asked.expected, len(result.forms)
+    context = WireContext(shared, visit.weight, result.factor)
+    pairs = zip(sent[:count], result.forms, strict=True)
     sums = by_name((name, restore(name, form, value, context)) for (name, value), form in pairs)
-    extra = by_name(sent[len(forms) :])
-    _check_shapes(sums, expected.sums, shared)
-    _check_shapes(extra, None if expected.sums is None else expected.extra, shared)
+    extra = by_name(sent[count:])
+    if expected.sums is None:
+        _check_as_model(sums | extra, shared)
+    elif list(_shapes(sums).items()) != list(expected.sums.items()) or _shapes(extra) != expected.extra:
+        raise BadMessage("its tensors are not those of the job, in names, types, shapes or order")
     if not tensors.finite({name: value for name, value in (sums | extra).items() if value.is_floating_point()}):
         raise BadMessage("it contains NaN or infinity")
-    check_numbers(sums, visit, limits)
-    ticket = read_field(values, "ticket", (str, type(None)))
-    if ticket is not None:
-        found = TICKET.fullmatch(ticket)
+    _check_numbers(sums, asked, local)
+    if result.ticket is not None:
+        found = TICKET.fullmatch(result.ticket)
         if not visit.keep or found is None or int(found[1]) != visit.client:
             raise BadMessage("its ticket is not for this visit")
-    return Reply(PackedSums.of(sums), extra, ticket)
+    return Reply(PackedSums.of(sums), extra, result.ticket)
 
 
-def _check_shapes(values: Tensors, expected: Shapes | None, shared: Tensors) -> None:
-    """Refuse other names, types or shapes than the job's; if those are unknown, only other shapes than the model's."""
-    if expected is not None:
-        if list(values) != list(expected):
-            names, more = sorted(set(expected) - set(values)), len(set(values) - set(expected))
-            missing = [f"{', '.join(names)[:200]} missing"] if names else []
-            unexpected = [f"{more} unexpected"] if more else []
-            reason = ", ".join([*missing, *unexpected]) or "their order differs"
-            raise BadMessage(f"its tensors are not those of the job: {reason}")
-        for name, (dtype, shape) in expected.items():
-            found = str(values[name].dtype).removeprefix("torch."), tuple(values[name].shape)
-            if found != (dtype, shape):
-                raise BadMessage(f"{name[:60]} is {found[0]} {list(found[1])}; expected {dtype} {list(shape)}")
-        return
+def _check_as_model(values: Tensors, shared: Tensors) -> None:
     for name, value in values.items():
         model = shared.get(name.removeprefix("delta/")) if name.startswith("delta/") else None
         if model is not None and model.shape != value.shape:
-            raise BadMessage(f"{name} has shape {list(value.shape)}; expected {list(model.shape)}")
+            raise BadMessage("its update has another shape than the model")
 
 
-def check_numbers(sums: Sums, visit: Visit, facts: ClientLimits) -> None:
+def _check_numbers(sums: Sums, asked: AskedVisit, local: Local) -> None:
     """Refuse impossible numbers, such as another weight than requested or more examples than the client has."""
     if any(not value.is_floating_point() for value in sums.values()):
         return  # masked or rounded
     if any(sums[name].numel() != 1 for name in NUMBERS if name in sums):
         raise BadMessage("one of its numbers is a tensor")
-    if "weight" in sums and float(sums["weight"]) != visit.weight:
-        raise BadMessage(f"its weight is {float(sums['weight']):g}; {visit.weight:g} was requested")
-    if "metric/visits" in sums and float(sums["metric/visits"]) != 1:
-        raise BadMessage("it counts as more than one visit")
-    limit = examples_for(facts.examples if visit.take is None else visit.take, facts.local)
+    visit, member = asked.visit, asked.member
+    exact = {"weight": visit.weight, "metric/visits": 1.0}
+    if any(name in sums and float(sums[name]) != value for name, value in exact.items()):
+        raise BadMessage("its weight or its number of visits is not the one that was requested")
+    limit = examples_for(member.examples if visit.take is None else visit.take, local)
     if "metric/examples" in sums and not 0 <= float(sums["metric/examples"]) <= limit:
         raise BadMessage(f"it reports {float(sums['metric/examples']):,.0f} examples; the limit is {limit:,}")
     if "metric/total" in sums and "metric/right" in sums:
         total, right = sums["metric/total"], sums["metric/right"]
-        if float(total.sum()) > facts.test or bool((right > total).any()) or bool((right < 0).any()):
-            raise BadMessage(f"its counts of test images do not fit the {facts.test:,} it has")
+        if float(total.sum()) > member.test or bool((right > total).any()) or bool((right < 0).any()):
+            raise BadMessage(f"its counts of test images do not fit the {member.test:,} it has")
 
 
 NODES_INTERVAL = 2.0  # seconds between checks of who is connected
@@ -467,10 +431,10 @@ class Session:
         self.record: Callable[[Mapping[str, Any]], None] = lambda entry: None  # gets an audit entry for every exchange
         self._agreement: RunAgreement | None = None
         self._frozen = NO_TENSORS
-        self._agreed: dict[int, str] = {}  # the agreement that each node has confirmed
+        self.agreed: dict[int, str] = {}  # the agreement that each node has confirmed
         self._refused: dict[int, str] = {}
         self._looked = -NODES_INTERVAL
-        self._connected: Mapping[int, Presence] = {}
+        self.connected: Mapping[int, Presence] = {}
         self._silent: dict[int, Presence] = {}  # nodes that did not answer, with their presence at that time
         self._open = True  # whether nodes become members when they describe themselves
 
@@ -479,16 +443,16 @@ class Session:
         now = self.mailbox.exchange.now()
         if now - self._looked < NODES_INTERVAL:
             return
-        self._looked, before, self._connected = now, self._connected, self.mailbox.exchange.nodes()
-        for node in [node for node in self._silent if self._silent[node] != self._connected.get(node)]:
+        self._looked, before, self.connected = now, self.connected, self.mailbox.exchange.nodes()
+        for node in [node for node in self._silent if self._silent[node] != self.connected.get(node)]:
             del self._silent[node]
-        changed = {node for node in before if before[node] != self._connected.get(node)}
+        changed = {node for node in before if before[node] != self.connected.get(node)}
         self.mailbox.give_up(changed)
         for node in changed:  # gone, or back, perhaps with other data
             self._refused.pop(node, None)
             self.described.pop(node, None)
         known = self.described.keys() | self.mailbox.waiting("describe") | self._refused.keys() | self._silent.keys()
-        new = {node: dict[str, Any]() for node in sorted(self._connected) if node not in known}
+        new = {node: dict[str, Any]() for node in sorted(self.connected) if node not in known}
         self.mailbox.send("describe", new, group="describe")
 
     def answers(self) -> Iterator[Answer]:
@@ -496,8 +460,8 @@ class Session:
         self.look()
         for answer in self.mailbox.answers():
             node = answer.pending.node
-            if answer.silent and node in self._connected:
-                self._silent[node] = self._connected[node]
+            if answer.silent and node in self.connected:
+                self._silent[node] = self.connected[node]
             else:
                 self._silent.pop(node, None)
             if not answer.late:
@@ -508,7 +472,7 @@ class Session:
 
     def absent(self, node: int) -> str | None:
         """Why the node cannot be asked now, or None."""
-        if node not in self._connected:
+        if node not in self.connected:
             return "is not connected"
         if node in self._silent:
             return "has not answered since its last deadline"
@@ -516,14 +480,10 @@ class Session:
             return f"is left out: {self._refused[node]}"
         return None if node in self.described else "has not described itself since it reconnected"
 
-    def present(self, node: int) -> Presence | None:
-        """The node's presence, or None if it is not connected."""
-        return self._connected.get(node)
-
     def describing(self, node: int) -> bool:
         """Whether the node is back and about to describe itself."""
         settled = self.described.keys() | self._silent.keys() | self._refused.keys()
-        return node in self._connected and node not in settled and node in self.mailbox.waiting("describe")
+        return node in self.connected and node not in settled and node in self.mailbox.waiting("describe")
 
     def agree_on(self, agreement: RunAgreement, frozen: Tensors) -> None:
         """Set the agreement for every node. ``agreement_for`` fills in the client numbers."""
@@ -532,21 +492,16 @@ class Session:
     def ready(self, node: int) -> bool:
         """Whether the node has confirmed the agreement. If not, ask it to."""
         agreement = self.agreement_for(node)
-        if self._agreed.get(node) == agreement.digest:
+        if self.agreed.get(node) == agreement.digest:
             return True
         if node not in self.mailbox.waiting("agree"):
             message = {node: {"agreement": agreement.to_json()}}
             self.mailbox.send("agree", message, body=self._frozen, group="agree")
         return False
 
-    def forget_agreement(self, node: int) -> None:
-        """Agree again: the node no longer has the agreement."""
-        self._agreed.pop(node, None)
-
     def agreement_for(self, node: int) -> RunAgreement:
         """The agreement with the numbers of this node's clients."""
-        if self._agreement is None:
-            raise RuntimeError("call agree_on first")
+        assert self._agreement is not None, "call agree_on first"
         return replace(self._agreement, numbers={member.name: member.number for member in self.members.of_node(node)})
 
     def _handle(self, answer: Answer) -> str | None:
@@ -556,22 +511,47 @@ class Session:
         if problem is None:
             try:
                 if answer.header.get("kind") == "refused":
-                    raise BadMessage(f"the node refuses: {printable(answer.header.get('reason'))}")
+                    raise ValueError(f"the node refuses: {printable(answer.header.get('reason'))}")
                 if kind == "describe":
-                    self._describe(node, Description.from_json(answer.header.get("description")))
+                    description = Description.from_json(answer.header.get("description"))
+                    self.described[node] = self.known[node] = description
+                    registered = self.connected[node].name if node in self.connected else None
+                    if registered not in (None, description.node):
+                        raise ValueError(f"its key is registered for {registered!r}, but it is {description.node!r}")
+                    if self._open:
+                        self._admit(node)
                 elif kind == "agree":
-                    self._agreed[node] = read_field(answer.header, "agreement", str)
+                    self.agreed[node] = read(answer.header.get("agreement"), str)
             except (BadMessage, ValueError) as error:
                 problem, bad = error.logged if isinstance(error, BadMessage) else str(error), True
         if problem is not None and bad:
             self.leave_out(node, problem)
         return problem
 
+    def _admit(self, node: int) -> None:
+        """Make the node's clients members. Raises ValueError if they cannot take part."""
+        description, known = self.described[node], {member.name for member in self.members.by_number.values()}
+        if (reason := self.fits(description)) is not None:
+            raise ValueError(reason)
+        new = self.members.admit(node, description, self.connected)
+        clients = ", ".join(f"{member.number} ({member.examples:,} examples)" for member in new[:10])
+        joins = "is back" if all(member.name in known for member in new) else "takes part"
+        self.note(f"node {description.node} {joins}: client {clients}")
+        self.joined(self.members)
+
     def admit_described(self) -> None:
         """Admit every described node that fits, and from now on every node that joins."""
         self._open = True
-        for node in sorted(self.described, key=lambda node: _order(self.described[node])):
-            self._admit(node)
+
+        def order(node: int) -> tuple[int, str]:
+            numbers = [facts.number for facts in self.described[node].clients if facts.number is not None]
+            return min(numbers, default=2**31), self.described[node].node
+
+        for node in sorted(self.described, key=order):
+            try:
+                self._admit(node)
+            except ValueError as error:
+                self.leave_out(node, str(error))
 
     def hold_back(self) -> None:
         """Let nodes describe themselves, but admit none before ``admit_described``."""
@@ -605,36 +585,6 @@ class Session:
         while self.mailbox.waiting("finish") and self.mailbox.exchange.now() < until:
             list(self.mailbox.answers())
             self.mailbox.exchange.pause(POLL)
-
-    def _describe(self, node: int, description: Description) -> None:
-        self.described[node] = self.known[node] = description
-        registered = self._connected[node].name if node in self._connected else None
-        if registered is not None and registered != description.node:
-            raise ValueError(f"its key is registered for node {registered!r}, but it calls itself {description.node!r}")
-        if (reason := self.fits(description)) is not None:
-            raise ValueError(reason)
-        if self._open:
-            self._admit(node)
-
-    def _admit(self, node: int) -> None:
-        description = self.described[node]
-        known = {member.name for member in self.members.by_number.values()}
-        try:
-            if (reason := self.fits(description)) is not None:
-                raise ValueError(reason)
-            new = self.members.admit(node, description, self._connected)
-        except ValueError as error:
-            self.leave_out(node, str(error))
-            return
-        clients = ", ".join(f"{member.number} ({member.examples:,} examples)" for member in new[:10])
-        joins = "is back" if all(member.name in known for member in new) else "takes part"
-        self.note(f"node {description.node} {joins}: client {clients}")
-        self.joined(self.members)
-
-
-def _order(description: Description) -> tuple[int, str]:
-    numbers = [facts.number for facts in description.clients if facts.number is not None]
-    return min(numbers, default=2**31), description.node
 
 
 RETRY_DELAY = 5.0  # seconds before a round that waits for replies asks again
@@ -743,7 +693,7 @@ class FederatedEngine:
             clients = [work.visits[index].client for index in indices]
             member = session.members.by_number.get(clients[0])
             node = -1 if member is None else member.node
-            known, presence = session.known.get(node), session.present(node)
+            known, presence = session.known.get(node), session.connected.get(node)
             failed = [result.reason for index in indices if isinstance(result := work.results[index], LeftOut)]
             nodes.append({
                 "node": name, "key": presence.key if presence else None, "version": known.version if known else None,
@@ -782,28 +732,32 @@ class FederatedEngine:
 
     def _wait_for_enough(self, work: _Work) -> None:
         """If too few have answered, wait for nodes that may come back, and ask them again."""
-        needed, exchange, rules = self._count_needed(work), self._session.mailbox.exchange, self._session.rules
-        limit, purpose, noted = exchange.now() + rules.wait, Purpose.of(work.job), False
+        exchange, rules, purpose = self._session.mailbox.exchange, self._session.rules, Purpose.of(work.job)
+        total = len(work.visits)
+        least = min(total, rules.min_replies) if purpose.trains else 1
+        needed = least if purpose.may_miss else total
+        if purpose.threshold and (purpose.under_way or purpose.may_miss):
+            needed = min(total, max(least, purpose.threshold))  # from its second exchange on, a sum can miss some
+        elif purpose.threshold:
+            needed = total
+        limit, noted = exchange.now() + rules.wait, False
         while work.counted < needed and exchange.now() < limit:
             again = {index for index, result in work.results.items() if isinstance(result, LeftOut) and result.again}
             if work.counted + len(again) < needed:
                 break
             if not noted:
-                when = f"round {purpose.round}" if purpose.round else name_of(work.job)
-                self._session.note(
-                    f"{when}: {work.counted} of {needed} replies; waiting up to {rules.wait:,.0f} seconds for nodes"
-                )
+                when, found = f"round {purpose.round}" if purpose.round else name_of(work.job), work.counted
+                self._session.note(f"{when}: {found} of {needed} replies; waiting up to {rules.wait:,.0f} s for nodes")
                 noted = True
             exchange.pause(RETRY_DELAY)
             for index in again:
                 del work.results[index]
             work.open = again
             self._collect(work)
-        least = min(len(work.visits), rules.min_replies)
         if work.counted < least and purpose.trains:
             raise UserError(
-                f"round {purpose.round}: only {work.counted} of the {least} replies that it needs arrived within "
-                f"{rules.wait:,.0f} seconds; restart the missing nodes and resume the run"
+                f"round {purpose.round}: only {work.counted} of the {least} replies that it needs arrived; restart the "
+                "missing nodes and resume the run"
             )
 
     def _reject_other_layouts(self, work: _Work) -> None:
@@ -819,40 +773,32 @@ class FederatedEngine:
         others = [index for indices in layouts.values() if indices is not common for index in indices]
         self._fail(work, others, LeftOut("its sums have other names or shapes than the other clients' sums"))
 
-    def _count_needed(self, work: _Work) -> int:
-        """How many replies to wait for. From its second exchange on, a secure sum can miss some."""
-        purpose, total = Purpose.of(work.job), len(work.visits)
-        least = min(total, self._session.rules.min_replies) if purpose.trains else 1
-        if purpose.threshold:
-            return min(total, max(least, purpose.threshold)) if purpose.under_way or purpose.may_miss else total
-        return least if purpose.may_miss else total
-
     def _ask(self, work: _Work, until: float) -> None:
         """Send what can be sent now. A visit fails if the client's node is absent."""
         by_node, session = defaultdict[int, list[int]](list), self._session
         for index in sorted(work.open):
             member = session.members.by_number.get(work.visits[index].client)
-            absent = "is not connected" if member is None else session.absent(member.node)
-            if member is not None and session.describing(member.node):
-                continue  # it is back and can be asked in a moment
-            if member is None or absent is not None:
-                name = "its node" if member is None else f"node {member.node_name}"
-                work.results[index] = LeftOut(f"{name} {absent}", again=True)
-                work.open.discard(index)
-            else:
-                by_node[member.node].append(index)
-        messages = {
-            node: self._message(work, node, indices) for node, indices in by_node.items() if session.ready(node)
-        }
-        for node, message in messages.items():
-            max_bytes = sum(self._expected(work, index).bytes(work.shared) for index in by_node[node])
+            absent = "its node is not connected"
+            if member is not None:
+                if session.describing(member.node):
+                    continue  # it is back and can be asked in a moment
+                if (why := session.absent(member.node)) is None:
+                    by_node[member.node].append(index)
+                    continue
+                absent = f"node {member.node_name} {why}"
+            work.results[index] = LeftOut(absent, again=True)
+            work.open.discard(index)
+        for node, indices in by_node.items():
+            if not session.ready(node):
+                continue
+            expected = [self._template.expect(work.job, work.shared, work.visits[index]) for index in indices]
             sent = session.mailbox.send(
-                "job", {node: message}, until=until, body=work.body,
-                max_bytes=max_bytes, group=str(Purpose.of(work.job).round),
+                "job", {node: self._message(work, node, indices)}, until=until, body=work.body,
+                max_bytes=sum(one.bytes(work.shared) for one in expected), group=str(Purpose.of(work.job).round),
             )  # fmt: skip
             for pending in sent:
-                work.asked[pending.number] = by_node[node]
-            for index in by_node[node]:
+                work.asked[pending.number] = indices
+            for index in indices:
                 work.open.discard(index)
                 if not sent:
                     work.results[index] = LeftOut("the message to its node could not be sent", again=True)
@@ -874,18 +820,18 @@ class FederatedEngine:
     def _handle(self, work: _Work, answer: Answer) -> None:
         node = answer.pending.node
         if answer.pending.kind != "job":
+            indices = []
             if answer.problem is not None and answer.pending.kind in ("agree", "describe"):
                 clients = {member.number for member in self._session.members.of_node(node)}
-                waiting = [index for index in sorted(work.open) if work.visits[index].client in clients]
-                self._fail(work, waiting, LeftOut(answer.problem, again=not answer.bad))
-            return
-        indices = work.asked.pop(answer.pending.number, None)
-        if indices is None:
-            return  # to an earlier job, whose deadline has passed
+                indices = [index for index in sorted(work.open) if work.visits[index].client in clients]
+        else:
+            indices = work.asked.pop(answer.pending.number, [])
+        if not indices:
+            return  # nothing waits for it, or it answers an earlier job, whose deadline has passed
         if answer.problem is not None:
             self._fail(work, indices, LeftOut(answer.problem, again=not answer.bad))
         elif answer.header.get("kind") == "unknown":
-            self._session.forget_agreement(node)
+            self._session.agreed.pop(node, None)  # agree again: the node no longer has the agreement
             work.open.update(indices)
         elif answer.header.get("kind") != "done":
             self._fail(work, indices, LeftOut(f"the node refuses: {printable(answer.header.get('reason'))}"))
@@ -894,25 +840,25 @@ class FederatedEngine:
             self._read_reply(work, indices, answer)
 
     def _read_reply(self, work: _Work, indices: Sequence[int], answer: Answer) -> None:
-        visits = [work.visits[index] for index in indices]
-        members = [self._session.members.by_number[visit.client] for visit in visits]
+        asked = []
+        for index in indices:
+            visit = work.visits[index]
+            expected = self._template.expect(work.job, work.shared, visit)
+            asked.append(AskedVisit(visit, self._session.members.by_number[visit.client], expected))
         try:
-            results = read_results(
-                answer.header, answer.tensors, visits,
-                [ClientLimits(self._local, member.examples, member.test) for member in members], work.shared,
-                [self._expected(work, index) for index in indices],
-            )  # fmt: skip
+            sent = read(answer.header.get("results"), list[SentResult])
+            results = read_results(sent, answer.tensors, asked, work.shared, self._local)
         except BadMessage as error:
             self._session.refused += 1
             self._fail(work, indices, LeftOut(f"its reply is refused: {error.logged}"))
             return
-        for index, member, result, values in zip(indices, members, results, answer.header["results"], strict=True):
+        for index, question, result, values in zip(indices, asked, results, sent, strict=True):
             work.results[index] = result
-            name = f"client {member.number} of node {member.node_name}"
+            name = f"client {question.member.number} of node {question.member.node_name}"
             if isinstance(result, LeftOut):
-                self._session.refused += "failure" not in values
+                self._session.refused += values.failure is None
                 self._session.say(f"{name}: {result.reason}")
-            elif values.get("anew"):
+            elif values.anew:
                 self._session.note(f"{name} has lost its saved state and starts from scratch")
 
     def _fail(self, work: _Work, indices: Iterable[int], why: LeftOut) -> None:
@@ -920,6 +866,3 @@ class FederatedEngine:
             work.results[index] = why
             work.open.discard(index)
             self._session.say(f"client {work.visits[index].client}: {why.reason}")
-
-    def _expected(self, work: _Work, index: int) -> Expected:
-        return self._template.expect(work.job, work.shared, work.visits[index])

@@ -6,11 +6,10 @@ authentication is the network's job.
 
 import hashlib
 import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import torch
@@ -18,12 +17,13 @@ from msgspec import Meta
 from torch import Tensor
 
 from unskew.core.errors import UserError
-from unskew.core.files import check_fields, parse_json, read_content, record_from, write_again
+from unskew.core.files import check_fields, read_content, record_from, write_again
 from unskew.core.types import Local, Tensors
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.codec import DTYPES, MAX_BODY, NO_TENSORS, BadMessage, Body, Envelope, decode, decode_header, encode
 
 PROTOCOL = 4  # both sides must use the same
+T = TypeVar("T")
 
 
 def seal(fields: Mapping[str, Any], tensors: Body | Iterable[tuple[str, Tensor]] = NO_TENSORS) -> Envelope:
@@ -57,29 +57,21 @@ def read_header(envelope: Envelope) -> dict[str, Any]:
     """The header, without its hash. Refuses another protocol version."""
     header = decode_header(envelope)
     if (version := header.pop("protocol", None)) != PROTOCOL:
-        other = version if version is None or type(version) is int else "unknown"
-        raise BadMessage(
-            f"it uses protocol {other}, but this side uses {PROTOCOL}; install the same version of unskew on the "
-            "server and all nodes"
-        )
+        other = version if type(version) is int else "unknown"
+        raise BadMessage(f"it uses protocol {other}, but this side uses {PROTOCOL}; install the same version of unskew")
     header.pop("sha256", None)
     return header
 
 
-def read_field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
-    """A header field. Refuses a value of another type, or one that is not finite."""
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    value = header.get(name)
-    if type(value) not in kinds:
-        expected = " or ".join("null" if option is type(None) else option.__name__ for option in kinds)
-        raise BadMessage(f"its field {name!r} should be {expected}, not {type(value).__name__}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise BadMessage(f"its field {name!r} is not finite")
-    return value
+def read(values: Any, kind: type[T]) -> T:
+    """These values as a record of their types and limits, or refused. The reason does not quote them."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise BadMessage(f"it cannot be read: {error}") from error
 
 
 MAX_TEXT = 200  # characters in a name
-MAX_LOGGED = 500  # characters of the other side's text in a log
 MAX_CLASSES = 300_000  # a landmark set has 203,094
 MAX_CLIENTS = 10**6  # client numbers are below this: tables have a row per number
 MAX_EXAMPLES = 5 * 10**7  # over all clients of a node: the server lists them
@@ -90,8 +82,58 @@ Number = Annotated[int, Meta(ge=0, lt=MAX_CLIENTS)]  # of a client
 Side = Annotated[int, Meta(gt=0, le=4096)]  # of an image
 Mean = Annotated[float, Meta(ge=0, le=1)]  # pixels are between 0 and 1
 Deviation = Annotated[float, Meta(ge=1e-9, le=1)]
-Run = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Run = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+Names = Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_CLASSES)]
+Ticket = Annotated[str, Meta(max_length=64)]
 Commitment = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What every message has: its kind, its run and its number within the run."""
+
+    kind: str
+    run: Run
+    number: int
+
+
+@dataclass(frozen=True)
+class SentVisit:
+    """A ``Visit`` as the server sends it."""
+
+    client: Number
+    weight: Annotated[float, Meta(gt=0)]
+    take: Annotated[int, Meta(ge=1, le=10**9)] | None
+    repeat: Annotated[int, Meta(ge=0, le=10**9)]
+    ticket: Ticket | None
+    keep: bool
+    parcel: Annotated[bytes, Meta(max_length=3 * 2**18)]
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A message that asks for a job."""
+
+    agreement: str  # its digest
+    job: dict[str, Any]
+    seed: int
+    key: tuple[int | str, ...]
+    visits: Annotated[tuple[SentVisit, ...], Meta(min_length=1, max_length=100_000)]
+    keep: tuple[Ticket, ...]  # memories that the server still needs
+
+
+@dataclass(frozen=True)
+class SentResult:
+    """The result of one visit: the form of each sum, the number of extra tensors, or why there are none."""
+
+    client: int
+    repeat: int
+    forms: tuple[Annotated[str, Meta(pattern=r"^(plain|single|model)\Z")], ...] = ()
+    extra: Annotated[int, Meta(ge=0)] = 0
+    factor: Annotated[float, Meta(gt=0)] = 1.0
+    ticket: str | None = None
+    failure: str | None = None
+    anew: bool = False  # the client's memory was lost
 
 
 @dataclass(frozen=True)
@@ -111,7 +153,7 @@ class Description:
     node: Text
     version: Text
     clients: Annotated[tuple[ClientFacts, ...], Meta(min_length=1, max_length=100_000)]
-    classes: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_CLASSES)]
+    classes: Names
     shape: tuple[Side, Side, Side]  # of its images, as stored
     mean: tuple[Mean, ...]
     std: tuple[Deviation, ...]
@@ -127,10 +169,10 @@ class Description:
     @staticmethod
     def from_json(values: Any) -> "Description":
         """Parse and check what ``to_json`` returned."""
-        found: Description = _convert(values, Description, "its description")
-        _require_names("clients", [client.name for client in found.clients])
-        _require_names("classes", found.classes)
-        _require_names("texts", {found.node, found.version, found.augmentation})
+        found = read(values, Description)
+        _require_names([client.name for client in found.clients])
+        _require_names(found.classes)
+        _require_names(list({found.node, found.version, found.augmentation}))
         if not len(found.mean) == len(found.std) == found.shape[0]:
             raise BadMessage("its normalization does not match its images' channels")
         if sum(client.examples for client in found.clients) > MAX_EXAMPLES:
@@ -158,102 +200,82 @@ class RunAgreement:
     @property
     def promise(self) -> str:
         """A hash of what must not change during a run, even if the server restarts with other settings."""
-        blueprint = {
-            name: value for name, value in self.blueprint.to_json().items() if name not in ("device", "stored")
-        }
-        kept = {**self.to_json(), "blueprint": blueprint, "views": 0}
-        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+        values = self.to_json()
+        kept = {name: value for name, value in values["blueprint"].items() if name not in ("device", "stored")}
+        return _sha256({**values, "blueprint": kept, "views": 0}).hex()
 
     @property
     def digest(self) -> str:
         """A short hash of exactly this agreement."""
-        text = json.dumps(self.to_json(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return _sha256(self.to_json()).hex()[:32]
 
     @property
     def common(self) -> bytes:
         """The digest of what every node is sent: everything except its clients' numbers."""
-        return hashlib.sha256(json.dumps({**self.to_json(), "numbers": None}, sort_keys=True).encode()).digest()
+        return _sha256({**self.to_json(), "numbers": None})
 
     @staticmethod
     def from_json(values: Any) -> "RunAgreement":
         """Parse what ``to_json`` returned, with the checks that do not need the node's data."""
-        sent: _SentAgreement = _convert(values, _SentAgreement, "its agreement")
-        blueprint = _blueprint(sent.blueprint)
-        _require_names("classes", sent.classes)
-        if len(sent.mean) != len(sent.std):
-            raise BadMessage("its mean and std differ in length")
-        if blueprint.classes != len(sent.classes):
-            raise BadMessage(f"it names {len(sent.classes)} classes, but its network has {blueprint.classes}")
-        return RunAgreement(sent.run, blueprint, sent.classes, sent.mean, sent.std, sent.numbers, sent.views)
+        sent = read(values, _SentAgreement)
+        _require_names(sent.classes)
+        plain = sent.blueprint
+        try:
+            record_from(Local, plain.get("local"))
+            msgspec.convert(plain.get("shape"), tuple[Side, Side, Side])
+            check_fields(Blueprint, {name: value for name, value in plain.items() if name not in ("local", "shape")})
+            blueprint = Blueprint.from_json(plain)
+            if blueprint.classes != len(sent.classes) or len(sent.mean) != len(sent.std):
+                raise ValueError("its classes or its normalization do not match")
+            if blueprint.dtype not in DTYPES or not blueprint.crosses:
+                raise ValueError("its dtype is not supported")
+        except (TypeError, ValueError, KeyError) as error:
+            raise BadMessage(f"its blueprint cannot be read: {error}", "its blueprint cannot be read") from error
+        return RunAgreement(**{**vars(sent), "blueprint": blueprint})
 
 
 @dataclass(frozen=True)
 class _SentAgreement:
     run: Run
     blueprint: dict[str, Any]
-    classes: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_CLASSES)]
+    classes: Names
     mean: tuple[Mean, ...]
     std: tuple[Deviation, ...]
     numbers: Annotated[dict[str, Number], Meta(min_length=1)]
     views: Annotated[int, Meta(ge=0, le=81)]
 
 
-def read_run(header: Mapping[str, Any]) -> str:
-    """The run that a message belongs to."""
-    return str(_convert(header.get("run"), Run, "its run"))
-
-
-def read_text(values: Mapping[str, Any], name: str, max_length: int) -> str:
-    """A printable field of 1 to ``max_length`` characters."""
-    value = read_field(values, name, str)
-    if not 0 < len(value) <= max_length or not value.isprintable():
-        raise BadMessage(f"its field {name!r} should be a printable text of 1 to {max_length} characters")
-    return str(value)
-
-
 def printable(content: object) -> str:
     """Content from the other side, safe to log: short and without control characters."""
-    return "".join(c if c.isprintable() else " " for c in str(content)[:MAX_LOGGED])
+    return "".join(c if c.isprintable() else " " for c in str(content)[:500])
 
 
-def _convert(values: Any, kind: Any, what: str) -> Any:
-    try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise BadMessage(f"{what} cannot be read: {error}") from error
+def _require_names(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names) or not all(name.isprintable() for name in names):
+        raise BadMessage("its clients, classes or texts contain a duplicate or unprintable name")
 
 
-def _require_names(what: str, names: Iterable[str]) -> None:
-    """Refuse duplicate and unprintable names."""
-    listed = list(names)
-    if len(set(listed)) < len(listed) or not all(name.isprintable() for name in listed):
-        raise BadMessage(f"its {what} contain a duplicate or unprintable name")
-
-
-def _blueprint(values: dict[str, Any]) -> Blueprint:
-    try:
-        record_from(Local, values.get("local"))
-        msgspec.convert(values.get("shape"), tuple[Side, Side, Side])
-        check_fields(Blueprint, {name: value for name, value in values.items() if name not in ("local", "shape")})
-        blueprint = Blueprint.from_json(values)
-        if not 0 < blueprint.classes <= MAX_CLASSES or blueprint.dtype not in DTYPES or not blueprint.crosses:
-            raise ValueError("its number of classes or its dtype is not supported")
-        return blueprint
-    except (TypeError, ValueError, KeyError) as error:
-        raise BadMessage(f"its blueprint cannot be read: {error}", "its blueprint cannot be read") from error
+def _sha256(values: Any) -> bytes:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).digest()
 
 
 REMEMBERED = 1000  # message numbers per run
 STARTS = 2**20  # after a server's n-th restart its message numbers begin at n·STARTS
 
 
+Numbers = tuple[int, set[int]]  # all below the first have been seen, and these
+
+
 class Seen:
     """The message numbers that a node has seen in one run."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
-        self._below, self._numbers = _read(file)
+        self._file, content, blank = file, read_content(file), b"[0, []]"
+        try:
+            self._below, self._numbers = msgspec.json.decode(blank if content is None else content, type=Numbers)
+        except msgspec.MsgspecError as error:
+            remedy = f"delete the folder {file.parent}, and the node rejoins the run"
+            raise UserError(f"{file} is damaged; {remedy}") from error
 
     def take(self, number: int, *, in_order: bool = False) -> None:
         """Record a number. Refuse it if it was seen, or is too old to tell.
@@ -271,22 +293,8 @@ class Seen:
         write_again(self._file, f"[{self._below},{sorted(self._numbers)}]".encode())
 
 
-def _read(file: Path) -> tuple[int, set[int]]:
-    content = read_content(file)
-    if content is None:
-        return 0, set()
-    try:
-        match parse_json(content):
-            case [int(below), list(numbers)] if all(type(number) is int for number in numbers):
-                return below, set(numbers)
-    except ValueError:
-        pass
-    raise UserError(f"{file} is damaged; delete the folder {file.parent}, and the node rejoins the run")
-
-
 DELTA = "delta/"
 PLAIN, SINGLE, MODEL = "plain", "single", "model"
-FORMS = (PLAIN, SINGLE, MODEL)
 
 
 @dataclass(frozen=True)
@@ -311,7 +319,7 @@ def restore(name: str, form: str, sent: Tensor, context: WireContext) -> Tensor:
         return sent.double()
     if form == MODEL:
         return _from_model(name, sent, context)
-    raise BadMessage(f"the form {form[:20]!r} cannot have type {sent.dtype}")
+    raise BadMessage(f"its form cannot have type {sent.dtype}")
 
 
 def factor_of(sums: Mapping[str, Tensor], weight: float) -> float:
@@ -324,27 +332,20 @@ def factor_of(sums: Mapping[str, Tensor], weight: float) -> float:
 
 def _compact_one(name: str, value: Tensor, context: WireContext) -> tuple[str, Tensor]:
     if value.dtype == torch.float64:
-        model = _as_model(name, value, context)
-        if model is not None and _same_bits(_from_model(name, model, context), value):
-            return MODEL, model
+        old = context.shared.get(name.removeprefix(DELTA)) if name.startswith(DELTA) else None
+        scale = context.weight * _update_factor(name, context)
+        if old is not None and old.shape == value.shape and scale:
+            new = old.double() - value / scale
+            model = new.to(old.dtype) if old.is_floating_point() else new.round().to(old.dtype)
+            if _same_bits(_from_model(name, model, context), value):
+                return MODEL, model
         if value.numel() > 1 and _same_bits((single := value.float()).double(), value):
             return SINGLE, single
     return PLAIN, value
 
 
 def _same_bits(left: Tensor, right: Tensor) -> bool:
-    return left.shape == right.shape and torch.equal(
-        left.contiguous().view(torch.int64), right.contiguous().view(torch.int64)
-    )
-
-
-def _as_model(name: str, value: Tensor, context: WireContext) -> Tensor | None:
-    old = context.shared.get(name.removeprefix(DELTA)) if name.startswith(DELTA) else None
-    scale = context.weight * _update_factor(name, context)
-    if old is None or old.shape != value.shape or not scale:
-        return None
-    new = old.double() - value / scale
-    return new.to(old.dtype) if old.is_floating_point() else new.round().to(old.dtype)
+    return torch.equal(left.contiguous().view(torch.int64), right.contiguous().view(torch.int64))
 
 
 def _from_model(name: str, sent: Tensor, context: WireContext) -> Tensor:

@@ -5,14 +5,12 @@ It checks a message before it acts on it, refuses a bad one with the reason, and
 
 import copy
 import hashlib
-import math
 import os
 import re
 import threading
 import time
-from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -26,7 +24,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unskew.calibration.jobs import FixedPointMoments, Moments
 from unskew.core import tensors
 from unskew.core.errors import Ended, StorageFailure, UserError
 from unskew.core.files import clear_parts, read_content, write_whole
@@ -35,7 +32,6 @@ from unskew.core.limits import cache_folder
 from unskew.core.machine import neutral, physical_memory
 from unskew.core.plugins import guard_plugins, parse_plugin
 from unskew.core.types import Failure, ImageSet, Job, Split, Tensors, Visit, Visited
-from unskew.core.units import counted
 from unskew.data.batches import AUTO, check_visit, choose_augmentation, visit_bytes
 from unskew.data.partition import partition_examples
 from unskew.data.photographs import silent
@@ -49,15 +45,15 @@ from unskew.engines.flower.audit import AUDIT, SPENT, AuditLog, EpsilonBook, ann
 from unskew.engines.flower.messages import (
     ClientFacts,
     Description,
+    Header,
+    JobRequest,
     RunAgreement,
     Seen,
     WireContext,
     compact,
     factor_of,
     printable,
-    read_field,
-    read_run,
-    read_text,
+    read,
     seal,
     unseal,
 )
@@ -130,15 +126,10 @@ class NodeData:
     def fit(self, agreement: RunAgreement) -> FittedData:
         """The images with the agreed classes, client numbers and normalization."""
         numbers = agreement.numbers
-        if set(numbers) != {client.name for client in self.clients}:
-            raise UserError(
-                f"node {self.name}: the agreement is for other clients than this node has; restart the node"
-            )
-        for client in self.clients:
-            if client.number not in (None, numbers[client.name]):
-                raise UserError(
-                    f"node {self.name}: client {client.name} is number {client.number}, not {numbers[client.name]}"
-                )
+        if set(numbers) != {client.name for client in self.clients} or any(
+            client.number not in (None, numbers[client.name]) for client in self.clients
+        ):
+            raise UserError(f"node {self.name}: the agreement is for other clients than this node has")
         images = replace(
             self.images, classes=agreement.classes, mean=agreement.mean, std=agreement.std,
             train=self._fit_part(self.images.train, agreement), test=self._fit_part(self.images.test, agreement),
@@ -166,9 +157,7 @@ class NodeData:
         number = {name: index for index, name in enumerate(agreement.classes)}
         # compare the described names, not the labels: a server could otherwise test which classes have images here
         if unknown := [name for name in own if name not in number]:
-            raise UserError(
-                f"node {self.name} has the class {unknown[0]!r}, which is not one of the {len(number)} agreed classes"
-            )
+            raise UserError(f"node {self.name} has the class {unknown[0]!r}, which was not agreed on")
         table = np.array([number[name] for name in own], np.int64)
         return replace(part, images=images, labels=table[part.labels])
 
@@ -187,23 +176,22 @@ class NodeSource:
 
 def read_node_data(name: str, source: NodeSource) -> NodeData:
     """Load the node's own data, or its clients' part of a partitioned data set."""
+    if (source.partition is None) == bool(source.clients):
+        raise UserError(f"node {name}: give partition and client together, such as client = 0, or neither")
     images = load(source.data, Path(source.data_dir) if source.data_dir else None, cache_of(None, None, None))
     if source.partition is None:
-        if source.clients:
-            raise UserError(f"node {name}: client {source.clients[0]} needs a partition; give partition too")
         train, test = (np.arange(len(part), dtype=np.int64) for part in (images.train, images.test))
         return NodeData(name, images, (OwnClient(name, None, train, test),))
-    if not source.clients:
-        raise UserError(f"node {name}: give this node's clients in {source.partition}, such as client = 0")
     parts = partition_examples(
         source.partition, images.train.labels, clients=source.of, key=Key(source.seed), users=images.users,
         places=images.places, classes=len(images.classes),
     )  # fmt: skip
     if max(source.clients) >= parts.clients or len(set(source.clients)) < len(source.clients):
-        raise UserError(
-            f"node {name}: clients {source.clients} of {parts.clients}; count from 0, and name each client once"
-        )
-    owners = _test_owners(parts.names, parts.clients, images)
+        raise UserError(f"node {name}: clients {source.clients} of {parts.clients}; count from 0, name each once")
+    owners = np.arange(len(images.test)) % parts.clients  # [n], of each test image: dealt out in turn, or its user
+    if parts.names is not None and images.test_users is not None and len(images.test_users) == len(images.test):
+        number_of = {user: index for index, user in enumerate(parts.names)}
+        owners = np.array([number_of.get(user, -1) for user in images.test_users.tolist()])
     clients = [
         OwnClient(
             parts.names[number] if parts.names else f"{name}-{number}" if len(source.clients) > 1 else name,
@@ -223,15 +211,6 @@ def own_version() -> str:
     return "unknown"
 
 
-def _test_owners(names: tuple[str, ...] | None, clients: int, images: ImageSet) -> Ints:
-    """[n], the client of each test image: its user if users are clients, otherwise dealt out in turn."""
-    users = images.test_users
-    if names is not None and users is not None and len(users) == len(images.test):
-        number = {name: index for index, name in enumerate(names)}
-        return np.array([number.get(user, -1) for user in users.tolist()], np.int64)
-    return np.arange(len(images.test), dtype=np.int64) % clients
-
-
 TICKET = re.compile(r"(\d{1,10})\.(\d{1,18})-([0-9a-f]{8})")  # client, file number, keyed checksum
 FILE = re.compile(r"(\d{1,10})\.(\d{1,18})\.state")
 
@@ -243,7 +222,7 @@ class NodeMemory:
         self._folder, self._format, self.bytes = folder, layout, layout.bytes
         self._key = hashlib.sha256(b"unskew memory 1 " + secret).digest()
         self._clients: dict[int, int] = {}  # by the number of the file that a visit may write
-        self.lost: list[int] = []  # clients whose memory was missing, since the last check
+        self.lost = False  # whether a client's memory was missing, since the last check
         with suppress(OSError):
             clear_parts(folder)
         self._next = max((number for _, number in self._files()), default=-1) + 1
@@ -260,11 +239,14 @@ class NodeMemory:
         """What the client stored at its last visit; empty at its first, or if the file is lost."""
         if visit.ticket is None:
             return {}
-        content = self._content(visit)
-        if content is None:
-            self.lost.append(visit.client)
-            return {}
-        return self._format.unpacked(content)
+        found = TICKET.fullmatch(visit.ticket)
+        if found is not None and int(found[1]) == visit.client:
+            with suppress(UserError):
+                content = read_content(self._file(visit.client, int(found[2])), self._format.bytes) or b""
+                if len(content) == self._format.bytes and self._tag(int(found[2]), content) == found[3]:
+                    return self._format.unpacked(bytearray(content))
+        self.lost = True
+        return {}
 
     def values(self, visited: Visited) -> Tensors:
         """What the methods store of this visit."""
@@ -292,18 +274,6 @@ class NodeMemory:
 
     def close(self) -> None:
         """Nothing to close: no file stays open."""
-
-    def _content(self, visit: Visit) -> bytearray | None:
-        found = TICKET.fullmatch(visit.ticket or "")
-        if found is None or int(found[1]) != visit.client:
-            return None
-        try:
-            content = read_content(self._file(visit.client, int(found[2])), self._format.bytes)
-        except UserError:
-            return None
-        if content is None or len(content) != self._format.bytes or self._tag(int(found[2]), content) != found[3]:
-            return None
-        return bytearray(content)
 
     def _tag(self, slot: int, content: bytes | bytearray) -> str:
         """A keyed checksum: with a plain one the server could test guesses about a memory's content."""
@@ -366,24 +336,9 @@ def forget_secret(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-MAX_VISITS = 100_000  # in one message
-MAX_REPEAT = 10**9
-MAX_TICKET = 64  # characters
-MAX_PARCEL = 2**20  # characters
 MEMORY_SHARE = 3  # stored features, and plans of visits, may each take 1/MEMORY_SHARE of the memory
-
-
-@dataclass(frozen=True)
-class JobRequest:
-    """A job from the server, checked against this node's clients."""
-
-    job: Job
-    key: Key
-    visits: tuple[Visit, ...]
-    keep: tuple[str, ...]  # tickets of memories that the server still needs
-
-
 VisitResult = tuple[dict[str, Any], tuple[tuple[str, Tensor], ...]]  # fields and tensors
+VisitResults = list[VisitResult]
 
 
 class NodeRun:
@@ -406,23 +361,23 @@ class NodeRun:
         if blueprint.stored:
             blueprint, images = _store_features(blueprint, fitted, frozen, agreement.views, policy.max_disk * MEGABYTE)
         side = build(blueprint, dataset(images, fitted.population) | tensors.prefixed(frozen, FROZEN))
-        self._memory = None
+        self.memory: NodeMemory | None = None
         if side.algorithm.remember:
             layout = MemoryFormat(side.algorithm.remember, side.weights)
-            self._memory = NodeMemory(folder / "memories", layout, own.secret)
+            self.memory = NodeMemory(folder / "memories", layout, own.secret)
         signer = None
         if registered is not None:
             context = hashlib.sha256(agreement.common + digest_of(frozen)).digest()
             subject = partial(subject_of, algorithm=side.algorithm)
             signer = Signer(registered, context, subject, PinnedSums(folder / "sums"), say)
         self.side: ClientSide = replace(
-            side, memory=self._memory, secret=own.secret, sessions=own.sessions, signer=signer, own_tests=fitted.tests
+            side, memory=self.memory, secret=own.secret, sessions=own.sessions, signer=signer, own_tests=fitted.tests
         )
 
-    def read_request(self, header: Mapping[str, Any]) -> JobRequest:
-        """The job in a message. Refuses a job that is not for this node."""
+    def check(self, request: JobRequest, shared: Tensors) -> tuple[Job, list[Visit]]:
+        """The job and its visits. Refuses what is not for this node, or not allowed on it."""
         try:
-            job = decode_job(read_field(header, "job", dict))
+            job = decode_job(request.job)
         except ValueError as error:
             raise BadMessage(f"its job cannot be read: {str(error)[:300]}", "its job cannot be read") from error
         for name in plugins_of(job):
@@ -430,58 +385,50 @@ class NodeRun:
         check_masked(job, self.side.algorithm)
         if isinstance(job, SecureJob) and self.side.signer is None:
             raise BadMessage("it asks for a secure sum, but this node has no key or no roster to check the others with")
-        path = read_field(header, "key", list)
-        if not all(type(part) in (int, str) for part in path):
-            raise BadMessage("its key is not a path of texts and integers")
-        visits = read_field(header, "visits", list)
-        if not 0 < len(visits) <= MAX_VISITS:
-            raise BadMessage(f"it asks for {len(visits):,} visits; 1 to {MAX_VISITS:,} are possible")
-        checked = tuple(self._read_visit(values) for values in visits)
-        if len({(visit.client, visit.repeat) for visit in checked}) < len(checked):
+        visits = [Visit(**vars(visit)) for visit in request.visits]
+        sizes = {}
+        for visit in visits:
+            if visit.client not in self.agreement.numbers.values():
+                raise BadMessage(f"client {visit.client} does not belong to this node")
+            sizes[visit.client] = len(self.side.population.examples(visit.client))
+            if visit.weight > max(1, sizes[visit.client]):
+                raise BadMessage(f"client {visit.client} cannot have weight {visit.weight:g}: it has fewer examples")
+        if len({(visit.client, visit.repeat) for visit in visits}) < len(visits):
             raise BadMessage("it asks for the same visit twice")
-        keep = read_field(header, "keep", list)
-        if not all(isinstance(ticket, str) and len(ticket) <= MAX_TICKET for ticket in keep):
-            raise BadMessage(f"its tickets are not texts of at most {MAX_TICKET} characters")
-        key = Key(read_field(header, "seed", int), tuple(path))
-        sizes = {visit.client: len(self.side.population.examples(visit.client)) for visit in checked}
-        self._policy.check_job(job, self.side.algorithm, checked, sizes)
-        return JobRequest(job, key, checked, tuple(keep))
+        self._policy.check_job(job, self.side.algorithm, visits, sizes)
+        self._check_shared(job, shared)
+        return job, visits
 
-    def kept_bytes(self, visits: Iterable[Visit]) -> int:
-        """The bytes that clients will write to disk for these visits."""
-        return 0 if self._memory is None else self._memory.bytes * sum(visit.keep for visit in visits)
-
-    def check_shared(self, job: Job, shared: Tensors) -> None:
+    def _check_shared(self, job: Job, shared: Tensors) -> None:
         """Refuse another network's model, numbers that are not finite, and statistics that the policy forbids."""
         model = {name: value for name, value in shared.items() if name.startswith(("params/", "buffers/"))}
-        if model and model.keys() != self.side.weights.keys():
-            reason, other = "its model is not the agreed network", model.keys() ^ self.side.weights.keys()
-            raise BadMessage(f"{reason}: {min(other)}", reason)
-        for name, value in model.items():
-            own = self.side.weights[name]
-            if value.shape != own.shape or value.dtype != own.dtype:
-                raise BadMessage(f"its model has another type or shape of {name}: {value.dtype} {list(value.shape)}")
+        own = self.side.weights
+        if model and (
+            model.keys() != own.keys()
+            or any((value.shape, value.dtype) != (own[name].shape, own[name].dtype) for name, value in model.items())
+        ):
+            raise BadMessage("its model is not the agreed network")
         if not tensors.finite({name: value for name, value in shared.items() if value.is_floating_point()}):
             raise BadMessage("its tensors contain NaN or infinity")
         if model:  # key and share exchanges of a secure sum have none
             self._policy.check_statistics(job, self.side, shared)
 
-    def work(self, request: JobRequest, shared: Tensors) -> list[VisitResult]:
-        """Do the job for every visit."""
-        if self._memory is not None:
-            self._memory.clear(request.visits, request.keep)
+    def work(self, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key, keep: Iterable[str]) -> VisitResults:
+        """Do the job for every visit. ``keep`` are the tickets of memories that the server still needs."""
+        if self.memory is not None:
+            self.memory.clear(visits, keep)
         local, shape = self.side.algorithm.local, self.agreement.blueprint.shape
-        planned = sum(visit_bytes(self._examples(visit), local, shape) for visit in request.visits)
+        planned = sum(visit_bytes(self._examples(visit), local, shape) for visit in visits)
         if planned < physical_memory() / MEMORY_SHARE:  # otherwise each visit is checked and planned on its own
-            plan_ahead(self.side, request.job, shared, request.visits, request.key)
-        results, size, count = list[VisitResult](), 0, 0
-        for visit in request.visits:
-            results.append(self._visit_client(request.job, shared, visit, request.key))
+            plan_ahead(self.side, job, shared, visits, key)
+        results, size, count = VisitResults(), 0, 0
+        for visit in visits:
+            results.append(self._visit_client(job, shared, visit, key))
             size, count = size + sum(value.nbytes for _, value in results[-1][1]), count + len(results[-1][1])
             if size > self._policy.max_message * MEGABYTE or count > MAX_TENSORS:
                 raise BadMessage(
-                    f"the reply to its {counted(len(request.visits), 'visit')} would take more than "
-                    f"{self._policy.max_message:,} MB or {MAX_TENSORS:,} tensors, the limits of a message"
+                    f"the reply to its visits would take more than {self._policy.max_message:,} MB or {MAX_TENSORS:,} "
+                    "tensors, the limits of a message"
                 )
         return results
 
@@ -492,7 +439,7 @@ class NodeRun:
         fields: dict[str, Any] = {"client": visit.client, "repeat": visit.repeat}
         try:
             check_visit(self._examples(visit), self.side.algorithm.local, self.agreement.blueprint.shape)
-            mine = visit if self._memory is None else self._memory.assign(visit)
+            mine = visit if self.memory is None else self.memory.assign(visit)
             reply = answer(self.side, job, shared, mine, key)
         except (StorageFailure, UserError) as error:
             return fields | {"failure": str(error)}, ()
@@ -506,34 +453,9 @@ class NodeRun:
             "factor": context.factor,
             "ticket": reply.ticket,
         }
-        if self._memory is not None and self._memory.lost:
-            fields["anew"] = True
-            self._memory.lost.clear()
+        if self.memory is not None and self.memory.lost:
+            fields["anew"], self.memory.lost = True, False
         return fields, (*((name, value) for name, _, value in sent), *reply.extra.items())
-
-    def _read_visit(self, values: Any) -> Visit:
-        if not isinstance(values, dict):
-            raise BadMessage("a visit is not an object")
-        client, repeat = read_field(values, "client", int), read_field(values, "repeat", int)
-        if client not in self.agreement.numbers.values():
-            raise BadMessage(f"client {client} does not belong to this node")
-        weight = float(read_field(values, "weight", (int, float)))
-        examples = max(1, len(self.side.population.examples(client)))
-        if not (math.isfinite(weight) and 0 < weight <= examples):
-            raise BadMessage(f"client {client} cannot have weight {weight:g}: it has {examples:,} examples")
-        take, ticket = read_field(values, "take", (int, type(None))), read_field(values, "ticket", (str, type(None)))
-        if not (0 <= repeat <= MAX_REPEAT and (take is None or 0 < take <= MAX_REPEAT)):
-            raise BadMessage(f"the visit to client {client} has an impossible repeat or number of examples")
-        if ticket is not None and len(ticket) > MAX_TICKET:
-            raise BadMessage(f"the ticket of client {client} is too long")
-        parcel = read_field(values, "parcel", str)
-        if len(parcel) > MAX_PARCEL:
-            raise BadMessage(f"the parcel of client {client} has {len(parcel):,} characters, more than {MAX_PARCEL:,}")
-        try:
-            content = b64decode(parcel, validate=True)
-        except ValueError as error:
-            raise BadMessage(f"the parcel of client {client} cannot be read") from error
-        return Visit(client, weight, take, repeat, ticket, read_field(values, "keep", bool), parcel=content)
 
 
 def _store_features(
@@ -564,7 +486,6 @@ AGREEMENT, PROMISE = "agreement.bin", "promise"
 OPEN_RUNS = 4  # kept in memory; the others are reopened from their files
 ENDED_RUNS = 256  # whose message numbers are remembered
 MAX_REASONS = 200  # counted separately
-MAX_LINES = 20  # refusals logged one by one, per minute
 ABANDONED = 60 * 24 * 3600.0  # seconds without a message
 KINDS = ("describe", "agree", "job", "refuse", "finish")
 
@@ -581,7 +502,7 @@ class Node:
         self.policy = replace(policy, plugins={**dict.fromkeys(plugins, ""), **policy.plugins})
         self.data, self._folder, self._device, self._registered = data, folder, device, registered
         self._say, self._max_bytes = say, max_bytes or self.policy.max_message * MEGABYTE
-        self.refusals = Refusals(say)
+        self.refusals: Counter[str] = Counter()  # by reason
         self._runs: dict[str, NodeRun] = {}  # the most recently used ones
         self._secrets: dict[str, NodeSecret] = {}  # by run
         self._seen: dict[str, Seen] = {}
@@ -590,7 +511,10 @@ class Node:
         self._spent = EpsilonBook(folder / SPENT, self.policy.max_epsilon)
         self._commitment = commit(folder / COMMITMENT, data.sha256)
         self._described = False  # whether the description is in the audit log
-        _forget_abandoned(folder / "runs")
+        with suppress(OSError):
+            for run in (folder / "runs").iterdir():
+                if time.time() - max((file.stat().st_mtime for file in run.iterdir()), default=0.0) > ABANDONED:
+                    rmtree(run, ignore_errors=True)
 
     def answer(self, envelope: Envelope) -> Envelope:
         """Reply to a message. Never raises because of its content."""
@@ -598,16 +522,15 @@ class Node:
         with self._lock, neutral(), guard_plugins(self.policy.check_plugin):
             about: dict[str, Any] = {"kind": "refused", "node": self.data.name}
             try:
-                header, tensors = unseal(envelope, self._max_bytes)
-                kind = read_field(header, "kind", str)
-                about |= {"run": read_run(header), "number": read_field(header, "number", int)}
-                if kind not in KINDS:
-                    kinds = f"the kinds are {', '.join(KINDS)}"
-                    raise BadMessage(f"its kind is {kind[:20]!r}; {kinds}", f"its kind is unknown; {kinds}")
+                fields, tensors = unseal(envelope, self._max_bytes)
+                header = read(fields, Header)
+                about |= {"run": header.run, "number": header.number}
+                if header.kind not in KINDS:
+                    raise BadMessage(f"its kind is unknown; the kinds are {', '.join(KINDS)}")
                 # the server has given up on a job that a newer message overtook: doing it would delete memories that
                 # the newer one needs
-                self._numbers(about["run"]).take(about["number"], in_order=kind == "job")
-                return getattr(self, f"_{kind}")(header, by_name(tensors), about)  # type: ignore[no-any-return]
+                self._numbers(header.run).take(header.number, in_order=header.kind == "job")
+                return getattr(self, f"_{header.kind}")(fields, by_name(tensors), about)  # type: ignore[no-any-return]
             except Ended:
                 raise
             except BadMessage as error:
@@ -616,8 +539,15 @@ class Node:
                 reason, logged = str(error), "this node cannot do what it asks"
             except BaseException as error:  # noqa: BLE001  no message may stop the node
                 reason, logged = f"{type(error).__name__}: {error}", f"it caused {type(error).__name__}"
-            self.refusals.count(logged)
+            self.count_refusal(logged)
             return seal(about | {"reason": reason})
+
+    def count_refusal(self, reason: str) -> None:
+        """Count a refused message, and log the first for each reason, which must not contain the sender's text."""
+        reason = reason if reason in self.refusals or len(self.refusals) < MAX_REASONS else "others"
+        self.refusals[reason] += 1
+        if self.refusals[reason] == 1 or self.refusals.total().bit_count() == 1:
+            self._say(f"refused message {self.refusals.total():,}: {reason}")
 
     def _describe(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
         description = replace(self.data.describe(), data=self._commitment)
@@ -649,48 +579,41 @@ class Node:
         return seal(about | {"kind": "agreed", "agreement": agreement.digest})
 
     def _job(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
-        run = self._run(about["run"])
-        if run is None or run.agreement.digest != read_field(header, "agreement", str):
+        run, request = self._run(about["run"]), read(header, JobRequest)
+        if run is None or run.agreement.digest != request.agreement:
             return seal(about | {"kind": "unknown", "reason": "this node does not have this agreement"})
-        request = run.read_request(header)
-        job, purpose = request.job, Purpose.of(request.job)
-        run.check_shared(job, tensors)
-        self._check_disk(run.kept_bytes(request.visits))
-        epsilon = self._spend(about["run"], run, job)
-        results = run.work(request, tensors)
+        job, visits = run.check(request, tensors)
+        purpose = Purpose.of(job)
+        self._check_disk(run.memory.bytes * sum(visit.keep for visit in visits) if run.memory else 0)
+        epsilon = None
+        reveals = not isinstance(job, SecureJob) or isinstance(job, Masked)  # the exchanges around it do not
+        if reveals and (purpose.trains or purpose.statistics):
+            algorithm = run.side.algorithm
+            epsilon = self._spent.spend(about["run"], algorithm.private, algorithm.mechanism, trains=purpose.trains)
+        results = run.work(job, tensors, visits, Key(request.seed, request.key), request.keep)
         failed = [fields["failure"] for fields, _ in results if "failure" in fields]
         self._say(
             f"run {about['run'][:8]}, round {purpose.round}: {name_of(job)} for "
-            f"{', '.join(f'client {visit.client}' for visit in request.visits[:5])}"
+            f"{', '.join(f'client {visit.client}' for visit in visits[:5])}"
             + (f"; failed: {printable(failed[0])}" if failed else "")
         )
         sent = [pair for _, pairs in results for pair in pairs]
         reply = seal(about | {"kind": "done", "results": [fields for fields, _ in results]}, sent)
         self._audit.append({
             "run": about["run"], "job": str(type(job).__struct_config__.tag),  # type: ignore[attr-defined]
-            "work": name_of(job), "round": purpose.round, "clients": [visit.client for visit in request.visits],
+            "work": name_of(job), "round": purpose.round, "clients": [visit.client for visit in visits],
             "members": len(job.members) if isinstance(job, SecureJob) else None,
             "epsilon": epsilon, "unit": None if epsilon is None else unit_of(run.side.algorithm.private),
             **describe_reply(reply, sent),
         })  # fmt: skip
         return reply
 
-    def _spend(self, name: str, run: NodeRun, job: Job) -> float | None:
-        """Charge the reply to the ε budget. Returns the run's ε so far; None if it promises none or reveals nothing."""
-        purpose, algorithm = Purpose.of(job), run.side.algorithm
-        released = not isinstance(job, SecureJob) or isinstance(job, Masked)
-        statistics = isinstance(purpose.work, Moments | FixedPointMoments)
-        if not released or not (purpose.trains or statistics):
-            return None
-        return self._spent.spend(name, algorithm.private, algorithm.mechanism, trains=purpose.trains)
-
     def _check_disk(self, more: int) -> None:
         if more and _disk_bytes(self._folder) + more > self.policy.max_disk * MEGABYTE:
-            quota = f"{self.policy.max_disk:,} MB"
-            raise BadMessage(f"this node's disk quota for runs, {quota}, is used up; its owner can raise max_disk")
+            raise BadMessage(f"this node's disk quota for runs, {self.policy.max_disk:,} MB, is used up (max_disk)")
 
     def _refuse(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
-        self._say(f"the server leaves this node out: {read_text(header, 'reason', 2000)}")
+        self._say(f"the server leaves this node out: {printable(header.get('reason'))}")
         return seal(about | {"kind": "heard"})
 
     def _finish(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
@@ -718,7 +641,10 @@ class Node:
         folder = self._run_folder(agreement.run)
         if agreement.run not in self._secrets:
             self._secrets[agreement.run] = open_secret(folder)
-        self._check_data(folder)
+        if (known := read_content(folder / DATA, 1000)) is None:
+            write_whole(folder / DATA, self.data.sha256.encode(), secret=True)
+        elif known.decode() != self.data.sha256:
+            raise BadMessage("this node's data have changed since the run began; restore them, or start a new run")
         run = NodeRun(
             agreement, self.data, frozen, folder, own=self._secrets[agreement.run], device=self._device,
             policy=self.policy, registered=self._registered, say=self._say,
@@ -730,59 +656,18 @@ class Node:
             self._secrets.pop(name).sessions.close()
         return run
 
-    def _check_data(self, folder: Path) -> None:
-        """Refuse to continue a run if this node's data have changed since it began."""
-        known = read_content(folder / DATA, 1000)
-        if known is None:
-            write_whole(folder / DATA, self.data.sha256.encode(), secret=True)
-        elif known.decode() != self.data.sha256:
-            raise BadMessage("this node's data have changed since the run began; restore them, or start a new run")
-
     def _numbers(self, run: str) -> Seen:
         if run not in self._seen:
-            if not self._run_folder(run).exists():
-                self._forget_ended()
+            if not self._run_folder(run).exists():  # make room: remove the oldest that ended or never began
+                with suppress(OSError):
+                    ended = [run for run in (self._folder / "runs").iterdir() if not (run / AGREEMENT).exists()]
+                    ended.sort(key=lambda run: run.stat().st_mtime)
+                    for old in ended[: max(0, len(ended) - ENDED_RUNS + 1)]:
+                        rmtree(old, ignore_errors=True)
             self._seen[run] = Seen(self._run_folder(run) / "seen.json")
             for name in list(self._seen)[:-ENDED_RUNS]:
                 del self._seen[name]
         return self._seen[run]
 
-    def _forget_ended(self) -> None:
-        """Make room for a new run: remove the oldest ones that ended or never began."""
-        with suppress(OSError):
-            ended = [run for run in (self._folder / "runs").iterdir() if not (run / AGREEMENT).exists()]
-            for run in sorted(ended, key=lambda run: run.stat().st_mtime)[: max(0, len(ended) - ENDED_RUNS + 1)]:
-                rmtree(run, ignore_errors=True)
-
     def _run_folder(self, run: str) -> Path:
         return self._folder / "runs" / run
-
-
-class Refusals:
-    """Counts refused messages by reason, and logs them one by one while there are few."""
-
-    def __init__(self, say: Say) -> None:
-        self.counts: Counter[str] = Counter()
-        self._say, self._minute, self._logged, self._unlogged = say, 0.0, 0, 0
-
-    def count(self, reason: str) -> None:
-        """Count a refusal. The reason must not contain the sender's text."""
-        self.counts[reason if reason in self.counts or len(self.counts) < MAX_REASONS else "others"] += 1
-        now = time.monotonic()
-        if now - self._minute >= 60:
-            if self._unlogged:
-                self._say(f"refused {self._unlogged:,} more messages, {self.counts.total():,} so far")
-            self._minute, self._logged, self._unlogged = now, 0, 0
-        if self._logged < MAX_LINES:
-            self._logged += 1
-            self._say(f"refused message {self.counts.total():,}: {reason}")
-        else:
-            self._unlogged += 1
-
-
-def _forget_abandoned(runs: Path) -> None:
-    """Remove runs that have sent nothing for a long time."""
-    with suppress(OSError):
-        for run in runs.iterdir():
-            if time.time() - max((file.stat().st_mtime for file in run.iterdir()), default=0.0) > ABANDONED:
-                rmtree(run, ignore_errors=True)

@@ -104,7 +104,7 @@ def serve(settings: ServiceSettings, say: Callable[[str], None]) -> None:
                 try:
                     answer_one(connection, node.answer, policy.max_message * MEGABYTE)
                 except Oversized as error:
-                    node.refusals.count(str(error))
+                    node.count_refusal(str(error))
 
 
 class Oversized(ConnectionError):
@@ -163,9 +163,7 @@ def _read_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def _print_line(line: str) -> None:
-    sys.stdout.write(line if line.startswith("ready") else f"{datetime.now(UTC):%H:%M:%S} {line}")
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    print(line if line.startswith("ready") else f"{datetime.now(UTC):%H:%M:%S} {line}", flush=True)  # noqa: T201
 
 
 def _handle_signal(number: int, frame: Any) -> None:
@@ -175,9 +173,7 @@ def _handle_signal(number: int, frame: Any) -> None:
 def main(arguments: list[str]) -> int:
     """Serve with the given settings file and return the exit code."""
     try:
-        if len(arguments) != 1:
-            raise UserError("give the settings file: python -m unskew.engines.flower.node_service SETTINGS.toml")
-        serve(read_settings(Path(arguments[0])), _print_line)
+        serve(read_settings(Path(arguments[0] if arguments else "service.toml")), _print_line)
     except Ended as ended:
         return ended.code
     except UserError as error:

@@ -5,6 +5,7 @@ before it agrees to it, without importing or allocating anything, and checks eve
 """
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 from msgspec import Meta
-from torch import Tensor
 
 from unskew import methods, models
 from unskew.calibration import CALIBRATIONS
@@ -125,14 +125,10 @@ class Policy:
     def check_plugin(self, plugin: Plugin) -> None:
         """Refuse code that the owner has not allowed, or that has changed since."""
         allowed = self.plugins.get(str(plugin))
-        if allowed is None:
+        if allowed is None or (allowed and plugin_sha256(plugin) != allowed):
             raise BadMessage(
-                f"{plugin} is code that this node has not allowed; its owner can add it to plugins in policy.toml",
+                f"{plugin} is code that this node has not allowed, or its file has changed; see plugins in policy.toml",
                 "it names code that this node has not allowed",
-            )
-        if allowed and plugin_sha256(plugin) != allowed:
-            raise BadMessage(
-                f"the file of {plugin} is not the one that this node allows: its SHA-256 differs from policy.toml"
             )
 
     def check_texts(self, blueprint: Blueprint) -> None:
@@ -143,15 +139,17 @@ class Policy:
                 raise BadMessage("a text in its blueprint is too long")
             for plugin in find_plugins(source):
                 self.check_plugin(plugin)
+        names = [text.parse_calls(blueprint.model, "model")[0].name]
         for call in text.parse_calls(blueprint.method, "method"):
-            kind, allowed = "method", (*self.methods, *PROTECTIONS)
-            if call.name in CALIBRATIONS:
-                kind, allowed = "calibration", self.calibrations
+            names.append(call.name)
             if call.name == "available" and (call.values or "file" in call.knobs):
                 raise BadMessage("available reads a file, but a server may not choose files on a node")
-            self._require(kind, call.name, allowed, methods.METHODS)
-        name = text.parse_calls(blueprint.model, "model")[0].name
-        self._require("network", name, self.networks, (*models.NETWORKS, *models.PUBLIC))
+        for name in names:
+            if ":" not in name and name not in (*self.methods, *PROTECTIONS, *self.calibrations, *self.networks):
+                raise BadMessage(
+                    f"{brief(name)} is not allowed on this node; its owner can add it to policy.toml",
+                    "it names a method, calibration or network that this node does not allow",
+                )
 
     def check_size(self, blueprint: Blueprint, images: tuple[int, int, int]) -> None:
         """Refuse a network that is too large, before it is built."""
@@ -174,24 +172,23 @@ class Policy:
 
     def check_protection(self, algorithm: Algorithm) -> None:
         """Refuse a method without the protection that the owner requires."""
-        masked = isinstance(algorithm.exchange, SecureUpdates)
-        if "updates" in self.secure and not masked:
-            raise BadMessage("this node takes part only in masked rounds; add secure(updates=true) to the method")
-        noise = algorithm.mechanism
-        if "updates" in self.private and (noise is None or noise.repeatable or noise.epsilon(1, 1, 1) is None):
-            raise BadMessage(
-                "this node sends updates only with noise; add private-updates(release=true) to the method, "
-                "with noise above 0"
-            )
-        if not algorithm.finish:
-            return
-        if "statistics" in self.secure and algorithm.secure is None:
-            raise BadMessage("this node sends statistics only under masks; add secure to the method")
-        if "statistics" in self.private and not (algorithm.private and algorithm.private.release):
-            raise BadMessage("this node sends statistics only with noise; add private(release=true) to the method")
+        noise, finishes = algorithm.mechanism, bool(algorithm.finish)
+        noisy = noise is not None and not noise.repeatable and noise.epsilon(1, 1, 1) is not None
+        for missing, remedy in (
+            ("updates" in self.secure and not isinstance(algorithm.exchange, SecureUpdates), "secure(updates=true)"),
+            ("updates" in self.private and not noisy, "private-updates(release=true), with noise above 0,"),
+            (finishes and "statistics" in self.secure and algorithm.secure is None, "secure"),
+            (finishes and self._lacks_noise(algorithm), "private(release=true)"),
+        ):
+            if missing:
+                raise BadMessage(f"this node takes part only with protection; add {remedy} to the method")
         for finisher in algorithm.finish:
             if isinstance(finisher.needs, StatisticsRequest):
                 self._check_request(finisher.needs, algorithm.withhold, algorithm)
+
+    def _lacks_noise(self, algorithm: Algorithm) -> bool:
+        """Whether statistics need noise and the method adds none."""
+        return "statistics" in self.private and not (algorithm.private and algorithm.private.release)
 
     # Before a job starts
 
@@ -200,14 +197,16 @@ class Policy:
         purpose, name = Purpose.of(job), name_of(job)
         if name.removeprefix("fixed-point-") not in (*self.jobs, *(("call",) if self.plugins else ())):
             raise BadMessage(f"the job {name} is not allowed on this node")
-        statistics = isinstance(purpose.work, Moments | FixedPointMoments)
-        covered: Covered = "statistics" if statistics else "updates"
-        if not isinstance(job, SecureJob) and covered in self.secure:
-            raise BadMessage(f"it asks for {name} without masks; this node requires them")
-        if statistics and "statistics" in self.private and not (algorithm.private and algorithm.private.release):
-            raise BadMessage("it asks for statistics without noise; this node requires private(release=true)")
+        masked = isinstance(job, SecureJob) or ("statistics" if purpose.statistics else "updates") not in self.secure
+        if not masked or (purpose.statistics and self._lacks_noise(algorithm)):
+            raise BadMessage(f"it asks for {name} without the masks or the noise that this node requires")
         if isinstance(job, SecureJob):
-            self._check_sum(job)
+            flags = getattr(job, "answered", None) or getattr(job, "sharing", None) or [True] * len(job.members)
+            clients = {client for (client, _), flag in zip(job.members, flags, strict=False) if flag}
+            if len(clients) < self.min_clients > MIN_CLIENTS:  # secure sums refuse fewer themselves
+                raise BadMessage(
+                    f"it asks for a sum over {counted(len(clients), 'client')}; the minimum here is {self.min_clients}"
+                )
         for visit in visits if purpose.trains else ():
             size = sizes[visit.client] if visit.take is None else visit.take
             used = min(size, examples_for(size, algorithm.local))  # a few small batches do not cover all of them
@@ -230,60 +229,31 @@ class Policy:
         width, classes = request.encoder(side.network, side.train.shape)[1], side.network.classifier.out_features
         # the difference of two sums that leave out different examples can be a single example
         protected = protected_request(request, side.algorithm, classes, width)
-        for name, action in (
-            ("min_count", "leaves out classes below {:g} examples"),
-            ("clip", "clips features to {:g}"),
-        ):
-            given, agreed_on = getattr(request, name), getattr(protected, name)
-            if given != agreed_on:
-                raise BadMessage(f"it {action.format(given)}; {agreed_on:g} was agreed on")
+        if (request.min_count, request.clip) != (protected.min_count, protected.clip):
+            raise BadMessage("it leaves out other classes, or clips features to another length, than was agreed on")
         size = 8 * request.components * classes
         size += 8 * sum(math.prod(shape) for shape in request.form.shapes(classes * request.components, width).values())
         if size > self.max_statistics * MEGABYTE:
             raise BadMessage(f"its statistics take {format_bytes(size)}; the limit here is {self.max_statistics:,} MB")
-        centres: Tensor | None = shared.get("centres")
-        expected = (classes, request.components, width)
-        if (centres is None) != (request.components == 1) or (centres is not None and centres.shape != expected):
-            raise BadMessage(f"its centres do not fit {counted(request.components, 'part')} of each class")
-        if isinstance(work, FixedPointMoments) and (work.classes, work.width) != (classes * request.components, width):
-            raise BadMessage("its fixed-point layout does not match the network's classes or features")
+        parts, centres = request.components, shared.get("centres")
+        fits = parts == 1 if centres is None else parts > 1 and centres.shape == (classes, parts, width)
+        if isinstance(work, FixedPointMoments):
+            fits = fits and (work.classes, work.width) == (classes * parts, width)
+        if not fits:
+            raise BadMessage("its centres or its layout do not match the network's classes, parts or features")
 
     def _check_request(self, request: StatisticsRequest, withhold: int, algorithm: Algorithm) -> None:
-        for name, value, limit in (
-            ("parts per class", request.components, self.max_components),
-            ("layers behind the features", request.layers, self.max_layers),
-            ("random features", request.expand, self.max_expand),
-        ):
-            if value > limit:
-                raise BadMessage(f"its statistics have {value:,} {name}; the limit here is {limit:,}")
+        for name in ("components", "layers", "expand"):
+            if getattr(request, name) > (limit := getattr(self, f"max_{name}")):
+                raise BadMessage(f"its statistics have {getattr(request, name):,} {name}; the limit here is {limit:,}")
         masked = algorithm.secure is not None
         if masked and algorithm.private is not None and algorithm.private.release:
             return  # clients add noise before masking, which hides every example
-        least, of = self.min_class or (1 if masked else UNPROTECTED), "class"
-        if request.components > 1:
-            least, of = self.min_part, "part of a class"
-        if withhold >= least or least == 1:
-            return
-        remedy = f"withhold({least})" if algorithm.private is None else "secure"
-        remedy += "" if self.min_class or request.components > 1 or algorithm.private else " or secure"
-        raise BadMessage(
-            f"this node sends statistics only of {least} or more examples of a {of}; add {remedy} to the method"
-        )
-
-    def _check_sum(self, job: SecureJob) -> None:
-        flags = getattr(job, "answered", None) or getattr(job, "sharing", None) or [True] * len(job.members)
-        clients = {client for (client, _), flag in zip(job.members, flags, strict=False) if flag}
-        if len(clients) < self.min_clients > MIN_CLIENTS:  # secure sums refuse fewer themselves
-            raise BadMessage(
-                f"it asks for a sum over {counted(len(clients), 'client')}; the minimum here is {self.min_clients}"
-            )
-
-    def _require(self, kind: str, name: str, allowed: Iterable[str], known: Iterable[str]) -> None:
-        if ":" in name or name in allowed:
-            return
-        if name in known:
-            raise BadMessage(f"the {kind} {name} is not allowed on this node; its owner can add it to policy.toml")
-        raise BadMessage(f"no {kind} is called {brief(name)}", f"it names a {kind} that does not exist")
+        least = self.min_part if request.components > 1 else self.min_class or (1 if masked else UNPROTECTED)
+        if withhold < least != 1:
+            remedy = "secure" if algorithm.private else f"withhold({least})"
+            remedy += "" if self.min_class or request.components > 1 or algorithm.private else " or secure"
+            raise BadMessage(f"this node sends statistics only of {least} or more examples; add {remedy} to the method")
 
 
 @dataclass(frozen=True)
@@ -312,29 +282,17 @@ def read_policy(file: Path) -> Policy:
     return toml_record(file, Policy, f"there is no policy {file}; unskew federation node DIR --write-policy writes one")
 
 
-def commented(policy: Policy | None = None) -> str:
-    """The policy as TOML, with a comment for each key."""
-    policy = policy or Policy()
+def commented() -> str:
+    """The default policy as TOML, with a comment for each key."""
     lines = ["# What this node takes part in, whatever the server asks. Missing keys have their defaults."]
     for item in fields(Policy):
         lines += ["", *(f"# {line}" for line in COMMENTS[item.name].split("\n"))]
-        value = getattr(policy, item.name)
+        value = getattr(Policy(), item.name)
         if item.name == "plugins":
-            lines += ["[plugins]", *(f"{_toml(name)} = {_toml(digest)}" for name, digest in value.items())]
+            lines.append("[plugins]")
         elif value is None:
             lines.append(f"# {item.name} = {EXAMPLES[item.name]}")
         else:
-            lines.append(f"{item.name} = {_toml(value)}")
+            written = msgspec.json.encode(value).decode().replace('","', '", "')
+            lines.append("\n    ".join(textwrap.wrap(f"{item.name} = {written}", 110, break_on_hyphens=False)))
     return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, tuple):
-        lines, line = [], ""
-        for item in map(_toml, value):
-            if len(line) + len(item) > 100:
-                lines.append(line)
-                line = ""
-            line += f"{item}, "
-        return f"[{(chr(10) + '    ').join([*lines, line]).rstrip(', ')}]"
-    return msgspec.json.encode(value).decode()

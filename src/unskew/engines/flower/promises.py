@@ -40,6 +40,11 @@ class Purpose:
         return isinstance(self.work, Train)
 
     @property
+    def statistics(self) -> bool:
+        """Whether it measures class statistics for a calibration."""
+        return isinstance(self.work, Moments | FixedPointMoments)
+
+    @property
     def round(self) -> int:
         """The round number; 0 outside training."""
         return self.work.round if isinstance(self.work, Train) else 0
@@ -57,9 +62,7 @@ def name_of(job: Job) -> str:
 
 def check_masked(job: Job, algorithm: Algorithm) -> None:
     """Refuse a job without the agreed masks, or with masks that too few clients could remove."""
-    work = Purpose.of(job).work
-    statistics = isinstance(work, Moments | FixedPointMoments)
-    masked = isinstance(algorithm.exchange, SecureUpdates) or (algorithm.secure is not None and statistics)
+    masked = isinstance(algorithm.exchange, SecureUpdates) or (algorithm.secure and Purpose.of(job).statistics)
     if isinstance(job, SecureJob):
         if algorithm.secure is None:
             return
@@ -77,11 +80,11 @@ def subject_of(job: Job, shared: bytes, key: bytes, algorithm: Algorithm) -> str
     run. Everything else is asked once per set of shared tensors, with digest ``shared``. Training also depends on its
     key: another key gives another update.
     """
-    work = Purpose.of(job).work
-    once = isinstance(work, Moments | FixedPointMoments | Survey) or (
-        isinstance(work, Train) and any(statistic.steady for statistic in algorithm.statistics)
-    )
-    kind = "statistics" if isinstance(work, Moments | FixedPointMoments) else name_of(work)
-    if once:
+    purpose = Purpose.of(job)
+    if purpose.statistics:
+        return "statistics"
+    kind = name_of(job)
+    steady = purpose.trains and any(statistic.steady for statistic in algorithm.statistics)
+    if steady or isinstance(purpose.work, Survey):
         return kind
-    return f"{kind} {shared.hex()} {key.hex()}" if isinstance(work, Train) else f"{kind} {shared.hex()}"
+    return f"{kind} {shared.hex()} {key.hex()}" if purpose.trains else f"{kind} {shared.hex()}"
