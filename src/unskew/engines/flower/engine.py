@@ -755,9 +755,11 @@ class FederatedEngine:
             work.open = again
             self._collect(work)
         if work.counted < least and purpose.trains:
+            lost = [result for result in work.results.values() if isinstance(result, LeftOut)]
+            broken = next((result.reason for result in lost if not result.again), "")
+            advice = broken or "restart the missing nodes and resume the run"
             raise UserError(
-                f"round {purpose.round}: only {work.counted} of the {least} replies that it needs arrived; restart the "
-                "missing nodes and resume the run"
+                f"round {purpose.round}: only {work.counted} of the {least} replies that it needs arrived; {advice}"
             )
 
     def _reject_other_layouts(self, work: _Work) -> None:
