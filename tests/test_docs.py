@@ -17,7 +17,10 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEP = re.compile(r'^```(\w+)(?: title="([\w.]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
-LONG = {"analysis.md", "calibration.md", "first-run.md", "reproduce.md"}  # pages whose blocks train for long
+LONG = {  # pages whose blocks train for long
+    "analysis.md", "calibration.md", "compare.md", "determinism.md", "devices.md", "first-run.md", "local-training.md",
+    "privacy.md", "protections.md", "reproduce.md",
+}  # fmt: skip
 
 
 def marks(page):

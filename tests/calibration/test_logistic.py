@@ -55,7 +55,7 @@ def by_lbfgs(features, labels, penalty):
     return weights.detach()
 
 
-@pytest.mark.parametrize("penalty", [1e-1, 1e-3, 1e-5])
+@pytest.mark.parametrize("penalty", [1e-1, 1e-3, pytest.param(1e-5, marks=pytest.mark.heavy)])
 @pytest.mark.parametrize("apart", [0.0, 1.0, 30.0])  # noise alone, overlapping classes, separable ones
 def test_it_finds_what_another_method_finds(penalty, apart):
     features, labels = examples(apart=apart)

@@ -78,8 +78,8 @@ def wrong_shape(values):
     ("spoil", "why"),
     [
         (not_a_number, "second contains NaN or infinity"),
-        (negative_count, "counts must be from 1"),
-        (wrong_shape, "second has the shape"),
+        pytest.param(negative_count, "counts must be from 1", marks=pytest.mark.heavy),
+        pytest.param(wrong_shape, "second has the shape", marks=pytest.mark.heavy),
     ],
 )
 def test_a_spoilt_file_stops_the_server_and_is_named(copied, spoil, why):

@@ -129,6 +129,7 @@ def test_check_method_names_the_laws_that_it_tried():
     assert tried == [*LAWS, COMMUTES, NEUTRAL]
 
 
+@pytest.mark.heavy
 def test_what_needs_a_package_that_is_not_installed_is_skipped(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     *tried, skipped = check_method("fedrs", beside=["fedlc", "private-updates"])
@@ -136,17 +137,27 @@ def test_what_needs_a_package_that_is_not_installed_is_skipped(monkeypatch):
     assert skipped.startswith("skipped: with private-updates; dp_accounting is not installed; pip install")
 
 
-def test_the_command_prints_the_laws_and_fails_at_the_first_that_is_broken(capsys, monkeypatch):
-    monkeypatch.setattr("unskew.checks.METHODS", {"fedlc": METHODS["fedlc"]})
-    for words, code, text in [
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
         (("fedrs", "--neutral", "fedrs(alpha=1)"), 0, f"kept: {COMMUTES}\nkept: {NEUTRAL}\n"),
-        (("fedrs", "--neutral", "fedrs"), 2, "fedrs breaks a law (with its knob at its neutral value it is FedAvg)"),
+        pytest.param(
+            *(
+                ("fedrs", "--neutral", "fedrs"),
+                2,
+                "fedrs breaks a law (with its knob at its neutral value it is FedAvg)",
+            ),
+            marks=pytest.mark.heavy,
+        ),
         (("fedros",), 2, "no method is called 'fedros'; did you mean 'fedrs'?"),
-    ]:
-        with pytest.raises(SystemExit) as ended:
-            main(["check-method", *words])
-        assert ended.value.code == code
-        assert text in "".join(capsys.readouterr())
+    ],
+)
+def test_the_command_prints_the_laws_and_fails_at_the_first_that_is_broken(words, code, text, capsys, monkeypatch):
+    monkeypatch.setattr("unskew.checks.METHODS", {"fedlc": METHODS["fedlc"]})
+    with pytest.raises(SystemExit) as ended:
+        main(["check-method", *words])
+    assert ended.value.code == code
+    assert text in "".join(capsys.readouterr())
 
 
 def test_check_method_takes_a_function_with_knobs_a_method_and_an_algorithm():

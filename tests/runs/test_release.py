@@ -62,7 +62,7 @@ def seen(monkeypatch):
     return drawn, seeds
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+@pytest.mark.parametrize("sampling", ["poisson", pytest.param("fixed", marks=pytest.mark.heavy)])
 def test_participation_does_not_follow_from_the_seed_and_clients_are_not_sent_the_seed(tmp_path, seen, sampling):
     """Eight rounds of three clients in twelve: the same draws twice have a chance below 10⁻⁹."""
     drawn, seeds = seen
