@@ -206,19 +206,19 @@ def test_the_real_sets_read_whole(real_data, name):
     ],
 )
 def test_options_are_the_last_parentheses_with_option_and_value(text, path, options):
-    source, request = sources.parse(text)
+    request = sources.parse(text)
     assert (request.path, dict(request.call.knobs)) == (path, options)
-    assert source.name == text.partition(":")[0].partition("(")[0]
-    assert sources.parse(request.spell())[1].call.knobs == options
+    assert request.source.name == text.partition(":")[0].partition("(")[0]
+    assert sources.parse(request.spell()).call.knobs == options
 
 
 def test_a_file_of_exactly_that_name_wins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = "pictures(size=8)"
-    assert sources.parse(f"folder:{name}")[1].path == "pictures"
+    assert sources.parse(f"folder:{name}").path == "pictures"
     (tmp_path / name).mkdir()
-    assert sources.parse(f"folder:{name}")[1].path == name
-    assert sources.parse(f"folder:{name}(size=4)")[1].call.knobs == {"size": 4}
+    assert sources.parse(f"folder:{name}").path == name
+    assert sources.parse(f"folder:{name}(size=4)").call.knobs == {"size": 4}
     assert sources.make_absolute(f"folder:{name}") == f"folder:{tmp_path / name}"
 
 

@@ -221,7 +221,7 @@ def _damage(name: str) -> Iterator[None]:
 
 def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say: Say = lambda line: None) -> Path:
     """Download a set into a folder below ``data_dir``, unless it is complete; ``mirror`` replaces its addresses."""
-    source = sources.parse(name)[0]
+    source = sources.parse(name).source
     wanted = source.download
     if wanted is None:
         raise UserError(f"{name}: there is nothing to download; use it as --data {name}")

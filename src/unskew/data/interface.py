@@ -7,7 +7,7 @@ in ``Rows``; the package decodes, caches and checks them.
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,17 @@ _GROUP = re.compile(r"""(.+?)\s*\((\s*[A-Za-z_]\w*\s*=(?:[^()"']|"[^"]*"|'[^']*'
 class DataRequest:
     """What a source has to load."""
 
+    source: "Source"
     name: str  # the user's text, which becomes the image set's name
-    call: Call  # the source's name and its options
+    call: Call  # the source's name and the options as given
     path: str = ""  # the text after the colon, without the options; empty for a set that is found by its name
     data_dir: Path | None = None  # the folder of the published sets, if the user gave one
     cache: Cache | None = None  # for decoded photographs; None: the default
     say: Say = silent  # called with the progress of reading
     side: int | None = None  # the network's input size, for photographs of different sizes; None without a network
+    options: dict[str, Any] = field(default_factory=dict)  # of the source's own function
+    size: int | None = None  # of photographs, if it is fixed
+    broken: str = "stop"  # or skip, to leave out photographs that cannot be read
 
     def spell(self, **changed: Value) -> str:
         """The request's text with these options changed or added."""
@@ -79,8 +83,7 @@ class Rows:
     def part(self, index: npt.NDArray[np.int64]) -> "Rows":
         """Only these rows."""
         columns: dict[str, Any] = {
-            name: None if (column := getattr(self, name)) is None else column[index]
-            for name in ("labels", "test", "users", "places", "numbers")
+            name: value[index] for name, value in vars(self).items() if isinstance(value, np.ndarray)
         }
         return replace(self, paths=[self.paths[row] for row in index.tolist()] if self.paths else [], **columns)
 
