@@ -328,7 +328,7 @@ def test_landmarks_published_split_needs_no_annotations_but_the_folder(tmp_path)
         (lambda f: (f / "train_attribution.csv").unlink(), "train_attribution.csv cannot be read"),
         (lambda f: (f / "train_clean.csv").write_text("landmark,images\n"), "has no column 'landmark_id'"),
         (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\nx,a1b2\n"), "is damaged .*'x'"),
-        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2,3\n"), "line 2 has 3 fields"),
+        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2,3\n"), "line 2 has 3 values"),
         (
             lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2\n"),
             "has no images that follow the rules",

@@ -161,10 +161,7 @@ INATURALIST = Source(
     f"Van Horn et al. 2018, {WHERE}",
     rows=inaturalist_rows,
     locate=find_by(
-        "inaturalist",
-        ("inaturalist", "inaturalist-2017", "inat2017", "2017"),
-        ("train2017.json", "train_val2017.zip"),
-        WHERE,
+        "inaturalist", "inaturalist inaturalist-2017 inat2017 2017", "train2017.json train_val2017.zip", WHERE
     ),
     download=Download(SPLITS, "inaturalist", {"inaturalist-user-120k.zip": "", "inaturalist-geo.zip": ""}, splits=True),
 )

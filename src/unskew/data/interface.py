@@ -21,11 +21,8 @@ from unskew.core.types import ImageSet
 from unskew.data.photographs import Files, Parquet, Pictures, Say, silent
 from unskew.data.store import Cache
 
-AS_PUBLISHED = "as published"
-OTHER = "complete, but not the published file"
-NO_CHECKSUM = "no published checksum"
-DAMAGED = "cannot be read completely"
-BROKEN = "is a broken photograph"
+AS_PUBLISHED, OTHER, NO_CHECKSUM = "as published", "complete, but not the published file", "no published checksum"
+DAMAGED, BROKEN = "cannot be read completely", "is a broken photograph"
 
 SPLITS = "https://storage.googleapis.com/gresearch/federated-vision-datasets/"  # of Hsu, Qi and Brown 2020
 OWN = "yours"  # the origin of the user's own data
@@ -159,20 +156,18 @@ class Source:
         return f"{self.name}:{self.path}" if self.path else self.name
 
 
-def find_by(
-    name: str, folders: tuple[str, ...], known_by: tuple[str, ...], where: str
-) -> Callable[[Path | None], Path]:
+def find_by(name: str, folders: str, known_by: str, where: str) -> Callable[[Path | None], Path]:
     """Make a ``locate`` that searches the data folder and its ``folders`` for any one of the files in ``known_by``."""
 
     def locate(data_dir: Path | None) -> Path:
-        candidates = [] if data_dir is None else [*(data_dir / folder for folder in folders), data_dir]
-        if found := next((folder for folder in candidates if any((folder / f).exists() for f in known_by)), None):
-            return found
-        wanted = f"{folders[0]}/{' or '.join(known_by)}"
+        candidates = [] if data_dir is None else [*(data_dir / folder for folder in folders.split()), data_dir]
+        for folder in candidates:
+            if any((folder / file).exists() for file in known_by.split()):
+                return folder
+        wanted = f"{folders.split()[0]}/{known_by.replace(' ', ' or ')}"
         looked = f"looked in {', '.join(map(str, candidates))}" if candidates else "no data folder was given"
-        raise UserError(
-            f"{name} was not found: {looked}; pass the folder of {wanted} as --data-dir, or get it: {where}"
-        )
+        pass_it = f"pass the folder of {wanted} as --data-dir, or get it: {where}"
+        raise UserError(f"{name} was not found: {looked}; {pass_it}")
 
     return locate
 

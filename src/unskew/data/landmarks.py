@@ -106,7 +106,7 @@ LANDMARKS = Source(
     "photographs of landmarks with users (Google Landmarks v2, cleaned)",
     f"Weyand et al. 2020, {WHERE}",
     rows=landmarks_rows,
-    locate=find_by("landmarks", ("landmarks", "google-landmark", "gldv2"), ("train_clean.csv",), WHERE),
+    locate=find_by("landmarks", "landmarks google-landmark gldv2", "train_clean.csv", WHERE),
     download=Download(
         SPLITS, "landmarks", {"landmarks-user-160k.zip": "53c36bd7d5fc12f927af2820b7e4a57c"}, splits=True
     ),

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ from unskew.core.key import Key
 from unskew.core.plugins import require_extra
 from unskew.core.types import ImageSet, Split
 from unskew.data.interface import Rows
-from unskew.data.tables import table_csv
+from unskew.data.tables import table_columns, table_csv
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -185,15 +184,10 @@ def _write_parquet(file: Path, rows: Rows, drawn: Iterator[bytes] | None) -> Non
     with in_pieces(file) as temporary, ExitStack() as stack:
         for start in range(0, len(rows), GROUP):  # all pictures together may not fit in memory
             part = rows.part(np.arange(start, min(start + GROUP, len(rows))))
-            columns: dict[str, Any] = {"path": part.paths}
+            columns = table_columns(part)
             if drawn is not None:
-                columns = {"image": pyarrow.array(list(islice(drawn, len(part))), pyarrow.binary())}
-            columns["label"] = [part.classes[label] for label in part.labels.tolist()]
-            if part.users is not None:
-                columns["user"] = part.users.tolist()
-            if part.places is not None:
-                columns["latitude"], columns["longitude"] = part.places.T
-            columns["split"] = ["test" if test else "train" for test in part.test.tolist()]
+                del columns["path"]
+                columns = {"image": pyarrow.array(list(islice(drawn, len(part))), pyarrow.binary()), **columns}
             table = pyarrow.table(columns)
             writer = writer or stack.enter_context(parquet.ParquetWriter(temporary, table.schema))
             writer.write_table(table)
