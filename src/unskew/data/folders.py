@@ -35,7 +35,8 @@ def read_folder(request: DataRequest) -> Rows:
     zipped = root.suffix.lower() == ".zip"
     if not request.path or not (zipped or is_folder(root)):
         raise UserError(f"{cut(request.name)}: {brief(request.path)} is not a folder; give {LAYOUT}, or such a .zip")
-    files = [parts for parts in (_members(root) if zipped else _walk(root)) if not any(map(_is_hidden, parts))]
+    found = _members(root) if zipped else _walk(root)
+    files = [parts for parts in found if not any(name[:1] == "." or name.lower() in _IGNORED for name in parts)]
     pictures = sorted(parts for parts in files if Path(parts[-1]).suffix.lower() in KINDS)
     top = 0
     while pictures and pictures[0][top] != "train" and len({parts[top] for parts in pictures}) == 1:
@@ -69,10 +70,6 @@ def read_folder(request: DataRequest) -> Rows:
 
 
 FOLDER = Source("folder", "your own pictures, one folder per class (or a .zip)", OWN, rows=read_folder, path="DIR")
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in _IGNORED
 
 
 def _walk(root: Path) -> Iterator[Parts]:

@@ -18,9 +18,8 @@ from unskew.core.types import Examples, ImageSet, Split
 from unskew.core.units import counted, format_bytes
 from unskew.data.arrays import ARRAYS, FUNCTION, moments
 from unskew.data.coco import COCO
+from unskew.data.federated_vision import INATURALIST, LANDMARKS
 from unskew.data.folders import CINIC10, FOLDER, OMNIGLOT, TINY_IMAGENET
-from unskew.data.hugging_face import HUGGING_FACE
-from unskew.data.inaturalist import INATURALIST
 from unskew.data.interface import (
     BROKEN,
     DAMAGED,
@@ -33,11 +32,10 @@ from unskew.data.interface import (
     Summary,
     split_options,
 )
-from unskew.data.landmarks import LANDMARKS
 from unskew.data.photographs import Say, Scan, scan, silent
 from unskew.data.published import PUBLISHED
 from unskew.data.store import Cache, cache_of
-from unskew.data.tables import TABLE
+from unskew.data.tables import HUGGING_FACE, TABLE
 
 SOURCES: dict[str, Source] = {
     source.name: source

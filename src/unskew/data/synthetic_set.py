@@ -161,36 +161,28 @@ def write_population(
     if size is not None and not 4 <= size <= 512:
         raise UserError(f"--size {size}: the side of a picture must be 4 to 512 pixels")
     rows = draw_rows(shape, file.parent / f"{file.stem}-pictures", seed=seed)
-    drawn = None if size is None else _report(pictures(rows, size=size, seed=seed), len(rows), report)
-    if file.suffix == ".parquet":
-        _write_parquet(file, rows, drawn)
+    drawn = iter(()) if size is None else pictures(rows, size=size, seed=seed)
+    if file.suffix == ".csv":
+        for done, content in enumerate(drawn):
+            write_again(rows.root / rows.paths[done], content)
+            if done % GROUP == 0:
+                report(done, len(rows))
+        write_whole(file, table_csv(rows, file))
         return rows
-    for path, content in zip(rows.paths, drawn, strict=True) if drawn is not None else ():
-        write_again(rows.root / str(path), content)
-    write_whole(file, table_csv(rows, file))
-    return rows
-
-
-def _report(drawn: Iterator[bytes], total: int, report: Report) -> Iterator[bytes]:
-    for done, content in enumerate(drawn, 1):
-        yield content
-        if done % GROUP == 0:
-            report(done, total)
-
-
-def _write_parquet(file: Path, rows: Rows, drawn: Iterator[bytes] | None) -> None:
     pyarrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
     writer = None
     with in_pieces(file) as temporary, ExitStack() as stack:
         for start in range(0, len(rows), GROUP):  # all pictures together may not fit in memory
             part = rows.part(np.arange(start, min(start + GROUP, len(rows))))
             columns = table_columns(part)
-            if drawn is not None:
+            if size is not None:
                 del columns["path"]
                 columns = {"image": pyarrow.array(list(islice(drawn, len(part))), pyarrow.binary()), **columns}
+                report(start, len(rows))
             table = pyarrow.table(columns)
             writer = writer or stack.enter_context(parquet.ParquetWriter(temporary, table.schema))
             writer.write_table(table)
+    return rows
 
 
 def population(

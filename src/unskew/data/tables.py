@@ -1,16 +1,17 @@
 """Tables: ``table:FILE.csv`` and ``table:FILE.parquet`` with a user's photographs, labels, users and places.
 
-Also reads columns of other CSV files, and writes tables. Shapes: N rows.
+Also Hugging Face's data sets, which become such a table, and columns of other CSV files. Shapes: N rows.
 """
 
 import csv
+import hashlib
 import io
 import json
 import math
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,12 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError, brief
+from unskew.core.files import in_pieces
 from unskew.core.limits import MAX_CLASSES, check_memory, check_plain, check_unpacked, size_on_disk, user_path
 from unskew.core.plugins import require_extra
 from unskew.core.text import cut
 from unskew.data import photographs
 from unskew.data.arrays import every_fifth
 from unskew.data.interface import OWN, DataRequest, Rows, Source
+from unskew.data.store import cache_of
 
 COLUMNS = ("path", "image", "label", "user", "latitude", "longitude", "split")
 LEFT_OUT = ("validation", "valid", "val", "dev")  # values of split that are neither train nor test
@@ -263,3 +266,67 @@ def table_csv(rows: Rows, out: Path) -> bytes:
     lines.writerow(columns)
     lines.writerows(["" if value != value else value for value in row] for row in zip(*columns.values(), strict=True))
     return text.getvalue().encode()
+
+
+def read_hugging_face(
+    request: DataRequest, *, image: str = "", label: str = "", user: str = "", config: str = "", train: str = "train",
+    test: str = "",
+) -> Rows:  # fmt: skip
+    """List ``hf:NAME``, a data set from the Hugging Face Hub or a folder, copied once to a parquet file in the cache.
+
+    ``image``, ``label`` and ``user`` are columns, ``train`` and ``test`` splits.
+    """
+    datasets = require_extra("datasets", "hf")
+    request.say(f"loading {request.path} with Hugging Face's datasets", 0, 0)
+    folder = user_path(request.path)
+    try:
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            loaded = datasets.load_from_disk(str(folder))
+        else:
+            loaded = datasets.load_dataset(str(folder) if folder.exists() else request.path, config or None)
+    except Exception as error:  # from the network, the hub or the data set
+        raise UserError(f"{request.name}: {type(error).__name__}: {brief(str(error), 300)[1:-1]}") from error
+    parts = dict(loaded) if isinstance(loaded, dict) else {train: loaded}
+    held = test or next((name for name in ("test", *LEFT_OUT) if name in parts), "")
+    if missing := [name for name in (train, held) if name and name not in parts]:
+        raise UserError(f"{request.name} has no split {missing[0]}; choose from {', '.join(parts)} with (train=…)")
+    chosen = {"train": parts[train], **({"test": parts[held]} if held else {})}
+    features = parts[train].features
+    kinds = {"image": datasets.Image, "label": datasets.ClassLabel}
+    columns = {"image": image, "label": label or ("label" if "label" in features else ""), "user": user}
+    for name, kind in kinds.items():
+        columns[name] = columns[name] or next((c for c, held in features.items() if isinstance(held, kind)), "")
+    if wrong := next((name for name, c in columns.items() if c not in features and (c or name != "user")), None):
+        raise UserError(f"{request.name}: choose the column with ({wrong}=…) from {', '.join(features)}")
+    version = [*(part._fingerprint for part in chosen.values()), *columns.values()]
+    name = hashlib.sha256(json.dumps(version).encode()).hexdigest()[:32]
+    file = (request.cache or cache_of()).folder / "hf" / f"{name}.parquet"
+    if not file.is_file():
+        _copy_photographs(datasets, chosen, columns, file, request)
+    return check_columns(read_parquet(file))
+
+
+def _copy_photographs(
+    datasets: Any, parts: dict[str, Any], columns: dict[str, str], file: Path, request: DataRequest
+) -> None:
+    arrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
+    label = parts["train"].features[columns["label"]]
+    names = {"info": {"features": {"label": {"names": getattr(label, "names", None)}}}}
+    writer, done, total = None, 0, sum(map(len, parts.values()))
+    with in_pieces(file) as temporary, ExitStack() as stack:
+        for part, rows in parts.items():
+            for batch in rows.with_format("arrow").iter(100):  # rows in a row group, which readers unpack together
+                embedded = datasets.table.embed_table_storage(batch)
+                held = {known: embedded.column(column) for known, column in columns.items() if column}
+                held["image"] = held["image"].cast(arrow.struct({"bytes": arrow.binary(), "path": arrow.string()}))
+                if len(parts) > 1:
+                    held["split"] = arrow.array([part] * len(batch))
+                table = arrow.table(held).replace_schema_metadata({"huggingface": json.dumps(names)})
+                writer = writer or stack.enter_context(parquet.ParquetWriter(temporary, table.schema))
+                writer.write_table(table)
+                done += len(batch)
+                request.say("copying the photographs", done, total)
+
+
+_HUB = "a data set from the Hugging Face Hub, or a saved one (needs an extra)"
+HUGGING_FACE = Source("hf", _HUB, OWN, rows=read_hugging_face, path="NAME", remote=True)
