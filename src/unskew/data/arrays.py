@@ -29,7 +29,7 @@ from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on
 from unskew.core.plugins import load_function
 from unskew.core.text import apply, parse_call
 from unskew.core.types import ImageSet, Split, StoredImages
-from unskew.data.binary import Images
+from unskew.data.decode import Pixels as Images
 from unskew.data.interface import OWN, DataRequest, Source
 from unskew.data.photographs import Photographs, count_values
 
