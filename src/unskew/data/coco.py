@@ -81,9 +81,8 @@ def classify(read: AnnotationFile, path: Path) -> dict[int, int]:
     for note in read.annotations:
         box = note.bbox[2] * note.bbox[3] if note.bbox else 0.0
         areas[note.image_id][note.category_id] += note.area or box or 1e-9
-    if len({image.id for image in read.images}) != len(read.images) or not all(
-        known.issuperset(a) for a in areas.values()
-    ):
+    twice = len({image.id for image in read.images}) != len(read.images)
+    if twice or not all(map(known.issuperset, areas.values())):
         raise UserError(f"{path} lists an image twice, or an annotation has an unknown category; write it again")
     return {image: max(shares, key=lambda category: (shares[category], -category)) for image, shares in areas.items()}
 

@@ -88,8 +88,13 @@ class Files:
         """These photographs for ``decode``: paths, or bytes from an archive."""
         if not self._zipped:
             return [self.root / self._name(row) for row in rows]
-        archive = _open_zip(self.root, self.root.stat().st_mtime_ns)
-        return [_read_member(archive, self._name(row)) for row in rows]
+        archive, members = _open_zip(self.root, self.root.stat().st_mtime_ns), list[Picture | None]()
+        for row in rows:
+            members.append(None)  # decode refuses it
+            with suppress(KeyError, zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error, *DAMAGE):
+                if archive.getinfo(name := self._name(row)).file_size <= MEMBER_BYTES:
+                    members[-1] = archive.read(name)
+        return members
 
     def together(self) -> int:
         """How many ``contents`` may return at once: paths take almost no memory."""
@@ -107,13 +112,6 @@ class Files:
 @lru_cache(maxsize=2)
 def _open_zip(path: Path, changed: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)  # reading a long list of members takes a second
-
-
-def _read_member(archive: zipfile.ZipFile, name: str) -> bytes | None:
-    with suppress(KeyError, zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error, *DAMAGE):
-        if archive.getinfo(name).file_size <= MEMBER_BYTES:
-            return archive.read(name)
-    return None  # decode refuses it
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,18 +195,15 @@ class _Reader:
 
 
 def _at_once(parquet: Any, column: str) -> int:
-    return max(1, min(BATCH, BATCH_BYTES // max(1, _average(parquet, column))))
+    average: int = column_bytes(parquet, [column]) // max(1, parquet.metadata.num_rows)
+    return max(1, min(BATCH, BATCH_BYTES // max(1, average)))
 
 
 def check_pages(parquet: Any, column: str, file: Path) -> None:
     """Refuse a file whose pages do not fit in memory."""
     most = max((parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups)), default=0)
-    needed = 2 * _average(parquet, column) * min(PAGE, most)
+    needed = 2 * (column_bytes(parquet, [column]) // max(1, parquet.metadata.num_rows)) * min(PAGE, most)
     check_memory(needed, str(file), "write it again with row groups of 100 rows")
-
-
-def _average(parquet: Any, column: str) -> int:
-    return int(column_bytes(parquet, [column]) // max(1, parquet.metadata.num_rows))
 
 
 def column_bytes(parquet: Any, names: Sequence[str]) -> int:
@@ -404,8 +399,7 @@ class Scan:
     @property
     def beyond(self) -> Bools:
         """[N], which photographs did not fit in the store."""
-        beyond: Bools = self.good & (self.entries["offset"] == NOT_STORED)
-        return beyond
+        return np.asarray(self.good & (self.entries["offset"] == NOT_STORED))
 
     @property
     def on_disk(self) -> int:

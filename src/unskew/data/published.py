@@ -107,10 +107,6 @@ _EMNIST_DOWNLOAD = Download(
 )
 
 
-def _cifar(*values: float) -> tuple[float, ...]:
-    return tuple(value / 255 for value in values)
-
-
 def _idx_layouts(*folder: str, files: tuple[str, ...] = _IDX_FILES) -> tuple[FileLayout, ...]:
     return (FileLayout("idx", folder, files[:2], files[2:]),)
 
@@ -139,7 +135,8 @@ _TABLE = (
     PublishedSet(
         "cifar10", "photographs of 10 animals and vehicles", "Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html",
         ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-        (3, 32, 32), (50_000, 10_000), _cifar(125.3, 123.0, 113.9), _cifar(63.0, 62.1, 66.7),
+        (3, 32, 32), (50_000, 10_000),
+        (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255),
         (
             FileLayout("binary", ("cifar-10-batches-bin",), tuple(f"{b}.bin" for b in _BATCHES), ("test_batch.bin",)),
             FileLayout("python", ("cifar-10-batches-py",), _BATCHES, ("test_batch",)),
@@ -160,7 +157,8 @@ _TABLE = (
     ),
     PublishedSet(
         "cifar100", "photographs of 100 things", "Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html",
-        tuple(_FINE.split()), (3, 32, 32), (50_000, 10_000), _cifar(129.3, 124.1, 112.4), _cifar(68.2, 65.4, 70.4),
+        tuple(_FINE.split()), (3, 32, 32), (50_000, 10_000),
+        (129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255),
         (
             FileLayout("binary", ("cifar-100-binary",), ("train.bin",), ("test.bin",)),
             FileLayout("python", ("cifar-100-python",), ("train",), ("test",)),

@@ -5,6 +5,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,16 +180,13 @@ def locate(text: str, data_dir: Path | None) -> Path | None:
 
 def survey(data_dir: Path | None) -> list[tuple[Source, str]]:
     """List all sources with their locations, which are empty for a user's own files."""
-    locations = []
-    for source in SOURCES.values():
-        where = "inside scikit-learn" if source.name == "digits" else ""
+    locations = {name: "inside scikit-learn" if name == "digits" else "" for name in SOURCES}
+    for name, source in SOURCES.items():
         if source.locate is not None:
-            try:
-                where = str(source.locate(data_dir))
-            except UserError:
-                where = "not found"
-        locations.append((source, where))
-    return locations
+            locations[name] = "not found"
+            with suppress(UserError):
+                locations[name] = str(source.locate(data_dir))
+    return list(zip(SOURCES.values(), locations.values(), strict=True))
 
 
 def make_absolute(text: str) -> str:

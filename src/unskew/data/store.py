@@ -207,7 +207,7 @@ def _open_files(folder: Path) -> tuple[bytes, list[int]]:
 
 def _create_files(folder: Path) -> tuple[bytes, list[int]]:
     """Create two new files and their number; processes that have the old ones open can still read them."""
-    number, files = os.urandom(HEADER - len(MARKS[0])), []
+    number, files = os.urandom(HEADER - len(MARKS[0])), list[int]()
     for name, mark in zip(FILES, MARKS, strict=True):
         (folder / name).unlink(missing_ok=True)
         files.append(os.open(folder / name, os.O_RDWR | os.O_CREAT, MODE))

@@ -92,7 +92,12 @@ def _part(shape: Shape, count: int, key: Key, name: str) -> tuple[Ints, Ints, Fl
     draw = key.fold(name).numpy()
     weight = key.fold("users").numpy().lognormal(0, SIZES, shape.users)
     user = np.repeat(np.arange(shape.users), shares(weight, count, least=int(count >= shape.users)))
-    location = _homes(shape.users, key)[user] + _steps(draw, count, *TRAVEL)
+    homes = key.fold("homes").numpy()
+    latitude, longitude = np.degrees(np.arcsin(homes.uniform(-0.8, 0.95, REGIONS))), homes.uniform(-180, 180, REGIONS)
+    people = np.arange(1, REGIONS + 1) ** -RANK
+    region = homes.choice(REGIONS, shape.users, p=people / people.sum())
+    lives = np.stack([latitude, longitude], 1)[region] + _steps(homes, shape.users, *REGION)
+    location = lives[user] + _steps(draw, count, *TRAVEL)
     location[:, 0] = np.clip(location[:, 0], -89, 89)
     location[:, 1] = (location[:, 1] + 180) % 360 - 180
     label = np.repeat(np.arange(shape.classes), class_sizes(shape, count))
@@ -124,13 +129,6 @@ def class_sizes(shape: Shape, count: int) -> Ints:
         rank = (np.arange(shape.classes) + 0.5) / shape.classes  # the largest first
         weight = np.exp(-TAIL * np.array([NormalDist().inv_cdf(share) for share in rank]))
     return shares(weight, count, least=int(count >= shape.classes))
-
-
-def _homes(users: int, key: Key) -> Floats:
-    draw = key.fold("homes").numpy()
-    centre = np.stack([np.degrees(np.arcsin(draw.uniform(-0.8, 0.95, REGIONS))), draw.uniform(-180, 180, REGIONS)], 1)
-    people = np.arange(1, REGIONS + 1) ** -RANK
-    return centre[draw.choice(REGIONS, users, p=people / people.sum())] + _steps(draw, users, *REGION)
 
 
 def _steps(draw: np.random.Generator, count: int, degrees: float, spread: float) -> Floats:
