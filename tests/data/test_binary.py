@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.core.errors import UserError
-from unskew.data import binary
+from unskew.data import published
 
 HERE = Path("some/file")
 IMAGES = Path("some/images")
@@ -29,7 +29,7 @@ def test_cifar_records_come_back_as_written(count, kind, chance):
     wanted = [chance.randrange(classes) for _ in range(count)]
     for i, label in enumerate(wanted):
         raw[i * (label_bytes + 3072) + label_bytes - 1] = label
-    images, labels = binary.cifar(bytes(raw), HERE, label_bytes=label_bytes, classes=classes)
+    images, labels = published.cifar(bytes(raw), HERE, label_bytes=label_bytes, classes=classes)
     assert labels.tolist() == wanted
     assert images.shape == (count, 3, 32, 32)
     for i in range(count):
@@ -41,16 +41,16 @@ def test_cifar_records_come_back_as_written(count, kind, chance):
 def test_a_truncated_cifar_file_is_named(size):
     if size % 3073 or size == 0:
         with pytest.raises(UserError, match=r"some/file is truncated: .* records of 3,073"):
-            binary.cifar(bytes(size), HERE, label_bytes=1, classes=10)
+            published.cifar(bytes(size), HERE, label_bytes=1, classes=10)
     else:
-        assert len(binary.cifar(bytes(size), HERE, label_bytes=1, classes=10)[1]) == size // 3073
+        assert len(published.cifar(bytes(size), HERE, label_bytes=1, classes=10)[1]) == size // 3073
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_an_idx_file_reads_the_same_gzipped_or_not(pack):
-    images = binary.idx(pack(idx_bytes()), IMAGES)
+    images = published.idx(pack(idx_bytes()), IMAGES)
     np.testing.assert_array_equal(images, np.arange(24).reshape(2, 3, 4))
-    labels = binary.idx(pack(idx_bytes((5,), 0x801)), Path("labels"))
+    labels = published.idx(pack(idx_bytes((5,), 0x801)), Path("labels"))
     assert labels.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -65,7 +65,7 @@ def test_an_idx_file_reads_the_same_gzipped_or_not(pack):
 )
 def test_an_idx_file_of_something_else_or_of_another_length_is_refused(raw, complaint):
     with pytest.raises(UserError, match=f"some/images is damaged.*{complaint}"):
-        binary.idx(raw, IMAGES)
+        published.idx(raw, IMAGES)
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
@@ -73,22 +73,22 @@ def test_an_idx_file_truncated_at_any_byte_is_named(pack):
     raw = pack(idx_bytes())
     for size in range(len(raw)):
         with pytest.raises(UserError, match="some/images"):
-            binary.idx(raw[:size], IMAGES)
+            published.idx(raw[:size], IMAGES)
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_a_count_of_terabytes_is_refused_without_asking_for_memory(pack):
     with pytest.raises(UserError, match="it is truncated"):
-        binary.idx(pack(struct.pack(">IIII", 0x803, *[2**32 - 1] * 3)), IMAGES)
+        published.idx(pack(struct.pack(">IIII", 0x803, *[2**32 - 1] * 3)), IMAGES)
 
 
 def test_joining_counts_letters_from_zero():
     pixels, labels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4), np.array([1, 26], np.uint8)
-    images, numbers = binary.join(pixels, labels, (HERE, HERE), classes=26, first=1)
+    images, numbers = published.join(pixels, labels, (HERE, HERE), classes=26, first=1)
     assert numbers.tolist() == [0, 25]
     assert images.shape == (2, 1, 3, 4)
     with pytest.raises(UserError, match="is 0, but labels range from 1 to 26"):
-        binary.join(pixels, labels - labels[0], (HERE, HERE), classes=26, first=1)
+        published.join(pixels, labels - labels[0], (HERE, HERE), classes=26, first=1)
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_joining_counts_letters_from_zero():
 def test_a_python_batch_that_is_none_is_named(data, labels):
     raw = pickle.dumps({"data": data, "labels": labels})
     with pytest.raises(UserError, match="some/file is not a batch in CIFAR's Python layout"):
-        binary.cifar_python(raw, HERE, key="labels", classes=10)
+        published.cifar_python(raw, HERE, key="labels", classes=10)

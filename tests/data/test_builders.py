@@ -10,8 +10,8 @@ import pytest
 from unskew.console.main import app
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.data import landmarks, sources
-from unskew.data.landmarks import core
+from unskew.data import federated_vision, sources
+from unskew.data.federated_vision import core
 from unskew.data.partition import partition_examples
 from unskew.runs import config as configs
 from unskew.runs.config import Config
@@ -275,7 +275,7 @@ def plain_core(images, least_images, least_users, least_landmarks):
 @pytest.mark.parametrize("seed", range(12))
 def test_the_fixed_point_is_what_taking_out_one_after_another_leaves(seed, monkeypatch):
     for name, value in (("MIN_IMAGES", 6), ("MIN_USERS", 3), ("MIN_LANDMARKS", 2)):
-        monkeypatch.setattr(landmarks, name, value)
+        monkeypatch.setattr(federated_vision, name, value)
     draw = np.random.default_rng(seed)
     pairs = np.stack([draw.zipf(1.3, 300) % 25, draw.zipf(1.4, 300) % 20], axis=1)
     kept = core(pairs[:, 0], pairs[:, 1], np.ones(300, bool))
@@ -328,7 +328,7 @@ def test_landmarks_published_split_needs_no_annotations_but_the_folder(tmp_path)
         (lambda f: (f / "train_attribution.csv").unlink(), "train_attribution.csv cannot be read"),
         (lambda f: (f / "train_clean.csv").write_text("landmark,images\n"), "has no column 'landmark_id'"),
         (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\nx,a1b2\n"), "is damaged .*'x'"),
-        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2,3\n"), "line 2 has 3 fields"),
+        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2,3\n"), "line 2 has 3 values"),
         (
             lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2\n"),
             "has no images that follow the rules",

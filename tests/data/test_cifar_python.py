@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.core.errors import UserError
-from unskew.data import binary
+from unskew.data import published
 
 HERE = Path("some/batch")
 DATA = np.arange(12, dtype=np.uint8).reshape(3, 4) + 120
@@ -33,7 +33,7 @@ def python2(data=PIXELS, shape=b"K\x03K\x04\x86", code=b"u1"):
 
 def refused(raw):
     with pytest.raises(UserError, match="some/batch") as caught:
-        binary.read_pickle(raw, HERE)
+        published.read_pickle(raw, HERE)
     return str(caught.value)
 
 
@@ -42,13 +42,13 @@ def refused(raw):
 def test_batches_of_every_protocol_and_kind_of_key_read_alike(protocol, as_key):
     batch = {"data": DATA, "labels": [0, 1, 300], "batch_label": b"testing 1", "none": None, "empty": b"", "é": "ü€"}
     raw = pickle.dumps({k if k == "é" else as_key(k): v for k, v in batch.items()}, protocol=protocol)
-    read = binary.read_pickle(raw, HERE)
+    read = published.read_pickle(raw, HERE)
     np.testing.assert_array_equal(read.pop("data"), DATA)
     assert read == {k: v for k, v in batch.items() if k != "data"}
 
 
 def test_a_batch_written_by_python_2_reads():
-    read = binary.read_pickle(python2(), HERE)
+    read = published.read_pickle(python2(), HERE)
     np.testing.assert_array_equal(read["data"], DATA)
     assert read["labels"] == [1, 2, 9]
     assert read["filenames"] == [b"a.png", b"b.png"]
@@ -65,14 +65,14 @@ def test_a_batch_written_by_python_2_reads():
     st.integers(2, 5),
 )  # fmt: skip
 def test_any_flat_dict_comes_back(held, protocol):
-    assert binary.read_pickle(pickle.dumps(held, protocol), HERE) == held
+    assert published.read_pickle(pickle.dumps(held, protocol), HERE) == held
 
 
 @pytest.mark.parametrize(
     "raw", [python2(), *(pickle.dumps({"data": DATA, b"labels": [1, 70000, "x"]}, p) for p in range(2, 6))]
 )
 def test_a_batch_truncated_at_any_byte_is_named(raw):
-    binary.read_pickle(raw, HERE)
+    published.read_pickle(raw, HERE)
     for size in range(len(raw)):
         refused(raw[:size])
 
@@ -160,4 +160,4 @@ def test_a_damaged_byte_never_raises_anything_but_a_user_error(raw, data):
     at = data.draw(st.integers(0, len(raw) - 1))
     damaged = raw[:at] + bytes([data.draw(st.integers(0, 255))]) + raw[at + 1 :]
     with suppress(UserError):
-        assert isinstance(binary.read_pickle(damaged, HERE), dict)
+        assert isinstance(published.read_pickle(damaged, HERE), dict)

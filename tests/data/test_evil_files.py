@@ -22,7 +22,7 @@ from photo_tables import load_arrays, load_folder
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import limits
 from unskew.core.errors import UserError
-from unskew.data import arrays, binary, fetch, partition_files
+from unskew.data import arrays, fetch, partition_files, published
 from unskew.data.decode import decode
 from unskew.data.partition import partition_from
 
@@ -105,9 +105,9 @@ def test_a_gzip_is_refused_by_its_header_and_never_unpacked_beyond_it(tmp_path):
     images = gzip.compress(struct.pack(">IIII", 0x803, 4, 1000, 1000) + bytes(4 * MB))
     labels = gzip.compress(struct.pack(">II", 0x801, 10) + bytes(8 * MB))
     with refused(r"images\.gz unpacks to 4\.0 MB"):
-        binary.idx(images, tmp_path / "images.gz")
+        published.idx(images, tmp_path / "images.gz")
     with refused("more than the declared 10 bytes"):
-        binary.idx(labels, tmp_path / "labels.gz")
+        published.idx(labels, tmp_path / "labels.gz")
 
 
 def test_a_sparse_file_is_refused_by_its_size(tmp_path):
@@ -115,7 +115,7 @@ def test_a_sparse_file_is_refused_by_its_size(tmp_path):
         with (tmp_path / name).open("wb") as file:
             file.truncate(10**12)
     with refused("unpacks to 1.0 TB"):
-        binary.read_file(tmp_path / "data_batch_1.bin")
+        published.read_file(tmp_path / "data_batch_1.bin")
     with refused("unpacks to 1.0 TB"):
         partition_files.read_partition(tmp_path / "split.csv", np.zeros(3, np.int64), 1, seed=0)
     with refused("unpacks to 1.0 TB"):
@@ -126,7 +126,7 @@ def test_a_named_pipe_does_not_hang(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for read in (
         lambda path: load_arrays(str(path)),
-        binary.read_file,
+        published.read_file,
         lambda path: partition_files.read_partition(path, np.zeros(3, np.int64), 1, seed=0),
         lambda path: partition_files.read_partition(f'{path}(ids="{path}")', np.zeros(3, np.int64), 1, seed=0),
         partition_files.read_holdings,

@@ -13,8 +13,8 @@ import pytest
 from unskew.core.errors import UserError
 from unskew.data import fetch as module
 from unskew.data import sources
+from unskew.data.federated_vision import read_split
 from unskew.data.fetch import fetch, unpack
-from unskew.data.inaturalist import read_split
 from unskew.data.interface import Download
 
 

@@ -1,5 +1,7 @@
+import gzip
 import hashlib
 import pickle
+import struct
 from dataclasses import replace
 
 import numpy as np
@@ -206,19 +208,19 @@ def test_the_real_sets_read_whole(real_data, name):
     ],
 )
 def test_options_are_the_last_parentheses_with_option_and_value(text, path, options):
-    source, request = sources.parse(text)
+    request = sources.parse(text)
     assert (request.path, dict(request.call.knobs)) == (path, options)
-    assert source.name == text.partition(":")[0].partition("(")[0]
-    assert sources.parse(request.spell())[1].call.knobs == options
+    assert request.source.name == text.partition(":")[0].partition("(")[0]
+    assert sources.parse(request.spell()).call.knobs == options
 
 
 def test_a_file_of_exactly_that_name_wins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = "pictures(size=8)"
-    assert sources.parse(f"folder:{name}")[1].path == "pictures"
+    assert sources.parse(f"folder:{name}").path == "pictures"
     (tmp_path / name).mkdir()
-    assert sources.parse(f"folder:{name}")[1].path == name
-    assert sources.parse(f"folder:{name}(size=4)")[1].call.knobs == {"size": 4}
+    assert sources.parse(f"folder:{name}").path == name
+    assert sources.parse(f"folder:{name}(size=4)").call.knobs == {"size": 4}
     assert sources.make_absolute(f"folder:{name}") == f"folder:{tmp_path / name}"
 
 
@@ -247,3 +249,22 @@ def test_a_new_source_is_one_function_and_one_line(monkeypatch):
         sources.load("noise(exmples=3)", None)
     with pytest.raises(UserError, match=r"examples must be a whole number, not 1\.5"):
         sources.load("noise(examples=1.5)", None)
+
+
+@pytest.mark.heavy
+def test_emnist_balanced_has_its_published_size(tmp_path):
+    """Generated files with the layout and the number of rows of a set that cannot be downloaded here."""
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 112_800), ("test", 18_800)):
+        images = draw.integers(0, 256, (100, 28, 28), dtype=np.uint8)[np.arange(count) % 100]
+        labels = (np.arange(count) % 47).astype(np.uint8)
+        for kind, head, body in (
+            ("images-idx3", struct.pack(">IIII", 0x803, count, 28, 28), images),
+            ("labels-idx1", struct.pack(">II", 0x801, count), labels),
+        ):
+            path = tmp_path / "emnist" / f"emnist-balanced-{part}-{kind}-ubyte.gz"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(gzip.compress(head + body.tobytes(), 1))
+    images = sources.load("emnist", tmp_path)
+    assert (len(images.train), len(images.test), len(images.classes)) == (112_800, 18_800, 47)
+    assert not any("the published set has" in note for note in images.notes)

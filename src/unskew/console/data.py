@@ -67,9 +67,8 @@ def data_fetch(
     if folder is None:
         raise UserError("no data folder is set; use --data-dir DIR or set UNSKEW_DATA")
     with StageProgress(out, in_bytes=True) as progress:
-        path = fetching.fetch(
-            name, folder, mirror=mirror, report=lambda done, total: progress(name, done, total or 0), say=out.say
-        )
+        report = partial(progress, name)
+        path = fetching.fetch(name, folder, mirror=mirror, report=report, say=out.say)
     out.say(f"{name} is in {path}")
     if as_json:
         print_json({"name": name, "path": path})
@@ -168,8 +167,7 @@ def _show_summary(summary: Summary) -> None:
 
 
 def _folder(data_dir: str | None) -> Path | None:
-    path = data_dir or os.environ.get("UNSKEW_DATA")
-    return Path(path) if path else None
+    return Path(path) if (path := data_dir or os.environ.get("UNSKEW_DATA")) else None
 
 
 @with_options(["data", "data_dir", "cache_dir", "partition", "clients", "seed"])

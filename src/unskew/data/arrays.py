@@ -29,7 +29,7 @@ from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on
 from unskew.core.plugins import load_function
 from unskew.core.text import apply, parse_call
 from unskew.core.types import ImageSet, Split, StoredImages
-from unskew.data.binary import Images
+from unskew.data.decode import Pixels as Images
 from unskew.data.interface import OWN, DataRequest, Source
 from unskew.data.photographs import Photographs, count_values
 
@@ -226,15 +226,18 @@ def image_set_from(value: Any, name: str = "your data") -> ImageSet:
     return check_image_set(from_arrays(arrays, name=name, where=name), name)
 
 
-def load_from_function(name: str, data_dir: Path | None) -> ImageSet:
+def load_from_function(request: DataRequest) -> ImageSet:
     """Load a set with ``package.module:function(knobs)``; a knob ``data_dir`` receives the data folder."""
-    call = parse_call(name, "data set")
+    call = parse_call(request.name, "data set")
     function = load_function(call.name, "data set")
     with suppress(TypeError, ValueError):
         if "data_dir" in inspect.signature(function).parameters and "data_dir" not in call.knobs:
-            function = partial(function, data_dir=data_dir)
+            function = partial(function, data_dir=request.data_dir)
     value = apply(call, function, "data set")
-    return replace(image_set_from(value, f"data {name!r}"), name=name)
+    return replace(image_set_from(value, f"data {request.name!r}"), name=request.name)
+
+
+FUNCTION = Source("package.module:function", "the value of your own function", OWN, load_from_function)
 
 
 def check_image_set(images: ImageSet, name: str, fewest: int = 2) -> ImageSet:

@@ -8,16 +8,17 @@ user.
 import os
 import zipfile
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from unskew.core.errors import UserError, brief
 from unskew.core.limits import check_unpacked, read_plain, size_on_disk, user_path
 from unskew.core.units import counted
 from unskew.data.arrays import every_fifth
+from unskew.data.folders import Listed, list_rows
 from unskew.data.interface import OWN, DataRequest, Rows, Source
 
 Id = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -80,9 +81,8 @@ def classify(read: AnnotationFile, path: Path) -> dict[int, int]:
     for note in read.annotations:
         box = note.bbox[2] * note.bbox[3] if note.bbox else 0.0
         areas[note.image_id][note.category_id] += note.area or box or 1e-9
-    if len({image.id for image in read.images}) != len(read.images) or not all(
-        known.issuperset(a) for a in areas.values()
-    ):
+    twice = len({image.id for image in read.images}) != len(read.images)
+    if twice or not all(map(known.issuperset, areas.values())):
         raise UserError(f"{path} lists an image twice, or an annotation has an unknown category; write it again")
     return {image: max(shares, key=lambda category: (shares[category], -category)) for image, shares in areas.items()}
 
@@ -97,33 +97,30 @@ def read_coco(request: DataRequest, *, images: str = "", test: str = "") -> Rows
     request.say(f"reading {path}", 0, 0)
     sibling = path.with_name(path.name.replace("train", "val"))
     held = user_path(test) if test else sibling if sibling != path and sibling.is_file() else None
-    files, labels, part, users, notes = list[str](), list[int](), list[bool](), list[str](), list[str]()
-    names: dict[int, str] = {}
+    listed, users, notes, names = list[Listed](), list[str](), list[str](), dict[int, str]()
     for file in [path, *([held] if held else [])]:
         read = read_annotations(file, AnnotationFile)
         category_of = classify(read, file)
         folder = _find_folder(file, images, read.images)
         labeled = [image for image in read.images if image.id in category_of]
         names |= {category.id: category.name for category in read.categories}
-        files += [str(folder / image.file_name) for image in labeled]
-        labels += [category_of[image.id] for image in labeled]
+        listed += [(str(folder / image.file_name), category_of[image.id], file == held) for image in labeled]
         users += ["" if image.location is None else str(image.location) for image in labeled]
-        part += [file == held] * len(labeled)
         if without := len(read.images) - len(labeled):
             notes.append(f"{file.name}: left out {counted(without, 'photograph')} without an annotation")
         if len({(note.image_id, note.category_id) for note in read.annotations}) > len(category_of):
             notes.append(f"{file.name}: photographs of several categories are in the one with the largest area")
-    if not files:
+    if not listed:
         raise UserError(f"{path} has no annotated photographs; give a file that has some")
-    kind = every_fifth(len(files)) if held is None else np.array(part)
-    notes.append(
-        f"{held.name} is used for testing" if held else "every fifth photograph is used for testing; see option test"
-    )
-    ids, numbers = np.unique(labels, return_inverse=True)
-    texts = [names[category] for category in ids.tolist()]
-    classes = tuple(f"{n} ({i})" if texts.count(n) > 1 else n for n, i in zip(texts, ids.tolist(), strict=True))
-    owners = np.array(users, np.str_) if any(users) else None
-    return Rows(path.absolute().parent, files, numbers.astype(np.int64), classes, kind, owners, notes=tuple(notes))
+    fifth = "every fifth photograph is used for testing; see option test"
+    notes.append(f"{held.name} is used for testing" if held else fifth)
+    ids = sorted({category for _, category, _ in listed})
+    texts = [names[category] for category in ids]
+    classes = [f"{n} ({i})" if texts.count(n) > 1 else n for n, i in zip(texts, ids, strict=True)]
+    number = {category: at for at, category in enumerate(ids)}
+    rows = [(file, number[category], for_test) for file, category, for_test in listed]
+    found = list_rows(path.absolute().parent, rows, classes, users, notes)
+    return found if held else replace(found, test=every_fifth(len(found)))
 
 
 COCO = Source("coco", "photographs with COCO annotations, one class each", OWN, rows=read_coco, path="FILE.json")

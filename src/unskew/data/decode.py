@@ -60,7 +60,9 @@ def decode(source: Picture | None, size: int | None) -> Pixels:
             if size is not None:
                 picture.draft(None, (SPARE * size, SPARE * size))
             picture.load()  # already turns a TIFF
-            turn = TURNS.get(_orientation(picture))
+            turn = None
+            with suppress(*UNREADABLE):
+                turn = TURNS.get(int(picture.getexif().get(ORIENTATION, 1)))
             plain = _flatten(picture) if turn is None else _flatten(picture).transpose(turn)
     except UserError as error:
         raise Broken(str(error).removeprefix("the picture ")) from error
@@ -102,13 +104,6 @@ def _flatten(picture: Image.Image) -> Image.Image:
     mode = "L" if picture.mode in GRAY else "RGB"
     # A palette with transparency cannot be converted to RGB directly.
     return picture.convert("RGBA").convert(mode) if picture.mode in ("P", "PA") else picture.convert(mode)
-
-
-def _orientation(picture: Image.Image) -> int:
-    try:
-        return int(picture.getexif().get(ORIENTATION, 1))
-    except UNREADABLE:
-        return 1
 
 
 def _plain(source: Picture | None) -> Path | io.BytesIO:

@@ -23,7 +23,7 @@ from unskew.core.units import format_bytes
 from unskew.data import sources
 from unskew.data.interface import Download, Source
 
-Report = Callable[[int, int | None], None]  # bytes so far and in total, of the current file; None: unknown
+Report = Callable[[int, int], None]  # bytes so far and in total, of the current file; 0: unknown
 Say = Callable[[str], None]
 
 TIMEOUT = 60.0  # seconds without a byte
@@ -39,12 +39,12 @@ class DiskError(UserError):
     """The disk is full or cannot be written; downloaded files are still good."""
 
 
-class _BrokeOff(Exception):
-    """The connection was lost before the end of the file; a retry may help."""
-
-
 class _Refused(Exception):
     """This address does not have the published file."""
+
+
+class _BrokeOff(_Refused):
+    """The connection was lost before the end of the file; a retry may help."""
 
 
 def download(urls: Sequence[str], path: Path, md5: str, *, report: Report, say: Say) -> None:
@@ -57,12 +57,12 @@ def download(urls: Sequence[str], path: Path, md5: str, *, report: Report, say: 
             say(f"{reasons[-1]}; trying {url}")
         try:
             _fetch(url, part, md5, report, say)
-        except (_BrokeOff, _Refused) as error:
+        except _Refused as error:
             reasons.append(str(error))
-            continue
-        with on_disk(path):
-            part.replace(path)
-        return
+        else:
+            with on_disk(path):
+                part.replace(path)
+            return
     kept = f"{format_bytes(_size(part))} were kept; run the same command again to continue, or give another --mirror"
     raise UserError("; ".join([*reasons, kept]))
 
@@ -122,7 +122,7 @@ def _continue(url: str, part: Path, report: Report) -> None:
         if done and not answer.headers.get("Content-Range", "").startswith(f"bytes {kept}-"):
             raise _Refused(f"{url} does not resume at byte {kept}")
         length = answer.headers.get("Content-Length", "")
-        total = done + int(length) if length.isascii() and length.isdigit() else None
+        total = done + int(length) if length.isascii() and length.isdigit() else 0
         with on_disk(part), part.open("ab" if done else "wb") as out:
             report(done, total)
             while True:
@@ -135,10 +135,10 @@ def _continue(url: str, part: Path, report: Report) -> None:
                 out.write(block)
                 done += len(block)
                 report(done, total)
-                if max(done, total or 0) > MAX_BYTES:
+                if max(done, total) > MAX_BYTES:
                     part.unlink()
                     raise _Refused(f"{url} is larger than {format_bytes(MAX_BYTES)}, so it is not the published file")
-        if total is not None and done < total:
+        if done < total:
             raise _BrokeOff(f"{url}: the connection was lost after {done:,} of {total:,} bytes")
 
 
@@ -221,7 +221,7 @@ def _damage(name: str) -> Iterator[None]:
 
 def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say: Say = lambda line: None) -> Path:
     """Download a set into a folder below ``data_dir``, unless it is complete; ``mirror`` replaces its addresses."""
-    source = sources.parse(name)[0]
+    source = sources.parse(name).source
     wanted = source.download
     if wanted is None:
         raise UserError(f"{name}: there is nothing to download; use it as --data {name}")

@@ -6,7 +6,7 @@
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ MAX_DEPTH = 20  # nested folders: more is a loop of links
 _IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
 
 Parts = tuple[str, ...]  # of a path relative to the folder
+Listed = tuple[str, int, bool]  # path, label, whether it is for testing
 
 
 def read_folder(request: DataRequest) -> Rows:
@@ -34,7 +35,8 @@ def read_folder(request: DataRequest) -> Rows:
     zipped = root.suffix.lower() == ".zip"
     if not request.path or not (zipped or is_folder(root)):
         raise UserError(f"{cut(request.name)}: {brief(request.path)} is not a folder; give {LAYOUT}, or such a .zip")
-    files = [parts for parts in (_members(root) if zipped else _walk(root)) if not any(map(_is_hidden, parts))]
+    found = _members(root) if zipped else _walk(root)
+    files = [parts for parts in found if not any(name[:1] == "." or name.lower() in _IGNORED for name in parts)]
     pictures = sorted(parts for parts in files if Path(parts[-1]).suffix.lower() in KINDS)
     top = 0
     while pictures and pictures[0][top] != "train" and len({parts[top] for parts in pictures}) == 1:
@@ -44,15 +46,18 @@ def read_folder(request: DataRequest) -> Rows:
     names = {parts[top] for parts in pictures if len(parts) > top + 1}
     test = next((name for name in TESTS if name in names), None) if "train" in names else None
     depth = top + ("train" in names)  # of the classes
-    paths = [p for p in pictures if len(p) > depth + 1 and (depth == top or p[top] == "train")]
-    paths += [p for p in pictures if len(p) > depth + 1 and p[top] == test and depth > top]
+    parts_used = ("train", test) if depth > top else names
+    inside = [parts for parts in pictures if len(parts) > depth + 1 and parts[top] in parts_used]
+    paths = sorted(inside, key=lambda parts: depth > top and parts[top] == test)  # train first
     if not paths:
         raise UserError(f"{root} contains no pictures in folders; expected {LAYOUT}")
-    labels, seen, held = [parts[depth] for parts in paths], Counter[str](), list[bool]()
-    for parts, label in zip(paths, labels, strict=True):
-        seen[label] += 1
-        held.append(seen[label] % 5 == 0 if test is None else parts[top] == test)
-    if not any(held):
+    classes, seen, listed = sorted({parts[depth] for parts in paths}), Counter[str](), list[Listed]()
+    number = {name: at for at, name in enumerate(classes)}
+    for parts in paths:
+        seen[parts[depth]] += 1
+        held = seen[parts[depth]] % 5 == 0 if test is None else parts[top] == test
+        listed.append(("/".join(parts), number[parts[depth]], held))
+    if not any(held for *_, held in listed):
         raise UserError(f"{root}: no class has five pictures, so none are left for testing; add a folder test/")
     notes = []
     if ignored := sorted(set(files) - set(paths)):
@@ -61,17 +66,10 @@ def read_folder(request: DataRequest) -> Rows:
         notes.append(f"ignored: {len(ignored):,} files that are not pictures of a class: {shown}{more}")
     if test is None:
         notes.append("every fifth picture of each class, by name, is used for testing, since there is no folder test")
-    classes, numbers = np.unique(labels, return_inverse=True)
-    listed = ["/".join(parts) for parts in paths]
-    known = tuple(classes.tolist())
-    return Rows(root.absolute(), listed, numbers.astype(np.int64), known, np.array(held), notes=tuple(notes))
+    return list_rows(root.absolute(), listed, classes, notes=notes)
 
 
 FOLDER = Source("folder", "your own pictures, one folder per class (or a .zip)", OWN, rows=read_folder, path="DIR")
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in _IGNORED
 
 
 def _walk(root: Path) -> Iterator[Parts]:
@@ -101,7 +99,6 @@ def _members(archive: Path) -> Iterator[Parts]:
 
 PICTURES = (".png", ".jpg", ".jpeg")
 UNPACK = "unpack the complete data set there"
-Listed = list[tuple[str, int, bool]]  # path, label, whether it is for testing
 
 
 def cinic10_rows(folder: Path, *, valid: str = "out") -> Rows:
@@ -120,7 +117,7 @@ def cinic10_rows(folder: Path, *, valid: str = "out") -> Rows:
         for path in _pictures(folder, f"{part}/{name}")
     ]
     notes = ("the validation images are used for training too",) if valid == "train" else ()
-    return _rows(folder, listed, classes, notes=notes)
+    return list_rows(folder, listed, classes, notes=notes)
 
 
 def tiny_imagenet_rows(folder: Path) -> Rows:
@@ -135,14 +132,14 @@ def tiny_imagenet_rows(folder: Path) -> Rows:
     try:
         label = {wnid.strip(): number for number, (wnid, *_) in enumerate(ids)}
         names_of = {wnid: name for wnid, name, *_ in words}
-        listed = [(f"val/images/{name}", label[wnid], True) for name, wnid, *_ in annotations]
+        held = [(f"val/images/{name}", label[wnid], True) for name, wnid, *_ in annotations]
     except (ValueError, KeyError) as error:
         raise UserError(f"{folder}: words.txt or val_annotations.txt is damaged ({error}); {UNPACK}") from error
     first = [names_of.get(wnid, wnid).split(",")[0].strip() for wnid in label]
     names = [f"{name} ({wnid})" if first.count(name) > 1 else name for name, wnid in zip(first, label, strict=True)]
     train = [(path, at, False) for wnid, at in label.items() for path in _pictures(folder, f"train/{wnid}/images")]
     notes = ("the validation images, whose labels are published, are used for testing",)
-    return _rows(folder, train + listed, names, notes=notes)
+    return list_rows(folder, train + held, names, notes=notes)
 
 
 def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
@@ -154,8 +151,7 @@ def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
     if part not in ("background", "evaluation", "all"):
         raise UserError(f"omniglot(part={part}): give background, evaluation or all")
     classes: list[str] = []
-    listed: Listed = []
-    users: list[str] = []
+    listed, users = list[Listed](), list[str]()
     for name in ("background", "evaluation") if part == "all" else (part,):
         for alphabet in _entries(folder / f"images_{name}"):
             for character in _entries(folder / f"images_{name}" / alphabet):
@@ -167,15 +163,16 @@ def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
                     users.append(f"{alphabet} {int(drawer)}")
                 classes.append(f"{alphabet}/{character}")
     notes = ("every fifth drawer of each alphabet is used for testing, since Omniglot has no test part",)
-    return _rows(folder, listed, classes, users, notes)
+    return list_rows(folder, listed, classes, users, notes)
 
 
-def _rows(
-    folder: Path, listed: Listed, classes: list[str], users: list[str] | None = None, notes: tuple[str, ...] = ()
+def list_rows(
+    folder: Path, listed: list[Listed], classes: Sequence[str], users: Sequence[str] = (), notes: Sequence[str] = ()
 ) -> Rows:
+    """The rows of listed photographs; a user may be empty."""
     paths, labels, test = (list(column) for column in zip(*listed, strict=True))
-    owners = None if users is None else np.array(users, np.str_)
-    return Rows(folder, paths, np.array(labels), tuple(classes), np.array(test), owners, notes=notes)
+    owners = np.array(users, np.str_) if any(users) else None
+    return Rows(folder, paths, np.array(labels, np.int64), tuple(classes), np.array(test), owners, notes=tuple(notes))
 
 
 def _pictures(root: Path, below: str) -> list[str]:
@@ -199,14 +196,14 @@ def _entries(directory: Path, endings: tuple[str, ...] = ()) -> list[str]:
     return names
 
 
+TINY, BRENDEN_LAKE = "cs231n.stanford.edu/tiny-imagenet-200.zip", "github.com/brendenlake/omniglot"
+
 CINIC10 = Source(
     "cinic10",
     "CIFAR-10's classes, with pictures from ImageNet too",
     "Darlow et al. 2018, github.com/BayesWatch/cinic-10",
     rows=cinic10_rows,
-    locate=find_by(
-        "cinic10", ("cinic10", "CINIC-10", "cinic-10", "CINIC10"), ("train/airplane",), "github.com/BayesWatch/cinic-10"
-    ),
+    locate=find_by("cinic10", "cinic10 CINIC-10 cinic-10 CINIC10", "train/airplane", "github.com/BayesWatch/cinic-10"),
     classes=10,
     shape=(3, 32, 32),
     sizes=(90_000, 90_000),
@@ -222,14 +219,9 @@ CINIC10 = Source(
 TINY_IMAGENET = Source(
     "tiny-imagenet",
     "small pictures from ImageNet",
-    "Le & Yang 2015, cs231n.stanford.edu/tiny-imagenet-200.zip",
+    f"Le & Yang 2015, {TINY}",
     rows=tiny_imagenet_rows,
-    locate=find_by(
-        "tiny-imagenet",
-        ("tiny-imagenet-200", "tiny-imagenet"),
-        ("wnids.txt",),
-        "cs231n.stanford.edu/tiny-imagenet-200.zip",
-    ),
+    locate=find_by("tiny-imagenet", "tiny-imagenet-200 tiny-imagenet", "wnids.txt", TINY),
     classes=200,
     shape=(3, 64, 64),
     sizes=(100_000, 10_000),
@@ -243,13 +235,10 @@ TINY_IMAGENET = Source(
 OMNIGLOT = Source(
     "omniglot",
     "handwritten characters, with their drawers as users",
-    "Lake et al. 2015, github.com/brendenlake/omniglot",
+    f"Lake et al. 2015, {BRENDEN_LAKE}",
     rows=omniglot_rows,
     locate=find_by(
-        "omniglot",
-        ("omniglot", "omniglot-py", "omniglot/python"),
-        ("images_background", "images_evaluation"),
-        "github.com/brendenlake/omniglot",
+        "omniglot", "omniglot omniglot-py omniglot/python", "images_background images_evaluation", BRENDEN_LAKE
     ),
     classes=964,
     shape=(1, 105, 105),

@@ -7,7 +7,7 @@ in ``Rows``; the package decodes, caches and checks them.
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,8 @@ from unskew.core.types import ImageSet
 from unskew.data.photographs import Files, Parquet, Pictures, Say, silent
 from unskew.data.store import Cache
 
-AS_PUBLISHED = "as published"
-OTHER = "complete, but not the published file"
-NO_CHECKSUM = "no published checksum"
-DAMAGED = "cannot be read completely"
-BROKEN = "is a broken photograph"
+AS_PUBLISHED, OTHER, NO_CHECKSUM = "as published", "complete, but not the published file", "no published checksum"
+DAMAGED, BROKEN = "cannot be read completely", "is a broken photograph"
 
 SPLITS = "https://storage.googleapis.com/gresearch/federated-vision-datasets/"  # of Hsu, Qi and Brown 2020
 OWN = "yours"  # the origin of the user's own data
@@ -37,13 +34,17 @@ _GROUP = re.compile(r"""(.+?)\s*\((\s*[A-Za-z_]\w*\s*=(?:[^()"']|"[^"]*"|'[^']*'
 class DataRequest:
     """What a source has to load."""
 
+    source: "Source"
     name: str  # the user's text, which becomes the image set's name
-    call: Call  # the source's name and its options
+    call: Call  # the source's name and the options as given
     path: str = ""  # the text after the colon, without the options; empty for a set that is found by its name
     data_dir: Path | None = None  # the folder of the published sets, if the user gave one
     cache: Cache | None = None  # for decoded photographs; None: the default
     say: Say = silent  # called with the progress of reading
     side: int | None = None  # the network's input size, for photographs of different sizes; None without a network
+    options: dict[str, Any] = field(default_factory=dict)  # of the source's own function
+    size: int | None = None  # of photographs, if it is fixed
+    broken: str = "stop"  # or skip, to leave out photographs that cannot be read
 
     def spell(self, **changed: Value) -> str:
         """The request's text with these options changed or added."""
@@ -79,8 +80,7 @@ class Rows:
     def part(self, index: npt.NDArray[np.int64]) -> "Rows":
         """Only these rows."""
         columns: dict[str, Any] = {
-            name: None if (column := getattr(self, name)) is None else column[index]
-            for name in ("labels", "test", "users", "places", "numbers")
+            name: value[index] for name, value in vars(self).items() if isinstance(value, np.ndarray)
         }
         return replace(self, paths=[self.paths[row] for row in index.tolist()] if self.paths else [], **columns)
 
@@ -156,20 +156,18 @@ class Source:
         return f"{self.name}:{self.path}" if self.path else self.name
 
 
-def find_by(
-    name: str, folders: tuple[str, ...], known_by: tuple[str, ...], where: str
-) -> Callable[[Path | None], Path]:
+def find_by(name: str, folders: str, known_by: str, where: str) -> Callable[[Path | None], Path]:
     """Make a ``locate`` that searches the data folder and its ``folders`` for any one of the files in ``known_by``."""
 
     def locate(data_dir: Path | None) -> Path:
-        candidates = [] if data_dir is None else [*(data_dir / folder for folder in folders), data_dir]
-        if found := next((folder for folder in candidates if any((folder / f).exists() for f in known_by)), None):
-            return found
-        wanted = f"{folders[0]}/{' or '.join(known_by)}"
+        candidates = [] if data_dir is None else [*(data_dir / folder for folder in folders.split()), data_dir]
+        for folder in candidates:
+            if any((folder / file).exists() for file in known_by.split()):
+                return folder
+        wanted = f"{folders.split()[0]}/{known_by.replace(' ', ' or ')}"
         looked = f"looked in {', '.join(map(str, candidates))}" if candidates else "no data folder was given"
-        raise UserError(
-            f"{name} was not found: {looked}; pass the folder of {wanted} as --data-dir, or get it: {where}"
-        )
+        pass_it = f"pass the folder of {wanted} as --data-dir, or get it: {where}"
+        raise UserError(f"{name} was not found: {looked}; {pass_it}")
 
     return locate
 

@@ -49,9 +49,8 @@ class Shards:
         """[N] clients, and no redraws. Shards differ by at most one example."""
         shards = clients * self.per_client
         if shards > len(labels):
-            raise UserError(
-                f"shards: {shards} shards need as many examples; give fewer clients or a smaller per_client"
-            )
+            fewer = "give fewer clients or a smaller per_client"
+            raise UserError(f"shards: {shards} shards need as many examples; {fewer}")
         owner = key.fold("shards").numpy().permutation(shards) // self.per_client
         client = np.empty(len(labels), np.int64)
         client[_by_class(labels, key)] = owner[np.arange(len(labels)) * shards // len(labels)]
@@ -177,12 +176,7 @@ def log_gamma(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) ->
     return np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
 
 
-SCHEMES: dict[str, type[Iid | Shards | Dirichlet | DirichletClient]] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "dirichlet-client": DirichletClient,
-    "shards": Shards,
-}
+SCHEMES = {"iid": Iid, "dirichlet": Dirichlet, "dirichlet-client": DirichletClient, "shards": Shards}
 
 
 def _by_class(labels: Ints, key: Key) -> Ints:
@@ -304,9 +298,9 @@ def partition_examples(
     *,
     clients: int | None,
     key: Key,
+    classes: int,
     users: npt.NDArray[np.str_] | None = None,
     places: Places | None = None,
-    classes: int,
 ) -> Partition:
     """Partition the training examples as in ``"dirichlet(alpha=0.1)"``, ``"file:split.csv"`` or ``"mine:f"``.
 
@@ -320,7 +314,13 @@ def partition_examples(
         apply(call, lambda: None, "partition")
         if users is None or not (users != "").any():
             raise UserError("partition users: this data set has no users; use dirichlet, iid or file:FILE")
-        return _check_count(_by_user(users, key.seed), clients)
+        named = users != ""
+        client = np.full(len(users), -1, np.int32)  # an example without a user belongs to no client
+        client[named], names = number_users(users[named])
+        client.flags.writeable = False
+        rest = counted(int(np.count_nonzero(~named)), "training example")
+        notes = () if named.all() else (f"not assigned to any client: {rest} without a user",)
+        return _check_count(Partition(client, len(names), "users", key.seed, names, notes=notes), clients)
     if call.name == "geo":
         geo = apply(call, Geo, "partition")
         if places is None:
@@ -337,19 +337,9 @@ def partition_examples(
     scheme = apply(call, SCHEMES[call.name], "partition")
     clients = _enough(call.name, clients, labels)
     client, redraws = scheme.deal(labels, clients, key.fold("partition", call.name))
-    client = client.astype(np.int32)
-    client.flags.writeable = False
-    return Partition(client, clients, _canonical(call.name, scheme), key.seed, redraws=redraws)
-
-
-def _by_user(users: npt.NDArray[np.str_], seed: int) -> Partition:
-    named = users != ""
-    client = np.full(len(users), -1, np.int32)  # an example without a user belongs to no client
-    client[named], names = number_users(users[named])
-    client.flags.writeable = False
-    rest = counted(int(np.count_nonzero(~named)), "training example")
-    notes = () if named.all() else (f"not assigned to any client: {rest} without a user",)
-    return Partition(client, len(names), "users", seed, names, notes=notes)
+    dealt: Clients = client.astype(np.int32)
+    dealt.flags.writeable = False
+    return Partition(dealt, clients, _canonical(call.name, scheme), key.seed, redraws=redraws)
 
 
 def _enough(name: str, clients: int | None, labels: Ints) -> int:

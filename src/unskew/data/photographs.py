@@ -35,7 +35,7 @@ from unskew.core.machine import cores
 from unskew.core.plugins import require_extra
 from unskew.core.types import Arrays
 from unskew.data.decode import DAMAGE, DECODER, Broken, Picture, Pixels, center, decode
-from unskew.data.store import ENTRY, NOT_STORED, Cache, Entries, Store, StoreReader, make_room, open_store
+from unskew.data.store import ENTRY, NOT_STORED, Cache, Entries, Store, StoreReader, make_room, open_store, pixel_bytes
 
 BATCH, BATCH_BYTES = 64, 32 * 10**6  # photographs of a parquet file read at a time, and their bytes
 PAGE = 1024  # rows of a parquet file that are unpacked together: the usual page size
@@ -88,8 +88,13 @@ class Files:
         """These photographs for ``decode``: paths, or bytes from an archive."""
         if not self._zipped:
             return [self.root / self._name(row) for row in rows]
-        archive = _open_zip(self.root, self.root.stat().st_mtime_ns)
-        return [_read_member(archive, self._name(row)) for row in rows]
+        archive, members = _open_zip(self.root, self.root.stat().st_mtime_ns), list[Picture | None]()
+        for row in rows:
+            members.append(None)  # decode refuses it
+            with suppress(KeyError, zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error, *DAMAGE):
+                if archive.getinfo(name := self._name(row)).file_size <= MEMBER_BYTES:
+                    members[-1] = archive.read(name)
+        return members
 
     def together(self) -> int:
         """How many ``contents`` may return at once: paths take almost no memory."""
@@ -99,10 +104,6 @@ class Files:
         """Select these rows."""
         return Files(self.root, self.names[rows])
 
-    def described(self) -> tuple[dict[str, Any], Arrays]:
-        """What another process needs to open them with ``Files(**text, **arrays)``."""
-        return {"root": str(self.root)}, {"names": self.names}
-
     @property
     def _zipped(self) -> bool:
         return self.root.suffix.lower() == ".zip" and self.root.is_file()
@@ -111,13 +112,6 @@ class Files:
 @lru_cache(maxsize=2)
 def _open_zip(path: Path, changed: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)  # reading a long list of members takes a second
-
-
-def _read_member(archive: zipfile.ZipFile, name: str) -> bytes | None:
-    with suppress(KeyError, zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error, *DAMAGE):
-        if archive.getinfo(name).file_size <= MEMBER_BYTES:
-            return archive.read(name)
-    return None  # decode refuses it
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,10 +154,6 @@ class Parquet:
         """Select these rows."""
         return Parquet(self.root, self.column, self.rows[rows])
 
-    def described(self) -> tuple[dict[str, Any], Arrays]:
-        """What another process needs to open them with ``Parquet(**text, **arrays)``."""
-        return {"root": str(self.root), "column": self.column}, {"rows": self.rows}
-
 
 Pictures = Files | Parquet  # where N photographs are
 
@@ -205,18 +195,15 @@ class _Reader:
 
 
 def _at_once(parquet: Any, column: str) -> int:
-    return max(1, min(BATCH, BATCH_BYTES // max(1, _average(parquet, column))))
+    average: int = column_bytes(parquet, [column]) // max(1, parquet.metadata.num_rows)
+    return max(1, min(BATCH, BATCH_BYTES // max(1, average)))
 
 
 def check_pages(parquet: Any, column: str, file: Path) -> None:
     """Refuse a file whose pages do not fit in memory."""
     most = max((parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups)), default=0)
-    needed = 2 * _average(parquet, column) * min(PAGE, most)
+    needed = 2 * (column_bytes(parquet, [column]) // max(1, parquet.metadata.num_rows)) * min(PAGE, most)
     check_memory(needed, str(file), "write it again with row groups of 100 rows")
-
-
-def _average(parquet: Any, column: str) -> int:
-    return int(column_bytes(parquet, [column]) // max(1, parquet.metadata.num_rows))
 
 
 def column_bytes(parquet: Any, names: Sequence[str]) -> int:
@@ -314,23 +301,25 @@ class Photographs:
         for row in dict.fromkeys(index.tolist()):
             if (record := self._stored(row)) is not None or (record := self.recent.get((self.sha256, row))) is not None:
                 photographs[row] = record
-        rows, step, records = sorted(set(index.tolist()) - set(photographs)), self._source.together(), list[Pixels]()
-        if rows:
+        if rows := sorted(set(index.tolist()) - set(photographs)):
+            step = self._source.together()
             with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(min(len(rows), cores())) as pool:
                 for part in (rows[start : start + step] for start in range(0, len(rows), step)):
-                    records += pool.map(self._decode_again, part, self._source.contents(part))
-        for row, record in zip(rows, records, strict=True):
-            photographs[row] = record
-            self.recent.keep((self.sha256, row), record)
+                    records = pool.map(self._decode_again, part, self._source.contents(part))
+                    photographs |= zip(part, records, strict=True)
+        for row in rows:
+            self.recent.keep((self.sha256, row), photographs[row])
         return [photographs[row] for row in index.tolist()]
 
     def described(self) -> tuple[str, Arrays]:
         """What another process needs to open them."""
-        pictures, arrays = self._source.described()
-        text: dict[str, Any] = {"pictures": pictures, "shape": self.shape[1:], "size": self._size}
+        text: dict[str, Any] = {"root": str(self._source.root), "shape": self.shape[1:], "size": self._size}
         text |= {"folder": str(self._store.folder), "number": self._store.number.hex()}
         text |= {"memory": self.memory, "sha256": self.sha256}
-        return json.dumps(text), arrays | {f"{KEPT}{name}": values for name, values in self._where.items()}
+        arrays: Arrays = {f"{KEPT}{name}": values for name, values in self._where.items()}
+        if isinstance(self._source, Files):
+            return json.dumps(text), arrays | {"names": self._source.names}
+        return json.dumps(text | {"column": self._source.column}), arrays | {"rows": self._source.rows}
 
     def _stored(self, row: int) -> Pixels | None:
         offset = int(self._where["offset"][row])
@@ -357,9 +346,8 @@ def open_photographs(text: str, arrays: Arrays) -> Photographs:
     """Open, in another process, what ``described`` returned."""
     values = json.loads(text)
     where = {name.removeprefix(KEPT): array for name, array in arrays.items() if name.startswith(KEPT)}
-    fields: dict[str, Any] = {name: array for name, array in arrays.items() if not name.startswith(KEPT)}
-    fields |= values["pictures"] | {"root": Path(values["pictures"]["root"])}
-    source = Parquet(**fields) if "rows" in fields else Files(**fields)
+    root = Path(values["root"])
+    source = Files(root, arrays["names"]) if "names" in arrays else Parquet(root, values["column"], arrays["rows"])
     store = StoreReader(Path(values["folder"]), bytes.fromhex(values["number"]))
     return Photographs(source, where, tuple(values["shape"]), values["size"], store, values["memory"], values["sha256"])
 
@@ -388,32 +376,30 @@ class DifferentSizes(Exception):
 
 
 class Scan:
-    """N photographs after decoding: an entry for each, or the reason why it cannot be read."""
+    """N photographs: the store's entry for each, or the reason why it cannot be read."""
 
-    def __init__(self, source: Pictures, train: Bools, size: int | None, memory: int) -> None:
-        self.source, self.train, self.size, self.memory = source, train, size, memory
+    def __init__(self, source: Pictures, train: Bools, size: int | None, cache: Cache, store: Store) -> None:
+        self.source, self.train, self.size, self.cache = source, train, size, cache
+        self.store = StoreReader(store.folder, store.number)
         self.scaled = ""  # why photographs were scaled without a given size
-        self.stamps = source.stamps()
-        self.forget()
-
-    def forget(self) -> None:
-        """Start again, with nothing known about any photograph."""
-        self.entries: Entries = np.zeros(len(self.stamps), ENTRY)
-        self.good, self.counted = np.zeros(len(self.stamps), bool), np.zeros(len(self.stamps), bool)
         self.broken: dict[int, str] = {}  # row -> reason
-        self.counts: Counts = np.zeros((3, 256), np.int64)  # of the training photographs that are ``counted``
+        self.counts: Counts = np.zeros((3, 256), np.int64)  # of the training photographs
+        self.stamps, stored = source.stamps(), store.entries()
+        entry_of = {stamp: at for at, stamp in enumerate(stored["stamp"].tolist())}
+        index = np.array([-1 if stamp is None else entry_of.get(stamp, -1) for stamp in self.stamps], np.int64)
+        self.good = index >= 0
+        self.entries: Entries = np.zeros(len(index), ENTRY)
+        self.entries[self.good] = stored[index[self.good]]
 
     @property
     def sizes(self) -> Numbers:
         """[N], the bytes of each photograph's pixels."""
-        sizes: Numbers = self.entries["height"].astype(np.int64) * self.entries["width"] * self.entries["channels"]
-        return sizes
+        return pixel_bytes(self.entries)
 
     @property
     def beyond(self) -> Bools:
         """[N], which photographs did not fit in the store."""
-        beyond: Bools = self.good & (self.entries["offset"] == NOT_STORED)
-        return beyond
+        return np.asarray(self.good & (self.entries["offset"] == NOT_STORED))
 
     @property
     def on_disk(self) -> int:
@@ -432,39 +418,27 @@ class Scan:
         height, width = (self.size,) * 2 if self.size else (int(mine["height"][0]), int(mine["width"][0]))
         digest = hashlib.sha256(f"{self.channels}\n".encode() + mine["sha256"].tobytes()).hexdigest()
         shape = self.channels, height, width
-        return Photographs(self.source.part(rows), where, shape, self.size, self.store, self.memory, digest)
+        return Photographs(self.source.part(rows), where, shape, self.size, self.store, self.cache.memory, digest)
 
-    def run(self, store: Store, cache: Cache, say: Say) -> None:
-        """Decode every photograph that the store does not have."""
-        self._recall(store)
-        needed = self._bytes_to_store()
-        room = make_room(cache, store, needed)
-        if room < needed and store.used > 2 * self.on_disk:  # most of it belongs to photographs that have changed
-            store.begin_again()
-            self.forget()
-            room = make_room(cache, store, self._bytes_to_store())
-        self.store = StoreReader(store.folder, store.number)
+    @property
+    def missing(self) -> int:
+        """The bytes of the photographs that are not in the store, approximately."""
+        one = 4 * self.size**2 if self.size is not None else int(self.sizes.max(initial=0))  # an aspect ratio of 4:3
+        return int((~self.good | self.beyond).sum()) * one
+
+    def run(self, store: Store, room: int, say: Say) -> None:
+        """Decode every photograph that the store does not have, and store at most ``room`` bytes."""
         fits = np.cumsum(np.where(self.beyond, self.sizes, 0)) <= room
         todo = np.flatnonzero(~self.good | (self.beyond & fits))
-        done = len(self.good) - len(todo)
+        known, done = self.good.copy(), len(self.good) - len(todo)
+        known[todo] = False
         self._check_sizes()
-        for rows, results in _decode_chunks(self.source, todo, self.size):
+        for rows, results in _decode_chunks(self.source, self.stamps, todo, self.size):
             room -= self._add(store, rows, results, room)
             done += len(rows)
             say(READING, done, len(self.good))
             self._check_sizes()
-        self._count_the_rest(store, say)
-
-    def _recall(self, store: Store) -> None:
-        stored = store.entries()
-        entry_of = {stamp: at for at, stamp in enumerate(stored["stamp"].tolist())}
-        index = np.array([-1 if stamp is None else entry_of.get(stamp, -1) for stamp in self.stamps], np.int64)
-        self.good = index >= 0
-        self.entries[self.good] = stored[index[self.good]]
-
-    def _bytes_to_store(self) -> int:
-        one = 4 * self.size**2 if self.size is not None else int(self.sizes.max(initial=0))  # an aspect ratio of 4:3
-        return int((~self.good | self.beyond).sum()) * one
+        self._count_values(np.flatnonzero(self.train & known), say)
 
     def _check_sizes(self) -> None:
         if self.size is not None:
@@ -481,27 +455,22 @@ class Scan:
         self.broken |= {int(row): result for row, result in zip(rows, results, strict=True) if isinstance(result, str)}
         fine = rows[[not isinstance(result, str) for result in results]]
         decoded = [result for result in results if not isinstance(result, str)]
-        entries = np.zeros(len(decoded), ENTRY)
-        for position, (row, result) in enumerate(zip(fine.tolist(), decoded, strict=True)):
-            facts = (self.stamps[row] or b"", result.sha256, NOT_STORED, result.crc, *result.pixels.shape[1:])
-            entries[position] = (*facts, result.pixels.shape[0], b"", 0)
-            if self.train[row]:
-                self.counts += result.counts
+        entries = np.array([result.entry for result in decoded], ENTRY)
         written = store.append(entries, [result.pixels for result in decoded], room)
-        self.entries[fine], self.good[fine], self.counted[fine] = entries, True, True
+        self.entries[fine], self.good[fine] = entries, True
+        self.counts += sum(result.counts for row, result in zip(fine, decoded, strict=True) if self.train[row])
         return written
 
-    def _count_the_rest(self, store: Store, say: Say) -> None:
-        """Count the values of training pixels that were not decoded in this pass, unless the counts are stored."""
-        train = self.train & self.good
-        digest = hashlib.sha256(self.entries["sha256"][train].tobytes()).hexdigest()
-        path = store.folder / f"counts-{digest[:32]}.json"
-        areas = self.entries["height"][train].astype(np.int64) * self.entries["width"][train]
-        known = _read_counts(path, int(areas.sum()) if self.size is None else int(train.sum()) * self.size**2)
-        if known is not None or not train.any():
+    def _count_values(self, rest: Numbers, say: Say) -> None:
+        """Add the values of the training pixels that were not decoded in this pass, unless all counts are stored."""
+        train = self.entries[self.train & self.good]
+        digest = hashlib.sha256(train["sha256"].tobytes()).hexdigest()
+        path = self.store.folder / f"counts-{digest[:32]}.json"
+        areas = train["height"].astype(np.int64) * train["width"]
+        known = _read_counts(path, int(areas.sum()) if self.size is None else len(train) * self.size**2)
+        if known is not None or not len(train):
             self.counts = self.counts if known is None else known
             return
-        rest = np.flatnonzero(train & ~self.counted)
         step = _together(int(self.sizes[rest].max(initial=0)))
         for start in range(0, len(rest), step):
             self.counts += count_values(self.photographs(rest[start : start + step])[:])
@@ -517,8 +486,13 @@ def scan(source: Pictures, name: str, size: int | None, side: int, train: Bools,
         version = json.dumps([name, size, DECODER, PIL.__version__])
         key = hashlib.sha256(version.encode()).hexdigest()[:32]
         with open_store(cache, key, lambda: say("waiting for another process that reads this table", 0, 0)) as store:
-            result = Scan(source, train, size, cache.memory)
-            result.run(store, cache, say)
+            result = Scan(source, train, size, cache, store)
+            room = make_room(cache, store, result.missing)
+            if room < result.missing and store.used > 2 * result.on_disk:  # most photographs in it have changed
+                store.begin_again()
+                result = Scan(source, train, size, cache, store)
+                room = make_room(cache, store, result.missing)
+            result.run(store, room, say)
         return result
 
     if size is not None:
@@ -534,18 +508,20 @@ def scan(source: Pictures, name: str, size: int | None, side: int, train: Bools,
 @dataclass(frozen=True)
 class _Decoded:
     pixels: Pixels
-    sha256: bytes
-    crc: int
+    entry: tuple[Any, ...]  # of ENTRY
     counts: Counts
 
 
-def _decode_chunks(source: Pictures, todo: Numbers, size: int | None) -> Iterator[tuple[Numbers, list[_Decoded | str]]]:
+def _decode_chunks(
+    source: Pictures, stamps: list[bytes | None], todo: Numbers, size: int | None
+) -> Iterator[tuple[Numbers, list[_Decoded | str]]]:
     """Decode in threads, chunk by chunk; a string is the reason why a photograph cannot be used."""
     most, largest, start = source.together() if len(todo) else 1, 4 * (size or 0) ** 2, 0
     with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(cores()) as pool:
         while start < len(todo):
             rows = todo[start : start + (min(most, _together(largest)) if largest else FEW)]
-            results = list(pool.map(_examine, source.contents(rows.tolist()), [size] * len(rows)))
+            chosen = [stamps[row] or b"" for row in rows]
+            results = list(pool.map(_examine, source.contents(rows.tolist()), chosen, [size] * len(rows)))
             largest = max([largest, *(result.pixels.nbytes for result in results if isinstance(result, _Decoded))])
             start += len(rows)
             yield rows, results
@@ -555,7 +531,7 @@ def _together(size: int) -> int:
     return max(FEW, min(CHUNK, CHUNK_BYTES // max(1, size)))
 
 
-def _examine(content: Picture | None, size: int | None) -> _Decoded | str:
+def _examine(content: Picture | None, stamp: bytes, size: int | None) -> _Decoded | str:
     try:
         pixels = decode(content, size)
     except Broken as error:
@@ -564,7 +540,9 @@ def _examine(content: Picture | None, size: int | None) -> _Decoded | str:
         return f"has sides of {pixels.shape[2]:,} and {pixels.shape[1]:,} pixels; scale it down"
     digest = hashlib.sha256(json.dumps(pixels.shape).encode() + b"\n")
     digest.update(pixels.data)
-    return _Decoded(pixels, digest.digest(), zlib.crc32(pixels.data), count_values(center(pixels, size)[None]))
+    channels, height, width = pixels.shape
+    entry = (stamp, digest.digest(), NOT_STORED, zlib.crc32(pixels.data), height, width, channels, b"", 0)
+    return _Decoded(pixels, entry, count_values(center(pixels, size)[None]))
 
 
 def count_values(images: Pixels) -> Counts:

@@ -1,25 +1,34 @@
 """The image sets with published files: digits, CIFAR and the MNIST family; finding, reading and checking their files.
 
-A file that differs from the published one may be used if it can be read completely.
+A file that differs from the published one may be used if it can be read completely; one that differs from its format is
+refused. Shapes: N records in a file, images [N, ch, H, W] (CIFAR) or [N, H, W] (idx), labels [N].
 """
 
+import gzip
 import hashlib
+import io
+import pickletools
 import string
+import struct
+import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from unskew.core.errors import UserError
+from unskew.core.limits import BLOCK, check_unpacked, read_plain
 from unskew.core.types import ImageSet, Split
-from unskew.data import binary
 from unskew.data.arrays import every_fifth
-from unskew.data.binary import Images, Labels
 from unskew.data.interface import AS_PUBLISHED, DAMAGED, NO_CHECKSUM, OTHER, DataRequest, Download, Finding, Source
+
+Images = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -98,10 +107,6 @@ _EMNIST_DOWNLOAD = Download(
 )
 
 
-def _cifar(*values: float) -> tuple[float, ...]:
-    return tuple(value / 255 for value in values)
-
-
 def _idx_layouts(*folder: str, files: tuple[str, ...] = _IDX_FILES) -> tuple[FileLayout, ...]:
     return (FileLayout("idx", folder, files[:2], files[2:]),)
 
@@ -130,7 +135,8 @@ _TABLE = (
     PublishedSet(
         "cifar10", "photographs of 10 animals and vehicles", "Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html",
         ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-        (3, 32, 32), (50_000, 10_000), _cifar(125.3, 123.0, 113.9), _cifar(63.0, 62.1, 66.7),
+        (3, 32, 32), (50_000, 10_000),
+        (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255),
         (
             FileLayout("binary", ("cifar-10-batches-bin",), tuple(f"{b}.bin" for b in _BATCHES), ("test_batch.bin",)),
             FileLayout("python", ("cifar-10-batches-py",), _BATCHES, ("test_batch",)),
@@ -151,7 +157,8 @@ _TABLE = (
     ),
     PublishedSet(
         "cifar100", "photographs of 100 things", "Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html",
-        tuple(_FINE.split()), (3, 32, 32), (50_000, 10_000), _cifar(129.3, 124.1, 112.4), _cifar(68.2, 65.4, 70.4),
+        tuple(_FINE.split()), (3, 32, 32), (50_000, 10_000),
+        (129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255),
         (
             FileLayout("binary", ("cifar-100-binary",), ("train.bin",), ("test.bin",)),
             FileLayout("python", ("cifar-100-python",), ("train",), ("test",)),
@@ -202,12 +209,11 @@ def load_digits(request: DataRequest) -> ImageSet:
 def load_published(name: str, request: DataRequest) -> ImageSet:
     """Load a set from its published files, with a note on any that differ."""
     facts = SETS[name]
-    layout, folder, train_files, test_files = find_files(facts, request.data_dir)
-    train, changed = _read_part(facts, layout, train_files)
-    test, also_changed = _read_part(facts, layout, test_files)
+    layout, folder, files = find_files(facts, request.data_dir)
+    train, changed = _read_part(facts, layout, files[: len(layout.train)])
+    test, also_changed = _read_part(facts, layout, files[len(layout.train) :])
     notes = list(facts.notes)
-    if changed := [*changed, *also_changed]:
-        names = ", ".join(path.name for path in changed)
+    if names := ", ".join(path.name for path in (*changed, *also_changed)):
         notes.append(f"{folder}: the checksums of {names} are not those of the published files; they are used anyway")
     if (len(train), len(test)) != facts.sizes:
         published = f"the published set has {facts.sizes[0]:,} and {facts.sizes[1]:,}"
@@ -218,14 +224,14 @@ def load_published(name: str, request: DataRequest) -> ImageSet:
 def check_published(name: str, request: DataRequest) -> list[Finding]:
     """Compare every file of a set with the published one."""
     facts = SETS[name]
-    layout, folder, train, test = find_files(facts, request.data_dir)
+    layout, folder, files = find_files(facts, request.data_dir)
     findings = []
-    for path in (*train, *test):
+    for path in files:
         size = path.stat().st_size
         try:
-            raw = binary.read_file(path)
+            raw = read_file(path)
             status = _checksum(facts, path, raw)
-            array = binary.idx(raw, path) if layout.kind == "idx" else _read_batch(facts, layout, path, raw)[0]
+            array = idx(raw, path) if layout.kind == "idx" else _read_batch(facts, layout, path, raw)[0]
             detail = f"{len(array):,} {'labels' if array.ndim == 1 else 'images'}"
         except UserError as error:
             status, detail = DAMAGED, str(error)
@@ -238,9 +244,7 @@ def check_published(name: str, request: DataRequest) -> list[Finding]:
     return findings
 
 
-def find_files(
-    facts: PublishedSet, data_dir: Path | None
-) -> tuple[FileLayout, Path, tuple[Path, ...], tuple[Path, ...]]:
+def find_files(facts: PublishedSet, data_dir: Path | None) -> tuple[FileLayout, Path, list[Path]]:
     """Return the first folder that has all files of one layout, and the training and test files in it."""
     searched = [(layout, name) for layout in facts.layouts for name in layout.folders]
     searched += [(layout, ".") for layout in facts.layouts]
@@ -249,7 +253,7 @@ def find_files(
         folder, names = Path(data_dir or "", below), (*layout.train, *layout.test)
         files = {name: path for name in names if (path := _find_file(folder, name, layout)) is not None}
         if len(files) == len(names):
-            return layout, folder, tuple(files[n] for n in layout.train), tuple(files[n] for n in layout.test)
+            return layout, folder, list(files.values())
         if files:
             incomplete = incomplete or f"; {folder} is missing {', '.join(n for n in names if n not in files)}"
     where = "no data folder was given" if data_dir is None else f"it was not found in {data_dir}{incomplete}"
@@ -259,16 +263,12 @@ def find_files(
 
 
 def _make_source(facts: PublishedSet) -> Source:
-    known: dict[str, Any] = {name: getattr(facts, name) for name in ("shape", "sizes", "download")}
-    known["classes"] = len(facts.classes)
+    known: dict[str, Any] = {name: getattr(facts, name) for name in ("name", "what", "origin", "shape", "sizes")}
+    source = Source(**known, load=load_digits, classes=len(facts.classes), download=facts.download)
     if not facts.layouts:
-        return Source(facts.name, facts.what, facts.origin, load_digits, **known)
+        return source
     load, check = partial(load_published, facts.name), partial(check_published, facts.name)
-
-    def locate(data_dir: Path | None) -> Path:
-        return find_files(facts, data_dir)[1]
-
-    return Source(facts.name, facts.what, facts.origin, load, locate=locate, check=check, **known)
+    return replace(source, load=load, check=check, locate=lambda data_dir: find_files(facts, data_dir)[1])
 
 
 PUBLISHED = tuple(map(_make_source, _TABLE))
@@ -281,21 +281,20 @@ def _find_file(folder: Path, name: str, layout: FileLayout) -> Path | None:
     return next((folder / n for n in names if (folder / n).is_file()), None)
 
 
-def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...]) -> tuple[Split, list[Path]]:
+def _read_part(facts: PublishedSet, layout: FileLayout, paths: list[Path]) -> tuple[Split, list[Path]]:
     with ThreadPoolExecutor() as pool:  # reading and hashing release the GIL
-        raws = list(pool.map(binary.read_file, paths))
+        raws = list(pool.map(read_file, paths))
         status = list(pool.map(partial(_checksum, facts), paths, raws))
     changed = [path for path, known in zip(paths, status, strict=True) if known == OTHER]
     images: Images
     if layout.kind == "idx":
-        pixels, numbers = (binary.idx(raw, path) for path, raw in zip(paths, raws, strict=True))
-        images, labels = binary.join(
-            pixels, numbers, (paths[0], paths[1]), classes=len(facts.classes), first=facts.first
-        )
+        pixels, numbers = (idx(raw, path) for path, raw in zip(paths, raws, strict=True))
+        both = paths[0], paths[1]
+        images, labels = join(pixels, numbers, both, classes=len(facts.classes), first=facts.first)
         images = np.array(images.transpose(0, 1, 3, 2) if facts.transposed else images, order="C")
     else:
         parts = [_read_batch(facts, layout, path, raw) for path, raw in zip(paths, raws, strict=True)]
-        images, labels = np.concatenate([i for i, _ in parts]), np.concatenate([n for _, n in parts])
+        images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     if images.shape[1:] != facts.shape:
         shapes = f"{list(images.shape[1:])}, not {list(facts.shape)}"
         raise UserError(f"{paths[0]} has images of shape {shapes}; convert it to use it as arrays:FILE.npz")
@@ -305,9 +304,9 @@ def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...])
 def _read_batch(facts: PublishedSet, layout: FileLayout, path: Path, raw: bytes) -> tuple[Images, Labels]:
     classes = len(facts.classes)
     if layout.kind == "binary":
-        return binary.cifar(raw, path, label_bytes=facts.label_bytes, classes=classes)
+        return cifar(raw, path, label_bytes=facts.label_bytes, classes=classes)
     key = "labels" if facts.label_bytes == 1 else "fine_labels"
-    return binary.cifar_python(raw, path, key=key, classes=classes)
+    return cifar_python(raw, path, key=key, classes=classes)
 
 
 def _checksum(facts: PublishedSet, path: Path, raw: bytes) -> str:
@@ -318,3 +317,186 @@ def _checksum(facts: PublishedSet, path: Path, raw: bytes) -> str:
         owner = _OWNER[md5]
         raise UserError(f"{path} is the published file of {owner}, not {facts.name}; use --data {owner}")
     return AS_PUBLISHED if md5 == facts.md5[path.name] else OTHER
+
+
+CIFAR_SHAPE = (3, 32, 32)
+CIFAR_PIXELS = 3 * 32 * 32
+REPLACE = "replace it with the published file"
+_DEFLATE_LIMIT = 1032  # the best compression ratio of deflate
+
+
+def read_file(path: Path) -> bytes:
+    """All bytes of a file that must not be empty."""
+    if not (raw := read_plain(path)):
+        raise UserError(f"{path} is empty; {REPLACE}")
+    return raw
+
+
+def cifar(raw: bytes, path: Path, *, label_bytes: int, classes: int) -> tuple[Images, Labels]:
+    """One CIFAR binary file: records of ``label_bytes`` labels (the last one counts) and 3072 pixels."""
+    record = label_bytes + CIFAR_PIXELS
+    if not raw or len(raw) % record:
+        raise UserError(f"{path} is truncated: {len(raw):,} bytes are not records of {record:,} bytes; {REPLACE}")
+    records = np.frombuffer(raw, np.uint8).reshape(-1, record)
+    labels = records[:, label_bytes - 1].astype(np.int64)
+    _check_labels(labels, path, classes)
+    return records[:, label_bytes:].reshape(-1, *CIFAR_SHAPE), labels
+
+
+def cifar_python(raw: bytes, path: Path, *, key: str, classes: int) -> tuple[Images, Labels]:
+    """One batch of CIFAR's Python layout; the labels are under "labels", in CIFAR-100 under "fine_labels"."""
+    batch = read_pickle(raw, path)
+    data: Any = batch.get("data")
+    labels: Any = batch.get(key)
+    numbers = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    pixels = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (CIFAR_PIXELS,)
+    listed = isinstance(numbers, list) and all(type(n) is int and 0 <= n < classes for n in numbers)
+    if not pixels or not listed or not len(data) == len(numbers) > 0:
+        wanted = f"'data', bytes [N, {CIFAR_PIXELS}], and {key!r}, N whole numbers from 0 to {classes - 1}"
+        raise UserError(f"{path} is not a batch in CIFAR's Python layout: it must have {wanted}; {REPLACE}")
+    return data.reshape(-1, *CIFAR_SHAPE), np.array(numbers, np.int64)
+
+
+def _check_labels(labels: Labels, path: Path, classes: int, first: int = 0) -> None:
+    wrong = np.flatnonzero((labels < first) | (labels >= first + classes))
+    if len(wrong):
+        label = f"the label of record {wrong[0]} is {labels[wrong[0]]}"
+        raise UserError(f"{path}: {label}, but labels range from {first} to {first + classes - 1}; {REPLACE}")
+
+
+def idx(raw: bytes, path: Path) -> Images:
+    """One idx file of unsigned bytes, gzipped or not: one dimension for labels, three if its name has "images"."""
+    dimensions, what = (3, "images") if "images" in path.name else (1, "labels")
+    packed = raw[:2] == b"\x1f\x8b"
+    stream = gzip.GzipFile(fileobj=io.BytesIO(raw)) if packed else io.BytesIO(raw)
+    try:
+        magic, *shape = struct.unpack(f">{1 + dimensions}I", stream.read(4 * (1 + dimensions)))
+        size = int(np.prod(shape, dtype=object))
+        if magic != 0x800 + dimensions or not size:
+            raise ValueError(f"it does not begin like an idx file of {what}")
+        if size > len(raw) * (_DEFLATE_LIMIT if packed else 1):  # a damaged count must not allocate terabytes
+            raise ValueError(f"it is truncated: {size:,} bytes are declared")
+        check_unpacked(size, max(BLOCK, len(raw)), str(path))
+        body = stream.read(size + 1)
+        if len(body) != size:
+            raise ValueError(f"it has {'more' if len(body) > size else 'fewer'} than the declared {size:,} bytes")
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
+        raise UserError(f"{path} is damaged ({error}); {REPLACE}") from error
+    return np.frombuffer(body, np.uint8).reshape(shape)
+
+
+def join(
+    images: Images, labels: Images, paths: tuple[Path, Path], *, classes: int, first: int = 0
+) -> tuple[Images, Labels]:
+    """Join the images [N, 1, H, W] and labels of two idx files; ``first`` is the smallest label."""
+    if len(images) != len(labels):
+        raise UserError(f"{paths[0]} has {len(images):,} images, but {paths[1]} {len(labels):,} labels; {REPLACE}")
+    numbers = labels.astype(np.int64)
+    _check_labels(numbers, paths[1], classes, first)
+    return images[:, None], numbers - first
+
+
+_LITERALS = {
+    "BININT", "BININT1", "BININT2", "LONG1", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "BINUNICODE",
+    "SHORT_BINUNICODE", "BINUNICODE8",
+}  # fmt: skip
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+
+
+@dataclass(frozen=True)
+class _Name:
+    """Something that the file imports; our own code emulates it."""
+
+    text: str
+
+
+def read_pickle(raw: bytes, path: Path) -> dict[str, Any]:
+    """Read the dict in a pickle of protocol 2 to 5 without executing it: only the opcodes listed here are allowed."""
+    stacks: list[list[Any]] = [[]]  # a mark, at the start of a tuple, list or dict, adds one
+    memo: dict[int, Any] = {}
+    position = encoded = 0
+    try:
+        argument: Any
+        for opcode, argument, at in pickletools.genops(raw):
+            position, name, stack = at or 0, opcode.name, stacks[-1]
+            match name:
+                case "PROTO" | "FRAME" | "STOP":
+                    pass
+                case "BINSTRING" | "SHORT_BINSTRING":  # bytes of Python 2
+                    stack.append(argument.encode("latin-1"))
+                case "EMPTY_LIST" | "EMPTY_DICT":
+                    stack.append([] if name == "EMPTY_LIST" else {})
+                case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                    memo[len(memo) if argument is None else argument] = stack[-1]
+                case "BINGET" | "LONG_BINGET":
+                    stack.append(memo[argument])
+                case "MARK":
+                    stacks.append([])
+                case "TUPLE" | "APPENDS" | "SETITEMS":
+                    values = stacks.pop()
+                    _add(name, stacks[-1], values)
+                case "TUPLE1" | "TUPLE2" | "TUPLE3" | "APPEND" | "SETITEM":
+                    count = {"APPEND": 1, "SETITEM": 2}.get(name) or int(name[-1])
+                    values = [stack.pop() for _ in range(count)][::-1]
+                    _add(name, stack, values)
+                case "GLOBAL":
+                    stack.append(_Name(argument.replace("numpy._core", "numpy.core")))
+                case "STACK_GLOBAL":
+                    function, module = stack.pop(), stack.pop()
+                    stack.append(_Name(f"{module} {function}".replace("numpy._core", "numpy.core")))
+                case "REDUCE":
+                    arguments, function = stack.pop(), stack.pop()
+                    stack.append(_call(function, arguments))
+                    encoded += len(stack[-1]) if isinstance(stack[-1], bytes) else 0
+                    if encoded > len(raw):
+                        raise ValueError("it would unpack to more bytes than it contains")
+                case "BUILD":
+                    state = stack.pop()
+                    stack[-1] = _build(stack[-1], state)
+                case _ if name in _LITERALS:
+                    stack.append(argument)
+                case _ if name in _CONSTANTS:
+                    stack.append(_CONSTANTS[name])
+                case _:
+                    raise ValueError(f"the opcode {name} does not belong in a batch of images")
+        ((top,),) = stacks
+        return {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in top.items()}
+    except (ValueError, OverflowError, LookupError, TypeError, AttributeError) as error:  # also UnicodeError
+        wrong = f"is damaged, or not a batch of images (at byte {position:,}: {error})"
+        raise UserError(f"{path} {wrong}; {REPLACE}") from error
+
+
+def _add(name: str, stack: list[Any], values: list[Any]) -> None:
+    """Make a tuple of the values, or add them to the list or dict on the stack."""
+    if name.startswith("TUPLE"):
+        stack.append(tuple(values))
+    elif name.startswith("APPEND"):
+        list.extend(stack[-1], values)  # raises TypeError if it is not a list
+    elif all(isinstance(key, str | bytes) for key in values[::2]):  # nothing nested is ever hashed
+        dict.update(stack[-1], zip(values[::2], values[1::2], strict=True))
+    else:
+        raise ValueError("a key is not a string")
+
+
+def _call(function: Any, arguments: Any) -> Any:
+    match function, arguments:
+        case _Name("__builtin__ bytes" | "builtins bytes"), ():
+            return b""
+        case _Name("_codecs encode"), (str() as text, "latin1"):
+            return text.encode("latin-1")
+        case _Name("numpy dtype"), ("u1" | b"u1" | "i8" | b"i8" as code, _, _):
+            return np.dtype(code if isinstance(code, str) else code.decode())
+        case _Name("numpy.core.multiarray _reconstruct"), _:
+            return _Name("array")
+        case _Name("numpy.core.numeric _frombuffer"), (bytes() | bytearray() as data, np.dtype() as dtype, shape, "C"):
+            return np.frombuffer(data, dtype).reshape(shape)
+    raise ValueError(f"unsafe: it calls {function.text if isinstance(function, _Name) else 'a value'}")
+
+
+def _build(value: Any, state: Any) -> Any:
+    match value, state:
+        case np.dtype(), (_, "|" | "<" | b"|" | b"<", *_):  # the byte order
+            return value
+        case _Name("array"), (_, shape, np.dtype() as dtype, False, bytes() as data):
+            return np.frombuffer(data, dtype).reshape(shape)
+    raise ValueError("unsafe: it sets the state of something other than an array")

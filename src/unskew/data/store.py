@@ -66,6 +66,12 @@ def check_size(option: str) -> Callable[[str], object]:
     return lambda text: parse_size(text, f"--{option} {cut(text)}")
 
 
+def pixel_bytes(entries: Entries) -> npt.NDArray[np.int64]:
+    """[N], the bytes of each entry's image."""
+    area: npt.NDArray[np.int64] = entries["height"].astype(np.int64) * entries["width"] * entries["channels"]
+    return area
+
+
 class Store:
     """The store of one table for one way of decoding; ``open_store`` opens it under its lock."""
 
@@ -99,7 +105,7 @@ class Store:
             os.ftruncate(self._index, HEADER + table.nbytes)
         content = table.tobytes()
         checks = [zlib.crc32(content[at : at + CHECKED]) for at in range(0, len(content), ENTRY.itemsize)]
-        area = table["height"].astype(np.int64) * table["width"] * table["channels"]
+        area = pixel_bytes(table)
         stored = (table["offset"] == NOT_STORED) | (table["offset"] >= HEADER)
         inside = table["offset"] + np.where(table["offset"] < 0, 0, area) <= self._end
         intact: Entries = table[(table["check"] == np.array(checks, np.uint32)) & stored & inside & (area > 0)]
@@ -201,7 +207,7 @@ def _open_files(folder: Path) -> tuple[bytes, list[int]]:
 
 def _create_files(folder: Path) -> tuple[bytes, list[int]]:
     """Create two new files and their number; processes that have the old ones open can still read them."""
-    number, files = os.urandom(HEADER - len(MARKS[0])), []
+    number, files = os.urandom(HEADER - len(MARKS[0])), list[int]()
     for name, mark in zip(FILES, MARKS, strict=True):
         (folder / name).unlink(missing_ok=True)
         files.append(os.open(folder / name, os.O_RDWR | os.O_CREAT, MODE))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ from unskew.core.key import Key
 from unskew.core.plugins import require_extra
 from unskew.core.types import ImageSet, Split
 from unskew.data.interface import Rows
-from unskew.data.tables import table_csv
+from unskew.data.tables import table_columns, table_csv
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -93,7 +92,12 @@ def _part(shape: Shape, count: int, key: Key, name: str) -> tuple[Ints, Ints, Fl
     draw = key.fold(name).numpy()
     weight = key.fold("users").numpy().lognormal(0, SIZES, shape.users)
     user = np.repeat(np.arange(shape.users), shares(weight, count, least=int(count >= shape.users)))
-    location = _homes(shape.users, key)[user] + _steps(draw, count, *TRAVEL)
+    homes = key.fold("homes").numpy()
+    latitude, longitude = np.degrees(np.arcsin(homes.uniform(-0.8, 0.95, REGIONS))), homes.uniform(-180, 180, REGIONS)
+    people = np.arange(1, REGIONS + 1) ** -RANK
+    region = homes.choice(REGIONS, shape.users, p=people / people.sum())
+    lives = np.stack([latitude, longitude], 1)[region] + _steps(homes, shape.users, *REGION)
+    location = lives[user] + _steps(draw, count, *TRAVEL)
     location[:, 0] = np.clip(location[:, 0], -89, 89)
     location[:, 1] = (location[:, 1] + 180) % 360 - 180
     label = np.repeat(np.arange(shape.classes), class_sizes(shape, count))
@@ -127,13 +131,6 @@ def class_sizes(shape: Shape, count: int) -> Ints:
     return shares(weight, count, least=int(count >= shape.classes))
 
 
-def _homes(users: int, key: Key) -> Floats:
-    draw = key.fold("homes").numpy()
-    centre = np.stack([np.degrees(np.arcsin(draw.uniform(-0.8, 0.95, REGIONS))), draw.uniform(-180, 180, REGIONS)], 1)
-    people = np.arange(1, REGIONS + 1) ** -RANK
-    return centre[draw.choice(REGIONS, users, p=people / people.sum())] + _steps(draw, users, *REGION)
-
-
 def _steps(draw: np.random.Generator, count: int, degrees: float, spread: float) -> Floats:
     return draw.standard_normal((count, 2)) * degrees * draw.lognormal(0, spread, (count, 1))
 
@@ -162,41 +159,28 @@ def write_population(
     if size is not None and not 4 <= size <= 512:
         raise UserError(f"--size {size}: the side of a picture must be 4 to 512 pixels")
     rows = draw_rows(shape, file.parent / f"{file.stem}-pictures", seed=seed)
-    drawn = None if size is None else _report(pictures(rows, size=size, seed=seed), len(rows), report)
-    if file.suffix == ".parquet":
-        _write_parquet(file, rows, drawn)
+    drawn = iter(()) if size is None else pictures(rows, size=size, seed=seed)
+    if file.suffix == ".csv":
+        for done, content in enumerate(drawn):
+            write_again(rows.root / rows.paths[done], content)
+            if done % GROUP == 0:
+                report(done, len(rows))
+        write_whole(file, table_csv(rows, file))
         return rows
-    for path, content in zip(rows.paths, drawn, strict=True) if drawn is not None else ():
-        write_again(rows.root / str(path), content)
-    write_whole(file, table_csv(rows, file))
-    return rows
-
-
-def _report(drawn: Iterator[bytes], total: int, report: Report) -> Iterator[bytes]:
-    for done, content in enumerate(drawn, 1):
-        yield content
-        if done % GROUP == 0:
-            report(done, total)
-
-
-def _write_parquet(file: Path, rows: Rows, drawn: Iterator[bytes] | None) -> None:
     pyarrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
     writer = None
     with in_pieces(file) as temporary, ExitStack() as stack:
         for start in range(0, len(rows), GROUP):  # all pictures together may not fit in memory
             part = rows.part(np.arange(start, min(start + GROUP, len(rows))))
-            columns: dict[str, Any] = {"path": part.paths}
-            if drawn is not None:
-                columns = {"image": pyarrow.array(list(islice(drawn, len(part))), pyarrow.binary())}
-            columns["label"] = [part.classes[label] for label in part.labels.tolist()]
-            if part.users is not None:
-                columns["user"] = part.users.tolist()
-            if part.places is not None:
-                columns["latitude"], columns["longitude"] = part.places.T
-            columns["split"] = ["test" if test else "train" for test in part.test.tolist()]
+            columns = table_columns(part)
+            if size is not None:
+                del columns["path"]
+                columns = {"image": pyarrow.array(list(islice(drawn, len(part))), pyarrow.binary()), **columns}
+                report(start, len(rows))
             table = pyarrow.table(columns)
             writer = writer or stack.enter_context(parquet.ParquetWriter(temporary, table.schema))
             writer.write_table(table)
+    return rows
 
 
 def population(

@@ -1,16 +1,17 @@
 """Tables: ``table:FILE.csv`` and ``table:FILE.parquet`` with a user's photographs, labels, users and places.
 
-Also reads columns of other CSV files, and writes tables. Shapes: N rows.
+Also Hugging Face's data sets, which become such a table, and columns of other CSV files. Shapes: N rows.
 """
 
 import csv
+import hashlib
 import io
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,12 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError, brief
+from unskew.core.files import in_pieces
 from unskew.core.limits import MAX_CLASSES, check_memory, check_plain, check_unpacked, size_on_disk, user_path
 from unskew.core.plugins import require_extra
 from unskew.core.text import cut
 from unskew.data import photographs
 from unskew.data.arrays import every_fifth
 from unskew.data.interface import OWN, DataRequest, Rows, Source
+from unskew.data.store import cache_of
 
 COLUMNS = ("path", "image", "label", "user", "latitude", "longitude", "split")
 LEFT_OUT = ("validation", "valid", "val", "dev")  # values of split that are neither train nor test
@@ -39,6 +42,7 @@ OTHER_NAMES = {
     "latitude": ("lat",),
     "longitude": ("lon", "lng", "long"),
 }  # fmt: skip
+MAX_FIELD = 1 << 24  # characters: in train_clean.csv of Landmarks, one field lists all images of a landmark
 EXCEL = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # the start of its "Unicode text"
 
 
@@ -59,39 +63,60 @@ class Columns:
         raise UserError(f"{self.file} {where}: {why}")
 
 
-def read_csv(path: Path) -> Columns:
-    """Read a CSV file in UTF-8 with a header, or as Excel writes it; separated by commas, semicolons or tabs."""
+def read_csv(path: Path, wanted: Sequence[str] = (), only: set[str] | None = None) -> Columns:
+    """Read a CSV file in UTF-8 with a header, or as Excel writes it; separated by commas, semicolons or tabs.
+
+    ``wanted`` are the columns to read instead of a table's; ``only`` selects the rows whose first one is in it.
+    """
     check_plain(path)
+    before = csv.field_size_limit(MAX_FIELD)
     try:
         with path.open("rb") as start:
             encoding = EXCEL.get(start.read(2), "utf-8-sig")
         with path.open(encoding=encoding, newline="") as file:
-            check_memory(ROW_BYTES * path.stat().st_size, str(path), "split the table")
+            if wanted:
+                check_unpacked(path.stat().st_size, size_on_disk([path]), str(path))
+            else:
+                check_memory(ROW_BYTES * path.stat().st_size, str(path), "split the table")
             while (first := file.readline(100_000)).isspace():
                 pass
             named = re.fullmatch(r"sep=(.)\s*", first)  # Excel's first line
             file.seek(0)
             delimiter = named[1] if named else max(",;\t", key=first.count)
-            lines = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+            strict = not wanted  # published files have quotes inside fields
+            lines = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=strict)
             rows = filter(None, lines)
             if named:
                 next(rows)
-            header = [name.strip().lower() for name in next(rows, [])]
-            positions, notes = choose_columns(header, path, without="image")
+            header = [name.strip() for name in next(rows, [])]
+            if missing := next((column for column in wanted if column not in header), None):
+                raise csv.Error(f"its first line has no column {missing!r}; expected {', '.join(wanted)}")
+            if wanted:
+                positions, notes = {name: header.index(name) for name in wanted}, tuple[str, ...]()
+            else:
+                positions, notes = choose_columns([name.lower() for name in header], path, without="image")
             texts: dict[str, list[str]] = {name: [] for name in positions}
-            wanted = [(texts[name], column) for name, column in positions.items()]
+            cells = [(texts[name], column) for name, column in positions.items()]
             numbers: list[int] = []
             for row in rows:
                 if len(row) != len(header):
                     raise csv.Error(f"line {lines.line_num} has {len(row)} values for {len(header)} columns")
-                numbers.append(lines.line_num)
-                for column, at in wanted:
-                    column.append(row[at])
+                if only is None or row[cells[0][1]].strip() in only:
+                    numbers.append(lines.line_num)
+                    for column, at in cells:
+                        column.append(row[at])
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}; give the path of a table") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is not a CSV file in UTF-8: {error}; write it again") from error
+    finally:
+        csv.field_size_limit(before)
     return Columns(path, texts, notes, numbers)
+
+
+def read_columns(path: Path, wanted: Sequence[str], *, only: set[str] | None = None) -> list[list[str]]:
+    """Read columns of a CSV file with a header; ``only`` selects the rows whose first wanted column is in it."""
+    return [[text.strip() for text in column] for column in read_csv(path, wanted, only).texts.values()]
 
 
 def choose_columns(header: Sequence[str], where: Path, without: str = "") -> tuple[dict[str, int], tuple[str, ...]]:
@@ -159,19 +184,16 @@ def _number_labels(columns: Columns) -> tuple[npt.NDArray[np.int64], tuple[str, 
 def _places(columns: Columns) -> npt.NDArray[np.float64] | None:
     if "latitude" not in columns.texts:
         return None
-    places = []
-    for name, most in (("latitude", 90), ("longitude", 180)):
-        degrees = []
+    places = np.empty((len(columns.texts["label"]), 2))
+    for column, (name, most) in enumerate((("latitude", 90), ("longitude", 180))):
         for row, text in enumerate(columns.texts[name]):
             try:
-                value = float(text.replace(",", ".").strip() or "nan")  # Excel's decimal comma
+                places[row, column] = float(text.replace(",", ".").strip() or "nan")  # Excel's decimal comma
             except ValueError:
-                value = math.inf
-            if abs(value) > most:
+                places[row, column] = math.inf
+            if abs(places[row, column]) > most:
                 columns.refuse(row, f"the {name} is {brief(text)}; give degrees from -{most} to {most}, or nothing")
-            degrees.append(value)
-        places.append(degrees)
-    return np.array(places, np.float64).T.copy()
+    return places
 
 
 def read_parquet(path: Path) -> Columns:
@@ -223,53 +245,88 @@ _WHAT = "your own photographs: path or image, label, user, latitude, longitude, 
 TABLE = Source("table", _WHAT, OWN, rows=read_table, path="FILE.csv")
 
 
-def table_csv(rows: Rows, out: Path) -> bytes:
-    """Write a table; paths in it are relative to the folder of ``out``, so that both can be moved together."""
-    root = os.path.relpath(rows.root.resolve(), out.resolve().parent)
-    prefix = "" if root == os.curdir else f"{root}/"
-    columns: dict[str, Iterable[str]] = {
-        "path": (f"{prefix}{path}" for path in rows.paths),
-        "label": (rows.classes[label] for label in rows.labels.tolist()),
-    }
+def table_columns(rows: Rows) -> dict[str, list[Any]]:
+    """The columns of a table of these photographs."""
+    columns: dict[str, list[Any]] = {"path": rows.paths, "label": [rows.classes[n] for n in rows.labels.tolist()]}
     if rows.users is not None:
         columns["user"] = rows.users.tolist()
     if rows.places is not None:
-        for name, degrees in zip(("latitude", "longitude"), rows.places.T.tolist(), strict=True):
-            columns[name] = ("" if math.isnan(value) else repr(value) for value in degrees)
-    columns["split"] = ("test" if test else "train" for test in rows.test.tolist())
+        columns["latitude"], columns["longitude"] = rows.places.T.tolist()
+    return columns | {"split": ["test" if test else "train" for test in rows.test.tolist()]}
+
+
+def table_csv(rows: Rows, out: Path) -> bytes:
+    """Write a table; paths in it are relative to the folder of ``out``, so that both can be moved together."""
+    root = os.path.relpath(rows.root.resolve(), out.resolve().parent)
+    columns = table_columns(rows)
+    if root != os.curdir:
+        columns["path"] = [f"{root}/{path}" for path in rows.paths]
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(columns)
-    lines.writerows(zip(*columns.values(), strict=True))
+    lines.writerows(["" if value != value else value for value in row] for row in zip(*columns.values(), strict=True))
     return text.getvalue().encode()
 
 
-MAX_FIELD = 1 << 24  # characters: in train_clean.csv of Landmarks, one field lists all images of a landmark
+def read_hugging_face(
+    request: DataRequest, *, image: str = "", label: str = "", user: str = "", config: str = "", train: str = "train",
+    test: str = "",
+) -> Rows:  # fmt: skip
+    """List ``hf:NAME``, a data set from the Hugging Face Hub or a folder, copied once to a parquet file in the cache.
 
-
-def read_columns(path: Path, wanted: Sequence[str], *, only: set[str] | None = None) -> list[list[str]]:
-    """Read columns of a CSV file with a header; ``only`` selects the rows whose first wanted column is in it."""
-    columns: list[list[str]] = [[] for _ in wanted]
-    check_plain(path)
-    before = csv.field_size_limit(MAX_FIELD)
+    ``image``, ``label`` and ``user`` are columns, ``train`` and ``test`` splits.
+    """
+    datasets = require_extra("datasets", "hf")
+    request.say(f"loading {request.path} with Hugging Face's datasets", 0, 0)
+    folder = user_path(request.path)
     try:
-        check_unpacked(path.stat().st_size, size_on_disk([path]), str(path))
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = csv.reader(file)
-            header = [column.strip() for column in next(lines, [])]
-            if missing := next((column for column in wanted if column not in header), None):
-                raise csv.Error(f"its first line has no column {missing!r}")
-            positions = [header.index(column) for column in wanted]
-            for row in filter(None, lines):
-                if len(row) != len(header):
-                    raise csv.Error(f"line {lines.line_num} has {len(row)} fields for {len(header)} columns")
-                if only is None or row[positions[0]].strip() in only:
-                    for column, position in zip(columns, positions, strict=True):
-                        column.append(row[position].strip())
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is not a CSV file in UTF-8 with the columns {', '.join(wanted)}: {error}") from error
-    finally:
-        csv.field_size_limit(before)
-    return columns
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            loaded = datasets.load_from_disk(str(folder))
+        else:
+            loaded = datasets.load_dataset(str(folder) if folder.exists() else request.path, config or None)
+    except Exception as error:  # from the network, the hub or the data set
+        raise UserError(f"{request.name}: {type(error).__name__}: {brief(str(error), 300)[1:-1]}") from error
+    parts = dict(loaded) if isinstance(loaded, dict) else {train: loaded}
+    held = test or next((name for name in ("test", *LEFT_OUT) if name in parts), "")
+    if missing := [name for name in (train, held) if name and name not in parts]:
+        raise UserError(f"{request.name} has no split {missing[0]}; choose from {', '.join(parts)} with (train=…)")
+    chosen = {"train": parts[train], **({"test": parts[held]} if held else {})}
+    features = parts[train].features
+    kinds = {"image": datasets.Image, "label": datasets.ClassLabel}
+    columns = {"image": image, "label": label or ("label" if "label" in features else ""), "user": user}
+    for name, kind in kinds.items():
+        columns[name] = columns[name] or next((c for c, held in features.items() if isinstance(held, kind)), "")
+    if wrong := next((name for name, c in columns.items() if c not in features and (c or name != "user")), None):
+        raise UserError(f"{request.name}: choose the column with ({wrong}=…) from {', '.join(features)}")
+    version = [*(part._fingerprint for part in chosen.values()), *columns.values()]
+    name = hashlib.sha256(json.dumps(version).encode()).hexdigest()[:32]
+    file = (request.cache or cache_of()).folder / "hf" / f"{name}.parquet"
+    if not file.is_file():
+        _copy_photographs(datasets, chosen, columns, file, request)
+    return check_columns(read_parquet(file))
+
+
+def _copy_photographs(
+    datasets: Any, parts: dict[str, Any], columns: dict[str, str], file: Path, request: DataRequest
+) -> None:
+    arrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
+    label = parts["train"].features[columns["label"]]
+    names = {"info": {"features": {"label": {"names": getattr(label, "names", None)}}}}
+    writer, done, total = None, 0, sum(map(len, parts.values()))
+    with in_pieces(file) as temporary, ExitStack() as stack:
+        for part, rows in parts.items():
+            for batch in rows.with_format("arrow").iter(100):  # rows in a row group, which readers unpack together
+                embedded = datasets.table.embed_table_storage(batch)
+                held = {known: embedded.column(column) for known, column in columns.items() if column}
+                held["image"] = held["image"].cast(arrow.struct({"bytes": arrow.binary(), "path": arrow.string()}))
+                if len(parts) > 1:
+                    held["split"] = arrow.array([part] * len(batch))
+                table = arrow.table(held).replace_schema_metadata({"huggingface": json.dumps(names)})
+                writer = writer or stack.enter_context(parquet.ParquetWriter(temporary, table.schema))
+                writer.write_table(table)
+                done += len(batch)
+                request.say("copying the photographs", done, total)
+
+
+_HUB = "a data set from the Hugging Face Hub, or a saved one (needs an extra)"
+HUGGING_FACE = Source("hf", _HUB, OWN, rows=read_hugging_face, path="NAME", remote=True)

@@ -92,7 +92,7 @@ def find_missing_data(names: Sequence[str], data_dir: str | None) -> dict[str, s
 
 def explain_missing_data(missing: Sequence[str], command: str, stand_ins: Sequence[str]) -> str:
     """One message: which data are missing, how to get them, and what can be run instead."""
-    known = {source.name: source for source, _ in map(sources.parse, missing)}
+    known = {request.source.name: request.source for request in map(sources.parse, missing)}
     text = f"these data sets are not on this machine: {', '.join(known)}"
     for name, source in known.items():
         if source.download and not source.download.splits:
@@ -176,9 +176,8 @@ def find_size(data: str, partition: str = "") -> DataSize | None:
         knobs = text.parse_calls(data, "data set")[0].knobs
         train, test, classes, users, side = (int(knobs.get(name, usual)) for name, usual in POPULATION_KNOBS.items())
         return DataSize(train, test, classes, (3, side, side), users)
-    if sources.is_function(data):
-        return None
-    source, request = sources.parse(data)
+    request = sources.parse(data)
+    source = request.source
     if source.name in PHOTOGRAPHS:
         side = int(request.call.knobs.get("size", 224))
         train, test, classes, users = PHOTOGRAPHS[source.name]
