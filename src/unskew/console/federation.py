@@ -242,7 +242,7 @@ def node(
         return
     if socket is not None:
         target = NodeFolder(target.path, replace(target.settings, socket=str(socket.absolute())))
-        write_settings(target.path / NODE, target.settings, MADE)
+        write_settings(target.path / NODE, target.settings)
     given = {**options, "client": client, "plugins": plugin}
     if any(value is not None for value in given.values()):
         if "data" not in options:

@@ -38,18 +38,11 @@ NOT_REGISTERED = "this node's key is not registered"
 CLOCK = "this node's clock is wrong"
 
 # What a node may request, and the largest body of each. Only the server registers nodes.
-_SMALL = 64 * 1024
-ROUTES = {
-    "/v1/fleet/activate-node": _SMALL,
-    "/v1/fleet/deactivate-node": _SMALL,
-    "/v1/fleet/send-node-heartbeat": _SMALL,
-    "/v1/fleet/pull-messages": _SMALL,
+_SMALL = """activate-node deactivate-node send-node-heartbeat pull-messages get-run get-fab pull-object
+confirm-message-received"""
+ROUTES = {f"/v1/fleet/{name}": 64 * 1024 for name in _SMALL.split()} | {
     "/v1/fleet/push-messages": 4 * 2**20,  # the names of a message's objects
-    "/v1/fleet/get-run": _SMALL,
-    "/v1/fleet/get-fab": _SMALL,
     "/v1/fleet/push-object": 6 * 2**20,  # Flower sends arrays in pieces of 5 MiB
-    "/v1/fleet/pull-object": _SMALL,
-    "/v1/fleet/confirm-message-received": _SMALL,
 }
 
 _MOST_AHEAD, _MOST_LATE = -5.0, 305.0  # seconds of a node's clock, Flower's own limits
@@ -153,9 +146,7 @@ class KnownKeys:
                 write_whole(self._federation.seen, json.dumps(self._seen).encode())
 
     def _look(self) -> None:
-        self._looked = time.monotonic()
-        keys = self._federation.public_keys()
-        files = {}
+        self._looked, keys, files = time.monotonic(), self._federation.public_keys(), {}
         for path in keys.values():
             with suppress(OSError):  # removed just now
                 about = path.stat()
@@ -237,20 +228,18 @@ class Budget:
         self._requests: Counter[str] = Counter()
         self._changed = asyncio.Condition()
 
-    def _fits(self, name: str, size: int) -> bool:
-        limits = self._limits
-        return (
-            self.taken.total() + size <= limits.in_flight
-            and self.taken[name] + size <= limits.in_flight_each
-            and self._requests[name] < limits.requests_each
-        )
-
     @asynccontextmanager
     async def reserve(self, name: str, size: int) -> AsyncIterator[None]:
         """Reserve room for a body of this size."""
+        limits = self._limits
+
+        def fits() -> bool:
+            all_fit = self.taken.total() + size <= limits.in_flight and self.taken[name] + size <= limits.in_flight_each
+            return all_fit and self._requests[name] < limits.requests_each
+
         try:
-            async with self._changed, asyncio.timeout(self._limits.queue_seconds):
-                await self._changed.wait_for(lambda: self._fits(name, size))
+            async with self._changed, asyncio.timeout(limits.queue_seconds):
+                await self._changed.wait_for(fits)
                 self.taken[name] += size
                 self._requests[name] += 1
         except TimeoutError:
@@ -258,10 +247,8 @@ class Budget:
         try:
             yield
         finally:
-            self.taken[name] -= size
-            self._requests[name] -= 1
-            if not self._requests[name]:
-                del self.taken[name], self._requests[name]
+            self.taken -= Counter({name: size})  # a count of zero is dropped
+            self._requests -= Counter([name])
             async with self._changed:
                 self._changed.notify_all()
 
@@ -302,7 +289,8 @@ class Gateway:
         self._last_message = float("-inf")
         self._waiting = 0
         self._stirred = asyncio.Event()
-        self._tls = self._certificate()
+        self._certified: list[int] = []  # when the files of the certificate in use were written
+        self._load_certificate()
         self._server = self._httpx.AsyncClient(
             base_url=f"https://127.0.0.1:{federation.settings.control_port}",
             headers={GATEWAY_HEADER: federation.token("gateway")},
@@ -312,15 +300,17 @@ class Gateway:
             trust_env=False,
         )
 
-    def _certificate(self) -> ssl.SSLContext:
+    def _load_certificate(self) -> bool:
+        """Load the server's certificate if its files are new; whether they were."""
+        files = self._federation.certificate, self._federation.key
+        written = [path.stat().st_mtime_ns for path in files]
+        if written == self._certified:
+            return False
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(self._federation.certificate, self._federation.key)
-        self._certified = self._certificate_files()
-        return context
-
-    def _certificate_files(self) -> tuple[int, ...]:
-        return tuple(path.stat().st_mtime_ns for path in (self._federation.certificate, self._federation.key))
+        context.load_cert_chain(*files)
+        self._tls, self._certified = context, written
+        return True
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections until cancelled."""
@@ -356,8 +346,7 @@ class Gateway:
         while True:
             await asyncio.sleep(_LOOK_AGAIN)
             with suppress(OSError, ssl.SSLError):  # only one of the two files is written yet: the next check sees both
-                if self._certificate_files() != self._certified:
-                    self._tls = self._certificate()
+                if self._load_certificate():
                     self._log("the server's new certificate is in use")
 
     async def _welcome(self, line: socket.socket, address: str) -> None:
@@ -378,13 +367,10 @@ class Gateway:
             self._refuse(address, f"internal error, {type(error).__name__}", "error")
         finally:
             if visitor is None or visitor.name is None:
-                _count_down(self._strangers, address)
+                self._strangers -= Counter([address])
             else:
-                _count_down(self._proved, visitor.name)
-            if visitor is None:
-                line.close()
-            else:
-                visitor.writer.close()
+                self._proved -= Counter([visitor.name])
+            (line if visitor is None else visitor.writer).close()
 
     async def _answer_one(self, visitor: Visitor) -> bool:
         """Answer one request; whether the connection stays open."""
@@ -423,9 +409,8 @@ class Gateway:
         text = request.headers.get("flwr-timestamp", "")
         signed = self._signatures.check_fresh(text, joining=joining)
         try:
-            key.verify(
-                base64.b64decode(request.headers.get("flwr-signature", ""), validate=True), text.encode(), self._scheme
-            )
+            signature = base64.b64decode(request.headers.get("flwr-signature", ""), validate=True)
+            key.verify(signature, text.encode(), self._scheme)
         except (self._wrong, ValueError, binascii.Error):
             # others may send wrong signatures from the same address: they must not lock out a node with a right one
             if not self._failures.take((visitor.address, name)):
@@ -438,7 +423,7 @@ class Gateway:
         if visitor.name is None:
             if self._proved[name] >= self._limits.connections_each:
                 raise Refused(503, f"node {name} has too many connections", "connections")
-            _count_down(self._strangers, visitor.address)
+            self._strangers -= Counter([visitor.address])
             self._proved[name] += 1
             visitor.name = name
         elif visitor.name != name:
@@ -456,25 +441,21 @@ class Gateway:
 
     async def _pass_on(self, request: Request, body: bytes, visitor: Visitor) -> bool:
         """Return Flower's answer, of its headers only type and length; whether the connection stays open."""
-        headers = {
-            name: value
-            for name, value in request.headers.items()
-            if name in ("accept", "content-type") or name.startswith(("flwr-", "x-flwr-"))
-        }
-        asked = self._server.build_request(
-            "POST", request.path, headers={**headers, "accept-encoding": "identity"}, content=body
-        )
+        headers = {"accept-encoding": "identity"}
+        for name, value in request.headers.items():
+            if name in ("accept", "content-type") or name.startswith(("flwr-", "x-flwr-")):
+                headers[name] = value
+        asked = self._server.build_request("POST", request.path, headers=headers, content=body)
         if request.path.endswith("/pull-messages"):
             response = await self._hold_open(asked, visitor)
         else:
             response = await self._server.send(asked, stream=True)
         try:
             self.counts.add("requests", 1, node=visitor.name or "", path=request.path, status=str(response.status_code))
-            given = {
-                name: response.headers[name] for name in ("content-type", "content-length") if name in response.headers
-            }
-            stays = "content-length" in given
-            _start(visitor.writer, response.status_code, given, stays=stays)
+            names = [name for name in ("content-type", "content-length") if name in response.headers]
+            stays = "content-length" in names
+            headers = {name: response.headers[name] for name in names}
+            _start(visitor.writer, response.status_code, headers, stays=stays)
             async for part in response.aiter_bytes():
                 visitor.writer.write(part)
                 self.counts.add("sent_bytes", len(part), node=visitor.name or "")
@@ -541,12 +522,6 @@ def source_of(address: str) -> str:
     return address if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
 
 
-def _count_down(counter: Counter[str], name: str) -> None:
-    counter[name] -= 1
-    if not counter[name]:
-        del counter[name]
-
-
 def _start(writer: asyncio.StreamWriter, status: int, headers: dict[str, str], *, stays: bool) -> None:
     lines = [f"HTTP/1.1 {status} {'OK' if status == 200 else 'Refused'}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -561,9 +536,7 @@ async def _answer(visitor: Visitor, status: int, text: str) -> None:
     _start(visitor.writer, status, headers, stays=False)
     visitor.writer.write(body)
     with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(
-            1.0
-        ):  # if bytes were left unread, TCP would reset the connection and lose the answer
+        async with asyncio.timeout(1.0):  # with bytes left unread, TCP would reset the connection and lose the answer
             await visitor.writer.drain()
             for _ in range(16):
                 if not await visitor.reader.read(2**16):

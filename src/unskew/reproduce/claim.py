@@ -32,8 +32,8 @@ OWN = {"method", "lr", "seed", "partition_seed", "evaluate_every"} | {
 OF_TRAINING = {"epochs", "batch", "momentum", "weight_decay", "augment", "per_round"}  # irrelevant without training
 PUBLISHED = {"fedavg", "fedprox", "fedavgm", "moon", "clsnorm", "clsprox", "prototypes", "fedir", "fedvc"}
 CHEAP = 1.0  # points that a cheaper family of combinations may lose
-KINDS = ("none", "ccvr", "uscc", "lda", "random", "ridge", "other")  # of calibration, one color each
-NAMES = {"none": "no calibration", "random": "lda on random features", "other": "other calibrations"}
+NONE, RANDOM, OTHER = "no calibration", "lda on random features", "other calibrations"
+KINDS = (NONE, "ccvr", "uscc", "lda", RANDOM, "ridge", OTHER)  # of calibration, one color each
 LONG = 100  # passes over the data; from here on, training is long
 STEP, LEFT = 190, 140  # width of a scenario in the figure, and of the axis
 WIDE = 0.4  # distance of the cheapest and the most expensive combination from the middle of a column
@@ -75,25 +75,20 @@ class Combination:
     @property
     def published(self) -> bool:
         """Whether it is in the papers: their methods, with CCVR or USCC as published."""
-        name, _, knobs = self.calibration.partition("(")
-        return (
-            set(self.methods) <= PUBLISHED
-            and name in ("", "ccvr", "uscc")
-            and not re.search("layers|components", knobs)
-        )
+        as_published = self.kind in (NONE, "ccvr", "uscc") and not re.search("layers|components", self.calibration)
+        return as_published and set(self.methods) <= PUBLISHED
 
     @property
     def kind(self) -> str:
         """The kind of calibration, one of KINDS."""
         name, _, knobs = self.calibration.partition("(")
-        name = "random" if "expand" in knobs else name or "none"
-        return name if name in KINDS else "other"
+        kind = RANDOM if "expand" in knobs else name or NONE
+        return kind if kind in KINDS else OTHER
 
     @property
     def family(self) -> str:
         """The methods and the kind of calibration, without knobs."""
-        kind = [NAMES.get(self.kind, self.kind)] if self.calibration else []
-        return " + ".join([*self.methods, *kind])
+        return " + ".join([*self.methods, *([self.kind] if self.calibration else [])])
 
     @property
     def cost(self) -> str:
@@ -105,16 +100,38 @@ class Combination:
 class Scenario:
     """Runs that differ only in method, calibration and seed."""
 
-    label: str
-    alpha: float | None
     combinations: tuple[Combination, ...]
     printed: tuple[str, PaperValue] | None  # where the papers' best value for these settings is, and the value
-    data: str  # short name of the data set
 
     @property
     def result(self) -> Result:
         """The result of one of its runs, which share the network and the number of rounds."""
         return self.combinations[0].records[0].result
+
+    @property
+    def data(self) -> str:
+        """The data set's name without its folder, module or knobs."""
+        return re.sub(r"^.*[:/]", "", self.result.data.partition("(")[0]) or self.result.data
+
+    @property
+    def alpha(self) -> float | None:
+        """The parameter of a Dirichlet partition."""
+        found = re.search(r"alpha=([\d.]+)", self.result.partition)
+        return float(found[1]) if found else None
+
+    @property
+    def label(self) -> str:
+        """Data, clients, skew, length of training and network."""
+        result, settings = self.result, self.result.settings
+        scheme = "per-client Dirichlet" if result.partition.startswith("dirichlet-client") else "Dirichlet"
+        parts = [self.data, f"{result.clients:,} clients"]
+        parts += [f"{result.per_round:,} per round"] if result.per_round < result.clients else []
+        parts.append(result.partition if self.alpha is None else f"{scheme} α = {self.alpha:g}")
+        epochs = counted(int(settings.get("epochs", 1)), "epoch")
+        parts.append(f"{result.rounds} rounds of {epochs}" if result.rounds else "no training")
+        trained = settings.get("train", "all")
+        parts.append(result.model if trained == "all" else f"only the {trained} of {result.model} trained")
+        return ", ".join(parts)
 
     @cached_property
     def best(self) -> Combination:
@@ -282,14 +299,10 @@ def group_scenarios(records: Sequence[RunRecord]) -> list[Scenario]:
             groups.setdefault(key, {}).setdefault("" if fixed is None else str(fixed), []).append(record)
     scenarios, printed = [], _list_printed()
     for group in (group for own in groups.values() for group in _join_fixed(own)):
-        combinations, result = tuple(_combine(group)), group[0].result
+        combinations = tuple(_combine(group))
         if len(combinations) > 1:
             values = [printed[record.training] for record in group if record.training in printed]
-            best = max(values, key=lambda pair: pair[1].mean, default=None)
-            found = re.search(r"alpha=([\d.]+)", result.partition)
-            alpha = float(found[1]) if found else None
-            label = _label_scenario(result, alpha)
-            scenarios.append(Scenario(label, alpha, combinations, best, _shorten(result.data)))
+            scenarios.append(Scenario(combinations, max(values, key=lambda pair: pair[1].mean, default=None)))
 
     def order(one: Scenario) -> tuple[str, int, float, int, str]:
         alpha = one.alpha if one.alpha is not None else 1e9
@@ -303,11 +316,6 @@ def _join_fixed(own: dict[str, list[RunRecord]]) -> list[list[RunRecord]]:
     free = own.pop("", [])
     joined = [[*group, *(one for one in free if str(one.result.seed) == seed)] for seed, group in own.items()]
     return [*joined, *([free] if any(str(one.result.seed) not in own for one in free) else [])]
-
-
-def _shorten(data: str) -> str:
-    """A data set's name without its folder, module or knobs."""
-    return re.sub(r"^.*[:/]", "", data.partition("(")[0]) or data
 
 
 def _combine(group: Sequence[RunRecord]) -> Iterator[Combination]:
@@ -328,29 +336,16 @@ def _combine(group: Sequence[RunRecord]) -> Iterator[Combination]:
             yield Combination(method, name, scores, sent, seconds, tuple(own), rate if several else "")
 
 
-def _label_scenario(result: Result, alpha: float | None) -> str:
-    """The name of a scenario: data, clients, skew, length of training and network."""
-    scheme = "per-client Dirichlet" if result.partition.startswith("dirichlet-client") else "Dirichlet"
-    parts = [_shorten(result.data), f"{result.clients:,} clients"]
-    parts += [f"{result.per_round:,} per round"] if result.per_round < result.clients else []
-    parts += [result.partition if alpha is None else f"{scheme} α = {alpha:g}"]
-    epochs = counted(int(result.settings.get("epochs", 1)), "epoch")
-    parts.append(f"{result.rounds} rounds of {epochs}" if result.rounds else "no training")
-    part = str(result.settings.get("train", "all"))
-    return ", ".join([*parts, result.model if part == "all" else f"only the {part} of {result.model} trained"])
-
-
 @cache
 def _list_printed() -> dict[str, tuple[str, PaperValue]]:
     """The best accuracy that a paper prints, and where, by training; upper bounds do not count."""
     printed: dict[str, tuple[str, PaperValue]] = {}
     for name in recipe_names():
         for cell in make_cells(load_recipe(name), Variant("paper")):
-            value = cell.paper
-            if value is None or cell.reads != "accuracy" or (cell.after and is_bound(cell.after)):
-                continue
-            if cell.training() not in printed or value.mean > printed[cell.training()][1].mean:
-                printed[cell.training()] = (f"{cell.row.name}, {cell.column.name} in {name}", value)
+            if cell.paper and cell.reads == "accuracy" and not (cell.after and is_bound(cell.after)):
+                found = f"{cell.row.name}, {cell.column.name} in {name}", cell.paper
+                training = cell.training()
+                printed[training] = max(printed.get(training, found), found, key=lambda pair: pair[1].mean)
     return printed
 
 
@@ -420,12 +415,12 @@ def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart
         links = [link_run(one.records[0], folder) for _, one in points]
         x = [at + WIDE * _place_by_bytes(one, scenarios[at]) for at, one in points]
         y = [one.accuracy.mean for _, one in points]
-        marks.append(Dots(x, y, colour, radius=4.5, name=NAMES.get(kind, kind), tips=tips, links=links))
+        marks.append(Dots(x, y, colour, radius=4.5, name=kind, tips=tips, links=links))
     means = [one.accuracy.mean for scenario in scenarios for one in scenario.combinations]
     line = max(means) / LINES
     for at, scenario in enumerate(scenarios):
         best = scenario.best
-        calibration = [f"+ {NAMES.get(best.kind, best.kind)}"] if best.calibration else []
+        calibration = [f"+ {best.kind}"] if best.calibration else []
         texts = [f"{best.accuracy.mean:.1f} %: {' + '.join(best.methods)}", *calibration, best.cost]
         top = max(one.accuracy.mean for one in scenario.combinations)  # may have fewer seeds than the best
         marks += [Words(float(at), top + (row + 0.7) * line, text) for row, text in enumerate(reversed(texts))]
@@ -453,13 +448,8 @@ def _place_by_bytes(one: Combination, scenario: Scenario) -> float:
 
 
 def _tabulate_all(scenarios: Sequence[Scenario], folder: Path) -> Table:
-    columns = [Column("scenario"), Column("method"), Column("calibration"), Column("accuracy, %", "number")]
-    columns += [
-        Column("seeds", "count"),
-        Column("gap to the best"),
-        Column("sent up", "bytes"),
-        Column("time", "seconds"),
-    ]
+    kinds = {"scenario": "text", "method": "text", "calibration": "text", "accuracy, %": "number", "seeds": "count"}
+    kinds |= {"gap to the best": "text", "sent up": "bytes", "time": "seconds"}
     rows: list[list[CellValue]] = []
     for scenario in scenarios:
         for one in sorted(scenario.combinations, key=lambda one: -one.accuracy.mean):
@@ -467,7 +457,7 @@ def _tabulate_all(scenarios: Sequence[Scenario], folder: Path) -> Table:
             link = Linked(one.accuracy.format(), link_run(one.records[0], folder), value=one.accuracy.mean)
             names: list[CellValue] = [scenario.label, one.trained, one.calibration]
             rows.append([*names, link, len(one.scores), gap, one.bytes_up, one.seconds])
-    return Table("", columns, rows)
+    return Table("", [Column(name, kind) for name, kind in kinds.items()], rows)
 
 
 def _tabulate_beyond(scenarios: Sequence[Scenario]) -> Table:
