@@ -454,11 +454,6 @@ def stop_run(federation: FederationFolder, run: str) -> None:
     _run([program("flwr"), "stop", run, CONNECTION], federation)
 
 
-def run_command(federation: FederationFolder, config: Path) -> Sequence[str]:
-    """Submit the app with this configuration, and print what it prints until it has ended."""
-    return [program("flwr"), "run", str(federation.app), CONNECTION, "--stream", "--run-config", str(config)]
-
-
 if __name__ == "__main__":
     if sys.argv[1] == "register":
         print(json.dumps(_register(read_federation(Path(sys.argv[2])))))  # noqa: T201  for register_keys

@@ -153,11 +153,7 @@ class CreatedFolders:
     """What ``initialise`` did."""
 
     federation: FederationFolder
-    new: bool
-    nodes: tuple[str, ...]  # added now, with a folder to copy to the node
-    keys: tuple[str, ...]  # added now, with a public key that the node made itself
-    renewed: bool  # the server's certificate
-    authority: bool  # a new one, in addition to the previous
+    new: bool  # False: the folder existed, and was changed
 
 
 def initialise(
@@ -185,10 +181,11 @@ def initialise(
         federation = FederationFolder(path, settings)
     else:
         federation = read_federation(path)
-        if host not in (None, federation.settings.host) or port not in (None, federation.settings.port):
+        settings = federation.settings
+        if host not in (None, settings.host) or port not in (None, settings.port):
             raise UserError(
-                f"--host and --port: this federation uses {federation.settings.host}:{federation.settings.port}; to "
-                f"change it, edit {FEDERATION} and the nodes' {NODE}, then run unskew federation init DIR --renew"
+                f"--host and --port: this federation uses {settings.host}:{settings.port}; to change it, edit "
+                f"{FEDERATION} and the nodes' {NODE}, then run unskew federation init DIR --renew"
             )
     names, known = [*nodes, *keys], federation.public_keys()
     for name in names:
@@ -221,7 +218,7 @@ def initialise(
     }
     for file in (path / "nodes").glob(f"*/{NODE}"):
         write_roster(file.with_name(ROSTER), roster)
-    return CreatedFolders(federation, new, tuple(nodes), tuple(keys), renew and not new, renew_authority and not new)
+    return CreatedFolders(federation, new)
 
 
 def renew_secrets(federation: FederationFolder) -> None:

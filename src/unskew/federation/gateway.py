@@ -17,7 +17,7 @@ import socket
 import ssl
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from unskew.core.plugins import require_extra
 from unskew.core.units import format_bytes
 from unskew.federation import metrics
 from unskew.federation.folder import GATEWAY_HEADER, FederationFolder, read_federation
-from unskew.federation.network import public_pem
+from unskew.federation.network import listen, public_pem
 
 # the node recognizes refusals by these texts
 NOT_REGISTERED = "this node's key is not registered"
@@ -138,11 +138,10 @@ class KnownKeys:
 
     def see(self, name: str) -> None:
         """Record that this node was heard from."""
-        now = time.time()
-        self._seen[name] = now
+        self._seen[name] = now = time.time()
         if now > self._written + _LOOK_AGAIN:
             self._written = now
-            with suppress(OSError):  # a full disk must not lock nodes out
+            with suppress(UserError):  # a full disk must not lock nodes out
                 write_whole(self._federation.seen, json.dumps(self._seen).encode())
 
     def _look(self) -> None:
@@ -171,17 +170,14 @@ class Buckets:
         self._burst, self._rate, self._most = burst, rate, most
         self._left: dict[Hashable, tuple[float, float]] = {}
 
-    def left(self, name: Hashable) -> float:
-        """How many events are allowed now."""
-        count, when = self._left.get(name, (float(self._burst), 0.0))
-        return min(self._burst, count + (time.monotonic() - when) * self._rate)
-
     def take(self, name: Hashable) -> bool:
         """Count an event; whether it was allowed."""
-        left = self.left(name)
+        now = time.monotonic()
+        count, when = self._left.get(name, (float(self._burst), 0.0))
+        left = min(self._burst, count + (now - when) * self._rate)
         if name not in self._left and len(self._left) >= self._most:
             self._left.pop(next(iter(self._left)))
-        self._left[name] = max(left - 1.0, 0.0), time.monotonic()
+        self._left[name] = max(left - 1.0, 0.0), now
         return left >= 1.0
 
 
@@ -190,7 +186,7 @@ class Signatures:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._used: dict[str, tuple[set[str], deque[tuple[float, str]]]] = {}
+        self._used = defaultdict[str, OrderedDict[str, float]](OrderedDict)  # when each was used, by key
 
     def check_fresh(self, text: str, *, joining: bool) -> float:
         """The signed time; refused if it is too far from now."""
@@ -210,13 +206,12 @@ class Signatures:
         now = time.time()
         if signed < now - (time.monotonic() - self._began):  # by the present clock, which may have been set since
             raise Refused(503, "the request was signed before the gateway started; sign it again", "replay")
-        used, order = self._used.setdefault(key, (set(), deque()))
-        while order and order[0][0] < now - _MOST_LATE + _MOST_AHEAD:
-            used.discard(order.popleft()[1])
+        used = self._used[key]
+        while used and next(iter(used.values())) < now - _MOST_LATE + _MOST_AHEAD:
+            used.popitem(last=False)
         if text in used:
             raise Refused(503, "this request was sent before", "replay")  # an honest node signs it again
-        used.add(text)
-        order.append((now, text))
+        used[text] = now
 
 
 class Budget:
@@ -273,15 +268,14 @@ class Gateway:
 
     def __init__(self, federation: FederationFolder, limits: Limits, log: Callable[[str], None]) -> None:
         self._federation, self._limits, self._log = federation, limits, log
-        self._httpx = require_extra("httpx", "flower")
-        hazmat = "cryptography.hazmat.primitives"
+        self._httpx, hazmat = require_extra("httpx", "flower"), "cryptography.hazmat.primitives"
         ec, hashes = require_extra(f"{hazmat}.asymmetric.ec", "flower"), require_extra(f"{hazmat}.hashes", "flower")
         self._scheme = ec.ECDSA(hashes.SHA256())
         self._wrong = require_extra("cryptography.exceptions", "flower").InvalidSignature
         self._keys, self._signatures, self._budget = KnownKeys(federation, log), Signatures(), Budget(limits)
         self._rates, self._failures = Buckets(limits.burst, limits.rate), Buckets(limits.failures, 1.0)
         self._sent: Counter[str] = Counter()  # bytes of each node since its last message
-        self._strangers: Counter[str] = Counter()
+        self._strangers: Counter[str] = Counter()  # connections of each address
         self._proved: Counter[str] = Counter()  # connections of each node
         self._open: set[asyncio.Task[None]] = set()
         self.counts = metrics.Counts()
@@ -472,19 +466,19 @@ class Gateway:
         try:
             while True:
                 response, now = await self._server.send(asked), time.monotonic()
-                if response.status_code != 200 or response.content or now > min(end, self._last_message + _A_RUN_IS_ON):
-                    break
+                if response.status_code == 200 and response.content:
+                    self._last_message = now
+                    self._sent.pop(visitor.name or "", None)
+                    self._stirred.set()  # the other nodes' messages are probably there too
+                    self._stirred = asyncio.Event()
+                    return response
+                if response.status_code != 200 or now > min(end, self._last_message + _A_RUN_IS_ON):
+                    return response
                 with suppress(TimeoutError):
                     pause = min(max(_SHORTEST, _EACH * self._waiting), _LONGEST)
                     await asyncio.wait_for(self._stirred.wait(), pause)
                 if visitor.gone:
                     raise EOFError("the node has left")
-            if response.status_code == 200 and response.content:
-                self._last_message = now
-                self._sent.pop(visitor.name or "", None)
-                self._stirred.set()  # the other nodes' messages are probably there too
-                self._stirred = asyncio.Event()
-            return response
         finally:
             self._waiting -= 1
 
@@ -507,12 +501,8 @@ class Gateway:
 
     def report(self) -> str:
         """The counters for Prometheus, and the state of nodes and run from the folder."""
-        gauges = {
-            "connections": len(self._open),
-            "strangers": self._strangers.total(),
-            "waiting_nodes": self._waiting,
-            "in_flight_bytes": self._budget.taken.total(),
-        }
+        gauges = {"connections": len(self._open), "strangers": self._strangers.total()}
+        gauges |= {"waiting_nodes": self._waiting, "in_flight_bytes": self._budget.taken.total()}
         return self.counts.text(gauges) + metrics.describe_folder(self._federation)
 
 
@@ -541,12 +531,6 @@ async def _answer(visitor: Visitor, status: int, text: str) -> None:
             for _ in range(16):
                 if not await visitor.reader.read(2**16):
                     break
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """The socket that nodes connect to."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=256)
 
 
 async def _run(federation: FederationFolder) -> None:

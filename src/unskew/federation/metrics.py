@@ -67,11 +67,6 @@ class Counts:
         if key in self._values or len(self._values) < _MOST_SERIES:
             self._values[key] += count
 
-    def get(self, name: str, **labels: str) -> int:
-        """The sum of a counter over all series with these labels."""
-        wanted = set(labels.items())
-        return sum(value for (counter, given), value in self._values.items() if counter == name and wanted <= {*given})
-
     def text(self, gauges: dict[str, int]) -> str:
         """All counters and these gauges."""
         counters = [(f"gateway_{name}_total", count, dict(labels)) for (name, labels), count in self._values.items()]

@@ -21,14 +21,19 @@ class NotReached(Exception):
     """No server answers there at the moment."""
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that accepts connections at this address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=256)
+
+
 def check_free(host: str, port: int, what: str) -> None:
     """Refuse a port that is in use."""
     try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        listen(host, port).close()
     except OSError as error:
-        raise UserError(
-            f"port {port} of {host}, the {what}, cannot be opened: {error.strerror}; choose another port"
-        ) from error
+        problem = f"port {port} of {host}, the {what}, cannot be opened: {error.strerror}"
+        raise UserError(f"{problem}; choose another port") from error
 
 
 def free_port(count: int = 1) -> int:
@@ -147,9 +152,8 @@ def public_pem(path: Path) -> bytes:
     except (ValueError, _crypto("exceptions").UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise UserError(
-            f"{path} is not a public key for Flower; make one with: ssh-keygen -t ecdsa -b 384 -f node.key -N ''"
-        )
+        command = "ssh-keygen -t ecdsa -b 384 -f node.key -N ''"
+        raise UserError(f"{path} is not a public key for Flower; make one with: {command}")
     return bytes(key.public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo))
 
 

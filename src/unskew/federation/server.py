@@ -16,6 +16,7 @@ from unskew.core.files import read_content, write_whole
 from unskew.core.units import counted
 from unskew.federation import flower, network
 from unskew.federation.folder import (
+    CONNECTION,
     FEDERATION,
     NODE,
     RUN_CONFIG,
@@ -194,7 +195,8 @@ def submit(
             say(line)  # what follows a complaint is Flower's traceback for it
 
     log = Log(federation.logs / "run.log")
-    command = flower.run_command(federation, federation.run_config)
+    app = ["run", str(federation.app), CONNECTION]
+    command = [flower.program("flwr"), *app, "--stream", "--run-config", str(federation.run_config)]
     environment = flower.environment(federation.flower_home, **flower.COMMAND_LINES)
     child = Child("flwr", command, environment=environment, folder=federation.path, log=log, heard=hear)
     try:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -213,10 +214,10 @@ def decide(scenarios: Sequence[Scenario]) -> list[Decision]:
 
     Only scenarios with three seeds count, or all if there are none. Without FedAvg there is no gain to report.
     """
-    groups: dict[tuple[str, str, str, str], list[Scenario]] = {}
+    groups = defaultdict[tuple[str, str, str, str], list[Scenario]](list)
     for scenario in scenarios:
         if scenario.plain is not None and scenario.result.rounds:
-            groups.setdefault(describe_situation(scenario), []).append(scenario)
+            groups[describe_situation(scenario)].append(scenario)
     enough = {key: [one for one in group if len(one.best.scores) >= MIN_SEEDS] for key, group in groups.items()}
     return [_decide(situation, enough[situation] or group) for situation, group in groups.items()]
 
@@ -239,12 +240,11 @@ def _decide(situation: tuple[str, str, str, str], scenarios: Sequence[Scenario])
     chosen = [family[use] for family in families]
     gains, clear, times = [], 0, []
     for scenario, one in zip(scenarios, chosen, strict=True):
-        plain = scenario.plain
-        assert plain is not None  # ensured by decide()
-        gap = scenario.gap(one, plain)
-        gains.append(one.accuracy.mean - plain.accuracy.mean if gap is None else gap.mean)
-        clear += gap is not None and gap.low > 0
-        times.append(one.bytes_up / max(plain.bytes_up, 1))
+        if plain := scenario.plain:  # there is one in all these scenarios
+            gap = scenario.gap(one, plain)
+            gains.append(gap.mean if gap else one.accuracy.mean - plain.accuracy.mean)
+            clear += gap is not None and gap.low > 0
+            times.append(one.bytes_up / max(plain.bytes_up, 1))
     seeds = min(len(one.scores) for one in chosen)
     names = ", ".join(dict.fromkeys(scenario.data for scenario in scenarios))
     evidence = f"{names}: {counted(len(scenarios), 'setting')}, {counted(seeds, 'seed')} each"
@@ -252,8 +252,7 @@ def _decide(situation: tuple[str, str, str, str], scenarios: Sequence[Scenario])
         evidence += "; an indication only"
     elif use != "fedavg":
         evidence += f"; the interval excludes 0 in {clear} of {len(chosen)}"
-    if use != best:
-        evidence += f"; tied with {best}, which has the highest mean"
+    evidence += f"; tied with {best}, which has the highest mean" if use != best else ""
     calibrated = [{one.method for one in scenario.combinations if one.calibration} for scenario in scenarios]
     if "+" in use and any(methods and "fedavg" not in methods for methods in calibrated):
         evidence += "; FedAvg was not calibrated there"
@@ -276,11 +275,8 @@ def _pick_highest(combinations: Sequence[Combination]) -> Combination | None:
 
 def read_all_records(out: Path) -> list[RunRecord]:
     """Every record in a folder of results."""
-    records = []
-    for file in sorted((out / RECORDS).glob("*/seed*.json")):
-        record = read_record(out, file.parent.name, int(file.stem.removeprefix("seed")))
-        if isinstance(record, RunRecord):
-            records.append(record)
+    runs = [(file.parent.name, int(file.stem[4:])) for file in sorted((out / RECORDS).glob("*/seed*.json"))]
+    records = [record for run in runs if isinstance(record := read_record(out, *run), RunRecord)]
     if not records:
         command = f"unskew reproduce ours/calibrations --scale small --out {out}"
         raise UserError(f"{out} has no results to compare; run some first, for example: {command}")
@@ -320,9 +316,9 @@ def _join_fixed(own: dict[str, list[RunRecord]]) -> list[list[RunRecord]]:
 
 def _combine(group: Sequence[RunRecord]) -> Iterator[Combination]:
     """Every method and rate of a scenario with each of its calibrations."""
-    trained: dict[tuple[str, str], list[RunRecord]] = {}
+    trained = defaultdict[tuple[str, str], list[RunRecord]](list)
     for record in group:
-        trained.setdefault((record.result.method, str(record.result.settings.get("lr", ""))), []).append(record)
+        trained[record.result.method, str(record.result.settings.get("lr", ""))].append(record)
     several = len({rate for _, rate in trained}) > 1
     for (method, rate), records in trained.items():
         names = dict.fromkeys(name for one in records for name in one.result.calibrations if not is_bound(name))
@@ -342,7 +338,7 @@ def _list_printed() -> dict[str, tuple[str, PaperValue]]:
     printed: dict[str, tuple[str, PaperValue]] = {}
     for name in recipe_names():
         for cell in make_cells(load_recipe(name), Variant("paper")):
-            if cell.paper and cell.reads == "accuracy" and not (cell.after and is_bound(cell.after)):
+            if cell.paper and cell.reading.text == "accuracy" and not (cell.after and is_bound(cell.after)):
                 found = f"{cell.row.name}, {cell.column.name} in {name}", cell.paper
                 training = cell.training()
                 printed[training] = max(printed.get(training, found), found, key=lambda pair: pair[1].mean)
@@ -356,17 +352,16 @@ def write_claim(out: Path) -> tuple[list[Path], list[str]]:
     names = ["clients", "skew", "start", "training", "use this", "points over FedAvg", "cost", "evidence"]
     rows = [[*one.situation, one.use, one.gain, one.cost, one.evidence] for one in decisions]
     choices = Table("", [Column(name) for name in names], rows)
+    sections = [Section("use", "What to use", _CHOICES, [choices])] if rows else []
+    sections += [Section("beyond", "Beyond the papers", _BEYOND, [beyond])] if beyond.rows else []
+    sections.append(Section("figure", "Accuracy of every combination", _FIGURE, draw_claim(scenarios, out)))
+    sections.append(Section("choices", "Appendix: every combination", _TABLE, [_tabulate_all(scenarios, out)]))
     page = Page(
         title="What to choose when",
         subtitle="Over all runs in this folder: which method, which calibration, at what cost",
         findings=[],
         facts=[("settings", str(len(scenarios))), ("combinations", str(sum(len(s.combinations) for s in scenarios)))],
-        sections=[
-            *([Section("use", "What to use", _CHOICES, [choices])] if rows else []),
-            *([Section("beyond", "Beyond the papers", _BEYOND, [beyond])] if beyond.rows else []),
-            Section("figure", "Accuracy of every combination", _FIGURE, draw_claim(scenarios, out)),
-            Section("choices", "Appendix: every combination", _TABLE, [_tabulate_all(scenarios, out)]),
-        ],
+        sections=sections,
         footer="Made by unskew reproduce --claim from the records in this folder.",
         heading="What to choose",
     )
@@ -397,17 +392,17 @@ _BEYOND = (
 
 def draw_claim(scenarios: Sequence[Scenario], folder: Path) -> list[Chart]:
     """A figure for each data set and network."""
-    groups: dict[str, list[Scenario]] = {}
+    groups = defaultdict[str, list[Scenario]](list)
     for scenario in scenarios:
-        groups.setdefault(f"claim {scenario.data} {scenario.result.model}", []).append(scenario)
+        groups[f"claim {scenario.data} {scenario.result.model}"].append(scenario)
     return [_draw_group(group, folder, slug(name)) for name, group in groups.items()]
 
 
 def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart:
     """A column for each scenario: bytes from left to right, accuracy upwards, the best named above."""
     marks: list[Mark] = []
+    every = [(at, one) for at, scenario in enumerate(scenarios) for one in scenario.combinations]
     for colour, kind in enumerate(KINDS):
-        every = [(at, one) for at, scenario in enumerate(scenarios) for one in scenario.combinations]
         points = [(at, one) for at, one in every if one.kind == kind]
         if not points:
             continue
@@ -416,8 +411,8 @@ def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart
         x = [at + WIDE * _place_by_bytes(one, scenarios[at]) for at, one in points]
         y = [one.accuracy.mean for _, one in points]
         marks.append(Dots(x, y, colour, radius=4.5, name=kind, tips=tips, links=links))
-    means = [one.accuracy.mean for scenario in scenarios for one in scenario.combinations]
-    line = max(means) / LINES
+    highest = max(one.accuracy.mean for _, one in every)
+    line = highest / LINES
     for at, scenario in enumerate(scenarios):
         best = scenario.best
         calibration = [f"+ {best.kind}"] if best.calibration else []
@@ -430,7 +425,7 @@ def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart
     low = -line * (max(map(len, labels)) + 0.8)
     for at, label in enumerate(labels):  # below the dots, one part per line
         marks += [Words(float(at), -line * (row + 1.2), part) for row, part in enumerate(label)]
-    high = max(means) + 5 * line
+    high = highest + 5 * line
     numbers = tuple((float(value), str(value)) for value in range(0, 101, 10 if high > 30 else 2) if value <= high)
     title = "Accuracy of every method with every calibration" + (f": {', '.join(common)}" if common else "")
     alt = "The best of each scenario: " + "; ".join(f"{one.label}: {one.best.name}" for one in scenarios) + "."
@@ -469,9 +464,7 @@ def _tabulate_beyond(scenarios: Sequence[Scenario]) -> Table:
         if ours is None or theirs is None or not scenario.result.rounds:
             continue
         where, printed = scenario.printed or ("", None)
-        cells = []
-        for one in (ours, theirs):
-            cells += [one.name, one.accuracy.format(), format_bytes(one.bytes_up)]
+        cells = [[one.name, one.accuracy.format(), format_bytes(one.bytes_up)] for one in (ours, theirs)]
         gap = scenario.describe_gap(ours, theirs)
-        rows.append([scenario.label, *cells, gap, None if printed is None else str(printed), where])
+        rows.append([scenario.label, *cells[0], *cells[1], gap, None if printed is None else str(printed), where])
     return Table("", [Column(name) for name in names], rows)
