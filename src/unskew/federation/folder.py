@@ -99,6 +99,7 @@ class NodeFolder:
         self.logs = path / "logs"
         self.state = path / "state"  # client memories, secrets, audit log
         self.service_settings = path / "service.toml"
+        self.session = path / "last-session"  # the server's number for this node
 
 
 def read_federation(path: Path) -> FederationFolder:

@@ -167,7 +167,7 @@ class _Node:
     def _hear_supernode(self, line: str) -> None:
         if (found := _NODE_ID.search(line)) and not self._connected:
             self._connected, self._refused_since = True, None
-            write_again(_session_file(self._node), found[1].encode())
+            write_again(self._node.session, found[1].encode())
             self._say(f"connected to {self._node.settings.server} as {self._node.settings.name}")
         elif "Connection attempt failed" in line:  # to the server, or between the programs of the node
             self._doubt = True
@@ -205,11 +205,6 @@ def close_last_session(node: NodeFolder) -> bool:
 
     If this fails, the node waits for a minute. Returns whether a session was closed.
     """
-    content = read_content(_session_file(node), 100) or b""
-    _session_file(node).unlink(missing_ok=True)
+    content = read_content(node.session, 100) or b""
+    node.session.unlink(missing_ok=True)
     return content.isdigit() and flower.deactivate(node, int(content))
-
-
-def _session_file(node: NodeFolder) -> Path:
-    """The file with the server's number for this node."""
-    return node.path / "last-session"

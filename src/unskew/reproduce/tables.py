@@ -112,16 +112,16 @@ def differences(result: TableResult) -> list[str]:
 
 
 def _list_changes(result: TableResult) -> str:
-    differing: dict[str, set[tuple[Value | None, Value | None]]] = {}
+    differing = defaultdict[str, set[tuple[Value | None, Value | None]]](set)
     published = make_cells(result.recipe, Variant("paper", result.variant.data))
     for one in _list_run(result):
         theirs = published[one.cell.number]
         ours, paper = deciding(one.cell.config), deciding(theirs.config)
         for name in {**ours, **paper}:
             if ours.get(name) != paper.get(name) and name not in result.variant.changes:
-                differing.setdefault(name, set()).add((ours.get(name), paper.get(name)))
+                differing[name].add((ours.get(name), paper.get(name)))
         if one.cell.reading.text != theirs.reading.text:
-            differing.setdefault("read", set()).add((one.cell.reading.text, theirs.reading.text))
+            differing["read"].add((one.cell.reading.text, theirs.reading.text))
     changes = []
     for name, pairs in differing.items():
         texts = [["the default" if value is None else value for value in pair] for pair in sorted(pairs, key=str)]
