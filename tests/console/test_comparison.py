@@ -43,19 +43,9 @@ CENTRAL = replace(PLAIN, path=Path("runs/central"), partition="iid", clients=1, 
 
 def rounds(*accuracies, steps=10):
     """Lines of metrics.jsonl; a round without accuracy was not evaluated."""
-    return [
-        {
-            "round": number,
-            "clients": 1,
-            "examples": 1,
-            "seconds": 0.1,
-            "bytes_up": 1,
-            "bytes_down": 1,
-            "batches_max": steps,
-        }
-        | ({} if accuracy is None else {"accuracy": accuracy, "loss": 1.0})
-        for number, accuracy in enumerate(accuracies, 1)
-    ]
+    same = {"clients": 1, "examples": 1, "seconds": 0.1, "bytes_up": 1, "bytes_down": 1, "batches_max": steps}
+    scores = [{} if accuracy is None else {"accuracy": accuracy, "loss": 1.0} for accuracy in accuracies]
+    return [{"round": number, **same, **score} for number, score in enumerate(scores, 1)]
 
 
 def compared(*results, metrics=None, **knobs):
@@ -102,10 +92,8 @@ def test_a_row_holds_what_the_run_was_and_what_came_out():
 
 def test_every_calibration_that_any_run_has_is_a_column_and_those_without_are_blank():
     found = rows(compared(PLAIN, CALIBRATED, OTHER))
-    after, sent = (
-        [f"after {name}" for name in ("ccvr", "oracle", "uscc")],
-        [f"MB up ({name})" for name in ("ccvr", "oracle", "uscc")],
-    )
+    names = ("ccvr", "oracle", "uscc")
+    after, sent = [f"after {name}" for name in names], [f"MB up ({name})" for name in names]
     outcome = ["accuracy", *after, "loss", "MB up", *sent, "MB down", "seconds"]
     same = ["data", "partition", "clients", "per_round", "rounds", "model", "emd"]
     assert all(list(row) == ["method", "seed", *outcome, "run", *same] for row in found)
@@ -206,9 +194,8 @@ def test_a_table_displays_itself_and_is_a_frame(tmp_path):
     frame = pytest.importorskip("pandas") and table.frame()
     assert list(frame["accuracy"]) == pytest.approx([91.234, 91.234])
     assert frame["after ccvr"].isna().tolist() == [True, False]
-    assert [one.result for one in compare(read_result(tmp_path / "a"), paths[1:]).runs] == [
-        one.result for one in table.runs
-    ]
+    again = compare(read_result(tmp_path / "a"), paths[1:])
+    assert [one.result for one in again.runs] == [one.result for one in table.runs]
     with pytest.raises(UserError, match="an int cannot be compared"):
         compare(3)
     with pytest.raises(UserError, match="no runs to compare"):
@@ -236,10 +223,7 @@ def test_json_holds_the_whole_results():
     found = json.loads(as_text(compared(PLAIN, CALIBRATED), "json"))
     assert [row.pop("run") for row in found] == ["runs/a", "runs/b"]
     assert [row.pop("over_seeds")["seeds"] for row in found] == [[0], [1]]
-    nothing = {
-        "accuracy_at_round": {"round": None, "accuracy": None},
-        "accuracy_at_batch": {"batch": None, "accuracy": None},
-    }
+    nothing = {f"accuracy_at_{unit}": {unit: None, "accuracy": None} for unit in ("round", "batch")}
     assert found == [to_json(PLAIN) | nothing, to_json(CALIBRATED) | nothing]
     assert found[1]["calibrations"][0] == {
         "name": "ccvr", "accuracy": 0.955, "loss": 0.2, "bytes_up": 12, "seconds": 0.5,
@@ -350,18 +334,14 @@ def test_a_run_without_metrics_is_blank_and_holds_up_no_other():
 
 
 def test_a_baseline_on_other_data_is_refused_and_both_runs_are_named():
-    with pytest.raises(
-        UserError, match=r"runs/c \(digits\) and its baseline runs/central \(mnist\) use different data"
-    ):
+    message = r"runs/c \(digits\) and its baseline runs/central \(mnist\) use different data"
+    with pytest.raises(UserError, match=message):
         compared(OTHER, baseline=replace(CENTRAL, data="mnist", data_sha256="d" * 64))
 
 
 @pytest.mark.parametrize("accuracy", [0.0, float("nan"), float("inf"), -1.0])
 def test_a_baseline_that_nothing_can_be_relative_to_is_refused(accuracy):
-    with pytest.raises(
-        UserError,
-        match=r"the baseline of runs/a, .*runs/central, must have an accuracy above 0",
-    ):
+    with pytest.raises(UserError, match=r"the baseline of runs/a, .*runs/central, must have an accuracy above 0"):
         compared(PLAIN, baseline=replace(CENTRAL, accuracy=accuracy))
     with pytest.raises(UserError, match="the baseline of runs/a, /old, must have an accuracy above 0"):
         compared(replace(PLAIN, baseline="/old", baseline_accuracy=accuracy))
@@ -403,12 +383,8 @@ def test_accuracy_over_clients_has_the_worst_the_tenth_fairness_and_own_images_w
     told = replace(own, worst=0.3, p10=0.35, jain=0.9, own_images=own)
     made = replace(CALIBRATED.calibrations["ccvr"], clients_accuracy=replace(told, jain=0.98765, own_images=None))
     one, other = rows(compared(replace(CALIBRATED, clients_accuracy=told, calibrations={"ccvr": made}), PLAIN))
-    assert (one["worst"], one["p10"], one["fairness"], one["worst on own images"]) == (
-        "30.00",
-        "35.00",
-        "0.900",
-        "10.00",
-    )
+    names = ("worst", "p10", "fairness", "worst on own images")
+    assert [one[name] for name in names] == ["30.00", "35.00", "0.900", "10.00"]
     assert (one["fairness (ccvr)"], one["worst on own images (ccvr)"]) == ("0.988", "")
     assert (other["worst"], other["fairness"], other["worst on own images"]) == ("", "", "")
     assert "worst on own images" not in rows(compared(replace(PLAIN, clients_accuracy=own)))[0]

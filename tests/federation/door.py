@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 import socket
 import ssl
 import threading
@@ -64,6 +65,11 @@ class Door:
             self._loop, self._task = asyncio.get_running_loop(), asyncio.ensure_future(self.gateway.serve(listener))
             self._ready.set()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def refused(self, label):
+        """How many requests were refused with this label."""
+        found = re.search(rf'refused_total{{reason="{label}"}} (\d+)', self.gateway.counts.text({}))
+        return int(found[1]) if found else 0
 
     def close(self):
         self._loop.call_soon_threadsafe(self._task.cancel)

@@ -10,7 +10,7 @@ from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
 from unskew.federation.folder import initialise, read_node
 from unskew.federation.network import free_port
-from unskew.federation.node import _session_file, close_last_session
+from unskew.federation.node import close_last_session
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def requests(monkeypatch):
 @pytest.mark.parametrize("number", [300, 2**64 - 1])
 def test_the_last_session_is_closed_once_and_signed_with_the_nodes_key(node, requests, number):
     assert not close_last_session(node)  # it was never connected
-    _session_file(node).write_text(str(number))
+    node.session.write_text(str(number))
     assert close_last_session(node)
     assert not close_last_session(node)
     (request,) = requests
@@ -47,5 +47,5 @@ def test_the_last_session_is_closed_once_and_signed_with_the_nodes_key(node, req
 
 def test_an_unreachable_server_and_a_damaged_number_are_no_trouble(node):
     for content in ("300", "x"):
-        _session_file(node).write_text(content)
+        node.session.write_text(content)
         assert not close_last_session(node)

@@ -224,7 +224,7 @@ def test_a_frozen_part_is_counted_once_for_all_runs(monkeypatch):
         configs = [
             Config(**{"data": "cifar10", "model": "simple-cnn", "rounds": 1, "epochs": 1} | one) for one in changes
         ]
-        return estimate_all([PlannedRun("x", config) for config in configs], Speeds(lambda _: None))
+        return estimate_all([PlannedRun("x", config) for config in configs], Speeds(lambda *_: None))
 
     assert 50 < estimate({}) < 70
     assert estimate({"method": "moon(mu=1)"}) > 1.5 * estimate({})

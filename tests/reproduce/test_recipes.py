@@ -100,7 +100,7 @@ def test_other_data_may_have_more_at_a_scale_than_photographs_allow():
     photographs, drawn = ([cell for cell in some if cell.row.name != "Centralized"] for some in (photographs, drawn))
     assert {cell.config.rounds for cell in photographs} == {16}
     assert {cell.config.rounds for cell in drawn} == {400}
-    assert {cell.reads for cell in drawn} == {"at-round(80)", "at-round(200)", "at-round(400)"}
+    assert {cell.reading.text for cell in drawn} == {"at-round(80)", "at-round(200)", "at-round(400)"}
     assert all(cell.done for cell in drawn)
     assert not all(cell.done for cell in photographs)
 

@@ -129,7 +129,7 @@ def test_every_recipe_writes_its_files(name, tmp_path):
     plain = [
         cell
         for cell in result.cells
-        if cell.cell.done and cell.cell.reads.partition("(")[0] in ("accuracy", "relative", "gain")
+        if cell.cell.done and cell.cell.reading.text.partition("(")[0] in ("accuracy", "relative", "gain")
     ]
     assert all(cell.values for cell in plain)
 

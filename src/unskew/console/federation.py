@@ -5,13 +5,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from unskew.console.options import with_options
+from unskew.console.options import option, with_options
 from unskew.console.progress import Json, out, print_json
 from unskew.console.study import report
 from unskew.core.errors import UserError
@@ -62,15 +62,15 @@ seed = 0
 
 Say = Callable[[str], None]
 
-
 federation_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
+Federation = Annotated[Path, option("The federation's folder.", "--federation", metavar="DIR")]
+Recipe = Annotated[Path | None, typer.Argument(help="A TOML recipe (default: recipe.toml of the folder).")]
 
 
 @federation_app.command()
 def demo(
-    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new or empty folder.")] = Path(
-        "federation-demo"
-    ),
+    folder: Annotated[Path, option("A new or empty folder.", "--out", metavar="DIR")] = Path("federation-demo"),
 ) -> None:
     """Demonstrate a federation on this machine: a server, three nodes, TLS, training, calibration, report."""
     began = time.monotonic()
@@ -88,11 +88,8 @@ def demo(
     say(f"the digits are partitioned with {drawn.scheme}: EMD {emd(drawn.client, labels, classes):.2f}")
     nodes = [read_node(federation.node(name)) for name in NODES]
     for number, node in enumerate(nodes):
-        settings = {
-            "name": node.settings.name, "data": "digits", "partition": f"file:{federation.path / 'partition.npz'}",
-            "client": [number], "folder": str(node.state), "socket": str(socket_path(node)),
-        }  # fmt: skip
-        write_whole(node.service_settings, toml(settings, "Made by unskew federation demo.").encode())
+        settings = {"data": "digits", "partition": f"file:{federation.path / 'partition.npz'}", "client": [number]}
+        _write_service(node, settings, "Made by unskew federation demo.")
     write_whole(federation.path / "recipe.toml", RECIPE.encode())
     run = federation.path / "runs" / "demo"
     try:
@@ -105,6 +102,12 @@ def demo(
             end_all(mark)
     report(paths=[run])
     say(f"done in {format_duration(time.monotonic() - began)}: {run}")
+
+
+def _write_service(node: NodeFolder, settings: dict[str, Any], header: str) -> None:
+    """Write the settings of a node's service."""
+    places = {"name": node.settings.name, "folder": str(node.state), "socket": str(socket_path(node))}
+    write_whole(node.service_settings, toml(settings | places, header).encode())
 
 
 def _start(group: ProcessGroup, federation: FederationFolder, nodes: list[NodeFolder], say: Say) -> None:
@@ -132,29 +135,22 @@ def _start(group: ProcessGroup, federation: FederationFolder, nodes: list[NodeFo
         time.sleep(0.2)
 
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
-
-
 @federation_app.command()
 def init(
     folder: Folder,
-    node: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A node whose key is created here; repeatable.")
-    ] = None,
+    node: Annotated[list[str] | None, option("A node whose key is created here; repeatable.", metavar="NAME")] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=FILE.pub", help="The public key of a node that created its own key; repeatable."),
+        option("The public key of a node that created its own key; repeatable.", metavar="NAME=FILE.pub"),
     ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Name or address at which nodes reach the server (default: 127.0.0.1).")
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="The port that nodes connect to (default: 8000).")] = None,
-    renew: Annotated[bool, typer.Option("--renew", help="Make a new certificate for the server.")] = False,
+    host: Annotated[str | None, option("Name or address at which nodes reach the server (default: 127.0.0.1).")] = None,
+    port: Annotated[int | None, option("The port that nodes connect to (default: 8000).")] = None,
+    renew: Annotated[bool, option("Make a new certificate for the server.", "--renew")] = False,
     renew_authority: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Make a new authority; once every node has its ca.crt, --renew ends the trust in the old one.",
             "--renew-authority",
-            help="Make a new authority; once every node has its ca.crt, --renew ends the trust in the old one.",
         ),
     ] = False,
 ) -> None:
@@ -162,20 +158,18 @@ def init(
     keys = {name: Path(file) for name, _, file in (text.partition("=") for text in key or [])}
     if "" in keys or Path() in keys.values():
         raise UserError("--key: give NAME=FILE.pub")
-    made = initialise(
-        folder, nodes=node or [], keys=keys, host=host, port=port, renew=renew, renew_authority=renew_authority
-    )
-    path, settings = made.federation.path, made.federation.settings
+    nodes, authority = node or [], {"renew": renew, "renew_authority": renew_authority}
+    made = initialise(folder, nodes=nodes, keys=keys, host=host, port=port, **authority)
+    federation, path, settings = made.federation, made.federation.path, made.federation.settings
     if made.new:
         out.say(f"{path}: a federation at {settings.host}:{settings.port}")
-    if made.renewed:
+    elif renew:
         out.say("the server has a new certificate; a running server uses it within a second")
-    if made.authority:
-        out.say(
-            f"copy {made.federation.authority} to every node as ca.crt, then run: unskew federation init {path} --renew"
-        )
-    for name in (*made.nodes, *made.keys):
-        out.say(f"node {name}: copy {made.federation.node(name)} to its machine, where its node.key belongs")
+    elif renew_authority:
+        renewal = f"unskew federation init {path} --renew"
+        out.say(f"copy {federation.authority} to every node as ca.crt, then run: {renewal}")
+    for name in (*nodes, *keys):
+        out.say(f"node {name}: copy {federation.node(name)} to its machine, where its node.key belongs")
     out.say(
         f"add a node with: unskew federation init {path} --node NAME",
         "start each node on its machine with: unskew federation node NAME --data …",
@@ -199,27 +193,24 @@ def node(
     options: dict[str, Any],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder, as created by init on the server.")],
     client: Annotated[
-        list[int] | None,
-        typer.Option(metavar="N", help="The part of --partition that this node holds, from 0; repeatable."),
+        list[int] | None, option("The part of --partition that this node holds, from 0; repeatable.", metavar="N")
     ] = None,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(metavar="package.module:function", help="Code on this node that runs may use; repeatable."),
+        option("Code on this node that runs may use; repeatable.", metavar="package.module:function"),
     ] = None,
     part: Annotated[
-        str, typer.Option(help="both | service (the part with the data) | supernode (the part with the connection).")
+        str, option("both | service (the part with the data) | supernode (the part with the connection).")
     ] = PARTS[0],
     socket: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="The socket between the two parts, if they run as two users; it is remembered."
-        ),
+        option("The socket between the two parts, if they run as two users; it is remembered.", metavar="FILE"),
     ] = None,
     write_policy: Annotated[
-        bool, typer.Option("--write-policy", help="Write a commented policy.toml with the defaults, and exit.")
+        bool, option("Write a commented policy.toml with the defaults, and exit.", "--write-policy")
     ] = False,
     check_policy: Annotated[
-        bool, typer.Option("--check-policy", help="Check policy.toml, print what differs from the defaults, and exit.")
+        bool, option("Check policy.toml, print what differs from the defaults, and exit.", "--check-policy")
     ] = False,
 ) -> None:
     """Run a node until Ctrl-C: it trains on its own data, which never leave it."""
@@ -234,56 +225,40 @@ def node(
             write_whole(file, commented().encode())
             out.say(f"written to {file}; edit it, then check it with --check-policy")
             return
-        found, default = read_policy(file), Policy()
-        for name in (field.name for field in fields(Policy)):
-            if getattr(found, name) != getattr(default, name):
-                out.say(f"{name}: {getattr(found, name)}")
+        found, default = vars(read_policy(file)), vars(Policy())
+        out.say(*(f"{name}: {value}" for name, value in found.items() if value != default[name]))
         out.say(f"{file} is valid; restart the node to use it")
         return
     if socket is not None:
         target = NodeFolder(target.path, replace(target.settings, socket=str(socket.absolute())))
-        write_settings(target.path / NODE, target.settings, MADE)
+        write_settings(target.path / NODE, target.settings)
     given = {**options, "client": client, "plugins": plugin}
     if any(value is not None for value in given.values()):
         if "data" not in options:
-            raise UserError(
-                "--data is missing; give a folder, a table or arrays of this node, or the name of a data set"
-            )
+            wanted = "a folder, a table or arrays of this node, or the name of a data set"
+            raise UserError(f"--data is missing; give {wanted}")
         config = configs.checked(configs.with_values(Config(), options, "federation node"))
-        settings = {"name": target.settings.name, **{name: getattr(config, name) for name in options}}
+        settings = {name: getattr(config, name) for name in options}
         settings |= {"data_dir": config.data_dir, "client": client, "plugins": plugin}
-        settings |= {"folder": str(target.state), "socket": str(socket_path(target))}
-        write_whole(target.service_settings, toml(settings, MADE.replace("init", "node")).encode())
+        _write_service(target, settings, MADE.replace("init", "node"))
     watch(["node", str(target.path), part])
 
 
 @federation_app.command("run")
 def run_(
-    recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe (default: recipe.toml of the folder).")] = None,
-    folder: Annotated[Path, typer.Option("--federation", metavar="DIR", help="The federation's folder.")] = Path(),
+    recipe: Recipe = None,
+    folder: Federation = Path(),
     place: Annotated[
-        Path | None,
-        typer.Option("--out", help="The run directory (default: runs/<recipe> in the federation's folder)."),
+        Path | None, option("The run directory (default: runs/<recipe> in the federation's folder).", "--out")
     ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Continue this run instead of starting a recipe.")
-    ] = None,
+    resume: Annotated[Path | None, option("Continue this run instead of starting a recipe.", metavar="RUN")] = None,
     back_to: Annotated[
-        int | None,
-        typer.Option(
-            "--back-to", metavar="ROUND", help="With --resume: continue after this round, in a new directory."
-        ),
+        int | None, option("With --resume: continue after this round, in a new directory.", metavar="ROUND")
     ] = None,
-    deadline: Annotated[
-        float | None, typer.Option(help="Seconds that a round waits for its nodes (default: 600).")
-    ] = None,
-    min_replies: Annotated[
-        int | None, typer.Option(help="The fewest replies that a round needs to count (default: 1).")
-    ] = None,
-    wait: Annotated[
-        float | None, typer.Option(help="Seconds to wait for more nodes if there are too few (default: 600).")
-    ] = None,
-    page: Annotated[bool, typer.Option("--report", help="Write the report too, as unskew report does.")] = False,
+    deadline: Annotated[float | None, option("Seconds that a round waits for its nodes (default: 600).")] = None,
+    min_replies: Annotated[int | None, option("The fewest replies that a round needs to count (default: 1).")] = None,
+    wait: Annotated[float | None, option("Seconds to wait for more nodes if there are too few (default: 600).")] = None,
+    page: Annotated[bool, option("Write the report too, as unskew report does.", "--report")] = False,
     as_json: Json = False,
 ) -> None:
     """Train, evaluate and calibrate across the nodes; run this on the server's machine."""
@@ -297,16 +272,14 @@ def run_(
         roll_back(resume, back_to, place)
         resume = place
     chosen = recipe or federation.path / "recipe.toml"
-    target = resume or place or unused_path(federation.path / "runs", chosen.stem)
-    target = target.absolute()
+    target = (resume or place or unused_path(federation.path / "runs", chosen.stem)).absolute()
     asked = {"recipe": "" if resume else str(chosen.absolute()), "out": str(target), "resume": resume is not None}
     check_request(settings_of(asked))  # report a mistake before anything is submitted
     again = f"continue it with: unskew federation run --federation {federation.path} --resume {target}"
+    terms: dict[str, Any] = {"deadline": deadline, "min_replies": min_replies, "wait": wait}
+    recipe = resume / configs.CONFIG if resume else chosen
     try:
-        submit(
-            federation, resume / configs.CONFIG if resume else chosen, target, out.say, resume=resume is not None,
-            deadline=deadline, min_replies=min_replies, wait=wait,
-        )  # fmt: skip
+        submit(federation, recipe, target, out.say, resume=resume is not None, **terms)
     except KeyboardInterrupt:
         out.say(f"the run was stopped; {again}")
         raise
@@ -322,9 +295,9 @@ def run_(
 
 @federation_app.command()
 def check(
-    recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe (default: recipe.toml of the folder).")] = None,
-    folder: Annotated[Path, typer.Option("--federation", metavar="DIR", help="The federation's folder.")] = Path(),
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the nodes.")] = 60.0,
+    recipe: Recipe = None,
+    folder: Federation = Path(),
+    wait: Annotated[float, option("Seconds to wait for the nodes.")] = 60.0,
 ) -> None:
     """Ask every node what it has, and report whether it fits; nothing is trained."""
     federation = read_federation(folder)
@@ -353,10 +326,9 @@ def status(folder: Folder = Path(), as_json: Json = False) -> None:
     for one in now["flower_runs"]:
         out.say(f"run {one['id']}: {one['status']}, {format_duration(one['seconds'])}")
     if (run := now["run"]) is not None:
+        progress = f"{run['state']}, round {run['round']} of {run['rounds']}"
         written = f"last written {format_duration(run['seconds'])} ago"
-        out.say(
-            f"{run['directory']}: {run['state']}, round {run['round']} of {run['rounds']}, {written}; {run['method']}"
-        )
+        out.say(f"{run['directory']}: {progress}, {written}; {run['method']}")
 
 
 @federation_app.command()
@@ -364,11 +336,9 @@ def audit(
     place: Annotated[
         Path, typer.Argument(metavar="DIR|RUN|RECEIPT", help="A node's folder, a run directory, or a receipt.")
     ],
-    key: Annotated[
-        Path | None, typer.Option(metavar="NAME.pub", help="The node's registered key, to verify a receipt.")
-    ] = None,
+    key: Annotated[Path | None, option("The node's registered key, to verify a receipt.", metavar="NAME.pub")] = None,
     receipt: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a receipt to this file, signed with the node's key.")
+        Path | None, option("Write a receipt to this file, signed with the node's key.", metavar="FILE")
     ] = None,
     as_json: Json = False,
 ) -> None:

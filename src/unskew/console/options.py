@@ -29,6 +29,7 @@ def check_suffix(flag: str, file: Path | None, *suffixes: str) -> None:
 
 
 Trust = Annotated[bool, option("Trust plug-ins named in run directories by other authors.", "--trust")]
+Format = Annotated[str, option("Format of the charts: svg | png | pdf", "--format")]
 DataDir = Annotated[str | None, option("The folder of the published data sets (or UNSKEW_DATA).", metavar="DIR")]
 
 
@@ -49,10 +50,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def with_options(
-    names: Sequence[str],
-    default: str | None = None,
-    several: Sequence[str] = (),
-    texts: Mapping[str, str] | None = None,
+    names: Sequence[str], default: str | None = None, several: Sequence[str] = (), texts: Mapping[str, str] = {}
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's parameter ``options`` by a flag for each of these options.
 
@@ -73,8 +71,7 @@ def with_options(
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             if parameter.name == "options":
-                helps = texts or {}
-                parameters += [_make_parameter(OPTIONS[n], default, n in several, helps.get(n)) for n in names]
+                parameters += [_make_parameter(OPTIONS[n], default, n in several, texts.get(n)) for n in names]
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         del wrapper.__wrapped__  # typer would use the hints of the command itself

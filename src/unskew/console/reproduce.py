@@ -3,6 +3,7 @@
 import shlex
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +36,7 @@ def list_recipes(data: str, data_dir: str | None, as_json: bool) -> None:
     unavailable: dict[str, str] = {}
     lines, records, paper = list[Text](), list[dict[str, Any]](), ""
     with StageProgress(out) as progress:
-        speeds = plans.Speeds(lambda activity: progress(activity, 0, 0))
+        speeds = plans.Speeds(progress)
         for name in recipe_names():
             recipe = load_recipe(name)
             if recipe.paper.reference != paper:
@@ -54,16 +55,12 @@ def list_recipes(data: str, data_dir: str | None, as_json: bool) -> None:
             times = [f"{scale} {_describe_time(seconds[scale], len(those))}" for scale, those in jobs.items()]
             lines.append(Text(f"{name:{WIDTH}}", "cyan").append(recipe.title, "default"))
             lines.append(Text(" " * WIDTH + "; ".join([f"{cells} on {sets}", *times]), "dim"))
-    out.say(*lines)
-    out.say(
-        "\nTimes are estimates for this machine if it is otherwise idle; runs that tables share are trained once. For "
-        "example: unskew reproduce ccvr/table2 --scale small"
-    )
+    estimates = "Times are estimates for this machine if it is otherwise idle; runs that tables share are trained once."
+    lines.append(Text(f"\n{estimates} For example: unskew reproduce ccvr/table2 --scale small"))
     if unavailable:
-        out.say(
-            f"Not on this machine: {', '.join(unavailable)}; see docs/how-to/data.md for how to get them. --data "
-            "digits needs no download."
-        )
+        how = "see docs/how-to/data.md for how to get them. --data digits needs no download."
+        lines.append(Text(f"Not on this machine: {', '.join(unavailable)}; {how}"))
+    out.say(*lines)
     if as_json:
         print_json(records)
 
@@ -135,26 +132,24 @@ def reproduce(
     if not tables:
         list_recipes(data or "", data_dir, as_json)
         return
-    selection = tuple(rows or ("*",)), tuple(columns or ("*",))
-    chosen_seeds = parse_seeds(seeds) if seeds else ()
     settings = {}
     for varied in parse_over(changes, "--set") if changes else ():
         if len(varied.values) != 1:
             raise UserError(f"--set {brief(varied.text)}: give a single value; use unskew sweep for several")
         settings[varied.option] = varied.values[0]
-    variant = Variant(scale, data or "", settings, chosen_seeds, *selection)
+    selection = parse_seeds(seeds) if seeds else (), tuple(rows or ("*",)), tuple(columns or ("*",))
+    variant = Variant(scale, data or "", settings, *selection)
     folder = usable_path(folder)
     recipes = [load_recipe(name) for name in find_recipes(tables)]
     planned = plans.plan_runs([(recipe, variant) for recipe in recipes])
     part = plans.select_part(planned, cells) if cells else planned
-    command = _command(tables, variant, cells, folder)
     reasons: dict[str, str] = {}
     if not show:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--out {folder} cannot be created: {error.strerror}; choose another folder") from error
-        reasons = _train(part, recipes, folder, data_dir, jobs, command)
+        reasons = _train(part, recipes[0], folder, data_dir, jobs, _command(tables, variant, cells, folder))
     contents: list[dict[str, Any]] = []
     for recipe in recipes:
         result = results.read_table(recipe, variant, folder, reasons)
@@ -167,26 +162,29 @@ def reproduce(
 
 
 def _train(
-    jobs: Sequence[plans.PlannedRun], recipes: Sequence[Recipe], folder: Path, data_dir: str | None,
-    at_once: int | None, command: str,
-) -> dict[str, str]:  # fmt: skip
+    jobs: Sequence[plans.PlannedRun],
+    recipe: Recipe,
+    folder: Path,
+    data_dir: str | None,
+    at_once: int | None,
+    again: str,
+) -> dict[str, str]:
     """Do the remaining runs; returns why some have no result, by training or by data set."""
     left = [job for job in jobs if job.state(folder) is None]
     missing = plans.find_missing_data([job.config.data for job in left], data_dir)
     possible = [job for job in left if job.config.data not in missing]
     if left and not possible and len(left) == len(jobs):
         stand_ins = []
-        for name in recipes[0].stand_ins:
-            used = [job.config.data for job in plans.plan_runs([(recipes[0], Variant("smoke", name))])]
+        for name in recipe.stand_ins:
+            used = [job.config.data for job in plans.plan_runs([(recipe, Variant("smoke", name))])]
             stand_ins += [] if plans.find_missing_data(used, data_dir) else [name]
-        raise UserError(plans.explain_missing_data(list(missing), command, stand_ins))
+        raise UserError(plans.explain_missing_data(list(missing), again, stand_ins))
     out.say(*(f"note: {reason}" for reason in missing.values()))
     plan = counted(len(jobs), "run") + (f", {len(jobs) - len(left)} already done" if len(left) < len(jobs) else "")
     plan += f", {len(left) - len(possible)} without data" if len(left) > len(possible) else ""
     if possible:
         with StageProgress(out) as progress:
-            speeds = plans.Speeds(lambda activity: progress(activity, 0, 0))
-            seconds = plans.estimate_all(possible, speeds)
+            seconds = plans.estimate_all(possible, plans.Speeds(progress))
         if seconds is not None:
             plan += f"; about {format_duration(seconds)} on this machine if it is otherwise idle"
     out.say(plan)
@@ -198,16 +196,13 @@ def _train(
             state = f"failed: {failure.reason}" if failure else "done"
             out.say(f"{done}/{total}  {job.training}, seed {job.config.seed}: {state}; {format_duration(rest)} left")
 
-        def advance(done: int, total: int) -> None:
-            if out.is_terminal:
-                progress("training", done, total)
-
+        advance = partial(progress, "training") if out.is_terminal else None
         try:
             failures = plans.do_runs(
                 possible, folder, data_dir=data_dir, at_once=at_once, finished=finished, progress=advance
             )
         except KeyboardInterrupt:
-            fail(f"interrupted; to continue, repeat the command: {command}", 130)
+            fail(f"interrupted; to continue, repeat the command: {again}", 130)
     return reasons | {training: failure.reason for (training, _), failure in failures.items()}
 
 

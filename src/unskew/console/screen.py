@@ -36,24 +36,21 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     shape = f"{width}x{height} {'gray' if channels == 1 else 'color'}"
     here, test = len(images.train), len(images.test)
     train = f"{here:,} train" if here else f"{seen.population.roster.examples:,} train at the nodes"
-    evaluated = f"{test:,} held out for validation, no test" if config.validation else f"{test:,} test"
-    evaluated = evaluated if test else "test images at the nodes"
+    held_out = f"{test:,} {'held out for validation, no test' if config.validation else 'test'}"
+    evaluated = held_out if test else "test images at the nodes"
     mean, std = (", ".join(f"{value:.4f}" for value in values) for values in (images.mean, images.std))
     crops = "resized crops" if config.augmentation == RESIZED_CROP else "crops"
     median = "" if sizes.min() == sizes.max() else f" (median {int(np.median(sizes)):,})"
     clients = f"{counted(partition.clients, 'client')} of {describe_sizes(sizes)}{median}"
+    then = "calibrated" if seen.algorithm.finish else "evaluated as it is"
+    trained = f"rounds 0: nothing is trained, the initial model is {then}"
     if config.rounds:
-        local = seen.local
-        length = f"epochs {local.epochs}" if local.steps is None else f"steps {local.steps}"
-        trained = f"{_participation(seen)}, {length}, batch {local.batch}, {_describe_steps(local)}"
-    else:
-        then = "calibrated" if seen.algorithm.finish else "evaluated as it is"
-        trained = f"rounds 0: nothing is trained, the initial model is {then}"
+        trained = f"{_participation(seen)}, {_describe_steps(seen.local)}"
     others = f"; other settings: {', '.join(seen.unlike_baseline)}" if seen.unlike_baseline else ""
     baseline = seen.baseline and f"{seen.baseline.path}: {seen.baseline.accuracy:.2%}{others}"
-    stopping = []
+    method_notes = _overruled(seen)
     if config.patience is not None and config.rounds:
-        stopping.append(
+        method_notes.append(
             f"the run stops after {counted(config.patience, 'round')} without a better {config.monitor}; the best "
             "round is chosen on the images it is evaluated on, so its accuracy there is slightly optimistic"
         )
@@ -68,7 +65,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         ("", seen.batch_norm and f"BatchNorm: {seen.batch_norm}"),
         ("method", f"{config.method}; {trained}"),
         ("start", config.start and f"the classifier of {config.start}"),
-        *(("", f"note: {note}") for note in (*_overruled(seen), *stopping)),
+        *(("", f"note: {note}") for note in method_notes),
         ("baseline", baseline),
         ("engine", f"{seen.engine} ({seen.processes.description}), seed {config.seed}"),
         ("needs", f"{memory} and {format_bytes(seen.disk_bytes)} on disk"),
@@ -88,22 +85,22 @@ def _participation(seen: Overview) -> str:
 
 
 def _overruled(seen: Overview) -> list[str]:
-    asked, used = asdict(seen.config.local()), asdict(seen.local)
-    return [
-        f"the method sets {key.replace('_', ' ')} to {text.spell(used[key])}; --{key.replace('_', '-')} "
-        f"{text.spell(asked[key])} has no effect"
-        for key in asked
-        if asked[key] != used[key] and not (key == "epochs" and seen.local.steps)
-    ]
+    used, notes = asdict(seen.local), []
+    for key, value in asdict(seen.config.local()).items():
+        if value != used[key] and not (key == "epochs" and seen.local.steps):
+            flag = f"--{key.replace('_', '-')} {text.spell(value)}"
+            notes.append(f"the method sets {key.replace('_', ' ')} to {text.spell(used[key])}; {flag} has no effect")
+    return notes
 
 
 def _describe_steps(local: Local) -> str:
-    """How clients step, without the defaults."""
+    """How clients train, without the defaults."""
+    length = f"epochs {local.epochs}" if local.steps is None else f"steps {local.steps}"
     rate = f"lr {local.lr:g}" + ("" if local.schedule == "constant" else f" ({local.schedule})")
     kind = f"momentum {local.momentum:g}" if uses_sgd(local) else local.optimizer
     clip = f"gradients clipped to {local.clip:g}, " if local.clip else ""
     decay = f"weight decay {local.weight_decay:g}" + ("" if local.decay == "all" else " on weights only")
-    return f"{rate}, {kind}, {clip}{decay}"
+    return f"{length}, batch {local.batch}, {rate}, {kind}, {clip}{decay}"
 
 
 class Screen:
@@ -112,18 +109,16 @@ class Screen:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar: Progress | None = None
-        self._rounds = 0
-        self._began = 0.0
-        self._first = 0
         self._stages: StageProgress | None = None
-        self._done = 0  # the last round
+        self._rounds = self._first = self._done = 0  # of them, the first and the last that were done
+        self._began = 0.0
 
     def __call__(self, event: Overview | Metrics | Event) -> None:
         """Show the event."""
         if isinstance(event, Overview):
-            self._overview(event)
+            self._show_overview(event)
         elif isinstance(event, Metrics):
-            self._round(event)
+            self._show_round(event)
         elif isinstance(event, Stage):
             self._stages = self._stages or StageProgress(self._console).__enter__()
             self._stages(event.activity, event.done, event.total)
@@ -148,21 +143,20 @@ class Screen:
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
 
-    def _overview(self, seen: Overview) -> None:
+    def _show_overview(self, seen: Overview) -> None:
         self.close()
         self._console.print(show_facts(overview_rows(seen)))
-        config = seen.config
-        self._rounds, self._first, self._began = config.rounds, seen.first_round, time.monotonic()
-        self._done = seen.first_round - 1
-        if seen.first_round > 1:
-            self._console.print(f"resuming after round {seen.first_round - 1}")
+        self._rounds, self._first, self._began = seen.config.rounds, seen.first_round, time.monotonic()
+        self._done = self._first - 1
+        if self._done:
+            self._console.print(f"resuming after round {self._done}")
         if self._rounds and self._console.is_terminal and not self._console.is_dumb_terminal:
             columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[figures]}"))
             self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
             self._bar.add_task("rounds", total=self._rounds, completed=self._done, figures="")
             self._bar.start()
 
-    def _round(self, row: Metrics) -> None:
+    def _show_round(self, row: Metrics) -> None:
         for failure in row.failures:
             self._print(f"round {row.round}: continued without client {failure.client}: {failure.reason}")
         self._done = row.round
@@ -254,11 +248,9 @@ class NotebookView:
         show: Any = importlib.import_module("IPython.display")  # a notebook's kernel has it
         self._html = show.HTML
         self._place = show.display(show.HTML(""), display_id=True)
-        self._title, self._rounds, self._first = "", 0, 1
-        self._began, self._drawn = 0.0, 0.0
-        self._rows: list[dict[str, Any]] = []
-        self._figures, self._on = "", measured_on(False)
-        self._lines: list[str] = []
+        self._title, self._figures, self._on = "", "", measured_on(False)
+        self._rounds, self._first, self._began, self._drawn = 0, 1, 0.0, 0.0
+        self._rows, self._lines = list[dict[str, Any]](), list[str]()
 
     def __call__(self, event: Overview | Metrics | Event) -> None:
         """Take the event in, and draw if the last drawing is old enough."""
@@ -289,12 +281,8 @@ class NotebookView:
         trained = done - self._first + 1
         left = (self._drawn - self._began) / trained * (self._rounds - done) if trained > 0 else 0.0
         remaining = f", {format_duration(left)} left" if trained > 0 and done < self._rounds else ""
-        lines = [
-            f"<b>{escape(self._title)}</b>",
-            f'<progress value="{done}" max="{self._rounds}"></progress> round {done} of {self._rounds}{remaining}'
-            if self._rounds
-            else "rounds 0: nothing is trained",
-            *map(escape, filter(None, (self._figures, *self._lines))),
-        ]
+        state = f'<progress value="{done}" max="{self._rounds}"></progress> round {done} of {self._rounds}{remaining}'
+        lines = [f"<b>{escape(self._title)}</b>", state if self._rounds else "rounds 0: nothing is trained"]
+        lines += map(escape, filter(None, (self._figures, *self._lines)))
         picture = accuracy_picture(self._rows, on=self._on)
         self._place.update(self._html(f"<div>{'<br>'.join(lines)}<br>{picture}</div>"))

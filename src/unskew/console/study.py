@@ -10,7 +10,7 @@ import typer
 from unskew import analysis
 from unskew.analysis import draw_runs
 from unskew.analysis.measure import Measured
-from unskew.console.options import Trust, find_runs, note_unsealed, option, with_options
+from unskew.console.options import Format, Trust, find_runs, note_unsealed, option, with_options
 from unskew.console.progress import Json, StageProgress, out, print_json
 from unskew.core.errors import Missing, UserError, nearest
 from unskew.report.table import FORMATS
@@ -81,7 +81,7 @@ def analyse(
             f"{' and '.join(analysis.ON_REQUEST)}, or curves for several runs).",
         ),
     ],
-    form: Annotated[str, option("Format of the charts: svg | png | pdf", "--format")] = "svg",
+    form: Format = "svg",
     folder: Annotated[
         Path | None, option("For several runs: the folder for charts (default: figures, next to the runs).", "--out")
     ] = None,
@@ -107,33 +107,25 @@ def analyse(
         lines = [*findings, *(f"note: {note}" for note in notes), *([f"not shown: {missing}"] if missing else [])]
         out.say(*(f"{source}: {line}" for line in lines), *(f"  {file}" for file in files))
 
-    paths, measures = _split_arguments(arguments)
+    paths = [Path(arguments[0]), *(Path(text) for text in arguments[1:] if _is_run(text))]
+    measures = [text for text in arguments[1:] if not _is_run(text)]
     runs = find_runs(paths)
     note_unsealed(runs)
-    for_paper = serif or names or any(option is not None for option in (folder, width, height, title, against))
+    look: dict[str, Any] = {"out": folder, "width": width, "height": height, "title": title, "against": against}
+    for_paper = serif or names or any(value is not None for value in look.values())
     with StageProgress(out) as progress:
+        common: dict[str, Any] = {"form": form, "trust": trust, "say": progress, "observe": show}
         if len(runs) > 1 or for_paper:
-            draw_runs(
-                paths, *measures, out=folder, form=form, width=width, height=height, title=title, against=against,
-                names=names, serif=serif,
-                data_dir=options.get("data_dir"), trust=trust, say=progress, observe=show,
-            )  # fmt: skip
+            draw_runs(paths, *measures, names=names, serif=serif, data_dir=options.get("data_dir"), **look, **common)
         else:
-            analysis.analyse(runs[0], *measures, form=form, trust=trust, say=progress, observe=show, **options)
+            analysis.analyse(runs[0], *measures, **common, **options)
     if as_json:
         print_json(shown)
 
 
-def _split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Separate runs from measures: the first argument is a run, and so are paths that are not names of measures."""
-    paths, measures = [Path(arguments[0])], list[str]()
-    for text in arguments[1:]:
-        is_path = Path(text).is_dir() or ("/" in text.partition("(")[0] and ":" not in text)
-        if is_path and text not in KNOWN:
-            paths.append(Path(text))
-        else:
-            measures.append(text)
-    return paths, measures
+def _is_run(text: str) -> bool:
+    is_path = Path(text).is_dir() or ("/" in text.partition("(")[0] and ":" not in text)
+    return is_path and text not in KNOWN
 
 
 @with_options(WHERE, default="the run's")

@@ -5,6 +5,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,13 @@ from rich.text import Text
 from unskew import methods
 from unskew.charts.files import check_format
 from unskew.console.main import fail
-from unskew.console.options import Trust, note_unsealed, option, with_options
+from unskew.console.options import Format, Trust, note_unsealed, option, with_options
 from unskew.console.progress import Json, StageProgress, out, print_json
 from unskew.console.screen import Screen, show_facts, summary
 from unskew.core.errors import IN_PLUGIN, ClientFailure, LostMemory, UserError, nearest
 from unskew.core.units import counted, format_duration
 from unskew.loggers import LOGGERS, open_logger
-from unskew.methods import GROUPS, MethodDescription, describe, describe_method
+from unskew.methods import GROUPS, describe, describe_method
 from unskew.report.table import compare
 from unskew.runs import config as configs
 from unskew.runs import finished, train
@@ -43,24 +44,20 @@ def watch_run(log: Sequence[str] | None, work: Callable[[Observer], Result], aga
     ``again`` explains how to continue after an interrupt, if not with ``unskew resume``.
     """
     screen, paths = Screen(out), list[Path]()
-    loggers = [open_logger(name, screen.note) for name in dict.fromkeys(log or ())]
+    observers: list[Any] = [*(open_logger(name, screen.note) for name in dict.fromkeys(log or ())), screen]
 
     def observe(event: Any) -> None:
         if hasattr(event, "path"):
             paths.append(event.path)
-        for logger in loggers:
-            logger(event)
-        screen(event)
-
-    def close() -> None:
-        screen.close()
-        for logger in loggers:
-            logger.close()
+        for observer in observers:
+            observer(event)
 
     try:
-        result = work(observe)
+        with ExitStack() as stack:
+            for observer in observers:
+                stack.callback(observer.close)
+            result = work(observe)
     except (KeyboardInterrupt, ClientFailure, UserError) as error:
-        close()
         if not paths or isinstance(error, LostMemory) or (paths[0] / "result.json").exists():
             raise
         resume = f"unskew resume {shlex.quote(str(paths[0]))}"
@@ -71,8 +68,6 @@ def watch_run(log: Sequence[str] | None, work: Callable[[Observer], Result], aga
         if IN_PLUGIN in str(error):
             fail(f"{error}\ncorrect this code, then resume with: {resume}", 2)
         fail(f"{error}; resume it with: {resume}", 2)
-    finally:
-        close()
     out.print(summary(result))
     return result
 
@@ -101,21 +96,20 @@ def run(
     """
     methods = options.pop("method", [])
     listed: Sequence[Any] = () if recipe is None else configs.read_recipe(recipe, trust=trust)[1]
-    if seeds is None and len(methods) < 2 and ("seed" in options or not listed):
+    one_seed = seeds is None and ("seed" in options or not listed)
+    if one_seed and len(methods) < 2:
         options |= {"method": methods[0]} if methods else {}
         result = watch_run(log, lambda observe: train.run(recipe, out=folder, observe=observe, trust=trust, **options))
         results = [result]
     else:
-        if seeds is None and (not listed or "seed" in options):
-            options = dict(options)
+        if one_seed:
             seeds = str(options.pop("seed", 0 if recipe is None else configs.read(recipe).seed))
-        results = _run_several(recipe, methods, seeds, folder, log, options, trust)
+        results = _run_several(recipe, log, methods=methods, seeds=seeds, out=folder, trust=trust, **options)
     if page:
         from unskew.console.study import report  # most runs need neither measures nor pages
 
         paths = [result.path for result in results]
-        folder = paths[0] if len(paths) == 1 else Path(os.path.commonpath(paths))
-        report(paths=paths, file=folder / "report.html")
+        report(paths=paths, file=Path(os.path.commonpath(paths)) / "report.html")
     if as_json:
         print_json(_as_json(results[0]) if len(results) == 1 else json.loads(compare(*results).text("json")))
 
@@ -160,13 +154,10 @@ def calibrate(
         print_json(_as_json(result))
 
 
-def _run_several(
-    recipe: Path | None, methods: Sequence[str], seeds: str | None, folder: Path | None, log: Sequence[str] | None,
-    options: dict[str, Any], trust: bool,
-) -> list[Result]:  # fmt: skip
+def _run_several(recipe: Path | None, log: Sequence[str] | None, **options: Any) -> list[Result]:
     """Train each method with each seed, unless it is already finished; show the comparison."""
     with StageProgress(out) as say:
-        plans = plan_runs(recipe, methods=methods, seeds=seeds, out=folder, say=say, trust=trust, **options)
+        plans = plan_runs(recipe, say=say, **options)
     target = plans[0].path if len(plans) == 1 else plans[0].path.parent
     steps = [step for plan in plans for step in plan.steps]
     named = f"{len(plans)} methods, {describe_steps(steps, 'runs')}" if len(plans) > 1 else describe_steps(steps)
@@ -211,7 +202,7 @@ def sweep(
     trials: Annotated[int | None, option("Let Optuna choose N settings instead of trying all.", metavar="N")] = None,
     by: Annotated[str, option("Score by accuracy | loss | a calibration's name.", metavar="TEXT")] = "accuracy",
     jobs: Annotated[int | None, option("Runs at the same time (default: one per core).", metavar="N", min=1)] = None,
-    form: Annotated[str, option("Format of the charts: svg | png | pdf", "--format")] = "svg",
+    form: Format = "svg",
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -224,15 +215,11 @@ def sweep(
             left = (time.monotonic() - began) / done * (total - done)
             out.say(f"{done}/{total}  {describe_trial(outcome)}  {format_duration(left)} left")
 
-        def rounds(done: int, total: int) -> None:
-            progress("training", done, total)
-
+        rounds = partial(progress, "training") if out.is_terminal else None
+        options |= {"over": over, "seeds": seeds, "trials": trials, "validation": validation, "by": by, "jobs": jobs}
+        observers: Any = {"finished": finished, "progress": rounds, "begun": started.append, "say": progress}
         try:
-            result = do_sweep(
-                recipe, over=over, seeds=seeds, trials=trials, validation=validation, by=by, jobs=jobs, out=folder,
-                finished=finished, progress=rounds if out.is_terminal else None, begun=started.append, say=progress,
-                trust=trust, **options,
-            )  # fmt: skip
+            result = do_sweep(recipe, out=folder, trust=trust, **observers, **options)
         except KeyboardInterrupt:
             where = f" with --out {shlex.quote(str(started[0]))}" if started else ""
             fail(f"interrupted; to continue, repeat the command{where}", 130)
@@ -278,7 +265,14 @@ def show_methods(
         print_json([asdict(row) for row in rows])
         return
     if name:
-        _show_method(rows[0])
+        row = rows[0]
+        out.print(Text(row.call))
+        paragraphs = [" ".join(paragraph.split()) for paragraph in (row.changes, *row.body.split("\n\n"))]
+        out.print(Padding(Text("\n\n".join(filter(None, paragraphs))), (0, 0, 1, 2)))
+        slots = row.slots or "none: with its defaults it changes nothing"
+        facts = {"knobs": "\n".join(row.knobs) or "none", "slots": slots, "group": row.group}
+        facts |= {"reference": row.reference} if row.reference else {}
+        out.print(Padding(show_facts(list(facts.items())), (0, 0, 0, 2)))
         return
     width = max(len(row.name) for row in rows)
     for group in GROUPS:
@@ -293,12 +287,3 @@ def show_methods(
     out.print("unskew methods NAME describes one: its formula, its knobs and defaults, its reference.")
     out.print('Combine methods with +, as in --method "fedavgm(0.9) + fedvc(256) + fedir + ccvr".')
     out.print("Use your own method as package.module:function.")
-
-
-def _show_method(row: MethodDescription) -> None:
-    out.print(Text(row.call))
-    paragraphs = [" ".join(paragraph.split()) for paragraph in (row.changes, *row.body.split("\n\n"))]
-    out.print(Padding(Text("\n\n".join(filter(None, paragraphs))), (0, 0, 1, 2)))
-    slots = row.slots or "none: with its defaults it changes nothing"
-    facts = {"knobs": "\n".join(row.knobs) or "none", "slots": slots, "group": row.group, "reference": row.reference}
-    out.print(Padding(show_facts([(name, fact) for name, fact in facts.items() if fact]), (0, 0, 0, 2)))

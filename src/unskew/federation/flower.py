@@ -16,7 +16,7 @@ import sys
 import tomllib
 import traceback
 import zipfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
@@ -45,7 +45,9 @@ OFFLINE = {
 }
 APP_SECONDS = 180.0  # for an app to start; Flower gives up after 30, too soon on a busy machine
 DATABASE_SECONDS = 60  # to wait for Flower's database; Flower gives up after 5, too soon on a busy machine
-NODE_POLL = 0.2  # seconds between polls on the node itself; Flower's default is 1
+SERVER_LINES = {"COLUMNS": "150"}  # the length of the server's lines, and of those of the runs it starts
+COMMAND_LINES = {"NO_COLOR": "1", "COLUMNS": "1000"}  # for the command ``flwr``, whose output we read
+NODE_POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # seconds between a node's own polls; Flower's default is 1
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -53,21 +55,6 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     programs = str(Path(sys.executable).parent)  # Flower starts its own programs by name
     path = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
     return {**os.environ, **OFFLINE, "FLWR_HOME": str(home), "PATH": path, "PYTHONUNBUFFERED": "1", **more}
-
-
-def server_environment(federation: FederationFolder) -> dict[str, str]:
-    """The environment of the server and of the runs it starts, with lines of 150 characters."""
-    return environment(federation.flower_home, COLUMNS="150")
-
-
-def command_environment(federation: FederationFolder) -> dict[str, str]:
-    """The environment of the command ``flwr``, whose output we read."""
-    return environment(federation.flower_home, NO_COLOR="1", COLUMNS="1000")
-
-
-def node_environment(home: Path) -> dict[str, str]:
-    """The environment of a SuperNode."""
-    return environment(home, FLWR_SUPEREXEC_TASK_POLL_INTERVAL=str(NODE_POLL))
 
 
 _SECRET = "--superexec-auth-secret-file"
@@ -78,14 +65,15 @@ def python(module: str, *words: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *words]
 
 
-def _program_of_ours(name: str, *words: str) -> list[str]:
+def _hardened(name: str, *words: str) -> list[str]:
+    """The command for one of Flower's programs, run by ``run_program``."""
     program(name)
     return python("unskew.federation.flower", name, *words)
 
 
 def superlink(federation: FederationFolder) -> list[str]:
     """The server, on loopback only."""
-    return _program_of_ours(
+    return _hardened(
         "flower-superlink",
         *("--host", "127.0.0.1", "--port", str(federation.settings.control_port)),
         *("--ssl-certfile", str(federation.local_certificate), "--ssl-keyfile", str(federation.local_key)),
@@ -99,7 +87,7 @@ def superlink(federation: FederationFolder) -> list[str]:
 
 def supernode(node: NodeFolder, *, port: int, socket: Path) -> list[str]:
     """The part of a node that connects to the server; ``port`` is for its own programs, on loopback."""
-    return _program_of_ours(
+    return _hardened(
         "flower-supernode",
         *("--superlink", node.settings.server, "--root-certificates", str(node.authority)),
         *("--auth-supernode-private-key", str(node.key)),
@@ -112,7 +100,7 @@ def supernode(node: NodeFolder, *, port: int, socket: Path) -> list[str]:
 def superexec(port: int, secret: Path, authority: Path | None) -> list[str]:
     """The program that starts the apps of a server, or of a node, which has no authority."""
     trust = ["--insecure"] if authority is None else ["--root-certificates", str(authority)]
-    return _program_of_ours(
+    return _hardened(
         "flower-superexec",
         *("--runtime-api-address", f"127.0.0.1:{port}", *trust),
         *(_SECRET, str(secret), "--parent-pid", str(os.getpid())),
@@ -150,12 +138,9 @@ def retry_handshakes(connection: Any) -> None:
     def make_patient() -> Any:
         invoker = make()
         gives_up = invoker.should_giveup
-
-        def should_giveup(error: Exception) -> bool:
-            broken = isinstance(error, httpx.TransportError) and "certificate" not in str(error).lower()
-            return not broken and gives_up(error)
-
-        invoker.should_giveup = should_giveup
+        invoker.should_giveup = lambda error: (
+            gives_up(error) and (not isinstance(error, httpx.TransportError) or "certificate" in str(error).lower())
+        )
         return invoker
 
     connection.make_simple_http_retry_invoker = make_patient
@@ -272,33 +257,19 @@ def _launch(executor: Any, spec: Any) -> Any:
     from flwr.supercore.constant import TASK_TYPE_TO_APPIO_API_ADDRESS_ARG, TASK_TYPE_TO_COMMAND
     from flwr.supercore.superexec.executor.types import LaunchResult
 
-    file = os.memfd_create("token")
-    try:
-        os.write(file, spec.token.encode())
-        trust = [] if spec.root_certificates_path is None else ["--root-certificates", spec.root_certificates_path]
-        output = subprocess.DEVNULL if spec.suppress_output else None
-        subprocess.Popen(
-            [
-                program(TASK_TYPE_TO_COMMAND[spec.task_type]),
-                *(TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[spec.task_type], spec.runtime_api_address),
-                *("--token-file", f"/proc/self/fd/{file}"),
-                *(["--insecure"] if spec.insecure else trust),
-                *([] if spec.parent_pid is None else ["--parent-pid", str(spec.parent_pid)]),
-            ],
-            pass_fds=[file],
-            stdout=output,
-            stderr=output,
-        )
-    finally:
-        os.close(file)
+    trust = [] if spec.root_certificates_path is None else ["--root-certificates", spec.root_certificates_path]
+    output = subprocess.DEVNULL if spec.suppress_output else None
+    with os.fdopen(os.memfd_create("token"), "wb", buffering=0) as file:
+        file.write(spec.token.encode())
+        command = [program(TASK_TYPE_TO_COMMAND[spec.task_type])]
+        command += [TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[spec.task_type], spec.runtime_api_address]
+        command += ["--token-file", f"/proc/self/fd/{file.fileno()}", *(["--insecure"] if spec.insecure else trust)]
+        command += [] if spec.parent_pid is None else ["--parent-pid", str(spec.parent_pid)]
+        subprocess.Popen(command, pass_fds=[file.fileno()], stdout=output, stderr=output)
     return LaunchResult.accepted()
 
 
-_PROGRAMS: dict[str, Callable[[], None]] = {
-    "flower-superlink": _run_superlink,
-    "flower-supernode": _run_supernode,
-    "flower-superexec": _run_superexec,
-}
+_PROGRAMS = {"flower-superlink": _run_superlink, "flower-supernode": _run_supernode, "flower-superexec": _run_superexec}
 
 
 class Guard:
@@ -315,9 +286,7 @@ class Guard:
             "/v1/control/": (b"authorization", operator.encode()),
         }
 
-    async def __call__(
-        self, scope: dict[str, Any], receive: Any, send: Callable[[dict[str, Any]], Awaitable[None]]
-    ) -> None:
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Pass on what is allowed."""
         status, detail = 401, "this port is for the programs of the server itself"
         if scope["type"] == "lifespan" or (scope["type"] == "http" and self._may_pass(scope)):
@@ -328,11 +297,10 @@ class Guard:
                     raise
                 status, detail = 503, "the database is busy; try again"  # Flower's programs exit after a 500
         if scope["type"] == "http":
-            body = json.dumps({"code": status, "detail": detail}).encode()
-            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-            headers.append((b"connection", b"close"))
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+            from starlette.responses import JSONResponse
+
+            content, headers = {"code": status, "detail": detail}, {"connection": "close"}
+            await JSONResponse(content, status, headers)(scope, receive, send)
         return None
 
     def _may_pass(self, scope: dict[str, Any]) -> bool:
@@ -374,11 +342,8 @@ def check_app(content: bytes) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             files, names = archive.infolist(), set(archive.namelist())
-            if (
-                len(names) != len(files)
-                or names - own.keys() - _APP_FILES
-                or max(f.file_size for f in files) > _MOST_APP
-            ):
+            large = any(file.file_size > _MOST_APP for file in files)
+            if large or len(names) != len(files) or names - own.keys() - _APP_FILES:
                 raise ValueError("it has other files, or too large ones")
             project = tomllib.loads(archive.read("pyproject.toml").decode())
             entry = project["tool"]["flwr"]["app"]["components"]["clientapp"]
@@ -416,12 +381,12 @@ def program(name: str) -> str:
     return found
 
 
-def _output_of(command: Sequence[str], federation: FederationFolder, timeout: float) -> str:
+def _run(command: Sequence[str], federation: FederationFolder, timeout: float = 300.0) -> str:
     """A command's output on the server's machine, without the frames that Flower draws."""
     try:
         ended = subprocess.run(
-            command, env=command_environment(federation), cwd=federation.path, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=timeout, check=False,
+            command, env=environment(federation.flower_home, **COMMAND_LINES), cwd=federation.path,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise UserError(f"the server did not answer within {timeout:.0f} s; check its logs") from error
@@ -437,16 +402,16 @@ def _json_in(output: str) -> Any:
 
 
 def register_keys(federation: FederationFolder) -> dict[str, str]:
-    """Make the server know the keys in the folder, in a process of its own; what went wrong, by node."""
+    """Register the keys in the folder with the server, in a separate process; returns the problems by node."""
     try:
-        output = _output_of(python("unskew.federation.flower", "register", str(federation.path)), federation, 120.0)
+        output = _run(python("unskew.federation.flower", "register", str(federation.path)), federation, 120.0)
         return dict(_json_in(output))
     except UserError as error:
         return {"": str(error)}
 
 
 def _register(federation: FederationFolder) -> dict[str, str]:
-    """A key that is new is registered under its node's name; the one that it replaces is no more."""
+    """Register each new key under its node's name, and unregister the key that it replaces."""
     from flwr.proto import control_pb2 as control
     from flwr.supercore.control import ControlHttpClient
 
@@ -481,18 +446,12 @@ def _register(federation: FederationFolder) -> dict[str, str]:
 def runs(federation: FederationFolder, run: str | None = None) -> list[dict[str, Any]]:
     """The server's runs, or one of them."""
     which = ("--run-id", run) if run else ("--limit", "5")
-    output = _output_of([program("flwr"), "list", CONNECTION, *which, "--format", "json"], federation, 300.0)
-    return list(_json_in(output)["runs"])
+    return list(_json_in(_run([program("flwr"), "list", CONNECTION, *which, "--format", "json"], federation))["runs"])
 
 
 def stop_run(federation: FederationFolder, run: str) -> None:
     """Stop a run."""
-    _output_of([program("flwr"), "stop", run, CONNECTION], federation, 300.0)
-
-
-def run_command(federation: FederationFolder, config: Path) -> Sequence[str]:
-    """Submit the app with this configuration, and print what it prints until it has ended."""
-    return [program("flwr"), "run", str(federation.app), CONNECTION, "--stream", "--run-config", str(config)]
+    _run([program("flwr"), "stop", run, CONNECTION], federation)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,7 @@ class NodeFolder:
         self.logs = path / "logs"
         self.state = path / "state"  # client memories, secrets, audit log
         self.service_settings = path / "service.toml"
+        self.session = path / "last-session"  # the server's number for this node
 
 
 def read_federation(path: Path) -> FederationFolder:
@@ -106,10 +107,8 @@ def read_federation(path: Path) -> FederationFolder:
     path = path.absolute()
     if (path / NODE).exists() and not (path / FEDERATION).exists():
         raise UserError(f"{path} is a node's folder; give the folder of the server's machine")
-    made = "unskew federation init DIR makes one"
-    return FederationFolder(
-        path, toml_record(path / FEDERATION, FederationSettings, f"{path} is not a federation's folder; {made}")
-    )
+    wanted = f"{path} is not a federation's folder; unskew federation init DIR makes one"
+    return FederationFolder(path, toml_record(path / FEDERATION, FederationSettings, wanted))
 
 
 def read_node(path: Path) -> NodeFolder:
@@ -122,10 +121,10 @@ def read_node(path: Path) -> NodeFolder:
     return NodeFolder(path, toml_record(path / NODE, NodeSettings, wanted))
 
 
-def write_settings(path: Path, settings: FederationSettings | NodeSettings, header: str) -> None:
+def write_settings(path: Path, settings: FederationSettings | NodeSettings) -> None:
     """Write settings as TOML."""
-    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    write_whole(path, toml({name: value for name, value in values.items() if value != ""}, header).encode())
+    values = {name: value for name, value in vars(settings).items() if value != ""}
+    write_whole(path, toml(values, MADE).encode())
 
 
 def toml(values: dict[str, Any], header: str) -> str:
@@ -155,11 +154,7 @@ class CreatedFolders:
     """What ``initialise`` did."""
 
     federation: FederationFolder
-    new: bool
-    nodes: tuple[str, ...]  # added now, with a folder to copy to the node
-    keys: tuple[str, ...]  # added now, with a public key that the node made itself
-    renewed: bool  # the server's certificate
-    authority: bool  # a new one, in addition to the previous
+    new: bool  # False: the folder existed, and was changed
 
 
 def initialise(
@@ -181,16 +176,17 @@ def initialise(
     path, keys = path.absolute(), dict(keys or {})
     new = not (path / FEDERATION).exists()
     if new:
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UserError(f"{path} is not a federation's folder; give one, or a folder that is new or empty")
         settings = _settings("127.0.0.1" if host is None else host, PORT if port is None else port)
         federation = FederationFolder(path, settings)
     else:
         federation = read_federation(path)
-        if host not in (None, federation.settings.host) or port not in (None, federation.settings.port):
+        settings = federation.settings
+        if host not in (None, settings.host) or port not in (None, settings.port):
             raise UserError(
-                f"--host and --port: this federation uses {federation.settings.host}:{federation.settings.port}; to "
-                f"change it, edit {FEDERATION} and the nodes' {NODE}, then run unskew federation init DIR --renew"
+                f"--host and --port: this federation uses {settings.host}:{settings.port}; to change it, edit "
+                f"{FEDERATION} and the nodes' {NODE}, then run unskew federation init DIR --renew"
             )
     names, known = [*nodes, *keys], federation.public_keys()
     for name in names:
@@ -210,13 +206,11 @@ def initialise(
     if new or renew:
         _certify(federation)
     if new:
-        write_settings(path / FEDERATION, federation.settings, MADE)  # last: it marks the folder as complete
+        write_settings(path / FEDERATION, federation.settings)  # last: it marks the folder as complete
     elif renew_authority:
         _make_authority(federation, network.first_certificate(federation.authority.read_bytes()))
-    for name in nodes:
-        _add_node(federation, name, None)
-    for name, file in keys.items():
-        _add_node(federation, name, file.read_bytes())
+    for name in names:
+        _add_node(federation, name, keys[name].read_bytes() if name in keys else None)
     # every node gets all nodes' keys, which exposes members that the server invents; a node that made its own key signs
     # with it, unless signing.pub has another public key
     roster = {
@@ -225,7 +219,7 @@ def initialise(
     }
     for file in (path / "nodes").glob(f"*/{NODE}"):
         write_roster(file.with_name(ROSTER), roster)
-    return CreatedFolders(federation, new, tuple(nodes), tuple(keys), renew and not new, renew_authority and not new)
+    return CreatedFolders(federation, new)
 
 
 def renew_secrets(federation: FederationFolder) -> None:
@@ -245,8 +239,8 @@ def renew_secrets(federation: FederationFolder) -> None:
     shown = token(secret, "operator")
     values = {"authn-type": "oidc", "oidc-access-token": shown, "oidc-refresh-token": shown}
     encoded = {f"{account}.{name}": base64.b64encode(value.encode()).decode() for name, value in values.items()}
-    credentials = federation.flower_home / "credentials.yaml"  # JSON is YAML
-    write_whole(credentials, json.dumps(encoded).encode(), secret=True)
+    content = json.dumps(encoded).encode()  # JSON is YAML
+    write_whole(federation.flower_home / "credentials.yaml", content, secret=True)
 
 
 def forget(federation: FederationFolder) -> None:
@@ -267,7 +261,7 @@ def make_private(*folders: Path) -> None:
 
 
 def check_secret(file: Path) -> None:
-    """Make a private key readable by this user only; refuse it if that fails."""
+    """Make a private key readable by this user only; refuse another user's."""
     about = file.stat()
     if about.st_uid not in (os.getuid(), 0):
         raise UserError(f"{file} belongs to another user; change its owner to the user who runs this command")
@@ -313,7 +307,7 @@ def _add_node(federation: FederationFolder, name: str, public: bytes | None) -> 
         public = key.public
     write_whole(folder / "ca.crt", federation.authority.read_bytes())
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    write_settings(folder / NODE, NodeSettings(name, f"{host}:{settings.port}"), MADE)
+    write_settings(folder / NODE, NodeSettings(name, f"{host}:{settings.port}"))
     write_whole(federation.path / "nodes" / f"{name}.pub", public)
 
 
@@ -327,12 +321,12 @@ def write_roster(path: Path, keys: Mapping[str, bytes]) -> None:
 def _settings(host: str, port: int) -> FederationSettings:
     if not 1 <= port <= 65533:
         raise UserError(f"--port {port}: give a number from 1 to 65533; the next two ports are used too")
-    local = host == "localhost"
     try:
-        local = local or ipaddress.ip_address(host).is_loopback
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         if not host or len(host) > 253 or not all(part.replace("-", "").isalnum() for part in host.split(".")):
             raise UserError(f"--host {brief(host)}: give the name or address by which nodes reach the server") from None
+        local = False
     return FederationSettings(host, port, "127.0.0.1" if local else "0.0.0.0", port + 1, MAX_MESSAGE, port + 2)
 
 
@@ -341,21 +335,13 @@ CLIENT_APP = "unskew_node.client_app:app"
 APP_PACKAGE = b'"""The app that Flower loads on the server and sends to the nodes."""\n'
 
 # the keys of --run-config: Flower accepts no others; "" and -1 mean not given
-RUN_CONFIG: dict[str, str | bool | float | int] = {
-    "recipe": "",
-    "out": "",
-    "resume": False,
-    "check": False,
-    "deadline": -1.0,
-    "min-replies": -1,
-    "wait": -1.0,
-    "submitter": "",
-}
+RUN_CONFIG: dict[str, Any] = {"recipe": "", "out": "", "resume": False, "check": False}
+RUN_CONFIG |= {"deadline": -1.0, "min-replies": -1, "wait": -1.0, "submitter": ""}
 
 _LICENSE = b"Licensed under the Apache License, Version 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
 
 # flwr loads the app when a run is submitted; this module does not import PyTorch
-_SERVER = '''"""The server's app; its code is in the installed package."""
+_SERVER = b'''"""The server's app; its code is in the installed package."""
 
 from unskew.console import federated
 
@@ -397,25 +383,20 @@ def refresh(federation: FederationFolder) -> None:
     except PackageNotFoundError:  # run from its source
         own = "0.0.0"
     recipe, out = str(path / "recipe.toml"), str(path / "runs" / "first")  # what a plain ``flwr run`` uses
-    config = "\n".join(
-        f"{name} = {json.dumps(value)}" for name, value in {**RUN_CONFIG, "recipe": recipe, "out": out}.items()
-    )
+    settings = {**RUN_CONFIG, "recipe": recipe, "out": out}
+    config = "\n".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
     project = _PROJECT.format(
         own=own, flower=installed, next=f"{major}.{int(minor) + 1}", server=SERVER_APP, client=CLIENT_APP, config=config
     )
     address = f"127.0.0.1:{federation.settings.control_port}"
     connection = toml({"address": address, "root-certificates": str(federation.local_authority)}, "This server.")
-    for file, content in {
-        federation.app / "pyproject.toml": project.encode(),
-        federation.app / "LICENSE": _LICENSE,
-        federation.app / "unskew_node" / "__init__.py": APP_PACKAGE,
-        federation.app / "unskew_node" / "server_app.py": _SERVER.encode(),
-        federation.app / "unskew_node" / "client_app.py": client_app_source(),
-        federation.flower_home / "config.toml": (
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{connection}'.encode()
-        ),
-    }.items():
-        write_whole(file, content)
+    flower = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{connection}'
+    write_whole(federation.flower_home / "config.toml", flower.encode())
+    write_whole(federation.app / "pyproject.toml", project.encode())
+    write_whole(federation.app / "LICENSE", _LICENSE)
+    code = {"__init__.py": APP_PACKAGE, "server_app.py": _SERVER, "client_app.py": client_app_source()}
+    for name, content in code.items():
+        write_whole(federation.app / "unskew_node" / name, content)
 
 
 def client_app_source() -> bytes:

@@ -17,7 +17,7 @@ import socket
 import ssl
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -31,25 +31,18 @@ from unskew.core.plugins import require_extra
 from unskew.core.units import format_bytes
 from unskew.federation import metrics
 from unskew.federation.folder import GATEWAY_HEADER, FederationFolder, read_federation
-from unskew.federation.network import public_pem
+from unskew.federation.network import listen, public_pem
 
 # the node recognizes refusals by these texts
 NOT_REGISTERED = "this node's key is not registered"
 CLOCK = "this node's clock is wrong"
 
 # What a node may request, and the largest body of each. Only the server registers nodes.
-_SMALL = 64 * 1024
-ROUTES = {
-    "/v1/fleet/activate-node": _SMALL,
-    "/v1/fleet/deactivate-node": _SMALL,
-    "/v1/fleet/send-node-heartbeat": _SMALL,
-    "/v1/fleet/pull-messages": _SMALL,
+_SMALL = """activate-node deactivate-node send-node-heartbeat pull-messages get-run get-fab pull-object
+confirm-message-received"""
+ROUTES = {f"/v1/fleet/{name}": 64 * 1024 for name in _SMALL.split()} | {
     "/v1/fleet/push-messages": 4 * 2**20,  # the names of a message's objects
-    "/v1/fleet/get-run": _SMALL,
-    "/v1/fleet/get-fab": _SMALL,
     "/v1/fleet/push-object": 6 * 2**20,  # Flower sends arrays in pieces of 5 MiB
-    "/v1/fleet/pull-object": _SMALL,
-    "/v1/fleet/confirm-message-received": _SMALL,
 }
 
 _MOST_AHEAD, _MOST_LATE = -5.0, 305.0  # seconds of a node's clock, Flower's own limits
@@ -145,17 +138,14 @@ class KnownKeys:
 
     def see(self, name: str) -> None:
         """Record that this node was heard from."""
-        now = time.time()
-        self._seen[name] = now
+        self._seen[name] = now = time.time()
         if now > self._written + _LOOK_AGAIN:
             self._written = now
-            with suppress(OSError):  # a full disk must not lock nodes out
+            with suppress(UserError):  # a full disk must not lock nodes out
                 write_whole(self._federation.seen, json.dumps(self._seen).encode())
 
     def _look(self) -> None:
-        self._looked = time.monotonic()
-        keys = self._federation.public_keys()
-        files = {}
+        self._looked, keys, files = time.monotonic(), self._federation.public_keys(), {}
         for path in keys.values():
             with suppress(OSError):  # removed just now
                 about = path.stat()
@@ -180,17 +170,14 @@ class Buckets:
         self._burst, self._rate, self._most = burst, rate, most
         self._left: dict[Hashable, tuple[float, float]] = {}
 
-    def left(self, name: Hashable) -> float:
-        """How many events are allowed now."""
-        count, when = self._left.get(name, (float(self._burst), 0.0))
-        return min(self._burst, count + (time.monotonic() - when) * self._rate)
-
     def take(self, name: Hashable) -> bool:
         """Count an event; whether it was allowed."""
-        left = self.left(name)
+        now = time.monotonic()
+        count, when = self._left.get(name, (float(self._burst), 0.0))
+        left = min(self._burst, count + (now - when) * self._rate)
         if name not in self._left and len(self._left) >= self._most:
             self._left.pop(next(iter(self._left)))
-        self._left[name] = max(left - 1.0, 0.0), time.monotonic()
+        self._left[name] = max(left - 1.0, 0.0), now
         return left >= 1.0
 
 
@@ -199,7 +186,7 @@ class Signatures:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._used: dict[str, tuple[set[str], deque[tuple[float, str]]]] = {}
+        self._used = defaultdict[str, OrderedDict[str, float]](OrderedDict)  # when each was used, by key
 
     def check_fresh(self, text: str, *, joining: bool) -> float:
         """The signed time; refused if it is too far from now."""
@@ -219,13 +206,12 @@ class Signatures:
         now = time.time()
         if signed < now - (time.monotonic() - self._began):  # by the present clock, which may have been set since
             raise Refused(503, "the request was signed before the gateway started; sign it again", "replay")
-        used, order = self._used.setdefault(key, (set(), deque()))
-        while order and order[0][0] < now - _MOST_LATE + _MOST_AHEAD:
-            used.discard(order.popleft()[1])
+        used = self._used[key]
+        while used and next(iter(used.values())) < now - _MOST_LATE + _MOST_AHEAD:
+            used.popitem(last=False)
         if text in used:
             raise Refused(503, "this request was sent before", "replay")  # an honest node signs it again
-        used.add(text)
-        order.append((now, text))
+        used[text] = now
 
 
 class Budget:
@@ -237,20 +223,18 @@ class Budget:
         self._requests: Counter[str] = Counter()
         self._changed = asyncio.Condition()
 
-    def _fits(self, name: str, size: int) -> bool:
-        limits = self._limits
-        return (
-            self.taken.total() + size <= limits.in_flight
-            and self.taken[name] + size <= limits.in_flight_each
-            and self._requests[name] < limits.requests_each
-        )
-
     @asynccontextmanager
     async def reserve(self, name: str, size: int) -> AsyncIterator[None]:
         """Reserve room for a body of this size."""
+        limits = self._limits
+
+        def fits() -> bool:
+            all_fit = self.taken.total() + size <= limits.in_flight and self.taken[name] + size <= limits.in_flight_each
+            return all_fit and self._requests[name] < limits.requests_each
+
         try:
-            async with self._changed, asyncio.timeout(self._limits.queue_seconds):
-                await self._changed.wait_for(lambda: self._fits(name, size))
+            async with self._changed, asyncio.timeout(limits.queue_seconds):
+                await self._changed.wait_for(fits)
                 self.taken[name] += size
                 self._requests[name] += 1
         except TimeoutError:
@@ -258,10 +242,8 @@ class Budget:
         try:
             yield
         finally:
-            self.taken[name] -= size
-            self._requests[name] -= 1
-            if not self._requests[name]:
-                del self.taken[name], self._requests[name]
+            self.taken -= Counter({name: size})  # a count of zero is dropped
+            self._requests -= Counter([name])
             async with self._changed:
                 self._changed.notify_all()
 
@@ -286,15 +268,14 @@ class Gateway:
 
     def __init__(self, federation: FederationFolder, limits: Limits, log: Callable[[str], None]) -> None:
         self._federation, self._limits, self._log = federation, limits, log
-        self._httpx = require_extra("httpx", "flower")
-        hazmat = "cryptography.hazmat.primitives"
+        self._httpx, hazmat = require_extra("httpx", "flower"), "cryptography.hazmat.primitives"
         ec, hashes = require_extra(f"{hazmat}.asymmetric.ec", "flower"), require_extra(f"{hazmat}.hashes", "flower")
         self._scheme = ec.ECDSA(hashes.SHA256())
         self._wrong = require_extra("cryptography.exceptions", "flower").InvalidSignature
         self._keys, self._signatures, self._budget = KnownKeys(federation, log), Signatures(), Budget(limits)
         self._rates, self._failures = Buckets(limits.burst, limits.rate), Buckets(limits.failures, 1.0)
         self._sent: Counter[str] = Counter()  # bytes of each node since its last message
-        self._strangers: Counter[str] = Counter()
+        self._strangers: Counter[str] = Counter()  # connections of each address
         self._proved: Counter[str] = Counter()  # connections of each node
         self._open: set[asyncio.Task[None]] = set()
         self.counts = metrics.Counts()
@@ -302,7 +283,8 @@ class Gateway:
         self._last_message = float("-inf")
         self._waiting = 0
         self._stirred = asyncio.Event()
-        self._tls = self._certificate()
+        self._certified: list[int] = []  # when the files of the certificate in use were written
+        self._load_certificate()
         self._server = self._httpx.AsyncClient(
             base_url=f"https://127.0.0.1:{federation.settings.control_port}",
             headers={GATEWAY_HEADER: federation.token("gateway")},
@@ -312,15 +294,17 @@ class Gateway:
             trust_env=False,
         )
 
-    def _certificate(self) -> ssl.SSLContext:
+    def _load_certificate(self) -> bool:
+        """Load the server's certificate if its files are new; whether they were."""
+        files = self._federation.certificate, self._federation.key
+        written = [path.stat().st_mtime_ns for path in files]
+        if written == self._certified:
+            return False
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(self._federation.certificate, self._federation.key)
-        self._certified = self._certificate_files()
-        return context
-
-    def _certificate_files(self) -> tuple[int, ...]:
-        return tuple(path.stat().st_mtime_ns for path in (self._federation.certificate, self._federation.key))
+        context.load_cert_chain(*files)
+        self._tls, self._certified = context, written
+        return True
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections until cancelled."""
@@ -356,8 +340,7 @@ class Gateway:
         while True:
             await asyncio.sleep(_LOOK_AGAIN)
             with suppress(OSError, ssl.SSLError):  # only one of the two files is written yet: the next check sees both
-                if self._certificate_files() != self._certified:
-                    self._tls = self._certificate()
+                if self._load_certificate():
                     self._log("the server's new certificate is in use")
 
     async def _welcome(self, line: socket.socket, address: str) -> None:
@@ -378,13 +361,10 @@ class Gateway:
             self._refuse(address, f"internal error, {type(error).__name__}", "error")
         finally:
             if visitor is None or visitor.name is None:
-                _count_down(self._strangers, address)
+                self._strangers -= Counter([address])
             else:
-                _count_down(self._proved, visitor.name)
-            if visitor is None:
-                line.close()
-            else:
-                visitor.writer.close()
+                self._proved -= Counter([visitor.name])
+            (line if visitor is None else visitor.writer).close()
 
     async def _answer_one(self, visitor: Visitor) -> bool:
         """Answer one request; whether the connection stays open."""
@@ -423,9 +403,8 @@ class Gateway:
         text = request.headers.get("flwr-timestamp", "")
         signed = self._signatures.check_fresh(text, joining=joining)
         try:
-            key.verify(
-                base64.b64decode(request.headers.get("flwr-signature", ""), validate=True), text.encode(), self._scheme
-            )
+            signature = base64.b64decode(request.headers.get("flwr-signature", ""), validate=True)
+            key.verify(signature, text.encode(), self._scheme)
         except (self._wrong, ValueError, binascii.Error):
             # others may send wrong signatures from the same address: they must not lock out a node with a right one
             if not self._failures.take((visitor.address, name)):
@@ -438,7 +417,7 @@ class Gateway:
         if visitor.name is None:
             if self._proved[name] >= self._limits.connections_each:
                 raise Refused(503, f"node {name} has too many connections", "connections")
-            _count_down(self._strangers, visitor.address)
+            self._strangers -= Counter([visitor.address])
             self._proved[name] += 1
             visitor.name = name
         elif visitor.name != name:
@@ -456,25 +435,21 @@ class Gateway:
 
     async def _pass_on(self, request: Request, body: bytes, visitor: Visitor) -> bool:
         """Return Flower's answer, of its headers only type and length; whether the connection stays open."""
-        headers = {
-            name: value
-            for name, value in request.headers.items()
-            if name in ("accept", "content-type") or name.startswith(("flwr-", "x-flwr-"))
-        }
-        asked = self._server.build_request(
-            "POST", request.path, headers={**headers, "accept-encoding": "identity"}, content=body
-        )
+        headers = {"accept-encoding": "identity"}
+        for name, value in request.headers.items():
+            if name in ("accept", "content-type") or name.startswith(("flwr-", "x-flwr-")):
+                headers[name] = value
+        asked = self._server.build_request("POST", request.path, headers=headers, content=body)
         if request.path.endswith("/pull-messages"):
             response = await self._hold_open(asked, visitor)
         else:
             response = await self._server.send(asked, stream=True)
         try:
             self.counts.add("requests", 1, node=visitor.name or "", path=request.path, status=str(response.status_code))
-            given = {
-                name: response.headers[name] for name in ("content-type", "content-length") if name in response.headers
-            }
-            stays = "content-length" in given
-            _start(visitor.writer, response.status_code, given, stays=stays)
+            names = [name for name in ("content-type", "content-length") if name in response.headers]
+            stays = "content-length" in names
+            headers = {name: response.headers[name] for name in names}
+            _start(visitor.writer, response.status_code, headers, stays=stays)
             async for part in response.aiter_bytes():
                 visitor.writer.write(part)
                 self.counts.add("sent_bytes", len(part), node=visitor.name or "")
@@ -491,19 +466,19 @@ class Gateway:
         try:
             while True:
                 response, now = await self._server.send(asked), time.monotonic()
-                if response.status_code != 200 or response.content or now > min(end, self._last_message + _A_RUN_IS_ON):
-                    break
+                if response.status_code == 200 and response.content:
+                    self._last_message = now
+                    self._sent.pop(visitor.name or "", None)
+                    self._stirred.set()  # the other nodes' messages are probably there too
+                    self._stirred = asyncio.Event()
+                    return response
+                if response.status_code != 200 or now > min(end, self._last_message + _A_RUN_IS_ON):
+                    return response
                 with suppress(TimeoutError):
                     pause = min(max(_SHORTEST, _EACH * self._waiting), _LONGEST)
                     await asyncio.wait_for(self._stirred.wait(), pause)
                 if visitor.gone:
                     raise EOFError("the node has left")
-            if response.status_code == 200 and response.content:
-                self._last_message = now
-                self._sent.pop(visitor.name or "", None)
-                self._stirred.set()  # the other nodes' messages are probably there too
-                self._stirred = asyncio.Event()
-            return response
         finally:
             self._waiting -= 1
 
@@ -526,12 +501,8 @@ class Gateway:
 
     def report(self) -> str:
         """The counters for Prometheus, and the state of nodes and run from the folder."""
-        gauges = {
-            "connections": len(self._open),
-            "strangers": self._strangers.total(),
-            "waiting_nodes": self._waiting,
-            "in_flight_bytes": self._budget.taken.total(),
-        }
+        gauges = {"connections": len(self._open), "strangers": self._strangers.total()}
+        gauges |= {"waiting_nodes": self._waiting, "in_flight_bytes": self._budget.taken.total()}
         return self.counts.text(gauges) + metrics.describe_folder(self._federation)
 
 
@@ -539,12 +510,6 @@ def source_of(address: str) -> str:
     """Whom an address counts for: of IPv6 it is a block of 2^64 addresses, which one machine may have all of."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     return address if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
-
-
-def _count_down(counter: Counter[str], name: str) -> None:
-    counter[name] -= 1
-    if not counter[name]:
-        del counter[name]
 
 
 def _start(writer: asyncio.StreamWriter, status: int, headers: dict[str, str], *, stays: bool) -> None:
@@ -561,19 +526,11 @@ async def _answer(visitor: Visitor, status: int, text: str) -> None:
     _start(visitor.writer, status, headers, stays=False)
     visitor.writer.write(body)
     with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(
-            1.0
-        ):  # if bytes were left unread, TCP would reset the connection and lose the answer
+        async with asyncio.timeout(1.0):  # with bytes left unread, TCP would reset the connection and lose the answer
             await visitor.writer.drain()
             for _ in range(16):
                 if not await visitor.reader.read(2**16):
                     break
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """The socket that nodes connect to."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=256)
 
 
 async def _run(federation: FederationFolder) -> None:

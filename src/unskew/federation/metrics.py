@@ -6,7 +6,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +67,11 @@ class Counts:
         if key in self._values or len(self._values) < _MOST_SERIES:
             self._values[key] += count
 
-    def get(self, name: str, **labels: str) -> int:
-        """The sum of a counter over all series with these labels."""
-        wanted = set(labels.items())
-        return sum(value for (counter, given), value in self._values.items() if counter == name and wanted <= {*given})
-
     def text(self, gauges: dict[str, int]) -> str:
         """All counters and these gauges."""
         counters = [(f"gateway_{name}_total", count, dict(labels)) for (name, labels), count in self._values.items()]
-        return _render(sorted(counters, key=str), "counter") + _render(
-            [(f"gateway_{name}", value, {}) for name, value in gauges.items()], "gauge"
-        )
+        others = [(f"gateway_{name}", value, dict[str, str]()) for name, value in gauges.items()]
+        return _render(sorted(counters, key=str), "counter") + _render(others, "gauge")
 
 
 def describe_folder(federation: FederationFolder) -> str:
@@ -116,16 +110,12 @@ async def served(port: int, healthy: Callable[[], Awaitable[bool]], report: Call
     free = asyncio.Semaphore(16)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with closing(writer), suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
             if not free.locked():
                 async with free, asyncio.timeout(5.0):
                     line = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0]
                     writer.write(await _reply(line, healthy, report))
                     await writer.drain()
-        except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-            pass
-        finally:
-            writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", port, limit=8192):
         yield

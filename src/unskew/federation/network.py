@@ -21,14 +21,19 @@ class NotReached(Exception):
     """No server answers there at the moment."""
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that accepts connections at this address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=256)
+
+
 def check_free(host: str, port: int, what: str) -> None:
     """Refuse a port that is in use."""
     try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        listen(host, port).close()
     except OSError as error:
-        raise UserError(
-            f"port {port} of {host}, the {what}, cannot be opened: {error.strerror}; choose another port"
-        ) from error
+        problem = f"port {port} of {host}, the {what}, cannot be opened: {error.strerror}"
+        raise UserError(f"{problem}; choose another port") from error
 
 
 def free_port(count: int = 1) -> int:
@@ -108,14 +113,13 @@ def make_authority(name: str) -> Pair:
         digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
     )  # fmt: skip
-    builder = _builder(f"{name} authority", key, AUTHORITY_DAYS)
-    builder = builder.issuer_name(_name(f"{name} authority")).add_extension(usage, critical=True)
-    return _sign(builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True), key, key)
+    critical, subject = [usage, x509.BasicConstraints(ca=True, path_length=0)], _name(f"{name} authority")
+    return _certify(key, subject, key, subject, AUTHORITY_DAYS, critical, [])
 
 
 def make_server_certificate(signer: Pair, hosts: Iterable[str]) -> Pair:
     """A certificate for a server with these names and addresses."""
-    x509, key, names = _crypto("x509"), _new_key(), list(dict.fromkeys(hosts))
+    x509, names = _crypto("x509"), list(dict.fromkeys(hosts))
     signer_key = _crypto("hazmat.primitives.serialization").load_pem_private_key(signer.key, None)
     alternatives: list[Any] = []
     for host in names:
@@ -123,16 +127,14 @@ def make_server_certificate(signer: Pair, hosts: Iterable[str]) -> Pair:
             alternatives.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
             alternatives.append(x509.DNSName(host))
-    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key())
-    builder = (
-        _builder(names[0][:64], key, SERVER_DAYS)
-        .issuer_name(_load(signer.certificate, "the authority's certificate").subject)
-        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(identifier, critical=False)
-    )
-    return _sign(builder, key, signer_key)
+    others = [
+        x509.SubjectAlternativeName(alternatives),
+        x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key()),
+    ]
+    issuer = _load(signer.certificate, "the authority's certificate").subject
+    critical = [x509.BasicConstraints(ca=False, path_length=None)]
+    return _certify(_new_key(), _name(names[0][:64]), signer_key, issuer, SERVER_DAYS, critical, others)
 
 
 def make_node_key() -> NodeKey:
@@ -150,9 +152,8 @@ def public_pem(path: Path) -> bytes:
     except (ValueError, _crypto("exceptions").UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise UserError(
-            f"{path} is not a public key for Flower; make one with: ssh-keygen -t ecdsa -b 384 -f node.key -N ''"
-        )
+        command = "ssh-keygen -t ecdsa -b 384 -f node.key -N ''"
+        raise UserError(f"{path} is not a public key for Flower; make one with: {command}")
     return bytes(key.public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo))
 
 
@@ -188,22 +189,24 @@ def _name(text: str) -> Any:
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
 
-def _builder(subject: str, key: Any, days: int) -> Any:
-    """A certificate for this key, without its issuer."""
-    x509, now = _crypto("x509"), datetime.now(UTC)
-    return (
+def _certify(
+    key: Any, subject: Any, signer: Any, issuer: Any, days: int, critical: Iterable[Any], others: Iterable[Any]
+) -> Pair:
+    """A certificate for this key, with these critical and other extensions."""
+    x509, s, now = _crypto("x509"), _crypto("hazmat.primitives.serialization"), datetime.now(UTC)
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(_name(subject))
+        .subject_name(subject)
+        .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=10))  # a node's clock may be a little behind
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
-
-
-def _sign(builder: Any, key: Any, signer: Any) -> Pair:
-    s, hashes = _crypto("hazmat.primitives.serialization"), _crypto("hazmat.primitives.hashes")
-    certificate = builder.sign(signer, hashes.SHA384())
+    for extensions, are_critical in ((critical, True), (others, False)):
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=are_critical)
+    certificate = builder.sign(signer, _crypto("hazmat.primitives.hashes").SHA384())
     private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
     return Pair(certificate.public_bytes(s.Encoding.PEM), private)

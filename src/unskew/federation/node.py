@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 def node_mark(node: NodeFolder, part: str = "both") -> str:
-    """By which the processes of this node are known, or of one part that runs by itself."""
+    """The mark of this node's processes, or of those of one part that runs by itself."""
     return f"node:{node.path}" if part == "both" else f"node:{node.path}:{part}"
 
 
@@ -53,9 +53,8 @@ def attend(node: NodeFolder, say: Say, part: str = "both") -> None:
     if part != "service":
         for path in (node.key, node.authority):
             if not path.exists():
-                raise UserError(
-                    f"{path} is missing; copy DIR/nodes/NAME from the server's machine, or see --key of init"
-                )
+                advice = "copy DIR/nodes/NAME from the server's machine, or see --key of init"
+                raise UserError(f"{path} is missing; {advice}")
         check_secret(node.key)
         network.host_and_port(node.settings.server)
         socket_path(node)
@@ -72,6 +71,7 @@ class _Node:
 
     def __init__(self, node: NodeFolder, group: ProcessGroup, say: Say) -> None:
         self._node, self._group, self._say = node, group, say
+        self._environment = flower.environment(node.flower_home, **flower.NODE_POLL)
         self._service: Child | None = None
         self._supernode: Child | None = None
         self._superexec: Child | None = None
@@ -90,14 +90,12 @@ class _Node:
             time.sleep(0.5)
             if self._doubt:
                 self._doubt = not self._reach_server("lost the server")
-            if self._service is not None and self._service.code is not None:
-                self._group.count_restart(self._service, self._say)
-                self._start_service()
+            for child, start in ((self._service, self._start_service), (self._superexec, self._start_superexec)):
+                if child is not None and child.code is not None:
+                    self._group.count_restart(child, self._say)
+                    start()
             if self._supernode is None:
                 continue
-            if self._superexec is not None and self._superexec.code is not None:
-                self._group.count_restart(self._superexec, self._say)
-                self._start_superexec()
             if self._supernode.code is not None:
                 self._handle_end(self._supernode)
                 self._start_supernode()
@@ -158,19 +156,18 @@ class _Node:
         write_whole(node.secret, secrets.token_bytes(32), secret=True)
         self._given, self._port = self._files(), network.free_port()
         command = flower.supernode(node, port=self._port, socket=socket_path(node))
-        environment = flower.node_environment(node.flower_home)
-        self._supernode = self._group.start("supernode", command, environment, self._hear_supernode)
+        self._supernode = self._group.start("supernode", command, self._environment, self._hear_supernode)
         self._start_superexec()
 
     def _start_superexec(self) -> None:
         """What starts a ClientApp for each message; it retries until the SuperNode listens."""
         command = flower.superexec(self._port, self._node.secret, None)
-        self._superexec = self._group.start("superexec", command, flower.node_environment(self._node.flower_home))
+        self._superexec = self._group.start("superexec", command, self._environment)
 
     def _hear_supernode(self, line: str) -> None:
         if (found := _NODE_ID.search(line)) and not self._connected:
             self._connected, self._refused_since = True, None
-            write_again(_session_file(self._node), found[1].encode())
+            write_again(self._node.session, found[1].encode())
             self._say(f"connected to {self._node.settings.server} as {self._node.settings.name}")
         elif "Connection attempt failed" in line:  # to the server, or between the programs of the node
             self._doubt = True
@@ -194,9 +191,8 @@ class _Node:
         elif self._refused_since is None:
             # Flower keeps the session of a killed node open until its heartbeat runs out, and admits no second one
             self._refused_since = time.monotonic()
-            self._say(
-                "the server still has an open session from this node's previous process; retrying for up to a minute"
-            )
+            session = "the server still has an open session from this node's previous process"
+            self._say(f"{session}; retrying for up to a minute")
             time.sleep(3.0)
         elif time.monotonic() - self._refused_since > TAKEN_SECONDS:
             raise UserError("another machine is connected with this node's key; give each machine a node of its own")
@@ -205,16 +201,10 @@ class _Node:
 
 
 def close_last_session(node: NodeFolder) -> bool:
-    """Close the session that a killed process of this node left open, so that the node need not wait for its end.
+    """Close the session that a killed process of this node left open, as Flower's own part does when it ends normally.
 
-    The request is the one that Flower's own part sends when it ends in order. Where it fails, the node waits for a
-    minute. Returns whether a session was closed.
+    If this fails, the node waits for a minute. Returns whether a session was closed.
     """
-    content = read_content(_session_file(node), 100) or b""
-    _session_file(node).unlink(missing_ok=True)
+    content = read_content(node.session, 100) or b""
+    node.session.unlink(missing_ok=True)
     return content.isdigit() and flower.deactivate(node, int(content))
-
-
-def _session_file(node: NodeFolder) -> Path:
-    """Has the number under which the server knows this node."""
-    return node.path / "last-session"

@@ -71,7 +71,7 @@ class ProcessGroup:
 
 
 def describe_end(child: Child, what: str) -> str:
-    """A user's mistake as the program reported it; anything else with the end of its log."""
+    """The user's mistake that the program reported, or else the end of its log."""
     output = child.log_end()
     if child.code == 2 and "unskew: " in output:
         return output.rpartition("unskew: ")[2]

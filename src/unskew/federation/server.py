@@ -16,6 +16,7 @@ from unskew.core.files import read_content, write_whole
 from unskew.core.units import counted
 from unskew.federation import flower, network
 from unskew.federation.folder import (
+    CONNECTION,
     FEDERATION,
     NODE,
     RUN_CONFIG,
@@ -78,6 +79,7 @@ class _Server:
 
     def __init__(self, federation: FederationFolder, group: ProcessGroup, say: Say) -> None:
         self._federation, self._group, self._say = federation, group, say
+        self._environment = flower.environment(federation.flower_home, **flower.SERVER_LINES)
         self._keys: dict[str, float] = {}  # modification times of the registered key files, by node
         self._present: set[str] = set()
 
@@ -87,9 +89,8 @@ class _Server:
         programs = [start() for start in starts[:2]]
         self._register()
         programs.append(starts[2]())
-        settings, keys = self._federation.settings, "no keys are registered: every node will be refused"
-        if self._keys:
-            keys = f"{counted(len(self._keys), 'key')} registered"
+        settings, count = self._federation.settings, counted(len(self._keys), "key")
+        keys = f"{count} registered" if self._keys else "no keys are registered: every node will be refused"
         self._say(f"ready: nodes connect to {settings.host}:{settings.port}; {keys}")
         while True:
             time.sleep(1.0)
@@ -102,7 +103,7 @@ class _Server:
 
     def _start_link(self) -> Child:
         federation = self._federation
-        child = self._group.start("superlink", flower.superlink(federation), flower.server_environment(federation))
+        child = self._group.start("superlink", flower.superlink(federation), self._environment)
         self._wait(child, federation.settings.control_port, federation.local_authority)
         flower.check_locked(federation)
         return child
@@ -110,7 +111,7 @@ class _Server:
     def _start_exec(self) -> Child:
         federation = self._federation
         command = flower.superexec(federation.settings.control_port, federation.secret, federation.local_authority)
-        return self._group.start("superexec", command, flower.server_environment(federation))
+        return self._group.start("superexec", command, self._environment)
 
     def _start_gateway(self) -> Child:
         federation = self._federation
@@ -124,8 +125,8 @@ class _Server:
         end = time.monotonic() + START_SECONDS
         while not _answers(port, authority):
             if child.code is not None or time.monotonic() > end:
-                end_of_log = "\n".join(child.log.last(6))
-                raise UserError(f"{child.name} does not start; {child.log.path} ends with:\n{end_of_log}")
+                log = "\n".join(child.log.last(6))
+                raise UserError(f"{child.name} does not start; {child.log.path} ends with:\n{log}")
             time.sleep(0.2)
 
     def _register(self) -> None:
@@ -160,20 +161,20 @@ def submit(
     *,
     resume: bool = False,
     check: bool = False,
-    deadline: float | None = None,
-    min_replies: int | None = None,
-    wait: float | None = None,
+    **terms: float | None,
 ) -> None:
-    """Submit a run and follow it; an interrupt stops it, and it can be resumed. ``check``: only ask the nodes."""
+    """Submit a run and follow it; an interrupt stops it, and it can be resumed. ``check``: only ask the nodes.
+
+    ``terms`` are deadline, min_replies and wait; None leaves them as in the recipe.
+    """
     check_running(federation)
-    given = {"deadline": deadline, "min-replies": min_replies, "wait": wait}
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in some containers
         user = str(os.getuid())
     config = {
         **RUN_CONFIG,
-        **{name: value for name, value in given.items() if value is not None},
+        **{name.replace("_", "-"): value for name, value in terms.items() if value is not None},
         "recipe": str(recipe.absolute()),
         "out": str(out.absolute()),
         "resume": resume,
@@ -194,14 +195,10 @@ def submit(
             say(line)  # what follows a complaint is Flower's traceback for it
 
     log = Log(federation.logs / "run.log")
-    child = Child(
-        "flwr",
-        flower.run_command(federation, federation.run_config),
-        environment=flower.command_environment(federation),
-        folder=federation.path,
-        log=log,
-        heard=hear,
-    )
+    app = ["run", str(federation.app), CONNECTION]
+    command = [flower.program("flwr"), *app, "--stream", "--run-config", str(federation.run_config)]
+    environment = flower.environment(federation.flower_home, **flower.COMMAND_LINES)
+    child = Child("flwr", command, environment=environment, folder=federation.path, log=log, heard=hear)
     try:
         child.wait()
     except BaseException:
@@ -235,11 +232,14 @@ def status(federation: FederationFolder) -> dict[str, Any]:
     nodes, seen = [], last_seen(federation) if running else {}
     for name in federation.public_keys():
         seconds = now - seen[name] if name in seen else None
-        nodes.append({
-            "name": name, "online": seconds is not None and seconds < GONE_SECONDS, "seconds_since_heard": seconds,
-            "processes": sum(len(marked(mark)) for mark in _marks(federation.node(name))),
-        })  # fmt: skip
+        processes = sum(len(marked(mark)) for mark in _marks(federation.node(name)))
+        online = seconds is not None and seconds < GONE_SECONDS
+        nodes.append({"name": name, "online": online, "seconds_since_heard": seconds, "processes": processes})
     content = read_content(federation.certificate) or b""
+    runs = [
+        {"id": run.get("run-id"), "status": run.get("status"), "seconds": float(run.get("elapsed") or 0.0)}
+        for run in (flower.runs(federation) if running else ())
+    ]
     return {
         "folder": str(federation.path),
         "address": f"{settings.host}:{settings.port}",
@@ -248,10 +248,7 @@ def status(federation: FederationFolder) -> dict[str, Any]:
         "certificate_days": round(network.days_left(content, str(federation.certificate)), 1),
         "nodes": nodes,
         "run": last_run(federation),
-        "flower_runs": [
-            {"id": run.get("run-id"), "status": run.get("status"), "seconds": float(run.get("elapsed") or 0.0)}
-            for run in (flower.runs(federation) if running else ())
-        ],
+        "flower_runs": runs,
     }
 
 
@@ -260,13 +257,11 @@ def stop(path: Path) -> dict[str, int]:
     if not Path("/proc/self/environ").exists():
         raise UserError("stop needs /proc to find processes, which this system lacks; end the commands with Ctrl-C")
     path = path.absolute()
-    marks: dict[str, list[str]] = {}
     if (path / NODE).exists() and not (path / FEDERATION).exists():
-        marks[f"node {read_node(path).settings.name}"] = _marks(path)
+        marks = {f"node {read_node(path).settings.name}": _marks(path)}
     else:
         federation = read_federation(path)
-        for folder in sorted((path / "nodes").glob("*/")):
-            marks[f"node {folder.name}"] = _marks(folder)
+        marks = {f"node {folder.name}": _marks(folder) for folder in sorted((path / "nodes").glob("*/"))}
         marks["server"] = [server_mark(federation)]
     ended = {name: sum(end_all(mark, patience=20.0) for mark in group) for name, group in marks.items()}
     return {name: count for name, count in ended.items() if count}
@@ -277,15 +272,13 @@ def _marks(folder: Path) -> list[str]:
 
 
 def _running(federation: FederationFolder) -> bool:
-    try:
+    with suppress(UserError):
         return _answers(federation.settings.control_port, federation.local_authority)
-    except UserError:
-        return False
+    return False
 
 
 def _answers(port: int, authority: Path) -> bool:
-    try:
+    with suppress(network.NotReached):
         network.greet(f"127.0.0.1:{port}", authority)
-    except network.NotReached:
-        return False
-    return True
+        return True
+    return False

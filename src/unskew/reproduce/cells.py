@@ -30,12 +30,11 @@ from unskew.runs.journal import accuracy_at_batch, accuracy_at_round, rounds_to
 from unskew.runs.result import Calibration, Result
 from unskew.runs.train import slug
 
+T = TypeVar("T")
+
 
 class Unread(LookupError):
     """The record lacks what a reading needs."""
-
-
-T = TypeVar("T")
 
 
 def _need(value: T | None) -> T:
@@ -154,8 +153,7 @@ def read_skew(view: RunView, what: str) -> float:
 def cka(view: RunView, layer: str = "classifier") -> float:
     """The mean CKA of a layer between two clients' models."""
     values = view.measure("cka")
-    means = dict(zip(map(str, values["layers"]), map(float, values["means"]), strict=True))
-    return _need(means.get(layer))
+    return float(_need(dict(zip(values["layers"], values["means"], strict=True)).get(layer)))
 
 
 def features(view: RunView, held: bool | None = None) -> float:
@@ -237,7 +235,7 @@ class Cell:
     column: RecipeColumn
     config: Config
     after: str  # a calibration in its canonical spelling; "": the run's own classifier
-    reads: str
+    reading: Reading
     baseline: Config | None
     measures: tuple[str, ...]
     done: bool  # whether it is part of this scale
@@ -287,34 +285,33 @@ def make_cells(recipe: Recipe, variant: Variant) -> list[Cell]:
                 continue
             where = f"recipe {recipe.name}, {row.name}, {column.name}"
             chosen = _list_levels(recipe, variant, row, column)
-            variables = {name: value for level in chosen for name, value in level.variables.items()}
-            changes = {name: value for name, value in variant.changes.items() if name not in row.keeps}
-            config = _make_config(_merge_settings(chosen) | changes, variables, where)
-            baseline = None
-            own = {name: value for level in chosen for name, value in level.baseline.items()}
+            variables, changes = _merge(chosen, "variables"), {**variant.changes}
+            for name in row.keeps:
+                changes.pop(name, None)
+            config = _make_config(_merge(chosen, "settings") | changes, variables, where)
+            baseline, own = None, _merge(chosen, "baseline")
             if "method" in own:
-                plain = _merge_settings(_list_levels(recipe, variant, RecipeRow(name=row.name), column))
+                plain = _merge(_list_levels(recipe, variant, RecipeRow(name=row.name), column), "settings")
                 baseline = _make_config(plain | own | changes, variables, where)
             after = plain_name(fill_in(row.after, variables, where)) if row.after else ""
-            reads = parse_reading(fill_in(row.reads or column.reads or "accuracy", variables, where)).text
+            reading = parse_reading(fill_in(row.reads or column.reads or "accuracy", variables, where))
             measures = tuple(parse_measure(fill_in(text, variables, where)).text for text in recipe.measures)
             part = row.scale.get(variant.scale, AtScale()).columns or ("*",)
             done = matches(row.name, extent.rows) and all(matches(column.name, some) for some in (extent.columns, part))
             paper = parse_value(row.values[at]) if row.values else None
             number = len(cells)
-            cells.append(Cell(row, column, config, after, reads, baseline, measures, done, paper, variables, number))
+            cells.append(Cell(row, column, config, after, reading, baseline, measures, done, paper, variables, number))
     return cells
 
 
 def select_cells(cells: Sequence[Cell], variant: Variant) -> list[Cell]:
     """The cells of this scale in the chosen rows and columns."""
-    names = {"rows": {cell.row.name for cell in cells}, "columns": {cell.column.name for cell in cells}}
-    for kind, known in names.items():
-        patterns: tuple[str, ...] = getattr(variant, kind)
+    rows, columns = {cell.row.name for cell in cells}, {cell.column.name for cell in cells}
+    for kind, patterns, known in (("rows", variant.rows, rows), ("columns", variant.columns, columns)):
         if not any(matches(name, patterns) for name in known):
             raise UserError(f"--{kind} {', '.join(patterns)}: no such {kind}; {nearest(patterns[0], sorted(known))}")
-    rows = [cell for cell in cells if cell.done and matches(cell.row.name, variant.rows)]
-    return [cell for cell in rows if matches(cell.column.name, variant.columns)]
+    chosen = [cell for cell in cells if cell.done and matches(cell.row.name, variant.rows)]
+    return [cell for cell in chosen if matches(cell.column.name, variant.columns)]
 
 
 def list_seeds(recipe: Recipe, variant: Variant) -> tuple[int, ...]:
@@ -349,15 +346,14 @@ def _list_levels(recipe: Recipe, variant: Variant, row: RecipeRow, column: Recip
     return chosen
 
 
-def _merge_settings(levels: Sequence[Settings]) -> dict[str, Value]:
-    return {name: value for level in levels for name, value in level.settings.items()}
+def _merge(levels: Sequence[Settings], table: str) -> dict[str, Value]:
+    return {name: value for level in levels for name, value in getattr(level, table).items()}
 
 
 def _make_config(settings: Mapping[str, Value], variables: Mapping[str, Value], where: str) -> Config:
     """The configuration with its variables filled in; an empty text means the option's default."""
-    values: dict[str, Value | None] = {}
+    values: dict[str, Value | None] = {**settings}
     for name, value in settings.items():
-        values[name] = value
         if isinstance(value, str) and name in OPTIONS:
             filled, option = fill_in(value, variables, where), OPTIONS[name]
             try:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -32,8 +33,8 @@ OWN = {"method", "lr", "seed", "partition_seed", "evaluate_every"} | {
 OF_TRAINING = {"epochs", "batch", "momentum", "weight_decay", "augment", "per_round"}  # irrelevant without training
 PUBLISHED = {"fedavg", "fedprox", "fedavgm", "moon", "clsnorm", "clsprox", "prototypes", "fedir", "fedvc"}
 CHEAP = 1.0  # points that a cheaper family of combinations may lose
-KINDS = ("none", "ccvr", "uscc", "lda", "random", "ridge", "other")  # of calibration, one color each
-NAMES = {"none": "no calibration", "random": "lda on random features", "other": "other calibrations"}
+NONE, RANDOM, OTHER = "no calibration", "lda on random features", "other calibrations"
+KINDS = (NONE, "ccvr", "uscc", "lda", RANDOM, "ridge", OTHER)  # of calibration, one color each
 LONG = 100  # passes over the data; from here on, training is long
 STEP, LEFT = 190, 140  # width of a scenario in the figure, and of the axis
 WIDE = 0.4  # distance of the cheapest and the most expensive combination from the middle of a column
@@ -75,25 +76,20 @@ class Combination:
     @property
     def published(self) -> bool:
         """Whether it is in the papers: their methods, with CCVR or USCC as published."""
-        name, _, knobs = self.calibration.partition("(")
-        return (
-            set(self.methods) <= PUBLISHED
-            and name in ("", "ccvr", "uscc")
-            and not re.search("layers|components", knobs)
-        )
+        as_published = self.kind in (NONE, "ccvr", "uscc") and not re.search("layers|components", self.calibration)
+        return as_published and set(self.methods) <= PUBLISHED
 
     @property
     def kind(self) -> str:
         """The kind of calibration, one of KINDS."""
         name, _, knobs = self.calibration.partition("(")
-        name = "random" if "expand" in knobs else name or "none"
-        return name if name in KINDS else "other"
+        kind = RANDOM if "expand" in knobs else name or NONE
+        return kind if kind in KINDS else OTHER
 
     @property
     def family(self) -> str:
         """The methods and the kind of calibration, without knobs."""
-        kind = [NAMES.get(self.kind, self.kind)] if self.calibration else []
-        return " + ".join([*self.methods, *kind])
+        return " + ".join([*self.methods, *([self.kind] if self.calibration else [])])
 
     @property
     def cost(self) -> str:
@@ -105,16 +101,38 @@ class Combination:
 class Scenario:
     """Runs that differ only in method, calibration and seed."""
 
-    label: str
-    alpha: float | None
     combinations: tuple[Combination, ...]
     printed: tuple[str, PaperValue] | None  # where the papers' best value for these settings is, and the value
-    data: str  # short name of the data set
 
     @property
     def result(self) -> Result:
         """The result of one of its runs, which share the network and the number of rounds."""
         return self.combinations[0].records[0].result
+
+    @property
+    def data(self) -> str:
+        """The data set's name without its folder, module or knobs."""
+        return re.sub(r"^.*[:/]", "", self.result.data.partition("(")[0]) or self.result.data
+
+    @property
+    def alpha(self) -> float | None:
+        """The parameter of a Dirichlet partition."""
+        found = re.search(r"alpha=([\d.]+)", self.result.partition)
+        return float(found[1]) if found else None
+
+    @property
+    def label(self) -> str:
+        """Data, clients, skew, length of training and network."""
+        result, settings = self.result, self.result.settings
+        scheme = "per-client Dirichlet" if result.partition.startswith("dirichlet-client") else "Dirichlet"
+        parts = [self.data, f"{result.clients:,} clients"]
+        parts += [f"{result.per_round:,} per round"] if result.per_round < result.clients else []
+        parts.append(result.partition if self.alpha is None else f"{scheme} α = {self.alpha:g}")
+        epochs = counted(int(settings.get("epochs", 1)), "epoch")
+        parts.append(f"{result.rounds} rounds of {epochs}" if result.rounds else "no training")
+        trained = settings.get("train", "all")
+        parts.append(result.model if trained == "all" else f"only the {trained} of {result.model} trained")
+        return ", ".join(parts)
 
     @cached_property
     def best(self) -> Combination:
@@ -196,10 +214,10 @@ def decide(scenarios: Sequence[Scenario]) -> list[Decision]:
 
     Only scenarios with three seeds count, or all if there are none. Without FedAvg there is no gain to report.
     """
-    groups: dict[tuple[str, str, str, str], list[Scenario]] = {}
+    groups = defaultdict[tuple[str, str, str, str], list[Scenario]](list)
     for scenario in scenarios:
         if scenario.plain is not None and scenario.result.rounds:
-            groups.setdefault(describe_situation(scenario), []).append(scenario)
+            groups[describe_situation(scenario)].append(scenario)
     enough = {key: [one for one in group if len(one.best.scores) >= MIN_SEEDS] for key, group in groups.items()}
     return [_decide(situation, enough[situation] or group) for situation, group in groups.items()]
 
@@ -222,12 +240,11 @@ def _decide(situation: tuple[str, str, str, str], scenarios: Sequence[Scenario])
     chosen = [family[use] for family in families]
     gains, clear, times = [], 0, []
     for scenario, one in zip(scenarios, chosen, strict=True):
-        plain = scenario.plain
-        assert plain is not None  # ensured by decide()
-        gap = scenario.gap(one, plain)
-        gains.append(one.accuracy.mean - plain.accuracy.mean if gap is None else gap.mean)
-        clear += gap is not None and gap.low > 0
-        times.append(one.bytes_up / max(plain.bytes_up, 1))
+        if plain := scenario.plain:  # there is one in all these scenarios
+            gap = scenario.gap(one, plain)
+            gains.append(gap.mean if gap else one.accuracy.mean - plain.accuracy.mean)
+            clear += gap is not None and gap.low > 0
+            times.append(one.bytes_up / max(plain.bytes_up, 1))
     seeds = min(len(one.scores) for one in chosen)
     names = ", ".join(dict.fromkeys(scenario.data for scenario in scenarios))
     evidence = f"{names}: {counted(len(scenarios), 'setting')}, {counted(seeds, 'seed')} each"
@@ -235,8 +252,7 @@ def _decide(situation: tuple[str, str, str, str], scenarios: Sequence[Scenario])
         evidence += "; an indication only"
     elif use != "fedavg":
         evidence += f"; the interval excludes 0 in {clear} of {len(chosen)}"
-    if use != best:
-        evidence += f"; tied with {best}, which has the highest mean"
+    evidence += f"; tied with {best}, which has the highest mean" if use != best else ""
     calibrated = [{one.method for one in scenario.combinations if one.calibration} for scenario in scenarios]
     if "+" in use and any(methods and "fedavg" not in methods for methods in calibrated):
         evidence += "; FedAvg was not calibrated there"
@@ -259,11 +275,8 @@ def _pick_highest(combinations: Sequence[Combination]) -> Combination | None:
 
 def read_all_records(out: Path) -> list[RunRecord]:
     """Every record in a folder of results."""
-    records = []
-    for file in sorted((out / RECORDS).glob("*/seed*.json")):
-        record = read_record(out, file.parent.name, int(file.stem.removeprefix("seed")))
-        if isinstance(record, RunRecord):
-            records.append(record)
+    runs = [(file.parent.name, int(file.stem[4:])) for file in sorted((out / RECORDS).glob("*/seed*.json"))]
+    records = [record for run in runs if isinstance(record := read_record(out, *run), RunRecord)]
     if not records:
         command = f"unskew reproduce ours/calibrations --scale small --out {out}"
         raise UserError(f"{out} has no results to compare; run some first, for example: {command}")
@@ -282,14 +295,10 @@ def group_scenarios(records: Sequence[RunRecord]) -> list[Scenario]:
             groups.setdefault(key, {}).setdefault("" if fixed is None else str(fixed), []).append(record)
     scenarios, printed = [], _list_printed()
     for group in (group for own in groups.values() for group in _join_fixed(own)):
-        combinations, result = tuple(_combine(group)), group[0].result
+        combinations = tuple(_combine(group))
         if len(combinations) > 1:
             values = [printed[record.training] for record in group if record.training in printed]
-            best = max(values, key=lambda pair: pair[1].mean, default=None)
-            found = re.search(r"alpha=([\d.]+)", result.partition)
-            alpha = float(found[1]) if found else None
-            label = _label_scenario(result, alpha)
-            scenarios.append(Scenario(label, alpha, combinations, best, _shorten(result.data)))
+            scenarios.append(Scenario(combinations, max(values, key=lambda pair: pair[1].mean, default=None)))
 
     def order(one: Scenario) -> tuple[str, int, float, int, str]:
         alpha = one.alpha if one.alpha is not None else 1e9
@@ -305,16 +314,11 @@ def _join_fixed(own: dict[str, list[RunRecord]]) -> list[list[RunRecord]]:
     return [*joined, *([free] if any(str(one.result.seed) not in own for one in free) else [])]
 
 
-def _shorten(data: str) -> str:
-    """A data set's name without its folder, module or knobs."""
-    return re.sub(r"^.*[:/]", "", data.partition("(")[0]) or data
-
-
 def _combine(group: Sequence[RunRecord]) -> Iterator[Combination]:
     """Every method and rate of a scenario with each of its calibrations."""
-    trained: dict[tuple[str, str], list[RunRecord]] = {}
+    trained = defaultdict[tuple[str, str], list[RunRecord]](list)
     for record in group:
-        trained.setdefault((record.result.method, str(record.result.settings.get("lr", ""))), []).append(record)
+        trained[record.result.method, str(record.result.settings.get("lr", ""))].append(record)
     several = len({rate for _, rate in trained}) > 1
     for (method, rate), records in trained.items():
         names = dict.fromkeys(name for one in records for name in one.result.calibrations if not is_bound(name))
@@ -328,29 +332,16 @@ def _combine(group: Sequence[RunRecord]) -> Iterator[Combination]:
             yield Combination(method, name, scores, sent, seconds, tuple(own), rate if several else "")
 
 
-def _label_scenario(result: Result, alpha: float | None) -> str:
-    """The name of a scenario: data, clients, skew, length of training and network."""
-    scheme = "per-client Dirichlet" if result.partition.startswith("dirichlet-client") else "Dirichlet"
-    parts = [_shorten(result.data), f"{result.clients:,} clients"]
-    parts += [f"{result.per_round:,} per round"] if result.per_round < result.clients else []
-    parts += [result.partition if alpha is None else f"{scheme} α = {alpha:g}"]
-    epochs = counted(int(result.settings.get("epochs", 1)), "epoch")
-    parts.append(f"{result.rounds} rounds of {epochs}" if result.rounds else "no training")
-    part = str(result.settings.get("train", "all"))
-    return ", ".join([*parts, result.model if part == "all" else f"only the {part} of {result.model} trained"])
-
-
 @cache
 def _list_printed() -> dict[str, tuple[str, PaperValue]]:
     """The best accuracy that a paper prints, and where, by training; upper bounds do not count."""
     printed: dict[str, tuple[str, PaperValue]] = {}
     for name in recipe_names():
         for cell in make_cells(load_recipe(name), Variant("paper")):
-            value = cell.paper
-            if value is None or cell.reads != "accuracy" or (cell.after and is_bound(cell.after)):
-                continue
-            if cell.training() not in printed or value.mean > printed[cell.training()][1].mean:
-                printed[cell.training()] = (f"{cell.row.name}, {cell.column.name} in {name}", value)
+            if cell.paper and cell.reading.text == "accuracy" and not (cell.after and is_bound(cell.after)):
+                found = f"{cell.row.name}, {cell.column.name} in {name}", cell.paper
+                training = cell.training()
+                printed[training] = max(printed.get(training, found), found, key=lambda pair: pair[1].mean)
     return printed
 
 
@@ -361,17 +352,16 @@ def write_claim(out: Path) -> tuple[list[Path], list[str]]:
     names = ["clients", "skew", "start", "training", "use this", "points over FedAvg", "cost", "evidence"]
     rows = [[*one.situation, one.use, one.gain, one.cost, one.evidence] for one in decisions]
     choices = Table("", [Column(name) for name in names], rows)
+    sections = [Section("use", "What to use", _CHOICES, [choices])] if rows else []
+    sections += [Section("beyond", "Beyond the papers", _BEYOND, [beyond])] if beyond.rows else []
+    sections.append(Section("figure", "Accuracy of every combination", _FIGURE, draw_claim(scenarios, out)))
+    sections.append(Section("choices", "Appendix: every combination", _TABLE, [_tabulate_all(scenarios, out)]))
     page = Page(
         title="What to choose when",
         subtitle="Over all runs in this folder: which method, which calibration, at what cost",
         findings=[],
         facts=[("settings", str(len(scenarios))), ("combinations", str(sum(len(s.combinations) for s in scenarios)))],
-        sections=[
-            *([Section("use", "What to use", _CHOICES, [choices])] if rows else []),
-            *([Section("beyond", "Beyond the papers", _BEYOND, [beyond])] if beyond.rows else []),
-            Section("figure", "Accuracy of every combination", _FIGURE, draw_claim(scenarios, out)),
-            Section("choices", "Appendix: every combination", _TABLE, [_tabulate_all(scenarios, out)]),
-        ],
+        sections=sections,
         footer="Made by unskew reproduce --claim from the records in this folder.",
         heading="What to choose",
     )
@@ -402,17 +392,17 @@ _BEYOND = (
 
 def draw_claim(scenarios: Sequence[Scenario], folder: Path) -> list[Chart]:
     """A figure for each data set and network."""
-    groups: dict[str, list[Scenario]] = {}
+    groups = defaultdict[str, list[Scenario]](list)
     for scenario in scenarios:
-        groups.setdefault(f"claim {scenario.data} {scenario.result.model}", []).append(scenario)
+        groups[f"claim {scenario.data} {scenario.result.model}"].append(scenario)
     return [_draw_group(group, folder, slug(name)) for name, group in groups.items()]
 
 
 def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart:
     """A column for each scenario: bytes from left to right, accuracy upwards, the best named above."""
     marks: list[Mark] = []
+    every = [(at, one) for at, scenario in enumerate(scenarios) for one in scenario.combinations]
     for colour, kind in enumerate(KINDS):
-        every = [(at, one) for at, scenario in enumerate(scenarios) for one in scenario.combinations]
         points = [(at, one) for at, one in every if one.kind == kind]
         if not points:
             continue
@@ -420,12 +410,12 @@ def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart
         links = [link_run(one.records[0], folder) for _, one in points]
         x = [at + WIDE * _place_by_bytes(one, scenarios[at]) for at, one in points]
         y = [one.accuracy.mean for _, one in points]
-        marks.append(Dots(x, y, colour, radius=4.5, name=NAMES.get(kind, kind), tips=tips, links=links))
-    means = [one.accuracy.mean for scenario in scenarios for one in scenario.combinations]
-    line = max(means) / LINES
+        marks.append(Dots(x, y, colour, radius=4.5, name=kind, tips=tips, links=links))
+    highest = max(one.accuracy.mean for _, one in every)
+    line = highest / LINES
     for at, scenario in enumerate(scenarios):
         best = scenario.best
-        calibration = [f"+ {NAMES.get(best.kind, best.kind)}"] if best.calibration else []
+        calibration = [f"+ {best.kind}"] if best.calibration else []
         texts = [f"{best.accuracy.mean:.1f} %: {' + '.join(best.methods)}", *calibration, best.cost]
         top = max(one.accuracy.mean for one in scenario.combinations)  # may have fewer seeds than the best
         marks += [Words(float(at), top + (row + 0.7) * line, text) for row, text in enumerate(reversed(texts))]
@@ -435,7 +425,7 @@ def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart
     low = -line * (max(map(len, labels)) + 0.8)
     for at, label in enumerate(labels):  # below the dots, one part per line
         marks += [Words(float(at), -line * (row + 1.2), part) for row, part in enumerate(label)]
-    high = max(means) + 5 * line
+    high = highest + 5 * line
     numbers = tuple((float(value), str(value)) for value in range(0, 101, 10 if high > 30 else 2) if value <= high)
     title = "Accuracy of every method with every calibration" + (f": {', '.join(common)}" if common else "")
     alt = "The best of each scenario: " + "; ".join(f"{one.label}: {one.best.name}" for one in scenarios) + "."
@@ -453,13 +443,8 @@ def _place_by_bytes(one: Combination, scenario: Scenario) -> float:
 
 
 def _tabulate_all(scenarios: Sequence[Scenario], folder: Path) -> Table:
-    columns = [Column("scenario"), Column("method"), Column("calibration"), Column("accuracy, %", "number")]
-    columns += [
-        Column("seeds", "count"),
-        Column("gap to the best"),
-        Column("sent up", "bytes"),
-        Column("time", "seconds"),
-    ]
+    kinds = {"scenario": "text", "method": "text", "calibration": "text", "accuracy, %": "number", "seeds": "count"}
+    kinds |= {"gap to the best": "text", "sent up": "bytes", "time": "seconds"}
     rows: list[list[CellValue]] = []
     for scenario in scenarios:
         for one in sorted(scenario.combinations, key=lambda one: -one.accuracy.mean):
@@ -467,7 +452,7 @@ def _tabulate_all(scenarios: Sequence[Scenario], folder: Path) -> Table:
             link = Linked(one.accuracy.format(), link_run(one.records[0], folder), value=one.accuracy.mean)
             names: list[CellValue] = [scenario.label, one.trained, one.calibration]
             rows.append([*names, link, len(one.scores), gap, one.bytes_up, one.seconds])
-    return Table("", columns, rows)
+    return Table("", [Column(name, kind) for name, kind in kinds.items()], rows)
 
 
 def _tabulate_beyond(scenarios: Sequence[Scenario]) -> Table:
@@ -479,9 +464,7 @@ def _tabulate_beyond(scenarios: Sequence[Scenario]) -> Table:
         if ours is None or theirs is None or not scenario.result.rounds:
             continue
         where, printed = scenario.printed or ("", None)
-        cells = []
-        for one in (ours, theirs):
-            cells += [one.name, one.accuracy.format(), format_bytes(one.bytes_up)]
+        cells = [[one.name, one.accuracy.format(), format_bytes(one.bytes_up)] for one in (ours, theirs)]
         gap = scenario.describe_gap(ours, theirs)
-        rows.append([scenario.label, *cells, gap, None if printed is None else str(printed), where])
+        rows.append([scenario.label, *cells[0], *cells[1], gap, None if printed is None else str(printed), where])
     return Table("", [Column(name) for name in names], rows)

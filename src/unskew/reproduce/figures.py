@@ -1,6 +1,6 @@
 """The papers' figures, drawn from records: charts of measures, comparisons of runs, tables as lines or shades."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from math import inf
@@ -19,7 +19,7 @@ from unskew.runs.finished import plain_name
 AXIS_LABELS = {"round": "rounds", "batches": "batches of the largest client, summed"}
 FARTHEST = 2.0  # the largest EMD
 BINS = 20
-BY_CALIBRATION = ("calibrated", "predicted")  # fields of measures' values with one entry per calibration
+BY_CALIBRATION = {"calibrated", "predicted"}  # fields of measures' values with one entry per calibration
 
 Spec = Mapping[str, Any]
 
@@ -55,18 +55,17 @@ def draw_curves(result: TableResult, spec: Spec) -> list[Chart]:
             runs = _list_points(one, what, against)
             runs = [{number: point for number, point in points.items() if point[0] <= until} for points in runs]
             x, y, spread = average(runs)
-            marks += [band(x, y, spread, colour % 10)] if x and len(runs) > 1 else []
-            marks += [Line(x, y, name, colour % 10, points=len(x) <= 40)] if x else []
+            marks += [band(x, y, spread, colour)] if x and len(runs) > 1 else []
+            marks += [Line(x, y, name, colour, points=len(x) <= 40)] if x else []
         if not marks:
             continue
         x_label, where = AXIS_LABELS[against], ", ".join(filter(None, (column.name, only)))
         title = f"{where or result.recipe.title}: {what} by {x_label.partition(',')[0]}"
         alt = f"{what.capitalize()} by {x_label}, {where}: {', '.join(name for name, _ in lines.values())}."
-        x_axis = Axis(x_label, low=0, kind="count")
         y_label = "relative accuracy" if what == "relative" else what
+        x_axis = Axis(x_label, low=0, kind="count")
         y_axis = Axis(y_label, kind="number" if what == "silhouette" else "percent")
-        name = f"curves-{what}-{against}-{where}"
-        charts.append(Chart(name, title, alt, marks, x=x_axis, y=y_axis, width=520, height=340))
+        charts.append(Chart(f"curves-{what}-{against}-{where}", title, alt, marks, x_axis, y_axis, 520, 340))
     return charts
 
 
@@ -109,10 +108,8 @@ def _draw_lines(result: TableResult, spec: Spec) -> list[Chart]:
         for colour, name in enumerate(dict.fromkeys(one.cell.row.line for one in cells)):
             line = [one for one in cells if one.cell.row.line == name]
             x = [float(values.index(float(one.cell.row.x or 0))) for one in line]
-            ours = [one.ours for one in line]
-            low, mean, high = (
-                [one.mean + sign * (one.deviation or 0.0) if one else None for one in ours] for sign in (-1, 0, 1)
-            )
+            ours = [(one.ours.mean, one.ours.deviation or 0.0) if one.ours else None for one in line]
+            low, mean, high = ([one and one[0] + sign * one[1] for one in ours] for sign in (-1, 0, 1))
             tips = [f"{one.cell.row_name}: {one.format()}" for one in line]
             marks += [Band(x, low, high, colour), Line(x, mean, name, colour, points=True, tips=tips)]
             paper = [one.paper.mean if one.paper and one.judged else None for one in line]
@@ -127,7 +124,11 @@ def _draw_lines(result: TableResult, spec: Spec) -> list[Chart]:
 
 
 def _draw_measure(result: TableResult, spec: Spec) -> list[Chart]:
-    request, values = _load_values(result, spec["measure"])
+    """The charts of a measure for each run, or those that compare the runs."""
+    request = parse_measure(_fill_in(result, spec["measure"]))
+    values, compare = _load_values(result, request), request.measure.compare
+    if spec["kind"] == "compare":
+        return list(compare.draw(values)) if compare is not None and len(values) > 1 else []
     patterns = [_fill_in(result, pattern) for pattern in spec.get("charts", ["*"])]
     charts = []
     for name, stored in values.items():
@@ -136,15 +137,8 @@ def _draw_measure(result: TableResult, spec: Spec) -> list[Chart]:
     return charts
 
 
-def _draw_comparison(result: TableResult, spec: Spec) -> list[Chart]:
-    request, values = _load_values(result, spec["measure"])
-    compare = request.measure.compare
-    return list(compare.draw(values)) if compare is not None and len(values) > 1 else []
-
-
-def _load_values(result: TableResult, text: str) -> tuple[MeasureRequest, dict[str, Any]]:
-    """A measure, and its values by the run's label; each run counts once."""
-    request = parse_measure(_fill_in(result, text))
+def _load_values(result: TableResult, request: MeasureRequest) -> dict[str, Any]:
+    """The values of a measure by the run's label; each run counts once."""
     values: dict[str, Any] = {}
     seen: set[str] = set()
     for one in result.cells:
@@ -155,13 +149,11 @@ def _load_values(result: TableResult, text: str) -> tuple[MeasureRequest, dict[s
         stored = record.measures[request.text]
         sharing = [other.cell for other in result.cells if other.cell.training(record.result.seed) == record.training]
         names = {"before": "before"} | {cell.after: cell.row_name for cell in sharing}  # the run's own, calibrations
-        renamed = {  # only the calibrations of this table, named after its rows
-            field: {names[key]: value for key, value in stored[field].items() if key in names}
-            for field in BY_CALIBRATION
-            if field in stored
-        }
-        values[_label_run(result, one)] = request.measure.values(**{**stored, **renamed})
-    return request, values
+        for field in BY_CALIBRATION & stored.keys():  # only the calibrations of this table, named after its rows
+            renamed = {names[key]: value for key, value in stored[field].items() if key in names}
+            stored = {**stored, field: renamed}
+        values[_label_run(result, one)] = request.measure.values(**stored)
+    return values
 
 
 def _label_run(result: TableResult, one: CellResult) -> str:
@@ -175,7 +167,7 @@ def _label_run(result: TableResult, one: CellResult) -> str:
 
 def _draw_scatter(result: TableResult, spec: Spec) -> list[Chart]:
     """One reading of every run against another, with a color for each calibration."""
-    x, y, marks, count = parse_reading(spec["x"]), parse_reading(spec["y"]), list[Mark](), 0
+    x, y, marks = parse_reading(spec["x"]), parse_reading(spec["y"]), list[Dots]()
     for colour, after in enumerate(spec.get("after", [""])):
         name = plain_name(_fill_in(result, after)) if after else ""
         views = [RunView(record, name) for record in result.records]
@@ -186,8 +178,7 @@ def _draw_scatter(result: TableResult, spec: Spec) -> list[Chart]:
         related = correlation(xs, ys)
         label = spec.get("names", {}).get(after, name) + (f", correlation {related:.2f}" if related is not None else "")
         marks.append(Dots(xs, ys, colour, radius=4.0, name=label, tips=tips))
-        count += len(points)
-    if not count:
+    if not (count := sum(len(dots.x) for dots in marks)):
         return []
     title, alt = spec.get("title", result.recipe.title), f"{count} points: {spec['label_y']} by {spec['label_x']}."
     x_axis, y_axis = Axis(spec["label_x"]), Axis(spec["label_y"])
@@ -198,18 +189,16 @@ def _draw_against_emd(result: TableResult, spec: Spec) -> list[Chart]:
     """The rows as lines over the mean EMD of each column."""
     marks: list[Mark] = []
     for colour, name in enumerate(dict.fromkeys(one.cell.row_name for one in result.cells)):
-        if not matches(name, spec.get("rows", ("*",))):
-            continue
         points = []
-        for one in (one for one in result.cells if one.cell.row_name == name):
+        for one in result.cells:
             distances = [record.result.emd for record in one.records.values() if record.result.emd is not None]
-            if one.ours is not None and distances:
+            if one.cell.row_name == name and one.ours is not None and distances:
                 points.append((fmean(distances), one.ours.mean, one))
-        points.sort(key=lambda point: point[0])
-        tips = [f"{name}, {one.cell.column.name}, EMD {x:.2f}: {one.format()}" for x, _, one in points]
-        if points:
+        if points and matches(name, spec.get("rows", ("*",))):
+            points.sort(key=lambda point: point[0])
+            tips = [f"{name}, {one.cell.column.name}, EMD {x:.2f}: {one.format()}" for x, _, one in points]
             x, y = [x for x, _, _ in points], [y for _, y, _ in points]
-            marks.append(Line(x, y, name, colour % 10, points=True, tips=tips))
+            marks.append(Line(x, y, name, colour, points=True, tips=tips))
     if not marks:
         return []
     label = spec["label"]
@@ -222,8 +211,7 @@ def _draw_histogram(result: TableResult, spec: Spec) -> list[Chart]:
     """A histogram for each column: how far its clients are from the population."""
     charts = []
     for column in result.recipe.columns:
-        records = [record for one in _list_column(result, column) for record in one.records.values()]
-        skew = next((values for record in records if (values := record.measure("skew")) is not None), None)
+        skew = _find_skew(_list_column(result, column))
         if skew is None:
             continue
         bins = [0] * BINS
@@ -252,16 +240,13 @@ def _draw_ranked(result: TableResult, spec: Spec) -> list[Chart]:
     charts = []
     for what in spec["what"]:
         for row in rows.values():
-            marks: list[Mark] = []
-            highest = 0.0
-            for one in (one for one in result.cells if one.cell.row is row):
-                skews = (record.measure("skew") for record in one.records.values())
-                skew = next((values for values in skews if values is not None), None)
-                if skew is not None:
+            marks, highest = list[Mark](), 0.0
+            for one in result.cells:
+                if one.cell.row is row and (skew := _find_skew([one])) is not None:
                     ranked = sorted(_list_counts(skew, what), reverse=True)
                     share = [at / max(len(ranked) - 1, 1) for at in range(len(ranked))]
                     highest = max(highest, ranked[0])
-                    marks.append(Line(share, ranked, one.cell.column.name or one.cell.row_name, len(marks) % 10))
+                    marks.append(Line(share, ranked, one.cell.column.name or one.cell.row_name, len(marks)))
             if not marks:
                 continue
             title = f"{RANKED[what].capitalize()}, in descending order" + (f": {row.name}" if len(rows) > 1 else "")
@@ -271,6 +256,12 @@ def _draw_ranked(result: TableResult, spec: Spec) -> list[Chart]:
             name = f"ranked-{what}" + (f"-{row.name}" if len(rows) > 1 else "")
             charts.append(Chart(name, title, alt, marks, x=x, y=y, width=520, height=340))
     return charts
+
+
+def _find_skew(cells: Sequence[CellResult]) -> dict[str, Any] | None:
+    """The values of the measure ``skew`` of the first of these cells' runs that has them."""
+    records = (record for one in cells for record in one.records.values())
+    return next((values for record in records if (values := record.measure("skew")) is not None), None)
 
 
 def _list_counts(skew: Mapping[str, Any], what: str) -> list[float]:
@@ -313,7 +304,7 @@ def _fill_in(result: TableResult, text: str) -> str:
 KINDS: dict[str, Callable[[TableResult, Spec], list[Chart]]] = {
     "lines": _draw_lines,
     "measure": _draw_measure,
-    "compare": _draw_comparison,
+    "compare": _draw_measure,
     "scatter": _draw_scatter,
     "against-emd": _draw_against_emd,
     "histogram": _draw_histogram,

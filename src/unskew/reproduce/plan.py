@@ -55,9 +55,9 @@ def plan_runs(recipes: Sequence[tuple[Recipe, Variant]]) -> list[PlannedRun]:
         job = jobs.get((name, seed)) or PlannedRun(name, config)
         if config.during:  # recording does not change the result
             job = replace(job, config=replace(job.config, during=config.during))
-        calibrations = dict.fromkeys((*job.calibrations, *([after] if after else [])))
-        together = dict.fromkeys((*job.measures, *measures))
-        jobs[name, seed] = replace(job, calibrations=tuple(calibrations), measures=tuple(together))
+        calibrations = tuple(dict.fromkeys(filter(None, (*job.calibrations, after))))
+        measures = tuple(dict.fromkeys((*job.measures, *measures)))
+        jobs[name, seed] = replace(job, calibrations=calibrations, measures=measures)
 
     for recipe, variant in recipes:
         cells = select_cells(make_cells(recipe, variant), variant)
@@ -93,16 +93,14 @@ def find_missing_data(names: Sequence[str], data_dir: str | None) -> dict[str, s
 def explain_missing_data(missing: Sequence[str], command: str, stand_ins: Sequence[str]) -> str:
     """One message: which data are missing, how to get them, and what can be run instead."""
     known = {request.source.name: request.source for request in map(sources.parse, missing)}
-    text = f"these data sets are not on this machine: {', '.join(known)}"
+    parts = [f"these data sets are not on this machine: {', '.join(known)}"]
     for name, source in known.items():
-        if source.download and not source.download.splits:
-            text += f"; download it with: unskew data fetch {name} --data-dir DIR"
-        else:
-            text += f"; {name} must be downloaded by hand, see docs/how-to/data.md"
-    text += "; then give --data-dir DIR or set UNSKEW_DATA"
-    if stand_ins:
-        text += f"; or use other data: {' or '.join(f'{command} --data {name}' for name in stand_ins)}"
-    return text
+        by_hand = f"{name} must be downloaded by hand, see docs/how-to/data.md"
+        fetch = f"download it with: unskew data fetch {name} --data-dir DIR"
+        parts.append(fetch if source.download and not source.download.splits else by_hand)
+    parts.append("then give --data-dir DIR or set UNSKEW_DATA")
+    others = " or ".join(f"{command} --data {name}" for name in stand_ins)
+    return "; ".join([*parts, *([f"or use other data: {others}"] if others else [])])
 
 
 def do_runs(
@@ -162,9 +160,11 @@ class DataSize:
     users: int = 10
 
 
-POPULATION = "unskew.data.synthetic_set:population"
-POPULATION_KNOBS = {"examples": 120_300, "test": 12_030, "classes": 1203, "users": 9275, "size": 32}  # and defaults
-PHOTOGRAPHS = {"inaturalist": (120_300, 12_030, 1203, 9275), "landmarks": (164_172, 19_526, 2028, 1262)}  # Hsu, Table 1
+SIZES = {  # examples, test examples, classes, users and side of an image, where no knob changes them
+    "unskew.data.synthetic_set:population": (120_300, 12_030, 1203, 9275, 32),
+    "inaturalist": (120_300, 12_030, 1203, 9275, 224),  # Hsu, Table 1
+    "landmarks": (164_172, 19_526, 2028, 1262, 224),
+}
 
 
 def find_size(data: str, partition: str = "") -> DataSize | None:
@@ -172,16 +172,12 @@ def find_size(data: str, partition: str = "") -> DataSize | None:
     if part := re.match(r"unskew\.reproduce\.networks:few_examples\(.*?examples=(\d+)", partition):
         size = find_size(data)
         return size and replace(size, train=min(size.train, int(part[1])))
-    if data.startswith(POPULATION):
+    if sizes := SIZES.get(data.partition("(")[0]):
         knobs = text.parse_calls(data, "data set")[0].knobs
-        train, test, classes, users, side = (int(knobs.get(name, usual)) for name, usual in POPULATION_KNOBS.items())
+        names = ("examples", "test", "classes", "users", "size")
+        train, test, classes, users, side = (int(knobs.get(*known)) for known in zip(names, sizes, strict=True))
         return DataSize(train, test, classes, (3, side, side), users)
-    request = sources.parse(data)
-    source = request.source
-    if source.name in PHOTOGRAPHS:
-        side = int(request.call.knobs.get("size", 224))
-        train, test, classes, users = PHOTOGRAPHS[source.name]
-        return DataSize(train, test, classes, (3, side, side), users)
+    source = sources.parse(data).source
     if not source.sizes or not source.classes or not source.shape:
         return None
     return DataSize(*source.sizes, source.classes, source.shape)
@@ -201,7 +197,7 @@ def count_examples(config: Config, size: DataSize) -> float:
 class Speeds:
     """Seconds per example of a network on one core or a GPU, measured once on this machine and cached."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str, int, int], None]) -> None:
         self.say, self.file = say, cache_folder() / "example-seconds.json"
         about = describe_machine()
         self.machine = f"{about['machine']}, torch {about.get('torch')}"
@@ -216,7 +212,7 @@ class Speeds:
         model, device = config.model or choose_model(shape), resolve_device(config.device)
         key = f"{self.machine}, {device.type}: {model} {'x'.join(map(str, shape))} {size.classes}"
         if key not in self.known:
-            self.say(f"measuring how fast {model} trains on this machine")
+            self.say(f"measuring how fast {model} trains on this machine", 0, 0)
             self.known[key] = time_example(model, shape, size.classes, device)
             with suppress(UserError):
                 write_whole(self.file, json_bytes(self.known))

@@ -128,10 +128,10 @@ class Recipe(Level, frozen=True, kw_only=True):
     def extent(self, scale: str, data: str = "") -> AtScale:
         """The rows, columns and seeds to run at that scale, with these data instead of the paper's."""
         extent = AtScale(rows=("*",), columns=("*",), seeds=self.paper.scale[scale].seeds or (0,))
-        for part in (self.scale.get(scale), self.stand_in.get(data, StandIn()).scale.get(scale)):
-            if part is not None:
-                columns, seeds = part.columns or extent.columns, part.seeds or extent.seeds
-                extent = AtScale(rows=part.rows or extent.rows, columns=columns, seeds=seeds)
+        for level in (self, self.stand_in.get(data, StandIn())):
+            part = level.scale.get(scale, AtScale())
+            given = {name: getattr(part, name) for name in ("rows", "columns", "seeds") if getattr(part, name)}
+            extent = msgspec.structs.replace(extent, **given)
         return extent
 
 
@@ -162,25 +162,23 @@ def recipe_names() -> tuple[str, ...]:
 
     def order(name: str) -> tuple[bool, str, bool, int, str]:
         paper, table = name.split("/")
-        number = "".join(letter for letter in table if letter.isdigit())
-        return paper == "ours", paper, not table.startswith("table"), int(number or 0), table
+        return paper == "ours", paper, not table.startswith("table"), int(re.sub(r"\D", "", table) or 0), table
 
     folders = [folder for folder in files("unskew.reproduce").joinpath("recipes").iterdir() if folder.is_dir()]
-    paths = [(folder.name, file.name) for folder in folders for file in folder.iterdir() if file.name != SHARED]
-    names = [f"{paper}/{file.removesuffix('.toml')}" for paper, file in paths if file.endswith(".toml")]
-    return tuple(sorted(names, key=order))
+    names = [f"{folder.name}/{file.name}" for folder in folders for file in folder.iterdir() if file.name != SHARED]
+    return tuple(sorted((name.removesuffix(".toml") for name in names if name.endswith(".toml")), key=order))
 
 
 def find_recipes(texts: Sequence[str]) -> list[str]:
     """The recipes that these texts name: ``ccvr/table2``, a paper, or a pattern such as ``ccvr/figure*``."""
-    recipes: dict[str, None] = {}
+    recipes = list[str]()
     for text in texts:
         names = [name for name in recipe_names() if matches(name, (text, f"{text}/*", f"{text}[a-z]"))]
         if not names:
             hint = nearest(text, recipe_names())
             raise UserError(f"no table or figure is called {brief(text)}; {hint}; unskew reproduce lists all")
-        recipes |= dict.fromkeys(names)
-    return list(recipes)
+        recipes += names
+    return list(dict.fromkeys(recipes))
 
 
 @cache
@@ -203,9 +201,8 @@ def load_recipe(name: str) -> Recipe:
 
 def _list_rows(entry: Mapping[str, Any], lists: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row, or with ``each`` a row for every set of variables, which may include the paper's ``values``."""
-    template = {key: value for key, value in entry.items() if key != "each"}
-    sets = entry.get("each", ())
-    rows = []
+    template, rows = {**entry}, []
+    sets = template.pop("each", ())
     for own in lists[sets] if isinstance(sets, str) else sets:
         row = template | {key: template[key].format(**own) for key in ("name", "against", "line") if key in template}
         row["with"] = template.get("with", {}) | {key: value for key, value in own.items() if key != "values"}

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,8 @@ class RunRecord:
 
     def measure(self, name: str) -> Any | None:
         """The values of a measure by its name, with any knobs; None if it was not taken."""
-        matching = [values for text, values in self.measures.items() if text.partition("(")[0] == name]
-        return self.measures.get(name, matching[0] if matching else None)
+        knobbed = next((text for text in self.measures if text.startswith(f"{name}(")), name)
+        return self.measures.get(name, self.measures.get(knobbed))
 
     def has(self, calibrations: Sequence[str], measures: Sequence[str]) -> bool:
         """Whether it has all of these."""
@@ -75,8 +76,8 @@ def make_record(out: Path, training: str, seed: int, measures: Sequence[str], fa
             measured = load_measure(run, parse_measure(text))
             if measured is not None:
                 known[text] = vars(measured.values)
-    during = [row for row in journal.read_during(path) if row.get("silhouette") is not None]
-    silhouettes = [(row["round"], row["silhouette"]) for row in during]
+    during = journal.read_during(path)
+    silhouettes = [(row["round"], row["silhouette"]) for row in during if row.get("silhouette") is not None]
     result = read_result(path)
     if isinstance(before, RunRecord) and before.result.weights_sha256 == result.weights_sha256:
         # the run was repeated after its directory was deleted
@@ -136,9 +137,9 @@ def describe_machine() -> dict[str, str]:
 
 def _bytes(values: Mapping[str, Any]) -> bytes:
     """JSON with one line per field, so that diffs show which field changed."""
-    texts = {name: json.dumps(value, ensure_ascii=False, allow_nan=False) for name, value in values.items()}
-    lines = [f"{json.dumps(name)}: {text}" for name, text in texts.items()]
-    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+    dump = partial(json.dumps, ensure_ascii=False, allow_nan=False)
+    lines = ",\n".join(f"{dump(name)}: {dump(value)}" for name, value in values.items())
+    return f"{{\n{lines}\n}}\n".encode()
 
 
 def link_run(record: RunRecord, folder: Path) -> str:

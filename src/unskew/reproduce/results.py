@@ -5,17 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unskew.analysis.ranking import Difference, compare_pairs
-from unskew.reproduce.cells import (
-    Cell,
-    Reading,
-    RunView,
-    Variant,
-    list_seeds,
-    make_cells,
-    name_training,
-    parse_reading,
-    with_seed,
-)
+from unskew.reproduce.cells import Cell, RunView, Variant, list_seeds, make_cells, name_training, with_seed
 from unskew.reproduce.recipe import PaperValue, Recipe
 from unskew.reproduce.records import RunRecord, read_record
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
@@ -30,12 +20,11 @@ class CellResult:
     """A cell with our values by seed, and why some seeds have none."""
 
     cell: Cell
-    reading: Reading
-    values: dict[int, float]
-    missing: dict[int, str]
-    records: dict[int, RunRecord]
-    baselines: dict[int, RunRecord]
     judged: bool  # False for other data than the paper's, and for times, which depend on the machine
+    values: dict[int, float] = field(default_factory=dict)
+    missing: dict[int, str] = field(default_factory=dict)
+    records: dict[int, RunRecord] = field(default_factory=dict)
+    baselines: dict[int, RunRecord] = field(default_factory=dict)
 
     @property
     def ours(self) -> SeedSpread | None:
@@ -71,7 +60,7 @@ class CellResult:
 
     def format(self) -> str:
         """Our value as text, or why it is missing."""
-        return self.reason if self.ours is None else self.ours.format(decimals=self.reading.decimals)
+        return self.reason if self.ours is None else self.ours.format(decimals=self.cell.reading.decimals)
 
 
 @dataclass(frozen=True)
@@ -128,10 +117,9 @@ def read_table(recipe: Recipe, variant: Variant, out: Path, reasons: Mapping[str
     published = {cell.column.name: cell.config.data for cell in make_cells(recipe, Variant(variant.scale))}
     best: dict[tuple[str, str], CellResult] = {}
     for cell in make_cells(recipe, variant):
-        reading = parse_reading(cell.reads)
         same_data = not variant.data or published[cell.column.name] == cell.config.data
-        judged = same_data and reading.unit not in ("s", "% of the time")  # the paper's times are of another machine
-        result = CellResult(cell, reading, {}, {}, {}, {}, judged)
+        timed = cell.reading.unit in ("s", "% of the time")  # the paper's times are of another machine
+        result = CellResult(cell, judged=same_data and not timed)
         for seed in seeds if cell.done else ():
             _read_seed(result, seed, out, reasons or {})
         key = (cell.row_name, cell.column.name)
@@ -147,7 +135,7 @@ def _rank(result: CellResult) -> tuple[bool, int, float]:
 
 def _read_seed(result: CellResult, seed: int, out: Path, reasons: Mapping[str, str]) -> None:
     """Add the value of one seed, or why it is missing."""
-    cell, reading, training = result.cell, result.reading, result.cell.training(seed)
+    cell, reading, training = result.cell, result.cell.reading, result.cell.training(seed)
     record = read_record(out, training, seed)
     if not isinstance(record, RunRecord):
         reason = reasons.get(training) or reasons.get(cell.config.data) or "not run yet"

@@ -1,8 +1,8 @@
 """A table with its results: sentences, one page as Markdown and HTML, JSON, and its figures as SVG."""
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def findings(result: TableResult) -> list[str]:
 def _describe_gains(result: TableResult) -> list[str]:
     """Whether gains have the paper's sign, which can be compared at every scale."""
     large: list[tuple[CellResult, Gain, bool]] = []  # with whether the signs agree
-    small = 0
+    small, sentences = 0, []
     for one in result.cells:
         gain = result.gain(one)
         if gain is None or gain.paper is None or gain.ours is None:
@@ -63,7 +63,6 @@ def _describe_gains(result: TableResult) -> list[str]:
             large.append((one, gain, gain.paper * gain.ours > 0))
         else:
             small += 1
-    sentences = []
     if large:
         same = [gain for _, gain, agrees in large if agrees]
         opposite = [gain for _, gain, agrees in large if not agrees]
@@ -78,9 +77,8 @@ def _describe_gains(result: TableResult) -> list[str]:
             sentence += _describe_chance([(one, agrees) for one, _, agrees in large])
         sentences.append(f"{sentence}.")
     if small:
-        sentences.append(
-            f"Not counted, with a gain below {SAME:g} points in the paper or here: {counted(small, 'pair')}."
-        )
+        pairs = counted(small, "pair")
+        sentences.append(f"Not counted, with a gain below {SAME:g} points in the paper or here: {pairs}.")
     return sentences
 
 
@@ -114,16 +112,16 @@ def differences(result: TableResult) -> list[str]:
 
 
 def _list_changes(result: TableResult) -> str:
-    differing: dict[str, set[tuple[Value | None, Value | None]]] = {}
+    differing = defaultdict[str, set[tuple[Value | None, Value | None]]](set)
     published = make_cells(result.recipe, Variant("paper", result.variant.data))
     for one in _list_run(result):
         theirs = published[one.cell.number]
         ours, paper = deciding(one.cell.config), deciding(theirs.config)
         for name in {**ours, **paper}:
             if ours.get(name) != paper.get(name) and name not in result.variant.changes:
-                differing.setdefault(name, set()).add((ours.get(name), paper.get(name)))
-        if one.cell.reads != theirs.reads:
-            differing.setdefault("read", set()).add((one.cell.reads, theirs.reads))
+                differing[name].add((ours.get(name), paper.get(name)))
+        if one.cell.reading.text != theirs.reading.text:
+            differing["read"].add((one.cell.reading.text, theirs.reading.text))
     changes = []
     for name, pairs in differing.items():
         texts = [["the default" if value is None else value for value in pair] for pair in sorted(pairs, key=str)]
@@ -139,12 +137,10 @@ def _list_run(result: TableResult) -> list[CellResult]:
 
 def facts(result: TableResult) -> list[tuple[str, str]]:
     """Scale, data, seeds, time, machine and versions."""
-    records = result.records
-    machines = dict.fromkeys(record.machine.get("machine", "") for record in records)
-    packages = ("unskew", "torch", "numpy", "python")
-    versions = dict.fromkeys(
-        ", ".join(f"{name} {record.machine[name]}" for name in packages if name in record.machine) for record in records
-    )
+    records, packages = result.records, ("unskew", "torch", "numpy", "python")
+    about = [record.machine for record in records]
+    machines = dict.fromkeys(machine.get("machine", "") for machine in about)
+    versions = dict.fromkeys(", ".join(f"{key} {one[key]}" for key in packages if key in one) for one in about)
     run = [seed for seed in result.seeds if any(seed in one.values for one in result.cells)]
     waiting = [str(seed) for seed in result.seeds if seed not in run]
     seeds = ", ".join(map(str, run)) + (f" (not yet {', '.join(waiting)})" if waiting else "") if run else "none yet"
@@ -169,7 +165,7 @@ def name_ours(result: TableResult) -> str:
 
 def format_cell(one: CellResult) -> str:
     """Our value, with the difference from the paper's in brackets, or why it is missing."""
-    difference = "" if one.difference is None else f" ({one.difference:+.{one.reading.decimals}f})"
+    difference = "" if one.difference is None else f" ({one.difference:+.{one.cell.reading.decimals}f})"
     return one.format() + difference
 
 
@@ -220,10 +216,9 @@ def to_markdown(page: Page) -> str:
         lines += [f"## {section.title}", "", *([section.text, ""] if section.text else [])]
         for element in section.elements:
             if isinstance(element, Chart):
-                lines.append(f"![{element.alt}]({quote(element.name)}.svg)")
+                lines += [f"![{element.alt}]({quote(element.name)}.svg)", ""]
             elif isinstance(element, Table):
-                lines += _format_table(element)
-            lines.append("")
+                lines += [*_format_table(element), ""]
         lines += [*(f"- {sentence}" for sentence in section.findings), ""]
     lines += ["## How it was made", "", *(f"- {name}: {fact}" for name, fact in page.facts)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
@@ -261,18 +256,17 @@ def _tabulate(result: TableResult, folder: Path) -> Table:
     rows: list[list[CellValue]] = []
     for name in dict.fromkeys(row.best_of or row.name for row in result.recipe.rows):
         cells = [result.cell(name, column) for column in names]
-        if not any(one and one.cell.done for one in cells):
-            continue
         row: list[CellValue] = [name]
         for one in cells:
             if printed:
-                row.append(Linked(str(one.paper), value=one.paper.mean) if one is not None and one.paper else None)
-            if one is None or one.ours is None:
-                row.append(None if one is None else one.reason)
-            else:
+                row.append(Linked(str(one.paper), value=one.paper.mean) if one and one.paper else None)
+            if one and one.ours:
                 link = link_run(next(iter(one.records.values())), folder)
                 row.append(Linked(format_cell(one), link, one.agreement, one.ours.mean))
-        rows.append(row)
+            else:
+                row.append(one.reason if one else None)
+        if any(one and one.cell.done for one in cells):
+            rows.append(row)
     return Table("", columns, rows)
 
 
@@ -302,8 +296,8 @@ def to_json(result: TableResult, command: str, folder: Path) -> dict[str, Any]:
     """The table as JSON."""
     cells = []
     for one in result.cells:
-        cell: dict[str, Any] = {"row": one.cell.row_name, "column": one.cell.column.name, "reads": one.cell.reads}
-        cell |= {"after": one.cell.after, "unit": one.reading.unit}
+        cell: dict[str, Any] = {"row": one.cell.row_name, "column": one.cell.column.name}
+        cell |= {"reads": one.cell.reading.text, "after": one.cell.after, "unit": one.cell.reading.unit}
         for name, value in (("paper", one.paper), ("ours", one.ours)):
             cell[name] = None if value is None else {"mean": value.mean, "deviation": value.deviation}
         cell["by_seed"] = {str(seed): value for seed, value in one.values.items()}
@@ -318,17 +312,17 @@ def to_json(result: TableResult, command: str, folder: Path) -> dict[str, Any]:
 def write_index(out: Path) -> None:
     """Write tables.md from the JSON files of the tables, by scale and in the order of the recipes."""
     order = {name: number for number, name in enumerate(recipe_names())}
-    groups: dict[str, list[tuple[str, Path]]] = {}
+    groups = defaultdict[str, list[tuple[int, str, Path]]](list)
     for file in (out / TABLES).glob("*/*/*.json"):
-        groups.setdefault(file.parents[1].name, []).append((f"{file.parent.name}/{file.stem}", file))
+        name = f"{file.parent.name}/{file.stem}"
+        groups[file.parents[1].name].append((order.get(name, len(order)), name, file))
     lines = ["# Tables in this folder", ""]
     columns = [Column("table"), Column("findings"), Column("seeds"), Column("runs", "count"), Column(TIME)]
     for scale, tables in sorted(groups.items()):
-        rows: list[list[CellValue]] = []
-        commands = []
-        for name, file in sorted(tables, key=lambda table: (order.get(table[0], len(order)), table)):
+        rows, commands = list[list[CellValue]](), list[str]()
+        for _, name, file in sorted(tables):
             try:
-                values: Mapping[str, Any] = read_json(file)
+                values = read_json(file)
             except UserError as error:
                 values = {"title": str(error)}
             link = f"[{name}]({file.with_suffix('.md').relative_to(out).as_posix()})"
