@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from unskew.report.table import compare
     from unskew.report.write import write_report
     from unskew.round.algorithm import Algorithm
-    from unskew.runs.export import export
     from unskew.runs.finished import calibrate_run, load
-    from unskew.runs.inference import predict
+    from unskew.runs.inference import export, predict
     from unskew.runs.result import Calibration, Result
     from unskew.runs.train import STOP, StopRun
 
@@ -44,9 +43,8 @@ _NAMES = {
     "report.table": "compare",
     "report.write": "write_report",
     "round.algorithm": "Algorithm",
-    "runs.export": "export",
     "runs.finished": "calibrate_run load",
-    "runs.inference": "predict",
+    "runs.inference": "export predict",
     "runs.result": "Calibration Result",
     "runs.train": "STOP StopRun",
 }

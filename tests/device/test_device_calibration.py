@@ -9,7 +9,7 @@ from placed import on, side_of, small
 
 from unskew.calibration import CALIBRATIONS
 from unskew.calibration.feasible import check, class_cells
-from unskew.calibration.federated import Forecasted, real_features
+from unskew.calibration.federated import Calibrator, Forecasted, real_features
 from unskew.calibration.finisher import RealFeatures
 from unskew.calibration.jobs import Moments
 from unskew.core.key import Key
@@ -17,7 +17,7 @@ from unskew.core.types import Visit
 from unskew.engines.loop import Loop
 from unskew.methods import METHODS
 from unskew.privacy.sessions import Sessions
-from unskew.runs.execute import Calibrated, finish
+from unskew.runs.execute import finish
 
 CPU = torch.device("cpu")
 SIZES = (14, 9, 1, 12)
@@ -52,8 +52,7 @@ def calibrated(federated):
     for finisher in side.algorithm.finish:
         check(finisher, side.algorithm, side)
     engine = Loop(replace(side_of(federated), secret=os.urandom(32), sessions=Sessions.temporary()))
-    finish(engine, side, state.tensors, side.algorithm, Key(0), events.append)
-    done = [event for event in events if isinstance(event, Calibrated)]
+    done = list(finish(Calibrator(engine, side, state.tensors, side.algorithm, Key(0), events.append, {})))
     forecasts = [event.forecast for event in events if isinstance(event, Forecasted)]
     return done, forecasts
 

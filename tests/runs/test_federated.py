@@ -255,8 +255,15 @@ def node_with(tmp_path, name, classes, images=20, shape=(8, 8)):
     return Node(read_node_data(name, NodeSource(f"arrays:{tmp_path / name}.npz")), tmp_path / name)
 
 
+def nodes_with(tmp_path, shapes=None, **classes):
+    """Nodes with these classes by name; images are 8x8, or as ``shapes`` has them."""
+    shapes = shapes or {}
+    made = [node_with(tmp_path, name, names, shape=shapes.get(name, (8, 8))) for name, names in classes.items()]
+    return dict(enumerate(made, 1))
+
+
 def test_nodes_with_other_classes_train_together_on_all_of_them(tmp_path):
-    nodes = {1: node_with(tmp_path, "north", ["cat", "dog"]), 2: node_with(tmp_path, "south", ["dog", "owl", "ant"])}
+    nodes = nodes_with(tmp_path, north=["cat", "dog"], south=["dog", "owl", "ant"])
     result = federated(tmp_path, exchange_of(nodes), data="nodes", clients=2, rounds=1)
     terms = json.loads((tmp_path / "run" / "federation.json").read_text())
     assert terms["classes"] == ["ant", "cat", "dog", "owl"]
@@ -268,12 +275,8 @@ def test_nodes_with_other_classes_train_together_on_all_of_them(tmp_path):
 
 def test_a_node_whose_data_do_not_fit_is_told_so_and_left_out(tmp_path):
     heard, said = [], []
-    nodes = {
-        1: node_with(tmp_path, "north", ["cat", "dog"]),
-        2: node_with(tmp_path, "south", ["cat", "dgo"]),
-        3: node_with(tmp_path, "west", ["cat", "dog"], shape=(9, 9)),
-        4: node_with(tmp_path, "east", ["cat"]),
-    }
+    classes = {"north": ["cat", "dog"], "south": ["cat", "dgo"], "west": ["cat", "dog"], "east": ["cat"]}
+    nodes = nodes_with(tmp_path, {"west": (9, 9)}, **classes)
     for node in nodes.values():
         node._say = heard.append
     result = federated(
@@ -371,11 +374,7 @@ def test_a_table_that_cannot_be_is_refused(tmp_path, text, wrong):
 
 
 def test_clients_that_do_not_fit_do_not_count_as_joined(tmp_path):
-    nodes = {
-        1: node_with(tmp_path, "north", ["cat", "dog"]),
-        2: node_with(tmp_path, "south", ["cat", "dgo"], shape=(9, 9)),
-        3: node_with(tmp_path, "west", ["cat", "dgo"]),
-    }
+    nodes = nodes_with(tmp_path, {"south": (9, 9)}, north=["cat", "dog"], south=["cat", "dgo"], west=["cat", "dgo"])
     chosen = {"data": "nodes", "clients": 3, "classes": ("cat", "dog")}
     with pytest.raises(
         UserError, match=r"only 1 client joined.*start 3 or more.*south is left out: its images are 9x9"
@@ -385,7 +384,7 @@ def test_clients_that_do_not_fit_do_not_count_as_joined(tmp_path):
 
 
 def test_classes_that_differ_in_case_alone_are_refused_with_the_nodes_names(tmp_path):
-    nodes = {1: node_with(tmp_path, "north", ["Normal", "ill"]), 2: node_with(tmp_path, "south", ["normal"])}
+    nodes = nodes_with(tmp_path, north=["Normal", "ill"], south=["normal"])
     with pytest.raises(UserError, match="node north has a class 'Normal' and node south a class 'normal'"):
         federated(tmp_path, exchange_of(nodes), data="nodes", clients=2)
     both = ("Normal", "ill", "normal")
@@ -439,9 +438,7 @@ def test_rounds_that_a_release_trains_again_after_returning_cost_epsilon_twice(t
     """Stopped after round 3, back to round 2, trained to round 4: rounds 1 to 3 and then 3 and 4 were begun."""
     pytest.importorskip("dp_accounting")
     nodes, options = make_nodes(tmp_path), {"rounds": 4, "checkpoint_seconds": 0}
-    options["method"] = (
-        "private-updates(clip=0.01, noise=4)"  # the noise differs each time; with clip=1 some runs diverge
-    )
+    options["method"] = "private-updates(clip=0.01, noise=4)"  # the noise differs; with clip=1 some runs diverge
 
     def stop(event):
         if getattr(event, "round", 0) == 3:
@@ -495,7 +492,7 @@ def checked(tmp_path, nodes, classes=(), clients=None):
 
 
 def test_a_check_tells_what_each_node_has_and_trains_nothing(tmp_path):
-    nodes = {1: node_with(tmp_path, "north", ["cat", "dog"]), 2: node_with(tmp_path, "south", ["dog", "owl", "ant"])}
+    nodes = nodes_with(tmp_path, north=["cat", "dog"], south=["dog", "owl", "ant"])
     said = checked(tmp_path, nodes)
     assert "node north: 1 client, 20 training and 2 test images of 8x8 with 1 channel, 2 classes: cat, dog" in said
     assert "node south lacks cat" in said
@@ -505,17 +502,13 @@ def test_a_check_tells_what_each_node_has_and_trains_nothing(tmp_path):
 
 def test_a_node_with_more_classes_of_its_own_than_all_others_together_is_noted(tmp_path):
     many = [f"class {number}" for number in range(7)]
-    nodes = {1: node_with(tmp_path, "usual", ["cat", "dog"]), 2: node_with(tmp_path, "many", ["cat", *many])}
+    nodes = nodes_with(tmp_path, usual=["cat", "dog"], many=["cat", *many])
     said = checked(tmp_path, nodes)
     assert any(line.startswith("node many has 7 classes that no other node has, the others have 2") for line in said)
 
 
 def test_a_check_names_every_node_that_does_not_fit_and_why(tmp_path):
-    nodes = {
-        1: node_with(tmp_path, "north", ["cat", "dog"]),
-        2: node_with(tmp_path, "south", ["cat", "dgo"]),
-        3: node_with(tmp_path, "west", ["cat", "dog"], shape=(9, 9)),
-    }
+    nodes = nodes_with(tmp_path, {"west": (9, 9)}, north=["cat", "dog"], south=["cat", "dgo"], west=["cat", "dog"])
     with pytest.raises(UserError, match=r"2 of 3 nodes cannot.*south: its class 'dgo'.*west: its images are 9x9"):
         checked(tmp_path, nodes, classes=("cat", "dog"), clients=3)
 
@@ -534,11 +527,8 @@ def test_accuracy_tells_which_clients_it_does_not_cover(tmp_path):
 
 
 def test_grey_images_of_one_node_are_used_in_colour_where_the_others_are(tmp_path):
-    nodes = {
-        1: node_with(tmp_path, "grey", ["cat", "dog"]),
-        2: node_with(tmp_path, "colour", ["cat", "dog"], shape=(3, 8, 8)),
-        3: node_with(tmp_path, "large", ["cat", "dog"], shape=(3, 9, 9)),
-    }
+    shapes = {"grey": (8, 8), "colour": (3, 8, 8), "large": (3, 9, 9)}
+    nodes = nodes_with(tmp_path, shapes, **{name: ["cat", "dog"] for name in shapes})
     said = []
     result = federated(tmp_path, exchange_of(nodes), data="nodes", clients=3, rounds=1, rules=Rules(wait=20), said=said)
     assert result.clients == 2

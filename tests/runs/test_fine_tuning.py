@@ -28,21 +28,20 @@ def source(tmp_path_factory):
 @pytest.fixture
 def tuned(source, tmp_path):
     def run(name="run", **options):
-        stages = []
-
-        def watch(event):
-            if isinstance(event, Stage):
-                stages.append(event)
-
+        events = []
         given = {"pretrained": source / "model.safetensors", "train": "last(2)"}
-        result = unskew.run(**OPTIONS | given | options, out=tmp_path / name, observe=watch)
-        return result, stages
+        result = unskew.run(**OPTIONS | given | options, out=tmp_path / name, observe=events.append)
+        return result, [event for event in events if isinstance(event, Stage)]
 
     return run
 
 
 def weights(result):
     return load_file(result.path / "model.safetensors")
+
+
+def stop(event):
+    return unskew.STOP if getattr(event, "round", 0) == 1 else None
 
 
 def test_only_the_last_layers_are_trained_sent_and_counted(source, tuned):
@@ -144,10 +143,6 @@ def test_other_data_weights_sizes_and_normalisations_do_not_share_features(sourc
 
 def test_a_killed_run_resumes_to_the_same_bits(source, tuned, tmp_path):
     whole, _ = tuned("whole", rounds=3, checkpoint_seconds=0.0)
-
-    def stop(event):
-        return unskew.STOP if getattr(event, "round", 0) == 1 else None
-
     given = {"pretrained": source / "model.safetensors", "train": "last(2)"}
     with pytest.raises(unskew.StopRun):
         unskew.run(**OPTIONS | given | {"rounds": 3, "checkpoint_seconds": 0.0}, out=tmp_path / "cut", observe=stop)
@@ -158,10 +153,6 @@ def test_resuming_with_another_file_is_refused(source, tmp_path):
     file = tmp_path / "w.safetensors"
     state = load_file(source / "model.safetensors")
     save_file(state, file)
-
-    def stop(event):
-        return unskew.STOP if getattr(event, "round", 0) == 1 else None
-
     with pytest.raises(unskew.StopRun):
         unskew.run(**OPTIONS | {"pretrained": file, "train": "classifier"}, out=tmp_path / "cut", observe=stop)
     save_file({name: value * 2 for name, value in state.items()}, file)

@@ -95,15 +95,9 @@ def test_a_folder_that_holds_something_is_refused_with_the_way_on(tmp_path):
 
 
 def test_a_second_holder_is_refused_until_the_first_lets_go(tmp_path):
-    with locked_folder(tmp_path):
-        with pytest.raises(UserError, match="in use by another process"), locked_folder(tmp_path):
-            raise AssertionError("two hold one folder")
-        code = (
-            "from unskew.runs.folder import locked_folder\nfrom pathlib import Path\n"
-            f"with locked_folder(Path({str(tmp_path)!r})): pass"
-        )
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert "in use by another process" in other.stderr
+    refused = pytest.raises(UserError, match="in use by another process")
+    with locked_folder(tmp_path), refused, locked_folder(tmp_path):
+        raise AssertionError("two hold one folder")
     with locked_folder(tmp_path):
         pass
 
@@ -195,15 +189,6 @@ def test_a_checkpoint_cut_anywhere_is_the_users_to_delete(tmp_path):
         load_checkpoint(tmp_path)
 
 
-def test_a_crash_while_saving_leaves_the_last_checkpoint(tmp_path, monkeypatch):
-    save_checkpoint(tmp_path, state(), PROGRESS)
-    monkeypatch.setattr(os, "replace", crash)
-    with pytest.raises(Crash):
-        save_checkpoint(tmp_path, ServerState(18, {}, {}), PROGRESS)
-    found, _ = load_checkpoint(tmp_path)
-    assert found.round == 17
-
-
 # Models and arrays
 
 
@@ -212,11 +197,7 @@ def test_a_model_is_readable_by_others_under_the_networks_names(tmp_path):
     write_whole(tmp_path / "model.safetensors", model_bytes(tensors.of_module(network)))
     found = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert found.keys() == network.state_dict().keys()
-    other = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
-    other.load_state_dict(found)
-    assert all(
-        torch.equal(a, b) for a, b in zip(other.state_dict().values(), network.state_dict().values(), strict=True)
-    )
+    assert all(torch.equal(found[name], value) for name, value in network.state_dict().items())
 
 
 def test_the_same_arrays_give_the_same_bytes_at_any_time(tmp_path):

@@ -167,10 +167,8 @@ def test_data_that_differ_in_one_example_leave_the_same_files_but_for_noise(
     rows = [json.loads(line) for line in one["metrics.jsonl"].splitlines()]
     assert {key for row in rows for key in row} == {"round", "accuracy", "loss", "epsilon", "delta", "unit", "released"}
     result = json.loads(one["result.json"])
-    assert (
-        not {"emd", "examples", "bytes_up", "failures", "data_sha256", "partition_hash", "clients_accuracy"}
-        & result.keys()
-    )
+    exact = {"emd", "examples", "bytes_up", "failures", "data_sha256", "partition_hash", "clients_accuracy"}
+    assert not exact & result.keys()
     assert result["released"] is True
 
 
@@ -193,13 +191,8 @@ def test_a_calibration_of_an_untrained_network_leaves_the_same_files_but_for_noi
 def test_a_released_run_is_read_reported_and_calibrated_like_any_other(tmp_path, capsys):
     result = run(tmp_path / "a", method=f"{UPDATES} + {STATISTICS}")
     again = read_result(result.path)
-    assert (again.examples, again.bytes_up, again.data_sha256, again.emd, again.released) == (
-        None,
-        None,
-        None,
-        None,
-        True,
-    )
+    assert {again.examples, again.bytes_up, again.data_sha256, again.emd} == {None}
+    assert again.released
     assert "EMD" not in str(again)
     assert unskew.load(result.path)(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
     unskew.write_report(result.path)
@@ -302,11 +295,8 @@ def test_the_unit_is_stated_wherever_epsilon_is_shown(tmp_path, capsys):
     assert "the noise follows from the seed: ε holds only against those who do not know it" in said
     assert rows(tmp_path / "a")[0]["unit"] == "client"
     privacy = json.loads((tmp_path / "a" / "result.json").read_text())["privacy"]
-    assert (privacy["unit"], privacy["updates"]["unit"], privacy["releases"][0]["unit"]) == (
-        "example",
-        "client",
-        "example",
-    )
+    assert privacy["updates"]["unit"] == "client"
+    assert privacy["unit"] == privacy["releases"][0]["unit"] == "example"
     with pytest.raises(SystemExit):
         main(["run", "--data", "digits", "--method", UPDATES, "--clients", "6", "--rounds", "1", "--epochs", "1",
               "--engine", "loop", "--out", str(tmp_path / "b")])  # fmt: skip

@@ -6,15 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from analysis.finished import (
-    EVERYTHING,
-    content,
-    copied,
-    finished_run,
-    recorded,
-    undisturbed,
-    unsealed,
-)
+from analysis.finished import EVERYTHING, content, copied, finished_run, recorded, undisturbed, unsealed
 from unskew import analysis
 from unskew.analysis import drift, norms
 from unskew.calibration.classifier import load_calibrated
@@ -41,16 +33,22 @@ def seen_again(opened, number):
     return {client: norms._rows(opened, model) for client, model in models.items()}, far
 
 
-def assert_as_recorded(run, numbers):
+def assert_as_recorded(run, numbers, record=None):
     with finished_run(run) as opened:
-        rows = {row["round"]: row for row in recorded(run)}
+        rows = {row["round"]: row for row in recorded(record or run)}
         for number in numbers:
-            lengths, far = seen_again(opened, number)
-            for name, found in (("norms", lengths), ("drift", far)):
+            for name, found in zip(("norms", "drift"), seen_again(opened, number), strict=True):
                 seen = rows[number][name]
                 assert seen["clients"] == list(found), (number, name)
                 for client, row in zip(seen["clients"], seen["local"], strict=True):
                     assert found[client] == pytest.approx(row, rel=1e-12, abs=1e-15), (number, name, client)
+
+
+def assert_same_state(left, right):
+    assert left.round == right.round
+    for one, other in ((left.tensors, right.tensors), (left.sent, right.sent)):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -66,12 +64,8 @@ def test_a_kept_state_is_the_one_that_training_again_gives(runs_of, method, tmp_
     shutil.rmtree(bare / "states")
     with finished_run(kept) as one, finished_run(bare) as other:
         for number in (1, 2, 3):
-            left, right = one.state(number), other.state(number)
-            assert left.round == right.round == number
-            assert left.tensors.keys() == right.tensors.keys()
-            assert all(torch.equal(left.tensors[name], right.tensors[name]) for name in left.tensors)
-            assert left.sent.keys() == right.sent.keys()
-            assert all(torch.equal(left.sent[name], right.sent[name]) for name in left.sent)
+            assert one.state(number).round == number
+            assert_same_state(one.state(number), other.state(number))
 
 
 def test_training_again_goes_on_from_the_nearest_kept_state(run):
@@ -88,10 +82,7 @@ def test_the_last_state_is_made_again_where_no_checkpoint_is_left(runs_of, metho
     bare = copied(whole, tmp_path)
     shutil.rmtree(bare / "checkpoint")
     with finished_run(whole) as one, finished_run(bare) as other:
-        left, right = one.state(), other.state()
-        assert all(torch.equal(left.tensors[name], right.tensors[name]) for name in left.tensors)
-        assert left.sent.keys() == right.sent.keys()
-        assert all(torch.equal(left.sent[name], right.sent[name]) for name in left.sent)
+        assert_same_state(one.state(), other.state())
 
 
 def test_what_clients_remember_is_used_after_the_last_round_and_said_to_be_missing_where_it_is(runs_of, tmp_path):
@@ -112,14 +103,7 @@ def test_what_clients_remember_is_used_after_the_last_round_and_said_to_be_missi
 def test_the_next_round_of_a_longer_run_makes_the_models_of_clients_that_remember(runs_of, method, tmp_path):
     """A run of four rounds recorded in its last: the run of three makes these models again from what is kept."""
     longer = runs_of(method=method, rounds=4, per_round=3, during="norms(every=4) + drift(every=4)")
-    shorter = runs_of(method=method, rounds=3, per_round=3)
-    row = next(row for row in recorded(longer) if row["round"] == 4)
-    with finished_run(shorter) as opened:
-        lengths, far = seen_again(opened, 4)
-    for name, found in (("norms", lengths), ("drift", far)):
-        assert row[name]["clients"] == list(found)
-        for client, seen in zip(row[name]["clients"], row[name]["local"], strict=True):
-            assert found[client] == pytest.approx(seen, rel=1e-12)
+    assert_as_recorded(runs_of(method=method, rounds=3, per_round=3), (4,), longer)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "moon", "scaffold", "clsnorm"])

@@ -11,7 +11,6 @@ from unskew.console.options import Trust, check_suffix, option
 from unskew.console.progress import Json, out, print_json
 from unskew.core.files import write_whole
 from unskew.core.units import counted
-from unskew.runs import export as exports
 from unskew.runs import inference
 from unskew.runs.config import OPTIONS
 
@@ -51,7 +50,7 @@ def predict(
 
 def export(
     run: Run,
-    form: Annotated[str, option(" | ".join(exports.FORMATS), "--format")],
+    form: Annotated[str, option(" | ".join(inference.FORMATS), "--format")],
     calibration: Calibration = None,
     folder: Annotated[
         Path | None, option("A new folder (default: the run's name and the format).", "--out", metavar="DIR")
@@ -60,8 +59,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the model for other programs, with preprocessing, class names and a model card."""
-    file = exports.export(run, form, calibration=calibration, out=folder, trust=trust)
-    about, card = file.parent / "model.json", file.parent / exports.CARD
+    file = inference.export(run, form, calibration=calibration, out=folder, trust=trust)
+    about, card = file.parent / "model.json", file.parent / inference.CARD
     out.say(f"{file}; class names in {about}, model card in {card}")
     if as_json:
         print_json({"model": file, "about": about, "card": card})

@@ -286,19 +286,17 @@ class Logger:
 
 def list_facts(overview: Overview) -> dict[str, str | int | float | bool]:
     """The configuration, and the facts about the data before the first round."""
-    options = {key: value for key, value in asdict(overview.config).items() if value is not None}
-    facts: dict[str, str | int | float | bool] = {
-        "engine": overview.engine,
+    images = overview.images
+    facts: dict[str, Any] = asdict(overview.config) | {"engine": overview.engine, "parameters": overview.parameters}
+    facts |= {
         "workers": overview.processes.count - 1,
-        "parameters": overview.parameters,
-        "test_examples": len(overview.images.test),
-        "classes": len(overview.images.classes),
+        "test_examples": len(images.test),
+        "classes": len(images.classes),
     }
     if not overview.algorithm.released:  # these follow from the clients' labels
-        examples = len(overview.images.train) or overview.population.roster.examples
-        facts |= {"partition_hash": overview.partition.hash, "train_examples": examples}
-        facts |= {} if overview.emd is None else {"emd": overview.emd}
-    return options | facts
+        examples = len(images.train) or overview.population.roster.examples
+        facts |= {"partition_hash": overview.partition.hash, "train_examples": examples, "emd": overview.emd}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def list_figures(row: Mapping[str, Any]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from safetensors.torch import save
 
 from unskew.core.errors import UserError
 from unskew.core.files import make_folder, parse_json, read_content, record_from, sync_folder, write_whole
-from unskew.core.tensors import under
+from unskew.core.tensors import prefixed, under
 from unskew.core.types import ServerState
 from unskew.runs import folder as folders
 from unskew.runs.journal import DURING, METRICS, Mark, check_beginning
@@ -100,14 +100,11 @@ def roll_back(path: Path, number: int, out: Path) -> None:
 
 def save_state(file: Path, state: ServerState, progress: CheckpointRecord) -> None:
     """Write the server's state to one file, atomically."""
-    entries = {f"model/{name}": value for name, value in state.tensors.items()}
-    entries |= {f"memory/{name}": value for name, value in state.memory.items()}
-    entries |= {f"sent/{name}": value for name, value in state.sent.items()}
+    entries = prefixed(state.tensors, "model/") | prefixed(state.memory, "memory/") | prefixed(state.sent, "sent/")
     if state.clients:
+        tickets = bytearray("\n".join(state.clients.values()).encode())
         entries["clients/numbers"] = torch.tensor(list(state.clients), dtype=torch.int64)
-        entries["clients/tickets"] = torch.frombuffer(
-            bytearray("\n".join(state.clients.values()).encode()), dtype=torch.uint8
-        )
+        entries["clients/tickets"] = torch.frombuffer(tickets, dtype=torch.uint8)
     about = {"unskew": json.dumps({"round": state.round, **asdict(progress)})}
     about["seal"] = folders.seal(entries, about)
     write_whole(file, save({name: value.contiguous() for name, value in entries.items()}, metadata=about))
@@ -120,9 +117,9 @@ def open_memories(path: Path) -> int:
         make_folder(file.parent)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         sync_folder(file.parent)
+        return descriptor
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
-    return descriptor
 
 
 def load_checkpoint(path: Path) -> tuple[ServerState, CheckpointRecord] | None:

@@ -5,9 +5,10 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -36,7 +37,6 @@ from unskew.runs.folder import MANIFEST, read_sealed
 Value = str | int | float | bool
 
 MONITORS = ("accuracy", "loss")
-FAILURE_POLICIES = ("stop", "skip")
 MAX_SIDE = 4096  # pixels that images are scaled to
 MAX_VIEWS = 81  # an augmented view is one of 162 crops and flips
 
@@ -80,17 +80,12 @@ class Option:
         return " and ".join(least + above + below)
 
 
-def _option(default: Value | None, metavar: str | None, help: str, otherwise: str = "", **facts: Any) -> Any:
-    return field(default=default, metadata={"metavar": metavar, "help": help, "otherwise": otherwise, **facts})
+def _option(default: Value | None, help: str, otherwise: str = "", **facts: Any) -> Any:
+    return field(default=default, metadata={"help": help, "otherwise": otherwise, **facts})
 
 
-def _count(default: int | None, help: str, otherwise: str = "", most: int = MAX_COUNT, **facts: Any) -> Any:
-    return _option(default, "N", help, otherwise, least=1, most=most, **facts)
-
-
-def _work(default: Value | None, metavar: str | None, help: str, otherwise: str = "", **facts: Any) -> Any:
-    """An option that does not affect the result: how the work is done, or what is recorded."""
-    return _option(default, metavar, help, otherwise, decides=False, **facts)
+_count = partial(_option, least=1, most=MAX_COUNT)
+_work = partial(_option, decides=False)  # does not affect the result: how the work is done, or what is recorded
 
 
 @dataclass(frozen=True)
@@ -99,144 +94,140 @@ class Config:
 
     data: str = _option(
         "digits",
-        "NAME",
         "digits | cifar10 | … | folder:DIR | table:FILE.csv | coco:FILE.json | hf:NAME | arrays:FILE.npz | "
         "package.module:function",
+        metavar="NAME",
     )
-    data_dir: str | None = _work(None, "DIR", "The folder of the published data sets.", "the variable UNSKEW_DATA")
+    data_dir: str | None = _work(
+        None, "The folder of the published data sets.", "the variable UNSKEW_DATA", metavar="DIR"
+    )
     cache_dir: str | None = _work(
         None,
-        "DIR",
         "Where decoded photographs and the features of a frozen part are cached.",
         "the variable UNSKEW_CACHE, or ~/.cache/unskew",
+        metavar="DIR",
     )
-    cache_disk: str = _work(DISK, "SIZE", "Disk space for decoded photographs.", check=check_size("cache-disk"))
+    cache_disk: str = _work(DISK, "Disk space for decoded photographs.", metavar="SIZE", check=check_size("cache-disk"))
     cache_memory: str = _work(
         MEMORY,
-        "SIZE",
         "Memory for decoded photographs, for this process and its workers together.",
+        metavar="SIZE",
         check=check_size("cache-memory"),
     )
     partition: str = _option(
         "dirichlet(alpha=0.1)",
-        "TEXT",
         "Which client holds which example: dirichlet(alpha=0.1) | iid | users | geo(max=1000) | file:FILE | … | "
         "package.module:function",
     )
     clients: int | None = _count(None, "Number of clients.", "10, or as many as the partition has")
     per_round: int | None = _count(None, "Clients per round.", "all")
     method: str = _option(
-        "fedavg",
-        "TEXT",
-        '"fedavgm(0.9) + fedvc(256) + fedir + ccvr"; unskew methods lists them; also package.module:function',
+        "fedavg", '"fedavgm(0.9) + fedvc(256) + fedir + ccvr"; unskew methods lists them; also package.module:function'
     )
     model: str | None = _option(
         None,
-        "NAME",
         "simple-cnn | lenet-64 | tiny-cnn | resnet-18 | resnet-50 | mobilenet-v2 | efficientnet-lite0 | timm:NAME | "
         "package.module:function, which takes (shape, classes)",
         "the one that suits the images",
+        metavar="NAME",
     )
     pretrained: str | None = _option(
         None,
-        "FILE",
         "Weights to start from: FILE.safetensors | FILE.pth | imagenet (efficientnet-lite0; an extra).",
         "none: drawn from the seed",
+        metavar="FILE",
     )
     train: str = _option(
         "all",
-        "TEXT",
         'What is trained: all | classifier | "last(2)"; the rest is frozen, and its output is stored.',
         check=parse_train,
     )
-    resize: int | None = _count(None, "Scale the images to N×N pixels before the network.", "as they are", MAX_SIDE)
+    resize: int | None = _count(
+        None, "Scale the images to N×N pixels before the network.", "as they are", most=MAX_SIDE
+    )
     normalise: str | None = _option(
         None,
-        "NAME",
         "How pixels are normalised: data | half | imagenet | lite. half is (x − 127.5) / 127.5, lite (x − 127) / 128.",
         "as the pretrained network expects, or by the data set's constants",
+        metavar="NAME",
         choices=NORMALISATIONS,
     )
     views: int | None = _count(
-        None, "Augmented views of each image to store behind a frozen part.", "none: only the plain image", MAX_VIEWS
+        None,
+        "Augmented views of each image to store behind a frozen part.",
+        "none: only the plain image",
+        most=MAX_VIEWS,
     )
-    rounds: int = _option(
-        20, "N", "Number of rounds; 0 trains nothing and calibrates the initial model.", least=0, most=MAX_COUNT
-    )
+    rounds: int = _count(20, "Number of rounds; 0 trains nothing and calibrates the initial model.", least=0)
     start: str | None = _option(
         None,
-        "TEXT",
         "A calibration whose classifier training starts from: lda | ridge | ccvr | …",
         "the model's own classifier",
     )
     epochs: int = _count(5, "Local epochs: passes over a client's examples per round.")
     steps: int | None = _count(None, "Local steps per round, instead of --epochs.", "as many as --epochs needs")
     batch: int = _count(64, "Examples per step.")
-    lr: float = _option(0.01, "X", "The clients' learning rate.", above=0)
-    momentum: float = _option(0.9, "X", "The clients' momentum.", least=0, below=1)
-    weight_decay: float = _option(1e-5, "X", "The clients' weight decay.", least=0)
+    lr: float = _option(0.01, "The clients' learning rate.", above=0)
+    momentum: float = _option(0.9, "The clients' momentum.", least=0, below=1)
+    weight_decay: float = _option(1e-5, "The clients' weight decay.", least=0)
     schedule: str = _option(
         "constant",
-        "TEXT",
         "The clients' learning rate over the rounds: constant | step(every=30, factor=0.1) | cosine(least=0, warmup=5)",
         check=parse_schedule,
     )
     optimizer: str = _option(
         "sgd",
-        "TEXT",
         "The clients' optimizer: sgd (with --momentum) | adam(beta1=0.9, beta2=0.999, eps=1e-8) | adamw",
         check=parse_optimizer,
     )
-    clip: float = _option(0.0, "X", "Clip longer gradients to this norm; 0: no clipping.", least=0)
+    clip: float = _option(0.0, "Clip longer gradients to this norm; 0: no clipping.", least=0)
     decay: str = _option(
-        "all",
-        "|".join(DECAYS),
-        "What --weight-decay applies to: all parameters, or weights alone (no biases, no norms).",
-        choices=DECAYS,
+        "all", "What --weight-decay applies to: all parameters, or weights alone (no biases, no norms).", choices=DECAYS
     )
     patience: int | None = _count(
         None,
         "Stop after this many rounds without a better --monitor; the best round's model is the result.",
         "no stopping",
     )
-    monitor: str = _option("accuracy", "|".join(MONITORS), "What --patience watches.", choices=MONITORS)
-    augment: bool | None = _option(None, None, "Random crops and flips.", "as suits the data")
+    monitor: str = _option("accuracy", "What --patience watches.", choices=MONITORS)
+    augment: bool | None = _option(None, "Random crops and flips.", "as suits the data")
     augmentation: str = _option(
         "auto",
-        "NAME",
         "Which crops: shift by a few pixels, or a resized-crop; auto: a resized-crop for tables of photographs "
         "of 64 pixels or more.",
+        metavar="NAME",
         choices=AUGMENTATIONS,
     )
-    engine: str = _work("auto", "NAME", "auto | loop | pool | torchrun | package.module:function", check=check_name)
+    engine: str = _work(
+        "auto", "auto | loop | pool | torchrun | package.module:function", metavar="NAME", check=check_name
+    )
     workers: int | None = _count(None, "Worker processes of the pool.", "one for each core, or each GPU", decides=False)
-    seed: int = _option(0, "N", "The same seed gives the same weights.", least=0, below=2**63)
+    seed: int = _option(0, "The same seed gives the same weights.", least=0, below=2**63)
     partition_seed: int | None = _option(
-        None, "N", "The seed of the partition: one partition for all seeds.", "the seed", least=0, below=2**63
+        None, "The seed of the partition: one partition for all seeds.", "the seed", least=0, below=2**63
     )
     validation: float = _option(
         0.0,
-        "SHARE",
         "Share of the training images to hold out; accuracy is then measured on them, never on the test images.",
+        metavar="SHARE",
         least=0,
         below=1,
     )
     evaluate_every: int = _count(1, "Rounds between evaluations.")
     on_failure: str = _work(
-        "stop",
-        "stop|skip",
-        "What happens when a client fails: stop the run, or skip the client.",
-        choices=FAILURE_POLICIES,
+        "stop", "What happens when a client fails: stop the run, or skip the client.", choices=("stop", "skip")
     )
-    checkpoint_seconds: float = _work(10.0, "SECONDS", "Time between checkpoints; 0: one after every round.", least=0)
+    checkpoint_seconds: float = _work(
+        10.0, "Time between checkpoints; 0: one after every round.", metavar="SECONDS", least=0
+    )
     baseline: str | None = _work(
-        None, "RUN", "A finished run to compare the accuracy with, such as one of --method centralised.", "none"
+        None, "A finished run to compare the accuracy with, such as one of --method centralised.", "none", metavar="RUN"
     )
     during: str | None = _work(
-        None, "TEXT", 'What to record while training: "silhouette(every=5) + norms + drift + model"', "nothing"
+        None, 'What to record while training: "silhouette(every=5) + norms + drift + model"', "nothing"
     )
     device: str = _work(
-        "auto", "NAME", "Where the clients compute: auto | cpu | cuda | cuda:N | mps", check=check_device_name
+        "auto", "Where the clients compute: auto | cpu | cuda | cuda:N | mps", metavar="NAME", check=check_device_name
     )
 
     @property
@@ -251,11 +242,12 @@ class Config:
         return Local(**settings | {"augment": bool(self.augment), "augmentation": crops})
 
 
-_TYPES = {name: (get_args(kind) or (kind,))[0] for name, kind in get_type_hints(Config).items()}
-OPTIONS: dict[str, Option] = {
-    item.name: Option(item.name, _TYPES[item.name], getattr(Config, item.name), **item.metadata)
-    for item in fields(Config)
-}
+OPTIONS: dict[str, Option] = {}
+for item in fields(Config):
+    declared = get_type_hints(Config)[item.name]
+    kind = (get_args(declared) or (declared,))[0]
+    metavar = "|".join(item.metadata.get("choices", ())) or {int: "N", float: "X", str: "TEXT"}.get(kind)
+    OPTIONS[item.name] = Option(item.name, kind, getattr(Config, item.name), **{"metavar": metavar, **item.metadata})
 
 # Part of fingerprints and settings even at their defaults. Do not add new options: existing fingerprints would change.
 ALWAYS_LISTED = (
@@ -329,21 +321,16 @@ def read_own_run(path: Path, *, trust: bool = False, only: tuple[str, ...] = PLU
 
 def plugin_texts(config: Config) -> dict[str, str]:
     """The texts that name plug-ins, by option."""
-    texts = {name: getattr(config, name) or "" for name in PLUGGABLE}
-    if not is_function(config.data):
-        del texts["data"]
-    if config.partition.strip().startswith("file:"):
-        del texts["partition"]
+    files = {"data": not is_function(config.data), "partition": config.partition.strip().startswith("file:")}
+    texts = {name: getattr(config, name) or "" for name in PLUGGABLE if not files.get(name)}
     return {name: text for name, text in texts.items() if not from_python(text) and plugins_in(text)}
 
 
 def _check_plugins(config: Config, path: Path, only: tuple[str, ...] = PLUGGABLE) -> None:
-    texts = {name: text for name, text in plugin_texts(config).items() if name in only}
-    if unknown := [f"{name} {call}" for name, text in texts.items() for call in unknown_plugins(text)]:
-        raise UserError(
-            f"{path} uses code that has never been used on this machine: {', '.join(unknown)}; if you trust its "
-            "author, give --trust (from Python: trust=True)"
-        )
+    texts = plugin_texts(config).items()
+    if unknown := [f"{name} {call}" for name, text in texts if name in only for call in unknown_plugins(text)]:
+        problem = f"{path} uses code that has never been used on this machine: {', '.join(unknown)}"
+        raise UserError(f"{problem}; if you trust its author, give --trust (from Python: trust=True)")
 
 
 def _table(content: bytes, path: Path) -> dict[str, Any]:
@@ -390,14 +377,12 @@ def checked(config: Config) -> Config:
             raise UserError(f"{flag} {text.cut(value)}: {nearest(value, option.choices)}")
         if option.check is not None:
             option.check(value)
-        if option.kind in (int, float) and not (
-            (option.least is None or value >= option.least)
-            and (option.above is None or value > option.above)
-            and value < (option.below or math.inf)
-            and value <= (option.most or math.inf)
-        ):
-            most = f"; the limit is {option.most:,}" if option.most else ""
-            raise UserError(f"{flag} {value}: give {option.limits}{most}")
+        if option.kind in (int, float):
+            least, most = (-math.inf if option.least is None else option.least), option.most or math.inf
+            above, below = (-math.inf if option.above is None else option.above), option.below or math.inf
+            if not (least <= value <= most and above < value < below):
+                limit = f"; the limit is {most:,}" if option.most else ""
+                raise UserError(f"{flag} {value}: give {option.limits}{limit}")
     folder = config.data_dir or os.environ.get("UNSKEW_DATA")
     check_text("--data-dir (or UNSKEW_DATA)", folder or "")
     weights, separator, sha256 = (config.pretrained or "").partition(SHA256)
@@ -428,17 +413,17 @@ def to_toml(config: Config) -> str:
     """The configuration as a recipe; an option that is None is left out."""
     described = ", ".join(described_options(config))
     header = f"# What this run was asked for, resolved. Values given from Python are only described: {described}."
-    unused = () if config.steps is None else ("epochs",)
-    return _recipe(header if described else HEADER, {name: getattr(config, name) for name in OPTIONS}, unused)
+    used = {name: value for name, value in vars(config).items() if name != "epochs" or config.steps is None}
+    return _recipe(header if described else HEADER, used)
 
 
-def _recipe(header: str, values: Mapping[str, Any], unused: Sequence[str] = ()) -> str:
+def _recipe(header: str, values: Mapping[str, Any]) -> str:
     def spell(value: Value) -> str:  # TOML's strings are JSON's, but for the character DEL
         quoted = isinstance(value, str)
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if quoted else text.spell(value)
 
-    given = {name: value for name, value in values.items() if value is not None and name not in unused}
-    return "\n".join([header, *(f"{name} = {spell(value)}" for name, value in given.items())]) + "\n"
+    given = [f"{name} = {spell(value)}\n" for name, value in values.items() if value is not None]
+    return f"{header}\n{''.join(given)}"
 
 
 def described_options(config: Config) -> list[str]:
@@ -448,18 +433,17 @@ def described_options(config: Config) -> list[str]:
 
 def fingerprint(config: Config) -> str:
     """SHA-256 over the options that decide the result; the others count as if they had their defaults."""
-    values = {
-        option.name: getattr(config, option.name) if option.decides else option.default for option in OPTIONS.values()
-    }
+    values = vars(config) | {name: option.default for name, option in OPTIONS.items() if not option.decides}
     return hashlib.sha256(_recipe(HEADER, _listed(values)).encode()).hexdigest()
 
 
 def deciding(config: Config) -> dict[str, Value]:
     """The options that decide the result; None and most defaults are left out."""
-    values = {option.name: getattr(config, option.name) for option in OPTIONS.values() if option.decides}
+    listed = _listed(vars(config)).items()
+    values = {name: value for name, value in listed if OPTIONS[name].decides and value is not None}
     if config.steps is not None:
         del values["epochs"]
-    return {name: value for name, value in _listed(values).items() if value is not None}
+    return values
 
 
 def _listed(values: Mapping[str, Any]) -> dict[str, Any]:

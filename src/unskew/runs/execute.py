@@ -19,20 +19,19 @@ from unskew.core.errors import LostMemory, UserError
 from unskew.core.files import read_content, write_whole
 from unskew.core.key import Key, system_key
 from unskew.core.machine import default_workers
-from unskew.core.types import Engine, ServerState, Tensors
+from unskew.core.types import ServerState, Tensors
 from unskew.core.units import counted
 from unskew.data.batches import steps_for
 from unskew.privacy.ledger import REPLACED_CLIENT, PrivateRounds, Spent, add_release, add_up
 from unskew.privacy.noise import PrivateUpdates
 from unskew.round import driver
-from unskew.round.algorithm import Algorithm
-from unskew.round.client import ClientSide
 from unskew.round.driver import Metrics
 from unskew.round.evaluation import Evaluation, evaluate
 from unskew.runs import checkpoint as checkpoints
 from unskew.runs import config as configs
 from unskew.runs import folder as folders
 from unskew.runs import recording
+from unskew.runs.checkpoint import CheckpointRecord
 from unskew.runs.client_accuracy import CLIENTS, OWN, measure_clients, summarise_clients, to_arrays
 from unskew.runs.config import CONFIG
 from unskew.runs.journal import DURING, METRICS, LineFile, Mark, leave_out, metrics_row
@@ -103,9 +102,8 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
 
 @dataclass(frozen=True)
 class Best:
-    """The best round so far: its number, its measure, the server's state after it."""
+    """The best round so far: its measure and the server's state after it."""
 
-    round: int
     value: float
     state: ServerState
 
@@ -145,13 +143,13 @@ class Execution:
         self.kept: set[int] = set()  # rounds whose state is on disk because they were the best
         rows = self.metrics.rows() if config.patience else []
         if (row := best_row(rows, config.monitor)) is not None:
-            best, number = state, row["round"]
-            if number != state.round:
+            best = state
+            if (number := row["round"]) != state.round:
                 instead = f", or delete {path / checkpoints.CHECKPOINT} to start the run from the beginning"
-                expected = number, self._publishable(state, self.progress)[1].run
-                best, _ = checkpoints.load_state(checkpoints.state_file(path, number), expected, instead)
+                own = ("", "", self.progress.config_sha256) if self.algorithm.released else self.progress.run
+                best, _ = checkpoints.load_state(checkpoints.state_file(path, number), (number, own), instead)
                 self.kept.add(number)
-            self.best = Best(number, row[config.monitor], best)
+            self.best = Best(row[config.monitor], best)
         self.over = self._out_of_patience(rows[-1].get(config.monitor) if rows else None)
 
         memories = checkpoints.open_memories(path) if self.algorithm.remember and prepared.nodes is None else None
@@ -169,9 +167,9 @@ class Execution:
         """Make the classifier of --start; evaluate a model that no round will train."""
         start = self.prepared.start
         if start is not None and self.progress.start is None:
-            model, sent, seconds, notes = calibrate_start(
-                self.position.state.tensors, start, self.side, self.engine, self.key, self.observe
-            )
+            model = self.position.state.tensors
+            calibrator = Calibrator(self.engine, self.side, model, start, self.key, self.observe, {})
+            model, sent, seconds, notes = calibrate_start(calibrator)
             state = driver.start(self.algorithm, model, self.side.classifier)
             score = self._evaluate(state)
             calibration = Calibration(named(start.finish[0], start), score.accuracy, score.loss, sent, seconds)
@@ -203,13 +201,11 @@ class Execution:
             if (line := self.recorder.line(state)) is not None:
                 self.during.append(line)
             if "model" in self.recorder.due(state.round):
-                checkpoints.save_state(
-                    checkpoints.state_file(self.path, state.round), *self._publishable(state, self.progress)
-                )
+                self._keep_state(state, self.progress)
             self.position = RunPosition(state, self.metrics.append(metrics_row(row)), self.during.mark)
             if config.patience and (measured := getattr(row, config.monitor)) is not None:
                 if self.best is None or is_better(measured, self.best.value, config.monitor):
-                    self.best = Best(state.round, measured, state)
+                    self.best = Best(measured, state)
                 last = last or self._out_of_patience(measured)
             self.observe(row)
             if last or time.monotonic() - self.saved >= config.checkpoint_seconds:
@@ -237,19 +233,17 @@ class Execution:
         """Whether the last round was evaluated ``patience`` rounds after the best; follows from metrics.jsonl."""
         if self.best is None or measured is None:
             return False
-        return self.position.state.round - self.best.round >= (self.prepared.config.patience or 0)
+        return self.position.state.round - self.best.state.round >= (self.prepared.config.patience or 0)
 
-    def _publishable(
-        self, state: ServerState, progress: checkpoints.CheckpointRecord
-    ) -> tuple[ServerState, checkpoints.CheckpointRecord]:
-        """A state to keep; that of a release is without the clients that took part and the hashes of the data."""
-        if not self.algorithm.released:
-            return state, progress
-        return replace(state, clients={}), replace(progress, data_sha256="", partition_hash="")
+    def _keep_state(self, state: ServerState, progress: CheckpointRecord) -> None:
+        """Save a round's state; that of a release is without the clients that took part and the hashes of the data."""
+        if self.algorithm.released:
+            state, progress = replace(state, clients={}), replace(progress, data_sha256="", partition_hash="")
+        checkpoints.save_state(checkpoints.state_file(self.path, state.round), state, progress)
 
     def save(self) -> None:
         """Write a checkpoint of the current position, after everything that it refers to is durable."""
-        position, best = self.position, self.best
+        position = self.position
         self.metrics.sync()
         self.during.sync()
         if self.memory is not None:
@@ -262,18 +256,17 @@ class Execution:
             during_sha256=position.during.sha256,
             seconds=time.monotonic() - self.began,
         )
-        if best is not None and best.round not in {position.state.round, *self.kept}:
-            checkpoints.save_state(
-                checkpoints.state_file(self.path, best.round), *self._publishable(best.state, progress)
-            )
-            self.kept.add(best.round)
+        best = set() if self.best is None else {self.best.state.round}
+        if self.best is not None and not best <= {position.state.round, *self.kept}:
+            self._keep_state(self.best.state, progress)
+            self.kept |= best
         checkpoints.save_checkpoint(self.path, position.state, progress)
         if self.prepared.nodes is not None:  # the rounds of a federation cannot be repeated
             checkpoints.keep_checkpoint(self.path, position.state.round)
-        for number in self.kept - ({best.round} if best else set()):  # no longer the best
+        for number in self.kept - best:
             if "model" not in self.recorder.due(number):
                 checkpoints.state_file(self.path, number).unlink(missing_ok=True)
-            self.kept.discard(number)
+        self.kept &= best
         if self.memory is not None:
             self.memory.pin(position.state.clients.values())
         self.saved = time.monotonic()
@@ -286,15 +279,11 @@ class Execution:
             self.score = final.round, self._evaluate(final, by_image=self.by_image, confidence=True)
         score, seconds = self.score[1], time.monotonic() - self.began  # calibrations report their own
         calibrated: list[Calibrated] = []
-
-        def keep(event: Event) -> None:
-            if isinstance(event, Calibrated):
-                calibrated.append(event)
-            self.observe(event)
-
+        calibrator = Calibrator(self.engine, self.side, model, self.algorithm, self.key, self.observe, {})
         try:
-            compared: dict[str, Any] = {"by_image": self.by_image, "untrained": untrained_model(self.prepared)}
-            finish(self.engine, self.side, model, self.algorithm, self.key, keep, **compared)
+            for event in finish(calibrator, by_image=self.by_image, untrained=untrained_model(self.prepared)):
+                calibrated.append(event)
+                self.observe(event)
         except UserError as error:
             self._conclude(model, score, calibrated, seconds)
             later = f"add another with: unskew calibrate {self.path} METHOD"
@@ -304,10 +293,8 @@ class Execution:
         return self._conclude(model, score, calibrated, seconds)
 
     def _evaluate(self, state: ServerState, *, by_image: bool = False, confidence: bool = False) -> Evaluation:
-        count, exchange = len(self.prepared.images.test), self.algorithm.exchange
-        return evaluate(
-            self.engine, state.tensors, count, self.key, by_image=by_image, confidence=confidence, exchange=exchange
-        )
+        about: dict[str, Any] = {"by_image": by_image, "confidence": confidence, "exchange": self.algorithm.exchange}
+        return evaluate(self.engine, state.tensors, len(self.prepared.images.test), self.key, **about)
 
     def _conclude(self, model: Tensors, score: Evaluation, calibrated: Sequence[Calibrated], seconds: float) -> Result:
         """Write the model, the calibrations and, last, the result, sealed with the metrics."""
@@ -317,16 +304,15 @@ class Execution:
         scores = {OWN: score} | {event.result.name: event.score for event in calibrated}
         info = ModelInfo(images.classes, images.shape, prepared.blueprint.shape, images.mean, images.std)
         notes = [*prepared.model_notes, *notes_on_protections(prepared)]
-        by_client, exact = {}, dict[str, Any]()
+        by_client, exact = {}, dict[str, Any](failures=None, released=True)
         if not released:  # a release leaves out exact numbers about data and participation
             for name, evaluation in scores.items():
                 info = info.with_score(name, evaluation)
                 if missing := sorted(str(failure.client) for failure in evaluation.failures):
                     clients = len(self.engine.roster.inhabited)
-                    notes.append(
-                        f"the accuracy of {name or 'the trained model'} covers {clients - len(missing)} of "
-                        f"{counted(clients, 'client')}; client {', '.join(missing[:10])} did not reply"
-                    )
+                    covered = f"{clients - len(missing)} of {counted(clients, 'client')}"
+                    silent = f"client {', '.join(missing[:10])} did not reply"
+                    notes.append(f"the accuracy of {name or 'the trained model'} covers {covered}; {silent}")
                 if not prepared.nodes:
                     holdings = prepared.partition, images.train.labels, prepared.test_owners
                     by_client[name] = measure_clients(*holdings, evaluation)
@@ -345,7 +331,11 @@ class Execution:
         spent = spent_in_rounds(prepared, max(self.begun, len(rows)))
         for event in calibrated:
             spent = add_release(spent, event.classifier.report.release)
-        reference = None if prepared.baseline is None else prepared.baseline.accuracy
+        if prepared.baseline is not None:
+            reference = prepared.baseline.accuracy
+            exact |= {"baseline_accuracy": reference, "relative_accuracy": score.accuracy / reference}
+        if score.confidence is not None:
+            exact |= asdict(score.confidence)
         result = Result(
             path=path,
             method=config.method,
@@ -369,16 +359,13 @@ class Execution:
             settings=configs.deciding(config),
             privacy=spent,
             notes=notes,
-            best_round=None if self.best is None else self.best.round,
+            best_round=None if self.best is None else self.best.state.round,
             stopped_at=len(rows) if len(rows) < config.rounds else None,
             evaluated_on=VALIDATION if config.validation else TEST if len(images.test) else AT_NODES,
             start=start,
             weights_seal=folders.seal(folders.plain_names(model), folders.classifier_metadata(classifier)),
             baseline=config.baseline,
-            baseline_accuracy=reference,
-            relative_accuracy=None if reference is None else score.accuracy / reference,
-            **({} if score.confidence is None else asdict(score.confidence)),
-            **({"failures": None, "released": True} if released else exact),
+            **exact,
         )
         files = {folders.MODEL: folders.model_bytes(model, classifier), MODEL_INFO: info.to_bytes()}
         if by_client:
@@ -412,8 +399,7 @@ def best_row(rows: Iterable[Mapping[str, Any]], monitor: str) -> Mapping[str, An
     """The first evaluated round with the best measure; None if no round was evaluated."""
     best: Mapping[str, Any] | None = None
     for row in rows:
-        value = row.get(monitor)
-        if value is not None and (best is None or is_better(value, best[monitor], monitor)):
+        if row.get(monitor) is not None and (best is None or is_better(row[monitor], best[monitor], monitor)):
             best = row
     return best
 
@@ -423,18 +409,17 @@ def is_better(value: float, other: float, monitor: str) -> bool:
     return value > other if monitor == "accuracy" else value < other
 
 
-def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, checkpoints.CheckpointRecord]:
+def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, CheckpointRecord]:
     """The state of the checkpoint, which must belong to this data and partition, or the initial state."""
     expected = prepared.data_sha256, prepared.partition.hash, configs.fingerprint(prepared.config)
     checkpoint = checkpoints.load_checkpoint(path)
     if checkpoint is None:
         side = prepared.side
         state = driver.start(side.algorithm, tensors.of_module(side.network), side.classifier)
-        return state, checkpoints.CheckpointRecord(0, 0.0, *expected)
+        return state, CheckpointRecord(0, 0.0, *expected)
     names = f"the data set {prepared.config.data}", folders.PARTITION, CONFIG
-    if checkpoint[1].run != expected:
-        pairs = zip(names, checkpoint[1].run, expected, strict=True)
-        changed = " and ".join(name for name, before, now in pairs if before != now)
+    pairs = zip(names, checkpoint[1].run, expected, strict=True)
+    if changed := " and ".join(name for name, before, now in pairs if before != now):
         raise UserError(f"{changed} is not the one that {path} was started with; restore it, or start another run")
     return checkpoint
 
@@ -444,24 +429,12 @@ def choose_engine(prepared: Prepared, sizes: Sequence[int], steps: float) -> tup
     config, work = prepared.config, 0.0
     workers = min(config.workers or default_workers(config.device), len(sizes))
     if prepared.nodes is not None:
-        return prepared.nodes.name, workers
+        return "flower", workers
     if not prepared.blueprint.crosses:
         return "loop", workers
     if config.engine == "auto":
         work = steps * engines.seconds_per_step(prepared.side, min(config.batch, max(1, sum(sizes) // len(sizes))))
     return engines.choose(config.engine, workers, work, len(sizes)), workers
-
-
-def calibrate_start(
-    model: Tensors, start: Algorithm, side: ClientSide, engine: Engine, key: Key, observe: Callable[[Any], Any]
-) -> tuple[Tensors, int, float, tuple[str, ...]]:
-    """The model with the calibration's classifier, its bytes up and seconds, and notes."""
-    calibrator = Calibrator(engine, side, model, start, key, observe, {})
-    classifier, sent, seconds, notes = _calibrate(calibrator, start.finish[0])
-    linear = classifier.linear()
-    new = dict(zip(side.classifier, (linear.weight.detach(), linear.bias.detach()), strict=True))
-    changed = {name: new[name].to(value) if name in new else value for name, value in model.items()}
-    return changed, sent, seconds, notes
 
 
 # Calibrations, and the privacy spent
@@ -476,40 +449,39 @@ def _calibrate(calibrator: Calibrator, finisher: Finisher) -> tuple[CalibratedCl
     return classifier, sent, seconds + classifier.report.seconds, tuple(notes)
 
 
+def calibrate_start(calibrator: Calibrator) -> tuple[Tensors, int, float, tuple[str, ...]]:
+    """The model with the calibration's classifier, its bytes up and seconds, and notes."""
+    classifier, sent, seconds, notes = _calibrate(calibrator, calibrator.algorithm.finish[0])
+    linear, names = classifier.linear(), calibrator.side.classifier
+    new = dict(zip(names, (linear.weight.detach(), linear.bias.detach()), strict=True))
+    changed = {name: new[name].to(value) if name in new else value for name, value in calibrator.model.items()}
+    return changed, sent, seconds, notes
+
+
 def finish(
-    engine: Engine,
-    side: ClientSide,
-    model: Tensors,
-    algorithm: Algorithm,
-    key: Key,
-    observe: Callable[[Event], None],
-    known: Known | None = None,
-    *,
-    by_image: bool = False,
-    untrained: tuple[Tensors, Known] | None = None,
-) -> None:
+    calibrator: Calibrator, *, by_image: bool = False, untrained: tuple[Tensors, Known] | None = None
+) -> Iterator[Calibrated]:
     """Make and evaluate each calibration; one that is more accurate on the ``untrained`` model gets a note."""
-    calibrator = Calibrator(engine, side, model, algorithm, key, observe, {} if known is None else known)
-    rival = None
+    algorithm, rival = calibrator.algorithm, None
     if untrained is not None:
-        rival = Calibrator(engine, side, untrained[0], algorithm, key, lambda event: None, untrained[1])
-    count, exchange = len(side.test.labels), algorithm.exchange
+        rival = replace(calibrator, model=untrained[0], observe=lambda event: None, known=untrained[1])
+
+    def measure(made: Calibrator, classifier: CalibratedClassifier, **settings: Any) -> Evaluation:
+        shared = made.model | tensors.prefixed(classifier.tensors(), "calibrated/")
+        settings |= {"job": EvaluateCalibrated, "exchange": algorithm.exchange}
+        return evaluate(made.engine, shared, len(made.side.test.labels), made.key, **settings)
+
     for finisher in algorithm.finish:
         classifier, sent, seconds, notes = _calibrate(calibrator, finisher)
-        shared = model | tensors.prefixed(classifier.tensors(), "calibrated/")
-        score = evaluate(
-            engine, shared, count, key, job=EvaluateCalibrated, by_image=by_image, confidence=True, exchange=exchange
-        )
+        score = measure(calibrator, classifier, by_image=by_image, confidence=True)
         if rival is not None and not isinstance(finisher.needs, RealFeatures):
-            shared = rival.model | tensors.prefixed(_calibrate(rival, finisher)[0].tensors(), "calibrated/")
-            before = evaluate(engine, shared, count, key, job=EvaluateCalibrated, exchange=exchange).accuracy
+            before = measure(rival, _calibrate(rival, finisher)[0]).accuracy
             if before > score.accuracy:
                 better = f"on the pretrained network without training, its accuracy is {before:.2%}"
                 notes = (*notes, f"{better}: train fewer layers, with a lower rate, or not at all (--rounds 0)")
         numbers = score.accuracy, score.loss, sent, seconds
         confidence = {} if score.confidence is None else asdict(score.confidence)
-        result = Calibration(named(finisher, algorithm), *numbers, **confidence)
-        observe(Calibrated(result, classifier, notes, score))
+        yield Calibrated(Calibration(named(finisher, algorithm), *numbers, **confidence), classifier, notes, score)
 
 
 def untrained_model(prepared: Prepared) -> tuple[Tensors, Known] | None:

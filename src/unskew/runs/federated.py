@@ -89,23 +89,14 @@ def agree_on_terms(terms: FederationTerms, nodes: Sequence[Description], classes
         for name in classes:  # nobody means both "Normal" and "normal"
             plain = "".join(filter(str.isalnum, name.casefold())) or name
             if (other := spelled.setdefault(plain, name)) != name:
-                first, second = (
-                    next(node.node for node in fitting if label in node.classes) for label in (other, name)
-                )
+                holders = {label: node.node for node in reversed(fitting) for label in node.classes}
                 raise UserError(
-                    f"node {first} has a class {other!r} and node {second} a class {name!r}; rename one of them, or, "
-                    "if they are different classes, list both under classes in the recipe's [federation] table"
+                    f"node {holders[other]} has a class {other!r} and node {holders[name]} a class {name!r}; rename "
+                    "one of them, or, if they differ, list both under classes in the recipe's [federation] table"
                 )
-    mean, std = _pool_pixels(fitting)
-    return replace(
-        terms,
-        classes=classes,
-        shape=shape,
-        mean=mean,
-        std=std,
-        augment=all(node.augment for node in fitting),
-        augmentation=fitting[0].augmentation,
-    )
+    (mean, std), augment = _pool_pixels(fitting), all(node.augment for node in fitting)
+    agreed = replace(terms, classes=classes, shape=shape, mean=mean, std=std)
+    return replace(agreed, augment=augment, augmentation=fitting[0].augmentation)
 
 
 def _in_colour(node: Description, shape: tuple[int, int, int]) -> Description:
@@ -118,15 +109,11 @@ def _in_colour(node: Description, shape: tuple[int, int, int]) -> Description:
 def why_not(node: Description, terms: FederationTerms) -> str | None:
     """Why a node's data do not fit the terms; None if they do."""
     if _in_colour(node, terms.shape).shape != terms.shape:
-        return (
-            f"its images are {_shape(node.shape)}, but the others' are {_shape(terms.shape)}; scale them to that size"
-        )
+        return f"its images are {_shape(node.shape)}, but the others' are {_shape(terms.shape)}; scale them to that"
     agreed = set(terms.classes)
     if (unknown := next((name for name in node.classes if name not in agreed), None)) is not None:
         return f"its class {unknown!r} is not among those agreed on; rename it, or list it in the recipe"
-    if not any(facts.examples for facts in node.clients):
-        return "it has no training images"
-    return None
+    return None if any(facts.examples for facts in node.clients) else "it has no training images"
 
 
 NARROW = 8.0  # of the deviations that most nodes have: a pooled one that is so many times smaller is not used
@@ -145,17 +132,14 @@ def _pool_pixels(nodes: Sequence[Description]) -> tuple[tuple[float, ...], tuple
 
 def _pool_all(nodes: Sequence[Description]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     sizes = [sum(facts.examples for facts in node.clients) for node in nodes]
-    total = sum(sizes)
-    mean, std = [], []
+    pooled = []
     for channel in range(len(nodes[0].mean)):
-        middle = sum(n * node.mean[channel] for n, node in zip(sizes, nodes, strict=True)) / total
-        square = sum(
-            n * (node.std[channel] ** 2 + (node.mean[channel] - middle) ** 2)
-            for n, node in zip(sizes, nodes, strict=True)
-        )
-        mean.append(middle)
-        std.append(math.sqrt(square / total))
-    return tuple(mean), tuple(std)
+        parts = [(size, node.mean[channel], node.std[channel]) for size, node in zip(sizes, nodes, strict=True)]
+        middle = sum(size * mean for size, mean, _ in parts) / sum(sizes)
+        square = sum(size * (std**2 + (mean - middle) ** 2) for size, mean, std in parts)
+        pooled.append((middle, math.sqrt(square / sum(sizes))))
+    mean, std = zip(*pooled, strict=True)
+    return mean, std
 
 
 def describe_oddities(nodes: Sequence[Description], terms: FederationTerms) -> list[str]:
@@ -164,17 +148,14 @@ def describe_oddities(nodes: Sequence[Description], terms: FederationTerms) -> l
     agreed, holders = set(terms.classes), Counter(name for node in nodes for name in node.classes)
     for node in nodes:
         if any(NARROW * own < pooled for own, pooled in zip(node.std, terms.std, strict=False)):
-            notes.append(
-                f"node {node.node}: its images are almost uniform, with a deviation of {min(node.std):.2g}; all nodes' "
-                f"is {min(terms.std):.2g}"
-            )
+            deviations = f"a deviation of {min(node.std):.2g}; all nodes' is {min(terms.std):.2g}"
+            notes.append(f"node {node.node}: its images are almost uniform, with {deviations}")
         own = sum(holders[name] == 1 for name in node.classes)
         others = len(holders) - own
         if 0 < others < own and agreed.issuperset(node.classes):
             notes.append(
-                f"node {node.node} has {own:,} classes that no other node has, the others have {others:,} "
-                "together; the network predicts all of them; to decide yourself, list classes in the recipe's table "
-                "[federation]"
+                f"node {node.node} has {own:,} classes that no other node has, the others have {others:,} together; "
+                "the network predicts all of them; to decide yourself, list classes in the recipe's table [federation]"
             )
     return notes
 
@@ -196,26 +177,21 @@ def images_of(terms: FederationTerms, config: Config, own: ImageSet | None) -> I
             )
         numbers = np.array([number[name] for name in own.classes], np.int64)
         test = Split(own.test.images, numbers[own.test.labels], own.test.rows)
-    return ImageSet(
-        name=config.data if own else "the nodes' images",
-        classes=terms.classes,
-        train=empty,
-        test=test,
-        mean=terms.mean,
-        std=terms.std,
-        augment=terms.augment,
-    )
+    name = config.data if own else "the nodes' images"
+    return ImageSet(name, terms.classes, empty, test, mean=terms.mean, std=terms.std, augment=terms.augment)
 
 
-def nodes_of(terms: FederationTerms, config: Config) -> Nodes:
-    """The clients at the start of the run and their sizes, with an engine that cannot reach them."""
+def _disconnected(setup: EngineSetup) -> Engine:
+    raise Missing("the clients of this run are nodes of a federation, which are only connected during the run")
 
-    def refuse(setup: EngineSetup) -> Engine:
-        raise Missing("the clients of this run are nodes of a federation, which are only connected during the run")
 
+def nodes_of(
+    terms: FederationTerms, config: Config, open_engine: Callable[[EngineSetup], Engine] = _disconnected
+) -> Nodes:
+    """The clients at the start of the run and their sizes, and the engine that reaches them."""
     roster = flower.roster_of(known for known in terms.clients.values() if not known.late)
     client = np.repeat(np.arange(roster.clients, dtype=np.int32), roster.sizes)
-    return Nodes(Partition(client, roster.clients, NODES, config.seed), refuse, "flower")
+    return Nodes(Partition(client, roster.clients, NODES, config.seed), open_engine)
 
 
 BACK = 60.0  # seconds that a resumed run waits for its first clients; Flower's nodes reconnect within 20
@@ -272,7 +248,6 @@ def _open_session(
 def _agree(
     session: flower.Session, config: Config, request: FederatedRequest, own: ImageSet | None, terms: FederationTerms
 ) -> tuple[list[Description], FederationTerms]:
-    """Wait for the nodes' descriptions, and agree on the terms."""
     session.hold_back()
     until = session.mailbox.exchange.now() + request.rules.wait
     _gather(session, config.clients or 0, until, lambda: sum(len(node.clients) for node in session.described.values()))
@@ -317,17 +292,17 @@ def run_federated(exchange: Transport, request: FederatedRequest, observe: Obser
     if before is None:
         rehearse(prepared)
         folders.create_run_folder(path)
+
+    def write_terms(**changes: Any) -> None:
+        folders.write_sealed(path, {FEDERATION: terms_bytes(replace(terms, **changes))})
+
     with folders.locked_folder(path):
         if before is None:
             text = configs.to_toml(prepared.config).encode()
             folders.start_manifest(path, {CONFIG: text, FEDERATION: terms_bytes(terms)})
         else:
-            folders.write_sealed(path, {FEDERATION: terms_bytes(terms)})
-
-        def joined(members: flower.Members) -> None:
-            folders.write_sealed(path, {FEDERATION: terms_bytes(replace(terms, clients=dict(members.remembered)))})
-
-        session.joined = joined
+            write_terms()
+        session.joined = lambda members: write_terms(clients=dict(members.remembered))
         log, start = AuditLog(audit_file(path, released=prepared.algorithm.released)), terms.starts - 1
         about = {"run": terms.run, "start": start, "submitter": request.submitter or None, "version": own_version()}
         session.record = lambda entry: log.append({**about, **entry})
@@ -335,7 +310,7 @@ def run_federated(exchange: Transport, request: FederatedRequest, observe: Obser
         if result.released:  # published without numbers of examples and the nodes' pixel statistics
             known = {name: replace(client, examples=1) for name, client in session.members.remembered.items()}
             half = (0.5,) * len(terms.mean)
-            folders.write_sealed(path, {FEDERATION: terms_bytes(replace(terms, clients=known, mean=half, std=half))})
+            write_terms(clients=known, mean=half, std=half)
         session.finish()
     if result.history and not any(row.get("clients", "void" not in row) for row in result.history):
         reason = next((row["void"] for row in reversed(result.history) if row.get("void")), "no client took part")
@@ -362,10 +337,8 @@ def check_request(request: FederatedRequest) -> Config:
             if all(named(finisher, algorithm) in done for finisher in algorithm.finish):
                 raise UserError(f"{request.out} is finished: it has a result.json; start another run")
     config = configs.checked(replace(config, on_failure="skip", partition=NODES, engine="auto"))
-    if config.per_round is not None and request.rules.min_replies > config.per_round:
-        raise UserError(
-            f"min-replies {request.rules.min_replies} is more than --per-round {config.per_round}; change one"
-        )
+    if (least := request.rules.min_replies) > (config.per_round or math.inf):
+        raise UserError(f"min-replies {least} is more than --per-round {config.per_round}; change one")
     if config.validation:
         raise UserError("--validation holds out training images, which only the nodes have; leave it out")
     return config
@@ -404,7 +377,7 @@ def _prepared(config: Config, terms: FederationTerms, own: ImageSet | None, sess
         template = flower.Template(blueprint, *numbers, frozen)
         return flower.FederatedEngine(session, Loop(setup.client_side()), template, prepared.algorithm.local)
 
-    nodes = replace(nodes_of(terms, config), open_engine=open_engine)
+    nodes = nodes_of(terms, config, open_engine)
     prepared = prepare(config, values=PythonValues(data=images_of(terms, config, own), nodes=nodes))
     return prepared
 

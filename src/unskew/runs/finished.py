@@ -5,7 +5,7 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from unskew import engines, methods, models
 from unskew.calibration.classifier import load_calibrated
 from unskew.calibration.feasible import check, named, protections
-from unskew.calibration.federated import Known
+from unskew.calibration.federated import Calibrator, Known
 from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError, accepts
@@ -93,49 +93,33 @@ def calibrate_run(
     engines.serve_rank_zero(engine)
     if not sources:
         raise UserError(f"no calibration was named for {path}; give one or more, such as ccvr or lda")
-    algorithms = [_parse_calibration(source) for source in sources]
-    notify = observe or (lambda event: None)
-    run = FinishedRun(
-        path,
-        data_dir=data_dir,
-        engine=engine,
-        workers=workers,
-        device=device,
-        values={"data": data, "model": model, "method": method},
-        trust=trust,
-        say=lambda activity, done, total: notify(Stage(activity, done, total)),
-    )
+    algorithms, notify = [_parse_calibration(source) for source in sources], observe or (lambda event: None)
+    where: dict[str, Any] = {"data_dir": data_dir, "engine": engine, "workers": workers, "device": device}
+    where |= {"values": {"data": data, "model": model, "method": method}, "trust": trust}
+    run = FinishedRun(path, say=lambda *stage: notify(Stage(*stage)), **where)
     result, side = run.result, run.side
     remember(source if isinstance(source, str) else source.text for source in sources)
     if run.prepared.nodes is not None:
-        raise UserError(
-            f"{run.path} is a federated run, whose images stay at the nodes; add the calibration to the recipe's method"
-        )
+        problem = f"{run.path} is a federated run, whose images stay at the nodes"
+        raise UserError(f"{problem}; add the calibration to the recipe's method")
     for algorithm in algorithms:
         for finisher in algorithm.finish:
             check(finisher, algorithm, side)
             if result.released and (isinstance(finisher.needs, RealFeatures) or not algorithm.released):
-                raise UserError(
-                    f"{run.path} is a release, so (ε, δ) must cover everything in it; give {finisher.text} + "
-                    "private(release=true)"
-                )
-
-    def keep(event: Event) -> None:
-        nonlocal result
-        if isinstance(event, Calibrated):
-            result = _add_calibration(run.path, event, run.prepared)
-        notify(event)
-
+                needed = f"{finisher.text} + private(release=true)"
+                raise UserError(f"{run.path} is a release, so (ε, δ) must cover everything in it; give {needed}")
     known: Known = {}
-    by_image = run.prepared.test_owners is not None
-    untrained = None
+    by_image, untrained = run.prepared.test_owners is not None, None
     with suppress(UserError):  # the pretrained weights may have been deleted
         untrained = untrained_model(run.prepared)
     images = int(run.prepared.population.sizes.sum())
     with folders.locked_folder(run.path), closing(run.opened(None, images / 3)) as opened:  # without gradients
         for algorithm in algorithms:
+            calibrator = Calibrator(opened, side, run.model, algorithm, run.key, notify, known)
             rival = None if protections(algorithm) else untrained
-            finish(opened, side, run.model, algorithm, run.key, keep, known, by_image=by_image, untrained=rival)
+            for event in finish(calibrator, by_image=by_image, untrained=rival):
+                result = _add_calibration(run.path, event, run.prepared)
+                notify(event)
     return result
 
 
@@ -176,15 +160,15 @@ def find_calibration(run: "FinishedRun", name: str | None) -> str | None:
 
 def load_network(run: "FinishedRun", calibration: str | None) -> nn.Module:
     """The run's network with its final weights, and with a calibrated classifier if one is named."""
-    values = match_values({"model": run.values.get("model")}, run.config)
-    require_values(values, run.config, ("model",))
-    network = models.build(values.model or run.config.model or "", run.info.shape, len(run.info.classes))
+    own = match_values({"model": run.values.get("model")}, run.config)
+    require_values(own, run.config, ("model",))
+    network = models.build(own.model or run.config.model or "", run.info.shape, len(run.info.classes))
     tensors.overwrite(network, run.weights_for(network))
     network.eval()
     if calibration is None:
         return network.module if isinstance(network, AnyNetwork) else network
-    tensors_of_file = folders.read_calibration(run.path, calibration)
-    encoder, classifier = calibrated_parts(run.path, calibration, tensors_of_file, network)
+    values = folders.read_calibration(run.path, calibration)
+    encoder, classifier = calibrated_parts(run.path, calibration, values, network)
     return nn.Sequential(OrderedDict(encoder=encoder, classifier=classifier)).eval()
 
 
@@ -195,10 +179,7 @@ def calibrated_parts(path: Path, name: str, values: Tensors, network: Any) -> tu
 
 
 def _parse_calibration(source: str | Finisher) -> Algorithm:
-    if isinstance(source, Finisher):
-        algorithm: Algorithm = source(Algorithm())
-        return algorithm
-    return methods.parse_calibrations(str(source))
+    return source(Algorithm()) if isinstance(source, Finisher) else methods.parse_calibrations(str(source))
 
 
 def plain_name(source: str) -> str:
@@ -211,7 +192,6 @@ def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Resul
     """Write the calibration into the run directory; one of the same name is replaced."""
     result, name, added = read_result(path), event.result.name, event.result
     release = event.classifier.report.release
-    spent = add_release(result.privacy, release)
     files = {folders.calibration_file(path, name).name: folders.calibration_bytes(name, event.classifier)}
     if not result.released:
         files[MODEL_INFO] = read_model_info(path).with_score(name, event.score).to_bytes()
@@ -219,7 +199,8 @@ def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Resul
         by_client = measure_clients(prepared.partition, prepared.images.train.labels, prepared.test_owners, event.score)
         added = replace(added, clients_accuracy=summarise_clients(*by_client))
         files[CLIENTS] = folders.arrays_bytes(with_classifier(read_clients(path), name, by_client))
-    result = replace(result, calibrations={**result.calibrations, name: added}, privacy=spent)
+    calibrations = {**result.calibrations, name: added}
+    result = replace(result, calibrations=calibrations, privacy=add_release(result.privacy, release))
     folders.write_sealed(path, {**files, RESULT: folders.json_bytes(to_json(result))})
     return result
 
@@ -233,28 +214,22 @@ T = TypeVar("T")
 
 def replay(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState], T]) -> T:
     """Retrain up to that round, then call ``then`` while the engine still has the clients' saved states."""
-    state = _earlier_state(run, number)
+    state, mechanism = _earlier_state(run, number), run.algorithm.mechanism
     first = state.round
-    if first < number and run.algorithm.mechanism is not None and not run.algorithm.mechanism.repeatable:
-        raise Missing(
-            f"round {number} cannot be retrained: its noise came from the operating system (private-updates with "
-            "release=true); --during model saves the server's state of chosen rounds"
-        )
+    if first < number and mechanism is not None and not mechanism.repeatable:
+        reason = "its noise came from the operating system (private-updates with release=true)"
+        hint = "--during model saves the server's state of chosen rounds"
+        raise Missing(f"round {number} cannot be retrained: {reason}; {hint}")
     # the run's own memories must not be overwritten
-    engine = run.opened(None) if run.algorithm.remember else run.engine
-    rounds = run.prepared.run_rounds(engine, state, run.key)
-    try:
+    with closing(run.opened(None)) if run.algorithm.remember else nullcontext(run.engine) as engine:
+        rounds = run.prepared.run_rounds(engine, state, run.key)
         while state.round < number:
             state, _ = next(rounds)
             run.say(f"retraining up to round {number}", state.round - first, number - first)
         return then(engine, state)
-    finally:
-        if run.algorithm.remember:
-            engine.close()
 
 
 def _final_state(run: "FinishedRun") -> ServerState | None:
-    """The checkpoint's state, if it is the final one."""
     if (checkpoint := checkpoints.load_checkpoint(run.path)) is not None:
         used = driver.as_used(run.algorithm, checkpoint[0].tensors, run.side.classifier)
         if tensors.sha256(run.prepared.whole(used)) == run.result.weights_sha256:
@@ -270,8 +245,9 @@ def _saved_state(run: "FinishedRun", number: int) -> ServerState | None:
     state, progress = checkpoints.load_state(file)
     data = run.result.data_sha256 or "", run.result.partition_hash or ""
     checkpoint = checkpoints.load_checkpoint(run.path)  # its fingerprint, as config.toml may have a new path
-    known = [(*data, configs.fingerprint(run.config))] + ([(*data, checkpoint[1].config_sha256)] if checkpoint else [])
-    return replace(state, clients={}) if state.round == number and progress.run in known else None
+    known = {configs.fingerprint(run.config), *([checkpoint[1].config_sha256] if checkpoint else [])}
+    same = state.round == number and progress.run[:2] == data and progress.config_sha256 in known
+    return replace(state, clients={}) if same else None
 
 
 def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
@@ -283,7 +259,8 @@ def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
     tensors.overwrite(run.side.network, run.prepared.first)
     model = tensors.on_device(tensors.of_module(run.side.network), "cpu")
     if (start := run.prepared.start) is not None:
-        model = calibrate_start(tensors.copy(model), start, run.side, run.engine, run.key, lambda event: None)[0]
+        calibrator = Calibrator(run.engine, run.side, tensors.copy(model), start, run.key, lambda event: None, {})
+        model = calibrate_start(calibrator)[0]
     return driver.start(run.algorithm, model, run.side.classifier)
 
 
@@ -306,10 +283,9 @@ def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most:
     if outcome.failures:
         failure = outcome.failures[0]
         raise Missing(f"client {failure.client} failed while its local model was retrained: {failure.reason}")
-    models_by_visit = {index: tensors.under(dict(extra), "model/") for index, extra in outcome.extra.items()}
     return {  # in the network's own order, which files do not preserve
-        visits[index].client: {name: model[name].to(like.dtype) for name, like in run.side.weights.items()}
-        for index, model in models_by_visit.items()
+        visits[index].client: {name: extra[f"model/{name}"].to(like.dtype) for name, like in run.side.weights.items()}
+        for index, extra in outcome.extra.items()
     }
 
 
@@ -329,10 +305,6 @@ class FinishedRun:
     ----------
     path
         The run directory.
-    data_dir
-        The folder of the data set, if it was moved since the run.
-    engine, workers, device
-        As in ``unskew.run``; by default as in the run.
     say
         Called with the current activity, the work done and the total.
     values
@@ -341,20 +313,19 @@ class FinishedRun:
         Whether plug-ins named in somebody else's run directory may run.
     only_model
         Whether only the network is needed; other plug-ins then need no trust until the data set is read.
+    changes
+        ``data_dir``, ``engine``, ``workers`` and ``device``, as in ``unskew.run``; by default as in the run.
     """
 
     def __init__(
         self,
         path: str | Path,
         *,
-        data_dir: str | Path | None = None,
-        engine: str | None = None,
-        workers: int | None = None,
-        device: str | None = None,
         say: Say | None = None,
         values: Mapping[str, Any] | None = None,
         trust: bool = False,
         only_model: bool = False,
+        **changes: str | int | Path | None,
     ) -> None:
         self.path = usable_path(path)
         self.result: Result = read_result(self.path)
@@ -362,13 +333,7 @@ class FinishedRun:
         self.rows = read_metrics(self.path)
         self.during = journal.read_during(self.path)
         self.say: Say = say or silent
-        self._changes: dict[str, Any] = {
-            "data_dir": data_dir and str(data_dir),
-            "engine": engine,
-            "workers": workers,
-            "device": device,
-        }
-        self._trust = trust
+        self._changes, self._trust = changes, trust
         self.values = values or {}
         self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
         self._states: dict[int, ServerState] = {}
@@ -424,11 +389,11 @@ class FinishedRun:
 
     def _prepare(self) -> Prepared:
         path, config = self.path, self.config
-        changes = {name: value for name, value in self._changes.items() if value is not None}
-        cache = os.environ.get(CACHE_VARIABLE) or config.cache_dir  # the run may be from another machine
-        engine = engines.default_engine(config.engine)
-        config = replace(config, **{"engine": engine, **changes, "cache_dir": cache, "baseline": None})
         configs.read_own_run(path, trust=self._trust)  # from here on, all of its plug-ins may run
+        cache = os.environ.get(CACHE_VARIABLE) or config.cache_dir  # the run may be from another machine
+        config = replace(config, engine=engines.default_engine(config.engine), cache_dir=cache, baseline=None)
+        changes = {name: value for name, value in self._changes.items() if value is not None}
+        config = configs.with_values(config, changes, str(path))
         values, saved = match_values(self.values, config), None
         config = configs.checked(config)
         if (path / FEDERATION).exists():  # the server has no training images
@@ -486,9 +451,8 @@ class FinishedRun:
         weights, metadata = folders.read_model(self.path)
         hashes = folders.seal(weights, metadata), tensors.sha256(weights)
         if hashes != (self.result.weights_seal, self.result.weights_sha256):
-            raise UserError(
-                f"{self.path / folders.MODEL} does not match the hash in result.json; restore it from a copy"
-            )
+            file = self.path / folders.MODEL
+            raise UserError(f"{file} does not match the hash in result.json; restore it from a copy")
         return weights, metadata
 
     def weights_for(self, network: nn.Module) -> Tensors:
@@ -561,7 +525,7 @@ class FinishedRun:
         with torch.no_grad():
             for batch in torch.split(torch.arange(count), IMAGES_AT_ONCE):
                 self.say("classifying the test images", int(batch[0]), count)
-                images, _ = side.test.batch(batch)
+                images = side.test.batch(batch)[0]
                 encoded = InParts(side.network.encoder)(images)
                 features.append(encoded.cpu())
                 for name, (encoder, classifier) in pairs.items():
@@ -596,10 +560,8 @@ class FinishedRun:
         else:
             state = self.state(number)
             if self.algorithm.remember and number and not (self.remembered and state.clients):
-                self.notes.append(
-                    "local models were trained as on a first visit, because the clients' states of that round "
-                    "were not saved"
-                )
+                reason = "because the clients' states of that round were not saved"
+                self.notes.append(f"local models were trained as on a first visit, {reason}")
                 state = replace(state, clients={})
             local = _train_locally(self, self.engine, state, most)
         self._local[number, most] = local

@@ -9,7 +9,8 @@ import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,6 @@ class Manifest:
     files: Mapping[str, str]
     coming: Mapping[str, str]
 
-    @property
-    def names(self) -> list[str]:
-        """Every file, including those about to be written."""
-        return sorted({*self.files, *self.coming})
-
 
 def read_manifest(path: Path) -> Manifest | None:
     """The manifest of a run directory, if it has one."""
@@ -71,10 +67,8 @@ def read_manifest(path: Path) -> Manifest | None:
             raise ValueError("its content does not match its own seal")
         return Manifest(dict(values["files"]), dict(values["coming"]))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise SealBroken(
-            f"{path / MANIFEST} is damaged ({error}); restore it from a copy, or delete it to use the run directory "
-            "unsealed"
-        ) from error
+        instead = "restore it from a copy, or delete it to use the run directory unsealed"
+        raise SealBroken(f"{path / MANIFEST} is damaged ({error}); {instead}") from error
 
 
 def _write(path: Path, manifest: Manifest) -> None:
@@ -88,8 +82,8 @@ def _seal(values: Mapping[str, Any]) -> str:
 
 def start_manifest(path: Path, contents: Mapping[str, bytes]) -> None:
     """Begin a run directory with these files; everything that ``write_sealed`` writes later is sealed too."""
-    with _locked(path / MANIFEST_LOCK, wait=True):
-        _replace_files(path, Manifest({}, {}), contents, {})
+    _write(path, Manifest({}, {}))
+    write_sealed(path, contents)
 
 
 def write_sealed(path: Path, contents: Mapping[str, bytes], *, grown: Mapping[str, str] | None = None) -> None:
@@ -107,17 +101,11 @@ def write_sealed(path: Path, contents: Mapping[str, bytes], *, grown: Mapping[st
                 files[name] = expected
             if sha256 in (expected, manifest.files.get(name)):
                 del coming[name]
-        _replace_files(path, Manifest(files, coming), contents, grown or {})
-
-
-def _replace_files(path: Path, before: Manifest, contents: Mapping[str, bytes], grown: Mapping[str, str]) -> None:
-    """List the new hashes, replace the files, drop the old hashes."""
-    coming = {**grown, **{name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}}
-    _write(path, replace(before, coming={**before.coming, **coming}))
-    for name, content in contents.items():
-        write_whole(path / name, content)
-    rest = {name: value for name, value in before.coming.items() if name not in coming}
-    _write(path, Manifest({**before.files, **coming}, rest))
+        new = {**(grown or {}), **{name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}}
+        _write(path, Manifest(files, coming | new))
+        for name, content in contents.items():
+            write_whole(path / name, content)
+        _write(path, Manifest(files | new, {name: value for name, value in coming.items() if name not in new}))
 
 
 def remove_sealed(path: Path, name: str) -> None:
@@ -157,10 +145,8 @@ def require_sealed(path: Path, name: str) -> None:
             return
         before, manifest = manifest, read_manifest(path)
         if manifest == before:
-            raise SealBroken(
-                f"{path / name} was changed, added or removed: it does not match {MANIFEST}; restore it from a copy, "
-                f"or delete {path / MANIFEST} to use the run directory unsealed"
-            )
+            instead = f"restore it from a copy, or delete {path / MANIFEST} to use the run directory unsealed"
+            raise SealBroken(f"{path / name} was changed, added or removed: it does not match {MANIFEST}; {instead}")
 
 
 def file_sha256(file: Path) -> str | None:
@@ -213,27 +199,22 @@ def create_run_folder(path: Path) -> None:
 
 
 def require_blank(path: Path) -> None:
-    """Refuse to start a run in a folder with other content."""
-    if path.exists() and not is_blank(path):
-        raise UserError(
-            f"{path} exists and is not an empty folder; choose another --out, or continue a run with: "
-            f"unskew resume {path}"
-        )
-
-
-def is_blank(path: Path) -> bool:
-    """Whether a folder has only locks, partly written files and a manifest."""
+    """Refuse to start a run in a folder with more than locks, partly written files and a manifest."""
     spare = (LOCK, MANIFEST_LOCK, MANIFEST)
-    return path.is_dir() and all(file.name in spare or is_part(file.name) for file in path.iterdir())
+    blank = path.is_dir() and all(file.name in spare or is_part(file.name) for file in path.iterdir())
+    if path.exists() and not blank:
+        problem = f"{path} exists and is not an empty folder"
+        raise UserError(f"{problem}; choose another --out, or continue a run with: unskew resume {path}")
+
+
+def numbered_paths(parent: Path, name: str) -> Iterator[Path]:
+    """``parent/name``, ``name-2``, ``name-3``, …"""
+    return (parent / (name if number == 1 else f"{name}-{number}") for number in count(1))
 
 
 def unused_path(parent: Path, name: str) -> Path:
-    """``parent/name``, or the first of ``name-2``, ``name-3``, … that does not exist."""
-    number, path = 1, parent / name
-    while path.exists():
-        number += 1
-        path = parent / f"{name}-{number}"
-    return path
+    """The first of these paths that does not exist."""
+    return next(path for path in numbered_paths(parent, name) if not path.exists())
 
 
 def seal(entries: Tensors, about: Mapping[str, str]) -> str:

@@ -26,12 +26,11 @@ class Mark:
 
 
 class LineFile:
-    """Appends lines after a mark; the first line creates the file."""
+    """Appends lines after a mark, up to which the content must be unchanged; anything after it is cut off."""
 
     def __init__(self, path: Path, keep: Mark) -> None:
-        """Continue after ``keep``: the content before it must be unchanged, anything after it is cut off."""
         self._path = path
-        self._file: int | None = None
+        self._file: int | None = None  # created by the first line
         self._digest = check_beginning(path, keep)
         if path.exists():
             os.truncate(path, keep.bytes)
@@ -138,15 +137,13 @@ Rows = Sequence[Mapping[str, Any]]
 
 def accuracy_at_round(rows: Rows, round: int) -> float | None:
     """Acc@round (Hsu et al. 2020, Table 2): the accuracy of the last evaluated round up to ``round``."""
-    reached = [accuracy for number, accuracy in _evaluated(rows) if number <= round]
-    return reached[-1] if reached else None
+    return next((accuracy for number, accuracy in reversed(_evaluated(rows)) if number <= round), None)
 
 
 def accuracy_at_batch(rows: Rows, batches: int) -> float | None:
     """Acc@batch (Hsu et al. 2020, Table 2): the accuracy of the last evaluated round within ``batches``."""
     within = sum(count <= batches for count in accumulate(row.get("batches_max", 0) for row in rows))
-    reached = [accuracy for _, accuracy in _evaluated(rows[:within])]
-    return reached[-1] if reached else None
+    return next((accuracy for _, accuracy in reversed(_evaluated(rows[:within]))), None)
 
 
 def batches(rows: Rows) -> int:

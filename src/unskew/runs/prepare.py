@@ -95,11 +95,11 @@ class Prepared:
         if self.finished is None:
             return {name: value for name, value in self.first.items() if name not in trained}
         names = [name for name in tensors.of_module(self.blueprint.whole()) if name not in trained]
-        if not {name.partition("/")[2] for name in names} <= self.finished.keys():
-            raise UserError(
-                f"the run's weights do not fit {self.config.model}; use the network that it was trained with"
-            )
-        return {name: self.finished[name.partition("/")[2]] for name in names}
+        try:
+            return {name: self.finished[name.partition("/")[2]] for name in names}
+        except KeyError as error:
+            problem = f"the run's weights do not fit {self.config.model}; use the network that it was trained with"
+            raise UserError(problem) from error
 
     def whole(self, model: Tensors) -> Tensors:
         """The whole network's weights: the trained ones from ``model``, the others frozen."""
@@ -129,9 +129,9 @@ class Prepared:
         self, engine: Engine, state: ServerState, key: Key, **watching: Any
     ) -> Iterator[tuple[ServerState, driver.Metrics]]:
         """Train the rounds after ``state``; ``watching`` as in ``driver.run``."""
-        per_round, skip = self.config.per_round or 0, self.config.on_failure == "skip"
-        options = {"rounds": self.config.rounds, "per_round": per_round, "skip_failures": skip, **watching}
-        return driver.run(self.side.algorithm, engine, state, key, **options)
+        watching |= {"rounds": self.config.rounds, "per_round": self.config.per_round or 0}
+        skip = self.config.on_failure == "skip"
+        return driver.run(self.side.algorithm, engine, state, key, skip_failures=skip, **watching)
 
     @cached_property
     def emd(self) -> float | None:
@@ -182,10 +182,8 @@ def prepare(
     images = values.data or read_data(config, say, values.model)
     if algorithm_for(config.local()).released:  # the mean of the data would reveal something of single examples
         if config.normalise == DATA:
-            raise UserError(
-                "--normalise data with release=true would publish the mean and deviation of the clients' pixels "
-                "without noise; give --normalise half, or leave it out"
-            )
+            problem = "--normalise data with release=true would publish the clients' pixel statistics without noise"
+            raise UserError(f"{problem}; give --normalise half, or leave it out")
         config = replace(config, normalise=config.normalise or _expected_normalisation(config, HALF))
     config, images, blueprint, weights, notes = _plan_model(config, images, values, finished)
     partition = values.nodes.partition if values.nodes else make_partition(config, images.examples, saved, values)
@@ -217,7 +215,6 @@ def prepare(
     network = blueprint.network()
     driver.start(algorithm, tensors.of_module(network), network.classifier_names)
     sha256 = images_sha256(images)
-    baseline = _read_baseline(config, sha256) if config.baseline else None
     training = partition
     if config.validation:
         images, training = split_validation(images, partition, config.validation, config.data_key.fold("validation"))
@@ -229,7 +226,7 @@ def prepare(
         blueprint=blueprint,
         algorithm=algorithm,
         data_sha256=sha256,
-        baseline=baseline,
+        baseline=_read_baseline(config, sha256) if config.baseline else None,
         pretrained=weights,
         model_notes=notes,
         recordings=recordings,
@@ -241,15 +238,12 @@ def prepare(
 
 
 def _read_baseline(config: Config, sha256: str) -> Result:
-    """The finished run that accuracy is compared with; it must be on the same data."""
     path = Path(config.baseline or "")
     result = read_result(path)
     same_part = result.settings.get("validation", 0.0) == config.validation
     if result.data_sha256 not in (sha256, None) or not same_part or not result.accuracy > 0:
-        raise UserError(
-            f"--baseline {path} cannot be compared with; give a run on the same data, with --validation "
-            f"{config.validation:g} and an accuracy above 0"
-        )
+        needed = f"a run on the same data, with --validation {config.validation:g} and an accuracy above 0"
+        raise UserError(f"--baseline {path} cannot be compared with; give {needed}")
     return result
 
 
@@ -293,18 +287,16 @@ def make_partition(
 
 
 def _partition_from(value: Partition | Ints, config: Config, examples: int) -> Partition:
-    client = value.client if isinstance(value, Partition) else value
-    if len(client) != examples or client.min(initial=0) < -1 or client.max(initial=-1) < 0:
-        raise UserError(
-            f"partition: give a client number from 0 on for each of the {examples:,} examples, or -1 for no client"
-        )
-    used = int(client.max()) + 1
-    clients = value.clients if isinstance(value, Partition) else config.clients or used
-    if used > clients or (config.clients or clients) != clients:
+    if not isinstance(value, Partition):
+        clients = config.clients or int(value.max(initial=-1)) + 1
+        value = Partition(value.astype(np.int32), clients, config.partition, config.data_key.seed)
+    used = int(value.client.max(initial=-1)) + 1
+    if len(value.client) != examples or value.client.min(initial=0) < -1 or not used:
+        each = f"for each of the {examples:,} examples"
+        raise UserError(f"partition: give a client number from 0 on {each}, or -1 for no client")
+    if used > value.clients or config.clients not in (None, value.clients):
         raise UserError(f"--clients {config.clients}: the partition has {used:,} clients; leave --clients out")
-    if isinstance(value, Partition):
-        return replace(value, scheme=config.partition)
-    return Partition(client.astype(np.int32), clients, config.partition, config.data_key.seed)
+    return replace(value, scheme=config.partition)
 
 
 def _plan_model(
@@ -329,15 +321,11 @@ def _plan_model(
                 notes.append("gray images are repeated in three channels, as the pretrained network expects")
     config = replace(config, normalise=config.normalise or _expected_normalisation(config))
     images = set_normalisation(images, config.normalise or DATA, shape[0])
-    if config.views is not None:
-        if layers is None or config.augment is False:
-            raise UserError(
-                f"--views {config.views}: views are augmented images behind a frozen part; give --train too, and not "
-                "--no-augment"
-            )
-        config = replace(config, augment=True)
-    elif config.augment is None:  # a frozen part's output is stored once
-        config = replace(config, augment=images.augment and layers is None)
+    if config.views is not None and (layers is None or config.augment is False):
+        problem = f"--views {config.views}: views are augmented images behind a frozen part"
+        raise UserError(f"{problem}; give --train too, and not --no-augment")
+    if config.augment is None:  # a frozen part's output is stored once, or once for each view
+        config = replace(config, augment=config.views is not None or (images.augment and layers is None))
     weights, stored = dict[str, Tensor](), False
     if config.pretrained is not None or layers is not None:
         network = models.build(model, shape, classes)
@@ -354,17 +342,8 @@ def _plan_model(
         notes += [] if unstored is None else [unstored]
     if (height, width) != shape[1:]:
         notes.append(f"images are scaled from {width}x{height} to {shape[2]}x{shape[1]} pixels")
-    blueprint = Blueprint(
-        config.method,
-        config.model or "",
-        shape,
-        classes,
-        config.local(),
-        device=config.device,
-        crosses=values.crosses,
-        layers=layers,
-        stored=stored,
-    )
+    about: dict[str, Any] = {"device": config.device, "crosses": values.crosses, "layers": layers, "stored": stored}
+    blueprint = Blueprint(config.method, config.model or "", shape, classes, config.local(), **about)
     return config, images, blueprint, weights, tuple(notes)
 
 
@@ -395,15 +374,12 @@ def _fit_pretrained(network: Network, file: Tensors, config: Config) -> tuple[Te
 
 
 def _expected_normalisation(config: Config, otherwise: str | None = None) -> str | None:
-    """How the pretrained network's pixels were normalised."""
     if config.pretrained is None:
         return otherwise
     where, name = config.pretrained.partition(SHA256)[0], (config.model or "").partition("(")[0]
     if where != pretrained.IMAGENET and (Path(where).parent / configs.CONFIG).is_file():  # from a run directory
         return configs.read_run(Path(where).parent).normalise or DATA
-    if name == pretrained.IMAGENET_FOR:
-        return "lite"
-    return "imagenet" if name in models.PUBLIC else DATA
+    return "lite" if name == pretrained.IMAGENET_FOR else "imagenet" if name in models.PUBLIC else DATA
 
 
 def _why_unstored(
@@ -427,15 +403,11 @@ def parse_start(source: str, algorithm: Algorithm) -> Algorithm:
     finisher, needs = start.finish[0], start.finish[0].needs
     plain = not isinstance(needs, RealFeatures) and needs.layers == 1 and not needs.expand and not finisher.bends
     if len(start.finish) > 1 or not plain or start.private is not None or algorithm.head is not None:
-        raise UserError(
-            f"--start {source} cannot become the network's classifier; give one of lda, ridge and ccvr, without "
-            "layers, expand, relu, tukey and private, and a method without clsnorm"
-        )
+        possible = "lda, ridge and ccvr, without layers, expand, relu, tukey and private, and a method without clsnorm"
+        raise UserError(f"--start {source} cannot become the network's classifier; give one of {possible}")
     if missing := " + ".join(name for name in protections(algorithm) if name not in protections(start)):
-        raise UserError(
-            f"--start {source} would send statistics without the method's {missing}; give --start "
-            f'"{source} + {missing}"'
-        )
+        needed = f'"{source} + {missing}"'
+        raise UserError(f"--start {source} would send statistics without the method's {missing}; give --start {needed}")
     return start
 
 
@@ -448,15 +420,12 @@ def rehearse(prepared: Prepared) -> None:
         check_visit(size, side.algorithm.local, prepared.blueprint.shape)
     draw(side.algorithm, Key(config.seed), 1, prepared.population.roster, config.per_round or 1)
     engines.rehearse(config.engine, EngineSetup(prepared.blueprint, prepared.data))
-    if prepared.start is not None:
-        finisher = prepared.start.finish[0]
-        if side.network.classifier.bias is None:
-            raise UserError(
-                f"--start {finisher.text} makes a classifier with a bias, but the network's has none; add one to it"
-            )
-        check(finisher, prepared.start, side)
-    for finisher in side.algorithm.finish:
-        check(finisher, side.algorithm, side)
+    if prepared.start is not None and side.network.classifier.bias is None:
+        name = prepared.start.finish[0].text
+        raise UserError(f"--start {name} makes a classifier with a bias, but the network's has none; add one to it")
+    for algorithm in (prepared.start or Algorithm(), side.algorithm):
+        for finisher in algorithm.finish:
+            check(finisher, algorithm, side)
 
 
 def check_protections(prepared: Prepared) -> None:
@@ -475,10 +444,8 @@ def check_protections(prepared: Prepared) -> None:
             raise UserError(f"secure(updates=true): {few}; give --per-round {MIN_CLIENTS} to {MOST_MEMBERS:,}")
         sampled = drawn < clients or algorithm.available is not None or algorithm.arrive is not None
         if sampled and (steady := [statistic.name for statistic in algorithm.statistics if statistic.steady]):
-            warning = (
-                f"secure(updates=true) and {steady[0]}: what a client sends for it hardly changes, so sums over "
-                "different clients in different rounds would reveal it"
-            )
+            reason = "what a client sends for it hardly changes, so sums over different clients would reveal it"
+            warning = f"secure(updates=true) and {steady[0]}: {reason}"
             if prepared.nodes:
                 raise UserError(f"{warning}; let every client take part in every round, or leave one of them out")
             warnings.warn(warning, stacklevel=2)
@@ -486,18 +453,14 @@ def check_protections(prepared: Prepared) -> None:
         noisy = algorithm.private is not None and algorithm.private.release
         exact = [finisher for finisher in algorithm.finish if isinstance(finisher.needs, RealFeatures) or not noisy]
         if published := [*(["--validation"] if config.validation else []), *(finisher.text for finisher in exact)]:
-            raise UserError(
-                f"{published[0]} with release=true would publish something without noise from the operating system; "
-                "leave it out, or, for a calibration, add private(release=true)"
-            )
+            problem = f"{published[0]} with release=true would publish something without noise"
+            raise UserError(f"{problem}; leave it out, or, for a calibration, add private(release=true)")
     if private:
         require_extra("dp_accounting")
         if prepared.start is not None:
             raise UserError(f"private-updates does not cover --start {config.start}; leave one of them out")
-        if buffers := [name for name, _ in prepared.blueprint.network().named_buffers()]:
-            raise UserError(
-                f"private-updates adds no noise to running statistics ({buffers[0]}); use GroupNorm instead"
-            )
+        if buffer := next((name for name, _ in prepared.blueprint.network().named_buffers()), None):
+            raise UserError(f"private-updates adds no noise to running statistics ({buffer}); use GroupNorm instead")
         poisson = isinstance(algorithm.mechanism, PrivateUpdates) and algorithm.mechanism.poisson
         if poisson and drawn < clients and masked:
             raise UserError(
@@ -541,11 +504,8 @@ def overview(prepared: Prepared, path: Path, state: ServerState, engine: str, pr
     """Describe the run; its memory and disk space are estimates."""
     config, algorithm, visits = prepared.config, prepared.algorithm, prepared.first_visits
     model = tensors.count_bytes(state.tensors)
-    read_lazily = sum(
-        split.images.nbytes
-        for split in (prepared.images.train, prepared.images.test)
-        if not isinstance(split.images, np.ndarray)
-    )
+    images = [split.images for split in (prepared.images.train, prepared.images.test)]
+    read_lazily = sum(split.nbytes for split in images if not isinstance(split, np.ndarray))
     data = tensors.count_bytes(prepared.data) + min(read_lazily, cache_settings(config).memory)
     plans = 11 * examples_for(max(prepared.first_sizes, default=0), algorithm.local)
     memories = sum(tensors.count_bytes(memory.blank(state.tensors)) for memory in algorithm.remember)
@@ -553,6 +513,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, engine: str, pr
     memory = PROCESS_BYTES * processes.count + data * processes.copies + (model * 8 + plans) * processes.working
     if prepared.nodes is not None:
         memory += FLOWER_BYTES + (SERVER_COPIES + REPLY_COPIES * len(visits)) * model
+    disk = 3 * model + 2 * tensors.count_bytes(state.memory | state.sent) + memories * (2 * visited + len(visits))
     names = ("config", "images", "partition", "population", "emd", "algorithm", "model_notes", "baseline")
     return Overview(
         path=path,
@@ -566,11 +527,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, engine: str, pr
         batch_norm=models.batch_norm_policy(prepared.blueprint.network()),
         data_bytes=data,
         memory_bytes=memory,
-        disk_bytes=2 * (model + tensors.count_bytes(state.memory | state.sent))
-        + model
-        + 300 * config.rounds
-        + 4 * len(prepared.images.train)
-        + memories * (2 * visited + len(visits)),  # a checkpoint's, the latest, those being written
+        disk_bytes=disk + 300 * config.rounds + 4 * len(prepared.images.train),
         **{name: getattr(prepared, name) for name in names},
     )
 

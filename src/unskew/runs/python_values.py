@@ -36,7 +36,6 @@ class Nodes:
 
     partition: Partition  # examples are numbered client by client; the server does not know their labels
     open_engine: Callable[[EngineSetup], Engine]
-    name: str  # of the engine
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +71,10 @@ def match_values(values: Mapping[str, Any], config: Config) -> PythonValues:
     """The values for a run that has begun; their descriptions must match those in its configuration."""
     texts, objects = split_values(values)
     for name, text in texts.items():
-        if text is not None and text != (before := getattr(config, name)):
-            raise UserError(
-                f"{name} is {text!r}, but the run was started with {before!r}; pass that, or start another run"
-            )
+        before = getattr(config, name)
+        if text not in (None, before):
+            hint = "pass that, or start another run"
+            raise UserError(f"{name} is {text!r}, but the run was started with {before!r}; {hint}")
     return objects
 
 
@@ -84,9 +83,8 @@ def require_values(values: PythonValues, config: Config, names: Iterable[str]) -
     for name in names:
         text = getattr(config, name)
         if from_python(text) and getattr(values, name) is None:
-            raise UserError(
-                f"{name} was passed from Python ({text.removeprefix(FROM_PYTHON)}); pass it again as {name}=…"
-            )
+            value = text.removeprefix(FROM_PYTHON)
+            raise UserError(f"{name} was passed from Python ({value}); pass it again as {name}=…")
 
 
 def parse_method_value(values: PythonValues, method: str) -> tuple[str, Callable[[Local], Algorithm]]:
@@ -158,12 +156,10 @@ def _data(value: Any) -> tuple[str, ImageSet | None]:
 
 def _model(value: Any) -> tuple[str, Factory | None]:
     if isinstance(value, nn.Module) or not callable(value):
-        raise UserError(
-            f"model must be a name, or a function from (shape, classes) to an nn.Module, not {a_kind(value)}"
-        )
-    if name := import_name(value):
-        return name, None
-    return FROM_PYTHON + describe_function(value), value
+        needed = "a name, or a function from (shape, classes) to an nn.Module"
+        raise UserError(f"model must be {needed}, not {a_kind(value)}")
+    name = import_name(value)
+    return (name, None) if name else (FROM_PYTHON + describe_function(value), value)
 
 
 def _method(value: Any) -> tuple[str, Any]:
@@ -187,10 +183,8 @@ def _partition(value: Any) -> tuple[str, Any]:
         return name, None
     array = np.asarray(value)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise UserError(
-            "partition must be an importable function, or one client number per training example (-1: no client), "
-            f"not an array of {array.dtype} with shape {array.shape}"
-        )
+        needed = "an importable function, or one client number per training example (-1: no client)"
+        raise UserError(f"partition must be {needed}, not an array of {array.dtype} with shape {array.shape}")
     check_clients(int(array.max(initial=0)) + 1, len(array), "partition")
     return f"{FROM_PYTHON}array of {len(array):,} client numbers", array.astype(np.int64)
 

@@ -50,14 +50,12 @@ RECORDED: dict[str, Callable[..., Recorded]] = {
 
 def parse_recording(source: str) -> tuple[Recorded, ...]:
     """Parse a text such as ``"silhouette(every=5) + norms"``."""
-    recordings: list[Recorded] = []
+    recordings: dict[str, Recorded] = {}
     for call in text.parse_calls(source, "recording"):
-        build = RECORDED.get(call.name)
-        if build is None or any(recording.name == call.name for recording in recordings):
-            problem = f"{call.name!r} cannot be recorded, or is given twice; {nearest(call.name, RECORDED)}"
-            raise text.complain(source, call.start, problem)
-        recordings.append(text.apply(call, build, "recording"))
-    return tuple(recordings)
+        if call.name not in RECORDED or call.name in recordings:
+            raise call.error(f"{call.name!r} cannot be recorded, or is given twice; {nearest(call.name, RECORDED)}")
+        recordings[call.name] = text.apply(call, RECORDED[call.name], "recording")
+    return tuple(recordings.values())
 
 
 def plain_spelling(source: str) -> str:
@@ -95,17 +93,15 @@ class Recorder:
             return None
         row: dict[str, Any] = {"round": state.round}
         self.side.load(state.tensors, training=False)
-        for name in OF_CLIENTS:
-            if name in due:
-                clients = {} if watched is None else dict(list(watched.clients.items())[:MAX_CLIENTS])
-                row[name] = {"clients": list(clients), "local": [values[name].tolist() for values in clients.values()]}
+        clients = {} if watched is None else dict(list(watched.clients.items())[:MAX_CLIENTS])
+        for name in self.watched(state.round):
+            row[name] = {"clients": list(clients), "local": [values[name].tolist() for values in clients.values()]}
         if "norms" in due:
             row["norms"]["server"] = class_norms(self.side).tolist()
         if "drift" in due:
             own = tensors.parameters(self.side.weights)
-            row["drift"]["layers"] = list(by_layer(own))
-            sent = {} if watched is None else {name: watched.sent[name] for name in own}
-            row["drift"]["server"] = layer_norms(sent).tolist() if sent else []
+            sent = [] if watched is None else layer_norms({name: watched.sent[name] for name in own}).tolist()
+            row["drift"] |= {"layers": list(by_layer(own)), "server": sent}
         if "silhouette" in due:
             row["silhouette"] = silhouette_of(*some_features(self.side, self.key))
         return row
@@ -117,11 +113,10 @@ def some_features(side: ClientSide, key: Key, most: int = MAX_IMAGES) -> tuple[T
     index = torch.arange(count)
     if count > most:
         index = torch.randperm(count, generator=key.fold("analysis", "images").torch())[:most].sort().values
-    features = []
     side.network.eval()
+    encoder, batches = InParts(side.network.encoder), torch.split(index, IMAGES_AT_ONCE)
     with torch.no_grad(), tensors.one_thread():
-        for batch in torch.split(index, IMAGES_AT_ONCE):
-            features.append(InParts(side.network.encoder)(side.test.batch(batch)[0]).cpu())
+        features = [encoder(side.test.batch(batch)[0]).cpu() for batch in batches]
     return torch.cat(features), side.test.labels.cpu()[index]
 
 

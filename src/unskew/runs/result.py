@@ -78,9 +78,9 @@ class Result:
     evaluated_on: str = TEST  # what accuracy and loss are measured on: TEST, VALIDATION or AT_NODES
     clients_accuracy: ClientSpread | None = None  # how the accuracy is spread over the clients
     released: bool | None = None  # True: everything that (ε, δ) does not cover was left out (release=true)
-    ece: float | None = None  # expected calibration error; None if measured on the nodes' own test images
-    ece_scaled: float | None = None  # with a temperature, cross-fitted
-    temperature: float | None = None  # what logits are divided by before the softmax
+    ece: float | None = None  # here and below: as in Calibration
+    ece_scaled: float | None = None
+    temperature: float | None = None
 
     @property
     def final_round(self) -> int:
@@ -110,10 +110,9 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the summary as a table, and the accuracy by round."""
-        cells = "".join(
-            f'<tr><th style="text-align:left">{escape(label)}</th><td style="text-align:left">{escape(fact)}</td></tr>'
-            for label, fact in summary_rows(self)
-        )
+        left = 'style="text-align:left"'
+        rows = [f"<th {left}>{escape(label)}</th><td {left}>{escape(fact)}</td>" for label, fact in summary_rows(self)]
+        cells = "".join(f"<tr>{row}</tr>" for row in rows)
         try:
             after = {name: row.accuracy for name, row in self.calibrations.items()}
             picture = accuracy_picture(self.history, after, self.measured_on)
@@ -137,29 +136,27 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
         ("accuracy", f"{result.accuracy:.2%} on {result.measured_on}, loss {result.loss:.4f}{format_ece(result)}"),
     ]
     if result.relative_accuracy is not None:
-        relative = f"{result.relative_accuracy:.2%} of {result.baseline_accuracy:.2%}, {result.baseline}"
-        rows.append(("relative", relative))
+        baseline = f"{result.baseline_accuracy:.2%}, {result.baseline}"
+        rows.append(("relative", f"{result.relative_accuracy:.2%} of {baseline}"))
     calibrations = [(f"after {name}", calibration) for name, calibration in result.calibrations.items()]
     calibrations += [(f"start {result.start.name}", result.start)] if result.start else []
     for name, calibration in calibrations:
+        scores = f"{calibration.accuracy:.2%}, loss {calibration.loss:.4f}{format_ece(calibration)}"
         costs = f"{format_bytes(calibration.bytes_up)} up, {format_duration(calibration.seconds)}"
-        rows.append(
-            (name, f"{calibration.accuracy:.2%}, loss {calibration.loss:.4f}{format_ece(calibration)}; {costs}")
-        )
+        rows.append((name, f"{scores}; {costs}"))
     spreads = {"": result.clients_accuracy}
     spreads |= {f"{name}: ": calibration.clients_accuracy for name, calibration in result.calibrations.items()}
     summaries = [name + spread.summary() for name, spread in spreads.items() if spread and spread.clients > 1]
     rows += [("" if number else "clients", summary) for number, summary in enumerate(summaries)]
     if result.privacy is not None:
         rows += [("privacy", result.privacy.describe()), *([("", SEEDED)] if result.privacy.seeded else [])]
+    rounds, duration = counted(result.rounds, "round"), format_duration(result.seconds)
     if result.examples is None or result.bytes_up is None or result.bytes_down is None:  # a release
-        rows.append(("trained", f"{counted(result.rounds, 'round')}, {format_duration(result.seconds)}"))
+        rows.append(("trained", f"{rounds}, {duration}"))
     else:
-        rate = f"{format_duration(result.seconds)}, {format_rate(result.examples_per_second or 0)} examples per second"
-        rows += [
-            ("trained", f"{counted(result.rounds, 'round')}, {result.examples:,} examples, {rate}"),
-            ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
-        ]
+        rate = f"{format_rate(result.examples_per_second or 0)} examples per second"
+        rows.append(("trained", f"{rounds}, {result.examples:,} examples, {duration}, {rate}"))
+        rows.append(("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"))
     rows += [("note", note) for note in result.notes]
     if result.best_round is not None:
         when = "ran to its last round" if result.stopped_at is None else f"stopped after round {result.stopped_at}"
@@ -180,10 +177,10 @@ def accuracy_picture(
     rows: Sequence[Mapping[str, Any]], calibrated: Mapping[str, float] | None = None, on: str = "the test set"
 ) -> str:
     """Accuracy by round as inline SVG, with a dashed line for each calibration; empty if no round was evaluated."""
-    scores = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
-    if not scores:
+    evaluated = [(row["round"], row["accuracy"]) for row in rows if row.get("accuracy") is not None]
+    if not evaluated:
         return ""
-    rounds = [row["round"] for row in rows if row.get("accuracy") is not None]
+    rounds, scores = zip(*evaluated, strict=True)
     marks = [Line(rounds, scores, "trained", 0, points=len(scores) <= MAX_POINTS_MARKED)]
     for colour, (name, accuracy) in enumerate((calibrated or {}).items(), 1):
         ends = [rounds[0], rounds[-1]] if rounds[-1] > rounds[0] else [rounds[0], rounds[0] + 1]
@@ -195,10 +192,7 @@ def accuracy_picture(
 
 def to_json(result: Result) -> dict[str, Any]:
     """The content of result.json: without the path and anything that is None, calibrations as a list."""
-    values = asdict(result)
-    del values["path"]
-    if not result.notes:
-        del values["notes"]
+    values = asdict(result) | {"path": None, "notes": result.notes or None}
     values["calibrations"] = [_drop_none(row) for row in values["calibrations"].values()]
     return _drop_none(values)
 

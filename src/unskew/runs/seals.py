@@ -47,8 +47,8 @@ def examine(path: Path) -> list[ExaminedFile]:
     if manifest is None and not (path / CONFIG).exists():
         raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
     files = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
-    names = sorted((files | set(manifest.names if manifest else ())) - set(_OWN))
-    return [_examine_file(path, name, manifest) for name in names]
+    listed = () if manifest is None else (*manifest.files, *manifest.coming)
+    return [_examine_file(path, name, manifest) for name in sorted(files.union(listed).difference(_OWN))]
 
 
 def seal_folder(path: Path) -> list[str]:
@@ -62,9 +62,8 @@ def seal_folder(path: Path) -> list[str]:
         if before is not None:
             write_whole(path / MANIFEST, before)
         raise
-    finished = (path / RESULT).exists()
     files = [str(file.relative_to(path)) for kind in SEALED_KINDS for file in sorted(path.glob(kind))]
-    names = [name for name in files if finished or name not in GROWING]
+    names = [name for name in files if name not in GROWING or (path / RESULT).exists()]
     seal_files(path, names)
     return names
 

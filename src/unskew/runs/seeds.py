@@ -1,7 +1,9 @@
 """One setting with several seeds: one run directory each; finished ones are kept, others resumed."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
 from os import PathLike
@@ -19,7 +21,7 @@ from unskew.runs import config as configs
 from unskew.runs import train
 from unskew.runs.config import CONFIG, Config
 from unskew.runs.execute import Observer
-from unskew.runs.folder import require_blank
+from unskew.runs.folder import numbered_paths, require_blank
 from unskew.runs.prepare import prepare
 from unskew.runs.python_values import split_values
 from unskew.runs.result import RESULT, Result, read_result
@@ -123,10 +125,9 @@ class SeedRuns:
     @property
     def calibrations(self) -> dict[str, SeedSpread | None]:
         """Mean and deviation of the accuracy after each calibration, over the runs that have it."""
-        found: dict[str, list[float]] = {}
-        for name, calibration in (item for result in self.results for item in result.calibrations.items()):
-            found.setdefault(name, []).append(calibration.accuracy)
-        return {name: spread_over_seeds(accuracies) for name, accuracies in found.items()}
+        rows = [result.calibrations for result in self.results]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: spread_over_seeds(row[name].accuracy for row in rows if name in row) for name in names}
 
     def __repr__(self) -> str:
         spreads = {"accuracy": self.accuracy, **self.calibrations}
@@ -177,26 +178,22 @@ def plan_runs(
     def plan(path: Path) -> list[SeedPlan]:
         plans = []
         for folder, (chosen, config) in settings.items():
-            names = {run.name for run in (path / folder).glob("seed*")} | {f"seed{seed}" for seed in numbers}
-            states = {
-                seed: progress_of(path / folder / f"seed{seed}", replace(config, seed=seed))
-                for seed in (int(name[4:]) for name in names if name[4:].isdigit())
-            }
-            steps = [SeedStep(seed, path / folder / f"seed{seed}", states[seed]) for seed in numbers]
-            plans.append(SeedPlan(path / folder, base, dict(chosen), tuple(steps), trust))
+            names = [run.name[4:] for run in (path / folder).glob("seed*")]
+            steps = {}
+            for seed in {*numbers, *(int(name) for name in names if name.isdigit())}:
+                run = path / folder / f"seed{seed}"
+                steps[seed] = SeedStep(seed, run, progress_of(run, replace(config, seed=seed)))
+            plans.append(SeedPlan(path / folder, base, dict(chosen), tuple(steps[seed] for seed in numbers), trust))
         return plans
 
     if out:
         return plan(home / usable_path(out))
     methods_text = " vs ".join(config.method for _, config in settings.values())
     name = train.slug(replace(filled, method=methods_text), seed=False)
-    path, number = home / "runs" / name, 1
+    paths = numbered_paths(home / "runs", name)
     while True:
-        try:
-            return plan(path)
-        except UserError:  # a folder of this name with other runs: take the next
-            number += 1
-            path = home / "runs" / f"{name}-{number}"
+        with suppress(UserError):  # a folder of this name with other runs: take the next
+            return plan(next(paths))
 
 
 def parse_seeds(seeds: str | Iterable[int]) -> tuple[int, ...]:
@@ -233,6 +230,6 @@ def progress_of(path: Path, config: Config) -> str:
 
 def describe_steps(steps: Sequence[SeedStep], what: str = "seeds") -> str:
     """How many runs there are, and how many of them are finished or begun."""
-    counts = {state: sum(step.state == state for step in steps) for state in (FINISHED, BEGUN)}
-    parts = [f"{count} {state}" for state, count in counts.items() if count]
+    counts = Counter(step.state for step in steps)
+    parts = [f"{counts[state]} {state}" for state in (FINISHED, BEGUN) if counts[state]]
     return f"{len(steps)} {what}" + (f", {' and '.join(parts)} already" if parts else "")

@@ -75,9 +75,8 @@ def _parse_dimension(text: str) -> Dimension:
     option = _knob_option(name) if "." in name else OPTIONS.get(name.removeprefix("--").replace("-", "_"))
     if not equals or option is None:
         names = [known for known in OPTIONS if OPTIONS[known].decides and known not in _OTHERWISE]
-        raise UserError(
-            f'no option is called {name!r}; write NAME=VALUES, such as "lr=0.01,0.1"; {nearest(name, names)}'
-        )
+        hint = nearest(name, names)
+        raise UserError(f'no option is called {name!r}; write NAME=VALUES, such as "lr=0.01,0.1"; {hint}')
     if not option.decides or option.name in _OTHERWISE:
         reason = _OTHERWISE.get(option.name, "it does not affect the result")
         raise UserError(f"{option.name} cannot be varied; {reason}")
@@ -97,7 +96,6 @@ def _parse_dimension(text: str) -> Dimension:
 
 
 def _knob_option(name: str) -> Option:
-    """A knob of a method as an option."""
     method, _, knob = name.rpartition(".")
     knobs = _knobs(method)
     if knob not in knobs:
@@ -120,9 +118,8 @@ def _parse_value(option: Option, text: str) -> Value:
         quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
         return text[1:-1] if quoted else text
     try:
-        if option.kind is bool:
-            return {"true": True, "false": False}[text.lower()]
-        return int(text) if option.kind is int else float(text)
+        value: Value = {"true": True, "false": False}[text.lower()] if option.kind is bool else option.kind(text)
+        return value
     except (ValueError, KeyError):
         raise UserError(f"{option.name} must be {KINDS[option.kind]}, not {language.cut(text)!r}") from None
 
@@ -133,9 +130,8 @@ def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Value]]:
         raise UserError(f"--over {ranges[0]}: a range needs --trials N; add it, or list values")
     names, values = [dimension.option for dimension in dimensions], [dimension.values for dimension in dimensions]
     if (count := prod(map(len, values))) > MAX_SETTINGS:
-        raise UserError(
-            f"{count:,} settings exceed the limit of {MAX_SETTINGS:,}; list fewer values, or give --trials N"
-        )
+        hint = "list fewer values, or give --trials N"
+        raise UserError(f"{count:,} settings exceed the limit of {MAX_SETTINGS:,}; {hint}")
     return [dict(zip(names, combination, strict=True)) for combination in product(*values)]
 
 

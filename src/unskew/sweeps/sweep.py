@@ -5,10 +5,10 @@ import inspect
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from math import isfinite
+from math import isfinite, nan
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -65,13 +65,13 @@ class TriedSetting:
     @property
     def score(self) -> SeedSpread | None:
         """Its score over the seeds; None if a run failed, lacks the calibration or has an infinite score."""
-        scores: list[float | None] = []
+        scores = []
         for run in self.runs:
             if isinstance(run, RunFailure):
                 return None
             calibrated = run.calibrations.get(self.by) if self.by not in SCORES else None
-            scores.append(calibrated.accuracy if calibrated else getattr(run, self.by, None))
-        return spread_over_seeds(scores) if all(score is not None and isfinite(score) for score in scores) else None
+            scores.append(calibrated.accuracy if calibrated else getattr(run, self.by, nan))
+        return spread_over_seeds(scores) if all(map(isfinite, scores)) else None
 
     @property
     def failure(self) -> str:
@@ -156,20 +156,17 @@ def _draw_option(sweep: Sweep, option: Dimension) -> Chart:
     tried, name, numeric = _tried_values(sweep, option), _label(option), option.kind in (int, float)
     best = [_best_with(sweep, {option.option: value}) for value in tried]
     scores = [item.score if item else None for item in best]
-    means = [None if score is None else score.mean for score in scores]
-    positions = [float(value) for value in tried] if numeric else [float(at) for at in range(len(tried))]
+    means = [score.mean if score else None for score in scores]
+    positions = [float(value) for value in (tried if numeric else range(len(tried)))]
     ticks = None if option.ranged else tuple(zip(positions, map(spell_value, tried), strict=True))
     marks: list[Mark] = []
     if any(score and score.deviation is not None for score in scores):
-        spans = [0.0 if score is None else score.deviation or 0.0 for score in scores]
-        pairs = list(zip(means, spans, strict=True))
+        pairs = [(score.mean, score.deviation or 0.0) if score else (None, 0.0) for score in scores]
         low, high = ([None if mean is None else mean + sign * span for mean, span in pairs] for sign in (-1, 1))
         marks.append(Band(positions, low, high, 0))
     tips = [describe_trial(item) if item else "all diverged or failed" for item in best]
-    if option.ranged or not numeric:
-        marks.append(Dots(positions, means, 0, radius=4.0, tips=tips))
-    else:
-        marks.append(Line(positions, means, "", 0, points=True, tips=tips))
+    dots = Dots(positions, means, 0, radius=4.0, tips=tips)
+    marks.append(Line(positions, means, "", 0, points=True, tips=tips) if numeric and not option.ranged else dots)
     log = option.log or (numeric and min(positions) > 0 and max(positions) / min(positions) > LOGARITHMIC)
     title = f"{_score_name(sweep)} by {name}" + (", best over the other options" if len(sweep.over) > 1 else "")
     x = Axis(name, ticks=ticks, log=log)
@@ -300,12 +297,13 @@ def best_recipe(sweep: Sweep, best: TriedSetting) -> str:
     lines = configs.to_toml(replace(best.config, seed=sweep.seeds[0])).splitlines()[1:]
     left_out = ("validation =", "seed =") if several else ("validation =",)
     over = f" over {counted(len(sweep.seeds), 'seed')}" if several else ""
-    header = [
+    lines = [
         f"# The best of {counted(len(sweep.outcomes), 'setting')}: {describe_values(best.values)}.",
         f"# On the validation images: {_format_score(best)}{over}. This recipe trains on all training images.",
+        *(line for line in lines if not line.startswith(left_out)),
+        *([f"seeds = {list(sweep.seeds)}"] if several else []),
     ]
-    seeds = [f"seeds = {list(sweep.seeds)}"] if several else []
-    return "\n".join([*header, *(line for line in lines if not line.startswith(left_out)), *seeds]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 ABOUT, RUNS = "sweep.json", "runs"
@@ -406,17 +404,14 @@ class Trials:
     def run(self, settings: Sequence[Mapping[str, Value]]) -> list[TriedSetting]:
         """The outcome of each of these settings; unfinished runs are trained."""
         new = {name: values for values in settings if (name := folder_name(values)) not in self.known}
-        left: list[tuple[str, Task]] = []  # with the name of its setting
-        for name, values in new.items():
-            for task in self._tasks(name, values):
-                if self._run_name(task) not in self.failures and not (task.path / RESULT).exists():
-                    left.append((name, task))
-        waiting = Counter(name for name, _ in left)
+        tasks = [task for name, values in new.items() for task in self._tasks(name, values)]
+        left = [task for task in tasks if _run_name(task) not in self.failures and not (task.path / RESULT).exists()]
+        waiting = Counter(task.path.parent.name for task in left)
 
         def end(index: int, failure: RunFailure | None) -> None:
-            name, task = left[index]
+            name = left[index].path.parent.name
             if failure is not None:
-                self.failures[self._run_name(task)] = failure
+                self.failures[_run_name(left[index])] = failure
                 write_about(self.path, self.request, self.failures)
             waiting[name] -= 1
             if not waiting[name]:
@@ -424,23 +419,23 @@ class Trials:
 
         for name in [name for name in new if name not in waiting]:
             self._conclude(name, new[name])
-        run_tasks([task for _, task in left], self.jobs, end, self.progress)
+        run_tasks(left, self.jobs, end, self.progress)
         return [self.known[folder_name(values)] for values in settings]
 
     def _tasks(self, name: str, values: Mapping[str, Value]) -> list[Task]:
-        config = with_setting(self.request.base, values)
-        folder = self.path / RUNS / name
+        config, folder = with_setting(self.request.base, values), self.path / RUNS / name
         return [Task(replace(config, seed=seed), folder / f"seed{seed}") for seed in self.request.seeds]
-
-    def _run_name(self, task: Task) -> str:
-        return task.path.relative_to(self.path / RUNS).as_posix()
 
     def _conclude(self, name: str, values: Mapping[str, Value]) -> None:
         tasks = self._tasks(name, values)
-        runs = tuple(self.failures.get(self._run_name(task)) or read_result(task.path) for task in tasks)
+        runs = tuple(self.failures.get(_run_name(task)) or read_result(task.path) for task in tasks)
         self.known[name] = TriedSetting(name, values, tasks[0].config, runs, self.request.by)
         if self.finished is not None:
             self.finished(self.known[name], len(self.known), self.total)
+
+
+def _run_name(task: Task) -> str:
+    return f"{task.path.parent.name}/{task.path.name}"
 
 
 VALIDATION = 0.15  # of the training images, as in the papers
@@ -475,9 +470,8 @@ def sweep(
     dimensions = parse_over(over)
     if seeds is not None and options.get("seed") is not None:
         raise UserError("seed and seeds are both given; give one of them")
-    for varied in dimensions:
-        if options.get(varied.option) is not None:
-            raise UserError(f"{varied.option} is both fixed and varied (--over {varied.text}); leave one of them out")
+    if both := next((varied for varied in dimensions if options.get(varied.option) is not None), None):
+        raise UserError(f"{both.option} is both fixed and varied (--over {both.text}); leave one of them out")
     if trials is not None and not 1 <= trials <= MAX_SETTINGS:
         raise UserError(f"--trials {trials}: give 1 to {MAX_SETTINGS:,}")
     base, listed = configs.read_recipe(Path(recipe), trust=trust) if recipe else (Config(), ())
@@ -496,12 +490,9 @@ def sweep(
         path = home / usable_path(out)
     else:
         name = f"sweep-{slug(base, seed=False)}-over-{'-'.join(varied.option for varied in dimensions)}"[:100]
-        path = home / "runs" / name
-        try:
-            with open_sweep(path, request):  # the folder is unused, or this sweep has begun in it
-                pass
-        except UserError:
-            path = unused_path(home / "runs", name)
+        path = unused_path(home / "runs", name)
+        with suppress(UserError), open_sweep(home / "runs" / name, request):  # this sweep has begun there, or nothing
+            path = home / "runs" / name
     with open_sweep(path, request) as failures:
         if begun is not None:
             begun(path)
@@ -534,7 +525,6 @@ def _check_settings(request: SweepRequest, settings: Sequence[dict[str, Value]] 
 
 
 def _search(trials: Trials, request: SweepRequest) -> list[TriedSetting]:
-    """Try the settings that Optuna chooses."""
     optuna = require_extra("optuna", "sweeps")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=Key(request.seeds[0]).fold("sweep").number() % 2**32)

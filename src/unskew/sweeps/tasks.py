@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from unskew.core.child import Child, JsonLines, start_worker
 from unskew.core.errors import ClientFailure, UserError
 from unskew.core.machine import cores, resolve_device
@@ -62,16 +64,15 @@ def run_task(task: Task, say: Callable[[int], None] = lambda number: None) -> Ru
 def _calibrate(task: Task, where: dict[str, Any]) -> list[str]:
     """Add the missing calibrations, which share the clients' statistics; returns why some failed."""
     failures: list[str] = []
-    done = read_result(task.path).calibrations if task.calibrations else {}
-    missing = [name for name in task.calibrations if name not in done]
-    while missing:
+    missing: Sequence[str] = task.calibrations
+    while missing := [name for name in missing if name not in read_result(task.path).calibrations]:
         try:
             calibrate_run(task.path, *missing, **where)
-            return failures
+            break
         except (ClientFailure, UserError) as error:
             failures.append(str(error))
-        done = read_result(task.path).calibrations
-        missing = [name for name in missing if name not in done][1:]  # the first of these failed
+            done = read_result(task.path).calibrations
+            missing = [name for name in missing if name not in done][1:]  # the first of these failed
     return failures
 
 
@@ -169,8 +170,7 @@ def run_tasks(tasks: Sequence[Task], jobs: int | None, done: Done, progress: Pro
         def assign(worker: _Worker) -> None:
             worker.task, task = waiting.pop(0)
             config = replace(task.config, engine="loop", workers=1)
-            path = str(task.path.absolute())
-            worker.child.send({**asdict(replace(task, config=config)), "path": path})
+            worker.child.send({**asdict(replace(task, config=config)), "path": str(task.path.absolute())})
 
         try:
             for _ in range(min(jobs, len(tasks))):
@@ -198,11 +198,6 @@ def main(parent: JsonLines) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     parent.send({"ready": True})
     while (message := parent.receive()) is not None:
-        task = Task(
-            Config(**message["config"]),
-            Path(message["path"]),
-            tuple(message["calibrations"]),
-            tuple(message["measures"]),
-        )
+        task = msgspec.convert(message, Task, dec_hook=lambda kind, value: kind(value))  # a Path
         failure = run_task(task, lambda number: parent.send({"round": number}))
         parent.send({"done": True} if failure is None else {"failed": failure.reason, "diverged": failure.diverged})
