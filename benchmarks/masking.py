@@ -142,8 +142,8 @@ def _session(sides):
         signatures = tuple(sign(member, SURVIVORS, agreement, question) for member in members)
     stages = [
         ("keys", MaskKeys(*about), b""),
-        ("shares", MaskShares(*about, keys, terms), b""),
-        ("masks", Masked(*about, keys, everyone, late, consents), b""),
+        ("shares", MaskShares(*about, keys, terms=terms), b""),
+        ("masks", Masked(*about, keys, everyone, terms=late, signatures=consents), b""),
         *([] if terms is None else [("survivors", MaskSurvivors(*about, keys, everyone, everyone, late), b"")]),
         ("opening", MaskOpenings(*about, keys, everyone, everyone, late, signatures), _parcel(members, agreement)),
     ]

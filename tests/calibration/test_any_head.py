@@ -10,8 +10,7 @@ from torch import nn
 
 import unskew
 from unskew.calibration.calibrate import calibrate
-from unskew.calibration.classifier import load_calibrated
-from unskew.calibration.graph import GRAPH, read_graph, write_graph
+from unskew.calibration.classifier import GRAPH, load_calibrated, read_graph, write_graph
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key

@@ -309,7 +309,7 @@ def test_what_the_directions_leave_out_is_no_more_than_theory_allows(rank):
 def test_the_pooled_scatter_is_the_sum_of_the_classes_own(form):
     features, labels = examples([9, 1, 20])
     given_ = ClassStatistics.of_features(features, labels, C, form)
-    found = covariances.pool_scatters(given_)
+    found = given_.within() * (30 - 3)
     wanted = within(features, labels) * (30 - 3)
     near(found.diagonal(), wanted.diagonal())
     if form in ("full", "shared"):

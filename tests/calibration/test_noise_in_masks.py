@@ -55,8 +55,8 @@ def test_noise_on_every_entry_has_the_promised_size():
     layout = Layout.of(200, 60, "diagonal")
     empty = torch.zeros(layout.bytes // 8, dtype=torch.int64)
     total = sum(layout.with_share(empty, PROMISE, NEEDED, MEMBERS) for _ in range(NEEDED)).double() * 2.0**-layout.bits
-    counts, sums, squares = layout._split(total)
-    for part, expected in ((counts, 1), (sums, RADIUS), (squares, RADIUS**2)):
+    counts, sums = layout._split(total)
+    for part, expected in ((counts, 1), (sums["sums"], RADIUS), (sums["squares"], RADIUS**2)):
         error = 5 / math.sqrt(2 * part.numel())
         assert float(part.std()) == pytest.approx(PROMISE.sigma * expected, rel=error)
 

@@ -14,7 +14,7 @@ import pytest
 from unskew.core.errors import UserError
 from unskew.federation.folder import ROSTER, RUN_CONFIG, initialise, read_federation, read_node
 from unskew.federation.network import make_node_key, public_pem
-from unskew.privacy.signing import NodeRoster, load_private, point_of
+from unskew.privacy.signing import load_private, point_of, read_roster
 
 FLWR = Path(sys.executable).parent / "flwr"
 
@@ -55,13 +55,13 @@ def test_every_node_has_the_keys_of_all_nodes_also_of_those_that_come_later_or_s
     federation = initialise(tmp_path / "fed", nodes=["a", "b"]).federation
     initialise(tmp_path / "fed", keys={"c": tmp_path / "hers.pub"})
     (federation.node("c") / "node.key").write_bytes(own.private)
-    rosters = [NodeRoster.read(federation.node(name) / ROSTER) for name in ("a", "b", "c")]
+    rosters = [read_roster(federation.node(name) / ROSTER) for name in ("a", "b", "c")]
     assert rosters[0] == rosters[1] == rosters[2]
-    assert sorted(rosters[0].names.values()) == ["a", "b", "c"]
+    assert sorted(rosters[0].values()) == ["a", "b", "c"]
     assert mode(federation.node("a") / "signing.key") == 0o600
     for name, key in (("a", "signing.key"), ("b", "signing.key"), ("c", "node.key")):
         private = load_private(federation.node(name) / key)
-        assert rosters[0].names[point_of(private.public_key())] == name
+        assert rosters[0][point_of(private.public_key())] == name
 
 
 @pytest.mark.parametrize(("content", "wrong"), [
@@ -74,7 +74,7 @@ def test_a_roster_that_is_none_is_refused(tmp_path, content, wrong):
     if content is not None:
         (tmp_path / ROSTER).write_bytes(content)
     with pytest.raises(UserError, match=wrong):
-        NodeRoster.read(tmp_path / ROSTER)
+        read_roster(tmp_path / ROSTER)
 
 
 @pytest.mark.parametrize("content", [None, b"x"])

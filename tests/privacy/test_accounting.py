@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from unskew.privacy.noise import Participation, compute_epsilon
+from unskew.privacy.noise import Participation, PrivateUpdates
 
 accounting = pytest.importorskip("dp_accounting")
 
@@ -13,6 +13,11 @@ ALL, SOME, FIXED = (
     Participation(10, 100, poisson=True),
     Participation(10, 100, poisson=False),
 )
+
+
+def compute_epsilon(noise, delta, rounds, drawing, replaced=False):
+    mechanism = PrivateUpdates(1.0, noise, delta, drawing.poisson)
+    return mechanism.epsilon(rounds, drawing.drawn, drawing.clients, replaced=replaced)
 
 
 def test_with_everyone_in_every_round_it_is_one_gaussian_mechanism():

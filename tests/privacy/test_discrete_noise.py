@@ -11,7 +11,7 @@ from scipy.stats import chi2
 from unskew.core.errors import UserError
 from unskew.methods import parse_method
 from unskew.privacy import noise
-from unskew.privacy.noise import BITS, PrivateUpdates, compute_epsilon_in_masks, discrete_gaussian, share_of
+from unskew.privacy.noise import BITS, PrivateUpdates, discrete_gaussian, share_of
 
 accounting = pytest.importorskip("dp_accounting")
 
@@ -129,7 +129,7 @@ def test_the_price_of_distributed_noise_is_a_concentration_and_no_less_than_the_
     """ρ = T/(2z²), from concentrated to (ε, δ): an upper bound on the Gaussian's own, 20 % above it at most here."""
     for rounds, size in ((1, 1.0), (20, 4.0), (100, 8.0)):
         exact = accounting.get_epsilon_gaussian(size / math.sqrt(rounds), 1e-5)
-        assert exact < compute_epsilon_in_masks(size, 1e-5, rounds) < 1.2 * exact
-    assert compute_epsilon_in_masks(4.0, 1e-5, 20, replaced=True) == compute_epsilon_in_masks(2.0, 1e-5, 20)
-    assert MECHANISM.epsilon(20, 5, 50) == compute_epsilon_in_masks(2.0, 1e-5, 20)  # sampling does not count
+        assert exact < replace(MECHANISM, noise=size).epsilon(rounds, 50, 50) < 1.2 * exact
+    assert replace(MECHANISM, noise=4.0).epsilon(20, 50, 50, replaced=True) == MECHANISM.epsilon(20, 50, 50)
+    assert MECHANISM.epsilon(20, 5, 50) == MECHANISM.epsilon(20, 50, 50)  # sampling does not count
     assert MECHANISM.unit(5, 50) == "client"

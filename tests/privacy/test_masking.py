@@ -226,7 +226,7 @@ def test_the_largest_sum_that_fits_is_exact_and_one_step_more_is_refused():
     held = {client: one_class([most, -most, 0.0]) for client in range(3)}
     assert secure_sum(callables(held), layout).sums["sums"].tolist() == [[float(3 * int(most)), -3 * most, 0.0]]
     for value in (most + 512, -most - 512, 1e300):
-        with pytest.raises(UserError, match=r"statistics of client 1 are refused: sums reach .* use fewer bits"):
+        with pytest.raises(UserError, match=r"client 1 are refused: an entry of sums reaches .* use fewer bits"):
             secure_sum(callables({**held, 1: one_class([0.0, value, 0.0])}), layout)
 
 

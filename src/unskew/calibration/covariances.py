@@ -6,7 +6,7 @@ spread, M features drawn.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
@@ -83,9 +83,7 @@ class Gaussians:
     @cached_property
     def variance(self) -> Tensor:
         """[d], each feature's variance pooled over all classes, for forms with no more than that."""
-        statistics = self.statistics
-        squares = statistics.sums["squares"] - statistics.sums["sums"].square() / statistics.number[:, None]
-        return squares.sum(0) / statistics.degrees
+        return squares_around_mean(self.statistics, slice(None)).sum(0) / self.statistics.degrees
 
     @cached_property
     def common(self) -> tuple[Spread, float]:
@@ -95,21 +93,17 @@ class Gaussians:
     def draw(self, row: int, count: int, key: Key) -> tuple[Tensor, ClassReport]:
         """[M, d] features of the class in this row, and a report."""
         spread, report = self.spread(row)
-        label = int(self.statistics.held[row])
-        return self.means[row] + spread.draw(count, key.fold("class", label).torch()), report
+        return self.means[row] + spread.draw(count, key.fold("class", report.label).torch()), report
 
     def spread(self, row: int) -> tuple[Spread, ClassReport]:
-        """The spread of the class in this row, and a report."""
-        return self.statistics.form.spread(self, row)
+        """The spread of the class in this row, and a report.
 
-
-def pooled_weight(gaussians: Gaussians, row: int) -> tuple[int, float]:
-    """A class's number of examples, and the weight of the pooled covariance, 1 − (N − 1)/d.
-
-    It decreases from 1 for a single example to 0 for N = d + 1. It is 0 without mixing.
-    """
-    count = int(gaussians.statistics.number[row])
-    return count, max(0.0, 1 - (count - 1) / gaussians.statistics.width) if gaussians.mix else 0.0
+        The weight of the pooled covariance, 1 − (N − 1)/d, decreases from 1 for a single example to 0 for N = d + 1. It
+        is 0 without mixing.
+        """
+        label, count = int(self.statistics.held[row]), int(self.statistics.number[row])
+        weight = max(0.0, 1 - (count - 1) / self.statistics.width) if self.mix else 0.0
+        return self.statistics.form.spread(self, row, ClassReport(label, count, weight))
 
 
 def factorise(covariance: Tensor) -> tuple[Spread, float]:
@@ -161,10 +155,9 @@ def packed_diagonal(width: int) -> Tensor:
     return rows * (2 * width - rows + 1) // 2
 
 
-def squares_around_mean(statistics: "ClassStatistics", row: int) -> Tensor:
-    """[d], Σ(z − μ)² of one class."""
-    total = statistics.sums["sums"][row]
-    return statistics.sums["squares"][row] - total.square() / statistics.number[row]
+def squares_around_mean(statistics: "ClassStatistics", row: int | slice) -> Tensor:
+    """[d], Σ(z − μ)² of one class; of a slice of classes [P, d]."""
+    return statistics.sums["squares"][row] - statistics.sums["sums"][row].square() / statistics.number[row, None]
 
 
 MAX_FEATURES = 2**24  # in an untrusted file: a few bytes must not claim terabytes
@@ -183,7 +176,7 @@ def require_memory(needed: int, what: str, hint: str, held: int = 0) -> None:
 
 
 # The forms of second moments. All are sums over examples, so clients' statistics can be added. ``common`` names the
-# sums that all classes share; ``least_width`` is the fewest features; ``parse_form`` reads ``str(form)``.
+# sums that all classes share; ``parse_form`` reads ``str(form)``.
 
 
 @dataclass(frozen=True)
@@ -191,7 +184,6 @@ class Full:
     """Σzzᵀ of each class, its upper triangle."""
 
     common = ()
-    least_width = 1
 
     def __str__(self) -> str:
         return "full"
@@ -214,14 +206,13 @@ class Full:
         second = unpack(statistics.sums["second"][row], statistics.width)
         return second - torch.outer(total, total) / statistics.number[row]
 
-    def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
-        """The class's covariance; that of a small class is mixed with the pooled one."""
-        statistics = gaussians.statistics
-        label, count, weight = int(statistics.held[row]), *pooled_weight(gaussians, row)
-        covariance = self.scatter(statistics, row) / max(count - 1, 1)
-        mixed = covariance if weight == 0 else (1 - weight) * covariance + weight * gaussians.within
-        spread, clipped = factorise(mixed)
-        return spread, ClassReport(label, count, weight, clipped)
+    def spread(self, gaussians: Gaussians, row: int, report: ClassReport) -> tuple[Spread, ClassReport]:
+        """The class's covariance, mixed with the pooled one as reported; and a complete report."""
+        covariance = self.scatter(gaussians.statistics, row) / max(report.count - 1, 1)
+        if (weight := report.shrunk) > 0:
+            covariance = (1 - weight) * covariance + weight * gaussians.within
+        spread, clipped = factorise(covariance)
+        return spread, replace(report, clipped=clipped)
 
 
 @dataclass(frozen=True)
@@ -229,7 +220,6 @@ class Diagonal:
     """Σz² of each class."""
 
     common = ()
-    least_width = 1
 
     def __str__(self) -> str:
         return "diagonal"
@@ -247,13 +237,12 @@ class Diagonal:
         """As in Full."""
         return torch.diag(squares_around_mean(statistics, row))
 
-    def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
-        """The class's variances; those of a small class are mixed with the pooled ones."""
-        statistics = gaussians.statistics
-        label, count, weight = int(statistics.held[row]), *pooled_weight(gaussians, row)
-        variance = squares_around_mean(statistics, row) / max(count - 1, 1)
-        mixed = variance if weight == 0 else (1 - weight) * variance + weight * gaussians.variance
-        return Spread(None, mixed.clamp(min=0)), ClassReport(label, count, weight, negative_share(mixed))
+    def spread(self, gaussians: Gaussians, row: int, report: ClassReport) -> tuple[Spread, ClassReport]:
+        """As in Full."""
+        variance = squares_around_mean(gaussians.statistics, row) / max(report.count - 1, 1)
+        if (weight := report.shrunk) > 0:
+            variance = (1 - weight) * variance + weight * gaussians.variance
+        return Spread(None, variance.clamp(min=0)), replace(report, clipped=negative_share(variance))
 
 
 @dataclass(frozen=True)
@@ -261,7 +250,6 @@ class Shared:
     """Σzzᵀ over all classes, its upper triangle."""
 
     common = ("second",)
-    least_width = 1
 
     def __str__(self) -> str:
         return "shared"
@@ -280,11 +268,10 @@ class Shared:
         """The pooled covariance, scaled to one class: classes have no scatter of their own."""
         return statistics.within() * (statistics.number[row] - 1)
 
-    def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
+    def spread(self, gaussians: Gaussians, row: int, report: ClassReport) -> tuple[Spread, ClassReport]:
         """The pooled spread, the same for all classes."""
-        statistics = gaussians.statistics
         spread, clipped = gaussians.common
-        return spread, ClassReport(int(statistics.held[row]), int(statistics.number[row]), 1.0, clipped)
+        return spread, replace(report, shrunk=1.0, clipped=clipped)
 
 
 @dataclass(frozen=True)
@@ -304,11 +291,6 @@ class LowRank:
     def __str__(self) -> str:
         return f"low-rank({self.rank})"
 
-    @property
-    def least_width(self) -> int:
-        """As in Full."""
-        return self.rank
-
     def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
         """As in Full."""
         if self.rank > width:
@@ -327,11 +309,10 @@ class LowRank:
         factor, rest = self._nystrom(statistics, row)
         return factor @ factor.t() + torch.diag(rest.clamp(min=0))
 
-    def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
+    def spread(self, gaussians: Gaussians, row: int, report: ClassReport) -> tuple[Spread, ClassReport]:
         """The class's main directions, the rest on the diagonal; a small class is mixed with the pooled diagonal."""
-        statistics = gaussians.statistics
-        label, count, weight = int(statistics.held[row]), *pooled_weight(gaussians, row)
-        factor, rest = self._nystrom(statistics, row)
+        count, weight = report.count, report.shrunk
+        factor, rest = self._nystrom(gaussians.statistics, row)
         factor, rest = factor / max(count - 1, 1) ** 0.5, rest / max(count - 1, 1)
         clipped = negative_share(torch.cat([factor.square().sum(1), rest]))
         rest = rest.clamp(min=0)
@@ -339,8 +320,9 @@ class LowRank:
         if weight > 0:
             pooled = gaussians.variance.clamp(min=0)
             factor, rest = (1 - weight) ** 0.5 * factor, (1 - weight) * rest + weight * pooled
-        left_over = traces[1] / max(sum(traces), 1e-300) if count > 1 else 0.0  # one example leaves rounding errors
-        return Spread(factor, rest), ClassReport(label, count, weight, clipped if count > 1 else 0.0, left_over)
+        if count > 1:  # one example leaves only rounding errors
+            report = replace(report, clipped=clipped, left_over=traces[1] / max(sum(traces), 1e-300))
+        return Spread(factor, rest), report
 
     def _nystrom(self, statistics: "ClassStatistics", row: int) -> tuple[Tensor, Tensor]:
         """F [d, r] with F·Fᵀ ≈ the scatter, from its products with Ω; and the rest of the diagonal [d].
@@ -405,15 +387,3 @@ def draw_directions(width: int, rank: int) -> Tensor:
     drawn = torch.randn(width, rank, generator=Key(0).fold("directions", width).torch(), dtype=torch.float64)
     omega: Tensor = torch.linalg.qr(drawn).Q
     return omega
-
-
-def pool_scatters(statistics: "ClassStatistics") -> Tensor:
-    """[d, d], the sum of all classes' scatters."""
-    if isinstance(statistics.form, Shared):
-        sums = statistics.sums["sums"]
-        second = unpack(statistics.sums["second"], statistics.width)
-        return second - (sums / statistics.number[:, None]).t() @ sums
-    total = torch.zeros(statistics.width, statistics.width, dtype=torch.float64)
-    for row in range(len(statistics.held)):
-        total += statistics.form.scatter(statistics, row)
-    return total

@@ -16,6 +16,7 @@ from unskew.calibration.classifier import Lift, Transformation, device_of, limit
 from unskew.calibration.covariances import ClassReport, Form, Full, parse_form
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind
+from unskew.models.any_module import evaluating
 from unskew.models.cut import cut
 from unskew.models.networks import InParts, Network
 
@@ -72,10 +73,8 @@ class StatisticsRequest:
 def width_of(encoder: nn.Module, shape: tuple[int, ...]) -> int:
     """The number of features that the encoder returns for images of this shape."""
     part = next(encoder.parameters(), torch.zeros(0))
-    training = encoder.training
-    with torch.no_grad():
-        features: Tensor = encoder.eval()(torch.zeros(1, *shape, dtype=part.dtype, device=device_of(encoder)))
-    encoder.train(training)
+    with evaluating(encoder), torch.no_grad():
+        features: Tensor = encoder(torch.zeros(1, *shape, dtype=part.dtype, device=device_of(encoder)))
     return features.shape[1]
 
 

@@ -144,13 +144,7 @@ def solve_discriminant(head: nn.Module, statistics: ClassStatistics, ridge: floa
     """The textbook discriminant of equally likely Gaussians with the same covariance, described in ``lda``."""
     means, within = statistics.means(), statistics.within()
     require_variation("lda", means, within)
-    regular = add_ridge(within, ridge)
-    if bool(torch.linalg.cholesky_ex(regular).info):  # not positive definite: no features can have these moments
-        positive, share = drop_negative(within)
-        if share:
-            warnings.warn(NEGATIVE.format("lda", share), stacklevel=2)
-            regular = add_ridge(positive, ridge)
-    solved, failed = torch.linalg.solve_ex(regular, means.t())
+    solved, failed = torch.linalg.solve_ex(add_ridge(repair("lda", within, ridge), ridge), means.t())
     weight = solved.t()  # [P, d]
     if bool(failed) or not bool(weight.isfinite().all()):
         raise UserError(f"lda(ridge={ridge:g}) has no solution; give a larger ridge")
@@ -166,6 +160,15 @@ def report_pooled(statistics: ClassStatistics) -> tuple[ClassReport, ...]:
 def add_ridge(matrix: Tensor, ridge: float) -> Tensor:
     """A + ρ·tr(A)/d·I."""
     return matrix + (ridge * matrix.diagonal().mean()) * torch.eye(len(matrix), dtype=torch.float64)
+
+
+def repair(name: str, within: Tensor, ridge: float) -> Tensor:
+    """The covariance, without negative eigenvalues if it is not positive definite even with the ridge."""
+    if bool(torch.linalg.cholesky_ex(add_ridge(within, ridge)).info):  # no features can have these moments
+        within, share = drop_negative(within)
+        if share:
+            warnings.warn(NEGATIVE.format(name, share), stacklevel=3)
+    return within
 
 
 def features_vary(means: Tensor, within: Tensor) -> bool:

@@ -8,16 +8,12 @@ it once. Under secure aggregation the clients add a release's noise, in whole nu
 releases all three. The noise of a release is discrete, on a grid, from random bits; that of a study, which follows from
 a key, is drawn in float64.
 
-**Noise of a known size.** The size of the noise that `private` adds is public. On a second moment it is a symmetric
-matrix whose off-diagonal entries have the deviation s. The eigenvalues of such a matrix fill the semicircle from
-−2·s·√d to 2·s·√d, so eigenvalues of a noisy covariance below the edge 2·s·√d cannot be distinguished from noise.
-Therefore
-
-- to draw features, these eigenvalues are set to their mean (never below 0), which noise does not change on average;
-- to invert the covariance (lda, ridge), they are raised to the edge: the ridge that this noise needs, and no more.
-
-Both use only released numbers, so they cost no privacy. The noise of the class means also enters a covariance, with a
-rank of twice the number of classes; it is not removed.
+**Noise of a known size.** The size of the noise is public. On a second moment it is a symmetric matrix whose
+off-diagonal entries have the deviation s. Its eigenvalues fill the semicircle from −2·s·√d to 2·s·√d, so those of a
+noisy covariance below the edge 2·s·√d cannot be distinguished from noise. To draw features, they are set to their mean
+(never below 0), which noise does not change on average. To invert the covariance (lda, ridge), they are raised to the
+edge: the ridge that this noise needs, and no more. Both use only released numbers, so they cost no privacy. The noise
+of the class means also enters a covariance, with a rank of twice the number of classes; it is not removed.
 
 **Fixed point.** A `Layout` turns statistics into a vector of whole numbers that can be masked and added modulo 2⁶⁴.
 
@@ -45,8 +41,9 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra
+from unskew.core.types import Tensors
 from unskew.privacy.ledger import concentration
-from unskew.privacy.noise import SHARE_BITS, add_gaussian, add_share, normal, raise_deviation
+from unskew.privacy.noise import SHARE_BITS, add_gaussian, add_share, normal, raise_deviation, to_steps
 
 SENSITIVITY = 3**0.5  # of (N, Σz/R, second/R²) to one example
 SLACK = 1e-3  # tolerance for rounding in the check that features were clipped
@@ -121,19 +118,18 @@ def add_noise(
     else:  # one example changes each of the three sums by 1 in its unit
         sigma = raise_deviation(sigma, 1.0, classes + sum(map(math.prod, form.shapes(classes, width).values())))
     counts = add_gaussian(statistics.counts, sigma, key, "count")  # [C]
-    second = sigma * radius**2
+    second, sums = sigma * radius**2, statistics.to_sums()
 
     def noisy(name: str, labels: Tensor) -> Tensor:
         if name == "second" and form.common:
-            return _add_to_triangle(statistics.sums[name], width, second, key, name)
+            return _add_to_triangle(sums[name], width, second, key, name)
         if name == "second":
-            rows = _select_rows(statistics, name, labels)
+            rows = sums[name][labels]
             for row, label in enumerate(labels.tolist()):  # dropped classes need no draw
                 rows[row] = _add_to_triangle(rows[row], width, second, key, name, label)
             return rows
-        every_row = _select_rows(statistics, name, torch.arange(classes))
         deviation, drawn = (sigma * radius, "sums") if name == "sums" else (second, "second")
-        return add_gaussian(every_row, deviation, key, drawn)[labels]
+        return add_gaussian(sums[name], deviation, key, drawn)[labels]
 
     return _clean_up(classes, form, counts, noisy, KnownNoise(sigma * radius, second), threshold)
 
@@ -168,7 +164,6 @@ def _clean_up(
 
 
 def _flatten_around(packed: Tensor, product: Tensor, limit: float) -> Tensor:
-    """Flatten the noise in a triangle's difference from the product of means."""
     return pack(product + flatten_noise(unpack(packed, len(product)) - product, limit))
 
 
@@ -188,15 +183,6 @@ def drop_small_classes(statistics: ClassStatistics, min_count: int) -> tuple[Cla
     sums = {name: value[large] for name, value in statistics.sums.items()}
     held, number = statistics.held[large], statistics.number[large]
     return ClassStatistics(statistics.classes, statistics.form, held, number, sums), dropped
-
-
-def _select_rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tensor:
-    """[K, …], a sum's rows for these classes, zero for those without examples."""
-    value = statistics.sums[name]
-    rows = torch.zeros(len(labels), *value.shape[1:], dtype=torch.float64)
-    present = torch.isin(labels, statistics.held)
-    rows[present] = value[torch.searchsorted(statistics.held, labels[present])]
-    return rows
 
 
 def _add_to_triangle(packed: Tensor, width: int, deviation: float, key: Key | None, *path: str | int) -> Tensor:
@@ -298,8 +284,10 @@ class Layout:
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return self.form.shapes(self.classes, self.width)
 
-    def _split(self, vector: Tensor) -> tuple[Tensor, ...]:
-        return torch.split_with_sizes(vector, [self.classes, *map(math.prod, self._shapes.values())])
+    def _split(self, vector: Tensor) -> tuple[Tensor, Tensors]:
+        """The counts, and the sums by name, in steps."""
+        counts, *parts = torch.split_with_sizes(vector, [self.classes, *map(math.prod, self._shapes.values())])
+        return counts, {name: part.view(self._shapes[name]) for name, part in zip(self._shapes, parts, strict=True)}
 
     def about(self) -> str:
         """A short description."""
@@ -335,32 +323,27 @@ class Layout:
         if bool((statistics.number > MAX_EXAMPLES // clients).any()):
             most = MAX_EXAMPLES // clients
             raise UserError(f"the statistics of {who} are refused: a class has more than {most} examples")
-        flat, limit = [statistics.counts], (2**63 - 1) // clients
-        for name, shape in self._shapes.items():
-            value = statistics.sums[name]
-            if name not in self.form.common:
-                value = torch.zeros(shape, dtype=torch.float64).index_copy_(0, statistics.held, value)
-            steps = (value.flatten() * 2.0**self.bits).round()
-            if bool((steps.abs() >= 2.0**63).any()) or bool((steps.long().abs() > limit).any()):
-                raise UserError(
-                    f"the statistics of {who} are refused: {name} reach {float(value.abs().max()):.3g}, but a sum over "
-                    f"{clients} clients has room for {limit * 2.0**-self.bits:.3g}; use fewer bits or clip the features"
-                )
-            flat.append(steps.long())
+        flat, sums = [statistics.counts], statistics.to_sums()
+        for name in self._shapes:
+            what, hint = (
+                f"the statistics of {who} are refused: an entry of {name}",
+                "use fewer bits or clip the features",
+            )
+            flat.append(to_steps(sums[name].flatten(), self.bits, clients, what, hint))
         return torch.cat(flat)
 
     def with_share(self, vector: Tensor, guarantee: Guarantee, needed: int, members: int) -> Tensor:
         """[W] int64, a client's vector with its share of the noise; counts are in steps like everything else."""
-        counts, *parts = self._split(vector)
+        counts, sums = self._split(vector)
         sigma = guarantee.sigma * 2.0**self.bits
         noised = [add_share(counts << self.bits, sigma, needed)]
-        for (name, shape), part in zip(self._shapes.items(), parts, strict=True):
+        for name, part in sums.items():
             deviation = sigma * guarantee.radius ** (1 if name == "sums" else 2)
-            if name != "second":
-                noised.append(add_share(part, deviation, needed))
-                continue
-            noisy, diagonal = add_share(part, deviation / 2**0.5, needed).view(shape), packed_diagonal(self.width)
-            noisy[..., diagonal] = add_share(part.view(shape)[..., diagonal], deviation, needed)
+            if name == "second":
+                noisy, diagonal = add_share(part, deviation / 2**0.5, needed), packed_diagonal(self.width)
+                noisy[..., diagonal] = add_share(part[..., diagonal], deviation, needed)
+            else:
+                noisy = add_share(part, deviation, needed)
             noised.append(noisy.flatten())
         if int(counts.max()) >= 2 ** (62 - self.bits) // members or any(
             int(part.abs().max()) >= 2**62 // members for part in noised
@@ -370,25 +353,24 @@ class Layout:
 
     def released(self, vector: Tensor, guarantee: Guarantee, excess: float) -> ClassStatistics:
         """Statistics from a sum of vectors with noise; ``excess`` is its variance divided by the promised one."""
-        counts, *parts = (part.double() * 2.0**-self.bits for part in self._split(vector))
-        values = {name: part.reshape(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+        counts, sums = self._split(vector)
 
         def noisy(name: str, labels: Tensor) -> Tensor:
-            return values[name] if name in self.form.common else values[name][labels]
+            return (sums[name] if name in self.form.common else sums[name][labels]).double() * 2.0**-self.bits
 
         sigma = guarantee.sigma * excess**0.5
         known = KnownNoise(sigma * guarantee.radius, sigma * guarantee.radius**2)
+        counts = counts.double() * 2.0**-self.bits
         return _clean_up(self.classes, self.form, counts, noisy, known, max(1.0, 4 * sigma))
 
     def statistics(self, vector: Tensor, who: str) -> ClassStatistics:
         """Statistics from an unmasked sum of vectors."""
-        counts, *parts = self._split(vector)
+        counts, sums = self._split(vector)
         if bool(((counts < 0) | (counts > MAX_EXAMPLES)).any()):
             rule = "every client must answer and unmask the same session, with the same clients and layout"
             raise UserError(f"the masks of {who} do not cancel: {rule}")
         held = counts.nonzero()[:, 0]
         values = {"held": held, "number": counts[held]}
-        for (name, shape), part in zip(self._shapes.items(), parts, strict=True):
-            value = part.reshape(shape).double() * 2.0**-self.bits
-            values[name] = value if name in self.form.common else value[held]
+        for name, value in sums.items():
+            values[name] = (value if name in self.form.common else value[held]).double() * 2.0**-self.bits
         return check_statistics(self.classes, self.form, values, who)

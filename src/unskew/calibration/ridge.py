@@ -3,15 +3,13 @@
 Shapes: P classes with examples, d features.
 """
 
-import warnings
-
 import torch
 from torch import Tensor, nn
 
 from unskew.calibration.classifier import replace_rows
-from unskew.calibration.covariances import drop_negative, parse_form
+from unskew.calibration.covariances import parse_form
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
-from unskew.calibration.lda import NEGATIVE, add_ridge, report_pooled, require_variation
+from unskew.calibration.lda import add_ridge, repair, report_pooled, require_variation
 from unskew.calibration.protection import pooled_edge, raise_eigenvalues
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
@@ -77,9 +75,7 @@ class Regression:
         require_variation("ridge", means, within)
         if known_noise and statistics.noise is not None:
             within = raise_eigenvalues(within, pooled_edge(statistics))
-        if bool(torch.linalg.cholesky_ex(add_ridge(within, GRID[0])).info):  # no features can have these moments
-            within, clipped = drop_negative(within)
-            warnings.warn(NEGATIVE.format("ridge", clipped), stacklevel=2)
+        within = repair("ridge", within, GRID[0])
         shares = torch.full_like(number, 1 / len(number)) if balanced else number / number.sum()
         self.means = means  # [P, d]
         self.shares = shares  # [P], π, adding up to 1

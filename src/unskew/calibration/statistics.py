@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,13 +23,15 @@ from unskew.calibration.classifier import device_of
 from unskew.calibration.covariances import (
     MAX_FEATURES,
     Form,
+    LowRank,
+    Shared,
     advise_smaller_form,
     check_memory,
     packed_diagonal,
     parse_form,
-    pool_scatters,
     require_memory,
     statistics_bytes,
+    unpack,
 )
 from unskew.core.errors import UserError, a_kind, accepts, whole_number
 from unskew.core.files import write_whole
@@ -92,7 +95,6 @@ def _as_tensor(values: Any) -> Tensor:
 
 
 def _map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Apply a function to a tensor, or to the tensors in a dict."""
     if isinstance(value, Mapping):
         return {name: _map_tensors(function, part) for name, part in value.items()}
     return function(value) if isinstance(value, Tensor) else value
@@ -136,7 +138,6 @@ def _encode(encoder: nn.Module, images: Any, dtype: torch.dtype | None) -> Any:
 
 
 def _check_batch(features: Any, labels: Tensor, classes: int) -> None:
-    """Refuse a batch without valid features and labels."""
     if not isinstance(features, Tensor):
         raise UserError(
             f"features must be a tensor [n, d], not {a_kind(features)}; give a module that returns one, such as the "
@@ -349,7 +350,12 @@ class ClassStatistics:
         """[d, d], the covariance around the class means, pooled over all classes; divisor N − P."""
         degrees = self.degrees
         self._require_square()
-        return pool_scatters(self) / degrees
+        if isinstance(self.form, Shared):
+            return (unpack(self.sums["second"], self.width) - self.means().t() @ self.sums["sums"]) / degrees
+        total = torch.zeros(self.width, self.width, dtype=torch.float64)
+        for row in range(len(self.held)):
+            total += self.form.scatter(self, row)
+        return total / degrees
 
     @property
     def degrees(self) -> int:
@@ -442,9 +448,9 @@ class ClassStatistics:
 def _merge(parts: Iterable[ClassStatistics]) -> ClassStatistics:
     """The sum of statistics; a class's row is created when the first client has it."""
     kind, about = None, ""  # classes, form and width of all statistics, and a description of the first
-    numbers: dict[int, int] = {}  # by class
-    rows: dict[str, dict[int, Tensor]] = {}  # of each sum, by class
-    common: Tensors = {}  # sums that all classes share
+    numbers: Counter[int] = Counter()  # examples by class
+    rows: dict[tuple[str, int], Tensor] = {}  # by sum and class
+    common: Tensors = {}  # the sums that all classes share
     noise: KnownNoise | None = None  # an upper bound for classes that some parts lack
     for part in parts:
         if not isinstance(part, ClassStatistics):
@@ -458,32 +464,24 @@ def _merge(parts: Iterable[ClassStatistics]) -> ClassStatistics:
         labels = part.held.tolist()
         if new := set(labels) - set(numbers):
             check_memory(part.form, len(numbers) + len(new), part.width, len(numbers))
-        for label, number in zip(labels, part.number.tolist(), strict=True):
-            numbers[label] = numbers.get(label, 0) + number
+        numbers.update(dict(zip(labels, part.number.tolist(), strict=True)))
         for name, value in part.sums.items():
             if name in part.form.common:
-                _accumulate(common, name, value)
+                common[name] = common[name].add_(value) if name in common else value.clone()
                 continue
             for label, row in zip(labels, value, strict=True):
-                _accumulate(rows.setdefault(name, {}), label, row)
+                rows[name, label] = rows[name, label].add_(row) if (name, label) in rows else row.clone()
     if kind is None:
         raise UserError("there are no statistics to add; give at least one client or batch, even an empty one")
     (classes, form, width), held = kind, sorted(numbers)
-    sums = dict(common)
+    sums: Tensors = {}
     for name, shape in form.shapes(len(held), width).items():
-        if name not in sums:
-            sums[name] = torch.empty(shape, dtype=torch.float64)
+        sums[name] = common[name] if name in common else torch.empty(shape, dtype=torch.float64)
+        if name not in common:
             for row, label in zip(sums[name], held, strict=True):
-                row.copy_(rows[name].pop(label))  # freed at once: the sum is never in memory twice
+                row.copy_(rows.pop((name, label)))  # freed at once: the sum is never in memory twice
     number = torch.tensor([numbers[label] for label in held], dtype=torch.int64)
     return ClassStatistics(classes, form, torch.tensor(held, dtype=torch.int64), number, sums, noise)
-
-
-def _accumulate(sums: dict[Any, Tensor], name: str | int, value: Tensor) -> None:
-    if name in sums:
-        sums[name] += value
-    else:
-        sums[name] = value.clone()
 
 
 @neutral()
@@ -504,7 +502,7 @@ def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> Cla
 
     whole = isinstance(classes, int) and not isinstance(classes, bool)
     require(whole and 1 <= classes <= MAX_CLASSES, f"the number of classes must be from 1 to {MAX_CLASSES:,}")
-    wanted = {"held", "number", *form.shapes(0, form.least_width)}
+    wanted = {"held", "number", *form.shapes(0, MAX_FEATURES)}
     require(set(values) == wanted, f"they contain {', '.join(sorted(values))} instead of {', '.join(sorted(wanted))}")
     held, number = values["held"], values["number"]
     sums = {name: value for name, value in values.items() if name not in ("held", "number")}
@@ -515,7 +513,8 @@ def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> Cla
     require(((number >= 1) & (number <= MAX_EXAMPLES)).all(), f"counts must be from 1 to {MAX_EXAMPLES:,}")
     require(sums["sums"].dim() == 2, "the sums must have a row for each class")
     width = sums["sums"].shape[1]
-    require(form.least_width <= width <= MAX_FEATURES, f"there are {width} features")
+    least = form.rank if isinstance(form, LowRank) else 1
+    require(least <= width <= MAX_FEATURES, f"there are {width} features")
     for name, shape in form.shapes(len(held), width).items():
         value = sums[name]
         require(value.dtype == torch.float64, "sums must be float64")

@@ -31,7 +31,6 @@ from unskew.privacy.ciphers import (
     secret_of,
     shares_of,
     unsealed,
-    weights_at_zero,
 )
 
 MIN_CLIENTS = 3  # with two, each could subtract its own part from the sum to get the other's
@@ -59,24 +58,26 @@ class Agreement:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 over all of it: members with different agreements share no masks."""
-        numbers = self.threshold.to_bytes(8, "big") + len(self.publics).to_bytes(8, "big")
+        numbers = b"".join(map(_number, (self.threshold, len(self.publics), len(self.session))))
         entries = b"".join(_number(member) + self.publics[member] for member in self.members)
-        content = numbers + len(self.session).to_bytes(8, "big") + self.session + entries + self.about.encode()
+        content = numbers + self.session + entries + self.about.encode()
         return hashlib.sha256(b"unskew agreement 1 " + content).digest()
 
     def mask_key(self, private: Any, member: int, other: int) -> bytes:
         """The key of m_ij, from the private key of either."""
         low, high = sorted((member, other))
-        info = b"unskew mask 2 " + _number(low) + _number(high) + self.digest
-        secret = exchanged(private, self.publics[other][:KEY_BYTES], _refusal(member, other))
-        return derived_key(secret, info, self.session)
+        return self._pair_key(private, member, other, slice(KEY_BYTES), b"unskew mask 2 ", low, high)
 
     def box_key(self, private: Any, member: int, other: int, *, sends: bool) -> bytes:
         """The key that seals messages between the two, different in each direction."""
-        sender, receiver = (member, other) if sends else (other, member)
-        info = b"unskew share 1 " + _number(sender) + _number(receiver) + self.digest
-        secret = exchanged(private, self.publics[other][KEY_BYTES:], _refusal(member, other))
-        return derived_key(secret, info, self.session)
+        pair = (member, other) if sends else (other, member)
+        return self._pair_key(private, member, other, slice(KEY_BYTES, None), b"unskew share 1 ", *pair)
+
+    def _pair_key(self, private: Any, member: int, other: int, half: slice, purpose: bytes, *pair: int) -> bytes:
+        secret = exchanged(
+            private, self.publics[other][half], f"{named(member)} refuses the public key of {named(other)}"
+        )
+        return derived_key(secret, purpose + b"".join(map(_number, pair)) + self.digest, self.session)
 
 
 @dataclass(frozen=True)
@@ -155,32 +156,29 @@ class Member:
             raise refused[0]
         return shares
 
+    def derive(self, purpose: bytes, agreement: Agreement | None = None, length: int = 32) -> bytes:
+        """One of its secrets: for the session, or for one agreement."""
+        info = purpose + _number(self.number) + (b"" if agreement is None else agreement.digest)
+        return derived_key(self.seed, info, self.session, length)
+
     @cached_property
     def _mask_secret(self) -> bytes:
-        return derived_key(self.seed, b"unskew mask secret 1 " + _number(self.number), self.session, SECRET_BYTES)
+        return self.derive(b"unskew mask secret 1 ", length=SECRET_BYTES)
 
     @cached_property
     def _box_private(self) -> Any:
-        return private_key(derived_key(self.seed, b"unskew box key 1 " + _number(self.number), self.session))
-
-    @cached_property
-    def signing_seed(self) -> bytes:
-        """The seed of its signing key in this session."""
-        return derived_key(self.seed, b"unskew signing key 1 " + _number(self.number), self.session)
+        return private_key(self.derive(b"unskew box key 1 "))
 
     def _own_secret(self, agreement: Agreement) -> bytes:
-        info = b"unskew own secret 1 " + _number(self.number) + agreement.digest
-        return derived_key(self.seed, info, self.session, SECRET_BYTES)
+        return self.derive(b"unskew own secret 1 ", agreement, SECRET_BYTES)
 
     def _own_shares(self, agreement: Agreement) -> list[bytes]:
-        return self._shares(agreement, self._own_secret(agreement), b"unskew own shares 1 ")
+        key = self.derive(b"unskew own shares 1 ", agreement)
+        return shares_of(self._own_secret(agreement), agreement.threshold, len(agreement.members), key)
 
     def _key_shares(self, agreement: Agreement) -> list[bytes]:
-        return self._shares(agreement, self._mask_secret, b"unskew key shares 1 ")
-
-    def _shares(self, agreement: Agreement, secret: bytes, purpose: bytes) -> list[bytes]:
-        key = derived_key(self.seed, purpose + _number(self.number) + agreement.digest, self.session)
-        return shares_of(secret, agreement.threshold, len(agreement.members), key)
+        key = self.derive(b"unskew key shares 1 ", agreement)
+        return shares_of(self._mask_secret, agreement.threshold, len(agreement.members), key)
 
 
 def shares_needed(share: float, members: int) -> int:
@@ -219,10 +217,6 @@ def _number(member: int) -> bytes:
     return member.to_bytes(8, "big")
 
 
-def _refusal(member: int, other: int) -> str:
-    return f"{named(member)} refuses the public key of {named(other)}"
-
-
 class NoShares(UserError):
     """A member sealed invalid shares for the others, so its masks cannot be removed."""
 
@@ -249,7 +243,7 @@ def unmask(
         chosen = [point for point, share in shares.items() if any(share)][: agreement.threshold]  # zeros: no share
         if len(chosen) < agreement.threshold:
             raise NoShares(member)
-        secret = secret_of(shares, dict(zip(chosen, weights_at_zero(chosen), strict=True)))
+        secret = secret_of({point: shares[point] for point in chosen})
         if member in answered:
             add_stream(total, own_mask_key(secret, agreement.session), -1)
             continue

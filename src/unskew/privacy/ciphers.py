@@ -5,7 +5,7 @@ ChaCha20-Poly1305 to seal what the server forwards from one client to another, S
 serves one purpose, so nonces may be zero.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,40 +19,38 @@ CHUNK = 2**16  # words of a mask generated at a time, so that they stay in the C
 Words = npt.NDArray[np.uint64]
 
 
+def primitives(name: str) -> Any:
+    """A module of ``cryptography.hazmat.primitives``."""
+    return require_extra(f"cryptography.hazmat.primitives.{name}")
+
+
 def derived_key(secret: bytes, info: bytes, salt: bytes, length: int = 32) -> bytes:
     """Derive bytes from a secret (HKDF with SHA-256), different ones for every purpose ``info``."""
-    sha256 = require_extra("cryptography.hazmat.primitives.hashes").SHA256()
-    hkdf = require_extra("cryptography.hazmat.primitives.kdf.hkdf").HKDF(sha256, length=length, salt=salt, info=info)
-    key: bytes = hkdf.derive(secret)
-    return key
+    hkdf = primitives("kdf.hkdf").HKDF(primitives("hashes").SHA256(), length=length, salt=salt, info=info)
+    return bytes(hkdf.derive(secret))
 
 
 def private_key(content: bytes) -> Any:
     """The X25519 private key of these 32 bytes."""
-    x25519 = require_extra("cryptography.hazmat.primitives.asymmetric.x25519")
-    return x25519.X25519PrivateKey.from_private_bytes(content)
+    return primitives("asymmetric.x25519").X25519PrivateKey.from_private_bytes(content)
 
 
 def public_bytes(private: Any) -> bytes:
     """The 32 bytes of the public key."""
-    content: bytes = private.public_key().public_bytes_raw()
-    return content
+    return bytes(private.public_key().public_bytes_raw())
 
 
 def exchanged(private: Any, public: bytes, who: str) -> bytes:
     """The shared secret of the two keys' owners; refused, naming ``who``, if the public key is invalid."""
-    x25519 = require_extra("cryptography.hazmat.primitives.asymmetric.x25519")
     try:
-        secret: bytes = private.exchange(x25519.X25519PublicKey.from_public_bytes(public))
+        return bytes(private.exchange(primitives("asymmetric.x25519").X25519PublicKey.from_public_bytes(public)))
     except ValueError as error:  # not 32 bytes, or one of the few points that reveal the secret
         raise UserError(f"{who}: {error}") from error
-    return secret
 
 
 def add_stream(vector: Words, key: bytes, sign: int) -> None:
     """Add or subtract ChaCha20's keystream in place, modulo 2⁶⁴. A key serves one vector, so its nonce may be zero."""
-    stream = _stream(key)
-    add = np.add if sign > 0 else np.subtract
+    stream, add = _stream(key), np.add if sign > 0 else np.subtract
     zeros, drawn = memoryview(bytes(8 * CHUNK)), bytearray(8 * CHUNK)
     for start in range(0, len(vector), CHUNK):
         part = vector[start : start + CHUNK]
@@ -61,7 +59,7 @@ def add_stream(vector: Words, key: bytes, sign: int) -> None:
 
 
 def _stream(key: bytes) -> Any:
-    ciphers = require_extra("cryptography.hazmat.primitives.ciphers")
+    ciphers = primitives("ciphers")
     return ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
 
@@ -72,20 +70,15 @@ def key_stream(key: bytes, length: int) -> bytes:
 
 def sealed(key: bytes, content: bytes, context: bytes) -> bytes:
     """Encrypt the content for the owner of the key, with a tag of 16 bytes that protects it and the context."""
-    aead = require_extra("cryptography.hazmat.primitives.ciphers.aead")
-    box: bytes = aead.ChaCha20Poly1305(key).encrypt(bytes(12), content, context)
-    return box
+    return bytes(primitives("ciphers.aead").ChaCha20Poly1305(key).encrypt(bytes(12), content, context))
 
 
 def unsealed(key: bytes, box: bytes, context: bytes, who: str) -> bytes:
     """Decrypt a box; refused, naming ``who``, if it was modified or is meant for others."""
-    aead = require_extra("cryptography.hazmat.primitives.ciphers.aead")
-    invalid = require_extra("cryptography.exceptions").InvalidTag
     try:
-        content: bytes = aead.ChaCha20Poly1305(key).decrypt(bytes(12), box, context)
-    except invalid as error:
+        return bytes(primitives("ciphers.aead").ChaCha20Poly1305(key).decrypt(bytes(12), box, context))
+    except require_extra("cryptography.exceptions").InvalidTag as error:
         raise UserError(f"{who}: the message was modified, or belongs to another session") from error
-    return content
 
 
 PRIME = 2**128 + 51
@@ -108,22 +101,15 @@ def shares_of(secret: bytes, threshold: int, count: int, key: bytes) -> list[byt
     return shares
 
 
-def weights_at_zero(points: Sequence[int]) -> list[int]:
-    """Lagrange's weights, with which the values at these points add up to the value at 0."""
-    weights = []
-    for point in points:
+def secret_of(shares: Mapping[int, bytes]) -> bytes:
+    """Reconstruct the secret from t shares by point: Lagrange's polynomial at 0."""
+    total = 0
+    for point, share in shares.items():
         above, below = 1, 1
-        for other in points:
-            if other != point:
-                above = above * other % PRIME
-                below = below * (other - point) % PRIME
-        weights.append(above * pow(below, -1, PRIME) % PRIME)
-    return weights
-
-
-def secret_of(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes:
-    """Reconstruct the secret from at least t shares by point and the weights of these points."""
-    total = sum(weight * int.from_bytes(shares[point], "big") for point, weight in weights.items()) % PRIME
-    if total >> (8 * SECRET_BYTES):
+        for other in shares.keys() - {point}:
+            above = above * other % PRIME
+            below = below * (other - point) % PRIME
+        total += int.from_bytes(share, "big") * above * pow(below, -1, PRIME)
+    if (secret := total % PRIME) >> (8 * SECRET_BYTES):
         raise UserError("the shares do not belong together: they do not yield a secret")
-    return total.to_bytes(SECRET_BYTES, "big")
+    return secret.to_bytes(SECRET_BYTES, "big")

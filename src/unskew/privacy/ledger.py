@@ -88,12 +88,9 @@ def add_release(spent: Spent | None, release: Release | None) -> Spent | None:
     if release is None:
         return spent
     known = {one.id: one for one in (() if spent is None else spent.releases)}
-    before = known.get(release.id)
-    if before is None:
-        known[release.id] = release
-    else:
-        names = dict.fromkeys([*before.calibrations, *release.calibrations])
-        known[release.id] = replace(before, calibrations=tuple(names))
+    before = known.get(release.id, release)
+    names = dict.fromkeys([*before.calibrations, *release.calibrations])
+    known[release.id] = replace(before, calibrations=tuple(names))
     return add_up(tuple(known.values()), None if spent is None else spent.updates)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unskew.core.errors import UserError
+from unskew.core.types import THRESHOLD
 from unskew.privacy.agreement import (
     MIN_CLIENTS,
     Agreement,
@@ -28,8 +29,6 @@ from unskew.privacy.signing import survivors
 if TYPE_CHECKING:  # calibration imports privacy, not the other way round
     from unskew.calibration.protection import Layout
     from unskew.calibration.statistics import ClassStatistics
-
-THRESHOLD = 0.66  # share of the clients that must stay to the end
 
 
 class Masking:
@@ -78,10 +77,8 @@ class Masking:
         both, a client's vector could be unmasked.
         """
         agreement, sharing = self._agreed(), self._sharing
-        question = survivors(sharing, answered)
-        record = self._record.with_opening(
-            agreement.session, agreement.digest, survivors(sharing, ()), question, visit=0
-        )
+        digests = agreement.digest, survivors(sharing, ()), survivors(sharing, answered)
+        record = self._record.with_opening(agreement.session, *digests, visit=0)
         shares = self._member.opened(agreement, boxes, sharing, answered)
         self._record = record
         return shares

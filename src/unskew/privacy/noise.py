@@ -183,51 +183,30 @@ class Participation:
         return not (self.everyone or self.poisson)
 
 
-def compute_epsilon(
-    noise: float, delta: float, rounds: int, drawing: Participation, *, replaced: bool = False
-) -> float:
-    """ε at δ of ``rounds`` rounds with noise of ``noise`` times the longest update.
-
-    For adding or removing a client; with ``replaced``, or if a fixed number is sampled, for replacing a client's data,
-    which covers adding or removing one of its examples.
-    """
-    accounting = require_extra("dp_accounting")
-    if drawing.everyone:
-        combined = noise / rounds**0.5
-        return float(accounting.get_epsilon_gaussian(combined / 2 if replaced else combined, delta))
-    if drawing.poisson:
-        losses = _losses(noise, drawing.drawn / drawing.clients, replaced)
-        return float(losses.self_compose(rounds).get_epsilon_for_delta(delta))
-    accountant = require_extra("dp_accounting.rdp").RdpAccountant(ORDERS, accounting.NeighboringRelation.REPLACE_ONE)
-    gaussian = accounting.GaussianDpEvent(noise / 2)  # a replaced client may change the sum by 2·S
-    event = accounting.SampledWithoutReplacementDpEvent(drawing.clients, drawing.drawn, gaussian)
-    return float(accountant.compose(event, rounds).get_epsilon(delta))
-
-
-def compute_epsilon_in_masks(noise: float, delta: float, rounds: int, *, replaced: bool = False) -> float:
-    """ε of ``rounds`` rounds of distributed discrete Gaussian noise, for a client that may take part in all of them.
-
-    The sum of the shares is practically a discrete Gaussian: they differ by τ = 10·Σ exp(−2π²σ²·k/(k+1)), which is 0 in
-    float64 for any share of at least ``LEAST_SHARE`` steps. A round is ½/z²-concentrated, and concentrations add up.
-    Sampling does not help: the noise also protects against the server, which knows who takes part.
-    """
-    return epsilon_of_concentration(rounds * ((2 if replaced else 1) / noise) ** 2 / 2, delta)
-
-
 @lru_cache(maxsize=4)
 def _losses(noise: float, share: float, replaced: bool) -> Any:
     """The distribution of one round's privacy loss."""
-    accounting = require_extra("dp_accounting")
-    relation = accounting.NeighboringRelation.REPLACE_ONE if replaced else None
+    relations = require_extra("dp_accounting").NeighboringRelation
+    relation = relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE
     return require_extra("dp_accounting.pld.privacy_loss_distribution").from_gaussian_mechanism(
-        noise,
-        sampling_prob=share,
-        value_discretization_interval=STEP,
-        neighboring_relation=relation or accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        noise, sampling_prob=share, value_discretization_interval=STEP, neighboring_relation=relation
     )
 
 
 BITS = 32  # a round's secure sums are in steps of 2^-32
+
+
+def to_steps(value: Tensor, bits: int, visits: int, what: str, hint: str) -> Tensor:
+    """Round to int64 steps of 2^-``bits``; refused, naming ``what``, if a sum over ``visits`` could overflow."""
+    steps, limit = (value * 2.0**bits).round(), (2**63 - 1) // visits
+    if bool((steps.abs() >= 2.0**63).any()) or bool((steps.long().abs() > limit).any()):
+        raise UserError(
+            f"{what} reaches {float(value.abs().max()):.3g}, but a secure sum over {visits} visits has room for "
+            f"{limit * 2.0**-bits:.3g} each; {hint}"
+        )
+    return steps.long()
+
+
 UPDATE = "delta/params/"
 COUNTED = ("metric/examples", "metric/visits")  # the server knows them from the roster, so they get no noise
 
@@ -305,12 +284,32 @@ class PrivateUpdates:
         }
 
     def epsilon(self, rounds: int, drawn: int, clients: int, *, replaced: bool = False) -> float | None:
-        """ε at δ of ``rounds`` rounds; None without noise. See ``compute_epsilon``."""
+        """ε at δ of ``rounds`` rounds; None without noise.
+
+        It is for adding or removing a client; with ``replaced``, or if a fixed number is sampled, for replacing a
+        client's data, which covers adding or removing one of its examples.
+
+        In masks, the sum of the shares is practically a discrete Gaussian: they differ by τ = 10·Σ exp(−2π²σ²·k/(k+1)),
+        which is 0 in float64 for any share of at least ``LEAST_SHARE`` steps. A round is ½/z²-concentrated, and
+        concentrations add up. Sampling does not help: the noise also protects against the server, which knows who takes
+        part.
+        """
         if not self.noise:
             return None
         if self.in_masks:
-            return compute_epsilon_in_masks(self.noise, self.delta, rounds, replaced=replaced)
-        return compute_epsilon(self.noise, self.delta, rounds, self.drawing(drawn, clients), replaced=replaced)
+            return epsilon_of_concentration(rounds * ((2 if replaced else 1) / self.noise) ** 2 / 2, self.delta)
+        accounting, drawing = require_extra("dp_accounting"), self.drawing(drawn, clients)
+        if drawing.everyone:
+            combined = self.noise / rounds**0.5
+            return float(accounting.get_epsilon_gaussian(combined / 2 if replaced else combined, self.delta))
+        if drawing.poisson:
+            losses = _losses(self.noise, drawn / clients, replaced)
+            return float(losses.self_compose(rounds).get_epsilon_for_delta(self.delta))
+        relation = accounting.NeighboringRelation.REPLACE_ONE
+        accountant = require_extra("dp_accounting.rdp").RdpAccountant(ORDERS, relation)
+        gaussian = accounting.GaussianDpEvent(self.noise / 2)  # a replaced client may change the sum by 2·S
+        event = accounting.SampledWithoutReplacementDpEvent(clients, drawn, gaussian)
+        return float(accountant.compose(event, rounds).get_epsilon(self.delta))
 
     def drawing(self, drawn: int, clients: int) -> Participation:
         """How many clients take part in a round."""

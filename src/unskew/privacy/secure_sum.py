@@ -9,9 +9,10 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,7 +39,7 @@ from unskew.privacy.agreement import (
     unmask,
 )
 from unskew.privacy.ciphers import SHARE_BYTES, derived_key, exchanged, private_key
-from unskew.privacy.noise import BITS
+from unskew.privacy.noise import BITS, to_steps
 from unskew.privacy.sessions import MOST_VISITS, SESSION_BYTES, Sessions, new_session
 from unskew.privacy.signing import (
     CONSENT,
@@ -46,8 +47,8 @@ from unskew.privacy.signing import (
     STATED_BYTES,
     STATEMENT_BYTES,
     SURVIVORS,
-    NodeRoster,
     Statement,
+    read_roster,
     sign,
     signed,
     survivors,
@@ -59,10 +60,10 @@ MOST_MEMBERS = 2000  # every member sends every other a share: n² boxes
 MOST_TRIED = 20  # members to leave out one by one if the shares of all do not yield the sum
 MIN_SECRET = 16  # bytes
 CHECK = "check"  # a word of 1 in every masked answer: the sum shows whether all masks cancelled
-NOBODY = b""  # for a member that sent no public key
 WITHHELD = "its work failed; the reason may contain protected data, and is only in its node's log"
 
 Pair = tuple[int, int]  # a client and its visit's number
+Value = TypeVar("Value")
 
 
 # The clients' jobs
@@ -72,17 +73,8 @@ def as_steps(sums: Sums, clients: int, who: str) -> dict[str, Tensor]:
     """Round every sum to int64 steps of 2^-BITS; refused, naming ``who``, if a sum over ``clients`` could overflow."""
     if not tensors.finite(sums):
         raise UserError(f"{who}: {NOT_FINITE}")
-    limit = (2**63 - 1) // clients
-    rounded = {}
-    for name, value in sums.items():
-        steps = (value * 2.0**BITS).round()
-        if bool((steps.abs() >= 2.0**63).any()) or bool((steps.long().abs() > limit).any()):
-            raise UserError(
-                f"{who}: {name} reaches {float(value.abs().max()):.3g}, but a secure sum over {clients} visits has "
-                f"room for {limit * 2.0**-BITS:.3g} each; use a smaller --lr, fewer clients per round, or no secure"
-            )
-        rounded[name] = steps.long()
-    return rounded
+    room = "use a smaller --lr, fewer clients per round, or no secure"
+    return {name: to_steps(value, BITS, clients, f"{who}: {name}", room) for name, value in sums.items()}
 
 
 def from_steps(rounded: Mapping[str, Tensor]) -> Sums:
@@ -124,9 +116,8 @@ class SignedTerms(msgspec.Struct, frozen=True):
 
     def unsigned(self) -> "SignedTerms":
         """These terms without the statements' signatures."""
-        return msgspec.structs.replace(
-            self, statements=tuple(statement[:STATED_BYTES] for statement in self.statements)
-        )
+        stated = tuple(statement[:STATED_BYTES] for statement in self.statements)
+        return msgspec.structs.replace(self, statements=stated)
 
     @property
     def digest(self) -> str:
@@ -134,13 +125,22 @@ class SignedTerms(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(self.unsigned())).hexdigest()
 
 
-class SecureJob(msgspec.Struct, frozen=True):
-    """The common part of a session's jobs: its id, how many must stay, the masked job, the members."""
+class SecureJob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The fields of a session's jobs; the lists have an entry for each member, in the members' order.
+
+    ``threshold`` is how many members must stay, ``inner`` the job that is masked. ``sharing`` marks who distributed
+    shares, ``answered`` who answered. ``signatures`` are the members', of the agreement or of the list of answers.
+    """
 
     session: bytes
     threshold: int
     inner: Job
     members: tuple[Pair, ...]
+    keys: tuple[bytes, ...] = ()
+    sharing: tuple[bool, ...] = ()
+    answered: tuple[bool, ...] = ()
+    terms: SignedTerms | None = None
+    signatures: tuple[bytes, ...] = ()
 
 
 @register
@@ -148,136 +148,102 @@ class MaskKeys(SecureJob, frozen=True, tag="mask-keys"):
     """This member's public keys for the session, and its node's statement."""
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """Return the keys and the statement as extra."""
+        """Return them as extra."""
         part = _Part(self, side, visit)
         extra = {"keys": _bytes(part.member.public)}
-        if part.signer is not None:
-            extra["statement"] = _bytes(part.signer.state(part.member, part.examples))
+        if side.signer is not None:
+            examples = len(side.population.examples(visit.client))
+            extra["statement"] = _bytes(side.signer.state(part.member, examples))
         return Reply({}, extra)
 
 
 @register
 class MaskShares(SecureJob, frozen=True, tag="mask-shares"):
-    """Shares of this member's secrets, sealed for the others. ``keys`` are all members' public keys."""
-
-    keys: tuple[bytes, ...]
-    terms: SignedTerms | None = None
+    """Shares of this member's secrets, sealed for the others, and its signature of the agreement."""
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """Return the sealed boxes in the members' order, and the signature of the agreement, as extra."""
-        part = _Part(self, side, visit, self.terms)
-        agreement = part.agreement(self.keys)
-        part.check_statements(agreement)
-        part.require_enough(agreement.members)
-        boxes = part.member.boxes(agreement)
-        part.sessions.agree(visit.client, self.session, agreement.digest)
+        """Return both as extra."""
+        part = _Part(self, side, visit)
+        part.check_statements()
+        part.require_enough(part.agreement.members)
+        boxes = part.member.boxes(part.agreement)
+        part.sessions.agree(visit.client, self.session, part.agreement.digest)
         extra = {"shares": _bytes(b"".join(boxes.get(member, bytes(BOX_BYTES)) for member in part.numbers))}
-        if part.signer is not None:
-            extra["consent"] = _bytes(sign(part.member, CONSENT, agreement))
+        if side.signer is not None:
+            extra["consent"] = _bytes(sign(part.member, CONSENT, part.agreement))
         return Reply({}, extra)
 
 
 @register
 class Masked(SecureJob, frozen=True, tag="masked"):
-    """The inner job's words, masked before they leave the client.
-
-    ``sharing`` marks who distributed shares; ``consents`` are their signatures of the agreement.
-    """
-
-    keys: tuple[bytes, ...]
-    sharing: tuple[bool, ...]
-    terms: SignedTerms | None = None
-    consents: tuple[bytes, ...] = ()
+    """The inner job's words, masked before they leave the client."""
 
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """Return the masked words, and what the client stores."""
-        part = _Part(self, side, visit, self.terms)
-        agreement, sharing = part.agreement(self.keys), part.listed(self.sharing)
+        """Return the words, and what the client stores."""
+        part = _Part(self, side, visit)
+        agreement, sharing = part.agreement, part.sharing
         part.require_enough(sharing)
         part.check_inputs(shared, key)
-        part.require_signed(CONSENT, agreement, self.consents, sharing, len(sharing))
+        part.require_signed(CONSENT, sharing, len(sharing))
         reply = part.work(shared, key)
-        words = {**reply.sums, CHECK: torch.ones((), dtype=torch.int64)}
-        names = sorted(words)
-        vector = torch.cat([words[name].flatten() for name in names])
+        words = dict(sorted({**reply.sums, CHECK: torch.ones((), dtype=torch.int64)}.items()))
+        vector = torch.cat([value.flatten() for value in words.values()])
         part.member.mask(vector.numpy().view(np.uint64), agreement, sharing)
-        pieces = torch.split(vector, [words[name].numel() for name in names])
-        masked = {name: piece.view(words[name].shape) for name, piece in zip(names, pieces, strict=True)}
         part.sessions.answer(visit.client, self.session, agreement.digest, survivors(sharing, ()), visit.repeat)
-        return Reply(masked, keep=reply.keep)
+        return Reply(tensors.shaped(vector, words, ""), keep=reply.keep)
 
 
 @register
 class MaskSurvivors(SecureJob, frozen=True, tag="mask-survivors"):
     """A signed list of who answered: a member signs one per session, and opens its shares only for that list."""
 
-    keys: tuple[bytes, ...]
-    sharing: tuple[bool, ...]
-    answered: tuple[bool, ...]
-    terms: SignedTerms | None = None
-
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
         """Return the signature as extra."""
-        part = _Part(self, side, visit, self.terms)
-        agreement = part.agreement(self.keys)
-        question = part.survivors(agreement, self.sharing, self.answered)
-        return Reply({}, {"survivors": _bytes(sign(part.member, SURVIVORS, agreement, question))})
+        part = _Part(self, side, visit)
+        return Reply({}, {"survivors": _bytes(sign(part.member, SURVIVORS, part.agreement, part.survivors()))})
 
 
 @register
 class MaskOpenings(SecureJob, frozen=True, tag="mask-openings"):
     """A share of the seed of each member that answered, and of the key of each that dropped out.
 
-    The visit's parcel has the boxes that the other members sealed for this one, in the members' order. ``signatures``
-    are those of the list of who answered.
+    The visit's parcel has the boxes that the other members sealed for this one, in the members' order.
     """
 
-    keys: tuple[bytes, ...]
-    sharing: tuple[bool, ...]
-    answered: tuple[bool, ...]
-    terms: SignedTerms | None = None
-    signatures: tuple[bytes, ...] = ()
-
     def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """Return the opened shares in the members' order as extra."""
-        part = _Part(self, side, visit, self.terms)
-        agreement, sharing, answered = part.agreement(self.keys), part.listed(self.sharing), part.listed(self.answered)
-        part.require_enough(answered)
+        """Return the shares as extra, in the members' order."""
+        part = _Part(self, side, visit)
+        part.require_enough(part.answered)
         if len(visit.parcel) != BOX_BYTES * len(part.numbers):
             raise UserError("the server did not forward the shares that the other members sealed for this one")
-        starts = range(0, len(visit.parcel), BOX_BYTES)
-        boxes = {
-            number: visit.parcel[start : start + BOX_BYTES] for number, start in zip(part.numbers, starts, strict=True)
-        }
-        shares = part.member.opened(agreement, boxes, sharing, answered)
-        question = part.survivors(agreement, self.sharing, self.answered)
-        part.require_signed(SURVIVORS, agreement, self.signatures, answered, self.threshold, question)
-        content = b"".join(shares.get(number, bytes(SHARE_BYTES)) for number in part.numbers)
-        return Reply({}, {"opened": _bytes(content)})
+        parts = (visit.parcel[start : start + BOX_BYTES] for start in range(0, len(visit.parcel), BOX_BYTES))
+        boxes = dict(zip(part.numbers, parts, strict=True))
+        shares = part.member.opened(part.agreement, boxes, part.sharing, part.answered)
+        part.require_signed(SURVIVORS, part.answered, self.threshold, part.survivors())
+        return Reply({}, {"opened": _bytes(b"".join(shares.get(of, bytes(SHARE_BYTES)) for of in part.numbers))})
 
 
 def expected_extra(job: SecureJob) -> dict[str, int]:
     """The size in bytes of each extra in a node's reply to this job, by name."""
-    count = len(job.members)
-    if isinstance(job, MaskKeys):
-        return {"keys": PUBLIC_BYTES, "statement": STATEMENT_BYTES}
-    if isinstance(job, MaskShares):
-        return {"shares": count * BOX_BYTES, "consent": SIGNATURE_BYTES}
-    if isinstance(job, MaskSurvivors):
-        return {"survivors": SIGNATURE_BYTES}
-    return {"opened": count * SHARE_BYTES} if isinstance(job, MaskOpenings) else {}
+    sizes: dict[type[SecureJob], dict[str, int]] = {
+        MaskKeys: {"keys": PUBLIC_BYTES, "statement": STATEMENT_BYTES},
+        MaskShares: {"shares": len(job.members) * BOX_BYTES, "consent": SIGNATURE_BYTES},
+        MaskSurvivors: {"survivors": SIGNATURE_BYTES},
+        MaskOpenings: {"opened": len(job.members) * SHARE_BYTES},
+    }
+    return sizes.get(type(job), {})
 
 
 class _Part:
     """A member's part in a job, with checks of what the server sends."""
 
-    def __init__(self, job: SecureJob, side: ClientSide, visit: Visit, terms: SignedTerms | None = None) -> None:
+    def __init__(self, job: SecureJob, side: ClientSide, visit: Visit) -> None:
         if len(side.secret) < MIN_SECRET or side.sessions is None:
             raise UserError(
                 "this engine has no secret or no record of sessions; its author must pass both to ClientSide"
             )
         self.sessions: Sessions = side.sessions
-        self.signer, self._terms = side.signer, None if side.signer is None else terms
+        self._signer, self._terms = side.signer, None if side.signer is None else job.terms
         self._job, self._side, self._visit = job, side, visit
         pairs, self.numbers = job.members, [member_number(*pair) for pair in job.members]
         number, count = member_number(visit.client, visit.repeat), len(pairs)
@@ -291,46 +257,51 @@ class _Part:
             raise UserError(f"{named(number)} refuses: the session or the members of the secure sum are not valid")
         seed = derived_key(side.secret, b"unskew member seed 1 " + number.to_bytes(8, "big"), job.session)
         self.member = Member(number, job.session, seed)
-        self._statements: dict[int, Statement] = {}  # of a signed sum, by member
         if self._terms is not None:
-            self._check_length(self._terms.weights, self._terms.takes, self._terms.statements)
-            self._statements = dict(zip(self.numbers, map(Statement, self._terms.statements), strict=True))
-            mine = self.numbers.index(number)
-            if (self._terms.weights[mine], self._terms.takes[mine]) != (visit.weight, visit.take):
+            self._statements = self._by_member(map(Statement.read, self._terms.statements))
+            weights, takes = self._by_member(self._terms.weights), self._by_member(self._terms.takes)
+            self._weights = {number: (weights[number], takes[number]) for number in self.numbers}
+            if self._weights[number] != (visit.weight, visit.take):
                 raise UserError(f"the server sent others a different weight for {named(number)}")
 
-    @property
-    def examples(self) -> int:
-        """The client's number of examples."""
-        return len(self._side.population.examples(self._visit.client))
+    def _by_member(self, values: Iterable[Value]) -> dict[int, Value]:
+        """A list from the server, by member; refused unless it has one entry for each."""
+        found = list(values)
+        if len(found) != len(self.numbers):
+            raise UserError(f"the server listed {len(found)} of {len(self.numbers)} members of the secure sum")
+        return dict(zip(self.numbers, found, strict=True))
 
-    def _check_length(self, *lists: Sequence[Any]) -> None:
-        """Refuse lists that do not have one entry for each member."""
-        for found in lists:
-            if len(found) != len(self.numbers):
-                raise UserError(f"the server listed {len(found)} of {len(self.numbers)} members of the secure sum")
-
-    def agreement(self, keys: Sequence[bytes]) -> Agreement:
+    @cached_property
+    def agreement(self) -> Agreement:
         """The agreement of all members, according to the server."""
-        self._check_length(keys)
-        if self.signer is not None and self._terms is None:
+        publics = {number: public for number, public in self._by_member(self._job.keys).items() if public}
+        if self._signer is not None and self._terms is None:
             raise UserError("the server sent nothing that the other members have signed")
-        publics = {number: public for number, public in zip(self.numbers, keys, strict=True) if public}
         about = describe(self._job.inner, self._terms, self._job.members)
         agreement = Agreement(self.member.session, self._job.threshold, publics, about)
         self.member.check(agreement)
         return agreement
 
-    def check_statements(self, agreement: Agreement) -> None:
+    @cached_property
+    def sharing(self) -> list[int]:
+        """The members that distributed their shares, according to the server."""
+        return [number for number, shared in self._by_member(self._job.sharing).items() if shared]
+
+    @cached_property
+    def answered(self) -> list[int]:
+        """The members that answered, according to the server."""
+        return [number for number, answered in self._by_member(self._job.answered).items() if answered]
+
+    def check_statements(self) -> None:
         """Refuse members that no registered node vouches for, and weights that differ from their examples."""
-        if self.signer is None or self._terms is None:
+        if self._signer is None or self._terms is None:
             return
-        roster, ones = NodeRoster.read(self.signer.registered.roster), set(self._terms.weights) == {1}
-        for number, weight in zip(self.numbers, self._terms.weights, strict=True):
-            if (public := agreement.publics.get(number)) is None:
+        roster, ones = read_roster(self._signer.registered.roster), set(self._terms.weights) == {1}
+        for number, (weight, _) in self._weights.items():
+            if (public := self.agreement.publics.get(number)) is None:
                 continue
             statement = self._statements[number]
-            self.signer.check(roster, named(number), statement, number, self.member.session, public)
+            self._signer.check(roster, named(number), statement, number, self.member.session, public)
             if not ones and weight != statement.examples:
                 raise UserError(
                     f"{named(number)} would have weight {weight:g}, but has {statement.examples:,} examples; all "
@@ -343,17 +314,13 @@ class _Part:
         if self._terms and (digest_of(shared), digest_of_key(round_key)) != (self._terms.shared, self._terms.key):
             raise UserError("the server sent this client a different model, rate or key than the members agreed on")
 
-    def require_signed(
-        self, purpose: bytes, agreement: Agreement, signatures: Sequence[bytes], who: Sequence[int], least: int,
-        content: bytes = b"",
-    ) -> None:  # fmt: skip
+    def require_signed(self, purpose: bytes, who: Sequence[int], least: int, content: bytes = b"") -> None:
         """Refuse to continue unless at least ``least`` of these members have signed."""
         if self._terms is None:
             return
-        self._check_length(signatures)
-        by_number = dict(zip(self.numbers, signatures, strict=True))
+        signatures = self._by_member(self._job.signatures)
         count = sum(
-            signed(self._statements[number].key, by_number[number], purpose, agreement, content) for number in who
+            signed(self._statements[number].key, signatures[number], purpose, self.agreement, content) for number in who
         )
         if count < least:
             raise UserError(
@@ -361,19 +328,16 @@ class _Part:
                 f"{least} must: the server sent them different things"
             )
 
-    def survivors(self, agreement: Agreement, sharing: Sequence[bool], answered: Sequence[bool]) -> bytes:
+    def survivors(self) -> bytes:
         """The digest of who answered; from now on this member opens its shares only for it."""
-        masked, present = self.listed(sharing), self.listed(answered)
-        self.require_enough(present)
-        self.member.require_present(agreement, masked, present)
-        question = survivors(masked, present)
-        self.sessions.open(
-            self._visit.client, self._job.session, agreement.digest, survivors(masked, ()), question, self._visit.repeat
-        )
-        if self.signer is not None and (terms := self._terms) is not None:
-            terms_of = dict(zip(self.numbers, zip(terms.weights, terms.takes, strict=True), strict=True))
-            subject = self.signer.subject(self._job.inner, terms.shared, terms.key)
-            self.signer.pin(subject, {number: terms_of[number] for number in present})
+        self.require_enough(self.answered)
+        self.member.require_present(self.agreement, self.sharing, self.answered)
+        question = survivors(self.sharing, self.answered)
+        digests = self.agreement.digest, survivors(self.sharing, ()), question
+        self.sessions.open(self._visit.client, self._job.session, *digests, self._visit.repeat)
+        if self._signer is not None and self._terms is not None:
+            subject = self._signer.subject(self._job.inner, self._terms.shared, self._terms.key)
+            self._signer.pin(subject, {number: self._weights[number] for number in self.answered})
         return question
 
     def work(self, shared: Tensors, key: Key) -> Reply:
@@ -390,16 +354,11 @@ class _Part:
         except StorageFailure:
             raise
         except Exception as error:
-            if self.signer is None:
+            if self._signer is None:
                 raise
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            self.signer.say(f"{named(self.member.number)} failed: {kind}{error}")
+            self._signer.say(f"{named(self.member.number)} failed: {kind}{error}")
             raise UserError(WITHHELD) from error
-
-    def listed(self, flags: Sequence[bool]) -> list[int]:
-        """The members whose flag is set."""
-        self._check_length(flags)
-        return [number for number, flag in zip(self.numbers, flags, strict=True) if flag]
 
     def require_enough(self, numbers: Sequence[int]) -> None:
         """Refuse a sum over too few clients, or, between machines, over too few nodes."""
@@ -506,10 +465,8 @@ class _Session:
 
     def outcome(self, words: Mapping[str, Tensor], void: str = "") -> Outcome:
         """The outcome of the exchange."""
-        return Outcome(
-            dict(words), tuple(self.failures), self.tickets, tuple(self.notes), void=void, bytes_up=self.bytes_up,
-            bytes_down=self.bytes_down,
-        )  # fmt: skip
+        total = Outcome(dict(words), tuple(self.failures), self.tickets, tuple(self.notes), void=void)
+        return replace(total, bytes_up=self.bytes_up, bytes_down=self.bytes_down)
 
     def run(self, shared: Tensors) -> dict[str, Tensor]:
         """Run all exchanges in sequence."""
@@ -521,75 +478,77 @@ class _Session:
         self._require_enough(everyone, "take part")
 
         outcome, present = self._ask(MaskKeys(*common), {}, everyone, "sent keys")
-        keys = [_content(outcome, index, "keys", PUBLIC_BYTES) if index in present else NOBODY for index in everyone]
-        terms = self._terms(shared, outcome, present)
-        if terms is not None:
+        keys = self._contents(outcome, "keys", PUBLIC_BYTES, present)
+        terms = None
+        if any("statement" in extra for extra in outcome.extra.values()):  # nodes sign
+            statements = self._contents(outcome, "statement", STATEMENT_BYTES, present)
+            weights, takes = tuple(visit.weight for visit in self.visits), tuple(visit.take for visit in self.visits)
+            terms = SignedTerms(digest_of(shared), digest_of_key(self.key), weights, takes, statements)
             acceptable = _acceptable(terms, common[0], numbers, keys)
             present = self._drop(present, "the other members would refuse its keys", acceptable)
-            keys = [public if index in present else NOBODY for index, public in enumerate(keys)]
+            keys = tuple(public if index in present else b"" for index, public in enumerate(keys))
         publics = {numbers[index]: keys[index] for index in present}
         agreement = Agreement(common[0], self.needed, publics, describe(self.inner, terms, members))
         self._count(present, up=PUBLIC_BYTES, down=PUBLIC_BYTES * len(present))
 
-        outcome, sharing = self._ask(MaskShares(*common, tuple(keys), terms), {}, present, "distributed shares")
-        size = count * BOX_BYTES
-        boxes = {index: _content(outcome, index, "shares", size) for index in sharing}  # from each, to all members
+        outcome, sharing = self._ask(MaskShares(*common, keys, terms=terms), {}, present, "distributed shares")
+        boxes = self._contents(outcome, "shares", count * BOX_BYTES, sharing)  # from each, to all members
         self._count(sharing, up=BOX_BYTES * (len(present) - 1))
         consents: tuple[bytes, ...] = ()
         if terms is not None:
-            consents, signers = _signatures(outcome, sharing, count, "consent"), terms.statements
+            consents = self._contents(outcome, "consent", SIGNATURE_BYTES, sharing)
+            signers = [Statement.read(statement).key for statement in terms.statements]
             sharing = self._drop(
                 sharing,
                 "it did not sign what it received",
-                lambda index: signed(Statement(signers[index]).key, consents[index], CONSENT, agreement),
+                lambda index: signed(signers[index], consents[index], CONSENT, agreement),
             )
             self._count(present, up=STATEMENT_BYTES, down=STATEMENT_BYTES * len(present))
             self._count(sharing, up=SIGNATURE_BYTES, down=(SIGNATURE_BYTES + STATED_BYTES) * len(sharing))
             terms = terms.unsigned()
 
         flags = tuple(index in sharing for index in everyone)
-        job = Masked(*common, tuple(keys), flags, terms, consents)
+        job = Masked(*common, keys, flags, terms=terms, signatures=consents)
         masked, answered = self._ask(job, shared, sharing, "answered", keep=True)
 
-        survived = tuple(index in answered for index in everyone)
+        lists = (keys, flags, tuple(index in answered for index in everyone), terms)
         signatures: tuple[bytes, ...] = ()
         failed_before = len(self.failures)
         if terms is not None:
-            listed = MaskSurvivors(*common, tuple(keys), flags, survived, terms)
-            outcome, signing = self._ask(listed, {}, answered, "signed the list of answers")
-            signatures = _signatures(outcome, signing, count, "survivors")
+            outcome, signing = self._ask(MaskSurvivors(*common, *lists), {}, answered, "signed the list of answers")
+            signatures = self._contents(outcome, "survivors", SIGNATURE_BYTES, signing)
             self._count(signing, up=SIGNATURE_BYTES, down=(SIGNATURE_BYTES + 2 * STATED_BYTES) * len(signing))
-
-        empty = bytes(BOX_BYTES)
 
         def parcel(to: int) -> bytes:
             span = slice(to * BOX_BYTES, (to + 1) * BOX_BYTES)
-            return b"".join(boxes[index][span] if index in boxes else empty for index in everyone)
+            return b"".join(box[span] or bytes(BOX_BYTES) for box in boxes)
 
-        openings = MaskOpenings(*common, tuple(keys), flags, survived, terms, signatures)
+        openings = MaskOpenings(*common, *lists, signatures)
         outcome, opening = self._ask(openings, {}, answered, "opened their shares", parcel=parcel)
         self._count(answered, up=SHARE_BYTES * len(sharing), down=BOX_BYTES * (len(sharing) - 1))
         del self.failures[failed_before:]  # members that left after answering are in the sum
-        opened = {}
-        for index in opening:
-            content = _content(outcome, index, "opened", count * SHARE_BYTES)
-            opened[numbers[index]] = {numbers[of]: content[of * SHARE_BYTES : (of + 1) * SHARE_BYTES] for of in sharing}
+        shares = self._contents(outcome, "opened", count * SHARE_BYTES, opening)
+        opened = {
+            numbers[index]: {numbers[of]: shares[index][of * SHARE_BYTES : (of + 1) * SHARE_BYTES] for of in sharing}
+            for index in opening
+        }
         shared_by, answered_by = ([numbers[index] for index in group] for group in (sharing, answered))
         words, liar = _unmask(masked.sums, agreement, shared_by, answered_by, opened)
         if liar is not None:
             self.notes.append(f"{named(liar)} opened wrong shares; the sum was computed from the other members' shares")
         return words
 
-    def _terms(self, shared: Tensors, outcome: Outcome, present: Sequence[int]) -> SignedTerms | None:
-        """The terms that nodes sign; None if no client has a signer."""
-        if not any("statement" in extra for extra in outcome.extra.values()):
-            return None
-        statements = [
-            _content(outcome, index, "statement", STATEMENT_BYTES) if index in present else NOBODY
-            for index in range(len(self.visits))
-        ]
-        weights, takes = tuple(visit.weight for visit in self.visits), tuple(visit.take for visit in self.visits)
-        return SignedTerms(digest_of(shared), digest_of_key(self.key), weights, takes, tuple(statements))
+    def _contents(self, outcome: Outcome, name: str, size: int, who: Sequence[int]) -> tuple[bytes, ...]:
+        """The bytes that each of these members sent under this name; empty for the others."""
+        contents = [b""] * len(self.visits)
+        for index in who:
+            extra = outcome.extra.get(index, {})
+            contents[index] = extra[name].numpy().tobytes() if name in extra else b""
+            if len(contents[index]) != size:
+                raise UserError(
+                    f"a member of a secure sum sent {len(contents[index])} bytes of {name}, expected {size}"
+                )
+        return tuple(contents)
 
     def _drop(self, who: Sequence[int], reason: str, holds: Callable[[int], bool]) -> list[int]:
         """The members for which it holds; the others have failed for this reason."""
@@ -632,19 +591,12 @@ class _Session:
         self.bytes_down += down * len(who)
 
 
-def _content(outcome: Outcome, index: int, name: str, size: int) -> bytes:
-    content = outcome.extra[index][name].numpy().tobytes() if name in outcome.extra.get(index, {}) else b""
-    if len(content) != size:
-        raise UserError(f"a member of a secure sum sent {len(content)} bytes of {name}, expected {size}")
-    return content
-
-
 def _acceptable(
     terms: SignedTerms, session: bytes, numbers: Sequence[int], keys: Sequence[bytes]
 ) -> Callable[[int], bool]:
     """Whether the other members will accept this one, so that only a dishonest one is left out."""
-    statements = [Statement(content) for content in terms.statements]
-    contexts = Counter(statement.context for statement in statements if statement.content)
+    statements = [Statement.read(content) for content in terms.statements]
+    contexts = Counter(statement.context for statement in statements if statement.context)
     common, trial = max(contexts, key=contexts.__getitem__, default=b""), private_key(os.urandom(32))
     ones = all(weight == 1 for weight in terms.weights)
 
@@ -661,30 +613,24 @@ def _acceptable(
     return acceptable
 
 
-def _signatures(outcome: Outcome, who: Sequence[int], count: int, name: str) -> tuple[bytes, ...]:
-    """Each member's signature; empty if it sent none."""
-    return tuple(_content(outcome, index, name, SIGNATURE_BYTES) if index in who else b"" for index in range(count))
-
-
 def _unmask(
-    masked: Mapping[str, Tensor], agreement: Agreement, sharing: Sequence[int], answered: Sequence[int],
+    masked: Sums, agreement: Agreement, sharing: Sequence[int], answered: Sequence[int],
     opened: Mapping[int, Mapping[int, bytes]],
 ) -> tuple[dict[str, Tensor], int | None]:  # fmt: skip
     """The unmasked sums by name, and the member that opened wrong shares, if one did and the others suffice."""
-    names = sorted(masked)
+    masked = dict(sorted(masked.items()))
     for liar in (None, *sorted(opened)[:MOST_TRIED]):
         shares = {giver: values for giver, values in opened.items() if giver != liar}
         if liar is not None and len(shares) < agreement.threshold:
             break
-        vector = torch.cat([masked[name].flatten() for name in names])
+        vector = torch.cat([value.flatten() for value in masked.values()])
         try:
             unmask(vector.numpy().view(np.uint64), agreement, sharing, answered, shares)
         except NoShares:
             raise
         except UserError:
             continue
-        parts = torch.split(vector, [masked[name].numel() for name in names])
-        words = {name: part.view(masked[name].shape) for name, part in zip(names, parts, strict=True)}
+        words = tensors.shaped(vector, masked, "")
         if int(words.pop(CHECK)) == len(answered):
             return words, liar
     raise _TooFew("the masks of a secure sum do not cancel: a client violated the agreement; the sum is lost")

@@ -102,30 +102,22 @@ def _either(before: bytes, now: bytes) -> bytes:
     return max(before, now)
 
 
-class PinnedSums:
-    """The members of a run's sums, by subject: one file each, in a folder.
+def pin_members(folder: Path, subject: str, members: Mapping[int, tuple[float, int | None]]) -> None:
+    """Record the members of this subject's sum in a file, each with its weight and number of examples (None: all).
 
-    The difference of two sums on the same subject, one of them without a member, would be that member's part.
+    Refuses a sum whose members differ from those of an earlier one: the difference of two sums on the same subject, one
+    of them without a member, would be that member's part.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __call__(self, subject: str, members: Mapping[int, tuple[float, int | None]]) -> None:
-        """Record the members of this subject's sum, each with its weight and number of examples (None: all).
-
-        Refuses a sum whose members differ from those of an earlier one.
-        """
-        file = self._folder / hashlib.sha256(subject.encode()).hexdigest()[:32]
-        content = hashlib.sha256(repr(sorted(members.items())).encode()).digest()
-        known = read_content(file, DIGEST_BYTES)
-        if known is None:
-            write_whole(file, content)
-        elif known != content:
-            raise UserError(
-                f"{subject.split()[0]} was already summed over other clients, weights or numbers of examples; the "
-                "difference of the two sums would reveal single clients"
-            )
+    file = folder / hashlib.sha256(subject.encode()).hexdigest()[:32]
+    content = hashlib.sha256(repr(sorted(members.items())).encode()).digest()
+    known = read_content(file, DIGEST_BYTES)
+    if known is None:
+        write_whole(file, content)
+    elif known != content:
+        raise UserError(
+            f"{subject.split()[0]} was already summed over other clients, weights or numbers of examples; the "
+            "difference of the two sums would reveal single clients"
+        )
 
 
 class Sessions:

@@ -29,7 +29,7 @@ from unskew.engines.flower.messages import RunAgreement, seal, unseal
 from unskew.engines.flower.node import Node, NodeSource, read_node_data
 from unskew.federation.folder import ROSTER, write_roster
 from unskew.privacy.secure_sum import WITHHELD, SecureUpdates
-from unskew.privacy.signing import NodeRoster, Registered, Signer, Statement
+from unskew.privacy.signing import Registered, Signer, Statement, read_roster
 from unskew.round import statistics
 from unskew.round.client import Train
 
@@ -292,7 +292,7 @@ def test_a_roster_that_its_owner_changed_counts_from_the_next_sum_on(tmp_path):
     server = LyingServer(tmp_path, honest)
     assert not server.train().void
     write_roster(tmp_path / "node-2" / ROSTER, {f"node-{each}": node_key(f"node-{each}").public for each in (1, 2, 3)})
-    assert len(NodeRoster.read(tmp_path / "node-2" / ROSTER).names) == 3
+    assert len(read_roster(tmp_path / "node-2" / ROSTER)) == 3
     outcome = server.train_again(shared=moved(statistics.build_shared(first_state())), number=2)
     assert [failure.client for failure in outcome.failures] == [2]
     assert "the keys of client 0 are not signed by a node in roster.txt" in outcome.failures[0].reason
@@ -498,12 +498,11 @@ def restated(**changes):
             return reply
         fields, came = unseal(reply)
         sent = {name: value.numpy().tobytes() for name, value in came}
-        stated = Statement(sent["statement"])
+        stated = Statement.read(sent["statement"])
         keys = changes.get("keys", sent["keys"])
         own = Signer(Registered(private_of("node-2"), None), changes.get("context", stated.context), None, None)
-        member = SimpleNamespace(
-            number=2, session=b64decode(asked["job"]["session"]), public=keys, signing_seed=bytes(32)
-        )
+        session = b64decode(asked["job"]["session"])
+        member = SimpleNamespace(number=2, session=session, public=keys, derive=lambda purpose: bytes(32))
         statement = own.state(member, changes.get("examples", stated.examples))
         made = {"keys": keys, "statement": statement}
         return seal(

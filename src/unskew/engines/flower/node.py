@@ -60,7 +60,7 @@ from unskew.engines.flower.messages import (
 from unskew.engines.flower.policy import MEGABYTE, Policy
 from unskew.engines.flower.promises import Purpose, check_masked, name_of, subject_of
 from unskew.privacy.secure_sum import Masked, SecureJob, digest_of
-from unskew.privacy.sessions import PinnedSums, Sessions
+from unskew.privacy.sessions import Sessions, pin_members
 from unskew.privacy.signing import Registered, Signer
 from unskew.round.client import ClientSide, plan_ahead
 from unskew.round.client_memory import MemoryFormat
@@ -369,7 +369,7 @@ class NodeRun:
         if registered is not None:
             context = hashlib.sha256(agreement.common + digest_of(frozen)).digest()
             subject = partial(subject_of, algorithm=side.algorithm)
-            signer = Signer(registered, context, subject, PinnedSums(folder / "sums"), say)
+            signer = Signer(registered, context, subject, partial(pin_members, folder / "sums"), say)
         self.side: ClientSide = replace(
             side, memory=self.memory, secret=own.secret, sessions=own.sessions, signer=signer, own_tests=fitted.tests
         )
