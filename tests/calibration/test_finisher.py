@@ -18,7 +18,7 @@ from unskew.calibration.oracle import oracle
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.trust import remember
+from unskew.core.plugins import remember
 from unskew.methods import parse_method
 from unskew.round.algorithm import Algorithm
 

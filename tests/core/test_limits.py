@@ -71,4 +71,3 @@ def test_a_path_that_cannot_be_one_is_refused_in_a_short_message(tmp_path, name)
     with pytest.raises(UserError, match=r"^the path .* cannot be used: .*; give another$") as error:
         limits.check_plain(tmp_path / name)
     assert len(str(error.value)) < 500
-    assert not limits.is_folder(tmp_path / name)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from unskew.core.errors import UserError
-from unskew.core.trust import plugins_in
+from unskew.core.plugins import plugins_in
 from unskew.models import build
 
 

@@ -11,7 +11,7 @@ import unskew
 from unskew.calibration import is_bound
 from unskew.console.main import main
 from unskew.core.errors import UserError
-from unskew.core.trust import remember, unknown_plugins
+from unskew.core.plugins import remember, unknown_plugins
 from unskew.runs.config import OPTIONS, PLUGGABLE
 from unskew.runs.seals import seal_folder
 

@@ -10,8 +10,7 @@ from unskew.calibration.qda import qda
 from unskew.calibration.ridge import ridge
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind, nearest
-from unskew.core.plugins import load_function
-from unskew.core.trust import unknown_plugins
+from unskew.core.plugins import load_function, unknown_plugins
 
 CALIBRATIONS: dict[str, Callable[..., Finisher]] = {
     build.__name__: build for build in (ccvr, uscc, lda, ridge, qda, oracle)

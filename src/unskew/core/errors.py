@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from numbers import Integral, Real
 from os import PathLike, fspath
@@ -53,9 +54,7 @@ class ClientFailure(Exception):
         self.skippable = skippable
 
 
-LIBRARIES = frozenset(
-    ("unskew", "torch", "torchvision", "numpy", "scipy", "sklearn", "PIL", "msgspec", "pyarrow", "flwr")
-)
+LIBRARIES = ("unskew", "torch", "torchvision", "numpy", "scipy", "sklearn", "PIL", "msgspec", "pyarrow", "flwr")
 IN_PLUGIN = "\n  File "  # begins the location in a plug-in
 
 
@@ -109,11 +108,10 @@ Answer = TypeVar("Answer")
 
 
 def _names_file(value: Any) -> bool:
-    try:
+    with suppress(Exception):  # a caller's class may raise anything
         name = fspath(value)
-    except Exception:  # noqa: BLE001  a caller's class may raise anything
-        return False
-    return isinstance(name, str) and name != "" and "\0" not in name
+        return isinstance(name, str) and name != "" and "\0" not in name
+    return False
 
 
 def _is_list(value: Any) -> bool:
@@ -136,15 +134,11 @@ def accepts(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
     signature = inspect.signature(function)
     tests: dict[str, tuple[str, Callable[[Any], bool], bool]] = {}
     for name, parameter in signature.parameters.items():
-        members = (
-            get_args(parameter.annotation)
-            if get_origin(parameter.annotation) in (Union, UnionType)
-            else (parameter.annotation,)
-        )
-        types = {get_origin(member) or member for member in members if member is not NoneType}
+        annotation = parameter.annotation
+        members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        types, optional = {get_origin(member) or member for member in members}, NoneType in members
         for wanted, fits, annotations in _KINDS:
-            if types in annotations:
-                optional = NoneType in members
+            if types - {NoneType} in annotations:
                 tests[name] = f"{wanted}, or None" if optional else wanted, fits, optional
 
     @functools.wraps(function)

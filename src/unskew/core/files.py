@@ -45,10 +45,8 @@ def _is_running(process: int) -> bool:
     try:
         if os.name == "posix":
             os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:  # it belongs to another user
-        pass
+    except (OSError, OverflowError) as error:
+        return isinstance(error, PermissionError)  # it belongs to another user
     return True
 
 
@@ -63,21 +61,43 @@ MAX_WHOLE = 2**64  # absolute value of a whole number
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
 
 
-def write_whole(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Replace a file atomically; only the owner may read a ``secret`` one."""
+@contextmanager
+def _failing(path: Path, action: str = "written") -> Iterator[None]:
+    """Report an OSError inside: the path cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be {action}: {error.strerror or error}") from error
+
+
+@contextmanager
+def in_pieces(path: Path) -> Iterator[Path]:
+    """A temporary file for a large file's pieces; it replaces the path at the end and is removed after an error."""
     temporary = part_beside(path)
     try:
-        make_folder(path.parent)
-        with open(os.open(temporary, _NEW, 0o600 if secret else 0o666), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
+        with _failing(path):
+            make_folder(path.parent)
+            yield temporary
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+    finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def write_whole(path: Path, content: bytes, *, secret: bool = False) -> None:
+    """Replace a file atomically; only the owner may read a ``secret`` one."""
+    with in_pieces(path) as temporary, open(os.open(temporary, _NEW, 0o600 if secret else 0o666), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_again(path: Path, content: bytes) -> None:
+    """Write a file that can be recreated, without waiting for the disk."""
+    with _failing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def make_folder(path: Path) -> None:
@@ -94,14 +114,12 @@ def sync_folder(path: Path) -> None:
     """Make the names of a folder's files durable; syncing a file alone does not."""
     if os.name != "posix":  # Windows cannot open a folder
         return
-    try:
+    with suppress(PermissionError):  # writable, but not readable
         folder = os.open(path, os.O_RDONLY)
-    except PermissionError:  # writable, but not readable
-        return
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def write_fully(descriptor: int, content: bytes) -> None:
@@ -116,47 +134,15 @@ def write_fully(descriptor: int, content: bytes) -> None:
 def append_secret(path: Path, content: bytes) -> None:
     """Append lines to a file that only its owner may read; several processes may do so. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        write_fully(descriptor, content)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def in_pieces(path: Path) -> Iterator[Path]:
-    """A temporary file for a large file's pieces; it replaces the path at the end and is removed after an error."""
-    temporary = part_beside(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def write_again(path: Path, content: bytes) -> None:
-    """Write a file that can be recreated, without waiting for the disk."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(content)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0) as file:
+        write_fully(file.fileno(), content)
 
 
 def wipe(file: Path) -> None:
     """Empty a file and remove it."""
-    try:
+    with _failing(file, "removed"), suppress(FileNotFoundError):
         os.truncate(file, 0)
         file.unlink()
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise UserError(f"{file} cannot be removed: {error.strerror or error}") from error
 
 
 def read_content(path: Path, most: int = MAX_BYTES) -> bytes | None:

@@ -40,9 +40,9 @@ def parse_size(text: str, where: str) -> int:
 
 def unpack_limit(on_disk: int, *, at_once: bool = True) -> int:
     """How many bytes files of ``on_disk`` bytes may unpack to; ``at_once``: all of them are in memory together."""
-    if (limit := _user_limit()) is not None:
-        return limit
-    return min(max(FLOOR, RATIO * on_disk), int(physical_memory() / 2) if at_once else 2**63)
+    limit = _user_limit()
+    most = int(physical_memory() / 2) if at_once else 2**63
+    return min(max(FLOOR, RATIO * on_disk), most) if limit is None else limit
 
 
 def check_memory(needed: int, name: str, instead: str) -> None:
@@ -108,14 +108,6 @@ def check_plain(path: Path) -> None:
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
         raise UserError(f"{path} cannot be read: it is {kind}; give a file")
-
-
-def is_folder(path: Path) -> bool:
-    """Whether the path is a folder; False for an invalid path."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def read_plain(path: Path, advice: str = "check the path and its permissions") -> bytes:

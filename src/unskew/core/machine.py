@@ -5,7 +5,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +37,10 @@ def physical_memory() -> float:
 
 def available_memory() -> float:
     """The bytes that other programs leave free now, where Linux reports them."""
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        found = None
-    return float("inf") if found is None else 1024.0 * int(found[1])
+    with suppress(OSError):
+        if found := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text()):
+            return 1024.0 * int(found[1])
+    return float("inf")
 
 
 def max_files() -> int:
@@ -83,8 +82,8 @@ def resolve_device(text: str) -> torch.device:
         return torch.device(kind)
     device = torch.device(text)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    there = {"cpu": True, "cuda": 0 <= (device.index or 0) < count, "mps": torch.backends.mps.is_available()}
-    if not there[device.type]:
+    available = {"cpu": True, "cuda": (device.index or 0) < count, "mps": torch.backends.mps.is_available()}
+    if not available[device.type]:
         number = "" if device.index is None else f" {device.index}"
         raise UserError(f"--device {text}: PyTorch found no {device.type.upper()} device{number}; use auto or cpu")
     return device
@@ -129,7 +128,7 @@ def deterministic(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     torch.use_deterministic_algorithms(True)
     try:
@@ -137,12 +136,10 @@ def deterministic(device: torch.device) -> Iterator[None]:
     except RuntimeError as error:
         if "does not have a deterministic implementation" not in str(error):
             raise
-        operation = str(error).partition(" ")[0]
-        raise RuntimeError(
-            f"{operation} is not deterministic on {device}; leave it out of the network or method, or use --device cpu"
-        ) from error
+        problem = f"{str(error).partition(' ')[0]} is not deterministic on {device}"
+        raise RuntimeError(f"{problem}; leave it out of the network or method, or use --device cpu") from error
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.use_deterministic_algorithms(before, warn_only=warned)
         torch.backends.cudnn.benchmark = benchmark
 
 
@@ -165,7 +162,7 @@ def neutral(*, keep_threads: bool = False) -> Iterator[None]:
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
-        stack.enter_context(_PROCESS.standard())
+        stack.enter_context(_process_settings())
         if sys.float_info.min / 2 == 0.0:  # the caller flushes subnormal numbers to zero
             torch.set_flush_denormal(False)
             stack.callback(torch.set_flush_denormal, True)
@@ -174,45 +171,42 @@ def neutral(*, keep_threads: bool = False) -> Iterator[None]:
         yield
 
 
-class _Process:
+_lock = threading.Lock()
+_inside = 0  # threads and nested calls
+_restore = ExitStack()
+
+
+@contextmanager
+def _process_settings() -> Iterator[None]:
     """Process-wide settings: the first thread to enter changes them, the last to leave restores them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._restore = ExitStack()
-
-    @contextmanager
-    def standard(self) -> Iterator[None]:
-        with self._lock:
-            if not self._inside:
-                self._change()
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
-                if not self._inside:
-                    self._restore.close()
-
-    def _change(self) -> None:
-        if (dtype := torch.get_default_dtype()) != torch.float32:
-            torch.set_default_dtype(torch.float32)
-            self._restore.callback(torch.set_default_dtype, dtype)
-        if not torch._C._get_mkldnn_enabled():
-            torch._C._set_mkldnn_enabled(True)
-            self._restore.callback(torch._C._set_mkldnn_enabled, False)
-        if not hasattr(torch.backends.mkldnn, "matmul"):  # before PyTorch 2.9, one setting covers all products
-            if (precision := torch.get_float32_matmul_precision()) != "highest":
-                torch.set_float32_matmul_precision("highest")
-                self._restore.callback(torch.set_float32_matmul_precision, precision)
-            return
-        for backend, name in PRODUCTS:
-            kernels = getattr(getattr(torch.backends, backend), name)
-            if (precision := kernels.fp32_precision) not in EXACT:
-                kernels.fp32_precision = "ieee"
-                self._restore.callback(setattr, kernels, "fp32_precision", precision)
+    global _inside
+    with _lock:
+        if not _inside:
+            _change_settings()
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                _restore.close()
 
 
-_PROCESS = _Process()
+def _change_settings() -> None:
+    if (dtype := torch.get_default_dtype()) != torch.float32:
+        torch.set_default_dtype(torch.float32)
+        _restore.callback(torch.set_default_dtype, dtype)
+    if not torch._C._get_mkldnn_enabled():
+        torch._C._set_mkldnn_enabled(True)
+        _restore.callback(torch._C._set_mkldnn_enabled, False)
+    if not hasattr(torch.backends.mkldnn, "matmul"):  # before PyTorch 2.9, one setting covers all products
+        if (precision := torch.get_float32_matmul_precision()) != "highest":
+            torch.set_float32_matmul_precision("highest")
+            _restore.callback(torch.set_float32_matmul_precision, precision)
+        return
+    for backend, name in PRODUCTS:
+        kernels = getattr(getattr(torch.backends, backend), name)
+        if (precision := kernels.fp32_precision) not in EXACT:
+            kernels.fp32_precision = "ieee"
+            _restore.callback(setattr, kernels, "fp32_precision", precision)

@@ -1,12 +1,13 @@
-"""Code from outside the package: functions named ``package.module:function``, and optional dependencies."""
+"""Code from outside the package: functions named ``package.module:function``, trusted ones, optional dependencies."""
 
 import hashlib
-import importlib
+import importlib.util
+import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from unskew.core.errors import Ended, MissingExtra, UserError, brief, describe_error
-from unskew.core.files import read_content
+from unskew.core.files import append_secret, parse_json, read_content
+from unskew.core.text import parse_calls
 
 _PLUGIN = re.compile(r"([^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*):([^\W\d]\w*)")
 _NOT_PLUGINS = re.compile(
@@ -90,7 +92,7 @@ def plugin_sha256(plugin: Plugin) -> str:
         if spec is None:
             raise UserError(f"plug-in {plugin}: the module {plugin.module} does not exist")
         folders = spec.submodule_search_locations
-    content = read_content(Path(spec.origin)) if spec is not None and spec.has_location and spec.origin else None
+    content = read_content(Path(spec.origin)) if spec and spec.has_location and spec.origin else None
     if content is None:
         raise UserError(f"plug-in {plugin}: the module {plugin.module} has no source file to compute its hash from")
     return hashlib.sha256(content).hexdigest()
@@ -103,7 +105,7 @@ def _same_dtype() -> Iterator[None]:
     try:
         yield
     finally:
-        if (torch := sys.modules.get("torch")) is not None:
+        if torch := sys.modules.get("torch"):
             torch.set_default_dtype(before or torch.float32)
 
 
@@ -119,3 +121,57 @@ def require_extra(module: str, name: str = "privacy") -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingExtra(f'{module.split(".")[0]} is not installed; pip install "unskew[{name}]"') from error
+
+
+# Only plug-ins that this user has named on this machine run; a run directory cannot bring others. They are listed in
+# $XDG_STATE_HOME/unskew/plugins.jsonl, each call with the file or folder of its module, since a module of the same name
+# in another location is different code: ["my_nets:small(width=8)", "/home/ada/nets/my_nets.py"]
+OWN = ("timm:", "unskew.data.synthetic_set:", "unskew.reproduce.networks:")  # harmless with any arguments
+
+
+def plugins_in(text: str) -> list[str]:
+    """The plug-in calls in a text, in canonical spelling; a text that cannot be parsed counts as one call."""
+    try:
+        calls = [str(call) for call in parse_calls(text, "method")]
+    except UserError:
+        calls = [text]
+    return [call for call in calls if ":" in call and not call.startswith(OWN)]
+
+
+def remember(texts: Iterable[str]) -> None:
+    """Record that the user has named the plug-ins in these texts, if the list can be written."""
+    new, file = [call for text in texts for call in unknown_plugins(text)], _register()
+    with suppress(OSError):
+        if new and file is not None:
+            append_secret(file, "".join(json.dumps([call, _locate(call)]) + "\n" for call in new).encode())
+
+
+def unknown_plugins(text: str) -> list[str]:
+    """The plug-ins in a text that the user has not named on this machine."""
+    if not (calls := plugins_in(text)):
+        return []
+    known: set[tuple[str, str]] = set()
+    file = _register()
+    with suppress(UserError):
+        for line in ((file and read_content(file)) or b"").splitlines():
+            with suppress(ValueError, TypeError):
+                call, location = parse_json(line)
+                known |= {(str(call), str(location)), (str(call), "")}  # a module that does not exist cannot run
+    return [call for call in calls if (call, _locate(call)) not in known]
+
+
+def _register() -> Path | None:
+    """The list's path, always absolute: a run directory must not bring its own list. None without a home folder."""
+    base = os.environ.get("XDG_STATE_HOME") or ""
+    folder = Path(base if os.path.isabs(base) else os.path.expanduser("~/.local/state"))
+    return folder / "unskew" / "plugins.jsonl" if folder.is_absolute() else None
+
+
+def _locate(call: str) -> str:
+    try:
+        add_working_directory()
+        spec = importlib.util.find_spec(call.partition(":")[0].partition(".")[0])
+    except (OSError, ImportError, ValueError):
+        return ""
+    locations = () if spec is None else (spec.origin, *(spec.submodule_search_locations or ()))
+    return next(filter(None, locations), "")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -74,12 +75,6 @@ def flat(tensors: Tensors) -> Tensor:
     return torch.cat(pieces).double()
 
 
-def shaped(vector: Tensor, like: Tensors, prefix: str) -> Tensors:
-    """Views of the vector with these shapes, their names prefixed."""
-    parts = torch.split_with_sizes(vector, [value.numel() for value in like.values()])
-    return {prefix + name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
-
-
 def add(left: Sums | None, right: Sums) -> Sums:
     """``left + right``, name by name; None is the empty sum."""
     if left is None:
@@ -116,8 +111,7 @@ def views(memory: mmap.mmap | bytearray | memoryview, layout: Layout) -> Tensors
     tensors = {}
     for name, dtype, shape, offset in layout:
         kind = getattr(torch, dtype)
-        count = int(torch.Size(shape).numel())
-        if count:
+        if count := math.prod(shape):
             tensors[name] = torch.frombuffer(memory, dtype=kind, count=count, offset=offset).view(shape)
         else:
             tensors[name] = torch.empty(shape, dtype=kind)
@@ -177,28 +171,16 @@ DOUBLE = 8  # bytes of a number in a sum
 
 
 @dataclass(frozen=True)
-class StridedView:
-    """A tensor's shape, strides and first element in a vector."""
-
-    shape: torch.Size
-    strides: tuple[int, ...]
-    start: int
-
-
-@dataclass(frozen=True)
 class Packed:
-    """A vector that holds a network's tensors, and their positions; ``others`` names the tensors outside it."""
+    """A vector that holds a network's tensors; ``others`` names the tensors outside it."""
 
     vector: Tensor
-    positions: dict[str, StridedView]
+    positions: dict[str, tuple[torch.Size, tuple[int, ...], int]]  # shape, strides and first element
     others: tuple[str, ...]
 
-    def views(self, vector: Tensor, prefix: str = "") -> Tensors:
-        """The tensors in a vector of this layout, not copied, their names prefixed."""
-        return {
-            prefix + name: vector.as_strided(position.shape, position.strides, position.start)
-            for name, position in self.positions.items()
-        }
+    def views(self, vector: Tensor) -> Tensors:
+        """The tensors in a vector of this layout, not copied."""
+        return {name: vector.as_strided(*position) for name, position in self.positions.items()}
 
     def copied(self, tensors: Tensors, dtype: torch.dtype) -> Tensor:
         """A new vector of this layout with the values of these tensors, zeros in the gaps."""
@@ -218,13 +200,13 @@ def pack(module: nn.Module) -> Packed:
     first = next(iter(tensors.values()), torch.empty(0))
     step = max(1, ALIGN // first.element_size())
     sharing = Counter(value.untyped_storage().data_ptr() for value in tensors.values())
-    positions: dict[str, StridedView] = {}
+    positions: dict[str, tuple[torch.Size, tuple[int, ...], int]] = {}
     end = 0
     for name, value in tensors.items():
         storage = value.untyped_storage()
         alone = sharing[storage.data_ptr()] == 1 and storage.nbytes() == value.numel() * value.element_size()
         if alone and value.is_contiguous() and (value.dtype, value.device) == (first.dtype, first.device):
-            positions[name] = StridedView(value.shape, value.stride(), end)
+            positions[name] = value.shape, value.stride(), end
             end += -(-value.numel() // step) * step
     vector = torch.zeros(end, dtype=first.dtype, device=first.device)
     packed = Packed(vector, positions, tuple(name for name in tensors if name not in positions))
@@ -242,7 +224,9 @@ class PackedSums(Mapping[str, Tensor]):
 
     @staticmethod
     def of(sums: Mapping[str, Tensor]) -> "PackedSums":
-        """Copy sums into a new vector, padded with zeros."""
+        """The sums in one vector, padded with zeros; they are copied unless they are packed already."""
+        if isinstance(sums, PackedSums):
+            return sums
         layout, end = plan_layout(dict(sorted(sums.items(), key=lambda item: not item[1].is_floating_point())))
         packed = PackedSums(layout, torch.zeros(end // DOUBLE, dtype=torch.float64))
         for name, view in packed.by_name().items():
@@ -251,7 +235,13 @@ class PackedSums(Mapping[str, Tensor]):
 
     def by_name(self) -> Sums:
         """The sums by name: views of the vector."""
-        return {name: self._view(dtype, shape, offset) for name, dtype, shape, offset in self.layout}
+        sums = {}
+        for name, dtype, shape, offset in self.layout:
+            part = self.vector[offset // DOUBLE : offset // DOUBLE + math.prod(shape)].view(shape)
+            sums[name] = part if dtype == "float64" else part.view(torch.int64)
+        return sums
+
+    _named = cached_property(by_name)  # for single entries
 
     def add(self, other: "PackedSums") -> None:
         """Add sums of the same layout, in place."""
@@ -275,16 +265,8 @@ class PackedSums(Mapping[str, Tensor]):
             return len(self.vector)
         return next(offset for _, dtype, _, offset in self.layout if dtype != "float64") // DOUBLE
 
-    def _view(self, dtype: str, shape: list[int], offset: int) -> Tensor:
-        start = offset // DOUBLE
-        part = self.vector[start : start + torch.Size(shape).numel()].view(shape)
-        return part if dtype == "float64" else part.view(torch.int64)
-
     def __getitem__(self, name: str) -> Tensor:
-        for entry, dtype, shape, offset in self.layout:
-            if entry == name:
-                return self._view(dtype, shape, offset)
-        raise KeyError(name)
+        return self._named[name]
 
     def __iter__(self) -> Iterator[str]:
         return (entry[0] for entry in self.layout)

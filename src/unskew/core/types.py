@@ -253,6 +253,7 @@ Sampler = Callable[["Key", "Roster", int], list[Visit]]
 Arrive = Callable[["Key", list[Visit]], list[Visit] | None]  # drawn visits -> those that take place; None: all
 Scale = Callable[[int, Local], float]  # the steps of a visit -> the factor on its update
 Aggregate = Callable[[Sums], Tensors]
+Exchange = Callable[["Engine", "Job", Tensors, Sequence[Visit], "Key"], "Outcome"]  # the sums of a job over the visits
 Progress = Callable[[int, int], None]  # done, total
 
 
@@ -463,43 +464,3 @@ class SecureAggregation:
     def __str__(self) -> str:
         """As written in a method's text."""
         return "secure" if self.threshold == THRESHOLD else f"secure(threshold={self.threshold:g})"
-
-
-class Exchange(Protocol):
-    """How a job's sums reach the server, if a method changes it."""
-
-    def __call__(self, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: "Key") -> Outcome:
-        """The job's sums over the visits; ``void`` if too few clients stayed."""
-
-
-class Mechanism(Protocol):
-    """Differential privacy of updates: clients clip, clients or the server add noise, and ε follows."""
-
-    @property
-    def delta(self) -> float:
-        """δ, the probability with which the guarantee may fail."""
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether noise and participation follow from the key."""
-
-    def through(self, exchange: Exchange) -> "Mechanism":
-        """This mechanism for updates that reach the server through the exchange."""
-
-    def clip_update(self, sums: Sums) -> Sums:
-        """Clip a client's sums before it sends them."""
-
-    def with_share(self, words: Tensors, needed: int, members: int) -> Tensors:
-        """Add a client's share of the noise to its words, before they are masked."""
-
-    def add_noise(self, sums: Sums, params: Tensors, expected: int, key: "Key") -> Sums:
-        """Add noise to the sums over a round's visits, possibly none; ``expected`` visits were planned."""
-
-    def unit(self, drawn: int, clients: int) -> str:
-        """Whom ε protects."""
-
-    def epsilon(self, rounds: int, drawn: int, clients: int, *, replaced: bool = False) -> float | None:
-        """ε of ``rounds`` rounds with ``drawn`` of ``clients`` clients each; None: without noise there is none.
-
-        ``replaced``: neighbours differ in one client's data, which covers adding or removing one of its examples.
-        """

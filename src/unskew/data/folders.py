@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from unskew.core.errors import UserError, brief
-from unskew.core.limits import check_plain, check_unpacked, is_folder, read_plain, size_on_disk, user_path
+from unskew.core.limits import check_plain, check_unpacked, read_plain, size_on_disk, user_path
 from unskew.core.text import cut
 from unskew.data.interface import OWN, DataRequest, Download, Rows, Source, find_by
 
@@ -33,7 +33,7 @@ def read_folder(request: DataRequest) -> Rows:
     """List ``folder:DIR`` or a zip archive: a folder per class, as in ImageFolder, perhaps inside train/ and test/."""
     root = user_path(request.path)
     zipped = root.suffix.lower() == ".zip"
-    if not request.path or not (zipped or is_folder(root)):
+    if not request.path or not (zipped or os.path.isdir(root)):
         raise UserError(f"{cut(request.name)}: {brief(request.path)} is not a folder; give {LAYOUT}, or such a .zip")
     found = _members(root) if zipped else _walk(root)
     files = [parts for parts in found if not any(name[:1] == "." or name.lower() in _IGNORED for name in parts)]

@@ -114,7 +114,7 @@ class RobustMean:
         def collect() -> Iterator[Reply | Failure | Note]:
             for item in engine.visit(job, shared, visits, key):
                 if isinstance(item, Reply):
-                    sums = item.sums if isinstance(item.sums, PackedSums) else PackedSums.of(item.sums)
+                    sums = PackedSums.of(item.sums)
                     if not replies:
                         needed, most = 3 * len(visits) * sums.vector.numel() * DOUBLE, physical_memory() / 2
                         if needed > most:

@@ -32,53 +32,33 @@ def norm_layer(name: str, *, eps: float = 1e-5, momentum: float = 0.1) -> Norm:
 SMALL = 64  # pixels: if the shorter side is below this, the first layers do not reduce the size
 
 
-class BasicBlock(nn.Module):
-    """Two 3×3 convolutions and a shortcut."""
+class Residual(nn.Module):
+    """Convolutions, each with its channels, kernel and stride, and a shortcut."""
 
-    expansion = 1
-
-    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
+    def __init__(self, inputs: int, convolutions: Sequence[tuple[int, int, int]], norm: Norm) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
-        self.bn1 = norm(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = norm(width)
-        self.downsample = _shortcut(inputs, width, stride, norm)
+        self.count, channels, reduction = len(convolutions), inputs, 1
+        for number, (outputs, kernel, stride) in enumerate(convolutions, 1):
+            self.add_module(f"conv{number}", nn.Conv2d(channels, outputs, kernel, stride, kernel // 2, bias=False))
+            self.add_module(f"bn{number}", norm(outputs))
+            channels, reduction = outputs, reduction * stride
+        self.downsample: nn.Module = nn.Identity()
+        if (reduction, channels) != (1, inputs):
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, channels, 1, reduction, bias=False), norm(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, inputs, H, W] -> [B, width, H/stride, W/stride]."""
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
-
-
-class Bottleneck(nn.Module):
-    """1×1, 3×3 (with the stride) and 1×1 convolutions, and a shortcut."""
-
-    expansion = 4
-
-    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
-        super().__init__()
-        outputs = width * self.expansion
-        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
-        self.bn1 = norm(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.bn2 = norm(width)
-        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
-        self.bn3 = norm(outputs)
-        self.downsample = _shortcut(inputs, outputs, stride, norm)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, inputs, H, W] -> [B, 4·width, H/stride, W/stride]."""
-        y = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
-        return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+        """[B, inputs, H, W] -> [B, channels, H/stride, W/stride]."""
+        y = x
+        for number in range(1, self.count + 1):
+            y = F.relu(y) if number > 1 else y
+            y = self.get_submodule(f"bn{number}")(self.get_submodule(f"conv{number}")(y))
+        return F.relu(y + self.downsample(x))
 
 
 class ResNet(nn.Module):
     """Four stages of blocks, global average pooling, one linear layer."""
 
-    def __init__(
-        self, block: type[BasicBlock | Bottleneck], depths: Sequence[int], shape: Shape, classes: int, norm: Norm
-    ) -> None:
+    def __init__(self, shape: Shape, classes: int, norm: Norm, depths: Sequence[int], *, bottleneck: bool) -> None:
         super().__init__()
         self.small = min(shape[1:]) < SMALL
         kernel, stride, padding = (3, 1, 1) if self.small else (7, 2, 3)
@@ -86,15 +66,17 @@ class ResNet(nn.Module):
         self.bn1 = norm(64)
         inputs = 64
         for stage, depth in enumerate(depths):
-            blocks = []
+            width, blocks = 64 * 2**stage, []
             for index in range(depth):
-                blocks.append(block(inputs, 64 * 2**stage, 2 if stage and not index else 1, norm))
-                inputs = 64 * 2**stage * block.expansion
+                stride = 2 if stage and not index else 1
+                convolutions = [(width, 3, stride), (width, 3, 1)]
+                if bottleneck:
+                    convolutions = [(width, 1, 1), (width, 3, stride), (4 * width, 1, 1)]
+                blocks.append(Residual(inputs, convolutions, norm))
+                inputs = convolutions[-1][0]
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
         self.fc = nn.Linear(inputs, classes)
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        _draw_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, ch, H, W] -> [B, C]."""
@@ -109,18 +91,18 @@ class ResNet(nn.Module):
 
 def resnet_18(shape: Shape, classes: int, *, norm: str = "batch") -> ResNet:
     """ResNet-18: 512 features, 11 million weights. norm=batch|group."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), shape, classes, norm_layer(norm))
+    return ResNet(shape, classes, norm_layer(norm), (2, 2, 2, 2), bottleneck=False)
 
 
 def resnet_50(shape: Shape, classes: int, *, norm: str = "batch") -> ResNet:
     """ResNet-50: 2,048 features, 24 million weights. norm=batch|group."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), shape, classes, norm_layer(norm))
+    return ResNet(shape, classes, norm_layer(norm), (3, 4, 6, 3), bottleneck=True)
 
 
-def _shortcut(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Module:
-    if stride == 1 and inputs == outputs:
-        return nn.Identity()
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+def _draw_convolutions(network: nn.Module) -> None:
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out")
 
 
 MOBILENET_BLOCKS = (  # expansion, channels, how many, stride of the first
@@ -167,10 +149,9 @@ class MobileNetV2(nn.Module):
         self.bottleneck = nn.Linear(LAST, bottleneck) if bottleneck else nn.Identity()
         last = nn.Linear(bottleneck or LAST, classes)
         self.classifier = nn.Sequential(nn.Identity() if small else nn.Dropout(0.2), last)
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out")
-            elif isinstance(layer, nn.Linear):
+        _draw_convolutions(self)
+        for layer in (self.bottleneck, last):
+            if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, 0, 0.01)
                 nn.init.zeros_(layer.bias)
 
@@ -249,9 +230,7 @@ class EfficientNetLite(nn.Module):
         self._bn1 = norm(LAST)
         self._dropout = nn.Dropout(0.2)
         self._fc = nn.Linear(LAST, classes)
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+        _draw_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, ch, H, W] -> [B, C]."""

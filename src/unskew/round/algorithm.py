@@ -15,6 +15,7 @@ from unskew.round.server import sgd, weighted_mean
 
 if TYPE_CHECKING:
     from unskew.calibration.finisher import Finisher
+    from unskew.privacy.noise import PrivateUpdates
 
 AFTER_TRAINING = ("finish", "withhold", "secure", "private")  # no round uses these
 SHARED_SLOTS = ("margin", "terms", "statistics", "remember", "finish")  # any number of methods append to these
@@ -87,7 +88,7 @@ class Algorithm:
     correction: types.Correction | None = None
     local: types.Local = field(default_factory=types.Local)
     scale: types.Scale | None = None
-    mechanism: types.Mechanism | None = None
+    mechanism: "PrivateUpdates | None" = None
     exchange: types.Exchange | None = None
     aggregate: types.Aggregate = weighted_mean
     server: types.ServerOptimizer = field(default_factory=sgd)

@@ -47,11 +47,7 @@ def objective(algorithm: "Algorithm", step: Step) -> Loss:
 
 NUMBERS = ("weight", "scaled", "metric/loss", "metric/examples", "metric/visits")
 HEAD = ALIGN // DOUBLE  # length of the vector's head: the numbers, then zeros
-
-
-def new_room(count: int) -> Tensor:
-    """Memory for a vector of ``count`` numbers."""
-    return torch.empty(count, dtype=torch.float64)
+new_room = partial(torch.empty, dtype=torch.float64)  # memory for a vector of that many numbers
 
 
 def pack_update(
@@ -84,11 +80,13 @@ def descend(side: "ClientSide", shared: Tensors, memory: Tensors, client: int, b
     """Take the plan's steps in place, on the side's device; return the sum of the loss over all examples."""
     losses = list[Tensor]()
     update = make_optimizer(side.trained, local, len(batches.counts))
-    by_hand = side.passes if side.plain else None
+    algorithm = side.algorithm
+    changed = algorithm.margin or algorithm.blend or algorithm.terms or algorithm.head
+    by_hand = None if changed else side.passes  # they minimise only the mean cross-entropy
     gradients_of = _by_autograd(side, shared, memory, client) if by_hand is None else by_hand.gradients
-    if side.algorithm.perturbation is not None:
-        gradients_of = _perturbed(side, side.algorithm.perturbation(shared, memory), gradients_of)
-    added = side.algorithm.correction(shared, memory) if side.algorithm.correction is not None else {}
+    if algorithm.perturbation is not None:
+        gradients_of = _perturbed(side, algorithm.perturbation(shared, memory), gradients_of)
+    added = algorithm.correction(shared, memory) if algorithm.correction is not None else {}
     correction = [added[name] for name in side.params] if added else None
     for step in range(len(batches.counts)):
         loss, gradients = gradients_of(*side.train.batch(*batches.row(step)))
@@ -106,10 +104,22 @@ Gradients = Callable[[Tensor, Tensor], tuple[Tensor, Sequence[Tensor]]]  # image
 
 
 def _by_autograd(side: "ClientSide", shared: Tensors, memory: Tensors, client: int) -> Gradients:
-    """The methods' loss and its gradients, by autograd."""
+    """The methods' loss and its gradients, by autograd; a reference model is loaded at its first use in a visit."""
     algorithm, counts = side.algorithm, side.counts(client).to(side.device)
     encoder = side.network.encoder if side.passes is None else side.passes.encode
-    encode, predict = _references(side, shared, memory)
+    loaded: dict[str, Network] = {}
+
+    def encode(images: Tensor, name: str) -> Tensor:
+        if name not in loaded:
+            loaded[name] = side.reference(name, shared if name == "shared" else tensors.under(memory, f"{name}/"))
+        with torch.no_grad():
+            features: Tensor = loaded[name].encoder(images)
+        return features
+
+    def predict(images: Tensor, name: str) -> Tensor:
+        features = encode(images, name)
+        with torch.no_grad():
+            return side.logits(features, loaded[name].classifier)
 
     def gradients_of(images: Tensor, labels: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         features = encoder(images)
@@ -157,31 +167,6 @@ def accumulated(steps: int, momentum: float) -> float:
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-Reference = Callable[[Tensor, str], Tensor]  # images, the model's name -> that model's features or logits
-
-
-def _references(side: "ClientSide", shared: Tensors, memory: Tensors) -> tuple[Reference, Reference]:
-    """Features and logits under another model than the client's; a model is loaded at its first use in a visit."""
-    loaded: dict[str, Network] = {}
-
-    def network(name: str) -> Network:
-        if name not in loaded:
-            model = shared if name == "shared" else tensors.under(memory, f"{name}/")
-            loaded[name] = side.reference(name, model)
-        return loaded[name]
-
-    def encode(images: Tensor, name: str) -> Tensor:
-        with torch.no_grad():
-            features: Tensor = network(name).encoder(images)
-        return features
-
-    def predict(images: Tensor, name: str) -> Tensor:
-        with torch.no_grad():
-            return side.logits(encode(images, name), network(name).classifier)
-
-    return encode, predict
-
-
 IMAGES_AT_ONCE = 500  # in one forward pass without gradient
 TRAINED_WITH = ("params/", "buffers/", "sent/")  # the tensors from the server that training uses
 
@@ -227,15 +212,10 @@ class ClientSide:
         """The layout of an update's vector: the numbers, then the tensors as in the network."""
         numbers: Layout = [(name, "float64", [], index * DOUBLE) for index, name in enumerate(NUMBERS)]
         deltas: Layout = [
-            (f"delta/{name}", "float64", list(view.shape), (HEAD + view.start) * DOUBLE)
-            for name, view in self.packed.positions.items()
+            (f"delta/{name}", "float64", list(shape), (HEAD + start) * DOUBLE)
+            for name, (shape, _, start) in self.packed.positions.items()
         ]
         return [*numbers[:2], *deltas, *numbers[2:]]
-
-    @cached_property
-    def outside(self) -> bool:
-        """Whether the network is external."""
-        return from_outside(self.network)
 
     @cached_property
     def trained(self) -> list[Tensor]:
@@ -245,13 +225,7 @@ class ClientSide:
     @cached_property
     def passes(self) -> Passes | None:
         """The network's hand-written passes, if all its layers have them."""
-        return None if self.outside else build_passes(self.network)
-
-    @cached_property
-    def plain(self) -> bool:
-        """Whether clients minimise only the mean cross-entropy."""
-        algorithm = self.algorithm
-        return not (algorithm.margin or algorithm.terms) and algorithm.blend is None and algorithm.head is None
+        return None if from_outside(self.network) else build_passes(self.network)
 
     @cached_property
     def classifier(self) -> tuple[str, ...]:
@@ -370,7 +344,7 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
         memory = {} if side.memory is None else side.memory.recall(visit)
         before = side.start(shared)
         received, recalled = side.received(shared), tensors.on_device(memory, side.device)
-        with seeded(key.fold("forward")) if side.outside else nullcontext():
+        with seeded(key.fold("forward")) if from_outside(side.network) else nullcontext():
             loss = descend(side, received, recalled, visit.client, batches.to(side.device), local)
 
         steps = len(batches.counts)

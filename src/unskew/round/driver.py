@@ -11,14 +11,14 @@ from torch import Tensor
 from unskew.core import tensors
 from unskew.core.errors import IN_PLUGIN, ClientFailure, UserError, describe_error
 from unskew.core.key import Key, no_global_draws
-from unskew.core.types import CLASSIFIER, Engine, Failure, Job, Outcome, RoundInfo, ServerState, Tensors, Visit
+from unskew.core.types import CLASSIFIER, Engine, Failure, Outcome, RoundInfo, ServerState, Tensors, Visit
 from unskew.data.batches import steps_for
 from unskew.round import statistics
 from unskew.round.client import Survey, Train
 from unskew.round.client_memory import with_tickets
-from unskew.round.jobs import add
+from unskew.round.jobs import collect
 from unskew.round.local_optimizers import encode_rate, rate_of_round
-from unskew.round.sampling import Drawn, draw
+from unskew.round.sampling import draw
 from unskew.round.server import apply_step
 
 if TYPE_CHECKING:
@@ -101,16 +101,17 @@ def run_round(
         visits = list(memory.assign(with_tickets(visits, state.clients)))
     elif algorithm.remember:
         raise UserError("the method stores client state, which this engine does not support; use --engine loop")
+    empty = Metrics(number, 0, 0, None, 0, asked, 0, None, available=drawn.available, absent=drawn.absent)
     if not visits and algorithm.mechanism is None:
-        return replace(state, round=number), _empty_round(number, drawn, asked, perf_counter() - began)
+        return replace(state, round=number), replace(empty, seconds=perf_counter() - began)
     rate = rate_of_round(algorithm.local, number, max(rounds, number))
     shared = statistics.build_shared(state) | encode_rate(rate)
-    outcome = exchange(algorithm, engine, Train(number, tuple(watch)), shared, visits, round_key)
+    outcome = collect(algorithm.exchange, engine, Train(number, tuple(watch)), shared, visits, round_key)
     if memory is not None:
         memory.release(visits, {} if outcome.void else outcome.tickets)
     _check_failures(outcome, number, "train", key, skip_failures)
     if outcome.void:
-        void = _empty_round(number, drawn, asked + (outcome.bytes_up or 0), perf_counter() - began)
+        void = replace(empty, bytes_up=asked + (outcome.bytes_up or 0), seconds=perf_counter() - began)
         void = replace(void, failures=outcome.failures, void=outcome.void, notes=outcome.notes)
         return replace(state, round=number), void
     sums, privacy = outcome.sums, dict[str, Any]()
@@ -132,19 +133,17 @@ def run_round(
 
     sizes = [engine.roster.size(visit.client) if visit.take is None else visit.take for visit in visits]
     examples, reported = int(sums["metric/examples"]), int(sums["metric/visits"])
-    metrics = Metrics(
-        round=number,
+    metrics = replace(
+        empty,
         clients=reported,
         examples=examples,
         train_loss=float(sums["metric/loss"]) / max(examples, 1) if "metric/loss" in sums else None,
         batches_max=max((steps_for(size, algorithm.local) for size in sizes), default=0),
-        bytes_up=_bytes_up(outcome, state, visits, reported, asked),
+        bytes_up=statistics.bytes_up(outcome, state.tensors, visits, reported, asked),
         bytes_down=statistics.bytes_down(state, visits) + outcome.bytes_down,
         seconds=perf_counter() - began,
         failures=outcome.failures,
         lr=rate,
-        available=drawn.available,
-        absent=drawn.absent,
         notes=outcome.notes,
         **privacy,
     )
@@ -153,28 +152,6 @@ def run_round(
     if memory is not None:
         memory.supersede(state.clients[client] for client in outcome.tickets if client in state.clients)
     return ServerState(number, params | buffers, server_memory, sent, {**state.clients, **outcome.tickets}), metrics
-
-
-def _bytes_up(outcome: Outcome, state: ServerState, visits: Sequence[Visit], reported: int, asked: int = 0) -> int:
-    if outcome.bytes_up is not None:
-        return outcome.bytes_up + asked
-    return statistics.bytes_up(outcome.sums, state.tensors, visits, reported, asked)
-
-
-def _empty_round(number: int, drawn: Drawn, asked: int, seconds: float) -> Metrics:
-    """The metrics of a round that does not change the server's state."""
-    return Metrics(
-        round=number,
-        clients=0,
-        examples=0,
-        train_loss=None,
-        batches_max=0,
-        bytes_up=asked,
-        bytes_down=0,
-        seconds=seconds,
-        available=drawn.available,
-        absent=drawn.absent,
-    )
 
 
 def run(
@@ -225,12 +202,12 @@ def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key)
     if all(statistic.survey is None for statistic in algorithm.statistics):
         return state, 0
     visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
-    outcome = exchange(algorithm, engine, Survey(), {}, visits, key.fold("survey"))
+    outcome = collect(algorithm.exchange, engine, Survey(), {}, visits, key.fold("survey"))
     _check_failures(outcome, None, "survey", key, skip=False)
     if outcome.void:
         raise UserError(f"the survey before the first round: {outcome.void}")
     sent = statistics.fold_survey(algorithm.statistics, state.sent, outcome.sums)
-    return replace(state, sent=sent), _bytes_up(outcome, state, visits, len(visits))
+    return replace(state, sent=sent), statistics.bytes_up(outcome, state.tensors, visits, len(visits))
 
 
 def _check_failures(outcome: Outcome, number: int | None, job: str, key: Key, skip: bool) -> None:
@@ -240,17 +217,6 @@ def _check_failures(outcome: Outcome, number: int | None, job: str, key: Key, sk
             reason, in_plugin, location = failure.reason.partition(IN_PLUGIN)
             message = f"{where}: {reason} (seed {key.seed} replays it){in_plugin}{location}"
             raise ClientFailure(message, skippable=bool(outcome.replied) and not in_plugin)
-
-
-def exchange(
-    algorithm: "Algorithm", engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key
-) -> Outcome:
-    """The job's sums over the visits, through the algorithm's exchange."""
-    if not visits:
-        return Outcome({})
-    if algorithm.exchange is None:
-        return add(engine.visit(job, shared, visits, key), visits)
-    return algorithm.exchange(engine, job, shared, visits, key)
 
 
 def as_used(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> Tensors:

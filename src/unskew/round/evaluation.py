@@ -21,7 +21,7 @@ from unskew.core.key import Key
 from unskew.core.types import Engine, Exchange, Failure, Job, Reply, Sums, Tensors, TestPart, Visit
 from unskew.models.networks import InParts
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
-from unskew.round.jobs import add, register
+from unskew.round.jobs import add, collect, register
 
 CONFIDENCE = "metric/confidence"
 TEMPERATURES = [2.0 ** (number / 8) for number in range(-48, 57)]  # 1/64 to 128
@@ -75,10 +75,7 @@ def evaluate(
     make = job or Evaluate
     if not examples:
         visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
-        if exchange is None:
-            outcome = add(engine.visit(make(False, False), model, visits, key), visits)
-        else:
-            outcome = exchange(engine, make(False, False), model, visits, key)
+        outcome = collect(exchange, engine, make(False, False), model, visits, key)
         if not outcome.sums or not float(outcome.sums["metric/total"].sum()):
             reason = outcome.void or (outcome.failures[0].reason if outcome.failures else "no client has test images")
             raise ClientFailure(f"the model on the clients' test images, job evaluate: {reason}")
@@ -88,10 +85,9 @@ def evaluate(
     if outcome.failures:
         reason = outcome.failures[0].reason
         raise ClientFailure(f"the model on the test images, job evaluate: {reason} (seed {key.seed} replays it)")
-    marks = [outcome.extra[index]["marks"].numpy() for index in outcome.replied] if by_image else None
+    marks = np.concatenate([outcome.extra[index]["marks"] for index in outcome.replied]) if by_image else None
     trusted = read_confidence(outcome.sums[CONFIDENCE]) if confidence else None
-    joined = None if marks is None else np.concatenate(marks)
-    return replace(_evaluation(outcome.sums), marks=joined, confidence=trusted)
+    return replace(_evaluation(outcome.sums), marks=marks, confidence=trusted)
 
 
 def _evaluation(sums: Sums) -> Evaluation:
@@ -110,13 +106,8 @@ class Evaluate(msgspec.Struct, frozen=True, tag="evaluate"):
     def __call__(self, side: ClientSide, shared: Tensors, visit: TestPart | Visit, key: Key) -> Reply:
         """Correct predictions and examples by class, and the loss."""
         side.load(shared, training=False)
-
         encoder = InParts(side.network.encoder)
-
-        def logits(images: Tensor) -> Tensor:
-            return side.logits(encoder(images)).cpu()
-
-        return score_images(side, visit, logits, self.by_image, self.confidence)
+        return score_images(side, visit, lambda x: side.logits(encoder(x)).cpu(), self.by_image, self.confidence)
 
 
 def score_images(
@@ -127,14 +118,11 @@ def score_images(
     ``by_image``: ``extra`` marks the correct ones. ``confidence``: the sums contain those of ``confidence_sums``. On
     its own images a client reports only the number of correct predictions by class.
     """
-    if isinstance(visit, Visit):
+    if own := isinstance(visit, Visit):
         index = side.own_tests.get(visit.client, torch.zeros(0, dtype=torch.int64))
     else:
         index = torch.arange(visit.start, visit.stop)
-    total = score(torch.zeros(0, side.network.classifier.out_features), torch.zeros(0, dtype=torch.int64))
-    own, right = isinstance(visit, Visit), list[Tensor]()
-    if confidence and not own:
-        total[CONFIDENCE] = confidence_sums(torch.zeros(0, 1), index[:0], index[:0])
+    total, right = dict[str, Tensor](), list[Tensor]()
     with torch.no_grad():
         for some in torch.split(index, IMAGES_AT_ONCE):
             images, labels = side.test.batch(some)
@@ -143,7 +131,7 @@ def score_images(
             sums = score(predicted, labels)
             if confidence and not own:
                 sums[CONFIDENCE] = confidence_sums(predicted, labels, some)
-            total = tensors.add(total, sums)
+            total = tensors.add(total or None, sums)
     return Reply(total, {"marks": torch.cat(right)} if by_image and not own else {})
 
 

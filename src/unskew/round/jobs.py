@@ -16,7 +16,7 @@ from unskew.core.key import Key
 from unskew.core.machine import deterministic, neutral
 from unskew.core.plugins import load_function
 from unskew.core.tensors import PackedSums
-from unskew.core.types import Failure, Job, Note, Outcome, Progress, Reply, Sums, Tensors, TestPart, Visit
+from unskew.core.types import Engine, Exchange, Failure, Job, Note, Outcome, Progress, Reply, Tensors, TestPart, Visit
 
 if TYPE_CHECKING:
     from unskew.round.client import ClientSide
@@ -90,11 +90,11 @@ def answer(side: "ClientSide", job: Job, shared: Tensors, visit: Visit | TestPar
     try:
         with deterministic(side.device):
             reply = job(side, shared, visit, key)
-        for name, value in {} if isinstance(reply.sums, PackedSums) else reply.sums.items():
+        for name, value in () if isinstance(reply.sums, PackedSums) else reply.sums.items():
             if not isinstance(value, Tensor) or value.dtype not in SUM_TYPES:
                 kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
                 raise TypeError(f"{name}: a sum must be a float64 tensor, not {kind}")
-        sums = reply.sums if isinstance(reply.sums, PackedSums) else PackedSums.of(reply.sums)
+        sums = PackedSums.of(reply.sums)
     except StorageFailure:
         raise
     except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001  the round decides what a failure means
@@ -105,6 +105,15 @@ def answer(side: "ClientSide", job: Job, shared: Tensors, visit: Visit | TestPar
     if side.memory is not None and reply.keep is not None and isinstance(visit, Visit) and visit.slot is not None:
         ticket = side.memory.write(visit.slot, reply.keep)
     return Reply(sums, reply.extra, ticket)
+
+
+def collect(
+    exchange: Exchange | None, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key
+) -> Outcome:
+    """The job's sums over the visits, added here or by a method's exchange."""
+    if exchange is not None and visits:
+        return exchange(engine, job, shared, visits, key)
+    return add(engine.visit(job, shared, visits, key), visits) if visits else Outcome({})
 
 
 def add(
@@ -123,7 +132,7 @@ def add(
             if isinstance(item, Failure):
                 failures.append(item)
             else:
-                sums = item.sums if isinstance(item.sums, PackedSums) else PackedSums.of(item.sums)
+                sums = PackedSums.of(item.sums)
                 if total is None:
                     total = PackedSums(sums.layout, sums.vector.clone())
                 else:
@@ -138,5 +147,5 @@ def add(
                 progress(done, len(visits))
     if done != len(visits):
         raise RuntimeError(f"the engine answered {done} of {len(visits)} visits")
-    sums_by_name: Sums = {} if total is None else total.by_name()
+    sums_by_name = {} if total is None else total.by_name()
     return Outcome(sums_by_name, tuple(failures), tickets, tuple(notes), extra, tuple(replied))

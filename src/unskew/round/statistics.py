@@ -7,7 +7,7 @@ import torch
 
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure, describe_error
-from unskew.core.types import CLASSIFIER, EVERYONE, RoundInfo, ServerState, Statistic, Sums, Tensors, Visit
+from unskew.core.types import CLASSIFIER, EVERYONE, Outcome, RoundInfo, ServerState, Statistic, Sums, Tensors, Visit
 
 
 def init_sent(statistics: Sequence[Statistic], model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> Tensors:
@@ -47,17 +47,19 @@ def bytes_down(state: ServerState, visits: Sequence[Visit]) -> int:
     return tensors.count_bytes(build_shared(state)) * sum(visit.client != EVERYONE for visit in visits)
 
 
-def bytes_up(sums: Sums, model: Tensors, visits: Sequence[Visit], reported: int, asked: int = 0) -> int:
+def bytes_up(outcome: Outcome, model: Tensors, visits: Sequence[Visit], reported: int, asked: int = 0) -> int:
     """The bytes of the updates and statistics of the visits that reported, in the model's dtypes, plus ``asked``.
 
     Sums are float64, but a client's values have the precision of its model and are counted that way for every engine.
     To give the same bits as one process, a federation sends statistics that do not fit in 32 bits (scaffold's) with 8
     bytes. The few other numbers (weight, loss, counts) are not counted.
     """
+    if outcome.bytes_up is not None:
+        return asked + outcome.bytes_up
     if any(visit.client == EVERYONE for visit in visits):
         return 0
-    updates = sum(v.numel() * model[name].element_size() for name, v in tensors.under(sums, "delta/").items())
-    others = _dtype(model).itemsize * sum(value.numel() for value in tensors.under(sums, "stat/").values())
+    updates = sum(v.numel() * model[name].element_size() for name, v in tensors.under(outcome.sums, "delta/").items())
+    others = _dtype(model).itemsize * sum(value.numel() for value in tensors.under(outcome.sums, "stat/").values())
     return asked + (updates + others) * reported
 
 

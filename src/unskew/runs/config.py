@@ -20,8 +20,8 @@ from unskew.core.files import read_content
 from unskew.core.key import Key
 from unskew.core.limits import usable_path, user_path
 from unskew.core.machine import check_device_name
+from unskew.core.plugins import plugins_in, unknown_plugins
 from unskew.core.text import MAX_COUNT
-from unskew.core.trust import plugins_in, unknown_plugins
 from unskew.core.types import Local
 from unskew.data.augment import NAMES as NORMALISATIONS
 from unskew.data.batches import AUGMENTATIONS, RESIZED_CROP, SHIFT

@@ -25,7 +25,7 @@ from unskew.core.errors import Missing, UserError, accepts
 from unskew.core.key import Key
 from unskew.core.limits import CACHE_VARIABLE, usable_path
 from unskew.core.machine import neutral
-from unskew.core.trust import remember
+from unskew.core.plugins import remember
 from unskew.core.types import CLASSIFIER, Engine, ImageSet, ServerState, Tensors
 from unskew.data.partition_files import Holdings, read_holdings
 from unskew.data.photographs import Say, silent

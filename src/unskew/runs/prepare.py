@@ -18,8 +18,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.limits import cache_folder
 from unskew.core.machine import physical_memory, resolve_device
-from unskew.core.plugins import require_extra
-from unskew.core.trust import unknown_plugins
+from unskew.core.plugins import require_extra, unknown_plugins
 from unskew.core.types import Engine, Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.core.units import counted, format_bytes
 from unskew.data.augment import DATA, HALF, set_normalisation

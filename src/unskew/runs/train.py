@@ -11,7 +11,7 @@ from unskew import engines
 from unskew.core.errors import UserError
 from unskew.core.limits import usable_path
 from unskew.core.machine import neutral
-from unskew.core.trust import remember
+from unskew.core.plugins import remember
 from unskew.data import partition_files
 from unskew.round.driver import Metrics
 from unskew.runs import config as configs

@@ -21,10 +21,11 @@ from unskew.calibration.finisher import StatisticsRequest
 from unskew.core.errors import UserError
 from unskew.core.files import json_lines, json_object, read_content, write_whole
 from unskew.core.plugins import require_extra
-from unskew.core.types import Mechanism, PrivacyBudget
+from unskew.core.types import PrivacyBudget
 from unskew.core.units import counted, format_bytes
 from unskew.engines.codec import BadMessage, Envelope
 from unskew.privacy.ledger import CLIENT, EXAMPLE
+from unskew.privacy.noise import PrivateUpdates
 from unskew.privacy.secure_sum import SecureUpdates
 from unskew.round.client import ClientSide
 
@@ -85,7 +86,7 @@ class EpsilonBook:
         self._runs: dict[str, dict[str, float]] = {} if content is None else json_object(content, file)
 
     def spend(
-        self, run: str, budget: PrivacyBudget | None, mechanism: Mechanism | None, *, trains: bool
+        self, run: str, budget: PrivacyBudget | None, mechanism: PrivateUpdates | None, *, trains: bool
     ) -> float | None:
         """Count one more round or release of statistics. Returns the run's ε so far; None if it promises none.
 
