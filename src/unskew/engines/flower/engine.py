@@ -22,7 +22,6 @@ from unskew.core.types import (
     ImageSet,
     Job,
     Local,
-    MemoryStore,
     Note,
     Reply,
     Roster,
@@ -182,20 +181,18 @@ class Mailbox:
         self.up: Counter[int] = Counter()
 
     def send(
-        self, kind: str, messages: Mapping[int, Mapping[str, Any]], *, until: float | None = None,
-        body: Body = NO_TENSORS, max_bytes: int = 0, group: str = "",
-    ) -> list[Pending]:  # fmt: skip
-        """Send a message to each node, to be answered by ``until``. Returns those that could be sent."""
+        self, kind: str, node: int, fields: Mapping[str, Any], *, until: float | None = None, body: Body = NO_TENSORS,
+        max_bytes: int = 0,
+    ) -> int | None:  # fmt: skip
+        """Send a message, to be answered by ``until``. Returns its number; None if it could not be sent."""
+        number, self._next = self._next, self._next + 1
+        envelope = seal({"kind": kind, "run": self.run, "number": number, **fields}, body)
+        self.down[node] += len(envelope)
+        if (name := self.exchange.send(node, envelope)) is None:
+            return None
         until = self.exchange.now() + SETUP_TIMEOUT if until is None else until
-        envelopes, pending = {}, {}
-        for node, fields in messages.items():
-            number, self._next = self._next, self._next + 1
-            envelopes[node] = seal({"kind": kind, "run": self.run, "number": number, **fields}, body)
-            pending[node] = Pending(node, number, kind, until, max_bytes)
-            self.down[node] += len(envelopes[node])
-        ids = self.exchange.send(envelopes, group)
-        self._pending |= {ids[node]: pending[node] for node in ids}
-        return [pending[node] for node in ids]
+        self._pending[name] = Pending(node, number, kind, until, max_bytes)
+        return number
 
     def waiting(self, kind: str) -> set[int]:
         """The nodes that have not answered a message of this kind."""
@@ -321,42 +318,11 @@ class LeftOut:
     again: bool = False
 
 
-@dataclass(frozen=True)
-class AskedVisit:
-    """A visit, its client, and the layout that its reply must have."""
-
-    visit: Visit
-    member: FederatedClient
-    expected: Expected
-
-
-def read_results(
-    results: Sequence[SentResult], sent: Sequence[tuple[str, Tensor]], asked: Sequence[AskedVisit], shared: Tensors,
-    local: Local,
-) -> list[Reply | LeftOut]:  # fmt: skip
-    """A result for each visit, in order. Raises BadMessage if the message as a whole does not answer the visits."""
-    if [(one.client, one.repeat) for one in results] != [(one.visit.client, one.visit.repeat) for one in asked]:
-        raise BadMessage("it answers other visits")
-    if sum(len(one.forms) + one.extra for one in results) != len(sent):
-        raise BadMessage("its tensors do not match their description")
-    read, start = list[Reply | LeftOut](), 0
-    for result, question in zip(results, asked, strict=True):
-        mine = sent[start : start + len(result.forms) + result.extra]
-        start += len(mine)
-        if result.failure is not None:
-            read.append(LeftOut(printable(result.failure)))
-            continue
-        try:
-            read.append(_read_one(result, mine, question, shared, local))
-        except Exception as error:  # noqa: BLE001  a result may only fail its sender
-            read.append(LeftOut(f"its result is refused: {_reason(error)}"))
-    return read
-
-
-def _read_one(
-    result: SentResult, sent: Sequence[tuple[str, Tensor]], asked: AskedVisit, shared: Tensors, local: Local
+def _read_result(
+    result: SentResult, sent: Sequence[tuple[str, Tensor]], visit: Visit, expected: Expected, shared: Tensors
 ) -> Reply:
-    visit, expected, count = asked.visit, asked.expected, len(result.forms)
+    """The result of a visit, with the layout that it must have."""
+    count = len(result.forms)
     context = WireContext(shared, visit.weight, result.factor)
     pairs = zip(sent[:count], result.forms, strict=True)
     sums = by_name((name, restore(name, form, value, context)) for (name, value), form in pairs)
@@ -367,7 +333,6 @@ def _read_one(
         raise BadMessage("its tensors are not those of the job, in names, types, shapes or order")
     if not tensors.finite({name: value for name, value in (sums | extra).items() if value.is_floating_point()}):
         raise BadMessage("it contains NaN or infinity")
-    _check_numbers(sums, asked, local)
     if result.ticket is not None:
         found = TICKET.fullmatch(result.ticket)
         if not visit.keep or found is None or int(found[1]) != visit.client:
@@ -382,13 +347,12 @@ def _check_as_model(values: Tensors, shared: Tensors) -> None:
             raise BadMessage("its update has another shape than the model")
 
 
-def _check_numbers(sums: Sums, asked: AskedVisit, local: Local) -> None:
+def _check_numbers(sums: Sums, visit: Visit, member: FederatedClient, local: Local) -> None:
     """Refuse impossible numbers, such as another weight than requested or more examples than the client has."""
     if any(not value.is_floating_point() for value in sums.values()):
         return  # masked or rounded
     if any(sums[name].numel() != 1 for name in NUMBERS if name in sums):
         raise BadMessage("one of its numbers is a tensor")
-    visit, member = asked.visit, asked.member
     exact = {"weight": visit.weight, "metric/visits": 1.0}
     if any(name in sums and float(sums[name]) != value for name, value in exact.items()):
         raise BadMessage("its weight or its number of visits is not the one that was requested")
@@ -452,8 +416,8 @@ class Session:
             self._refused.pop(node, None)
             self.described.pop(node, None)
         known = self.described.keys() | self.mailbox.waiting("describe") | self._refused.keys() | self._silent.keys()
-        new = {node: dict[str, Any]() for node in sorted(self.connected) if node not in known}
-        self.mailbox.send("describe", new, group="describe")
+        for node in sorted(self.connected.keys() - known):
+            self.mailbox.send("describe", node, {})
 
     def answers(self) -> Iterator[Answer]:
         """The answers that have arrived. Those to the session's own messages are already handled."""
@@ -495,8 +459,7 @@ class Session:
         if self.agreed.get(node) == agreement.digest:
             return True
         if node not in self.mailbox.waiting("agree"):
-            message = {node: {"agreement": agreement.to_json()}}
-            self.mailbox.send("agree", message, body=self._frozen, group="agree")
+            self.mailbox.send("agree", node, {"agreement": agreement.to_json()}, body=self._frozen)
         return False
 
     def agreement_for(self, node: int) -> RunAgreement:
@@ -563,7 +526,7 @@ class Session:
         name = description.node if description else f"with id {node}"
         self._refused[node] = reason
         self.note(f"node {name} is left out: {reason}")
-        self.mailbox.send("refuse", {node: {"reason": reason[:2000] or "unknown"}}, group="refuse")
+        self.mailbox.send("refuse", node, {"reason": reason[:2000] or "unknown"})
 
     def note(self, line: str) -> None:
         """Print a line and store it for the round's metrics."""
@@ -577,11 +540,12 @@ class Session:
 
     def finish(self) -> None:
         """Tell the nodes that the run is over, so that they delete their clients' memories."""
-        messages: dict[int, dict[str, Any]] = {node: {} for node in sorted(self.described) if self.absent(node) is None}
         if self.refused:
             self.say(f"replies refused in this run: {self.refused:,}")
         until = self.mailbox.exchange.now() + FINISH_TIMEOUT
-        self.mailbox.send("finish", messages, until=until, group="finish")
+        for node in sorted(self.described):
+            if self.absent(node) is None:
+                self.mailbox.send("finish", node, {}, until=until)
         while self.mailbox.waiting("finish") and self.mailbox.exchange.now() < until:
             list(self.mailbox.answers())
             self.mailbox.exchange.pause(POLL)
@@ -609,32 +573,29 @@ class _Work:
         return sum(isinstance(result, Reply) for result in self.results.values())
 
 
-class RemoteMemory:
-    """The clients' memories are on their nodes; the server only knows which ones a checkpoint refers to."""
+class _RemoteMemory:
+    """The nodes assign, sync and remove their memories; the server only tells them which ones a checkpoint needs."""
 
     def __init__(self) -> None:
         self.pinned: dict[int, set[str]] = {}  # by client
 
     def assign(self, visits: Sequence[Visit]) -> Sequence[Visit]:
-        """Nothing to do: a node assigns its files itself."""
         return visits
 
     def release(self, visits: Sequence[Visit], tickets: Mapping[int, str]) -> None:
-        """Nothing to do: a job lists what to keep, and the node removes the rest."""
+        pass
 
     def supersede(self, tickets: Iterable[str]) -> None:
-        """Nothing to do, as in ``release``."""
+        pass
 
     def sync(self) -> None:
-        """Nothing to do: a node makes a memory durable before it answers."""
+        pass
 
     def pin(self, tickets: Iterable[str]) -> None:
-        """Make the nodes keep these memories: a checkpoint refers to them."""
-        pinned: dict[int, set[str]] = defaultdict(set)
+        self.pinned = defaultdict(set)
         for ticket in tickets:
             if found := TICKET.fullmatch(ticket):
-                pinned[int(found[1])].add(ticket)
-        self.pinned = dict(pinned)
+                self.pinned[int(found[1])].add(ticket)
 
 
 class FederatedEngine:
@@ -642,17 +603,12 @@ class FederatedEngine:
 
     def __init__(self, session: Session, own: Engine, template: Template, local: Local) -> None:
         self._session, self._own, self._template, self._local = session, own, template, local
-        self._memory = RemoteMemory()
+        self.memory = _RemoteMemory()
 
     @property
     def roster(self) -> Roster:
         """The current clients."""
         return self._session.members.roster
-
-    @property
-    def memory(self) -> MemoryStore:
-        """The store that knows which memories a checkpoint refers to."""
-        return self._memory
 
     def visit(
         self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key
@@ -794,16 +750,16 @@ class FederatedEngine:
             if not session.ready(node):
                 continue
             expected = [self._template.expect(work.job, work.shared, work.visits[index]) for index in indices]
-            sent = session.mailbox.send(
-                "job", {node: self._message(work, node, indices)}, until=until, body=work.body,
-                max_bytes=sum(one.bytes(work.shared) for one in expected), group=str(Purpose.of(work.job).round),
+            number = session.mailbox.send(
+                "job", node, self._message(work, node, indices), until=until, body=work.body,
+                max_bytes=sum(one.bytes(work.shared) for one in expected),
             )  # fmt: skip
-            for pending in sent:
-                work.asked[pending.number] = indices
-            for index in indices:
-                work.open.discard(index)
-                if not sent:
-                    work.results[index] = LeftOut("the message to its node could not be sent", again=True)
+            work.open.difference_update(indices)
+            if number is None:
+                left_out = LeftOut("the message to its node could not be sent", again=True)
+                work.results |= dict.fromkeys(indices, left_out)
+            else:
+                work.asked[number] = indices
 
     def _message(self, work: _Work, node: int, indices: Sequence[int]) -> dict[str, Any]:
         clients = [member.number for member in self._session.members.of_node(node)]
@@ -816,7 +772,7 @@ class FederatedEngine:
             "seed": work.key.seed,
             "key": list(work.key.path),
             "visits": visits,
-            "keep": sorted(ticket for client in clients for ticket in self._memory.pinned.get(client, ())),
+            "keep": sorted(ticket for client in clients for ticket in self.memory.pinned.get(client, ())),
         }
 
     def _handle(self, work: _Work, answer: Answer) -> None:
@@ -842,26 +798,39 @@ class FederatedEngine:
             self._read_reply(work, indices, answer)
 
     def _read_reply(self, work: _Work, indices: Sequence[int], answer: Answer) -> None:
-        asked = []
-        for index in indices:
-            visit = work.visits[index]
-            expected = self._template.expect(work.job, work.shared, visit)
-            asked.append(AskedVisit(visit, self._session.members.by_number[visit.client], expected))
+        """A result for each visit; none if the reply as a whole does not answer the visits."""
+        session, visits, sent = self._session, [work.visits[index] for index in indices], answer.tensors
         try:
-            sent = read(answer.header.get("results"), list[SentResult])
-            results = read_results(sent, answer.tensors, asked, work.shared, self._local)
+            results = read(answer.header.get("results"), list[SentResult])
+            if [(one.client, one.repeat) for one in results] != [(visit.client, visit.repeat) for visit in visits]:
+                raise BadMessage("it answers other visits")
+            if sum(len(one.forms) + one.extra for one in results) != len(sent):
+                raise BadMessage("its tensors do not match their description")
         except BadMessage as error:
-            self._session.refused += 1
+            session.refused += 1
             self._fail(work, indices, LeftOut(f"its reply is refused: {error.logged}"))
             return
-        for index, question, result, values in zip(indices, asked, results, sent, strict=True):
-            work.results[index] = result
-            name = f"client {question.member.number} of node {question.member.node_name}"
-            if isinstance(result, LeftOut):
-                self._session.refused += values.failure is None
-                self._session.say(f"{name}: {result.reason}")
-            elif values.anew:
-                self._session.note(f"{name} has lost its saved state and starts from scratch")
+        start = 0
+        for index, visit, result in zip(indices, visits, results, strict=True):
+            member = session.members.by_number[visit.client]
+            name = f"client {member.number} of node {member.node_name}"
+            mine = sent[start : start + len(result.forms) + result.extra]
+            start += len(mine)
+            left_out = None if result.failure is None else printable(result.failure)
+            if left_out is None:
+                try:
+                    expected = self._template.expect(work.job, work.shared, visit)
+                    reply = _read_result(result, mine, visit, expected, work.shared)
+                    _check_numbers(dict(reply.sums), visit, member, self._local)
+                    work.results[index] = reply
+                    if result.anew:
+                        session.note(f"{name} has lost its saved state and starts from scratch")
+                    continue
+                except Exception as error:  # noqa: BLE001  a result may only fail its sender
+                    session.refused += 1
+                    left_out = f"its result is refused: {_reason(error)}"
+            work.results[index] = LeftOut(left_out)
+            session.say(f"{name}: {left_out}")
 
     def _fail(self, work: _Work, indices: Iterable[int], why: LeftOut) -> None:
         for index in indices:
