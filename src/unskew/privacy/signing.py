@@ -67,7 +67,7 @@ class Statement:
         r, s = (int.from_bytes(numbers[at : at + NUMBER_BYTES], "big") for at in (0, NUMBER_BYTES))
         try:
             signature = asymmetric.encode_dss_signature(r, s)
-            _load_point(self.node).verify(signature, _message(member, session, keys, self.stated), _ecdsa())
+            _load_point(self.node).verify(signature, _message(member, session, keys, self.stated), ecdsa())
         except (ValueError, require_extra("cryptography.exceptions").InvalidSignature):
             return False
         return True
@@ -133,7 +133,7 @@ class Signer:
         point = point_of(self.registered.private.public_key())
         stated = self.context + point + signing_public(member) + examples.to_bytes(8, "big")
         signature = self.registered.private.sign(
-            _message(member.number, member.session, member.public, stated), _ecdsa()
+            _message(member.number, member.session, member.public, stated), ecdsa()
         )
         numbers = (number.to_bytes(NUMBER_BYTES, "big") for number in asymmetric.decode_dss_signature(signature))
         return stated + b"".join(numbers)
@@ -196,7 +196,8 @@ def _signing_private(member: Member) -> Any:
     return ed25519.Ed25519PrivateKey.from_private_bytes(member.signing_seed)
 
 
-def _ecdsa() -> Any:
+def ecdsa() -> Any:
+    """The scheme of signatures with a node's registered key."""
     ec = require_extra("cryptography.hazmat.primitives.asymmetric.ec")
     return ec.ECDSA(require_extra("cryptography.hazmat.primitives.hashes").SHA384())
 

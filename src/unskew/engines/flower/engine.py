@@ -1,5 +1,6 @@
 """The federation as an engine: sends visits to nodes as messages, then checks the replies and yields them in order."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,7 +52,7 @@ from unskew.engines.flower.messages import (
     unseal,
 )
 from unskew.engines.flower.node import TICKET
-from unskew.engines.flower.promises import Purpose, name_of
+from unskew.engines.flower.policy import Purpose, name_of
 from unskew.privacy.secure_sum import CHECK, Masked, SecureJob, describe, expected_extra
 from unskew.round.client import NUMBERS, ClientSide
 from unskew.round.jobs import encode_job
@@ -101,28 +102,25 @@ class Members:
         owners = {member.name: member.node for member in self.by_number.values()}
         taken = {known.number: known.name for known in self.remembered.values()}
         new = []
-        for facts in sorted(
-            description.clients, key=lambda facts: (facts.number is None, facts.number or 0, facts.name)
-        ):
+        numbered_first = sorted(description.clients, key=lambda one: (one.number is None, one.number or 0, one.name))
+        for facts in numbered_first:
             if owners.get(facts.name, node) in connected - {node}:
                 raise ValueError(f"another node already has client {facts.name!r}; give this client another name")
-            if (known := self.remembered.get(facts.name)) is not None:
-                number = known.number
-                if known.examples != facts.examples or facts.number not in (None, number):
-                    before = f"number {number} and {known.examples:,} examples"
+            known, number = self.remembered.get(facts.name), facts.number
+            if known is not None:
+                if known.examples != facts.examples or number not in (None, known.number):
+                    before = f"number {known.number} and {known.examples:,} examples"
                     raise ValueError(f"client {facts.name!r} had {before} when the run began; restore its data")
-            elif facts.number is not None:
-                number = facts.number
-                if number in taken:
-                    raise ValueError(f"client {facts.name!r} states number {number}, but that is {taken[number]!r}")
-            else:
+                number = known.number
+            elif number is None:
                 number = next(free for free in range(len(taken) + 1) if free not in taken)
+            elif number in taken:
+                raise ValueError(f"client {facts.name!r} states number {number}, but that is {taken[number]!r}")
             taken[number] = facts.name
             new.append(FederatedClient(facts.name, number, facts.examples, facts.test, node, description.node))
-        for member in new:
-            self.by_number[member.number] = member
-            known = KnownClient(member.name, member.number, member.examples, self.begun)
-            self.remembered.setdefault(member.name, known)
+        for one in new:
+            self.by_number[one.number] = one
+            self.remembered.setdefault(one.name, KnownClient(one.name, one.number, one.examples, self.begun))
         return new
 
     def of_node(self, node: int) -> list[FederatedClient]:
@@ -221,8 +219,8 @@ class Mailbox:
                 yield Answer(pending, header, tensors, sha256=reply_sha256(reply))
             except Exception as error:  # noqa: BLE001  a reply may only fail its sender
                 yield Answer(pending, {}, problem=f"its reply is refused: {_reason(error)}", bad=True)
-        yield from self._abandoned
-        self._abandoned = []
+        while self._abandoned:
+            yield self._abandoned.pop(0)
         now = self.exchange.now()
         for name in [name for name, pending in self._pending.items() if pending.until <= now]:
             pending = self._late[name] = self._pending.pop(name)
@@ -235,7 +233,6 @@ def _reason(error: Exception) -> str:
 
 
 BLANK = 2  # images: BatchNorm cannot train on one
-
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # type and shape, by name
 
 
@@ -250,8 +247,7 @@ class Expected:
         """The maximum size of a reply's tensors."""
         if self.sums is None:
             return 16 * sum(value.numel() for value in shared.values()) + 2**26
-        shapes = [*self.sums.values(), *self.extra.values()]
-        return 8 * sum(int(torch.Size(shape).numel()) for _, shape in shapes)
+        return 8 * sum(math.prod(shape) for _, shape in (*self.sums.values(), *self.extra.values()))
 
 
 class Template:
@@ -302,11 +298,9 @@ def _shapes(values: Tensors) -> Shapes:
 
 def _layout_key(job: Job) -> str:
     """The job without what changes between secure sums or rounds: their replies have the same layout."""
-    if isinstance(job, SecureJob):
-        return f"{type(job).__name__} {len(job.members)} {_layout_key(job.inner)}"
-    inner = getattr(job, "inner", None)
-    if inner is not None:
-        return f"{type(job).__name__} {_layout_key(inner)}"
+    if (inner := getattr(job, "inner", None)) is not None:
+        members = f" {len(job.members)}" if isinstance(job, SecureJob) else ""
+        return f"{type(job).__name__}{members} {_layout_key(inner)}"
     return describe(msgspec.structs.replace(job, round=0) if hasattr(job, "round") else job)  # type: ignore[type-var]
 
 
@@ -328,7 +322,9 @@ def _read_result(
     sums = by_name((name, restore(name, form, value, context)) for (name, value), form in pairs)
     extra = by_name(sent[count:])
     if expected.sums is None:
-        _check_as_model(sums | extra, shared)
+        updates = tensors.under(sums | extra, "delta/")
+        if any(name in shared and shared[name].shape != value.shape for name, value in updates.items()):
+            raise BadMessage("its update has another shape than the model")
     elif list(_shapes(sums).items()) != list(expected.sums.items()) or _shapes(extra) != expected.extra:
         raise BadMessage("its tensors are not those of the job, in names, types, shapes or order")
     if not tensors.finite({name: value for name, value in (sums | extra).items() if value.is_floating_point()}):
@@ -338,13 +334,6 @@ def _read_result(
         if not visit.keep or found is None or int(found[1]) != visit.client:
             raise BadMessage("its ticket is not for this visit")
     return Reply(PackedSums.of(sums), extra, result.ticket)
-
-
-def _check_as_model(values: Tensors, shared: Tensors) -> None:
-    for name, value in values.items():
-        model = shared.get(name.removeprefix("delta/")) if name.startswith("delta/") else None
-        if model is not None and model.shape != value.shape:
-            raise BadMessage("its update has another shape than the model")
 
 
 def _check_numbers(sums: Sums, visit: Visit, member: FederatedClient, local: Local) -> None:
@@ -400,7 +389,7 @@ class Session:
         self._looked = -NODES_INTERVAL
         self.connected: Mapping[int, Presence] = {}
         self._silent: dict[int, Presence] = {}  # nodes that did not answer, with their presence at that time
-        self._open = True  # whether nodes become members when they describe themselves
+        self.open = True  # whether nodes become members when they describe themselves
 
     def look(self) -> None:
         """Check who is connected, at most every NODES_INTERVAL, and ask new nodes to describe themselves."""
@@ -408,8 +397,7 @@ class Session:
         if now - self._looked < NODES_INTERVAL:
             return
         self._looked, before, self.connected = now, self.connected, self.mailbox.exchange.nodes()
-        for node in [node for node in self._silent if self._silent[node] != self.connected.get(node)]:
-            del self._silent[node]
+        self._silent = {node: was for node, was in self._silent.items() if was == self.connected.get(node)}
         changed = {node for node in before if before[node] != self.connected.get(node)}
         self.mailbox.give_up(changed)
         for node in changed:  # gone, or back, perhaps with other data
@@ -471,22 +459,21 @@ class Session:
         """Handle an answer to one of the session's own messages. Returns the problem, or None."""
         node, kind = answer.pending.node, answer.pending.kind
         problem, bad = answer.problem, answer.bad
-        if problem is None:
-            try:
-                if answer.header.get("kind") == "refused":
-                    raise ValueError(f"the node refuses: {printable(answer.header.get('reason'))}")
-                if kind == "describe":
-                    description = Description.from_json(answer.header.get("description"))
-                    self.described[node] = self.known[node] = description
-                    registered = self.connected[node].name if node in self.connected else None
-                    if registered not in (None, description.node):
-                        raise ValueError(f"its key is registered for {registered!r}, but it is {description.node!r}")
-                    if self._open:
-                        self._admit(node)
-                elif kind == "agree":
-                    self.agreed[node] = read(answer.header.get("agreement"), str)
-            except (BadMessage, ValueError) as error:
-                problem, bad = error.logged if isinstance(error, BadMessage) else str(error), True
+        try:
+            if problem is None and answer.header.get("kind") == "refused":
+                raise ValueError(f"the node refuses: {printable(answer.header.get('reason'))}")
+            if problem is None and kind == "describe":
+                description = Description.from_json(answer.header.get("description"))
+                self.described[node] = self.known[node] = description
+                registered = self.connected[node].name if node in self.connected else None
+                if registered not in (None, description.node):
+                    raise ValueError(f"its key is registered for {registered!r}, but it is {description.node!r}")
+                if self.open:
+                    self._admit(node)
+            if problem is None and kind == "agree":
+                self.agreed[node] = read(answer.header.get("agreement"), str)
+        except (BadMessage, ValueError) as error:
+            problem, bad = error.logged if isinstance(error, BadMessage) else str(error), True
         if problem is not None and bad:
             self.leave_out(node, problem)
         return problem
@@ -504,7 +491,7 @@ class Session:
 
     def admit_described(self) -> None:
         """Admit every described node that fits, and from now on every node that joins."""
-        self._open = True
+        self.open = True
 
         def order(node: int) -> tuple[int, str]:
             numbers = [facts.number for facts in self.described[node].clients if facts.number is not None]
@@ -515,10 +502,6 @@ class Session:
                 self._admit(node)
             except ValueError as error:
                 self.leave_out(node, str(error))
-
-    def hold_back(self) -> None:
-        """Let nodes describe themselves, but admit none before ``admit_described``."""
-        self._open = False
 
     def leave_out(self, node: int, reason: str) -> None:
         """Leave the node out and send it the reason."""
@@ -533,9 +516,9 @@ class Session:
         self.say(line)
         self.notes.append(line)
 
-    def take_notes(self) -> tuple[str, ...]:
+    def take_notes(self) -> list[str]:
         """The notes since the last call."""
-        notes, self.notes = tuple(self.notes), []
+        notes, self.notes = self.notes, []
         return notes
 
     def finish(self) -> None:
@@ -622,9 +605,7 @@ class FederatedEngine:
             raise UserError("centralised needs all examples in one place; choose a federated method")
         work = _Work(job, shared, asked, key, Body.of(shared.items()), set(range(len(asked))))
         self._collect(work)
-        self._reject_other_layouts(work)
         self._wait_for_enough(work)
-        self._reject_other_layouts(work)
         self._record(work)
         for index, visit in enumerate(asked):
             result = work.results.pop(index)
@@ -634,8 +615,7 @@ class FederatedEngine:
                 yield Failure(visit.client, name + result.reason, visit.repeat)
             else:
                 yield result
-        for text in self._session.take_notes():
-            yield Note(text)
+        yield from map(Note, self._session.take_notes())
 
     def _record(self, work: _Work) -> None:
         """Record who was asked and what each node was sent and replied, before any reply is used."""
@@ -650,12 +630,12 @@ class FederatedEngine:
             member = session.members.by_number.get(clients[0])
             node = -1 if member is None else member.node
             known, presence = session.known.get(node), session.connected.get(node)
-            failed = [result.reason for index in indices if isinstance(result := work.results[index], LeftOut)]
+            reasons = (result.reason for index in indices if isinstance(result := work.results[index], LeftOut))
             nodes.append({
                 "node": name, "key": presence.key if presence else None, "version": known.version if known else None,
                 "data": (known.data or None) if known else None, "clients": clients,
                 "bytes_down": mailbox.down.pop(node, 0), "bytes_up": mailbox.up.pop(node, 0),
-                "reply": work.received.get(node), "left_out": failed[0] if failed else None,
+                "reply": work.received.get(node), "left_out": next(reasons, None),
             })  # fmt: skip
         session.record({"job": name_of(work.job), "round": Purpose.of(work.job).round, "nodes": nodes})
 
@@ -670,13 +650,13 @@ class FederatedEngine:
 
     def _collect(self, work: _Work) -> None:
         """Ask for every open visit and wait for all answers or the deadline."""
-        exchange = self._session.mailbox.exchange
+        session, exchange = self._session, self._session.mailbox.exchange
         began = exchange.now()
-        until = began + self._session.rules.deadline
-        self._session.look()
+        until = began + session.rules.deadline
+        session.look()
         while True:
             self._ask(work, until)
-            for answer in self._session.answers():
+            for answer in session.answers():
                 self._handle(work, answer)
             if len(work.results) == len(work.visits) or exchange.now() >= until:
                 break
@@ -685,6 +665,7 @@ class FederatedEngine:
         for index in range(len(work.visits)):
             work.results.setdefault(index, LeftOut(TIMED_OUT, again=True))
         work.open.clear()
+        self._reject_other_layouts(work)
 
     def _wait_for_enough(self, work: _Work) -> None:
         """If too few have answered, wait for nodes that may come back, and ask them again."""
@@ -694,8 +675,6 @@ class FederatedEngine:
         needed = least if purpose.may_miss else total
         if purpose.threshold and (purpose.under_way or purpose.may_miss):
             needed = min(total, max(least, purpose.threshold))  # from its second exchange on, a sum can miss some
-        elif purpose.threshold:
-            needed = total
         limit, noted = exchange.now() + rules.wait, False
         while work.counted < needed and exchange.now() < limit:
             again = {index for index, result in work.results.items() if isinstance(result, LeftOut) and result.again}
@@ -704,19 +683,18 @@ class FederatedEngine:
             if not noted:
                 when, found = f"round {purpose.round}" if purpose.round else name_of(work.job), work.counted
                 self._session.note(f"{when}: {found} of {needed} replies; waiting up to {rules.wait:,.0f} s for nodes")
-                noted = True
+            noted = True
             exchange.pause(RETRY_DELAY)
             for index in again:
                 del work.results[index]
             work.open = again
             self._collect(work)
         if work.counted < least and purpose.trains:
-            lost = [result for result in work.results.values() if isinstance(result, LeftOut)]
-            broken = next((result.reason for result in lost if not result.again), "")
-            advice = broken or "restart the missing nodes and resume the run"
-            raise UserError(
-                f"round {purpose.round}: only {work.counted} of the {least} replies that it needs arrived; {advice}"
-            )
+            lost = [result for result in work.results.values() if isinstance(result, LeftOut) and not result.again]
+            resume = "restart the missing nodes and resume the run"
+            advice = next((result.reason for result in lost if result.reason), resume)
+            few = f"only {work.counted} of the {least} replies that it needs arrived"
+            raise UserError(f"round {purpose.round}: {few}; {advice}")
 
     def _reject_other_layouts(self, work: _Work) -> None:
         """Leave out sums that cannot be added to the others'. If the layout is unknown, the most common one counts.
@@ -736,15 +714,14 @@ class FederatedEngine:
         by_node, session = defaultdict[int, list[int]](list), self._session
         for index in sorted(work.open):
             member = session.members.by_number.get(work.visits[index].client)
-            absent = "its node is not connected"
-            if member is not None:
-                if session.describing(member.node):
-                    continue  # it is back and can be asked in a moment
-                if (why := session.absent(member.node)) is None:
-                    by_node[member.node].append(index)
-                    continue
-                absent = f"node {member.node_name} {why}"
-            work.results[index] = LeftOut(absent, again=True)
+            if member is not None and session.describing(member.node):
+                continue  # it is back and can be asked in a moment
+            why = "is not connected" if member is None else session.absent(member.node)
+            if member is not None and why is None:
+                by_node[member.node].append(index)
+                continue
+            name = "its node" if member is None else f"node {member.node_name}"
+            work.results[index] = LeftOut(f"{name} {why}", again=True)
             work.open.discard(index)
         for node, indices in by_node.items():
             if not session.ready(node):
@@ -762,7 +739,7 @@ class FederatedEngine:
                 work.asked[number] = indices
 
     def _message(self, work: _Work, node: int, indices: Sequence[int]) -> dict[str, Any]:
-        clients = [member.number for member in self._session.members.of_node(node)]
+        members, pinned = self._session.members.of_node(node), self.memory.pinned
         visits: list[dict[str, Any]] = [msgspec.to_builtins(work.visits[index]) for index in indices]
         for visit in visits:
             del visit["slot"]
@@ -772,18 +749,16 @@ class FederatedEngine:
             "seed": work.key.seed,
             "key": list(work.key.path),
             "visits": visits,
-            "keep": sorted(ticket for client in clients for ticket in self.memory.pinned.get(client, ())),
+            "keep": sorted(ticket for member in members for ticket in pinned.get(member.number, ())),
         }
 
     def _handle(self, work: _Work, answer: Answer) -> None:
-        node = answer.pending.node
-        if answer.pending.kind != "job":
-            indices = []
-            if answer.problem is not None and answer.pending.kind in ("agree", "describe"):
-                clients = {member.number for member in self._session.members.of_node(node)}
-                indices = [index for index in sorted(work.open) if work.visits[index].client in clients]
-        else:
+        node, kind, indices = answer.pending.node, answer.pending.kind, list[int]()
+        if kind == "job":
             indices = work.asked.pop(answer.pending.number, [])
+        elif answer.problem is not None and kind in ("agree", "describe"):
+            clients = {member.number for member in self._session.members.of_node(node)}
+            indices = [index for index in sorted(work.open) if work.visits[index].client in clients]
         if not indices:
             return  # nothing waits for it, or it answers an earlier job, whose deadline has passed
         if answer.problem is not None:

@@ -70,7 +70,7 @@ def fingerprint(pem: bytes) -> str | None:
 
 def wrap(envelope: Envelope) -> RecordDict:
     """A message as Flower records."""
-    parts = {"header": envelope.header, "body": bytes(envelope.body)}
+    parts = {"header": envelope.header, "body": envelope.body}
     arrays = {name: Array("uint8", (len(part),), "unskew", part) for name, part in parts.items() if part}
     return RecordDict({RECORD: ArrayRecord(arrays)})
 
