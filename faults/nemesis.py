@@ -64,16 +64,14 @@ class Network:
         there = [node for node in self.answers if self._away.get(node, 0) <= self._clock]
         return {node: Presence(since=str(self._lives.get(node, 0))) for node in there}
 
-    def send(self, messages: Mapping[int, Any], group: str) -> dict[int, str]:
-        ids, there = {}, self.nodes()
-        for node, question in messages.items():
-            if node in there:
-                self._count += 1
-                ids[node] = f"message-{self._count}"
-                come = self._asked(node, question)
-                if come is not None:
-                    self._waiting[ids[node]] = come
-        return ids
+    def send(self, node: int, message: Any) -> str | None:
+        if node not in self.nodes():
+            return None
+        self._count += 1
+        name = f"message-{self._count}"
+        if (come := self._asked(node, message)) is not None:
+            self._waiting[name] = come
+        return name
 
     def receive(self, ids: Iterable[str]) -> dict[str, Any]:
         ready = [name for name in ids if name in self._waiting and self._waiting[name][0] <= self._clock]

@@ -13,7 +13,7 @@ from unskew.calibration.jobs import FixedPointMoments, Moments
 from unskew.core.key import Key
 from unskew.core.types import Job, Visit
 from unskew.engines.flower.messages import unseal
-from unskew.engines.flower.promises import Purpose
+from unskew.engines.flower.policy import Purpose
 from unskew.privacy.secure_sum import Masked, SecureJob
 from unskew.round.jobs import answer, decode_job
 

@@ -18,8 +18,8 @@ from unskew.data.sources import load
 from unskew.engines.blueprint import Blueprint, dataset
 from unskew.engines.flower.engine import FederatedEngine, Mailbox, Members, Rules, Session, Template
 from unskew.engines.flower.exchange import InProcess
-from unskew.engines.flower.messages import RunAgreement, seal, unseal
-from unskew.engines.flower.node import Node, NodeSource, read_node_data
+from unskew.engines.flower.messages import RunAgreement, read_header, seal, unseal
+from unskew.engines.flower.node import Node, read_node_data
 from unskew.engines.flower.policy import Policy
 from unskew.federation.folder import ROSTER, write_roster
 from unskew.federation.network import make_node_key
@@ -36,8 +36,8 @@ OPTIONS = {"data": "digits", "clients": 3, "method": "fedavg", "rounds": 2, "epo
 
 def slice_of_digits(number, clients=3, name=None):
     """Client ``number``'s part of the digits, as a node brings it."""
-    source = NodeSource("digits", partition=PARTITION, clients=(number,), of=clients, seed=SEED)
-    return read_node_data(name or f"node-{number}", source)
+    own = name or f"node-{number}"
+    return read_node_data(own, "digits", partition=PARTITION, clients=(number,), of=clients, seed=SEED)
 
 
 @lru_cache
@@ -123,6 +123,25 @@ def reply_with(reply, change):
     fields, came = unseal(reply)
     change(fields, came)
     return seal(fields, came)
+
+
+def spoiling(kind, change, bad=101):
+    """A network that changes the bad node's replies to messages of this kind, as ``reply_with`` does."""
+
+    def between(node, question, reply):
+        return reply_with(reply, change) if node == bad and read_header(question)["kind"] == kind else reply
+
+    return between
+
+
+def set_tensor(name, value):
+    """A change of one tensor of a reply."""
+
+    def change(fields, came):
+        index = [each for each, _ in came].index(name)
+        came[index] = (name, value(came[index][1]))
+
+    return change
 
 
 RUN = "ab" * 16

@@ -4,7 +4,7 @@ from unskew import models
 from unskew.core import tensors
 from unskew.core.key import Key
 from unskew.core.types import Failure
-from unskew.engines.flower.promises import Purpose
+from unskew.engines.flower.policy import Purpose
 from unskew.methods import parse_method
 from unskew.round import driver
 from unskew.runs.journal import read_metrics

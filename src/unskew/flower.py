@@ -65,11 +65,9 @@ def answer_statistics(app: "ClientApp", give: "Give", *, classes: int, least: in
         flower, request = require_extra("flwr.app", "flower"), cast(Any, message.content[RECORD])
         if request["classes"] != classes:
             raise UserError(f"the server's classifier has {request['classes']} classes, but this node's data {classes}")
-        encoder, batches = give(message, context)
-        measured = ClassStatistics.measure(encoder, batches, classes, form=str(request["form"]))
+        measured = ClassStatistics.measure(*give(message, context), classes, form=str(request["form"]))
         content = drop_small_classes(measured, least)[0].to_bytes()
-        array = flower.Array("uint8", (len(content),), "unskew", content)
-        record = flower.ArrayRecord({"statistics": array})
+        record = flower.ArrayRecord({"statistics": flower.Array("uint8", (len(content),), "unskew", content)})
         return cast("Message", flower.Message(flower.RecordDict({RECORD: record}), reply_to=message))
 
 

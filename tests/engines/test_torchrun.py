@@ -163,14 +163,8 @@ def test_without_torchrun_one_message_has_the_line_that_starts_it(capsys, tmp_pa
 
 
 def test_a_command_that_torchrun_started_twice_wants_the_engine(monkeypatch, capsys):
-    for name, value in {
-        "RANK": 1,
-        "WORLD_SIZE": 2,
-        "MASTER_ADDR": "h",
-        "MASTER_PORT": 1,
-        "TORCHELASTIC_RUN_ID": "x",
-    }.items():
-        monkeypatch.setenv(name, str(value))
+    for name, value in {**variables(1, 2, 29500), "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as ended:
         main(["run", "--rounds", "1"])
     assert ended.value.code == 2

@@ -9,7 +9,7 @@ from faults.live import Live
 from faults.wires import Wire
 from leaks import Leaks
 from nodes import exchange_of, federated, registered
-from unskew.engines.flower.node import Node, NodeSource, read_node_data
+from unskew.engines.flower.node import Node, read_node_data
 from unskew.federation.folder import read_node, toml
 
 pytestmark = pytest.mark.heavy
@@ -41,11 +41,10 @@ class Tap(Wire):
 def twin(folder, partition, method):
     """The same federation in this process: what of the clients could be on the wire, and the weights."""
     folder.mkdir()
-    sources = [NodeSource("digits", partition=f"file:{partition}", clients=(number,)) for number in range(len(NAMES))]
-    nodes = {
-        100 + number: Node(read_node_data(name, source), folder / name, registered=registered(folder, name, NAMES))
-        for number, (name, source) in enumerate(zip(NAMES, sources, strict=True))
-    }
+    nodes = {}
+    for number, name in enumerate(NAMES):
+        data = read_node_data(name, "digits", partition=f"file:{partition}", clients=(number,))
+        nodes[100 + number] = Node(data, folder / name, registered=registered(folder, name, NAMES))
     leaks, known = Leaks(), set()
 
     def between(node, question, reply):

@@ -12,7 +12,7 @@ from unskew.analysis import analyse
 from unskew.core.errors import Missing, UserError
 from unskew.engines.flower.engine import Rules
 from unskew.engines.flower.messages import ClientFacts, Description, read_header
-from unskew.engines.flower.node import Node, NodeSource, read_node_data
+from unskew.engines.flower.node import Node, read_node_data
 from unskew.report.write import make_report
 from unskew.runs import execute
 from unskew.runs.checkpoint import CHECKPOINT, earlier_checkpoints, keep_checkpoint, roll_back
@@ -252,7 +252,7 @@ def node_with(tmp_path, name, classes, images=20, shape=(8, 8)):
         "classes": np.array(classes),
     }  # fmt: skip
     np.savez(tmp_path / f"{name}.npz", **arrays)
-    return Node(read_node_data(name, NodeSource(f"arrays:{tmp_path / name}.npz")), tmp_path / name)
+    return Node(read_node_data(name, f"arrays:{tmp_path / name}.npz"), tmp_path / name)
 
 
 def nodes_with(tmp_path, shapes=None, **classes):

@@ -75,6 +75,12 @@ def flat(tensors: Tensors) -> Tensor:
     return torch.cat(pieces).double()
 
 
+def shaped(vector: Tensor, like: Tensors) -> Tensors:
+    """Views of the vector with these names and shapes."""
+    parts = torch.split_with_sizes(vector, [value.numel() for value in like.values()])
+    return {name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
+
+
 def add(left: Sums | None, right: Sums) -> Sums:
     """``left + right``, name by name; None is the empty sum."""
     if left is None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -124,17 +124,13 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
     if name in ENGINES:
         return ENGINES[name](setup)
     call = text.parse_call(name, "engine")
-    function = load_function(call.name, "engine")
-    engine: Any = text.apply(call, partial(function, setup), "engine")
+    engine: Any = text.apply(call, partial(load_function(call.name, "engine"), setup), "engine")
     if missing := [part for part in PARTS if not hasattr(engine, part)]:
-        raise UserError(
-            f"engine {call} returns {a_kind(engine)} without {', '.join(missing)}; "
-            "return an object with every member of unskew.extend.Engine"
-        )
+        returned = f"engine {call} returns {a_kind(engine)} without {', '.join(missing)}"
+        raise UserError(f"{returned}; return an object with every member of unskew.extend.Engine")
     if not hasattr(engine, "memory"):
         engine.memory = None
-    opened: Engine = engine
-    return opened
+    return cast(Engine, engine)
 
 
 def rehearse(name: str, setup: EngineSetup) -> None:
@@ -147,12 +143,10 @@ def rehearse(name: str, setup: EngineSetup) -> None:
 
 def serve_rank_zero(name: object) -> None:
     """In a process that torchrun started with a rank above 0: work for rank 0, and exit when it does."""
-    if name == "torchrun":
-        launch = launched()
+    if name == "torchrun" and (launch := launched()).ranks > 1:
         if launch.rank > 0:
             follow(launch)
-        if launch.ranks > 1:
-            listen(launch)
+        listen(launch)
 
 
 def default_engine(name: str) -> str:
@@ -182,14 +176,13 @@ def processes(name: str, workers: int) -> Processes:
 
 def seconds_per_step(side: ClientSide, batch: int) -> float:
     """Measure one step of training on one thread; the weights do not change."""
-    network = copy.deepcopy(side.network)
+    network, times = copy.deepcopy(side.network), list[float]()
     index = torch.arange(min(batch, len(side.train.labels)))
     values: list[Tensor] = [value for value in network.parameters() if value.requires_grad]
     with torch.no_grad():
         for value in values:
             value.fill_(0.01)
     update = make_optimizer(values, side.algorithm.local)
-    times = []
     with neutral(), seeded(Key(0)), deterministic(side.device):
         for _ in range(4):
             synchronize(side.device)

@@ -75,8 +75,7 @@ class Blueprint:
         if not self.crosses:
             raise UserError(f"{self.method}, {self.model}: {CANNOT_CROSS}")
         fields = asdict(replace(self, parsed=None, factory=None))
-        del fields["parsed"], fields["factory"]
-        return fields
+        return {name: value for name, value in fields.items() if name not in ("parsed", "factory")}
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> "Blueprint":
@@ -121,12 +120,11 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
 
     ``memories`` is the descriptor of the file with the clients' saved states, if the method has any.
     """
-    dtype, device = getattr(torch, blueprint.dtype), ready_device(blueprint.device)
+    device, algorithm, network = ready_device(blueprint.device), blueprint.algorithm(), blueprint.network()
     parts = pixels(blueprint, data, device)
-    algorithm, network = blueprint.algorithm(), blueprint.network()
     if isinstance(network, FineTuned):
         tensors.overwrite_some(network.whole, tensors.under(data, FROZEN))
-    network = network.to(dtype)
+    network = network.to(getattr(torch, blueprint.dtype))
     memory = None if memories is None else ClientMemory(algorithm.remember, tensors.of_module(network), memories)
     return ClientSide(
         algorithm=algorithm,

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from unskew.core.errors import UserError
 from unskew.core.files import parse_json
-from unskew.core.tensors import ALIGN
 from unskew.core.types import Tensors
 
 MAX_HEADER = 16 * 2**20  # bytes
@@ -44,7 +43,7 @@ class Envelope:
     """A message as bytes."""
 
     header: bytes
-    body: bytes | memoryview = b""  # aligned tensors of a memoryview are views of it
+    body: bytes = b""
 
     def __len__(self) -> int:
         return len(self.header) + len(self.body)
@@ -107,13 +106,13 @@ def decode_header(envelope: Envelope) -> dict[str, Any]:
 def decode(envelope: Envelope, most: int = MAX_BODY) -> tuple[dict[str, Any], list[tuple[str, Tensor]]]:
     """The fields and tensors of a message; a damaged one, or one above ``most`` bytes, is refused."""
     header = decode_header(envelope)
-    if len(envelope.body) > most:
-        raise BadMessage(f"oversized: its tensors take {len(envelope.body):,} bytes; the limit is {most:,}")
-    return header, decode_tensors(header.pop("tensors", None), envelope.body)
+    return header, decode_tensors(header.pop("tensors", None), envelope.body, most)
 
 
-def decode_tensors(described: Any, body: bytes | memoryview) -> list[tuple[str, Tensor]]:
+def decode_tensors(described: Any, body: bytes, most: int) -> list[tuple[str, Tensor]]:
     """The tensors in a message's body; ``described`` is its list of names, types and shapes."""
+    if len(body) > most:
+        raise BadMessage(f"oversized: its tensors take {len(body):,} bytes; the limit is {most:,}")
     try:
         entries = msgspec.convert(described, list[Entry])
     except msgspec.ValidationError as error:
@@ -128,12 +127,9 @@ def decode_tensors(described: Any, body: bytes | memoryview) -> list[tuple[str, 
         raise BadMessage(f"its tensors should take {sum(sizes):,} bytes, but {len(body):,} arrived")
     tensors, start, content = list[tuple[str, Tensor]](), 0, memoryview(body)
     for (name, dtype, shape), size in zip(entries, sizes, strict=True):
-        if size and not content.readonly and start % ALIGN == 0:
-            value = torch.frombuffer(content, dtype=DTYPES[dtype], count=math.prod(shape), offset=start).view(shape)
-        else:
-            value = torch.empty(shape, dtype=DTYPES[dtype])  # aligned, because alignment affects how kernels round
-            if size:
-                raw(value).numpy().data[:] = content[start : start + size]
+        value = torch.empty(shape, dtype=DTYPES[dtype])  # aligned, because alignment affects how kernels round
+        if size:
+            raw(value).numpy().data[:] = content[start : start + size]
         tensors.append((name, value))
         start += size
     return tensors

@@ -146,11 +146,11 @@ def _encoder(cut: Cut, blueprint: Blueprint) -> Iterator[Fill]:
 
     def encode(rows: Floats, pixels: Pixels, start: int, view: int) -> None:
         index = torch.arange(start, start + len(rows))
-        chosen: tuple[Tensor | None, Tensor | None] = None, None
+        chosen = list[Tensor]()
         if view:  # the same for every seed, so that seeds share the stored views
             draws = Key(0).fold("views", view).numpy()
-            crops, flip = draw_augmentation(blueprint.local.augmentation, draws, len(pixels.labels))
-            chosen = crops[index], flip[index]
+            drawn = draw_augmentation(blueprint.local.augmentation, draws, len(pixels.labels))
+            chosen = [values[index] for values in drawn]
         images = pixels.batch(index, *chosen)[0].to(device, memory_format=torch.channels_last)
         with torch.no_grad():
             output: Tensor = own.front(images)
@@ -196,13 +196,10 @@ def _read(file: Path, fingerprint: str, rows: Floats) -> bool:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Let one process at a time compute these features; others wait, and then read them."""
-    lock = FileLock(folder / ".lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        lock = FileLock(folder / ".lock").acquire()
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}; {OTHER_FOLDER}") from error
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()

@@ -171,7 +171,7 @@ class Pool:
         self._side.close()
 
     def _start(self, number: int, rank: "Rank | None" = None) -> "Worker":
-        path = [os.path.abspath(folder) for folder in sys.path]  # independent of the working directory
+        path = list(map(os.path.abspath, sys.path))  # independent of the working directory
         files = WorkerFiles(self._data, self._weights, [ResultFile() for _ in range(SLOTS)], self._side)
         child = start_worker(__name__, *files.descriptors) if rank is None else rank.attach(files)
         child.send(Hello(self._blueprint, self._layout, path, self._side.secret, number))
@@ -211,12 +211,11 @@ class Pool:
             if message is None:
                 self._replace(worker, schedule, begin)
                 return
-            if isinstance(message, Ready):
-                if message.refused:
-                    raise UserError(f"{worker.child.name} cannot start: {message.refused}")
-                worker.ready = True
-            elif isinstance(message, GroupResults):
+            if isinstance(message, GroupResults):
                 self._record(worker, message, schedule)
+            elif isinstance(message, Ready) and message.refused:
+                raise UserError(f"{worker.child.name} cannot start: {message.refused}")
+            worker.ready = worker.ready or isinstance(message, Ready)
             if not worker.child.messages.pending():
                 return
 
@@ -224,15 +223,14 @@ class Pool:
         if message.storage:
             raise (LostMemory if message.lost else StorageFailure)(message.storage)
         worker.tasks.pop(message.slot, None)
-        if message.number != self._job:
-            for result in message.results:
-                worker.remember_layout(result)
-            return
-        worker.held[message.slot] = [result.index for result in message.results]
+        current = message.number == self._job
+        if current:
+            worker.held[message.slot] = [result.index for result in message.results]
         for result in message.results:
-            if result.failure is not None:
+            worker.layout = worker.layout if result.layout is None else result.layout
+            if current and result.failure is not None:
                 schedule.fail(result.index, result.failure)
-            else:
+            elif current:
                 schedule.finish(result.index, worker.read(message.slot, result))
 
     def _replace(self, worker: "Worker", schedule: Scheduler, begin: Begin) -> None:
@@ -260,22 +258,15 @@ class Worker:
         self.ready = False
         self.tasks: dict[int, list[int]] = {}  # the indices of its current visits, by slot
         self.held: dict[int, list[int]] = {}  # the indices whose results may still be needed, by slot
-        self._layout: Layout = []  # of its last result
-
-    def remember_layout(self, result: VisitResult) -> None:
-        """Store the layout; it is sent only when it changes."""
-        if result.layout is not None:
-            self._layout = result.layout
+        self.layout: Layout = []  # of its last result; sent only when it changes
 
     def read(self, slot: int, result: VisitResult) -> Reply:
         """A visit's reply; its sums are views of the slot's memory, its extra is copied."""
-        self.remember_layout(result)
         assert result.where is not None
-        file = self._results[slot]
-        extra = {}
+        file, extra = self._results[slot], Tensors()
         if result.extra is not None:
             extra = by_name(decode(Envelope.from_bytes(file.read_bytes(*result.extra)))[1])
-        return Reply(PackedSums(self._layout, file.read(*result.where)), extra, result.ticket)
+        return Reply(PackedSums(self.layout, file.read(*result.where)), extra, result.ticket)
 
     def running(self) -> int | None:
         """The index of the visit during which the worker died; None if there was none."""
@@ -348,12 +339,12 @@ class Desk:
         results: list[VisitResult] = []
         plan_ahead(self._side, self._job, self._shared, [visit for _, visit in group.visits], self._key)
         visits: list[tuple[int, Visit | TestPart]] = [*group.visits, *group.parts]
-        for index, visit in visits:
-            self._file.running[0] = index
-            try:
+        try:
+            for index, visit in visits:
+                self._file.running[0] = index
                 results.append(self._visit(index, visit))
-            except StorageFailure as error:
-                return GroupResults(self._number, group.slot, [], str(error), isinstance(error, LostMemory))
+        except StorageFailure as error:
+            return GroupResults(self._number, group.slot, [], str(error), isinstance(error, LostMemory))
         return GroupResults(self._number, group.slot, results)
 
     def _visit(self, index: int, visit: Visit | TestPart) -> VisitResult:

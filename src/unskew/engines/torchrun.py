@@ -72,23 +72,20 @@ class Launched:
 
 def launched() -> Launched:
     """Read this process's rank from torchrun's variables."""
-    number = {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR", *number):
-        text = os.environ.get(name)
-        if not text and name not in number:
-            reason = f"{name} is not set, so torchrun did not start this process"
-            raise UserError(f"--engine torchrun: {reason}; start it with: {LINE} …, or give --engine auto")
-        if text and name != "MASTER_ADDR":
-            if not (text.isascii() and text.isdigit()):
-                raise UserError(f"{name}={text}: torchrun sets it to a whole number; start it with: {LINE} …")
-            number[name] = int(text)
-    rank, ranks, port, local_rank, local_ranks = (
-        number[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    )
+    required = ("RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
+    given = {name: text for name in (*required, "LOCAL_RANK", "LOCAL_WORLD_SIZE") if (text := os.environ.get(name))}
+    if missing := [name for name in required if name not in given]:
+        reason = f"{missing[0]} is not set, so torchrun did not start this process"
+        raise UserError(f"--engine torchrun: {reason}; start it with: {LINE} …, or give --engine auto")
+    host, number = given.pop("MASTER_ADDR"), {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    for name, text in given.items():
+        if not (text.isascii() and text.isdigit()):
+            raise UserError(f"{name}={text}: torchrun sets it to a whole number; start it with: {LINE} …")
+        number[name] = int(text)
+    rank, ranks, local = number["RANK"], number["WORLD_SIZE"], (number["LOCAL_RANK"], number["LOCAL_WORLD_SIZE"])
     if rank >= ranks:
         raise UserError(f"RANK={rank}, WORLD_SIZE={ranks}: ranks are numbered from 0; start it with: {LINE} …")
-    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-    return Launched(rank, ranks, os.environ["MASTER_ADDR"], port, local_rank, local_ranks, by_torchrun)
+    return Launched(rank, ranks, host, number["MASTER_PORT"], *local, "TORCHELASTIC_RUN_ID" in os.environ)
 
 
 def check_command(engine: str | None) -> None:
@@ -203,15 +200,13 @@ class Stream:
     def _write(self) -> None:
         while True:
             try:
-                item = self._outbox.get(timeout=BEAT)
+                if (item := self._outbox.get(timeout=BEAT)) is None:
+                    return
+                self.send_now(*item)
             except Empty:
                 with suppress(OSError, ValueError):
                     if select.select([], [self.connection], [], 0)[1]:  # not if nobody reads for a long time
                         self.send_now(ALIVE)
-                continue
-            if item is None:
-                return
-            self.send_now(*item)
 
 
 def versions() -> dict[str, str]:
@@ -235,10 +230,10 @@ def name_rank(rank: int) -> str:
 
 def _store(launch: Launched) -> Store:
     """The key-value store that the ranks share: torchrun's, or rank 0's if another program started them."""
-    master = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    own = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     patience = timedelta(seconds=JOIN_SECONDS)
     try:
-        return TCPStore(launch.host, launch.port, None, master, patience, wait_for_workers=False, multi_tenant=True)
+        return TCPStore(launch.host, launch.port, None, own, patience, wait_for_workers=False, multi_tenant=True)
     except (RuntimeError, ValueError) as error:
         raise _unreachable(launch, launch.port, error) from error
 
@@ -254,10 +249,9 @@ def _unreachable(launch: Launched, port: int, error: Exception) -> UserError:
 @cache
 def listen(launch: Launched) -> tuple[socket.socket, bytes, Store]:
     """On rank 0: the socket that the others connect to, the token that they show, and the store with both."""
-    if socket.has_dualstack_ipv6():
-        listener = socket.create_server(("", 0), family=socket.AF_INET6, backlog=launch.ranks, dualstack_ipv6=True)
-    else:
-        listener = socket.create_server(("", 0), backlog=launch.ranks)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    listener = socket.create_server(("", 0), family=family, backlog=launch.ranks, dualstack_ipv6=both)
     token, store = secrets.token_hex(16), _store(launch)
     store.set(ADDRESS, f"{listener.getsockname()[1]} {token}")
     return listener, token.encode(), store
@@ -276,10 +270,8 @@ def gather(launch: Launched, *, processors: bool) -> list["Rank"]:
         for what in ("Unskew", "PyTorch", "NumPy", "Python", *(["processor"] if processors else [])):
             if (other := rank.joined.versions[what]) != own[what]:
                 advice = SAME_PROCESSOR if what == "processor" else f"install the same {what} on both"
-                raise UserError(
-                    f"{rank.name} has {what} {other}, but {name_rank(0)} has {own[what]}, so results could "
-                    f"differ; {advice}"
-                )
+                differ = f"{rank.name} has {what} {other}, but {name_rank(0)} has {own[what]}"
+                raise UserError(f"{differ}, so results could differ; {advice}")
     return ranks
 
 
@@ -293,10 +285,9 @@ def _accept(launch: Launched) -> list["Rank"]:
         try:
             connection, _ = listener.accept()
         except TimeoutError:
-            raise UserError(
-                f"rank {', '.join(map(str, missing))} has not joined within {JOIN_SECONDS:.0f} s; check that the same "
-                "command with --engine torchrun was started on every machine and did not fail"
-            ) from None
+            late = f"rank {', '.join(map(str, missing))} has not joined within {JOIN_SECONDS:.0f} s"
+            check = "check that the same command with --engine torchrun was started on every machine and did not fail"
+            raise UserError(f"{late}; {check}") from None
         connection.settimeout(SILENT_SECONDS)
         stream = Stream(connection)
         with suppress(OSError):

@@ -190,7 +190,7 @@ class Masked(SecureJob, frozen=True, tag="masked"):
         vector = torch.cat([value.flatten() for value in words.values()])
         part.member.mask(vector.numpy().view(np.uint64), agreement, sharing)
         part.sessions.answer(visit.client, self.session, agreement.digest, survivors(sharing, ()), visit.repeat)
-        return Reply(tensors.shaped(vector, words, ""), keep=reply.keep)
+        return Reply(tensors.shaped(vector, words), keep=reply.keep)
 
 
 @register
@@ -630,7 +630,7 @@ def _unmask(
             raise
         except UserError:
             continue
-        words = tensors.shaped(vector, masked, "")
+        words = tensors.shaped(vector, masked)
         if int(words.pop(CHECK)) == len(answered):
             return words, liar
     raise _TooFew("the masks of a secure sum do not cancel: a client violated the agreement; the sum is lost")

@@ -55,7 +55,7 @@ class Statement(NamedTuple):
         message = _message(member, session, keys, STATED.pack(*self[:4]))
         try:
             signature = primitives("asymmetric.utils").encode_dss_signature(r, s)
-            _load_point(self.node).verify(signature, message, _ecdsa())
+            _load_point(self.node).verify(signature, message, ecdsa())
         except (ValueError, require_extra("cryptography.exceptions").InvalidSignature):
             return False
         return True
@@ -114,7 +114,7 @@ class Signer:
         point = point_of(self.registered.private.public_key())
         stated = STATED.pack(self.context, point, signing_public(member), examples)
         signature = self.registered.private.sign(
-            _message(member.number, member.session, member.public, stated), _ecdsa()
+            _message(member.number, member.session, member.public, stated), ecdsa()
         )
         numbers = primitives("asymmetric.utils").decode_dss_signature(signature)
         return stated + b"".join(number.to_bytes(NUMBER_BYTES, "big") for number in numbers)
@@ -175,7 +175,8 @@ def _signing_private(member: Member) -> Any:
     return primitives("asymmetric.ed25519").Ed25519PrivateKey.from_private_bytes(seed)
 
 
-def _ecdsa() -> Any:
+def ecdsa() -> Any:
+    """The scheme of signatures with a node's registered key."""
     return primitives("asymmetric.ec").ECDSA(primitives("hashes").SHA384())
 
 

@@ -248,7 +248,7 @@ def _open_session(
 def _agree(
     session: flower.Session, config: Config, request: FederatedRequest, own: ImageSet | None, terms: FederationTerms
 ) -> tuple[list[Description], FederationTerms]:
-    session.hold_back()
+    session.open = False
     until = session.mailbox.exchange.now() + request.rules.wait
     _gather(session, config.clients or 0, until, lambda: sum(len(node.clients) for node in session.described.values()))
     nodes = [session.described[node] for node in sorted(session.described)]

@@ -5,7 +5,17 @@ import json
 import pytest
 import torch
 
-from nodes import engine_over, exchange_of, first_state, loop_over, make_nodes, outcome_of, reply_with, train_round
+from nodes import (
+    engine_over,
+    exchange_of,
+    first_state,
+    loop_over,
+    make_nodes,
+    outcome_of,
+    set_tensor,
+    spoiling,
+    train_round,
+)
 from unskew.core import tensors
 from unskew.core.key import Key
 from unskew.core.types import Visit
@@ -34,14 +44,6 @@ def shared():
 def without_client_1(shared):
     outcome = train_round(loop_over(), shared, [VISITS[0], VISITS[2]])
     return tensors.sha256(outcome.sums)
-
-
-def set_tensor(name, value):
-    def change(fields, came):
-        place = next(place for place, (each, _) in enumerate(came) if each == name)
-        came[place] = (name, value(came[place][1]))
-
-    return change
 
 
 def set_result(**values):
@@ -90,20 +92,14 @@ FAULTS = {
     "NaN": (set_tensor(BIAS, with_nan), "NaN or infinity"),
     "infinity": (set_tensor("metric/loss", lambda value: value + float("inf")), "NaN or infinity"),
     "another shape": (set_tensor(BIAS, lambda value: value[:5]), "differs in shape or type from the model's"),
-    "another shape of a sum": (
-        set_tensor("weight", lambda value: value.repeat(2)),
-        "not those of the job",
-    ),
+    "another shape of a sum": (set_tensor("weight", lambda value: value.repeat(2)), "not those of the job"),
     "another type": (set_tensor(BIAS, lambda value: value.double()), "differs in shape or type from the model's"),
     "another name": (renamed, "not those of the job"),
     "another order": (swapped, "not those of the job"),
     "a tensor more": (one_more, "do not match their description"),
     "a tensor less": (one_less, "do not match their description"),
     "another weight": (set_tensor("weight", lambda value: value * 1000), "its weight or its number of visits"),
-    "more visits than one": (
-        set_tensor("metric/visits", lambda value: value * 5),
-        "its weight or its number of visits",
-    ),
+    "more visits than one": (set_tensor("metric/visits", lambda value: value * 5), "its number of visits"),
     "too many examples": (set_tensor("metric/examples", lambda value: value * 2), "it reports 870 examples"),
     "another client": (set_result(client=2), "it answers other visits"),
     "another repeat": (set_result(repeat=1), "it answers other visits"),
@@ -148,11 +144,7 @@ def test_without_a_fault_the_sums_are_those_of_one_process(nodes, shared):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_reply_is_left_out_by_name_with_its_reason(nodes, shared, without_client_1, fault):
     change, wrong = FAULTS[fault]
-
-    def between(node, question, reply):
-        return reply_with(reply, change) if node == BAD and is_job(question) else reply
-
-    outcome, said = ask(nodes, shared, between)
+    outcome, said = ask(nodes, shared, spoiling("job", change))
     (failure,) = outcome.failures
     assert (failure.client, failure.repeat) == (1, 0)
     assert failure.reason.startswith("node-1: ")
@@ -196,11 +188,7 @@ def test_a_reply_that_was_recorded_earlier_is_refused(nodes, shared, without_cli
 
 def test_test_images_are_counted_as_the_node_said(nodes, shared):
     change = set_tensor("metric/total", lambda value: value * 3)
-    engine = engine_over(
-        exchange_of(
-            nodes, between=lambda node, asked, came: reply_with(came, change) if node == BAD and is_job(asked) else came
-        )
-    )
+    engine = engine_over(exchange_of(nodes, between=spoiling("job", change)))
     outcome = outcome_of(engine, Evaluate(), first_state().tensors, VISITS, KEY)
     assert "its counts of test images do not fit the 120 it has" in outcome.failures[0].reason
     assert float(outcome.sums["metric/total"].sum()) == 120 + 119

@@ -32,7 +32,7 @@ class FakeGrid:
 
     def push_messages(self, messages):
         self.pushed += messages
-        return [f"id-{place}" if place else None for place, _ in enumerate(messages)]
+        return [f"id-{message.metadata.dst_node_id}" if message.metadata.dst_node_id else None for message in messages]
 
     def pull_messages(self, ids):
         return [
@@ -96,8 +96,7 @@ def test_nodes_that_are_online_are_there_with_the_names_of_their_keys():
 def test_what_could_not_be_pushed_has_no_id_and_what_comes_back_is_a_message_or_a_reason(identity):
     grid = FakeGrid(None)
     exchange = GridExchange(grid)
-    assert exchange.send({}, "") == {}
-    assert exchange.send({7: MESSAGE, 8: MESSAGE, 9: MESSAGE, 10: MESSAGE}, "3") == {8: "id-1", 9: "id-2", 10: "id-3"}
+    assert [exchange.send(node, MESSAGE) for node in range(4)] == [None, "id-1", "id-2", "id-3"]
     assert [message.metadata.message_type for message in grid.pushed] == [KIND] * 4
     assert exchange.receive([]) == {}
     assert exchange.receive(["id-1", "id-2", "id-3"]) == {

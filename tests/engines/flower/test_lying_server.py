@@ -26,7 +26,7 @@ from unskew.core.key import Key
 from unskew.core.types import Visit
 from unskew.engines.flower.engine import Rules
 from unskew.engines.flower.messages import RunAgreement, seal, unseal
-from unskew.engines.flower.node import Node, NodeSource, read_node_data
+from unskew.engines.flower.node import Node, read_node_data
 from unskew.federation.folder import ROSTER, write_roster
 from unskew.privacy.secure_sum import WITHHELD, SecureUpdates
 from unskew.privacy.signing import Registered, Signer, Statement, read_roster
@@ -266,11 +266,10 @@ def test_a_statement_of_another_session_or_run_is_no_statement(tmp_path, monkeyp
 def test_clients_of_one_other_node_are_too_few_however_many_they_are(tmp_path):
     """A registered node that is on the server's side brings five clients; the victim would be alone among them."""
     names = ["ours", "theirs"]
-    source = NodeSource("digits", partition="iid", of=6, clients=(0, 1, 2, 3, 4))
-    nodes = {
-        number: Node(read_node_data(name, own), tmp_path / name, registered=registered(tmp_path, name, names))
-        for number, name, own in ((100, "theirs", source), (VICTIM, "ours", replace(source, clients=(5,))))
-    }
+    nodes = {}
+    for number, name, own in ((100, "theirs", (0, 1, 2, 3, 4)), (VICTIM, "ours", (5,))):
+        data = read_node_data(name, "digits", partition="iid", of=6, clients=own)
+        nodes[number] = Node(data, tmp_path / name, registered=registered(tmp_path, name, names))
     engine = engine_over(exchange_of(nodes), SECURE, Rules(wait=1, min_replies=0))
     sizes = engine.roster.sizes.tolist()
     visits = [Visit(client, float(size)) for client, size in enumerate(sizes)]

@@ -32,7 +32,7 @@ from unskew.core.types import Split, Visit
 from unskew.data.sources import load
 from unskew.engines.codec import Envelope
 from unskew.engines.flower.messages import WireContext, restore, seal, unseal
-from unskew.engines.flower.node import Node, NodeMemory, NodeSource, open_secret, read_node_data
+from unskew.engines.flower.node import Node, NodeMemory, open_secret, read_node_data
 from unskew.round import statistics
 from unskew.round.client_memory import MemoryFormat, whole_model
 from unskew.round.evaluation import Evaluate
@@ -283,13 +283,13 @@ def test_the_secret_of_a_run_is_made_once_only_its_owner_reads_it_and_it_goes_wi
 
 
 def test_a_secret_without_its_record_is_not_used_again(tmp_path):
-    first = open_secret(tmp_path)
-    first.sessions.close()
-    again = open_secret(tmp_path)
-    again.sessions.close()
-    assert again.secret == first.secret
+    first, sessions = open_secret(tmp_path)
+    sessions.close()
+    again, sessions = open_secret(tmp_path)
+    sessions.close()
+    assert again == first
     (tmp_path / "sessions").unlink()
-    assert open_secret(tmp_path).secret != first.secret
+    assert open_secret(tmp_path)[0] != first
 
 
 # Memories
@@ -381,7 +381,7 @@ while True:
     number, ticket = [line for line in lines if line.endswith("\n")][-1].split()
     memory = NodeMemory(tmp_path, MemoryFormat([whole_model("own")], {"params/w": torch.zeros(100_000)}), b"secret")
     kept = memory.recall(Visit(0, 1.0, ticket=ticket))
-    assert memory.lost == []
+    assert not memory.lost
     assert set(kept["own/params/w"].tolist()) == {float(number)}
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".part")]
 
@@ -396,7 +396,7 @@ def test_a_nodes_own_data_are_one_client_named_as_the_node(tmp_path):
         "x_test": rng.integers(0, 255, (6, 8, 8), np.uint8), "y_test": np.arange(6) % 3,
     }  # fmt: skip
     np.savez(tmp_path / "own.npz", **arrays)
-    data = read_node_data("hospital", NodeSource(f"arrays:{tmp_path / 'own.npz'}"))
+    data = read_node_data("hospital", f"arrays:{tmp_path / 'own.npz'}")
     facts = data.describe().clients
     assert json.loads(json.dumps([asdict(each) for each in facts])) == [
         {"name": "hospital", "number": None, "examples": 12, "test": 6}
@@ -412,20 +412,20 @@ def test_the_slices_of_a_set_are_a_partition_of_its_images_and_of_its_test_image
 @pytest.mark.parametrize(
     ("source", "wrong"),
     [
-        (NodeSource("digits", clients=(0,)), "give partition and client together"),
-        (NodeSource("digits", partition="iid", of=3), "give partition and client together"),
-        (NodeSource("digits", partition="iid", of=3, clients=(3,)), "count from 0"),
-        (NodeSource("digits", partition="iid", of=3, clients=(1, 1)), "name each once"),
-        (NodeSource("nothing"), "no data set is called"),
+        ({"data": "digits", "clients": (0,)}, "give partition and client together"),
+        ({"data": "digits", "partition": "iid", "of": 3}, "give partition and client together"),
+        ({"data": "digits", "partition": "iid", "of": 3, "clients": (3,)}, "count from 0"),
+        ({"data": "digits", "partition": "iid", "of": 3, "clients": (1, 1)}, "name each once"),
+        ({"data": "nothing"}, "no data set is called"),
     ],
 )
 def test_a_source_that_cannot_be_is_refused(source, wrong):
     with pytest.raises(UserError, match=wrong):
-        read_node_data("hospital", source)
+        read_node_data("hospital", **source)
 
 
 def test_a_node_may_bring_several_clients(tmp_path):
-    data = read_node_data("many", NodeSource("digits", partition="iid", of=4, clients=(3, 1)))
+    data = read_node_data("many", "digits", partition="iid", of=4, clients=(3, 1))
     assert [(each.name, each.number) for each in data.describe().clients] == [("many-3", 3), ("many-1", 1)]
     agreement = replace(Asking(None).agreement, numbers={"many-3": 3, "many-1": 1})
     held = data.fit(agreement)

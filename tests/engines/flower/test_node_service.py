@@ -131,7 +131,7 @@ def settings(tmp_path, **changes):
 
 def test_settings_say_where_the_data_are_and_which_clients_are_the_nodes(tmp_path):
     read = read_settings(settings(tmp_path, client=[0, 2], plugins=["mine:method"]))
-    assert (read.name, read.source.clients, read.source.of, read.source.seed) == ("hospital", (0, 2), 3, SEED)
+    assert (read.name, read.client, read.clients, read.seed) == ("hospital", (0, 2), 3, SEED)
     assert read.socket == str(tmp_path / "node" / "node.sock")
     assert (read.device, read.plugins) == ("cpu", ("mine:method",))
 

@@ -3,11 +3,20 @@
 import pytest
 import torch
 
-from nodes import engine_over, exchange_of, federated, first_state, loop_over, make_nodes, reply_with, train_round
+from nodes import (
+    engine_over,
+    exchange_of,
+    federated,
+    first_state,
+    loop_over,
+    make_nodes,
+    set_tensor,
+    spoiling,
+    train_round,
+)
 from unskew.core import tensors
 from unskew.core.types import Visit
 from unskew.engines.flower.engine import Expected, Template
-from unskew.engines.flower.messages import read_header
 from unskew.round import statistics
 
 BAD = 101  # the node of client 1
@@ -54,12 +63,8 @@ def without_the_bad_one(tmp_path_factory):
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_description_that_cannot_be_leaves_its_node_out_and_the_run_goes_on(tmp_path, without_the_bad_one, lie):
-    def between(node, question, reply):
-        lies = node == BAD and read_header(question)["kind"] == "describe"
-        return reply_with(reply, LIES[lie]) if lies else reply
-
     said = []
-    exchange = exchange_of(make_nodes(tmp_path), between=between)
+    exchange = exchange_of(make_nodes(tmp_path), between=spoiling("describe", LIES[lie]))
     result = federated(tmp_path, exchange, said=said, data="nodes", clients=3, rounds=1)
     assert result.weights_sha256 == without_the_bad_one
     left_out = [line for line in said if "left out" in line]
@@ -70,25 +75,11 @@ def test_a_description_that_cannot_be_leaves_its_node_out_and_the_run_goes_on(tm
 
 def test_many_examples_of_no_deviation_do_not_blow_up_everyones_inputs(tmp_path):
     """Its share in the normalization is that of its 49,999,999 examples; all honest replies would be NaN."""
-    lie = describing(client={"examples": 49_999_999}, mean=[0.0], std=[1e-9])
-
-    def between(node, question, reply):
-        lies = node == BAD and read_header(question)["kind"] == "describe"
-        return reply_with(reply, lie) if lies else reply
-
-    said = []
-    exchange = exchange_of(make_nodes(tmp_path), between=between)
+    lie, said = describing(client={"examples": 49_999_999}, mean=[0.0], std=[1e-9]), []
+    exchange = exchange_of(make_nodes(tmp_path), between=spoiling("describe", lie))
     result = federated(tmp_path, exchange, said=said, data="nodes", clients=3, rounds=1)
     assert result.history[0]["clients"] == 2
     assert "node node-1: its images are almost uniform, with a deviation of 1e-09; all nodes' is 0.38" in said
-
-
-def changed(name, value):
-    def change(fields, came):
-        place = next(place for place, (each, _) in enumerate(came) if each == name)
-        came[place] = (name, value(came[place][1]))
-
-    return change
 
 
 def more(fields, came):
@@ -98,9 +89,9 @@ def more(fields, came):
 
 LAYOUTS = {
     "a sum more": more,
-    "a number as a tensor": changed("weight", lambda value: value.repeat(2)),
-    "an empty number": changed("metric/visits", lambda value: value.new_zeros(0)),
-    "a loss of another shape": changed("metric/loss", lambda value: value.reshape(1, 1)),
+    "a number as a tensor": set_tensor("weight", lambda value: value.repeat(2)),
+    "an empty number": set_tensor("metric/visits", lambda value: value.new_zeros(0)),
+    "a loss of another shape": set_tensor("metric/loss", lambda value: value.reshape(1, 1)),
 }
 
 
@@ -108,13 +99,9 @@ LAYOUTS = {
 def test_another_layout_of_sums_is_its_nodes_failure_where_nobody_knows_the_layout(tmp_path, monkeypatch, fault):
     """A method's own code may fail on blank images, so that the server cannot know what replies look like."""
     monkeypatch.setattr(Template, "expect", lambda *given: Expected(None, {}))
-
-    def between(node, question, reply):
-        lies = node == BAD and read_header(question)["kind"] == "job"
-        return reply_with(reply, LAYOUTS[fault]) if lies else reply
-
     shared = statistics.build_shared(first_state())
-    outcome = train_round(engine_over(exchange_of(make_nodes(tmp_path), between=between)), shared, VISITS)
+    exchange = exchange_of(make_nodes(tmp_path), between=spoiling("job", LAYOUTS[fault]))
+    outcome = train_round(engine_over(exchange), shared, VISITS)
     assert [failure.client for failure in outcome.failures] == [1]
     expected = train_round(loop_over(), shared, [VISITS[0], VISITS[2]])
     assert tensors.sha256(outcome.sums) == tensors.sha256(expected.sums)
@@ -127,13 +114,9 @@ def test_the_other_sides_words_in_a_bad_reply_do_not_reach_the_log(tmp_path):
         came[0] = (marker, came[0][1])
         fields["results"][0][marker] = marker
 
-    def between(node, question, reply):
-        lies = node == BAD and read_header(question)["kind"] == "job"
-        return reply_with(reply, spoil) if lies else reply
-
     said = []
     shared = statistics.build_shared(first_state())
-    engine = engine_over(exchange_of(make_nodes(tmp_path), between=between), said=said.append)
+    engine = engine_over(exchange_of(make_nodes(tmp_path), between=spoiling("job", spoil)), said=said.append)
     outcome = train_round(engine, shared, VISITS)
     assert "not those of the job" in outcome.failures[0].reason
     assert marker not in outcome.failures[0].reason + "\n".join(said)

@@ -9,7 +9,7 @@ import math
 import os
 import weakref
 from base64 import b64decode, b64encode
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from unskew.engines.codec import BadMessage, Envelope
 from unskew.privacy.ledger import CLIENT, EXAMPLE
 from unskew.privacy.noise import PrivateUpdates
 from unskew.privacy.secure_sum import SecureUpdates
+from unskew.privacy.signing import ecdsa, load_private
 from unskew.round.client import ClientSide
 
 AUDIT, SPENT = "audit.jsonl", "epsilon.json"
@@ -96,17 +97,16 @@ class EpsilonBook:
         """
         now = dict(self._runs.get(run, {"rounds": 0, "releases": 0, "epsilon": 0.0}))
         now["rounds" if trains else "releases"] += 1
-        covered = mechanism is not None if trains else budget is not None
-        epsilon = 0.0
+        covered, epsilon = (mechanism if trains else budget) is not None, 0.0
         if covered and now["rounds"]:
             rounds, examples = int(now["rounds"]), unit_of(budget) == EXAMPLE
             found = None if mechanism is None else mechanism.epsilon(rounds, 1, 1, replaced=examples)
             covered, epsilon = found is not None, found or 0.0
-        if not covered:
-            if self._limit is not None:
-                what = "an update" if trains else "statistics"
-                raise BadMessage(f"it asks for {what} without noise, but this node has a budget of ε = {self._limit:g}")
+        if not covered and self._limit is None:
             return None
+        if not covered:
+            what = "an update" if trains else "statistics"
+            raise BadMessage(f"it asks for {what} without noise, but this node has a budget of ε = {self._limit:g}")
         now["epsilon"] = epsilon + (now["releases"] * budget.epsilon if budget is not None else 0.0)
         spent = now["epsilon"] + sum(values["epsilon"] for name, values in self._runs.items() if name != run)
         if self._limit is not None and spent > self._limit:
@@ -202,20 +202,18 @@ def make_receipt(file: Path, node: str, key_file: Path) -> dict[str, Any]:
         "node": node, "made": datetime.now(UTC).isoformat(timespec="seconds"), "lines": len(rows),
         "last": _hash(content.split(b"\n")[len(rows) - 1]) if rows else FIRST, "runs": runs,
     }  # fmt: skip
-    ec, hashes, serialization = _cryptography()
-    key = serialization.load_ssh_private_key(key_file.read_bytes(), None)
-    signature = key.sign(_signed(receipt), ec.ECDSA(hashes.SHA384()))
+    signature = load_private(key_file).sign(_signed(receipt), ecdsa())
     return {**receipt, "signature": b64encode(signature).decode()}
 
 
 def verify_receipt(receipt: Mapping[str, Any], public: bytes) -> None:
     """Refuse a receipt that is not signed with this key, or was changed since."""
-    ec, hashes, serialization = _cryptography()
+    keys = require_extra("cryptography.hazmat.primitives.serialization", "flower")
     invalid = require_extra("cryptography.exceptions", "flower").InvalidSignature
     values = {name: value for name, value in receipt.items() if name != "signature"}
     try:
         signature = b64decode(str(receipt.get("signature", "")), validate=True)
-        serialization.load_ssh_public_key(public).verify(signature, _signed(values), ec.ECDSA(hashes.SHA384()))
+        keys.load_ssh_public_key(public).verify(signature, _signed(values), ecdsa())
     except (ValueError, TypeError, AttributeError, invalid) as error:
         raise UserError("the receipt is not signed with this key, or was changed since") from error
 
@@ -244,15 +242,12 @@ def record_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f"run {str(first['run'])[:8]}, submitted by {people}, {first['time'][:16]} to {last['time'][:16]} UTC: "
         f"{', '.join(f'{count} × {job}' for job, count in jobs.items())}"
     ]
-    asked: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        for entry in row["nodes"]:
-            asked.setdefault(str(entry["node"]), []).append(entry)
+    asked = defaultdict[str, list[Mapping[str, Any]]](list)
+    for entry in (entry for row in rows for entry in row["nodes"]):
+        asked[str(entry["node"])].append(entry)
     for node, mine in sorted(asked.items()):
-        key, version, data = (
-            ", then ".join(dict.fromkeys(str(entry[name]) for entry in mine if entry[name])) or "unknown"
-            for name in ("key", "version", "data")
-        )
+        given = [dict.fromkeys(str(row[name]) for row in mine if row[name]) for name in ("key", "version", "data")]
+        key, version, data = (", then ".join(values) or "unknown" for values in given)
         up, down = (format_bytes(sum(int(entry[f"bytes_{way}"]) for entry in mine)) for way in ("up", "down"))
         failed = sum(entry["left_out"] is not None for entry in mine)
         lines.append(
@@ -264,9 +259,3 @@ def record_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _signed(receipt: Mapping[str, Any]) -> bytes:
     return b"unskew receipt 1 " + json.dumps(receipt, sort_keys=True).encode()
-
-
-def _cryptography() -> tuple[Any, Any, Any]:
-    parts = ("asymmetric.ec", "hashes", "serialization")
-    ec, hashes, serialization = (require_extra(f"cryptography.hazmat.primitives.{name}", "flower") for name in parts)
-    return ec, hashes, serialization

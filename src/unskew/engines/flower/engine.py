@@ -1,5 +1,6 @@
 """The federation as an engine: sends visits to nodes as messages, then checks the replies and yields them in order."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,6 @@ from unskew.core.types import (
     ImageSet,
     Job,
     Local,
-    MemoryStore,
     Note,
     Reply,
     Roster,
@@ -52,7 +52,7 @@ from unskew.engines.flower.messages import (
     unseal,
 )
 from unskew.engines.flower.node import TICKET
-from unskew.engines.flower.promises import Purpose, name_of
+from unskew.engines.flower.policy import Purpose, name_of
 from unskew.privacy.secure_sum import CHECK, Masked, SecureJob, describe, expected_extra
 from unskew.round.client import NUMBERS, ClientSide
 from unskew.round.jobs import encode_job
@@ -102,28 +102,25 @@ class Members:
         owners = {member.name: member.node for member in self.by_number.values()}
         taken = {known.number: known.name for known in self.remembered.values()}
         new = []
-        for facts in sorted(
-            description.clients, key=lambda facts: (facts.number is None, facts.number or 0, facts.name)
-        ):
+        numbered_first = sorted(description.clients, key=lambda one: (one.number is None, one.number or 0, one.name))
+        for facts in numbered_first:
             if owners.get(facts.name, node) in connected - {node}:
                 raise ValueError(f"another node already has client {facts.name!r}; give this client another name")
-            if (known := self.remembered.get(facts.name)) is not None:
-                number = known.number
-                if known.examples != facts.examples or facts.number not in (None, number):
-                    before = f"number {number} and {known.examples:,} examples"
+            known, number = self.remembered.get(facts.name), facts.number
+            if known is not None:
+                if known.examples != facts.examples or number not in (None, known.number):
+                    before = f"number {known.number} and {known.examples:,} examples"
                     raise ValueError(f"client {facts.name!r} had {before} when the run began; restore its data")
-            elif facts.number is not None:
-                number = facts.number
-                if number in taken:
-                    raise ValueError(f"client {facts.name!r} states number {number}, but that is {taken[number]!r}")
-            else:
+                number = known.number
+            elif number is None:
                 number = next(free for free in range(len(taken) + 1) if free not in taken)
+            elif number in taken:
+                raise ValueError(f"client {facts.name!r} states number {number}, but that is {taken[number]!r}")
             taken[number] = facts.name
             new.append(FederatedClient(facts.name, number, facts.examples, facts.test, node, description.node))
-        for member in new:
-            self.by_number[member.number] = member
-            known = KnownClient(member.name, member.number, member.examples, self.begun)
-            self.remembered.setdefault(member.name, known)
+        for one in new:
+            self.by_number[one.number] = one
+            self.remembered.setdefault(one.name, KnownClient(one.name, one.number, one.examples, self.begun))
         return new
 
     def of_node(self, node: int) -> list[FederatedClient]:
@@ -182,20 +179,18 @@ class Mailbox:
         self.up: Counter[int] = Counter()
 
     def send(
-        self, kind: str, messages: Mapping[int, Mapping[str, Any]], *, until: float | None = None,
-        body: Body = NO_TENSORS, max_bytes: int = 0, group: str = "",
-    ) -> list[Pending]:  # fmt: skip
-        """Send a message to each node, to be answered by ``until``. Returns those that could be sent."""
+        self, kind: str, node: int, fields: Mapping[str, Any], *, until: float | None = None, body: Body = NO_TENSORS,
+        max_bytes: int = 0,
+    ) -> int | None:  # fmt: skip
+        """Send a message, to be answered by ``until``. Returns its number; None if it could not be sent."""
+        number, self._next = self._next, self._next + 1
+        envelope = seal({"kind": kind, "run": self.run, "number": number, **fields}, body)
+        self.down[node] += len(envelope)
+        if (name := self.exchange.send(node, envelope)) is None:
+            return None
         until = self.exchange.now() + SETUP_TIMEOUT if until is None else until
-        envelopes, pending = {}, {}
-        for node, fields in messages.items():
-            number, self._next = self._next, self._next + 1
-            envelopes[node] = seal({"kind": kind, "run": self.run, "number": number, **fields}, body)
-            pending[node] = Pending(node, number, kind, until, max_bytes)
-            self.down[node] += len(envelopes[node])
-        ids = self.exchange.send(envelopes, group)
-        self._pending |= {ids[node]: pending[node] for node in ids}
-        return [pending[node] for node in ids]
+        self._pending[name] = Pending(node, number, kind, until, max_bytes)
+        return number
 
     def waiting(self, kind: str) -> set[int]:
         """The nodes that have not answered a message of this kind."""
@@ -224,8 +219,8 @@ class Mailbox:
                 yield Answer(pending, header, tensors, sha256=reply_sha256(reply))
             except Exception as error:  # noqa: BLE001  a reply may only fail its sender
                 yield Answer(pending, {}, problem=f"its reply is refused: {_reason(error)}", bad=True)
-        yield from self._abandoned
-        self._abandoned = []
+        while self._abandoned:
+            yield self._abandoned.pop(0)
         now = self.exchange.now()
         for name in [name for name, pending in self._pending.items() if pending.until <= now]:
             pending = self._late[name] = self._pending.pop(name)
@@ -238,7 +233,6 @@ def _reason(error: Exception) -> str:
 
 
 BLANK = 2  # images: BatchNorm cannot train on one
-
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # type and shape, by name
 
 
@@ -253,8 +247,7 @@ class Expected:
         """The maximum size of a reply's tensors."""
         if self.sums is None:
             return 16 * sum(value.numel() for value in shared.values()) + 2**26
-        shapes = [*self.sums.values(), *self.extra.values()]
-        return 8 * sum(int(torch.Size(shape).numel()) for _, shape in shapes)
+        return 8 * sum(math.prod(shape) for _, shape in (*self.sums.values(), *self.extra.values()))
 
 
 class Template:
@@ -305,11 +298,9 @@ def _shapes(values: Tensors) -> Shapes:
 
 def _layout_key(job: Job) -> str:
     """The job without what changes between secure sums or rounds: their replies have the same layout."""
-    if isinstance(job, SecureJob):
-        return f"{type(job).__name__} {len(job.members)} {_layout_key(job.inner)}"
-    inner = getattr(job, "inner", None)
-    if inner is not None:
-        return f"{type(job).__name__} {_layout_key(inner)}"
+    if (inner := getattr(job, "inner", None)) is not None:
+        members = f" {len(job.members)}" if isinstance(job, SecureJob) else ""
+        return f"{type(job).__name__}{members} {_layout_key(inner)}"
     return describe(msgspec.structs.replace(job, round=0) if hasattr(job, "round") else job)  # type: ignore[type-var]
 
 
@@ -321,53 +312,23 @@ class LeftOut:
     again: bool = False
 
 
-@dataclass(frozen=True)
-class AskedVisit:
-    """A visit, its client, and the layout that its reply must have."""
-
-    visit: Visit
-    member: FederatedClient
-    expected: Expected
-
-
-def read_results(
-    results: Sequence[SentResult], sent: Sequence[tuple[str, Tensor]], asked: Sequence[AskedVisit], shared: Tensors,
-    local: Local,
-) -> list[Reply | LeftOut]:  # fmt: skip
-    """A result for each visit, in order. Raises BadMessage if the message as a whole does not answer the visits."""
-    if [(one.client, one.repeat) for one in results] != [(one.visit.client, one.visit.repeat) for one in asked]:
-        raise BadMessage("it answers other visits")
-    if sum(len(one.forms) + one.extra for one in results) != len(sent):
-        raise BadMessage("its tensors do not match their description")
-    read, start = list[Reply | LeftOut](), 0
-    for result, question in zip(results, asked, strict=True):
-        mine = sent[start : start + len(result.forms) + result.extra]
-        start += len(mine)
-        if result.failure is not None:
-            read.append(LeftOut(printable(result.failure)))
-            continue
-        try:
-            read.append(_read_one(result, mine, question, shared, local))
-        except Exception as error:  # noqa: BLE001  a result may only fail its sender
-            read.append(LeftOut(f"its result is refused: {_reason(error)}"))
-    return read
-
-
-def _read_one(
-    result: SentResult, sent: Sequence[tuple[str, Tensor]], asked: AskedVisit, shared: Tensors, local: Local
+def _read_result(
+    result: SentResult, sent: Sequence[tuple[str, Tensor]], visit: Visit, expected: Expected, shared: Tensors
 ) -> Reply:
-    visit, expected, count = asked.visit, asked.expected, len(result.forms)
+    """The result of a visit, with the layout that it must have."""
+    count = len(result.forms)
     context = WireContext(shared, visit.weight, result.factor)
     pairs = zip(sent[:count], result.forms, strict=True)
     sums = by_name((name, restore(name, form, value, context)) for (name, value), form in pairs)
     extra = by_name(sent[count:])
     if expected.sums is None:
-        _check_as_model(sums | extra, shared)
+        updates = tensors.under(sums | extra, "delta/")
+        if any(name in shared and shared[name].shape != value.shape for name, value in updates.items()):
+            raise BadMessage("its update has another shape than the model")
     elif list(_shapes(sums).items()) != list(expected.sums.items()) or _shapes(extra) != expected.extra:
         raise BadMessage("its tensors are not those of the job, in names, types, shapes or order")
     if not tensors.finite({name: value for name, value in (sums | extra).items() if value.is_floating_point()}):
         raise BadMessage("it contains NaN or infinity")
-    _check_numbers(sums, asked, local)
     if result.ticket is not None:
         found = TICKET.fullmatch(result.ticket)
         if not visit.keep or found is None or int(found[1]) != visit.client:
@@ -375,20 +336,12 @@ def _read_one(
     return Reply(PackedSums.of(sums), extra, result.ticket)
 
 
-def _check_as_model(values: Tensors, shared: Tensors) -> None:
-    for name, value in values.items():
-        model = shared.get(name.removeprefix("delta/")) if name.startswith("delta/") else None
-        if model is not None and model.shape != value.shape:
-            raise BadMessage("its update has another shape than the model")
-
-
-def _check_numbers(sums: Sums, asked: AskedVisit, local: Local) -> None:
+def _check_numbers(sums: Sums, visit: Visit, member: FederatedClient, local: Local) -> None:
     """Refuse impossible numbers, such as another weight than requested or more examples than the client has."""
     if any(not value.is_floating_point() for value in sums.values()):
         return  # masked or rounded
     if any(sums[name].numel() != 1 for name in NUMBERS if name in sums):
         raise BadMessage("one of its numbers is a tensor")
-    visit, member = asked.visit, asked.member
     exact = {"weight": visit.weight, "metric/visits": 1.0}
     if any(name in sums and float(sums[name]) != value for name, value in exact.items()):
         raise BadMessage("its weight or its number of visits is not the one that was requested")
@@ -436,7 +389,7 @@ class Session:
         self._looked = -NODES_INTERVAL
         self.connected: Mapping[int, Presence] = {}
         self._silent: dict[int, Presence] = {}  # nodes that did not answer, with their presence at that time
-        self._open = True  # whether nodes become members when they describe themselves
+        self.open = True  # whether nodes become members when they describe themselves
 
     def look(self) -> None:
         """Check who is connected, at most every NODES_INTERVAL, and ask new nodes to describe themselves."""
@@ -444,16 +397,15 @@ class Session:
         if now - self._looked < NODES_INTERVAL:
             return
         self._looked, before, self.connected = now, self.connected, self.mailbox.exchange.nodes()
-        for node in [node for node in self._silent if self._silent[node] != self.connected.get(node)]:
-            del self._silent[node]
+        self._silent = {node: was for node, was in self._silent.items() if was == self.connected.get(node)}
         changed = {node for node in before if before[node] != self.connected.get(node)}
         self.mailbox.give_up(changed)
         for node in changed:  # gone, or back, perhaps with other data
             self._refused.pop(node, None)
             self.described.pop(node, None)
         known = self.described.keys() | self.mailbox.waiting("describe") | self._refused.keys() | self._silent.keys()
-        new = {node: dict[str, Any]() for node in sorted(self.connected) if node not in known}
-        self.mailbox.send("describe", new, group="describe")
+        for node in sorted(self.connected.keys() - known):
+            self.mailbox.send("describe", node, {})
 
     def answers(self) -> Iterator[Answer]:
         """The answers that have arrived. Those to the session's own messages are already handled."""
@@ -495,8 +447,7 @@ class Session:
         if self.agreed.get(node) == agreement.digest:
             return True
         if node not in self.mailbox.waiting("agree"):
-            message = {node: {"agreement": agreement.to_json()}}
-            self.mailbox.send("agree", message, body=self._frozen, group="agree")
+            self.mailbox.send("agree", node, {"agreement": agreement.to_json()}, body=self._frozen)
         return False
 
     def agreement_for(self, node: int) -> RunAgreement:
@@ -508,22 +459,21 @@ class Session:
         """Handle an answer to one of the session's own messages. Returns the problem, or None."""
         node, kind = answer.pending.node, answer.pending.kind
         problem, bad = answer.problem, answer.bad
-        if problem is None:
-            try:
-                if answer.header.get("kind") == "refused":
-                    raise ValueError(f"the node refuses: {printable(answer.header.get('reason'))}")
-                if kind == "describe":
-                    description = Description.from_json(answer.header.get("description"))
-                    self.described[node] = self.known[node] = description
-                    registered = self.connected[node].name if node in self.connected else None
-                    if registered not in (None, description.node):
-                        raise ValueError(f"its key is registered for {registered!r}, but it is {description.node!r}")
-                    if self._open:
-                        self._admit(node)
-                elif kind == "agree":
-                    self.agreed[node] = read(answer.header.get("agreement"), str)
-            except (BadMessage, ValueError) as error:
-                problem, bad = error.logged if isinstance(error, BadMessage) else str(error), True
+        try:
+            if problem is None and answer.header.get("kind") == "refused":
+                raise ValueError(f"the node refuses: {printable(answer.header.get('reason'))}")
+            if problem is None and kind == "describe":
+                description = Description.from_json(answer.header.get("description"))
+                self.described[node] = self.known[node] = description
+                registered = self.connected[node].name if node in self.connected else None
+                if registered not in (None, description.node):
+                    raise ValueError(f"its key is registered for {registered!r}, but it is {description.node!r}")
+                if self.open:
+                    self._admit(node)
+            if problem is None and kind == "agree":
+                self.agreed[node] = read(answer.header.get("agreement"), str)
+        except (BadMessage, ValueError) as error:
+            problem, bad = error.logged if isinstance(error, BadMessage) else str(error), True
         if problem is not None and bad:
             self.leave_out(node, problem)
         return problem
@@ -541,7 +491,7 @@ class Session:
 
     def admit_described(self) -> None:
         """Admit every described node that fits, and from now on every node that joins."""
-        self._open = True
+        self.open = True
 
         def order(node: int) -> tuple[int, str]:
             numbers = [facts.number for facts in self.described[node].clients if facts.number is not None]
@@ -553,35 +503,32 @@ class Session:
             except ValueError as error:
                 self.leave_out(node, str(error))
 
-    def hold_back(self) -> None:
-        """Let nodes describe themselves, but admit none before ``admit_described``."""
-        self._open = False
-
     def leave_out(self, node: int, reason: str) -> None:
         """Leave the node out and send it the reason."""
         description = self.described.pop(node, None)
         name = description.node if description else f"with id {node}"
         self._refused[node] = reason
         self.note(f"node {name} is left out: {reason}")
-        self.mailbox.send("refuse", {node: {"reason": reason[:2000] or "unknown"}}, group="refuse")
+        self.mailbox.send("refuse", node, {"reason": reason[:2000] or "unknown"})
 
     def note(self, line: str) -> None:
         """Print a line and store it for the round's metrics."""
         self.say(line)
         self.notes.append(line)
 
-    def take_notes(self) -> tuple[str, ...]:
+    def take_notes(self) -> list[str]:
         """The notes since the last call."""
-        notes, self.notes = tuple(self.notes), []
+        notes, self.notes = self.notes, []
         return notes
 
     def finish(self) -> None:
         """Tell the nodes that the run is over, so that they delete their clients' memories."""
-        messages: dict[int, dict[str, Any]] = {node: {} for node in sorted(self.described) if self.absent(node) is None}
         if self.refused:
             self.say(f"replies refused in this run: {self.refused:,}")
         until = self.mailbox.exchange.now() + FINISH_TIMEOUT
-        self.mailbox.send("finish", messages, until=until, group="finish")
+        for node in sorted(self.described):
+            if self.absent(node) is None:
+                self.mailbox.send("finish", node, {}, until=until)
         while self.mailbox.waiting("finish") and self.mailbox.exchange.now() < until:
             list(self.mailbox.answers())
             self.mailbox.exchange.pause(POLL)
@@ -609,32 +556,29 @@ class _Work:
         return sum(isinstance(result, Reply) for result in self.results.values())
 
 
-class RemoteMemory:
-    """The clients' memories are on their nodes; the server only knows which ones a checkpoint refers to."""
+class _RemoteMemory:
+    """The nodes assign, sync and remove their memories; the server only tells them which ones a checkpoint needs."""
 
     def __init__(self) -> None:
         self.pinned: dict[int, set[str]] = {}  # by client
 
     def assign(self, visits: Sequence[Visit]) -> Sequence[Visit]:
-        """Nothing to do: a node assigns its files itself."""
         return visits
 
     def release(self, visits: Sequence[Visit], tickets: Mapping[int, str]) -> None:
-        """Nothing to do: a job lists what to keep, and the node removes the rest."""
+        pass
 
     def supersede(self, tickets: Iterable[str]) -> None:
-        """Nothing to do, as in ``release``."""
+        pass
 
     def sync(self) -> None:
-        """Nothing to do: a node makes a memory durable before it answers."""
+        pass
 
     def pin(self, tickets: Iterable[str]) -> None:
-        """Make the nodes keep these memories: a checkpoint refers to them."""
-        pinned: dict[int, set[str]] = defaultdict(set)
+        self.pinned = defaultdict(set)
         for ticket in tickets:
             if found := TICKET.fullmatch(ticket):
-                pinned[int(found[1])].add(ticket)
-        self.pinned = dict(pinned)
+                self.pinned[int(found[1])].add(ticket)
 
 
 class FederatedEngine:
@@ -642,17 +586,12 @@ class FederatedEngine:
 
     def __init__(self, session: Session, own: Engine, template: Template, local: Local) -> None:
         self._session, self._own, self._template, self._local = session, own, template, local
-        self._memory = RemoteMemory()
+        self.memory = _RemoteMemory()
 
     @property
     def roster(self) -> Roster:
         """The current clients."""
         return self._session.members.roster
-
-    @property
-    def memory(self) -> MemoryStore:
-        """The store that knows which memories a checkpoint refers to."""
-        return self._memory
 
     def visit(
         self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key
@@ -666,9 +605,7 @@ class FederatedEngine:
             raise UserError("centralised needs all examples in one place; choose a federated method")
         work = _Work(job, shared, asked, key, Body.of(shared.items()), set(range(len(asked))))
         self._collect(work)
-        self._reject_other_layouts(work)
         self._wait_for_enough(work)
-        self._reject_other_layouts(work)
         self._record(work)
         for index, visit in enumerate(asked):
             result = work.results.pop(index)
@@ -678,8 +615,7 @@ class FederatedEngine:
                 yield Failure(visit.client, name + result.reason, visit.repeat)
             else:
                 yield result
-        for text in self._session.take_notes():
-            yield Note(text)
+        yield from map(Note, self._session.take_notes())
 
     def _record(self, work: _Work) -> None:
         """Record who was asked and what each node was sent and replied, before any reply is used."""
@@ -694,12 +630,12 @@ class FederatedEngine:
             member = session.members.by_number.get(clients[0])
             node = -1 if member is None else member.node
             known, presence = session.known.get(node), session.connected.get(node)
-            failed = [result.reason for index in indices if isinstance(result := work.results[index], LeftOut)]
+            reasons = (result.reason for index in indices if isinstance(result := work.results[index], LeftOut))
             nodes.append({
                 "node": name, "key": presence.key if presence else None, "version": known.version if known else None,
                 "data": (known.data or None) if known else None, "clients": clients,
                 "bytes_down": mailbox.down.pop(node, 0), "bytes_up": mailbox.up.pop(node, 0),
-                "reply": work.received.get(node), "left_out": failed[0] if failed else None,
+                "reply": work.received.get(node), "left_out": next(reasons, None),
             })  # fmt: skip
         session.record({"job": name_of(work.job), "round": Purpose.of(work.job).round, "nodes": nodes})
 
@@ -714,13 +650,13 @@ class FederatedEngine:
 
     def _collect(self, work: _Work) -> None:
         """Ask for every open visit and wait for all answers or the deadline."""
-        exchange = self._session.mailbox.exchange
+        session, exchange = self._session, self._session.mailbox.exchange
         began = exchange.now()
-        until = began + self._session.rules.deadline
-        self._session.look()
+        until = began + session.rules.deadline
+        session.look()
         while True:
             self._ask(work, until)
-            for answer in self._session.answers():
+            for answer in session.answers():
                 self._handle(work, answer)
             if len(work.results) == len(work.visits) or exchange.now() >= until:
                 break
@@ -729,6 +665,7 @@ class FederatedEngine:
         for index in range(len(work.visits)):
             work.results.setdefault(index, LeftOut(TIMED_OUT, again=True))
         work.open.clear()
+        self._reject_other_layouts(work)
 
     def _wait_for_enough(self, work: _Work) -> None:
         """If too few have answered, wait for nodes that may come back, and ask them again."""
@@ -738,8 +675,6 @@ class FederatedEngine:
         needed = least if purpose.may_miss else total
         if purpose.threshold and (purpose.under_way or purpose.may_miss):
             needed = min(total, max(least, purpose.threshold))  # from its second exchange on, a sum can miss some
-        elif purpose.threshold:
-            needed = total
         limit, noted = exchange.now() + rules.wait, False
         while work.counted < needed and exchange.now() < limit:
             again = {index for index, result in work.results.items() if isinstance(result, LeftOut) and result.again}
@@ -748,19 +683,18 @@ class FederatedEngine:
             if not noted:
                 when, found = f"round {purpose.round}" if purpose.round else name_of(work.job), work.counted
                 self._session.note(f"{when}: {found} of {needed} replies; waiting up to {rules.wait:,.0f} s for nodes")
-                noted = True
+            noted = True
             exchange.pause(RETRY_DELAY)
             for index in again:
                 del work.results[index]
             work.open = again
             self._collect(work)
         if work.counted < least and purpose.trains:
-            lost = [result for result in work.results.values() if isinstance(result, LeftOut)]
-            broken = next((result.reason for result in lost if not result.again), "")
-            advice = broken or "restart the missing nodes and resume the run"
-            raise UserError(
-                f"round {purpose.round}: only {work.counted} of the {least} replies that it needs arrived; {advice}"
-            )
+            lost = [result for result in work.results.values() if isinstance(result, LeftOut) and not result.again]
+            resume = "restart the missing nodes and resume the run"
+            advice = next((result.reason for result in lost if result.reason), resume)
+            few = f"only {work.counted} of the {least} replies that it needs arrived"
+            raise UserError(f"round {purpose.round}: {few}; {advice}")
 
     def _reject_other_layouts(self, work: _Work) -> None:
         """Leave out sums that cannot be added to the others'. If the layout is unknown, the most common one counts.
@@ -780,33 +714,32 @@ class FederatedEngine:
         by_node, session = defaultdict[int, list[int]](list), self._session
         for index in sorted(work.open):
             member = session.members.by_number.get(work.visits[index].client)
-            absent = "its node is not connected"
-            if member is not None:
-                if session.describing(member.node):
-                    continue  # it is back and can be asked in a moment
-                if (why := session.absent(member.node)) is None:
-                    by_node[member.node].append(index)
-                    continue
-                absent = f"node {member.node_name} {why}"
-            work.results[index] = LeftOut(absent, again=True)
+            if member is not None and session.describing(member.node):
+                continue  # it is back and can be asked in a moment
+            why = "is not connected" if member is None else session.absent(member.node)
+            if member is not None and why is None:
+                by_node[member.node].append(index)
+                continue
+            name = "its node" if member is None else f"node {member.node_name}"
+            work.results[index] = LeftOut(f"{name} {why}", again=True)
             work.open.discard(index)
         for node, indices in by_node.items():
             if not session.ready(node):
                 continue
             expected = [self._template.expect(work.job, work.shared, work.visits[index]) for index in indices]
-            sent = session.mailbox.send(
-                "job", {node: self._message(work, node, indices)}, until=until, body=work.body,
-                max_bytes=sum(one.bytes(work.shared) for one in expected), group=str(Purpose.of(work.job).round),
+            number = session.mailbox.send(
+                "job", node, self._message(work, node, indices), until=until, body=work.body,
+                max_bytes=sum(one.bytes(work.shared) for one in expected),
             )  # fmt: skip
-            for pending in sent:
-                work.asked[pending.number] = indices
-            for index in indices:
-                work.open.discard(index)
-                if not sent:
-                    work.results[index] = LeftOut("the message to its node could not be sent", again=True)
+            work.open.difference_update(indices)
+            if number is None:
+                left_out = LeftOut("the message to its node could not be sent", again=True)
+                work.results |= dict.fromkeys(indices, left_out)
+            else:
+                work.asked[number] = indices
 
     def _message(self, work: _Work, node: int, indices: Sequence[int]) -> dict[str, Any]:
-        clients = [member.number for member in self._session.members.of_node(node)]
+        members, pinned = self._session.members.of_node(node), self.memory.pinned
         visits: list[dict[str, Any]] = [msgspec.to_builtins(work.visits[index]) for index in indices]
         for visit in visits:
             del visit["slot"]
@@ -816,18 +749,16 @@ class FederatedEngine:
             "seed": work.key.seed,
             "key": list(work.key.path),
             "visits": visits,
-            "keep": sorted(ticket for client in clients for ticket in self._memory.pinned.get(client, ())),
+            "keep": sorted(ticket for member in members for ticket in pinned.get(member.number, ())),
         }
 
     def _handle(self, work: _Work, answer: Answer) -> None:
-        node = answer.pending.node
-        if answer.pending.kind != "job":
-            indices = []
-            if answer.problem is not None and answer.pending.kind in ("agree", "describe"):
-                clients = {member.number for member in self._session.members.of_node(node)}
-                indices = [index for index in sorted(work.open) if work.visits[index].client in clients]
-        else:
+        node, kind, indices = answer.pending.node, answer.pending.kind, list[int]()
+        if kind == "job":
             indices = work.asked.pop(answer.pending.number, [])
+        elif answer.problem is not None and kind in ("agree", "describe"):
+            clients = {member.number for member in self._session.members.of_node(node)}
+            indices = [index for index in sorted(work.open) if work.visits[index].client in clients]
         if not indices:
             return  # nothing waits for it, or it answers an earlier job, whose deadline has passed
         if answer.problem is not None:
@@ -842,26 +773,39 @@ class FederatedEngine:
             self._read_reply(work, indices, answer)
 
     def _read_reply(self, work: _Work, indices: Sequence[int], answer: Answer) -> None:
-        asked = []
-        for index in indices:
-            visit = work.visits[index]
-            expected = self._template.expect(work.job, work.shared, visit)
-            asked.append(AskedVisit(visit, self._session.members.by_number[visit.client], expected))
+        """A result for each visit; none if the reply as a whole does not answer the visits."""
+        session, visits, sent = self._session, [work.visits[index] for index in indices], answer.tensors
         try:
-            sent = read(answer.header.get("results"), list[SentResult])
-            results = read_results(sent, answer.tensors, asked, work.shared, self._local)
+            results = read(answer.header.get("results"), list[SentResult])
+            if [(one.client, one.repeat) for one in results] != [(visit.client, visit.repeat) for visit in visits]:
+                raise BadMessage("it answers other visits")
+            if sum(len(one.forms) + one.extra for one in results) != len(sent):
+                raise BadMessage("its tensors do not match their description")
         except BadMessage as error:
-            self._session.refused += 1
+            session.refused += 1
             self._fail(work, indices, LeftOut(f"its reply is refused: {error.logged}"))
             return
-        for index, question, result, values in zip(indices, asked, results, sent, strict=True):
-            work.results[index] = result
-            name = f"client {question.member.number} of node {question.member.node_name}"
-            if isinstance(result, LeftOut):
-                self._session.refused += values.failure is None
-                self._session.say(f"{name}: {result.reason}")
-            elif values.anew:
-                self._session.note(f"{name} has lost its saved state and starts from scratch")
+        start = 0
+        for index, visit, result in zip(indices, visits, results, strict=True):
+            member = session.members.by_number[visit.client]
+            name = f"client {member.number} of node {member.node_name}"
+            mine = sent[start : start + len(result.forms) + result.extra]
+            start += len(mine)
+            left_out = None if result.failure is None else printable(result.failure)
+            if left_out is None:
+                try:
+                    expected = self._template.expect(work.job, work.shared, visit)
+                    reply = _read_result(result, mine, visit, expected, work.shared)
+                    _check_numbers(dict(reply.sums), visit, member, self._local)
+                    work.results[index] = reply
+                    if result.anew:
+                        session.note(f"{name} has lost its saved state and starts from scratch")
+                    continue
+                except Exception as error:  # noqa: BLE001  a result may only fail its sender
+                    session.refused += 1
+                    left_out = f"its result is refused: {_reason(error)}"
+            work.results[index] = LeftOut(left_out)
+            session.say(f"{name}: {left_out}")
 
     def _fail(self, work: _Work, indices: Iterable[int], why: LeftOut) -> None:
         for index in indices:

@@ -24,9 +24,8 @@ class Transport(Protocol):
     def nodes(self) -> Mapping[int, Presence]:
         """The nodes that are connected now, by id."""
 
-    def send(self, messages: Mapping[int, Envelope], group: str) -> dict[int, str]:
-        """Send a message to each node and return the ids for ``receive``, by node. A node without an id could not be
-        sent its message. ``group`` labels related messages for logs."""
+    def send(self, node: int, message: Envelope) -> str | None:
+        """Send a message and return its id for ``receive``; None if it could not be sent."""
 
     def receive(self, ids: Iterable[str]) -> dict[str, Response]:
         """The replies to these messages that have arrived, each returned once."""
@@ -58,30 +57,25 @@ class InProcess:
         """The nodes that are connected now, by id."""
         return {node: self.presence.get(node, Presence()) for node in self.answers}
 
-    def send(self, messages: Mapping[int, Envelope], group: str) -> dict[int, str]:
-        """Queue the messages until ``receive`` asks for their replies."""
-        ids = {}
-        for node, message in messages.items():
-            if node in self.answers:
-                self._count += 1
-                self.sent += len(message)
-                ids[node] = f"message-{self._count}"
-                self._waiting[ids[node]] = (node, message)
-        return ids
+    def send(self, node: int, message: Envelope) -> str | None:
+        """Queue the message until ``receive`` asks for its reply."""
+        if node not in self.answers:
+            return None
+        self._count += 1
+        self.sent += len(message)
+        self._waiting[name := f"message-{self._count}"] = node, message
+        return name
 
     def receive(self, ids: Iterable[str]) -> dict[str, Response]:
         """Let the nodes answer their queued messages."""
         replies: dict[str, Response] = {}
-        for name in list(ids):
-            if name not in self._waiting:
-                continue
+        for name in [name for name in ids if name in self._waiting]:
             node, question = self._waiting.pop(name)
-            if node not in self.answers:
-                continue
-            reply = self.between(node, question, self.answers[node](question))
-            if reply is not None:
-                self.received += len(reply)
-                replies[name] = reply
+            if node in self.answers:
+                reply = self.between(node, question, self.answers[node](question))
+                if reply is not None:
+                    self.received += len(reply)
+                    replies[name] = reply
         return replies
 
     def now(self) -> float:

@@ -38,24 +38,16 @@ class GridExchange:
             if node.status in ("", ONLINE)
         }
 
-    def send(self, messages: Mapping[int, Envelope], group: str) -> dict[int, str]:
-        """Push the messages and return their ids, by node."""
-        if not messages:
-            return {}
-        pushed = [
-            Message(content=wrap(envelope), dst_node_id=node, message_type=KIND, ttl=TTL, group_id=group)
-            for node, envelope in messages.items()
-        ]
-        ids = list(self._grid.push_messages(pushed))
-        return {node: name for node, name in zip(messages, ids, strict=False) if name}
+    def send(self, node: int, message: Envelope) -> str | None:
+        """Push the message and return its id."""
+        pushed = Message(content=wrap(message), dst_node_id=node, message_type=KIND, ttl=TTL)
+        return next(iter(self._grid.push_messages([pushed])), None) or None
 
     def receive(self, ids: Iterable[str]) -> dict[str, Response]:
         """Pull the replies that have arrived."""
         wanted = list(ids)
-        replies: dict[str, Response] = {}
-        for message in self._grid.pull_messages(wanted) if wanted else ():
-            replies[message.metadata.reply_to_message_id] = _read_reply(message)
-        return replies
+        messages = self._grid.pull_messages(wanted) if wanted else ()
+        return {message.metadata.reply_to_message_id: _read_reply(message) for message in messages}
 
     def now(self) -> float:
         """Seconds on the monotonic clock."""
@@ -78,8 +70,9 @@ def fingerprint(pem: bytes) -> str | None:
 
 def wrap(envelope: Envelope) -> RecordDict:
     """A message as Flower records."""
-    parts = {"header": envelope.header, "body": bytes(envelope.body)}
-    return RecordDict({RECORD: ArrayRecord({name: _array(part) for name, part in parts.items() if part})})
+    parts = {"header": envelope.header, "body": envelope.body}
+    arrays = {name: Array("uint8", (len(part),), "unskew", part) for name, part in parts.items() if part}
+    return RecordDict({RECORD: ArrayRecord(arrays)})
 
 
 def unwrap(content: RecordDict) -> Envelope:
@@ -88,10 +81,6 @@ def unwrap(content: RecordDict) -> Envelope:
     if len(content) != 1 or not isinstance(record, ArrayRecord) or not {"header"} <= set(record) <= {"header", "body"}:
         raise ValueError("its content is not an unskew message")
     return Envelope(*(record[name].data if name in record else b"" for name in ("header", "body")))
-
-
-def _array(content: bytes) -> Array:
-    return Array("uint8", (len(content),), "unskew", content)
 
 
 def _read_reply(message: Message) -> Response:

@@ -19,8 +19,9 @@ from torch import Tensor
 from unskew.core.errors import UserError
 from unskew.core.files import check_fields, read_content, record_from, write_again
 from unskew.core.types import Local, Tensors
+from unskew.engines import codec
 from unskew.engines.blueprint import Blueprint
-from unskew.engines.codec import DTYPES, MAX_BODY, NO_TENSORS, BadMessage, Body, Envelope, decode, decode_header, encode
+from unskew.engines.codec import MAX_BODY, NO_TENSORS, BadMessage, Body, Envelope
 
 PROTOCOL = 4  # both sides must use the same
 T = TypeVar("T")
@@ -29,7 +30,7 @@ T = TypeVar("T")
 def seal(fields: Mapping[str, Any], tensors: Body | Iterable[tuple[str, Tensor]] = NO_TENSORS) -> Envelope:
     """A message with these fields and tensors; its header ends with a hash of the whole message."""
     body = tensors if isinstance(tensors, Body) else Body.of(tensors)
-    whole = encode({"protocol": PROTOCOL, **fields}, body)
+    whole = codec.encode({"protocol": PROTOCOL, **fields}, body)
     start = whole.header[:-1]
     return Envelope(start + _HASH % _digest(start, body.sha256), whole.body)
 
@@ -44,18 +45,17 @@ def _digest(header: bytes, body: bytes) -> bytes:
 
 def unseal(envelope: Envelope, max_bytes: int = MAX_BODY) -> tuple[dict[str, Any], list[tuple[str, Tensor]]]:
     """A message's fields and tensors. Refuses a damaged message, or one with more than ``max_bytes``."""
-    read_header(envelope)
-    header, tensors = decode(envelope, max_bytes)
+    header = read_header(envelope)
+    tensors = codec.decode_tensors(header.pop("tensors", None), envelope.body, max_bytes)
     start, end = envelope.header[:-_HASH_BYTES], envelope.header[-_HASH_BYTES:]
     if end != _HASH % _digest(start, hashlib.sha256(envelope.body).digest()):
         raise BadMessage("it was damaged on the way: its hash does not match")
-    del header["protocol"], header["sha256"]
     return header, tensors
 
 
 def read_header(envelope: Envelope) -> dict[str, Any]:
     """The header, without its hash. Refuses another protocol version."""
-    header = decode_header(envelope)
+    header = codec.decode_header(envelope)
     if (version := header.pop("protocol", None)) != PROTOCOL:
         other = version if type(version) is int else "unknown"
         raise BadMessage(f"it uses protocol {other}, but this side uses {PROTOCOL}; install the same version of unskew")
@@ -227,7 +227,7 @@ class RunAgreement:
             blueprint = Blueprint.from_json(plain)
             if blueprint.classes != len(sent.classes) or len(sent.mean) != len(sent.std):
                 raise ValueError("its classes or its normalization do not match")
-            if blueprint.dtype not in DTYPES or not blueprint.crosses:
+            if blueprint.dtype not in codec.DTYPES or not blueprint.crosses:
                 raise ValueError("its dtype is not supported")
         except (TypeError, ValueError, KeyError) as error:
             raise BadMessage(f"its blueprint cannot be read: {error}", "its blueprint cannot be read") from error
@@ -261,8 +261,6 @@ def _sha256(values: Any) -> bytes:
 
 REMEMBERED = 1000  # message numbers per run
 STARTS = 2**20  # after a server's n-th restart its message numbers begin at n·STARTS
-
-
 Numbers = tuple[int, set[int]]  # all below the first have been seen, and these
 
 
@@ -270,9 +268,9 @@ class Seen:
     """The message numbers that a node has seen in one run."""
 
     def __init__(self, file: Path) -> None:
-        self._file, content, blank = file, read_content(file), b"[0, []]"
+        self._file, content = file, read_content(file)
         try:
-            self._below, self._numbers = msgspec.json.decode(blank if content is None else content, type=Numbers)
+            self._below, self._numbers = (0, set()) if content is None else msgspec.json.decode(content, type=Numbers)
         except msgspec.MsgspecError as error:
             remedy = f"delete the folder {file.parent}, and the node rejoins the run"
             raise UserError(f"{file} is damaged; {remedy}") from error

@@ -57,8 +57,7 @@ from unskew.engines.flower.messages import (
     seal,
     unseal,
 )
-from unskew.engines.flower.policy import MEGABYTE, Policy
-from unskew.engines.flower.promises import Purpose, check_masked, name_of, subject_of
+from unskew.engines.flower.policy import MEGABYTE, Policy, Purpose, check_masked, name_of, subject_of
 from unskew.privacy.secure_sum import Masked, SecureJob, digest_of
 from unskew.privacy.sessions import Sessions, pin_members
 from unskew.privacy.signing import Registered, Signer
@@ -108,32 +107,21 @@ class NodeData:
 
     def describe(self) -> Description:
         """What the node sends the server before the first round."""
-        images = self.images
-        return Description(
-            node=self.name,
-            version=own_version(),
-            clients=tuple(
-                ClientFacts(client.name, client.number, len(client.train), len(client.test)) for client in self.clients
-            ),
-            classes=images.classes,
-            shape=images.shape,
-            mean=images.mean,
-            std=images.std,
-            augment=images.augment,
-            augmentation=choose_augmentation(AUTO, images),
-        )
+        images, own = self.images, self.clients
+        clients = tuple(ClientFacts(one.name, one.number, len(one.train), len(one.test)) for one in own)
+        look = (images.classes, images.shape, images.mean, images.std, images.augment)
+        return Description(self.name, own_version(), clients, *look, choose_augmentation(AUTO, images))
 
     def fit(self, agreement: RunAgreement) -> FittedData:
         """The images with the agreed classes, client numbers and normalization."""
         numbers = agreement.numbers
-        if set(numbers) != {client.name for client in self.clients} or any(
-            client.number not in (None, numbers[client.name]) for client in self.clients
-        ):
+        stated = {client.name: client.number for client in self.clients}
+        if numbers.keys() != stated.keys() or any(stated[name] not in (None, numbers[name]) for name in stated):
             raise UserError(f"node {self.name}: the agreement is for other clients than this node has")
+        train, test = (self._fit_part(part, agreement) for part in (self.images.train, self.images.test))
         images = replace(
-            self.images, classes=agreement.classes, mean=agreement.mean, std=agreement.std,
-            train=self._fit_part(self.images.train, agreement), test=self._fit_part(self.images.test, agreement),
-        )  # fmt: skip
+            self.images, classes=agreement.classes, train=train, test=test, mean=agreement.mean, std=agreement.std
+        )
         clients = sorted(self.clients, key=lambda client: numbers[client.name])
         offsets = np.zeros(max(numbers.values()) + 2, np.int64)
         for client in clients:
@@ -149,9 +137,8 @@ class NodeData:
             if isinstance(images, np.ndarray):
                 images = np.repeat(images, 3, axis=1)
             else:  # reads the same files and repeats a gray image in all channels
-                wide: Any = copy.copy(images)
-                wide.shape = (len(images), 3, *images.shape[2:])
-                images = wide
+                images = copy.copy(images)
+                images.shape = (len(images), 3, *images.shape[2:])
         if agreement.classes == own:
             return replace(part, images=images)
         number = {name: index for index, name in enumerate(agreement.classes)}
@@ -162,46 +149,36 @@ class NodeData:
         return replace(part, images=images, labels=table[part.labels])
 
 
-@dataclass(frozen=True)
-class NodeSource:
-    """Where a node's data come from."""
+def read_node_data(
+    name: str, data: str, *, data_dir: str | None = None, partition: str | None = None, clients: Sequence[int] = (),
+    of: int | None = None, seed: int = 0,
+) -> NodeData:  # fmt: skip
+    """Load the node's own data as one client's, or its ``clients``' part of a partitioned data set.
 
-    data: str
-    data_dir: str | None = None
-    partition: str | None = None  # None: all images belong to one client
-    clients: tuple[int, ...] = ()  # this node's clients in the partition
-    of: int | None = None  # the partition's number of clients, if its text does not have it
-    seed: int = 0  # of the partition
-
-
-def read_node_data(name: str, source: NodeSource) -> NodeData:
-    """Load the node's own data, or its clients' part of a partitioned data set."""
-    if (source.partition is None) == bool(source.clients):
+    ``of`` is the partition's number of clients, if its text does not have it, and ``seed`` is its seed.
+    """
+    if (partition is None) == bool(clients):
         raise UserError(f"node {name}: give partition and client together, such as client = 0, or neither")
-    images = load(source.data, Path(source.data_dir) if source.data_dir else None, cache_of(None, None, None))
-    if source.partition is None:
+    images = load(data, Path(data_dir) if data_dir else None, cache_of(None, None, None))
+    if partition is None:
         train, test = (np.arange(len(part), dtype=np.int64) for part in (images.train, images.test))
         return NodeData(name, images, (OwnClient(name, None, train, test),))
     parts = partition_examples(
-        source.partition, images.train.labels, clients=source.of, key=Key(source.seed), users=images.users,
-        places=images.places, classes=len(images.classes),
+        partition, images.train.labels, clients=of, key=Key(seed), users=images.users, places=images.places,
+        classes=len(images.classes),
     )  # fmt: skip
-    if max(source.clients) >= parts.clients or len(set(source.clients)) < len(source.clients):
-        raise UserError(f"node {name}: clients {source.clients} of {parts.clients}; count from 0, name each once")
+    if max(clients) >= parts.clients or len(set(clients)) < len(clients):
+        raise UserError(f"node {name}: clients {clients} of {parts.clients}; count from 0, name each once")
     owners = np.arange(len(images.test)) % parts.clients  # [n], of each test image: dealt out in turn, or its user
     if parts.names is not None and images.test_users is not None and len(images.test_users) == len(images.test):
         number_of = {user: index for index, user in enumerate(parts.names)}
         owners = np.array([number_of.get(user, -1) for user in images.test_users.tolist()])
-    clients = [
-        OwnClient(
-            parts.names[number] if parts.names else f"{name}-{number}" if len(source.clients) > 1 else name,
-            number,
-            np.flatnonzero(parts.client == number).astype(np.int64),
-            np.flatnonzero(owners == number).astype(np.int64),
-        )
-        for number in source.clients
-    ]
-    return NodeData(name, images, tuple(clients))
+    own = []
+    for number in clients:
+        train, test = (np.flatnonzero(who == number).astype(np.int64) for who in (parts.client, owners))
+        alone = name if len(clients) == 1 else f"{name}-{number}"
+        own.append(OwnClient(parts.names[number] if parts.names else alone, number, train, test))
+    return NodeData(name, images, tuple(own))
 
 
 def own_version() -> str:
@@ -241,9 +218,10 @@ class NodeMemory:
             return {}
         found = TICKET.fullmatch(visit.ticket)
         if found is not None and int(found[1]) == visit.client:
+            number = int(found[2])
             with suppress(UserError):
-                content = read_content(self._file(visit.client, int(found[2])), self._format.bytes) or b""
-                if len(content) == self._format.bytes and self._tag(int(found[2]), content) == found[3]:
+                content = read_content(self._file(visit.client, number), self._format.bytes) or b""
+                if len(content) == self._format.bytes and self._tag(number, content) == found[3]:
                     return self._format.unpacked(bytearray(content))
         self.lost = True
         return {}
@@ -263,12 +241,11 @@ class NodeMemory:
 
     def clear(self, visits: Iterable[Visit], tickets: Iterable[str]) -> None:
         """Remove the old files of clients that will write a new one, unless a visit or a ticket refers to them."""
-        writing = [visit for visit in visits if visit.keep]
-        clients = {visit.client for visit in writing}
-        needed = [*tickets, *(visit.ticket for visit in writing if visit.ticket)]
-        kept = {(int(found[1]), int(found[2])) for ticket in needed if (found := TICKET.fullmatch(ticket))}
+        writing = {visit.client: visit.ticket or "" for visit in visits if visit.keep}
+        found = map(TICKET.fullmatch, [*tickets, *writing.values()])
+        kept = {(int(ticket[1]), int(ticket[2])) for ticket in found if ticket}
         for client, number in self._files():
-            if client in clients and (client, number) not in kept:
+            if client in writing and (client, number) not in kept:
                 with suppress(OSError):
                     self._file(client, number).unlink(missing_ok=True)
 
@@ -283,10 +260,7 @@ class NodeMemory:
         return self._folder / f"{client}.{number}.state"
 
     def _files(self) -> list[tuple[int, int]]:
-        try:
-            names = [file.name for file in self._folder.iterdir()]
-        except FileNotFoundError:
-            return []
+        names = [file.name for file in self._folder.iterdir()] if self._folder.exists() else []
         return [(int(found[1]), int(found[2])) for name in names if (found := FILE.fullmatch(name))]
 
 
@@ -296,16 +270,8 @@ DATA = "data.sha256"
 SECRET_LENGTH = 32  # bytes
 
 
-@dataclass(frozen=True)
-class NodeSecret:
-    """The secret that masks are derived from, and the record of secure sums."""
-
-    secret: bytes
-    sessions: Sessions
-
-
-def open_secret(folder: Path) -> NodeSecret:
-    """Read the run's secret, or make one."""
+def open_secret(folder: Path) -> tuple[bytes, Sessions]:
+    """Read or make the run's secret, which masks are derived from, and open its record of secure sums."""
     known = read_content(folder / SECRET, 2 * SECRET_LENGTH)
     if known is not None and len(known) != SECRET_LENGTH:
         raise UserError(f"{folder / SECRET} is damaged; delete it, and the node makes a new one")
@@ -315,7 +281,7 @@ def open_secret(folder: Path) -> NodeSecret:
         write_whole(folder / RECORD, b"", secret=True)  # first: a secret without a record is replaced
         known = os.urandom(SECRET_LENGTH)
         write_whole(folder / SECRET, known, secret=True)
-    return NodeSecret(known, Sessions.in_file(folder / RECORD))
+    return known, Sessions.in_file(folder / RECORD)
 
 
 def commit(file: Path, sha256: str) -> str:
@@ -337,6 +303,7 @@ def forget_secret(folder: Path) -> None:
 
 
 MEMORY_SHARE = 3  # stored features, and plans of visits, may each take 1/MEMORY_SHARE of the memory
+MODEL = ("params/", "buffers/")
 VisitResult = tuple[dict[str, Any], tuple[tuple[str, Tensor], ...]]  # fields and tensors
 VisitResults = list[VisitResult]
 
@@ -345,8 +312,8 @@ class NodeRun:
     """The node's part in one run. It handles one message at a time; its weights are scratch space."""
 
     def __init__(
-        self, agreement: RunAgreement, data: NodeData, frozen: Tensors, folder: Path, *, own: NodeSecret, device: str,
-        policy: Policy, registered: Registered | None = None, say: Say = lambda line: None,
+        self, agreement: RunAgreement, data: NodeData, frozen: Tensors, folder: Path, *, secret: bytes,
+        sessions: Sessions, device: str, policy: Policy, registered: Registered | None, say: Say,
     ) -> None:  # fmt: skip
         self.agreement, self._policy = agreement, policy
         blueprint = agreement.blueprint
@@ -364,14 +331,14 @@ class NodeRun:
         self.memory: NodeMemory | None = None
         if side.algorithm.remember:
             layout = MemoryFormat(side.algorithm.remember, side.weights)
-            self.memory = NodeMemory(folder / "memories", layout, own.secret)
+            self.memory = NodeMemory(folder / "memories", layout, secret)
         signer = None
         if registered is not None:
             context = hashlib.sha256(agreement.common + digest_of(frozen)).digest()
             subject = partial(subject_of, algorithm=side.algorithm)
             signer = Signer(registered, context, subject, partial(pin_members, folder / "sums"), say)
         self.side: ClientSide = replace(
-            side, memory=self.memory, secret=own.secret, sessions=own.sessions, signer=signer, own_tests=fitted.tests
+            side, memory=self.memory, secret=secret, sessions=sessions, signer=signer, own_tests=fitted.tests
         )
 
     def check(self, request: JobRequest, shared: Tensors) -> tuple[Job, list[Visit]]:
@@ -401,12 +368,11 @@ class NodeRun:
 
     def _check_shared(self, job: Job, shared: Tensors) -> None:
         """Refuse another network's model, numbers that are not finite, and statistics that the policy forbids."""
-        model = {name: value for name, value in shared.items() if name.startswith(("params/", "buffers/"))}
-        own = self.side.weights
-        if model and (
-            model.keys() != own.keys()
-            or any((value.shape, value.dtype) != (own[name].shape, own[name].dtype) for name, value in model.items())
-        ):
+        model, own = (
+            {name: (value.shape, value.dtype) for name, value in values.items() if name.startswith(MODEL)}
+            for values in (shared, self.side.weights)
+        )
+        if model and model != own:
             raise BadMessage("its model is not the agreed network")
         if not tensors.finite({name: value for name, value in shared.items() if value.is_floating_point()}):
             raise BadMessage("its tensors contain NaN or infinity")
@@ -423,13 +389,11 @@ class NodeRun:
             plan_ahead(self.side, job, shared, visits, key)
         results, size, count = VisitResults(), 0, 0
         for visit in visits:
-            results.append(self._visit_client(job, shared, visit, key))
-            size, count = size + sum(value.nbytes for _, value in results[-1][1]), count + len(results[-1][1])
+            results.append(result := self._visit_client(job, shared, visit, key))
+            size, count = size + sum(value.nbytes for _, value in result[1]), count + len(result[1])
             if size > self._policy.max_message * MEGABYTE or count > MAX_TENSORS:
-                raise BadMessage(
-                    f"the reply to its visits would take more than {self._policy.max_message:,} MB or {MAX_TENSORS:,} "
-                    "tensors, the limits of a message"
-                )
+                limits = f"{self._policy.max_message:,} MB or {MAX_TENSORS:,} tensors, the limits of a message"
+                raise BadMessage(f"the reply to its visits would take more than {limits}")
         return results
 
     def _examples(self, visit: Visit) -> int:
@@ -447,12 +411,8 @@ class NodeRun:
             return fields | {"failure": reply.reason}, ()
         context = WireContext(shared, visit.weight, factor_of(reply.sums, visit.weight))
         sent = compact(reply.sums, context)
-        fields |= {
-            "forms": [form for _, form, _ in sent],
-            "extra": len(reply.extra),
-            "factor": context.factor,
-            "ticket": reply.ticket,
-        }
+        fields |= {"forms": [form for _, form, _ in sent], "extra": len(reply.extra)}
+        fields |= {"factor": context.factor, "ticket": reply.ticket}
         if self.memory is not None and self.memory.lost:
             fields["anew"], self.memory.lost = True, False
         return fields, (*((name, value) for name, _, value in sent), *reply.extra.items())
@@ -504,7 +464,7 @@ class Node:
         self._say, self._max_bytes = say, max_bytes or self.policy.max_message * MEGABYTE
         self.refusals: Counter[str] = Counter()  # by reason
         self._runs: dict[str, NodeRun] = {}  # the most recently used ones
-        self._secrets: dict[str, NodeSecret] = {}  # by run
+        self._secrets: dict[str, tuple[bytes, Sessions]] = {}  # by run
         self._seen: dict[str, Seen] = {}
         self._lock = threading.Lock()
         self._audit = AuditLog(folder / AUDIT)
@@ -583,27 +543,23 @@ class Node:
         if run is None or run.agreement.digest != request.agreement:
             return seal(about | {"kind": "unknown", "reason": "this node does not have this agreement"})
         job, visits = run.check(request, tensors)
-        purpose = Purpose.of(job)
+        purpose, algorithm, epsilon = Purpose.of(job), run.side.algorithm, None
         self._check_disk(run.memory.bytes * sum(visit.keep for visit in visits) if run.memory else 0)
-        epsilon = None
         reveals = not isinstance(job, SecureJob) or isinstance(job, Masked)  # the exchanges around it do not
         if reveals and (purpose.trains or purpose.statistics):
-            algorithm = run.side.algorithm
             epsilon = self._spent.spend(about["run"], algorithm.private, algorithm.mechanism, trains=purpose.trains)
         results = run.work(job, tensors, visits, Key(request.seed, request.key), request.keep)
         failed = [fields["failure"] for fields, _ in results if "failure" in fields]
-        self._say(
-            f"run {about['run'][:8]}, round {purpose.round}: {name_of(job)} for "
-            f"{', '.join(f'client {visit.client}' for visit in visits[:5])}"
-            + (f"; failed: {printable(failed[0])}" if failed else "")
-        )
+        clients = ", ".join(f"client {visit.client}" for visit in visits[:5])
+        failure = f"; failed: {printable(failed[0])}" if failed else ""
+        self._say(f"run {about['run'][:8]}, round {purpose.round}: {name_of(job)} for {clients}{failure}")
         sent = [pair for _, pairs in results for pair in pairs]
         reply = seal(about | {"kind": "done", "results": [fields for fields, _ in results]}, sent)
         self._audit.append({
             "run": about["run"], "job": str(type(job).__struct_config__.tag),  # type: ignore[attr-defined]
             "work": name_of(job), "round": purpose.round, "clients": [visit.client for visit in visits],
             "members": len(job.members) if isinstance(job, SecureJob) else None,
-            "epsilon": epsilon, "unit": None if epsilon is None else unit_of(run.side.algorithm.private),
+            "epsilon": epsilon, "unit": None if epsilon is None else unit_of(algorithm.private),
             **describe_reply(reply, sent),
         })  # fmt: skip
         return reply
@@ -622,7 +578,7 @@ class Node:
         rmtree(folder / "memories", ignore_errors=True)
         (folder / AGREEMENT).unlink(missing_ok=True)
         if (own := self._secrets.pop(about["run"], None)) is not None:
-            own.sessions.close()
+            own[1].close()
         forget_secret(folder)
         self._say(f"run {about['run'][:8]} is finished; its clients' memories are deleted")
         return seal(about | {"kind": "heard"})
@@ -641,19 +597,20 @@ class Node:
         folder = self._run_folder(agreement.run)
         if agreement.run not in self._secrets:
             self._secrets[agreement.run] = open_secret(folder)
+        secret, sessions = self._secrets[agreement.run]
         if (known := read_content(folder / DATA, 1000)) is None:
             write_whole(folder / DATA, self.data.sha256.encode(), secret=True)
         elif known.decode() != self.data.sha256:
             raise BadMessage("this node's data have changed since the run began; restore them, or start a new run")
         run = NodeRun(
-            agreement, self.data, frozen, folder, own=self._secrets[agreement.run], device=self._device,
+            agreement, self.data, frozen, folder, secret=secret, sessions=sessions, device=self._device,
             policy=self.policy, registered=self._registered, say=self._say,
         )  # fmt: skip
         self._runs.pop(agreement.run, None)
         self._runs[agreement.run] = run
         for name in list(self._runs)[:-OPEN_RUNS]:
             del self._runs[name]
-            self._secrets.pop(name).sessions.close()
+            self._secrets.pop(name)[1].close()
         return run
 
     def _numbers(self, run: str) -> Seen:
@@ -661,8 +618,8 @@ class Node:
             if not self._run_folder(run).exists():  # make room: remove the oldest that ended or never began
                 with suppress(OSError):
                     ended = [run for run in (self._folder / "runs").iterdir() if not (run / AGREEMENT).exists()]
-                    ended.sort(key=lambda run: run.stat().st_mtime)
-                    for old in ended[: max(0, len(ended) - ENDED_RUNS + 1)]:
+                    ended.sort(key=lambda run: run.stat().st_mtime, reverse=True)
+                    for old in ended[ENDED_RUNS - 1 :]:
                         rmtree(old, ignore_errors=True)
             self._seen[run] = Seen(self._run_folder(run) / "seen.json")
             for name in list(self._seen)[:-ENDED_RUNS]:

@@ -22,7 +22,7 @@ from unskew.core.files import toml_record
 from unskew.core.machine import ready_device
 from unskew.engines.blueprint import keep_freed_memory
 from unskew.engines.codec import MAX_BODY, MAX_HEADER, Envelope
-from unskew.engines.flower.node import Node, NodeSource, read_node_data
+from unskew.engines.flower.node import Node, read_node_data
 from unskew.engines.flower.policy import MEGABYTE, POLICY, Policy, read_policy
 from unskew.privacy.signing import ROSTER, Registered
 
@@ -53,13 +53,6 @@ class ServiceSettings:
     key: str = ""  # signs its part in secure sums
     roster: str = ""  # the nodes whose signatures it accepts in secure sums
 
-    @property
-    def source(self) -> NodeSource:
-        """Where its data come from."""
-        clients = self.client if isinstance(self.client, tuple) else (self.client,)
-        data_dir = self.data_dir or os.environ.get("UNSKEW_DATA")
-        return NodeSource(self.data, data_dir, self.partition or None, clients, self.clients, self.seed)
-
 
 def read_settings(file: Path) -> ServiceSettings:
     """Read a settings file. Missing paths default to files next to it or in the node's folder."""
@@ -81,7 +74,11 @@ def serve(settings: ServiceSettings, say: Callable[[str], None]) -> None:
     keep_freed_memory()
     ready_device(settings.device)
     policy = read_policy(Path(settings.policy)) if settings.policy else Policy()
-    data = read_node_data(settings.name, settings.source)
+    data = read_node_data(
+        settings.name, settings.data, data_dir=settings.data_dir or os.environ.get("UNSKEW_DATA"),
+        partition=settings.partition or None, of=settings.clients, seed=settings.seed,
+        clients=settings.client if isinstance(settings.client, tuple) else (settings.client,),
+    )  # fmt: skip
     try:
         registered = Registered.read(Path(settings.key), Path(settings.roster))
     except UserError as error:
@@ -92,11 +89,9 @@ def serve(settings: ServiceSettings, say: Callable[[str], None]) -> None:
         policy=policy,
     )  # fmt: skip
     with listen(Path(settings.socket)) as listener:
-        facts = data.describe()
-        say(
-            f"ready: node {settings.name} with {sum(client.examples for client in facts.clients):,} training images, "
-            f"{len(facts.classes)} classes, at {settings.socket}"
-        )
+        count = sum(len(client.train) for client in data.clients)
+        held = f"{count:,} training images, {len(data.images.classes)} classes"
+        say(f"ready: node {settings.name} with {held}, at {settings.socket}")
         while True:
             connection, _ = listener.accept()
             with connection, suppress(ConnectionError, TimeoutError):

@@ -1,5 +1,7 @@
-"""A node's policy: what its owner allows, whatever the server asks.
+"""What a job is for, the masks that a run agreed on, and a node's policy: what its owner allows.
 
+Server and node agree on the method before the first round. The node then refuses a server that asks for the same
+numbers without masks, or with masks that fewer clients could remove, and whatever else its policy does not allow.
 The owner writes it as TOML; ``commented`` renders the defaults with an explanation of each key. A node checks a run
 before it agrees to it, without importing or allocating anything, and checks every job before it starts.
 """
@@ -19,7 +21,7 @@ from unskew import methods, models
 from unskew.calibration import CALIBRATIONS
 from unskew.calibration.federated import protected_request
 from unskew.calibration.finisher import StatisticsRequest
-from unskew.calibration.jobs import FixedPointMoments, Moments
+from unskew.calibration.jobs import EvaluateCalibrated, FixedPointMoments, Moments
 from unskew.core import text
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.files import record_from, toml_record
@@ -29,16 +31,91 @@ from unskew.core.units import counted, format_bytes
 from unskew.data.batches import examples_for
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.codec import BadMessage
-from unskew.engines.flower.promises import Purpose, name_of
 from unskew.models.any_module import bind_factory
-from unskew.privacy.agreement import MIN_CLIENTS
-from unskew.privacy.secure_sum import SecureJob, SecureUpdates
+from unskew.privacy.agreement import MIN_CLIENTS, shares_needed
+from unskew.privacy.secure_sum import MaskKeys, SecureJob, SecureUpdates
 from unskew.round.algorithm import Algorithm
-from unskew.round.client import ClientSide
+from unskew.round.client import ClientSide, Survey, Train
+from unskew.round.evaluation import Evaluate
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """The work inside a job and, for a secure sum, how many clients must stay to the end."""
+
+    work: Job
+    threshold: int = 0
+    under_way: bool = False  # whether a secure sum already has its members
+
+    @staticmethod
+    def of(job: Job) -> "Purpose":
+        """Unwrap masking and rounding."""
+        work = job
+        while (inner := getattr(work, "inner", None)) is not None:
+            work = inner
+        if not isinstance(job, SecureJob):
+            return Purpose(work)
+        return Purpose(work, max(job.threshold, MIN_CLIENTS), not isinstance(job, MaskKeys))
+
+    @property
+    def trains(self) -> bool:
+        """Whether it belongs to a training round."""
+        return isinstance(self.work, Train)
+
+    @property
+    def statistics(self) -> bool:
+        """Whether it measures class statistics for a calibration."""
+        return isinstance(self.work, Moments | FixedPointMoments)
+
+    @property
+    def round(self) -> int:
+        """The round number; 0 outside training."""
+        return self.work.round if isinstance(self.work, Train) else 0
+
+    @property
+    def may_miss(self) -> bool:
+        """Whether clients may be missing: in training and evaluation, but not in surveys and statistics."""
+        return isinstance(self.work, Train | Evaluate | EvaluateCalibrated)
+
+
+def name_of(job: Job) -> str:
+    """A job's name in messages and logs."""
+    return str(type(Purpose.of(job).work).__struct_config__.tag)  # type: ignore[attr-defined]
+
+
+def check_masked(job: Job, algorithm: Algorithm) -> None:
+    """Refuse a job without the agreed masks, or with masks that too few clients could remove."""
+    masked = isinstance(algorithm.exchange, SecureUpdates) or (algorithm.secure and Purpose.of(job).statistics)
+    if isinstance(job, SecureJob):
+        if algorithm.secure is None:
+            return
+        count = len(job.members)
+        if job.threshold < (needed := shares_needed(algorithm.secure.threshold, count)):
+            raise BadMessage(f"it lets {job.threshold} of {count} clients remove the masks; {needed} were agreed on")
+    elif masked:
+        raise BadMessage(f"it asks for {name_of(job)} without masks, but {algorithm.secure} was agreed on")
+
+
+def subject_of(job: Job, shared: bytes, key: bytes, algorithm: Algorithm) -> str:
+    """What a secure sum is about, starting with its kind. Sums about the same subject must have the same members.
+
+    Statistics, surveys and whatever a method measures identically in every round have one set of clients for the whole
+    run. Everything else is asked once per set of shared tensors, with digest ``shared``. Training also depends on its
+    key: another key gives another update.
+    """
+    purpose, kind = Purpose.of(job), name_of(job)
+    if purpose.statistics:
+        return "statistics"
+    steady = purpose.trains and any(statistic.steady for statistic in algorithm.statistics)
+    if steady or isinstance(purpose.work, Survey):
+        return kind
+    return f"{kind} {shared.hex()} {key.hex()}" if purpose.trains else f"{kind} {shared.hex()}"
+
 
 POLICY = "policy.toml"
 PROTECTIONS = ("secure", "private", "private-updates", "withhold")  # always allowed: they only reduce what leaves
 TRAINING = tuple(name for name in methods.METHODS if name not in (*CALIBRATIONS, *PROTECTIONS, "centralised"))
+NETWORKS = (*models.NETWORKS, *models.PUBLIC)
 JOBS = ("train", "survey", "evaluate", "moments", "evaluate-calibrated")
 MEGABYTE = 10**6
 MAX_SIDE = 2048  # pixels, of a network's input
@@ -87,7 +164,7 @@ class Policy:
 
     methods: tuple[str, ...] = TRAINING
     calibrations: tuple[str, ...] = tuple(name for name in CALIBRATIONS if name != "oracle")
-    networks: tuple[str, ...] = (*models.NETWORKS, *models.PUBLIC)
+    networks: tuple[str, ...] = NETWORKS
     jobs: tuple[str, ...] = JOBS
     secure: tuple[Covered, ...] = ()
     private: tuple[Covered, ...] = ()
@@ -109,12 +186,10 @@ class Policy:
     def __post_init__(self) -> None:
         """Refuse unknown names."""
         for key, known in (
-            ("methods", TRAINING), ("calibrations", CALIBRATIONS), ("networks", (*models.NETWORKS, *models.PUBLIC)),
-            ("jobs", (*JOBS, "call")),
+            ("methods", TRAINING), ("calibrations", CALIBRATIONS), ("networks", NETWORKS), ("jobs", (*JOBS, "call")),
         ):  # fmt: skip
-            for name in getattr(self, key):
-                if name not in known:
-                    raise UserError(f"{key}: {brief(name)} is unknown; {nearest(name, known)}")
+            if unknown := [name for name in getattr(self, key) if name not in known]:
+                raise UserError(f"{key}: {brief(unknown[0])} is unknown; {nearest(unknown[0], known)}")
         for name, digest in self.plugins.items():
             parse_plugin(name)
             if digest and not (len(digest) == 64 and set(digest) <= set("0123456789abcdef")):
@@ -158,17 +233,15 @@ class Policy:
             raise BadMessage(f"its network takes images of {list(blueprint.shape)}, but this node's are {list(images)}")
         if ":" in blueprint.model:
             return  # code that the owner allows
-        call = text.parse_calls(blueprint.model, "model")[0]
+        call, size = text.parse_calls(blueprint.model, "model")[0], (blueprint.shape, blueprint.classes)
         with torch.device("meta"):  # shapes without memory
             if call.name in models.NETWORKS:
-                network: torch.nn.Module = models.NETWORKS[call.name](blueprint.shape, blueprint.classes)
+                network: torch.nn.Module = models.NETWORKS[call.name](*size)
             else:
-                network = text.apply(
-                    call, bind_factory(models.PUBLIC[call.name], blueprint.shape, blueprint.classes), "model"
-                )
-        size = sum(value.numel() * value.element_size() for value in network.state_dict().values())
-        if size > self.max_model * MEGABYTE:
-            raise BadMessage(f"its network takes {format_bytes(size)}; the limit here is {self.max_model:,} MB")
+                network = text.apply(call, bind_factory(models.PUBLIC[call.name], *size), "model")
+        takes = sum(value.nbytes for value in network.state_dict().values())
+        if takes > self.max_model * MEGABYTE:
+            raise BadMessage(f"its network takes {format_bytes(takes)}; the limit here is {self.max_model:,} MB")
 
     def check_protection(self, algorithm: Algorithm) -> None:
         """Refuse a method without the protection that the owner requires."""
@@ -204,16 +277,14 @@ class Policy:
             flags = getattr(job, "answered", None) or getattr(job, "sharing", None) or [True] * len(job.members)
             clients = {client for (client, _), flag in zip(job.members, flags, strict=False) if flag}
             if len(clients) < self.min_clients > MIN_CLIENTS:  # secure sums refuse fewer themselves
-                raise BadMessage(
-                    f"it asks for a sum over {counted(len(clients), 'client')}; the minimum here is {self.min_clients}"
-                )
+                few = f"it asks for a sum over {counted(len(clients), 'client')}"
+                raise BadMessage(f"{few}; the minimum here is {self.min_clients}")
         for visit in visits if purpose.trains else ():
             size = sizes[visit.client] if visit.take is None else visit.take
             used = min(size, examples_for(size, algorithm.local))  # a few small batches do not cover all of them
             if used < min(self.min_update, sizes[visit.client]):
-                raise BadMessage(
-                    f"it asks for an update of {counted(used, 'example')}; the minimum here is {self.min_update}"
-                )
+                few = f"it asks for an update of {counted(used, 'example')}"
+                raise BadMessage(f"{few}; the minimum here is {self.min_update}")
 
     def check_statistics(self, job: Job, side: ClientSide, shared: Tensors) -> None:
         """Refuse statistics that are larger or more detailed than allowed or agreed on."""
@@ -231,11 +302,11 @@ class Policy:
         protected = protected_request(request, side.algorithm, classes, width)
         if (request.min_count, request.clip) != (protected.min_count, protected.clip):
             raise BadMessage("it leaves out other classes, or clips features to another length, than was agreed on")
-        size = 8 * request.components * classes
-        size += 8 * sum(math.prod(shape) for shape in request.form.shapes(classes * request.components, width).values())
+        parts = request.components
+        size = 8 * (parts * classes + sum(map(math.prod, request.form.shapes(parts * classes, width).values())))
         if size > self.max_statistics * MEGABYTE:
             raise BadMessage(f"its statistics take {format_bytes(size)}; the limit here is {self.max_statistics:,} MB")
-        parts, centres = request.components, shared.get("centres")
+        centres = shared.get("centres")
         fits = parts == 1 if centres is None else parts > 1 and centres.shape == (classes, parts, width)
         if isinstance(work, FixedPointMoments):
             fits = fits and (work.classes, work.width) == (classes * parts, width)
@@ -271,8 +342,7 @@ class _PlainRequest:
 def read_request(values: Any) -> StatisticsRequest:
     """A job's request for statistics, checked."""
     try:
-        plain = record_from(_PlainRequest, values)
-        return StatisticsRequest.from_plain({item.name: getattr(plain, item.name) for item in fields(plain)})
+        return StatisticsRequest.from_plain(vars(record_from(_PlainRequest, values)))
     except (ValueError, UserError) as error:
         raise BadMessage(f"its request cannot be read: {error}", "its request cannot be read") from error
 
