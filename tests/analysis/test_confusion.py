@@ -29,7 +29,7 @@ def test_rows_add_up_to_the_images_of_each_class_and_diagonals_to_the_result(fin
     for name, table in found.tables.items():
         assert [sum(row) for row in table] == found.total
         assert right(table) / 120 == pytest.approx(said[name], abs=1e-12), name
-        assert confusion.overall(found, name) == pytest.approx(said[name], abs=1e-12)
+        assert found.overall(name) == pytest.approx(said[name], abs=1e-12)
 
 
 @pytest.mark.parametrize("method", ["clsnorm", "fedavg + clsnorm + ccvr(per_class=30, epochs=2)"])
@@ -61,10 +61,10 @@ def made():
 
 
 def test_accuracy_of_each_class_and_of_all():
-    assert confusion.accuracy(made(), "before") == [0.25, None, 1.0]
-    assert confusion.accuracy(made(), "lda") == [0.75, None, 0.5]
-    assert confusion.overall(made(), "before") == 0.5
-    assert confusion.overall(made(), "lda") == pytest.approx(4 / 6)
+    assert made().accuracy("before") == [0.25, None, 1.0]
+    assert made().accuracy("lda") == [0.75, None, 0.5]
+    assert made().overall("before") == 0.5
+    assert made().overall("lda") == pytest.approx(4 / 6)
 
 
 def test_the_words_name_the_worst_class_and_what_calibration_made_of_it():
