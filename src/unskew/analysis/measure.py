@@ -188,10 +188,8 @@ def check_measure(measure: Any, text: str) -> None:
     functions = (measure.take, measure.draw, measure.findings, measure.show or measure.draw)
     named = re.fullmatch(r"[a-z][a-z0-9_-]*", str(measure.name))
     if not named or not is_dataclass(measure.values) or not all(map(callable, functions)):
-        raise UserError(
-            f"measure {text}: its name must be one lower-case word, values a dataclass, and take, draw, findings and "
-            f"show functions: {measure}"
-        )
+        rules = "its name must be one lower-case word, values a dataclass, and take, draw, findings and show functions"
+        raise UserError(f"measure {text}: {rules}: {measure}")
 
 
 def slug(text: str) -> str:
@@ -253,12 +251,10 @@ def draw_by_run(
     names = list(runs)
 
     def tip(label: str, at: int) -> str:
-        value = groups[label][at]
-        shown = "none" if value is None else f"{value:{digits}}"
-        return f"{', '.join(filter(None, (names[at], label)))}: {shown}"
+        value, bar = groups[label][at], f"{names[at]}, {label}" if label else names[at]
+        return f"{bar}: none" if value is None else f"{bar}: {value:{digits}}"
 
-    alt = f"{title}, by run: {', '.join(names)}."
-    width = 880 if len(names) * len(groups) > 8 else 440
+    alt, width = f"{title}, by run: {', '.join(names)}.", 880 if len(names) * len(groups) > 8 else 440
     return [Chart(name, title, alt, grouped(groups, tip), axis_of("", names), y, width, 340)] if names else []
 
 

@@ -140,7 +140,7 @@ def draw_clients(values: Skew) -> dict[str, Chart]:
 
 def _shares(values: Skew) -> np.ndarray:
     """[k, C], each client's share of every class."""
-    shares: np.ndarray = np.array(values.counts) / np.maximum(np.sum(values.counts, axis=1, keepdims=True), 1)
+    shares: np.ndarray = np.divide(values.counts, np.maximum(np.sum(values.counts, axis=1, keepdims=True), 1))
     return shares
 
 
@@ -281,8 +281,7 @@ def partition_charts(partition: Partition, labels: Ints, class_names: Sequence[s
     facts = [f"seed {partition.seed}", counted(partition.clients, "client") + part, counted(total, "example")]
     facts += [f"{left:,} without a client"] if (left := len(labels) - total) else []
     text = " · ".join([*facts, f"EMD {held.emd:.2f}"])
-    sentences = [text, *(_findings(values) if total else ())]
-    lines = [line for sentence in sentences for line in wrap(sentence, width - 16)]
+    lines = [line for part in (text, *(_findings(values) if total else ())) for line in wrap(part, width - 16)]
     marks = [Words(0, row, line, "quiet", "start") for row, line in enumerate(lines)]
     height = 24 + 18 * len(wrap(partition.scheme, width - 16, 16)) + 17 * len(lines)
     x, y = Axis(low=0, high=1), Axis(low=-0.7, high=len(lines) - 0.3, reverse=True)

@@ -95,19 +95,14 @@ class ComparisonTable:
     groups: Sequence[Sequence[int]]  # the runs of each row
     chosen: Sequence[str] = ()  # columns; empty: those that fit
 
-    @property
-    def _several(self) -> bool:
-        """Whether some rows have several seeds."""
-        return any(len(group) > 1 for group in self.groups)
-
     @cached_property
     def settings(self) -> list[dict[str, str]]:
         """The settings of each row, with the same keys in every row."""
-        rows = []
+        several, rows = any(len(group) > 1 for group in self.groups), []
         for group in self.groups:
             runs = [_list_shown_settings(self.runs[at].result) for at in group]
             row = {key: " / ".join(dict.fromkeys(run.get(key, "") for run in runs)) for key in chain(*runs)}
-            if self._several:
+            if several:
                 row["seeds"] = row["seed"].replace(" / ", " ")
                 del row["seed"], row["emd"]
             rows.append(row)
@@ -117,12 +112,12 @@ class ComparisonTable:
     @cached_property
     def figures(self) -> list[dict[str, Figure]]:
         """The results of each row, with the same keys in every row."""
-        runs = _list_figures(self.runs)
-        if self._several:
+        runs, several = _list_figures(self.runs), any(len(group) > 1 for group in self.groups)
+        if several:
             runs = [figures | {"emd": (run.result.emd, 2)} for figures, run in zip(runs, self.runs, strict=True)]
         rows = []
         for group in self.groups:
-            row = {"n": Figure(spread_over_seeds([len(group)]), 0)} if self._several else {}
+            row = {"n": Figure(spread_over_seeds([len(group)]), 0)} if several else {}
             for key, (_, decimals) in runs[group[0]].items():
                 values = [runs[at][key][0] for at in group]
                 spread = spread_over_seeds(values)
@@ -146,10 +141,9 @@ class ComparisonTable:
         if not self.groups:
             return []
         differing = [key for key in self.settings[0] if key not in self.same]
-        columns = [*differing, *self.figures[0], *self.same]
-        first = len(self.groups) == 1 or not differing
-        columns.insert(0 if first else len(differing) + len(self.figures[0]), "run")
-        return columns
+        if len(self.groups) == 1 or not differing:
+            return ["run", *differing, *self.figures[0], *self.same]
+        return [*differing, *self.figures[0], "run", *self.same]
 
     @property
     def shown(self) -> list[str]:
@@ -229,12 +223,11 @@ class ComparisonTable:
 
         A single row, or a narrow terminal, has a line for each column.
         """
-        rows, keys = range(len(self.groups)), self.shown
+        rows, keys, hidden = range(len(self.groups)), self.shown, list[str]()
         if not self.chosen:  # hide columns that repeat the accuracy
-            at = [key for key in keys if key.startswith("acc@")]
-            repeated = [key for key in at if all(self.cell(row, key) == self.cell(row, "accuracy") for row in rows)]
-            keys = [key for key in keys if key not in repeated]
-        hidden: list[str] = []
+            accuracies = [self.cell(row, "accuracy") for row in rows]
+            repeat = [key.startswith("acc@") and [self.cell(row, key) for row in rows] == accuracies for key in keys]
+            keys = [key for key, repeated in zip(keys, repeat, strict=True) if not repeated]
         if len(self.groups) == 1 or width < MIN_WIDTH:
             table = Table(show_header=False)
             for key in keys:
@@ -244,8 +237,8 @@ class ComparisonTable:
             hidden = [key for key in keys if key not in fitting]
             table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
             for key in fitting:
-                is_text = key in TEXTS
-                table.add_column(key, justify="left" if is_text else "right", max_width=width // 3 if is_text else None)
+                look: dict[str, Any] = {"max_width": width // 3} if key in TEXTS else {"justify": "right"}
+                table.add_column(key, **look)
             for row in rows:
                 table.add_row(*(self._styled(row, key) for key in fitting))
         more = f"Not shown: {', '.join(hidden)}; choose with --columns, or write all with --format csv."
@@ -270,7 +263,7 @@ class ComparisonTable:
 
     def __repr__(self) -> str:
         text = io.StringIO()
-        Console(file=text, width=100, color_system=None, force_jupyter=False).print(self.render(100))
+        Console(file=text, width=100, color_system=None, force_jupyter=False).print(self.render())
         return text.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
@@ -454,8 +447,8 @@ def _list_figures(compared: Sequence[Compared]) -> list[dict[str, Value]]:
 def _with_baseline(baseline: Result | None, result: Result) -> Result:
     """The result with this baseline, or its own, and the accuracy relative to it."""
     if baseline is not None:
-        same = baseline.settings.get("validation") == result.settings.get("validation")
-        if baseline.data_sha256 != result.data_sha256 or not same:
+        data, other = ((run.data_sha256, run.settings.get("validation")) for run in (baseline, result))
+        if data != other:
             raise UserError(
                 f"{result.path} ({result.data}) and its baseline {baseline.path} ({baseline.data}) use different data "
                 "or another --validation; give a run on the same images as --baseline"
@@ -512,8 +505,8 @@ def group_by_setting(compared: Sequence[Compared]) -> list[list[int]]:
     copies = Counter[tuple[Any, ...]]()
     for at, run in enumerate(compared):
         setting = (*sorted(list_result_settings(run.result).items()), run.result.data_sha256)
-        copies[(*setting, run.result.seed)] += 1
-        groups.setdefault((*setting, copies[(*setting, run.result.seed)]), []).append(at)
+        copies[*setting, run.result.seed] += 1
+        groups.setdefault((*setting, copies[*setting, run.result.seed]), []).append(at)
     return list(groups.values())
 
 
