@@ -29,7 +29,7 @@ def test_rows_add_up_to_the_images_of_each_class_and_diagonals_to_the_result(fin
     for name, table in found.tables.items():
         assert [sum(row) for row in table] == found.total
         assert right(table) / 120 == pytest.approx(said[name], abs=1e-12), name
-        assert confusion.overall(found, name) == pytest.approx(said[name], abs=1e-12)
+        assert found.overall(name) == pytest.approx(said[name], abs=1e-12)
 
 
 @pytest.mark.parametrize("method", ["clsnorm", "fedavg + clsnorm + ccvr(per_class=30, epochs=2)"])
@@ -61,10 +61,10 @@ def made():
 
 
 def test_accuracy_of_each_class_and_of_all():
-    assert confusion.accuracy(made(), "before") == [0.25, None, 1.0]
-    assert confusion.accuracy(made(), "lda") == [0.75, None, 0.5]
-    assert confusion.overall(made(), "before") == 0.5
-    assert confusion.overall(made(), "lda") == pytest.approx(4 / 6)
+    assert made().accuracy("before") == [0.25, None, 1.0]
+    assert made().accuracy("lda") == [0.75, None, 0.5]
+    assert made().overall("before") == 0.5
+    assert made().overall("lda") == pytest.approx(4 / 6)
 
 
 def test_the_words_name_the_worst_class_and_what_calibration_made_of_it():
@@ -76,7 +76,7 @@ def test_the_words_name_the_worst_class_and_what_calibration_made_of_it():
     assert "50%" in first.rpartition("worst")[2]
     assert "25% (a)" in second
     assert "100% (c)" in second
-    only = Confusion(["a", "b", "c"], [4, 0, 2], {"before": made().tables["before"]})
+    only = replace(made(), tables={"before": made().tables["before"]})
     assert confusion.CONFUSION.findings(only) == [second]
 
 
@@ -87,11 +87,10 @@ def test_the_best_of_as_many_as_were_tried_also_where_fewer_are_shown():
 
 
 def test_a_loss_is_called_one():
-    turned = Confusion(
-        ["a", "b", "c"], [4, 0, 2], dict(zip(("before", "lda"), reversed(made().tables.values()), strict=True))
-    )
+    before, after = made().tables.values()
+    turned = replace(made(), tables={"before": after, "lda": before})
     assert "lda lowers accuracy" in confusion.CONFUSION.findings(turned)[0]
-    same = Confusion(["a", "b", "c"], [4, 0, 2], {"before": made().tables["before"], "lda": made().tables["before"]})
+    same = replace(made(), tables={"before": before, "lda": before})
     assert "lda hardly changes accuracy" in confusion.CONFUSION.findings(same)[0]
 
 
@@ -104,8 +103,7 @@ def test_pictures_of_the_tables():
     each = confusion._draw_classes(made())
     assert list(each) == ["a", "b", "c"]
     assert [list(bars.height) for bars in each["a"].marks] == [[0.25, 0.25, 0.5], [0.75, 0.0, 0.25]]
-    for chart in [*charts, *each.values()]:
-        assert svg(chart).startswith("<svg")
+    assert all(svg(chart).startswith("<svg") for chart in [*charts, *each.values()])
 
 
 def test_more_classes_than_can_be_read_have_no_table():

@@ -48,8 +48,7 @@ def test_a_run_without_metrics_says_so(run):
     with finished_run(run) as opened:
         found = curves.take_curves(opened)
     assert curves.CURVES.findings(found) == ["The run was never evaluated."]
-    for chart in curves.CURVES.draw(found):
-        assert svg(chart).startswith("<svg")
+    assert all(svg(chart).startswith("<svg") for chart in curves.CURVES.draw(found))
 
 
 SETTINGS = {"method": "fedavg", "data": "digits", "partition": "iid", "per_round": "5", "lr": "0.01"}
@@ -77,10 +76,7 @@ def test_seeds_become_one_line_their_mean_with_a_band_of_one_deviation():
     group = [made(each, seed=seed, unit=1 + seed) for seed, each in enumerate(values)]
     by_round, by_batch, by_byte, by_second = curves.draw_together(group)
     (line,), (band,) = lines(by_round), bands(by_round)
-    means, spreads = (
-        [mean(each) for each in zip(*values, strict=True)],
-        [stdev(each) for each in zip(*values, strict=True)],
-    )
+    means, spreads = (list(map(of, zip(*values, strict=True))) for of in (mean, stdev))
     assert list(line.x) == [1, 2]
     assert list(line.y) == pytest.approx(means)
     assert list(band.low) == pytest.approx([m - s for m, s in zip(means, spreads, strict=True)])
@@ -132,10 +128,8 @@ def test_a_line_that_ends_before_some_of_its_seeds_do_is_said():
 
 
 def test_an_option_that_some_settings_were_not_given_is_named_so():
-    assert name_settings([SETTINGS | {"patience": "2"}, SETTINGS]) == [
-        "fedavg · patience 2",
-        "fedavg · without patience",
-    ]
+    names = ["fedavg · patience 2", "fedavg · without patience"]
+    assert name_settings([SETTINGS | {"patience": "2"}, SETTINGS]) == names
 
 
 def test_pictures_of_one_run():
@@ -143,8 +137,7 @@ def test_pictures_of_one_run():
     assert [chart.name for chart in charts] == [
         "curves-round", "curves-batches", "curves-bytes", "curves-seconds", "curves-loss",
     ]  # fmt: skip
-    for chart in charts:
-        assert svg(chart).startswith("<svg")
+    assert all(svg(chart).startswith("<svg") for chart in charts)
     assert "40.00%" in charts[0].alt
 
 

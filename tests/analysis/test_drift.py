@@ -22,10 +22,9 @@ def by_hand(model, sent, layer):
     """√Σ(local − global)² / √Σ global², over the layer's weight and bias, entry by entry."""
     far = own = 0.0
     for name in LAYERS[layer]:
-        far += sum(
-            (a - b) ** 2 for a, b in zip(model[name].flatten().tolist(), sent[name].flatten().tolist(), strict=True)
-        )
-        own += sum(b * b for b in sent[name].flatten().tolist())
+        local, server = model[name].flatten().tolist(), sent[name].flatten().tolist()
+        far += sum((a - b) ** 2 for a, b in zip(local, server, strict=True))
+        own += sum(b * b for b in server)
     return math.sqrt(far / own)
 
 
@@ -106,5 +105,4 @@ def test_pictures_of_the_distances():
     assert [chart.name for chart in drift.DRIFT.draw(made(1))] == ["drift-layers", "drift-clients"]
     lines = drift.DRIFT.draw(made())[-1].marks
     assert [list(line.y) for line in lines] == [pytest.approx([0.2, 0.2]), pytest.approx([0.3, 0.8])]
-    for chart in drift.DRIFT.draw(made()):
-        assert svg(chart).startswith("<svg")
+    assert all(svg(chart).startswith("<svg") for chart in drift.DRIFT.draw(made()))

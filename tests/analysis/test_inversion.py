@@ -205,5 +205,4 @@ def test_the_finding_compares_with_both_yardsticks():
 def test_pictures_of_the_images():
     charts = inversion.INVERSION.draw(made(0.1, 0.2))
     assert [chart.name for chart in charts] == ["inversion-pictures", "inversion-likeness"]
-    for chart in charts:
-        assert svg(chart).startswith("<svg")
+    assert all(svg(chart).startswith("<svg") for chart in charts)

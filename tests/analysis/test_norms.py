@@ -108,8 +108,7 @@ def test_a_head_that_normalises_gives_rows_of_one_and_no_correlation(runs_of):
         found = norms.take_norms(opened)
     for row in found.rounds:
         assert np.array(row["local"]) == pytest.approx(np.ones((5, 10)), abs=1e-6)
-    for chart in norms.NORMS.draw(found):
-        assert svg(chart).startswith("<svg")
+    assert all(svg(chart).startswith("<svg") for chart in norms.NORMS.draw(found))
 
 
 def test_a_centralised_run_has_rows_and_no_client_to_hold_them_against(runs_of):
@@ -118,8 +117,7 @@ def test_a_centralised_run_has_rows_and_no_client_to_hold_them_against(runs_of):
     assert found.clients == []
     assert [row["correlation"] for row in found.rounds] == [None] * 4
     assert norms.NORMS.findings(found) == []
-    for chart in norms.NORMS.draw(found):
-        assert svg(chart).startswith("<svg")
+    assert all(svg(chart).startswith("<svg") for chart in norms.NORMS.draw(found))
 
 
 def made(**changes):
@@ -155,8 +153,7 @@ def test_pictures_of_the_rows():
     assert [list(each.height) for each in bars] == [[0.5, 1.5], [1.0, 1.0]]
     dots = charts[1].marks[0]
     assert (list(dots.x), list(dots.y)) == ([1, 3, 4, 2], [1.0, 2.0, 5.0, 1.0])
-    for chart in charts:
-        assert svg(chart).startswith("<svg")
+    assert all(svg(chart).startswith("<svg") for chart in charts)
 
 
 def test_many_clients_and_classes_take_no_table_of_all_of_them():

@@ -45,8 +45,7 @@ def test_all_panels_have_the_same_places_and_the_images_their_own_classes(finish
     spots = [sorted((x, y) for mark in chart.marks for x, y in zip(mark.x, mark.y, strict=True)) for chart in charts]
     assert all(each == spots[0] for each in spots)
     assert spots[0] == sorted(zip(found.x, found.y, strict=True))
-    for chart in charts:
-        assert svg(chart).startswith("<svg")
+    assert all(svg(chart).startswith("<svg") for chart in charts)
 
 
 @pytest.mark.parametrize("knobs", [{"images": 4}, {"perplexity": 0.0}, {"calibrations": -1}])

@@ -107,10 +107,8 @@ def test_the_deviation_is_that_over_draws_of_directions(finished):
     with finished_run(finished) as opened:
         found = separability.take_separability(opened)
         statistics = separability._gather_statistics(opened, StatisticsRequest(Full()))
-        draws = [
-            pairwise_separability(statistics, opened.key),
-            *(pairwise_separability(statistics, opened.key.fold("draw", n)) for n in range(1, 5)),
-        ]
+        keys = [opened.key, *(opened.key.fold("draw", n) for n in range(1, 5))]
+        draws = [pairwise_separability(statistics, key) for key in keys]
     assert found.deviation == pytest.approx(float(np.std([float(each.mean()) for each in draws], ddof=1)))
     table = np.array(found.deviations)
     assert table[0, 1] == table[1, 0] == pytest.approx(float(np.std([float(each[0]) for each in draws], ddof=1)))
@@ -121,6 +119,5 @@ def test_the_deviation_is_that_over_draws_of_directions(finished):
 def test_pictures_of_the_distances():
     charts = separability.SEPARABILITY.draw(made())
     assert [chart.name for chart in charts] == ["separability-pairs", "separability-silhouette"]
-    for chart in charts:
-        assert svg(chart).startswith("<svg")
+    assert all(svg(chart).startswith("<svg") for chart in charts)
     assert separability.SEPARABILITY.draw(made(rounds=[(3, 0.1)], classes=["a"], distances=[[0.0]])) == []

@@ -378,14 +378,8 @@ def test_a_tip_stays_on_the_screen(tab, rich):
 def test_arrow_keys_go_from_mark_to_mark(tab, rich):
     tab.open(rich)
     focus(tab, "#accuracy .plot")
-    for key, said in (
-        ("ArrowRight", 1),
-        ("ArrowRight", 2),
-        ("ArrowLeft", 1),
-        ("ArrowLeft", 1),
-        ("End", 40),
-        ("Home", 1),
-    ):
+    keys = ("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowLeft", "End", "Home")
+    for key, said in zip(keys, (1, 2, 1, 1, 40, 1), strict=True):
         tab.press(key)
         assert tip(tab).startswith(f"round {said}:")
     tab.press("Escape")

@@ -328,14 +328,8 @@ def test_a_missing_number_breaks_a_line_and_a_lone_point_is_a_dot():
 
 
 def test_beyond_a_given_end_bars_are_cut_and_dots_are_left_out():
-    drawn = chart(
-        Bars([0, 1], [1, 9]),
-        Dots([0, 1], [2, 9], colour=1),
-        Rule(y=9),
-        Rule(x=9),
-        x=Axis(high=2),
-        y=Axis(low=0, high=2),
-    )
+    marks = Bars([0, 1], [1, 9]), Dots([0, 1], [2, 9], colour=1), Rule(y=9), Rule(x=9)
+    drawn = chart(*marks, x=Axis(high=2), y=Axis(low=0, high=2))
     low, high = (numbers(bar, "y", "height") for bar in found(drawn, "g[@class='c0']/rect"))
     assert high[1] == pytest.approx(2 * low[1], abs=0.03)
     assert len(found(drawn, ".//circle")) == 1

@@ -44,15 +44,8 @@ def test_every_measure_has_a_section_and_the_run_its_facts(whole, finished):
 
 
 def test_the_sentences_on_top_are_each_measure_s_first(whole):
-    names = (
-        "curves",
-        "confusion",
-        "skew",
-        "fairness",
-        "cka",
-        "norms",
-        "separability",
-    )  # results first; drift asks for no place
+    # results first; drift asks for no place
+    names = ("curves", "confusion", "skew", "fairness", "cka", "norms", "separability")
     assert whole.findings == [section(whole, name).findings[0] for name in names]
 
 

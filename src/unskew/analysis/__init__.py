@@ -91,12 +91,10 @@ def bind_knobs(take: Callable[..., Any]) -> Callable[..., Any]:
 def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg", inside: str = "figures") -> list[Path]:
     """Write the charts as files into the run directory's ``figures``."""
     check_format(form)
-    files = []
-    for chart in charts:
-        file = path / inside / f"{slug(chart.name)}.{form}"
+    files = {path / inside / f"{slug(chart.name)}.{form}": chart for chart in charts}
+    for file, chart in files.items():
         write_whole(file, chart_bytes(chart, form))
-        files.append(file)
-    return files
+    return list(files)
 
 
 @neutral()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew.analysis.measure import Choice, Comparison, Measure, list_by_run, name_clients, name_layer
-from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark, axis_of
+from unskew.charts import Axis, Bars, Chart, Line, Mark, axis_of, heat_map
 from unskew.core import tensors
 from unskew.core.errors import Missing
 from unskew.core.types import Tensors
@@ -210,8 +210,7 @@ def _by_layer(
             network(images)
             while last:
                 keep(*last.pop())
-    while outputs:
-        name = next(iter(outputs))
+    for name in list(outputs):
         yield name, name in wide, outputs.pop(name)
 
 
@@ -219,22 +218,22 @@ def _draw_means(values: Similarity) -> Chart:
     texts = [f"{layer}: {mean:.3f}" for layer, mean in zip(values.layers, values.means, strict=True)]
     alt = f"Mean CKA between two clients' models: {', '.join(texts)}."
     title = f"Similarity of local models, by layer{', after the activation' if values.activated else ''}"
-    bars, y = Bars(range(len(texts)), values.means, tips=texts), Axis("mean CKA", low=0, high=1)
-    return Chart("cka-means", title, alt, [bars], axis_of("layer", values.layers), y)
+    bars, x = Bars(range(len(texts)), values.means, tips=texts), axis_of("layer", values.layers)
+    return Chart("cka-means", title, alt, [bars], x, Axis("mean CKA", low=0, high=1))
 
 
 def _draw_layers(values: Similarity) -> dict[str, Chart]:
-    charts, names = {}, values.clients
-    for layer, table, mean in zip(values.layers, values.pairs, values.means, strict=True):
+    names, axis = values.clients, axis_of("client", values.clients)
+
+    def draw(layer: str, table: list[list[float]], mean: float) -> Chart:
+        def tip(a: int, b: int) -> str:
+            return f"{layer}, clients {names[a]} and {names[b]}: {table[a][b]:.3f}"
+
         title = f"CKA of {layer}{' after its activation' if values.activated else ''}, client by client"
         alt = f"Pairwise CKA of {layer} between the models of {len(names)} clients; mean {mean:.2f}."
-        tips = [
-            [f"{layer}, clients {a} and {b}: {v:.3f}" for b, v in zip(names, row, strict=True)]
-            for a, row in zip(names, table, strict=True)
-        ]
-        cells, axis = Cells(table, 0, 1, ".2f", tips), axis_of("client", names)
-        charts[layer] = Chart(f"cka-{layer}", title, alt, [cells], axis, axis, height=380, square=True)
-    return charts
+        return heat_map(f"cka-{layer}", title, alt, table, tip, axis, axis, numbers=".2f", height=380, square=True)
+
+    return dict(zip(values.layers, map(draw, values.layers, values.pairs, values.means), strict=True))
 
 
 def _findings(values: Similarity) -> list[str]:
@@ -244,15 +243,13 @@ def _findings(values: Similarity) -> list[str]:
     if max(means) - min(means) < ALIKE:
         return [f"Local models are about equally similar in all layers: CKA {min(means):.3f} to {max(means):.3f}."]
     most, *_, least = order = sorted(range(len(means)), key=lambda at: -means[at])
-    tied = [at for at in reversed(order[:-1]) if not differ_clearly(values, least, at)]
-    if tied:
+    if tied := [at for at in reversed(order[:-1]) if not differ_clearly(values, least, at)]:
         *names, last = [f"{layers[at]} ({means[at]:.3f})" for at in (least, *tied)]
         text = f"The least similar layers across clients are {', '.join(names)} and {last}, statistically tied"
     else:
         text = f"The least similar layer across clients is {layers[least]} (CKA {means[least]:.2f})"
         text += f", not {layers[-1]} ({means[-1]:.2f})" if least != len(means) - 1 else ""
-    if most not in tied:
-        text += f"; the most similar is {layers[most]} ({means[most]:.2f})"
+    text += f"; the most similar is {layers[most]} ({means[most]:.2f})" if most not in tied else ""
     falls, steps = sum(before - after >= ALIKE for before, after in pairwise(means)), len(means) - 1
     depth = "every step" if falls == steps else f"{falls} of {steps} steps"
     return [f"{text}. With depth, similarity falls at {depth}." if falls else f"{text}."]
@@ -271,14 +268,15 @@ def differ_clearly(values: Similarity, low: int, high: int) -> bool:
 
 
 def _compare(runs: Mapping[str, Similarity]) -> list[Chart]:
-    marks: list[Mark] = []
+    if not runs:
+        return []
+    marks = list[Mark]()
     for colour, (name, values) in enumerate(runs.items()):
         tips = [f"{name}, {layer}: {mean:.3f}" for layer, mean in zip(values.layers, values.means, strict=True)]
         marks.append(Line(range(len(values.means)), values.means, name, colour, points=True, tips=tips))
     alt = f"Mean CKA between local models by layer, for {len(marks)} runs."
-    layers = max((values.layers for values in runs.values()), key=len, default=[])
-    x, y = axis_of("layer", layers), Axis("mean CKA", high=1)
-    return [Chart("compare-cka", "Mean CKA between local models", alt, marks, x, y, 640, 360)] if runs else []
+    x = axis_of("layer", max((values.layers for values in runs.values()), key=len))
+    return [Chart("compare-cka", "Mean CKA between local models", alt, marks, x, Axis("mean CKA", high=1), 640, 360)]
 
 
 CKA = Measure(

@@ -9,7 +9,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from unskew.analysis.measure import Comparison, Measure, list_by_run, name_clients, note_sample
+from unskew.analysis.measure import Comparison, Measure, list_by_run, name_clients, retrain
 from unskew.charts import Chart, axis_of, heat_map
 from unskew.core.errors import Missing
 from unskew.runs.finished import FinishedRun
@@ -40,9 +40,8 @@ def take_client_features(run: FinishedRun, *, clients: int = 10, round: int = -1
 
     Reference: Zeng et al. 2023, contribution 1: the features of clients and of the server differ in distribution.
     """
-    number = run.number(round)
-    models, side = run.local_models(number, clients), run.side
-    run.notes += note_sample(len(models), len(run.engine.roster.inhabited))
+    number, side = run.number(round), run.side
+    models, _ = retrain(run, clients, round)
     side.load(run.state(number).tensors, training=False)
     features, labels = some_features(side, run.key)
     present = torch.unique(labels).tolist()
@@ -80,9 +79,8 @@ def _class_means(features: Tensor, labels: Tensor, classes: list[int]) -> tuple[
 def _draw(values: ClientFeatures) -> list[Chart]:
 
     def tip(client: int, label: int) -> str:
-        held = "has" if values.held[client][label] else "has no"
-        what = f"client {values.clients[client]}, {values.classes[label]}"
-        return f"{what}: {values.shifts[client][label]:.2f}, {held} examples of it"
+        what, held = f"client {values.clients[client]}, {values.classes[label]}", values.held[client][label]
+        return f"{what}: {values.shifts[client][label]:.2f}, {'has' if held else 'has no'} examples of it"
 
     x, y = axis_of("class", values.classes, most=20), axis_of("client", values.clients)
     alt = f"How far the class means of {len(values.clients)} clients' features are from the server's."

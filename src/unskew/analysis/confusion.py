@@ -2,19 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from unskew.analysis.measure import (
-    CellValue,
-    Choice,
-    Comparison,
-    Element,
-    Measure,
-    pick_calibrations,
-    tabulate,
-    tabulate_calibrations,
-)
+from unskew.analysis.measure import CellValue, Choice, Comparison, Element, Measure, pick_calibrations, tabulate
 from unskew.calibration import is_bound
 from unskew.charts import Axis, Chart, axis_of, grouped, heat_map, sorted_chart
 from unskew.runs.finished import FinishedRun
@@ -35,6 +27,19 @@ class Confusion:
     tried: int = 0  # calibrations of the run without upper bounds, shown or not; 0: as many as are shown
     right: dict[str, list[int]] = field(default_factory=dict)  # [C], instead of the tables
     pairs: dict[str, list[list[int]]] = field(default_factory=dict)  # the most confused: true, predicted, images
+
+    @property
+    def right_by_class(self) -> dict[str, list[int]]:
+        """[C] by classifier, how many images of each class are classified correctly."""
+        return self.right or {name: [row[c] for c, row in enumerate(table)] for name, table in self.tables.items()}
+
+    def accuracy(self, name: str) -> list[float | None]:
+        """[C], the share of each class's images that are classified correctly; None without images."""
+        return [right / n if n else None for right, n in zip(self.right_by_class[name], self.total, strict=True)]
+
+    def overall(self, name: str) -> float:
+        """The share of all test images that are classified correctly."""
+        return sum(self.right_by_class[name]) / max(sum(self.total), 1)
 
 
 def take_confusion(run: FinishedRun, *, calibrations: int = 6) -> Confusion:
@@ -57,28 +62,8 @@ def take_confusion(run: FinishedRun, *, calibrations: int = 6) -> Confusion:
     return Confusion(classes, total, {}, tried, right, pairs)
 
 
-def accuracy(values: Confusion, name: str) -> list[float | None]:
-    """[C], the share of each class's images that are classified correctly; None without images."""
-    return [right / n if n else None for right, n in zip(right_by_class(values, name), values.total, strict=True)]
-
-
-def right_by_class(values: Confusion, name: str) -> list[int]:
-    """[C], how many images of each class are classified correctly."""
-    return values.right[name] if name in values.right else [row[c] for c, row in enumerate(values.tables[name])]
-
-
-def overall(values: Confusion, name: str) -> float:
-    """The share of all test images that are classified correctly."""
-    return sum(right_by_class(values, name)) / max(sum(values.total), 1)
-
-
-def classifiers(values: Confusion) -> list[str]:
-    """ "before", and the calibrations."""
-    return list(values.right or values.tables)
-
-
 def _draw_by_class(values: Confusion) -> Chart:
-    groups = {name: accuracy(values, name) for name in classifiers(values)}
+    groups = {name: values.accuracy(name) for name in values.right_by_class}
     if (count := len(values.classes)) > MAX_TABLE_CLASSES:
         known = {name: sorted(share for share in shares if share is not None) for name, shares in groups.items()}
         alt = f"{count:,} classes sorted by accuracy, before calibration and after."
@@ -105,6 +90,8 @@ def _draw_shares(
 
 def _draw_tables(values: Confusion) -> dict[str, Chart]:
     charts, classes = {}, values.classes
+    x, y = axis_of("predicted", classes, most=30), axis_of("true", classes, most=30)
+    look: dict[str, Any] = {"numbers": ".0%", "width": 480, "height": 460, "square": True}
     for name, table in values.tables.items():
         shares = [[n / max(total, 1) or None for n in row] for row, total in zip(table, values.total, strict=True)]
 
@@ -112,13 +99,10 @@ def _draw_tables(values: Confusion) -> dict[str, Chart]:
             count = table[true][predicted]
             return f"{classes[true]} predicted as {classes[predicted]}: {count:,} of {values.total[true]:,}"
 
-        right = overall(values, name)
+        right = values.overall(name)
         title = f"True and predicted classes, {name}: {right:.2%} correct"
         alt = f"Confusion table {name}; {right:.2%} of the images are on its diagonal."
-        x, y = axis_of("predicted", classes, most=30), axis_of("true", classes, most=30)
-        charts[name] = heat_map(
-            f"confusion-{name}", title, alt, shares, tip, x, y, numbers=".0%", width=480, height=460, square=True
-        )
+        charts[name] = heat_map(f"confusion-{name}", title, alt, shares, tip, x, y, **look)
     return charts
 
 
@@ -132,38 +116,45 @@ def _draw_classes(values: Confusion) -> dict[str, Chart]:
 
 
 def _findings(values: Confusion) -> list[str]:
-    before = accuracy(values, "before")
-    known = [c for c, share in enumerate(before) if share is not None]
-    worst, best = (pick(known, key=lambda c: before[c] or 0.0) for pick in (min, max))
-    sentences = []
-    names = [name for name in classifiers(values) if name != "before" and not is_bound(name)]
-    if names:
-        name = max(names, key=lambda name: overall(values, name))
-        after, old, new = accuracy(values, name), overall(values, "before"), overall(values, name)
-        changes = "raises" if new - old > MATTERS else "lowers" if new - old < -MATTERS else "hardly changes"
-        risen, fallen = (sum(sign * ((after[c] or 0.0) - (before[c] or 0.0)) > 0 for c in known) for sign in (1, -1))
-        low = min(known, key=lambda c: after[c] or 0.0)
-        bounds = [overall(values, name) for name in classifiers(values) if is_bound(name)]
-        bound = f"; retraining on pooled real features, the upper bound, reaches {max(bounds):.2%}" if bounds else ""
-        tried = max(values.tried, len(names))
-        among = f", the best of {tried} on the test images," if tried > 1 else ""
-        sentences.append(
-            f"Calibration by {name}{among} {changes} accuracy from {old:.2%} to {new:.2%}: {risen:,} of {len(known):,} "
-            f"classes gain and {fallen:,} lose; the worst class has {before[worst]:.0%} before "
-            f"({values.classes[worst]}) and {after[low]:.0%} after ({values.classes[low]}){bound}."
-        )
+    before = {c: share for c, share in enumerate(values.accuracy("before")) if share is not None}
+    worst, best = (pick(before, key=before.__getitem__) for pick in (min, max))
     bottom, top = (f"{before[label]:.0%} ({values.classes[label]})" for label in (worst, best))
-    return [*sentences, f"With the run's own classifier, accuracy ranges from {bottom} to {top} over the classes."]
+    sentences = [f"With the run's own classifier, accuracy ranges from {bottom} to {top} over the classes."]
+    overall = {name: values.overall(name) for name in values.right_by_class}
+    if usable := [name for name in overall if name != "before" and not is_bound(name)]:
+        name = max(usable, key=overall.__getitem__)
+        after, old, new = [share or 0.0 for share in values.accuracy(name)], overall["before"], overall[name]
+        changes = "raises" if new - old > MATTERS else "lowers" if new - old < -MATTERS else "hardly changes"
+        risen, fallen = (sum(sign * (after[c] - share) > 0 for c, share in before.items()) for sign in (1, -1))
+        low = min(before, key=after.__getitem__)
+        bounds = [accuracy for name, accuracy in overall.items() if is_bound(name)]
+        bound = f"; retraining on pooled real features, the upper bound, reaches {max(bounds):.2%}" if bounds else ""
+        tried = max(values.tried, len(usable))
+        among = f", the best of {tried} on the test images," if tried > 1 else ""
+        sentence = (
+            f"Calibration by {name}{among} {changes} accuracy from {old:.2%} to {new:.2%}: "
+            f"{risen:,} of {len(before):,} classes gain and {fallen:,} lose; the worst class has "
+            f"{before[worst]:.0%} before ({values.classes[worst]}) and {after[low]:.0%} after "
+            f"({values.classes[low]}){bound}."
+        )
+        sentences.insert(0, sentence)
+    return sentences
 
 
 def _show(run: FinishedRun, values: Confusion) -> list[Element]:
-    charts = _draw_tables(values)
-    elements: list[Element] = [*tabulate_calibrations(run), _draw_by_class(values)]
+    result, charts = run.result, _draw_tables(values)
+    rows: list[list[CellValue]] = [["before", result.accuracy, None, result.loss, None, None]]
+    for new in result.calibrations.values():
+        rows.append([new.name, new.accuracy, new.accuracy - result.accuracy, new.loss, new.bytes_up, new.seconds])
+    columns = {"classifier": "text", "accuracy": "percent", "gain, points": "points", "loss": "number"}
+    columns |= {"sent for it": "bytes", "time": "seconds"}
+    elements: list[Element] = [tabulate("Classifiers of this run", columns, rows)] if result.calibrations else []
+    elements.append(_draw_by_class(values))
     if charts:
         elements.append(charts.pop("before"))
         elements += [Choice("classifier", charts)] if charts else []
         elements.append(Choice("class", _draw_classes(values)))
-    rows: list[list[CellValue]] = [
+    confused: list[list[CellValue]] = [
         [name, values.classes[true], values.classes[predicted], count, count / max(values.total[true], 1)]
         for name, pairs in values.pairs.items()
         for true, predicted, count in pairs
@@ -171,7 +162,7 @@ def _show(run: FinishedRun, values: Confusion) -> list[Element]:
     columns = {"classifier": "text", "true class": "text", "predicted as": "text"}
     columns |= {"images": "count", "of its class": "percent"}
     note = f"At most {MAX_PAIRS} pairs per classifier; a table of {len(values.classes):,} classes would be unreadable."
-    return [*elements, tabulate("Most confused pairs", columns, rows, note)] if rows else elements
+    return [*elements, *([tabulate("Most confused pairs", columns, confused, note)] if confused else [])]
 
 
 def _pick_comparable(runs: Mapping[str, Confusion]) -> dict[str, Confusion]:
@@ -182,7 +173,7 @@ def _pick_comparable(runs: Mapping[str, Confusion]) -> dict[str, Confusion]:
 
 def _compare(runs: Mapping[str, Confusion]) -> list[Chart]:
     shown = _pick_comparable(runs)
-    groups = {name: accuracy(values, "before") for name, values in shown.items()}
+    groups = {name: values.accuracy("before") for name, values in shown.items()}
     title, alt = "Accuracy of each class, before calibration", "Accuracy by class and run."
     classes = [values.classes for values in shown.values()][:1]
     return [_draw_shares("compare-classes", title, alt, groups, names) for names in classes]

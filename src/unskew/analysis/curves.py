@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, compress
 from math import sqrt
 from statistics import fmean
 
@@ -66,20 +66,20 @@ def take_curves(run: FinishedRun) -> Curves:
     rows, result = run.rows, run.result
     if run.config.rounds == 0:
         raise Missing("the run has no rounds (--rounds 0), so there is no curve")
-    batches = list(accumulate(int(row.get("batches_max", 0)) for row in rows))
-    sent = list(accumulate(int(row.get("bytes_up", 0) + row.get("bytes_down", 0)) for row in rows))
-    seconds = list(accumulate(float(row.get("seconds", 0)) for row in rows))
-    evaluated = [at for at, row in enumerate(rows) if row.get("accuracy") is not None]
+    evaluated = [row.get("accuracy") is not None for row in rows]
+    batches = accumulate(int(row.get("batches_max", 0)) for row in rows)
+    sent = accumulate(int(row.get("bytes_up", 0) + row.get("bytes_down", 0)) for row in rows)
+    seconds = accumulate(float(row.get("seconds", 0)) for row in rows)
     return Curves(
         run=run.path.name,
         settings=list_settings(run),
         seed=result.seed,
-        round=[int(rows[at]["round"]) for at in evaluated],
-        batches=[batches[at] for at in evaluated],
-        bytes=[sent[at] for at in evaluated],
-        seconds=[seconds[at] for at in evaluated],
-        accuracy=[float(rows[at]["accuracy"]) for at in evaluated],
-        loss=[float(rows[at].get("loss", 0.0)) for at in evaluated],
+        round=[int(row["round"]) for row in compress(rows, evaluated)],
+        batches=list(compress(batches, evaluated)),
+        bytes=list(compress(sent, evaluated)),
+        seconds=list(compress(seconds, evaluated)),
+        accuracy=[float(row["accuracy"]) for row in compress(rows, evaluated)],
+        loss=[float(row.get("loss", 0.0)) for row in compress(rows, evaluated)],
         train_loss=[float(row["train_loss"]) if "train_loss" in row else None for row in rows],
         calibrated={name: row.accuracy for name, row in result.calibrations.items()},
         kept=result.best_round,
@@ -88,14 +88,12 @@ def take_curves(run: FinishedRun) -> Curves:
 
 def _draw(values: Curves) -> list[Chart]:
     known = {number: loss for number, loss in enumerate(values.train_loss, 1) if loss is not None}
-    server = f"server, on {_evaluated_on(values)} images"
-    marks: list[Mark] = [
-        Line(list(known), list(known.values()), "clients, during training", 1, dashed=True),
-        Line(values.round, values.loss, server, 0, points=len(values.round) <= 40),
-    ]
-    last = f"; the last on {_evaluated_on(values)} images is {values.loss[-1]:.3f}" if values.loss else ""
-    x, y = Axis("round", kind="count"), Axis("loss")
-    return [*draw_together([values]), Chart("curves-loss", "Loss by round", f"Loss by round{last}.", marks, x, y)]
+    on = f"on {_evaluated_on(values)} images"
+    clients = Line(list(known), list(known.values()), "clients, during training", 1, dashed=True)
+    server = Line(values.round, values.loss, f"server, {on}", 0, points=len(values.round) <= 40)
+    alt = f"Loss by round{f'; the last {on} is {values.loss[-1]:.3f}' if values.loss else ''}."
+    axes = Axis("round", kind="count"), Axis("loss")
+    return [*draw_together([values]), Chart("curves-loss", "Loss by round", alt, [clients, server], *axes)]
 
 
 def _evaluated_on(values: Curves) -> str:
@@ -157,15 +155,14 @@ def _findings(values: Curves) -> list[str]:
     if not values.accuracy:
         return ["The run was never evaluated."]
     last, best, trained = values.accuracy[-1], max(values.accuracy), counted(values.round[-1], "round")
-    cost = f", for {format_bytes(values.bytes[-1])} sent and {format_duration(values.seconds[-1])} of client training"
-    cost = cost if values.bytes[-1] else ""
+    sent, spent = values.bytes[-1], format_duration(values.seconds[-1])
+    cost = f", for {format_bytes(sent)} sent and {spent} of client training" if sent else ""
     on = f"on the {_evaluated_on(values)} images"
     if values.kept in values.round:
         accuracy = values.accuracy[values.round.index(values.kept)]
         return [f"The model of round {values.kept}, the best of {trained}, reaches {accuracy:.2%} {on}{cost}."]
-    when = values.round[values.accuracy.index(best)]
-    peak = "its best" if best == last else f"its best was {best:.2%} in round {when}"
-    return [f"After {trained} the model reaches {last:.2%} {on} ({peak}){cost}."]
+    peak = f"its best was {best:.2%} in round {values.round[values.accuracy.index(best)]}"
+    return [f"After {trained} the model reaches {last:.2%} {on} ({'its best' if best == last else peak}){cost}."]
 
 
 def _show(run: FinishedRun, values: Curves) -> list[Element]:
@@ -184,8 +181,7 @@ def _show(run: FinishedRun, values: Curves) -> list[Element]:
 def _compare_volatility(runs: Mapping[str, Curves]) -> list[str]:
     ranked = []
     for name, group in _group_by_setting(list(runs.values())).items():
-        values = [value for run in group if (value := volatility(run.accuracy)) is not None]
-        if values:
+        if values := [value for run in group if (value := volatility(run.accuracy)) is not None]:
             ranked.append((fmean(values), name))
     (least, steady), (most, unsteady) = min(ranked, default=(0.0, "")), max(ranked, default=(0.0, ""))
     if most - least < 1e-4:  # equal as printed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from unskew.analysis.measure import Measure, describe_when, find_requested_round, name_clients, name_layer, note_sample
+from unskew.analysis.measure import Measure, name_clients, name_layer, order_rounds, pick_round, retrain
 from unskew.charts import Axis, Bars, Chart, Line, axis_of, heat_map
 from unskew.core.errors import Missing
 from unskew.core.tensors import parameters
@@ -26,29 +26,24 @@ class Drift:
 
 def take_drift(run: FinishedRun, *, clients: int = 10, round: int = -1) -> Drift:
     """Distances recorded during training, and those of the visit after ``round`` (−1: the last)."""
-    number, rows = run.number(round), []
+    rows: list[dict[str, Any]] = []
     for recorded in (row for row in run.during if "drift" in row):
-        drift = recorded["drift"]
+        drift, number = recorded["drift"], recorded["round"]
         layers, sizes = drift["layers"], [max(size, 1e-12) for size in drift["server"]]
         local = [[distance / size for distance, size in zip(row, sizes, strict=True)] for row in drift["local"]]
-        when = f"in round {recorded['round']}"
-        named = name_clients(run, drift["clients"])
-        rows.append({"round": recorded["round"], "when": when, "clients": named, "local": local})
+        rows.append({"round": number, "when": f"in round {number}", "clients": drift["clients"], "local": local})
     try:
-        models, state = run.local_models(number, clients), run.state(number)
-        run.notes += note_sample(len(models), len(run.engine.roster.inhabited))
+        models, row = retrain(run, clients, round)
+        state = run.state(run.number(round))
         sent = {name: state.tensors[name] for name in run.side.weights}  # in the order of the network
-        size = layer_norms(sent)
-        local = [(distances(model, sent) / size.clamp(min=1e-12)).tolist() for model in models.values()]
-        when, named = describe_when(number, run.result.final_round), name_clients(run, models)
-        rows.append({"round": number + 1, "when": when, "asked": True, "clients": named, "local": local})
+        size = layer_norms(sent).clamp(min=1e-12)
+        rows.append(row | {"local": [(distances(model, sent) / size).tolist() for model in models.values()]})
         layers = list(by_layer(parameters(sent)))
     except Missing as error:
         if not rows:
             raise
         run.notes.append(f"drift is shown only as recorded during training, not after the last round: {error}")
-    unique = {row["round"]: row for row in rows}.values()  # a round may be recorded and also retrained
-    return Drift(layers, sorted(unique, key=lambda row: int(row["round"])))
+    return Drift(layers, [row | {"clients": name_clients(run, row["clients"])} for row in order_rounds(rows)])
 
 
 def means(row: dict[str, Any]) -> list[float]:
@@ -57,7 +52,7 @@ def means(row: dict[str, Any]) -> list[float]:
 
 
 def _draw(values: Drift) -> list[Chart]:
-    last, layers = find_requested_round(values.rounds), values.layers
+    last, layers = pick_round(values.rounds), values.layers
     clients, local = last["clients"], last["local"]
     texts = [f"{layer}: {mean:.1%}" for layer, mean in zip(layers, means(last), strict=True)]
     x, y = axis_of("layer", layers), Axis("distance / norm of the layer", low=0, kind="percent")
@@ -74,16 +69,16 @@ def _draw(values: Drift) -> list[Chart]:
     charts.append(heat_map("drift-clients", title, alt, local, tip, x, by_client, high=high, numbers=numbers))
     if len(values.rounds) > 1:
         rounds = [int(row["round"]) for row in values.rounds]
-        by_round = list(zip(*map(means, values.rounds), strict=True))  # [L][rounds]
+        by_round = zip(layers, zip(*map(means, values.rounds), strict=True), strict=True)
         few = len(rounds) <= 40
-        marks = [Line(rounds, by_round[at], layer, at, points=few) for at, layer in enumerate(layers)]
+        marks = [Line(rounds, distances, layer, at, points=few) for at, (layer, distances) in enumerate(by_round)]
         title, alt = "Distance by layer and round", "Mean relative distance of local models by round."
         charts.append(Chart("drift-rounds", title, alt, marks, Axis("round", kind="count"), y))
     return charts
 
 
 def _findings(values: Drift) -> list[str]:
-    row = find_requested_round(values.rounds)
+    row = pick_round(values.rounds)
     pairs = list(zip(means(row), values.layers, strict=True))
     (most, top), (least, bottom) = max(pairs), min(pairs)
     start = f"In one visit {row['when']}, clients change {name_layer(top)}"

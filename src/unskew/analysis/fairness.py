@@ -58,9 +58,10 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
     accuracies = {name: by_labels.accuracy[known] for name, (by_labels, _) in measured.items()}
     own = {name: own for name, (_, own) in measured.items() if own is not None}
     counts = next(iter(own.values())).counted if own else np.zeros(0)
+    most = count if count <= ONE_BY_ONE else 1
+    ranked = {name: np.argsort(values, kind="stable")[:most] for name, values in accuracies.items()}
     clients = np.flatnonzero(known)
-    ranked = {name: clients[np.argsort(values, kind="stable")] for name, values in accuracies.items()}
-    named = [str(client) for client in range(len(known))] if run.holdings.names is None else run.holdings.names
+    named = list(map(str, range(len(known)))) if run.holdings.names is None else run.holdings.names
     return Fairness(
         spreads={name: asdict(summary) for name, summary in spreads.items() if summary is not None},
         share=share.tolist(),
@@ -69,21 +70,17 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
         by_distance=_groups(run.holdings.distances[known], accuracies),
         own_curves={name: _curve(values.accuracy[values.counted > 0], share) for name, values in own.items()},
         images=int(np.median(counts[counts > 0])) if own else 0,
-        names={
-            name: [named[client] for client in (order if count <= ONE_BY_ONE else order[:1])]
-            for name, order in ranked.items()
-        },
+        names={name: [named[client] for client in clients[order]] for name, order in ranked.items()},
     )
 
 
 def _read_stored(run: FinishedRun, chosen: Sequence[str]) -> dict[str, tuple[ByClient, ByClient | None]]:
     arrays, measured = read_clients(run.path), dict[str, tuple[ByClient, ByClient | None]]()
     for row, name in enumerate(map(str, arrays.get("classifiers", ()))):
-        own = None
+        own, counted, accuracy = None, arrays["counted"].astype(np.int64), arrays["accuracy"][row].astype(np.float64)
         if "own_images" in arrays:
             images, counts = arrays["own_images"][row].astype(np.float64), arrays["own_counts"].astype(np.int64)
             own = ByClient(images, counts, np.ones(len(counts), np.bool_))
-        counted, accuracy = arrays["counted"].astype(np.int64), arrays["accuracy"][row].astype(np.float64)
         measured[name] = ByClient(accuracy, counted, counted == run.holdings.sizes), own
     return {name or "before": measured[name] for name in chosen if name in measured}
 
@@ -152,15 +149,13 @@ def _findings(values: Fairness) -> list[str]:
         worst = f"{who} has {row['worst']:.1%} accuracy, the 10th percentile is {row['p10']:.1%}, the median"
         return f"{worst} {row['p50']:.1%}, Jain's index {row['jain']:.3f}"
 
-    text = f"Under its own label distribution {describe('before', before)}"
-    if best := _pick_best(values):
-        text += f"; after {best[0]} {describe(*best)}"
-    sentences = [f"{text}."]
+    best = _pick_best(values)
+    after = f"; after {best[0]} {describe(*best)}" if best else ""
+    sentences = [f"Under its own label distribution {describe('before', before)}{after}."]
     if before["partly"] or before["left_out"]:
-        everyone = before["clients"] + before["left_out"]
         sentences.append(
-            f"{before['left_out']:,} of {everyone:,} clients are left out because none of their classes has test "
-            f"images; for {before['partly']:,} more, only the classes with test images count."
+            f"{before['left_out']:,} of {before['clients'] + before['left_out']:,} clients are left out because none "
+            f"of their classes has test images; for {before['partly']:,} more, only the classes with test images count."
         )
     return sentences
 
@@ -186,14 +181,13 @@ def _show(run: FinishedRun, values: Fairness) -> list[Element]:
 def _compare(runs: Mapping[str, Fairness]) -> list[Chart]:
     before = {name: values.spreads["before"] for name, values in runs.items()}
     after = {name: best[1] for name, values in runs.items() if (best := _pick_best(values))}
-    charts, y = [], Axis("", low=0, high=1, kind="percent")
-    for name, title, shown in (
-        ("before", "before calibration", before),
-        ("after", "after the best calibration", after),
-    ):
+
+    def draw(name: str, title: str, shown: Mapping[str, dict[str, Any]]) -> list[Chart]:
         groups = {label: [row[key] for row in shown.values()] for key, label in COMPARED.items()}
-        charts += draw_by_run(f"compare-clients-{name}", f"Accuracy over clients, {title}", groups, shown, y, ".1%")
-    return charts
+        y = Axis("", low=0, high=1, kind="percent")
+        return draw_by_run(f"compare-clients-{name}", f"Accuracy over clients, {title}", groups, shown, y, ".1%")
+
+    return [*draw("before", "before calibration", before), *draw("after", "after the best calibration", after)]
 
 
 FAIRNESS = Measure(

@@ -85,18 +85,17 @@ def take_inversion(
             reconstructed = torch.cat(searched)
         else:
             reconstructed = invert(side, targets, steps, rate, smooth, run)
-    original = images.view(len(chosen), of + 1, *images.shape[1:])
-    rows = []
+    original, rows = images.view(len(chosen), of + 1, *images.shape[1:]), []
+    ones, means = reconstructed[: len(chosen)], reconstructed[len(chosen) :]
     for at, (client, label, _) in enumerate(chosen):
+        target, feature = original[at, 0], features[at, 0]
         figures: dict[str, Any] = {"client": name_clients(run, [client])[0], "class": run.classes[label]}
-        one, mean, target = reconstructed[at], reconstructed[len(chosen) + at], original[at, 0]
-        pictures = {"one": one, "mean": mean, "other": original[at, of], "grey": torch.zeros_like(one)}
-        for name, picture in pictures.items():
+        pictures = (ones[at], means[at], original[at, of], torch.zeros_like(ones[at]))
+        for name, picture in zip(SHOWN, pictures, strict=True):
             figures |= {f"{name}_psnr": psnr(side, picture, target), f"{name}_ssim": ssim(side, picture, target)}
             with torch.no_grad():
-                feature = side.network.encoder(picture[None])[0]
-            figures[f"{name}_cosine"] = float(F.cosine_similarity(feature, features[at, 0], dim=0))
-            figures[name] = _pixels(side, picture)
+                similarity = F.cosine_similarity(side.network.encoder(picture[None])[0], feature, dim=0)
+            figures |= {f"{name}_cosine": float(similarity), name: _pixels(side, picture)}
         rows.append(figures | {"original": _pixels(side, target)})
     return Inversion(of, rows)
 
@@ -107,10 +106,10 @@ def _choose(side: ClientSide, examples: int, of: int) -> list[tuple[int, int, li
     for client in np.argsort(-side.population.sizes, kind="stable").tolist():
         index = side.population.examples(client)
         labels = side.labels[index]
-        counts = np.bincount(labels)
+        counts = np.bincount(labels, minlength=1)
         counts[[label for _, label, _ in chosen if label < len(counts)]] = 0
-        if len(counts) and counts.max() > of:
-            label = int(counts.argmax())
+        label = int(counts.argmax())
+        if counts[label] > of:
             chosen.append((client, label, index[labels == label][: of + 1].tolist()))
         if len(chosen) == examples:
             break
@@ -253,13 +252,11 @@ def _draw(values: Inversion) -> list[Chart]:
     columns = {"original": "original", "one": "from its feature", "mean": f"from the mean of {values.of}"}
     marks: list[Mark] = [Words(at, -0.62, title) for at, title in enumerate(columns.values())]
     for line, row in enumerate(values.rows):
-        for at, (name, column) in enumerate(columns.items()):
-            label = f"{row['class']}, client {row['client']}"
-            tip = f"{label}, {column}"
-            if name != "original":
-                label = f"SSIM {row[f'{name}_ssim']:.2f}, {row[f'{name}_psnr']:.1f} dB"
-                tip += f": {label}"
-            marks.append(Picture(row[name], at, 1.25 * line, 0.9, 0.9, label, tip))
+        whose = f"{row['class']}, client {row['client']}"
+        marks.append(Picture(row["original"], 0, 1.25 * line, 0.9, 0.9, whose, f"{whose}, original"))
+        for at, name in enumerate(("one", "mean"), 1):
+            label = f"SSIM {row[f'{name}_ssim']:.2f}, {row[f'{name}_psnr']:.1f} dB"
+            marks.append(Picture(row[name], at, 1.25 * line, 0.9, 0.9, label, f"{whose}, {columns[name]}: {label}"))
     tall = 1.25 * (len(values.rows) - 1)
     alt = f"{len(values.rows)} training images, reconstructed from their feature and from the mean of {values.of}."
     axes = Axis(low=-0.6, high=2.6), Axis(low=-0.8, high=tall + 0.75, reverse=True)
@@ -282,7 +279,7 @@ def _findings(values: Inversion) -> list[str]:
         f"{shown['mean']} from the mean of {values.of} features, compared with {shown['other']} for another image of "
         f"the same class and {shown['grey']} for a gray picture ({counted(len(values.rows), 'image')})."
     )
-    one, mean, *yardsticks = (fmean(column) for column in scores.values())
+    one, mean, *yardsticks = map(fmean, scores.values())
     best = max(one, mean)
     if best > max(yardsticks):
         return [sentence]

@@ -14,6 +14,7 @@ from unskew.charts import Axis, Chart, axis_of, grouped
 from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError, a_kind, describe_error
 from unskew.core.files import json_object
+from unskew.core.types import Tensors
 from unskew.runs.finished import UNCOVERED, FinishedRun
 from unskew.runs.folder import json_bytes, read_sealed, write_sealed
 
@@ -150,32 +151,34 @@ class Measured:
     @property
     def charts(self) -> list[Chart]:
         """Its charts, named after the request, so ``cka(round=0)`` and ``cka`` have different files."""
-        charts = self.request.call("draw", self.request.measure.draw, self.values)
-        return [self._rename(chart) for chart in _check_list(self.request, "draw", charts, Chart)]
+        return [self._rename(chart) for chart in self._list("draw", Chart, self.values)]
 
     @property
     def findings(self) -> list[str]:
         """Its findings, one or more sentences each."""
-        sentences = self.request.call("findings", self.request.measure.findings, self.values)
-        return _check_list(self.request, "findings", sentences, str)
+        return self._list("findings", str, self.values)
 
     def elements(self, run: FinishedRun) -> list[Element]:
         """The elements of its section on the page."""
-        show = self.request.measure.show
-        if show is None:
+        if self.request.measure.show is None:
             return list(self.charts)
-        elements = _check_list(self.request, "show", self.request.call("show", show, run, self.values), Element)
-        for at, element in enumerate(elements):
-            if isinstance(element, Chart):
-                elements[at] = self._rename(element)
-            elif isinstance(element, Choice):
-                options = {key: self._rename(chart) for key, chart in element.options.items()}
-                elements[at] = replace(element, options=options)
-        return elements
+        return [self._rename(element) for element in self._list("show", Element, run, self.values)]
 
-    def _rename(self, chart: Chart) -> Chart:
-        rest = chart.name.removeprefix(self.request.measure.name).lstrip("-")
-        return replace(chart, name="-".join(filter(None, (slug(self.request.text), rest))))
+    def _list(self, part: str, kind: Any, *args: Any) -> list[Any]:
+        """The list that one of the measure's functions returns; its items must have the right type."""
+        items = self.request.call(part, getattr(self.request.measure, part), *args)
+        if not isinstance(items, list | tuple) or not all(isinstance(item, kind) for item in items):
+            name = getattr(kind, "__name__", "Chart, Choice or Table")
+            raise UserError(f"measure {self.request.text}: {part} must return a list of {name}, not {items!r:.100}")
+        return list(items)
+
+    def _rename(self, element: Any) -> Any:
+        if isinstance(element, Choice):
+            return replace(element, options={key: self._rename(chart) for key, chart in element.options.items()})
+        if isinstance(element, Table):
+            return element
+        rest = element.name.removeprefix(self.request.measure.name).lstrip("-")
+        return replace(element, name="-".join(filter(None, (slug(self.request.text), rest))))
 
 
 def check_measure(measure: Any, text: str) -> None:
@@ -185,10 +188,8 @@ def check_measure(measure: Any, text: str) -> None:
     functions = (measure.take, measure.draw, measure.findings, measure.show or measure.draw)
     named = re.fullmatch(r"[a-z][a-z0-9_-]*", str(measure.name))
     if not named or not is_dataclass(measure.values) or not all(map(callable, functions)):
-        raise UserError(
-            f"measure {text}: its name must be one lower-case word, values a dataclass, and take, draw, findings and "
-            f"show functions: {measure}"
-        )
+        rules = "its name must be one lower-case word, values a dataclass, and take, draw, findings and show functions"
+        raise UserError(f"measure {text}: {rules}: {measure}")
 
 
 def slug(text: str) -> str:
@@ -198,21 +199,23 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9_.]+", "-", plain).strip("-")[:120]
 
 
-def _check_list(request: MeasureRequest, part: str, items: Any, kind: Any) -> list[Any]:
-    """The list that one of the measure's functions returned, whose items must have the right type."""
-    if not isinstance(items, list | tuple) or not all(isinstance(item, kind) for item in items):
-        name = getattr(kind, "__name__", "Chart, Choice or Table")
-        raise UserError(f"measure {request.text}: {part} must return a list of {name}, not {items!r:.100}")
-    return list(items)
-
-
 SAMPLE_NOTED = 20  # clients; with more, a note reports that not all are shown
 MAX_RUNS_NAMED = 8  # in a sentence
 
 
-def describe_when(number: int, rounds: int) -> str:
-    """When local models were trained from the model after that round."""
-    return "after the last round" if number == rounds > 0 else f"in round {number + 1}"
+def retrain(run: FinishedRun, clients: int, round: int) -> tuple[dict[int, Tensors], dict[str, Any]]:
+    """Local models trained from the model after ``round``, and the start of the row that describes them."""
+    number, rounds = run.number(round), run.result.final_round
+    models, everyone = run.local_models(number, clients), len(run.engine.roster.inhabited)
+    if len(models) < everyone and everyone > SAMPLE_NOTED:
+        run.notes.append(f"the local models of {len(models):,} of {everyone:,} clients are shown")
+    when = "after the last round" if number == rounds > 0 else f"in round {number + 1}"
+    return models, {"round": number + 1, "when": when, "asked": True, "clients": list(models)}
+
+
+def order_rounds(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows by round; a round that was recorded and also retrained is listed once."""
+    return sorted({row["round"]: row for row in rows}.values(), key=lambda row: int(row["round"]))
 
 
 def name_layer(layer: str) -> str:
@@ -220,7 +223,7 @@ def name_layer(layer: str) -> str:
     return "the classifier" if layer == "classifier" else layer
 
 
-def find_requested_round(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def pick_round(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The requested round, or the last one if all rounds were recorded during training."""
     return next((row for row in rows if row.get("asked")), rows[-1])
 
@@ -231,12 +234,6 @@ def name_clients(run: FinishedRun, clients: Iterable[int]) -> list[str]:
     with suppress(Missing):  # a release, or a federation
         names = run.holdings.names
     return [str(client) if names is None or client < 0 else names[client] for client in clients]
-
-
-def note_sample(models: int, clients: int) -> list[str]:
-    """A note if only some of many clients' models are shown."""
-    few = models < clients and clients > SAMPLE_NOTED
-    return [f"the local models of {models:,} of {clients:,} clients are shown"] if few else []
 
 
 def list_by_run(what: str, runs: Mapping[str, float], digits: str) -> list[str]:
@@ -254,12 +251,10 @@ def draw_by_run(
     names = list(runs)
 
     def tip(label: str, at: int) -> str:
-        value = groups[label][at]
-        shown = "none" if value is None else f"{value:{digits}}"
-        return f"{', '.join(filter(None, (names[at], label)))}: {shown}"
+        value, bar = groups[label][at], f"{names[at]}, {label}" if label else names[at]
+        return f"{bar}: none" if value is None else f"{bar}: {value:{digits}}"
 
-    alt = f"{title}, by run: {', '.join(names)}."
-    width = 880 if len(names) * len(groups) > 8 else 440
+    alt, width = f"{title}, by run: {', '.join(names)}.", 880 if len(names) * len(groups) > 8 else 440
     return [Chart(name, title, alt, grouped(groups, tip), axis_of("", names), y, width, 340)] if names else []
 
 
@@ -277,17 +272,6 @@ def pick_calibrations(run: FinishedRun, count: int) -> list[str]:
 def tabulate(title: str, columns: Mapping[str, str], rows: Sequence[Sequence[CellValue]], note: str = "") -> Table:
     """A table; ``columns`` has the kind of each column."""
     return Table(title, [Column(name, kind) for name, kind in columns.items()], rows, note)
-
-
-def tabulate_calibrations(run: FinishedRun) -> list[Table]:
-    """The classifiers of this run with accuracy, gain and cost; no table without calibrations."""
-    result = run.result
-    rows: list[list[CellValue]] = [["before", result.accuracy, None, result.loss, None, None]]
-    for new in result.calibrations.values():
-        rows.append([new.name, new.accuracy, new.accuracy - result.accuracy, new.loss, new.bytes_up, new.seconds])
-    columns = {"classifier": "text", "accuracy": "percent", "gain, points": "points", "loss": "number"}
-    columns |= {"sent for it": "bytes", "time": "seconds"}
-    return [tabulate("Classifiers of this run", columns, rows)] if result.calibrations else []
 
 
 COVERED = ("curves", "confusion", "projection")  # these use only noisy models and public test images
@@ -309,8 +293,8 @@ def take_measure(run: FinishedRun, request: MeasureRequest) -> Measured:
     except ValueError as error:
         raise Missing("a value is NaN or infinite; the model has probably diverged") from error
     except TypeError as error:
-        kinds = "numbers, strings, lists and dicts"
-        raise UserError(f"measure {request.text}: values may contain only {kinds}: {error}") from error
+        problem = f"values may contain only numbers, strings, lists and dicts: {error}"
+        raise UserError(f"measure {request.text}: {problem}") from error
     notes = tuple(dict.fromkeys(run.notes[before:]))
     measured = Measured(request, values, notes)
     if request.outside:

@@ -11,17 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from unskew.analysis.measure import (
-    Comparison,
-    Measure,
-    describe_when,
-    draw_by_run,
-    find_requested_round,
-    name_clients,
-    note_sample,
-)
+from unskew.analysis.measure import Comparison, Measure, draw_by_run, name_clients, order_rounds, pick_round, retrain
 from unskew.calibration import is_bound
-from unskew.charts import Axis, Chart, Dots, Line, Mark, axis_of, grouped, heat_map, sorted_chart
+from unskew.charts import Axis, Chart, Dots, Line, axis_of, grouped, heat_map, sorted_chart
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted
 from unskew.runs.finished import FinishedRun
@@ -43,11 +35,6 @@ def correlation(counts: Any, norms: Sequence[float]) -> float | None:
     if len(counts) < 3 or counts.std() == 0 or lengths.std() == 0:
         return None
     return float(np.corrcoef(counts, lengths)[0, 1])
-
-
-def _mean_known(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
 
 
 def unevenness(norms: Sequence[float]) -> float:
@@ -85,17 +72,15 @@ def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: b
     Reference: Luo et al. 2021, Figure 3.
     """
     held, classes = run.holdings, run.classes
-    rows = [
-        {"round": row["round"], "when": f"in round {row['round']}"}
-        | {name: row["norms"][name] for name in ("server", "clients", "local")}
-        for row in run.during
-        if "norms" in row
-    ]
+    recorded = (row for row in run.during if "norms" in row)
+    rows = [{"round": row["round"], "when": f"in round {row['round']}", **row["norms"]} for row in recorded]
     try:
-        rows += [_retrain(run, clients, round)] if local else []
+        if local:
+            models, row = retrain(run, clients, round)
+            rows.append(row | {"server": None, "local": [_rows(run, model) for model in models.values()]})
     except Missing as error:
         run.notes.append(f"norms of local classifiers are shown only as recorded during training: {error}")
-    rows = list({row["round"]: row for row in rows}.values())  # a round may be recorded and also retrained
+    rows = order_rounds(rows)
     known = sorted({client for row in rows for client in row["clients"] if client >= 0})
     strange = any(len(norms) != len(classes) for row in rows for norms in row["local"])
     if strange or max(known, default=0) >= len(held.sizes):
@@ -105,8 +90,9 @@ def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: b
     counts[np.searchsorted(known, cells[:, 0]), cells[:, 1]] = cells[:, 2]
     for row in rows:
         pairs = [(known.index(c), norms) for c, norms in zip(row["clients"], row["local"], strict=True) if c >= 0]
-        row["unevenness"] = _mean_known([unevenness(norms) for norms in row["local"]])
-        row["correlation"] = _mean_known([correlation(counts[at], norms) for at, norms in pairs])
+        correlations = [r for at, norms in pairs if (r := correlation(counts[at], norms)) is not None]
+        row["unevenness"] = fmean(map(unevenness, row["local"])) if row["local"] else None
+        row["correlation"] = fmean(correlations) if correlations else None
         row["clients"] = name_clients(run, row["clients"])
     if len(run.calibrated) > MAX_CALIBRATIONS:
         run.notes.append(f"the rows of the first {MAX_CALIBRATIONS} of {len(run.calibrated)} calibrations are drawn")
@@ -118,18 +104,10 @@ def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: b
             name: row_lengths(head["head.weight" if "head.weight" in head else "head.classifier.weight"])
             for name, head in run.calibrated.items()
         },
-        rounds=sorted(rows, key=lambda row: int(row["round"])),
+        rounds=rows,
         counts=counts.tolist(),
         clients=name_clients(run, known),
     )
-
-
-def _retrain(run: FinishedRun, clients: int, round: int) -> dict[str, Any]:
-    number = run.number(round)
-    models = run.local_models(number, clients)
-    run.notes += note_sample(len(models), len(run.engine.roster.inhabited))
-    local, when = [_rows(run, model) for model in models.values()], describe_when(number, run.result.final_round)
-    return {"round": number + 1, "when": when, "asked": True, "server": None, "clients": list(models), "local": local}
 
 
 def _rows(run: FinishedRun, model: dict[str, torch.Tensor]) -> list[float]:
@@ -141,20 +119,16 @@ def _rows(run: FinishedRun, model: dict[str, torch.Tensor]) -> list[float]:
 
 
 def _draw(values: Norms) -> list[Chart]:
-    charts = [_draw_calibrated(values)]
-    if values.rounds:
-        charts += [_draw_scatter(values, row) for row in _ends(values)]
-        charts.append(_draw_local(values, find_requested_round(values.rounds)))
-    if len(values.rounds) > 1:
-        charts.append(_draw_rounds(values))
-    return charts
+    charts = [_draw_calibrated(values), *(_draw_scatter(values, row) for row in _ends(values))]
+    charts += [_draw_local(values, pick_round(values.rounds))] if values.rounds else []
+    return [*charts, *([_draw_rounds(values)] if len(values.rounds) > 1 else [])]
 
 
 def _ends(values: Norms) -> list[dict[str, Any]]:
     """The first known round, and the requested one."""
     if not values.rounds:
         return []
-    first, last = values.rounds[0], find_requested_round(values.rounds)
+    first, last = values.rounds[0], pick_round(values.rounds)
     return [first] if first is last else [first, last]
 
 
@@ -193,11 +167,8 @@ def _draw_scatter(values: Norms, row: dict[str, Any]) -> Chart:
     x, y, colours = ([point[at] for point in points] for at in (0, 1, 3))
     name, title = f"norms-round-{row['round']}", f"Local rows {row['when']}{suffix}"
     alt = f"Norms of local classifier rows against the client's examples of that class{suffix}."
-    axis, dots = (
-        Axis("examples of the class on the client", low=0, kind="count"),
-        Dots(x, y, colours, radius=3.5, tips=tips),
-    )
-    return Chart(name, title, alt, [dots], axis, Axis("norm of its row"))
+    axis = Axis("examples of the class on the client", low=0, kind="count")
+    return Chart(name, title, alt, [Dots(x, y, colours, radius=3.5, tips=tips)], axis, Axis("norm of its row"))
 
 
 def _draw_local(values: Norms, row: dict[str, Any]) -> Chart:
@@ -221,44 +192,44 @@ def _draw_local(values: Norms, row: dict[str, Any]) -> Chart:
 
 def _draw_rounds(values: Norms) -> Chart:
     rounds = [int(row["round"]) for row in values.rounds]
-    server = [None if row["server"] is None else unevenness(row["server"]) for row in values.rounds]
-    marks: list[Mark] = [
-        Line(rounds, [row["correlation"] for row in values.rounds], "correlation", 0, points=True),
-        Line(rounds, [row["unevenness"] for row in values.rounds], "local unevenness", 2, points=True),
-        Line(rounds, server, "server's unevenness", 1, points=True),
-    ]
+    lines = {
+        "correlation": ([row["correlation"] for row in values.rounds], 0),
+        "local unevenness": ([row["unevenness"] for row in values.rounds], 2),
+        "server's unevenness": ([unevenness(row["server"]) if row["server"] else None for row in values.rounds], 1),
+    }
+    marks = [Line(rounds, y, name, colour, points=True) for name, (y, colour) in lines.items()]
     alt = "How closely row norms follow label counts, and how uneven they are, by round."
-    return Chart("norms-rounds", "Row norms by round", alt, marks, x=Axis("round", kind="count"), y=Axis(""))
+    return Chart("norms-rounds", "Row norms by round", alt, marks, x=Axis("round", kind="count"))
 
 
 def _findings(values: Norms) -> list[str]:
-    sentences = []
+    sentences, before, after = [], unevenness(values.server), _calibrated_unevenness(values)
     if ends := [row for row in _ends(values) if row["correlation"] is not None]:
-        shown = [f"{row['correlation']:z.2f} {row['when']}" for row in ends]
+        shown = ", and ".join(f"{row['correlation']:z.2f} {row['when']}" for row in ends)
         value = ends[0]["correlation"]
         how = "follow" if value > FOLLOWS else "hardly follow" if value > HARDLY else "do not follow"
-        sentences.append(
-            f"Rows of local classifiers {how} the clients' label counts: mean correlation {', and '.join(shown)}."
-        )
-    before = unevenness(values.server)
-    if after := {name: unevenness(rows) for name, rows in values.calibrated.items() if not is_bound(name)}:
+        sentences.append(f"Rows of local classifiers {how} the clients' label counts: mean correlation {shown}.")
+    if after:
         evener = sum(value < before for value in after.values())
-        shown = [f"{value:.1%} after {name}" for name, value in after.items()]
+        shown = ", ".join(f"{value:.1%} after {name}" for name, value in after.items())
         sentences.append(
             f"{evener} of {len(after)} calibrations make the classifier's rows more even: their deviation is "
-            f"{before:.1%} of their mean before, {', '.join(shown)}."
+            f"{before:.1%} of their mean before, {shown}."
         )
     return sentences
 
 
+def _calibrated_unevenness(values: Norms) -> dict[str, float]:
+    return {name: unevenness(rows) for name, rows in values.calibrated.items() if not is_bound(name)}
+
+
 def _compare(runs: Mapping[str, Norms]) -> list[Chart]:
-    before = [unevenness(values.server) for values in runs.values()]
-    usable = [[rows for name, rows in values.calibrated.items() if not is_bound(name)] for values in runs.values()]
-    after = [min(map(unevenness, rows), default=None) for rows in usable]
-    local = [values.rounds[-1]["unevenness"] if values.rounds else None for values in runs.values()]
+    all_values = runs.values()
     groups: dict[str, Sequence[float | None]] = {
-        "local classifiers": local, "before calibration": before, "after calibration": after,
-    }  # fmt: skip
+        "local classifiers": [values.rounds[-1]["unevenness"] if values.rounds else None for values in all_values],
+        "before calibration": [unevenness(values.server) for values in all_values],
+        "after calibration": [min(_calibrated_unevenness(values).values(), default=None) for values in all_values],
+    }
     y = Axis("", low=0, kind="percent")
     return draw_by_run("compare-norms", "Deviation of row norms / their mean", groups, runs, y, ".1%")
 

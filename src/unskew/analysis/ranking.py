@@ -9,6 +9,7 @@ seeds with it are not ranked. The intervals hold jointly with 95 %: each has lev
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 from math import isfinite, sqrt
 from statistics import fmean, stdev
 
@@ -42,22 +43,17 @@ def list_result_settings(result: Result) -> dict[str, str]:
 def name_settings(settings: Sequence[dict[str, str]]) -> list[str]:
     """A name for each of these settings: the method, and every other option in which they differ."""
 
-    def value(options: dict[str, str], key: str) -> str:
-        """An option's value or default (older results lack newer options); empty if it has neither."""
-        has_default = key in OPTIONS and OPTIONS[key].default is not None
-        return options.get(key, OPTIONS[key].default_text if has_default else "")
+    defaults = {name: option.default_text for name, option in OPTIONS.items() if option.default is not None}
+    keys = dict.fromkeys(key for options in settings for key in options if key != "method")
+    full = [{key: defaults.get(key, "") for key in keys} | options for options in settings]  # older results have fewer
+    differing = [key for key in keys if len({options[key] for options in full}) > 1]
 
     def describe(key: str, text: str) -> str:
         if not text:
             return f"without {key.replace('_', ' ')}"
         return text if key in ("data", "partition", "model") else f"{key.replace('_', ' ')} {text}"
 
-    keys = dict.fromkeys(key for options in settings for key in options if key != "method")
-    differing = [key for key in keys if len({value(options, key) for options in settings}) > 1]
-    return [
-        " · ".join([options["method"], *(describe(key, value(options, key)) for key in differing)])
-        for options in settings
-    ]
+    return [" · ".join([row["method"], *(describe(key, row[key]) for key in differing)]) for row in full]
 
 
 @dataclass(frozen=True)
@@ -102,12 +98,13 @@ def group_by_settings(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def list_contenders(groups: Mapping[str, Sequence[Result]]) -> list[Contender]:
     """Every classifier of every setting, except upper bounds."""
-    contenders = []
+    scores: dict[tuple[str, str], dict[int, float]] = {}
     for name, group in groups.items():
-        contenders.append(Contender(name, "", {result.seed: result.accuracy for result in group}))
-        for added in dict.fromkeys(added for result in group for added in result.calibrations if not is_bound(added)):
-            scores = {run.seed: run.calibrations[added].accuracy for run in group if added in run.calibrations}
-            contenders.append(Contender(name, added, scores))
+        scores[name, ""] = {run.seed: run.accuracy for run in group}
+        for run in group:
+            for added in filterfalse(is_bound, run.calibrations):
+                scores.setdefault((name, added), {})[run.seed] = run.calibrations[added].accuracy
+    contenders = [Contender(*names, by_seed) for names, by_seed in scores.items()]
     return [contender for contender in contenders if all(map(isfinite, contender.scores.values()))]
 
 
@@ -147,8 +144,7 @@ def rank_settings(results: Sequence[Result]) -> list[str]:
     tops = sorted((pick_best(some) for some in by_setting if some), key=lambda one: -one.mean)
     if len(tops) < 2:
         return []
-    leader = tops[0]
-    calibrated = {one.setting for one in contenders if one.classifier}
+    leader, calibrated = tops[0], {one.setting for one in contenders if one.classifier}
     bare = list(dict.fromkeys(one.setting for one in contenders if one.setting not in calibrated))
     notes = [f"Not calibrated, unlike {leader.setting}: {_list_some(bare)}."] if leader.classifier and bare else []
     if all(len(top.scores.keys() & leader.scores.keys()) < MIN_SEEDS for top in tops[1:]):
@@ -156,7 +152,8 @@ def rank_settings(results: Sequence[Result]) -> list[str]:
         reason = "one seed each" if single else f"fewer than {MIN_SEEDS} seeds in common"
         scores = _list_some([f"{top} {top.describe()}" for top in tops])
         return [f"Too few seeds to name a winner ({reason}): {scores}.", *notes]
-    level = 1 - (1 - LEVEL) / (len(contenders) - 1)
+    pairs = len(contenders) - 1
+    level = 1 - (1 - LEVEL) / pairs
     rivals = [one for one in contenders if one.setting != leader.setting]
     gaps = [(one, compare_pairs(leader.scores, one.scores, level)) for one in rivals]
     ranked = [(one, gap) for one, gap in gaps if gap is not None]
@@ -165,7 +162,6 @@ def rank_settings(results: Sequence[Result]) -> list[str]:
     tied = [(one, gap) for one, gap in ranked if gap.low <= 0]
     rival, gap = max(tied, key=lambda pair: pair[0].mean) if tied else min(ranked, key=lambda pair: pair[1].mean)
     seeds = f"over {counted(len(leader.scores), 'seed')}"
-    pairs = len(contenders) - 1
     corrected = f", Bonferroni-corrected for {pairs} comparisons" if pairs > 1 else ""
     points = (
         f"{100 * gap.mean:+.2f} points, 95% interval {100 * gap.low:+.2f} to {100 * gap.high:+.2f} "

@@ -19,7 +19,7 @@ from unskew.calibration.finisher import StatisticsRequest, width_of
 from unskew.calibration.forecast import DIRECTIONS, forecast, pairwise_separability
 from unskew.calibration.jobs import client_statistics
 from unskew.calibration.statistics import ClassStatistics
-from unskew.charts import Axis, Chart, Line, Mark, axis_of, heat_map, sorted_chart
+from unskew.charts import Axis, Chart, Line, axis_of, heat_map, sorted_chart
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import EVERYONE, Visit
 from unskew.runs.finished import FinishedRun
@@ -69,26 +69,24 @@ def take_separability(run: FinishedRun) -> Separability:
     form: Form = Full() if statistics_bytes(Full(), len(run.classes), width) <= MAX_COVARIANCE_BYTES else Shared()
     statistics = _gather_statistics(run, StatisticsRequest(form))
     held = statistics.held.tolist()
-    table = torch.zeros(len(held), len(held), dtype=torch.float64)
-    spread, means, quantiles = torch.zeros_like(table), list[float](), list[float]()
-    closest: list[tuple[int, int, float, float]] = []
+    distances, spread = torch.zeros(2, len(held), len(held), dtype=torch.float64)
+    means, quantiles, closest = list[float](), list[float](), list[tuple[int, int, float, float]]()
     if len(held) > 1:
         i, j = torch.triu_indices(len(held), len(held), 1)
         keys = [run.key, *(run.key.fold("draw", n) for n in range(1, DRAWS))]
-        draws = [pairwise_separability(statistics, key) for key in keys]
-        table[i, j] = table[j, i] = draws[0]
-        spread[i, j] = spread[j, i] = torch.stack(draws).std(0)
+        draws = torch.stack([pairwise_separability(statistics, key) for key in keys])
+        distances[i, j] = distances[j, i] = draws[0]
+        spread[i, j] = spread[j, i] = draws.std(0)
         means = [float(draw.mean()) for draw in draws]
         if len(held) > MAX_TABLE_CLASSES:
             quantiles = np.quantile(draws[0].numpy(), np.linspace(0, 1, 101)).tolist()
-            for at in torch.argsort(draws[0], stable=True)[:MAX_PAIRS].tolist():
-                a, b = int(i[at]), int(j[at])
-                closest.append((a, b, float(draws[0][at]), float(spread[a, b])))
-            table, spread = table[:0], spread[:0]
+            nearest = torch.argsort(draws[0], stable=True)[:MAX_PAIRS]
+            closest = list(zip(*(part[nearest].tolist() for part in (i, j, draws[0], draws.std(0))), strict=True))
+            distances, spread = distances[:0], spread[:0]
     predicted = forecast(side.network.classifier, statistics, len(run.classes), run.key)
     return Separability(
         classes=[run.classes[label] for label in held],
-        distances=table.tolist(),
+        distances=distances.tolist(),
         mean=predicted.separability,
         form=str(form),
         before=predicted.before,
@@ -133,11 +131,10 @@ def _draw(values: Separability) -> list[Chart]:
     if len(values.rounds) > 1:
         rounds, silhouettes = zip(*values.rounds, strict=True)
         tips = [f"round {number}: {value:.4f}" for number, value in values.rounds]
-        lines = [Line(rounds, silhouettes, points=len(rounds) <= 40, tips=tips)]
-        title = "Silhouette of the features, by round"
+        line = Line(rounds, silhouettes, points=len(rounds) <= 40, tips=tips)
+        name, title = "separability-silhouette", "Silhouette of the features, by round"
         alt = f"Silhouette coefficient of test features; the last is {silhouettes[-1]:.3f}."
-        x, y = Axis("round", kind="count"), Axis("silhouette")
-        charts.append(Chart("separability-silhouette", title, alt, lines, x, y))
+        charts.append(Chart(name, title, alt, [line], Axis("round", kind="count"), Axis("silhouette")))
     return charts
 
 
@@ -152,13 +149,13 @@ def _findings(values: Separability) -> list[str]:
     if len(values.classes) > 2:
         if values.closest:
             a, b, distance, spread = values.closest[0]
-            text = f"{distance:.3g}{_format_deviation(spread)}"
+            text = _with_deviation(distance, spread)
         else:
             pairs = [(a, b) for a in range(len(values.classes)) for b in range(a)]
             a, b = min(pairs, key=lambda pair: values.distances[pair[0]][pair[1]])
             text = _format_distance(values, a, b)
         draws = f" (± over {DRAWS} draws of {DIRECTIONS} directions)" if values.deviation is not None else ""
-        mean = f"{values.mean:.3g}{_format_deviation(values.deviation)}"
+        mean = _with_deviation(values.mean, values.deviation)
         closest = f"{values.classes[int(a)]} and {values.classes[int(b)]}"
         sentences.append(f"The closest classes are {closest}, {text} apart; the mean is {mean}{draws}.")
     if values.silhouette is not None:
@@ -176,25 +173,21 @@ def _show(run: FinishedRun, values: Separability) -> list[Element]:
 
 
 def _format_distance(values: Separability, a: int, b: int) -> str:
-    spread = values.deviations[a][b] if values.deviations and a != b else None
-    return f"{values.distances[a][b]:.3g}{_format_deviation(spread)}"
+    return _with_deviation(values.distances[a][b], values.deviations[a][b] if values.deviations and a != b else None)
 
 
-def _format_deviation(spread: float | None) -> str:
-    return "" if spread is None else f" ± {spread:.2g}"
+def _with_deviation(value: float, deviation: float | None) -> str:
+    return f"{value:.3g}" if deviation is None else f"{value:.3g} ± {deviation:.2g}"
 
 
 def _compare(runs: Mapping[str, Separability]) -> list[Chart]:
     ends = _list_silhouettes(runs)
     charts = draw_by_run("compare-silhouette", "Final silhouette", {"": [*ends.values()]}, ends, Axis(), ".4f")
-    marks: list[Mark] = []
-    for colour, (name, values) in enumerate(runs.items()):
-        if len(values.rounds) > 1:
-            rounds, silhouettes = zip(*values.rounds, strict=True)
-            marks.append(Line(rounds, silhouettes, name, colour))
-    alt, x = f"Silhouette of test features by round, for {len(marks)} runs.", Axis("round", kind="count")
-    by_round = Chart("compare-silhouette-rounds", "Silhouette by round", alt, marks, x)
-    return [*(charts if len(ends) > 1 else []), *([by_round] if marks else [])]
+    recorded = [(at, name, values.rounds) for at, (name, values) in enumerate(runs.items()) if len(values.rounds) > 1]
+    lines = [Line([x for x, _ in row], [y for _, y in row], name, colour) for colour, name, row in recorded]
+    alt, x = f"Silhouette of test features by round, for {len(lines)} runs.", Axis("round", kind="count")
+    by_round = Chart("compare-silhouette-rounds", "Silhouette by round", alt, lines, x)
+    return [*(charts if len(ends) > 1 else []), *([by_round] if lines else [])]
 
 
 def _list_silhouettes(runs: Mapping[str, Separability]) -> dict[str, float]:

@@ -67,11 +67,9 @@ def measure_skew(held: Holdings, classes: Sequence[str], clients: int = 60) -> S
             per_client = np.bincount(owner, minlength=population)[inhabited]
             ranked["classes"] = np.quantile(per_client, at).tolist()
             ranked["distance"] = np.quantile(held.distances[inhabited], at).tolist()
-    row = np.full(population, -1)
-    row[shown] = np.arange(len(shown))
     counts = np.zeros((len(shown), width), np.int64)
-    detailed = row[owner] >= 0
-    counts[row[owner[detailed]], label[detailed]] = count[detailed]
+    detailed = np.isin(owner, shown)
+    counts[np.searchsorted(shown, owner[detailed]), label[detailed]] = count[detailed]
     total = np.bincount(label, count, minlength=width).astype(np.int64)
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     sizes = held.sizes if population <= MAX_SIZES else np.quantile(held.sizes, np.linspace(0, 1, 1001)).round()
@@ -104,18 +102,16 @@ def _median_classes(cells: np.ndarray, sizes: np.ndarray) -> float:
 
 
 def _draw(values: Skew) -> list[Chart]:
-    charts = [_draw_table(values)]
-    if len(values.classes) <= PALETTE:
-        charts.append(_draw_stacked(values))
-    charts.append(_draw_sizes(values))
+    stacked = [_draw_stacked(values)] if len(values.classes) <= PALETTE else []
+    charts = [_draw_table(values), *stacked, _draw_sizes(values)]
     titles = {"classes": "Classes of each client", "distance": "Distance of each client's labels from the population"}
     for name, quantiles in values.ranked.items():
-        alt = f"{titles[name]}, all {values.clients:,} clients sorted: {quantiles[0]:.3g} to {quantiles[-1]:.3g}."
+        title, clients = titles[name], f"{values.clients:,} clients"
+        alt = f"{title}, all {clients} sorted: {quantiles[0]:.3g} to {quantiles[-1]:.3g}."
         y = Axis(name, low=0, high=2)
         if name == "classes":
             y = Axis(name, kind="count", log=quantiles[-1] > 20 * max(1.0, quantiles[50]))
-        title, clients = f"{titles[name]}, sorted", f"{values.clients:,} clients"
-        charts.append(sorted_chart(f"skew-{name}", title, alt, {"": quantiles}, clients, y))
+        charts.append(sorted_chart(f"skew-{name}", f"{title}, sorted", alt, {"": quantiles}, clients, y))
     return charts
 
 
@@ -131,19 +127,21 @@ def draw_clients(values: Skew) -> dict[str, Chart]:
             shown, what = largest[:NAMED], f"class, the largest of {len(counts):,}"
         share = [counts[label] / size for label in shown]
         tips = [f"{values.classes[c]}: {counts[c]:,} of {size:,} ({s:.1%})" for c, s in zip(shown, share, strict=True)]
-        marks: list[Mark] = [
-            Bars(range(len(shown)), share, tips=tips, name="this client"),
-            Line(range(len(shown)), population[shown].tolist(), "all clients", "ink", points=True, dashed=True),
-        ]
+        own = Bars(range(len(shown)), share, tips=tips, name="this client")
+        line = Line(range(len(shown)), population[shown].tolist(), "all clients", "ink", points=True, dashed=True)
         title = f"Client {name}: {counted(sum(counts), 'example')}, distance {apart:.2f} from the population"
         most = ", ".join(f"{values.classes[c]} {counts[c] / size:.0%}" for c in largest[:3] if counts[c])
         alt = f"Label distribution of client {name}: mostly {most}."
-        x, y = (
-            axis_of(what, [values.classes[c] for c in shown], most=NAMED),
-            Axis("share of its examples", low=0, kind="percent"),
-        )
-        charts[name] = Chart(f"skew-client-{client}", title, alt, marks, x, y)
+        x = axis_of(what, [values.classes[c] for c in shown], most=NAMED)
+        y = Axis("share of its examples", low=0, kind="percent")
+        charts[name] = Chart(f"skew-client-{client}", title, alt, [own, line], x, y)
     return charts
+
+
+def _shares(values: Skew) -> np.ndarray:
+    """[k, C], each client's share of every class."""
+    shares: np.ndarray = np.divide(values.counts, np.maximum(np.sum(values.counts, axis=1, keepdims=True), 1))
+    return shares
 
 
 def _draw_table(values: Skew) -> Chart:
@@ -155,16 +153,15 @@ def _draw_table(values: Skew) -> Chart:
     width = int(np.clip(90 + 34 * clients, 440, 900))
     alt = f"Examples of each class, {counted(clients, 'client')} by {classes} classes; EMD {values.emd:.2f}."
     if classes <= NAMED:
-        spots = [(k, c, n) for k, row in enumerate(values.counts) for c, n in enumerate(row) if n]
-        largest = max((n for _, _, n in spots), default=1)
+        counts = np.array(values.counts)
+        columns, rows = (at.tolist() for at in counts.nonzero())
+        area = (counts[columns, rows] / max(counts.max(initial=0), 1)).tolist()
         room = min((width - 120) / max(clients, 1), 300 / max(classes, 1))
-        x_spots, y_spots, area = [k for k, _, _ in spots], [c for _, c, _ in spots], [n / largest for _, _, n in spots]
-        tips = [tip(c, k) for k, c, _ in spots]
-        dots = Dots(x_spots, y_spots, area=area, radius=max(2.0, 0.5 * room), tips=tips)
+        dots = Dots(columns, rows, area=area, radius=max(2.0, 0.5 * room), tips=list(map(tip, rows, columns)))
         x = replace(axis_of("client", values.names), low=-0.6, high=clients - 0.4)
         y = replace(axis_of("", values.classes), low=-0.6, high=classes - 0.4, reverse=True)
         return Chart("skew-circles", "Examples of each class, by client", alt, [dots], x, y, width, 380)
-    shares = np.array(values.counts) / np.maximum(np.sum(values.counts, axis=1, keepdims=True), 1)
+    shares = _shares(values)
     table = [[share or None for share in row] for row in shares.T.tolist()]
     part = f", {clients} of {values.clients:,} clients" if clients < values.clients else ""
     title, high = f"Share of each class among a client's examples{part}", float(shares.max()) or 1.0
@@ -173,8 +170,7 @@ def _draw_table(values: Skew) -> Chart:
 
 
 def _draw_stacked(values: Skew) -> Chart:
-    count, marks = len(values.shown), list[Mark]()
-    shares = np.array(values.counts) / np.maximum(np.sum(values.counts, axis=1, keepdims=True), 1)  # [k, C]
+    count, marks, shares = len(values.shown), list[Mark](), _shares(values)
     bases = np.cumsum(shares, axis=1) - shares
     for label, name in enumerate(values.classes):
         share = shares[:, label].tolist()
@@ -214,29 +210,29 @@ def _compare(runs: Mapping[str, Skew]) -> list[Chart]:
 
 
 def _show(run: FinishedRun, values: Skew) -> list[Element]:
-    more: list[Element] = []
+    elements: list[Element] = [*_draw(values), Choice("client", draw_clients(values))]
     if run.has_data:
-        images, clients = run.images, run.prepared.partition.client
-        more += [*draw_map(images.places, clients, values), _draw_thumbnails(images)]
-    return [*_draw(values), Choice("client", draw_clients(values)), *more]
+        if run.images.places is not None:
+            elements += draw_map(run.images.places, run.prepared.partition.client, values)
+        elements.append(_draw_thumbnails(run.images))
+    return elements
 
 
-def draw_map(places: np.ndarray | None, clients: np.ndarray, values: Skew) -> list[Element]:
-    """The mean coordinates of each client's examples; no chart without coordinates."""
-    known = np.zeros(len(clients), bool) if places is None else ~np.isnan(places).any(1)
-    x, y, sizes, tips = list[float](), list[float](), list[int](), list[str]()
+def draw_map(places: np.ndarray, clients: np.ndarray, values: Skew) -> list[Chart]:
+    """The mean coordinates of each client's examples; no chart if none are known."""
+    known, spots = ~np.isnan(places).any(1), list[tuple[float, float, int, str]]()
     for client, name, counts in zip(values.shown, values.names, values.counts, strict=True):
-        located = known & (clients == client)
-        if places is not None and located.any():
-            latitude, longitude = places[located].mean(0).tolist()
-            x.append(longitude)
-            y.append(latitude)
-            sizes.append(sum(counts))
-            tips.append(f"client {name}: {counted(sizes[-1], 'example')}, {latitude:.2f}°, {longitude:.2f}°")
-    area = [size / max(sizes) for size in sizes]
-    alt = f"The mean coordinates of {counted(len(x), 'client')}; larger circles have more examples."
-    marks, axes = [Dots(x, y, area=area, radius=10.0, tips=tips)], (Axis("longitude"), Axis("latitude"))
-    return [Chart("skew-map", "Where the clients are", alt, marks, *axes, height=360, square=True)] if x else []
+        if (located := known & (clients == client)).any():
+            north, east = places[located].mean(0).tolist()
+            tip = f"client {name}: {counted(sum(counts), 'example')}, {north:.2f}°, {east:.2f}°"
+            spots.append((east, north, sum(counts), tip))
+    if not spots:
+        return []
+    x, y, sizes, tips = zip(*spots, strict=True)
+    alt = f"The mean coordinates of {counted(len(spots), 'client')}; larger circles have more examples."
+    dots = Dots(x, y, area=[size / max(sizes) for size in sizes], radius=10.0, tips=tips)
+    axes = Axis("longitude"), Axis("latitude")
+    return [Chart("skew-map", "Where the clients are", alt, [dots], *axes, height=360, square=True)]
 
 
 def _draw_thumbnails(images: ImageSet) -> Chart:
@@ -251,9 +247,8 @@ def _draw_thumbnails(images: ImageSet) -> Chart:
             marks.append(Picture(pixels[::step, ::step].tolist(), at, label, 0.94, 0.94, tip=name))
     x = Axis(low=-1.0 - min(max(map(len, classes)), 20) * 0.2, high=THUMBNAILS - 0.5)
     y = Axis(low=-0.5, high=len(classes) - 0.5, reverse=True)
-    count = len(images.classes)
+    count, height = len(images.classes), 60 + 44 * len(classes)
     title = f"Training images of {f'the first {MAX_ROWS} of {count:,} classes' if count > MAX_ROWS else 'each class'}"
-    height = 60 + 44 * len(classes)
     return Chart("skew-images", title, f"{title}.", marks, x, y, height=height, frame=False, square=True)
 
 
@@ -286,8 +281,7 @@ def partition_charts(partition: Partition, labels: Ints, class_names: Sequence[s
     facts = [f"seed {partition.seed}", counted(partition.clients, "client") + part, counted(total, "example")]
     facts += [f"{left:,} without a client"] if (left := len(labels) - total) else []
     text = " · ".join([*facts, f"EMD {held.emd:.2f}"])
-    sentences = [text, *(_findings(values) if total else ())]
-    lines = [line for sentence in sentences for line in wrap(sentence, width - 16)]
+    lines = [line for part in (text, *(_findings(values) if total else ())) for line in wrap(part, width - 16)]
     marks = [Words(0, row, line, "quiet", "start") for row, line in enumerate(lines)]
     height = 24 + 18 * len(wrap(partition.scheme, width - 16, 16)) + 17 * len(lines)
     x, y = Axis(low=0, high=1), Axis(low=-0.7, high=len(lines) - 0.3, reverse=True)

@@ -159,9 +159,8 @@ def colour_name(colours: Colour | Sequence[Colour], index: int = 0) -> str:
     if not isinstance(colours, str):
         return str(int(colours) % PALETTE)
     if colours not in ROLES:
-        raise UserError(
-            f"unknown color {colours!r}; give a number from 0 to {PALETTE - 1}, or one of {', '.join(ROLES)}"
-        )
+        choices = f"a number from 0 to {PALETTE - 1}, or one of {', '.join(ROLES)}"
+        raise UserError(f"unknown color {colours!r}; give {choices}")
     return colours
 
 
@@ -200,10 +199,9 @@ def sorted_chart(
         share = [at / max(len(values) - 1, 1) for at in range(len(values))]
         tips = [f"{at:.0%} of the {of}: at most {value:.3g}" for at, value in zip(share, values, strict=True)]
         tips = tips if tip is None else [tip(label, at) for at in range(len(values))]
-        if len(values) <= 100:
-            marks.append(Dots(share, values, colour, radius=4.0, name=label, tips=tips))
-        else:
-            marks.append(Line(share, values, label, colour, tips=tips if len(values) <= 200 else ()))
+        dots = Dots(share, values, colour, radius=4.0, name=label, tips=tips)
+        line = Line(share, values, label, colour, tips=tips if len(values) <= 200 else ())
+        marks.append(dots if len(values) <= 100 else line)
     return Chart(name, title, alt, marks, Axis(f"share of the {of}", low=0, high=1, kind="percent"), y)
 
 

@@ -223,13 +223,12 @@ def _artists(layer: Layer, units: Any, serif: bool) -> list[Any]:
         look: dict[str, Any] = {"colors": colour, "linewidths": 72 / INCH * layer.stroke}
         dashes = [(0, (4, 3)) if layer.dashed else "solid"]
         return [collections.LineCollection(lines, **look, linestyles=dashes, transform=units)]
-    artists: list[Any] = []
-    filled: list[Any] = []
+    artists, filled = list[Any](), list[Any]()
     for shape in layer.shapes:
         if isinstance(shape, Text):
             font = _font("bold" if shape.bold else "normal", SLIM * 72 / INCH * shape.size, serif)
             missing = missing_characters([shape.text], font)  # matplotlib would warn about them
-            text = "".join("\u25a1" if letter in missing else letter for letter in shape.text)
+            text = shape.text.translate(dict.fromkeys(map(ord, missing), "\u25a1"))
             align = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
             turn: dict[str, Any] = {"rotation": shape.turn, "rotation_mode": "anchor", "ha": align, "va": "baseline"}
             look = {"color": colour, "fontproperties": font, "parse_math": False}
@@ -237,8 +236,7 @@ def _artists(layer: Layer, units: Any, serif: bool) -> list[Any]:
         elif isinstance(shape, Box) and shape.pixels is not None:
             position = Bbox.from_bounds(shape.x, shape.y, shape.width, shape.height)
             image = BboxImage(TransformedBbox(position, units), cmap="gray", interpolation="nearest", origin="upper")
-            pixels = _raster(shape.pixels)
-            image.set_data(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
+            image.set_data(np.asarray(Raster.fromarray(_raster(shape.pixels)).convert("RGB")))
             artists.append(image)
         else:
             look = {"facecolor": to_rgba(colour, shape.opacity if isinstance(shape, Box) else layer.opacity)}

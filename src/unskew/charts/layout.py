@@ -1,9 +1,10 @@
 """From a chart to a drawing: marks as shapes, and the positions of title, legend, axes and plot."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -124,13 +125,12 @@ def lay_out(chart: Chart) -> Drawing:
         chart = replace(chart, height=round(chart.height + max(0.0, top - short - 2 * LINE)))
     across, upwards = _ends(chart, chart.x, 0), _ends(chart, chart.y, 1)
     scale, width = _color_scale(chart)
-    around: list[Layer] = []
     if chart.frame:
         plot, around = _lay_out_frame(chart, top, chart.width - width, across, upwards)
     else:
         labels = any(isinstance(mark, Picture) and mark.label for mark in chart.marks)
         bottom = chart.height - EDGE - (LINE if labels else 0)
-        plot = _plot(chart, across, upwards, EDGE, top, chart.width - width - EDGE, bottom)
+        plot, around = _plot(chart, across, upwards, EDGE, top, chart.width - width - EDGE, bottom), []
     drawn = [*around, *draw_marks(chart.marks, plot), *_draw_color_scale(scale, plot), *head]
     shown = [layer for layer in drawn if layer.shapes]
     return Drawing(chart.name, chart.alt, chart.width, chart.height, plot.frame, shown)
@@ -194,16 +194,15 @@ def _reach(mark: Mark, side: int) -> Numbers:
     if isinstance(mark, Picture):
         middle, length = (mark.y, mark.height) if side else (mark.x, mark.width)
         return [middle - length / 2, middle + length / 2]
-    if isinstance(mark, Band):
-        return [*mark.low, *mark.high] if side else mark.x
     if isinstance(mark, Rule | Words):
         return [mark.y if side else mark.x]
-    return mark.y if side else mark.x
+    if not side:
+        return mark.x
+    return [*mark.low, *mark.high] if isinstance(mark, Band) else mark.y
 
 
 def _bases(mark: Bars) -> Floats:
-    count = len(mark.height)
-    return np.nan_to_num(to_array([*mark.base, *[0.0] * count][:count]))
+    return np.nan_to_num(_fill(mark.base, len(mark.height), 0.0))
 
 
 def _plot(chart: Chart, across: Ends, upwards: Ends, left: float, top: float, right: float, bottom: float) -> Plot:
@@ -249,19 +248,18 @@ def _lay_out_frame(chart: Chart, top: float, wall: float, across: Ends, upwards:
     if chart.y.label:
         x, y = frame.x - labels - 7, frame.y + frame.height / 2
         titles.append(_cut(x, y, chart.y.label, frame.height + 20, anchor="middle", turn=90))
-    texts = [text for _, text in (*column, *row)]
     grid = _grid(chart, plot, [x for x, _ in row], [y for y, _ in column])
-    return plot, [*grid, Layer("ink", texts), Layer("quiet", titles)]
+    return plot, [*grid, Layer("ink", [text for _, text in (*column, *row)]), Layer("quiet", titles)]
 
 
 def _place_ticks(axis: Axis, scale: Scale, most: int) -> list[tuple[float, str]]:
     """Position and label of the ticks between the ends of an axis, in their order in the picture."""
-    values = axis.ticks
+    values: Sequence[tuple[float, str]] | None = axis.ticks
     if values is None:
-        values = tuple(ticks(scale.low, scale.high, most=max(2, most), kind=axis.kind, log=axis.log))
+        values = ticks(scale.low, scale.high, most=max(2, most), kind=axis.kind, log=axis.log)
     positions = scale.place([value for value, _ in values])
-    placed = zip(positions.tolist(), scale.inside(positions), (label for _, label in values), strict=True)
-    return sorted((at, label) for at, inside, label in placed if inside)
+    placed = zip(positions.tolist(), scale.inside(positions), values, strict=True)
+    return sorted((at, label) for at, inside, (_, label) in placed if inside)
 
 
 def _label_column(chart: Chart, plot: Plot) -> list[tuple[float, Text]]:
@@ -301,21 +299,19 @@ def _grid(chart: Chart, plot: Plot, across: Sequence[float], upwards: Sequence[f
     lines += [] if False in flat else [Polyline(((x, top), (x, bottom))) for x in across]
     zero, upright = plot.y.at(0.0 if chart.y.ticks is None or flat else None), plot.x.at(0.0)
     level = zero if top <= zero <= bottom else bottom
-    axis = Polyline(((left, level), (right, level)))
-    if True in flat:
-        axis = Polyline(((upright, top), (upright, bottom)))
-    solid = [axis] if not np.isnan(axis.points).any() else []
+    axis = ((upright, top), (upright, bottom)) if True in flat else ((left, level), (right, level))
+    solid = [] if np.isnan(axis).any() else [Polyline(axis)]
     return [Layer("grid", lines, stroke=1.0), Layer("axis", solid, stroke=1.0)]
 
 
 def _color_scale(chart: Chart) -> tuple[list[str], float]:
     """The labels of the scale next to cells, the low end first, and its width; none without cells."""
-    first = next((mark for mark in chart.marks if isinstance(mark, Cells) and len(mark.values)), None)
-    if first is None:
-        return [], 0.0
-    pair = (first.low, first.high)
-    labels = [format(end, first.numbers or (",.0f" if abs(end) >= 1000 else ".3g")) for end in pair]
-    return labels, 26 + max(text_width(label, SMALL) for label in labels)
+    for mark in chart.marks:
+        if isinstance(mark, Cells) and len(mark.values):
+            ends = (mark.low, mark.high)
+            labels = [format(end, mark.numbers or (",.0f" if abs(end) >= 1000 else ".3g")) for end in ends]
+            return labels, 26 + max(text_width(label, SMALL) for label in labels)
+    return [], 0.0
 
 
 def _draw_color_scale(labels: Sequence[str], plot: Plot) -> list[Layer]:
@@ -336,40 +332,33 @@ def shade(value: float, low: float, high: float) -> float:
 
 def draw_marks(marks: Sequence[Mark], plot: Plot) -> list[Layer]:
     """All marks from back to front: cells, bands, the others in their order, texts, hover targets."""
-    drawn = [layer for mark in marks if isinstance(mark, Cells) for layer in _cells(mark, plot)]
-    drawn += [_band(mark, plot) for mark in marks if isinstance(mark, Band)]
-    for mark in marks:
-        if isinstance(mark, Bars):
-            drawn += _bars(mark, plot)
-        elif isinstance(mark, Line):
-            drawn += _line(mark, plot)
-        elif isinstance(mark, Dots):
-            drawn += _dots(mark, plot)
-    drawn += [layer for mark in marks if isinstance(mark, Picture) for layer in _picture(mark, plot)]
-    drawn += _rules([mark for mark in marks if isinstance(mark, Rule)], plot)
-    drawn += [_words(mark, plot) for mark in marks if isinstance(mark, Words)]
-    return [*drawn, *(_hover_targets(mark, plot) for mark in marks if isinstance(mark, Line))]
+
+    def draw(painters: Mapping[type[Any], Callable[[Any, Plot], list[Layer]]]) -> list[Layer]:
+        chosen = [(painters[type(mark)], mark) for mark in marks if type(mark) in painters]
+        return [layer for paint, mark in chosen for layer in paint(mark, plot)]
+
+    behind = [*draw({Cells: _cells}), *draw({Band: _band}), *draw({Bars: _bars, Line: _line, Dots: _dots})]
+    rules = _rules([mark for mark in marks if isinstance(mark, Rule)], plot)
+    return [*behind, *draw({Picture: _picture}), *rules, *draw({Words: _words}), *draw({Line: _hover_targets})]
 
 
 def _cells(mark: Cells, plot: Plot) -> list[Layer]:
+    def edges(scale: Scale, count: int) -> list[Ends]:
+        """The ends of each of these cells in ascending order; neighbors share an edge."""
+        places = scale.clip(scale.place(np.arange(count + 1, dtype=float) - 0.5)).round(2).tolist()
+        return [(min(pair), max(pair)) for pair in pairwise(places)]
+
     boxes: list[Shape] = []
     texts: dict[str, list[Shape]] = {name: [] for name in READABLE}
-    columns = max(map(len, mark.values), default=0)
-    x = (
-        plot.x.clip(plot.x.place(np.arange(columns + 1, dtype=float) - 0.5)).round(2).tolist()
-    )  # neighbors share their edge
-    y = plot.y.clip(plot.y.place(np.arange(len(mark.values) + 1, dtype=float) - 0.5)).round(2).tolist()
-    rows = [to_array(row).tolist() for row in mark.values]
-    size = 0.0
+    rows, size = [to_array(row).tolist() for row in mark.values], 0.0
     if mark.numbers:
         longest = max((text_width(format(v, mark.numbers), 1) for row in rows for v in row if v == v), default=1.0)
         across, upwards = (abs(scale.at(1) - scale.at(0)) for scale in (plot.x, plot.y))
         size = min(SMALL, 0.86 * across / longest, 0.85 * upwards)
         size = size if size >= LEGIBLE else 0.0
-    for i, row in enumerate(rows):
-        top, bottom = sorted(y[i : i + 2])
-        for j, number in enumerate(row):
-            left, right = sorted(x[j : j + 2])
+    columns = edges(plot.x, max(map(len, rows), default=0))
+    for i, (row, (top, bottom)) in enumerate(zip(rows, edges(plot.y, len(rows)), strict=True)):
+        for j, (number, (left, right)) in enumerate(zip(row, columns, strict=False)):
             if math.isnan(number) or not (right > left and bottom > top):
                 continue
             full, figures = shade(number, mark.low, mark.high), format(number, mark.numbers) if mark.numbers else ""
@@ -387,25 +376,22 @@ def _cut(x: float, y: float, text: str, room: float, size: float = 12.0, anchor:
     return Text(x, y, short, size, anchor, turn, full=text if short != text else "")
 
 
-def _pieces(points: Floats) -> list[npt.NDArray[np.intp]]:
-    """The indices of consecutive known points."""
+def _pieces(points: Floats) -> list[Floats]:
+    """The runs of consecutive known points."""
     at = np.flatnonzero(~np.isnan(points).any(1))
-    return np.split(at, np.flatnonzero(np.diff(at) > 1) + 1) if len(at) else []
+    return np.split(points[at], np.flatnonzero(np.diff(at) > 1) + 1) if len(at) else []
 
 
-def _band(mark: Band, plot: Plot) -> Layer:
-    low, high = plot.points(mark.x, mark.low), plot.points(mark.x, mark.high)
-    count = min(len(low), len(high))
-    both = np.hstack([low[:count], high[:count]])
-    pieces = [both[at] for at in _pieces(both)]
+def _band(mark: Band, plot: Plot) -> list[Layer]:
+    count = min(len(mark.low), len(mark.high))
+    pieces = _pieces(np.hstack([plot.points(mark.x, mark.low[:count]), plot.points(mark.x, mark.high[:count])]))
     shapes = [Polyline((*piece[:, :2].tolist(), *piece[::-1, 2:].tolist()), closed=True) for piece in pieces]
     clip = not all((plot.inside(piece[:, :2]) & plot.inside(piece[:, 2:])).all() for piece in pieces)
-    return Layer(colour_name(mark.colour), shapes, opacity=0.2, clip=clip)
+    return [Layer(colour_name(mark.colour), shapes, opacity=0.2, clip=clip)]
 
 
 def _line(mark: Line, plot: Plot) -> list[Layer]:
-    points, colour = plot.points(mark.x, mark.y), colour_name(mark.colour)
-    pieces = [points[at] for at in _pieces(points)]
+    pieces, colour = _pieces(plot.points(mark.x, mark.y)), colour_name(mark.colour)
     paths = [Polyline(piece.tolist()) for piece in pieces if len(piece) > 1]
     dots = [point for piece in pieces if mark.points or len(piece) == 1 for point in piece[plot.inside(piece)].tolist()]
     clip = not all(plot.inside(piece).all() for piece in pieces)
@@ -413,11 +399,11 @@ def _line(mark: Line, plot: Plot) -> list[Layer]:
     return [line, Layer(colour, [Circle(x, y, 3.0) for x, y in dots])]
 
 
-def _hover_targets(mark: Line, plot: Plot) -> Layer:
+def _hover_targets(mark: Line, plot: Plot) -> list[Layer]:
     radius = min(7.0, max(2.0, plot.frame.width / max(1, len(mark.tips)) / 2))
     points = plot.points(mark.x, mark.y)
     targets = zip(points.tolist(), plot.inside(points), mark.tips, strict=False)
-    return Layer("hit", [Circle(x, y, radius, tip) for (x, y), inside, tip in targets if inside and tip])
+    return [Layer("hit", [Circle(x, y, radius, tip) for (x, y), inside, tip in targets if inside and tip])]
 
 
 def _bars(mark: Bars, plot: Plot) -> list[Layer]:
@@ -428,8 +414,7 @@ def _bars(mark: Bars, plot: Plot) -> list[Layer]:
     def span(scale: Scale, one: Floats, other: Floats) -> list[list[float]]:
         """[n][2], the ends of each bar; what has no place on a logarithmic axis is at its start."""
         positions = np.stack([scale.place(one), scale.place(other)], axis=1)
-        ends: list[list[float]] = np.sort(scale.clip(np.where(np.isnan(positions), scale.start, positions))).tolist()
-        return ends
+        return list(np.sort(scale.clip(np.where(np.isnan(positions), scale.start, positions))).tolist())
 
     sides, lengths = span(along, at - mark.width / 2, at + mark.width / 2), span(upward, base, base + length)
     shapes: dict[str, list[Shape]] = {}
@@ -443,7 +428,7 @@ def _bars(mark: Bars, plot: Plot) -> list[Layer]:
 
 def _dots(mark: Dots, plot: Plot) -> list[Layer]:
     points = plot.points(mark.x, mark.y)
-    areas = to_array([*mark.area, *[1.0] * len(points)][: len(points)])
+    areas = _fill(mark.area, len(points), 1.0)
     radii = (mark.radius * np.sqrt(np.clip(areas, 0, 1))).tolist()
     shapes: dict[str, list[Shape]] = {}
     for i in np.flatnonzero(plot.inside(points) & (areas > 0)).tolist():
@@ -472,10 +457,8 @@ def _rules(marks: Sequence[Rule], plot: Plot) -> list[Layer]:
 
 
 def _picture(mark: Picture, plot: Plot) -> list[Layer]:
-    corners = plot.points(
-        [mark.x, mark.x - mark.width / 2, mark.x + mark.width / 2],
-        [mark.y, mark.y - mark.height / 2, mark.y + mark.height / 2],
-    )
+    x, y = ([at, at - side / 2, at + side / 2] for at, side in ((mark.x, mark.width), (mark.y, mark.height)))
+    corners = plot.points(x, y)
     if np.isnan(corners).any() or not len(mark.pixels) or not len(mark.pixels[0]):
         return []
     (left, right), (top, bottom) = np.sort(corners[1:].T).tolist()
@@ -486,16 +469,19 @@ def _picture(mark: Picture, plot: Plot) -> list[Layer]:
     return [Layer("ink", [image], clip=not inside[1:].all()), Layer("ink", texts)]
 
 
-def _words(mark: Words, plot: Plot) -> Layer:
-    points = plot.points([mark.x], [mark.y])
+def _words(mark: Words, plot: Plot) -> list[Layer]:
+    points, room = plot.points([mark.x], [mark.y]), plot.frame.width
     if not plot.inside(points).all():
-        return Layer("ink", [])
-    wide = text_width(fit(mark.text, plot.frame.width))
+        return []
+    (at, y), wide = points[0].tolist(), text_width(fit(mark.text, room))
     before = {"start": 0.0, "middle": 0.5, "end": 1.0}[mark.anchor] * wide
-    left, right = plot.frame.x, plot.frame.x + plot.frame.width - wide
-    x = min(max(float(points[0, 0]) - before, left), max(left, right)) + before  # moved into the frame
-    text = _cut(x, float(points[0, 1]) + 4, mark.text, plot.frame.width, anchor=mark.anchor)
-    return Layer(colour_name(mark.colour), [text])
+    left, right = plot.frame.x, plot.frame.x + room - wide
+    x = min(max(at - before, left), max(left, right)) + before  # moved into the frame
+    return [Layer(colour_name(mark.colour), [_cut(x, y + 4, mark.text, room, anchor=mark.anchor)])]
+
+
+def _fill(values: Numbers, count: int, default: float) -> Floats:
+    return to_array([*values, *[default] * count][:count])
 
 
 def _item(tips: Sequence[str], i: int) -> str:

@@ -74,18 +74,13 @@ def ends(values: Numbers, axis: Axis, *, room: float = 0.0, zero: bool = False) 
         raise UserError(f"unknown kind of axis {axis.kind!r}; {nearest(axis.kind, KINDS)}")
     numbers, given = to_array(values), to_array([axis.low, axis.high])
     if axis.log:
-        numbers, given = (
-            np.log10(array, where=array > 0, out=np.full_like(array, np.nan)) for array in (numbers, given)
-        )
+        numbers, given = (np.log10(part, where=part > 0, out=np.full_like(part, np.nan)) for part in (numbers, given))
     low, high = given.tolist()
     if axis.log and zero and math.isnan(low) and not np.isnan(numbers).all():
         low = math.floor(np.nanmin(numbers) - 1e-9)  # bars start from the power of ten below the shortest
     within = numbers[~(numbers < low) & ~(numbers > high) & ~np.isnan(numbers)].tolist()
-    included = [
-        *within,
-        *(end for end in (low, high) if not math.isnan(end)),
-        *([0.0] if zero and not axis.log else []),
-    ]
+    zeros = [0.0] if zero and not axis.log else []
+    included = [*within, *zeros, *(end for end in (low, high) if not math.isnan(end))]
     least, most = min(included, default=0.0), max(included, default=1.0)
     plain = axis.ticks is None and not axis.log
     if plain and 0 < least < 0.25 * most:
@@ -118,10 +113,8 @@ def ticks(low: float, high: float, *, most: int, kind: str = "number", log: bool
             labels = [f"{_plain([v])[0]} s" if kind == "seconds" else format_numbers([v], kind)[0] for v in chosen]
             return list(zip(chosen, labels, strict=True))
     step = _step((high - low) / most, kind)
-    chosen = [
-        float(f"{n * step:.15g}") for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-    ]
-    chosen = [value for value in dict.fromkeys(chosen) if value > 0 or not log]
+    steps = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    chosen = [value for value in dict.fromkeys(float(f"{n * step:.15g}") for n in steps) if value > 0 or not log]
     return list(zip(chosen, format_numbers(chosen, kind), strict=True))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from itertools import chain, count
 from typing import Any
 
 from unskew.analysis.measure import CellValue, Column, Element, Linked
@@ -75,18 +76,15 @@ def _template() -> Any:
 def _lay_out_row(columns: Sequence[Column], row: Sequence[CellValue]) -> Iterator[dict[str, Any]]:
     """Text, classes, link and sorting value of each cell."""
     for column, cell in zip(columns, row, strict=True):
-        look = "number" if column.kind != "text" else ""
-        value: float | str | None = None
-        text, href = "", ""
+        look, text, href, value = "number" if column.kind != "text" else "", "", "", None
         if isinstance(cell, Linked):
             look, text, href, value = " ".join(filter(None, (look, cell.look))), cell.text, cell.href, cell.value
         elif isinstance(cell, str):
             look, text = look or ("long" if len(cell) > LONG_CELL else ""), cell
         elif cell is not None:
             text, value = format_value(cell, column.kind), cell
-        if isinstance(value, float) and not math.isfinite(value):
-            value = {"nan": "NaN", "inf": "Infinity"}.get(str(value), "-Infinity")  # as in JavaScript
-        yield {"look": look, "text": text, "href": href, "value": value}
+        shown = str(value).replace("inf", "Infinity").replace("nan", "NaN")  # as in JavaScript
+        yield {"look": look, "text": text, "href": href, "value": None if value is None else shown}
 
 
 def format_value(value: float, kind: str = "number") -> str:
@@ -119,10 +117,7 @@ def _make_anchors(sections: Sequence[Section]) -> list[str]:
     anchors = []
     for section in sections:
         name = re.sub(r"[^\w-]+", "-", section.name).strip("-").lower() or "section"
-        anchor, count = name, 1
-        while anchor in used:
-            count += 1
-            anchor = f"{name}-{count}"
-        used |= {anchor, f"{anchor}-title"}
-        anchors.append(anchor)
+        candidates = chain([name], (f"{name}-{number}" for number in count(2)))
+        anchors.append(next(anchor for anchor in candidates if anchor not in used))
+        used |= {anchors[-1], f"{anchors[-1]}-title"}
     return anchors

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
+from itertools import chain
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,8 @@ def side_by_side(
 ) -> list[Compared]:  # fmt: skip
     """Compare runs at one round and one batch count, by default the last that all runs reached."""
     known = [rows for rows in metrics if rows]
-    if at_round is None:
-        at_round = min((rows[-1]["round"] for rows in known), default=None)
-    if at_batch is None:
-        at_batch = min(map(batches, known), default=None)
+    at_round = min((rows[-1]["round"] for rows in known), default=None) if at_round is None else at_round
+    at_batch = min(map(batches, known), default=None) if at_batch is None else at_batch
     compared = []
     for result, rows in zip(results, metrics, strict=True):
         result = _with_baseline(baseline, result)
@@ -81,10 +80,8 @@ class Figure:
     def __str__(self) -> str:
         if self.value is None:
             return self.blank
-        text = f"{self.value.mean:.{self.decimals}f}"
-        if self.value.deviation is not None:
-            text = self.value.format(decimals=self.decimals)
-        return text + (f" ({self.value.count} of {self.runs})" if self.value.count < self.runs else "")
+        missing = f" ({self.value.count} of {self.runs})" if self.value.count < self.runs else ""
+        return self.value.format(decimals=self.decimals) + missing
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,11 +101,12 @@ class ComparisonTable:
         several, rows = any(len(group) > 1 for group in self.groups), []
         for group in self.groups:
             runs = [_list_shown_settings(self.runs[at].result) for at in group]
-            keys = dict.fromkeys(key for run in runs for key in run if not several or key not in ("seed", "emd"))
-            row = {key: " / ".join(dict.fromkeys(run.get(key, "") for run in runs)) for key in keys}
-            seeds = {"seeds": " ".join(str(self.runs[at].result.seed) for at in group)} if several else {}
-            rows.append(row | seeds)
-        keys = dict.fromkeys(key for row in rows for key in row)
+            row = {key: " / ".join(dict.fromkeys(run.get(key, "") for run in runs)) for key in chain(*runs)}
+            if several:
+                row["seeds"] = row["seed"].replace(" / ", " ")
+                del row["seed"], row["emd"]
+            rows.append(row)
+        keys = dict.fromkeys(chain(*rows))
         return [{key: row.get(key, _find_default(key, row)) for key in keys} for row in rows]
 
     @cached_property
@@ -142,10 +140,10 @@ class ComparisonTable:
         """Every column: the settings that differ, the results, the run directory, the shared settings."""
         if not self.groups:
             return []
-        differing, figures = [key for key in self.settings[0] if key not in self.same], list(self.figures[0])
+        differing = [key for key in self.settings[0] if key not in self.same]
         if len(self.groups) == 1 or not differing:
-            return ["run", *differing, *figures, *self.same]
-        return [*differing, *figures, "run", *self.same]
+            return ["run", *differing, *self.figures[0], *self.same]
+        return [*differing, *self.figures[0], "run", *self.same]
 
     @property
     def shown(self) -> list[str]:
@@ -168,7 +166,7 @@ class ComparisonTable:
     def rows(self, columns: Sequence[str] | None = None) -> list[dict[str, str]]:
         """Every row as texts by column."""
         keys = self.columns if columns is None else columns
-        return [{key: self.cell(row, key) for key in keys} for row in range(len(self.groups))]
+        return [{key: self.cell(row, key) for key in keys} for row, _ in enumerate(self.groups)]
 
     def best(self, key: str) -> set[int]:
         """The rows with the best value of a column; empty if it has no best, or all are equal."""
@@ -207,21 +205,17 @@ class ComparisonTable:
 
     def _split_deviations(self, write: Callable[[float | None, int, str], Any]) -> list[dict[str, Any]]:
         """Every row by column, with deviations in columns of their own; ``write`` converts a number."""
-        keys = self.shown if self.chosen else self.columns
-        spread = {key for key in keys for row in self.figures if key in row and row[key].runs > 1 and key != "n"}
-        rows = []
+        rows = self.rows(self.shown if self.chosen else self.columns)
+        spread = {key for figures in self.figures for key, figure in figures.items() if figure.runs > 1}
         for row, figures in enumerate(self.figures):
             cells: dict[str, Any] = {}
-            for key in keys:
-                figure = figures.get(key)
-                if figure is None:
-                    cells[key] = self.cell(row, key)
-                    continue
-                value = figure.value
-                cells[key] = write(value.mean if value else None, figure.decimals, figure.blank)
-                if key in spread:
-                    cells[f"{key} ±"] = write(value.deviation if value else None, figure.decimals, "")
-            rows.append(cells)
+            for key, text in rows[row].items():
+                cells[key] = text
+                if figure := figures.get(key):
+                    mean, deviation = (figure.value.mean, figure.value.deviation) if figure.value else (None, None)
+                    cells[key] = write(mean, figure.decimals, figure.blank)
+                    cells |= {f"{key} ±": write(deviation, figure.decimals, "")} if key in spread else {}
+            rows[row] = cells
         return rows
 
     def render(self, width: int = 100) -> Group:
@@ -229,12 +223,11 @@ class ComparisonTable:
 
         A single row, or a narrow terminal, has a line for each column.
         """
-        rows, keys = range(len(self.groups)), self.shown
+        rows, keys, hidden = range(len(self.groups)), self.shown, list[str]()
         if not self.chosen:  # hide columns that repeat the accuracy
-            at = [key for key in keys if key.startswith("acc@")]
-            repeated = [key for key in at if all(self.cell(row, key) == self.cell(row, "accuracy") for row in rows)]
-            keys = [key for key in keys if key not in repeated]
-        hidden: list[str] = []
+            accuracies = [self.cell(row, "accuracy") for row in rows]
+            repeat = [key.startswith("acc@") and [self.cell(row, key) for row in rows] == accuracies for key in keys]
+            keys = [key for key, repeated in zip(keys, repeat, strict=True) if not repeated]
         if len(self.groups) == 1 or width < MIN_WIDTH:
             table = Table(show_header=False)
             for key in keys:
@@ -244,14 +237,12 @@ class ComparisonTable:
             hidden = [key for key in keys if key not in fitting]
             table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
             for key in fitting:
-                is_text = key in TEXTS
-                table.add_column(key, justify="left" if is_text else "right", max_width=width // 3 if is_text else None)
+                look: dict[str, Any] = {"max_width": width // 3} if key in TEXTS else {"justify": "right"}
+                table.add_column(key, **look)
             for row in rows:
                 table.add_row(*(self._styled(row, key) for key in fitting))
-        lines = self._notes()
-        if hidden:
-            lines.append(f"Not shown: {', '.join(hidden)}; choose with --columns, or write all with --format csv.")
-        return Group(table, *map(Text, (*lines, *self._rank())))
+        more = f"Not shown: {', '.join(hidden)}; choose with --columns, or write all with --format csv."
+        return Group(table, *map(Text, [*self._notes(), *([more] if hidden else []), *self._rank()]))
 
     def _rank(self) -> list[str]:
         return rank_settings([run.result for run in self.runs])
@@ -261,9 +252,9 @@ class ComparisonTable:
 
     def _fitting(self, keys: Sequence[str], width: int) -> list[str]:
         """The columns that fit next to each other, in their order; the first is always included."""
-        left, fitting = width - 1, list[str]()
+        left, fitting, rows = width - 1, list[str](), self.rows(keys)
         for key in keys:
-            need = 3 + max(cell_len(text) for text in (key, *(self.cell(row, key) for row in range(len(self.groups)))))
+            need = 3 + max(cell_len(text) for text in (key, *(row[key] for row in rows)))
             need = min(need, 3 + width // 3) if key in TEXTS else need
             if not fitting or need <= left:
                 left -= need
@@ -272,7 +263,7 @@ class ComparisonTable:
 
     def __repr__(self) -> str:
         text = io.StringIO()
-        Console(file=text, width=100, color_system=None, force_jupyter=False).print(self.render(100))
+        Console(file=text, width=100, color_system=None, force_jupyter=False).print(self.render())
         return text.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
@@ -285,11 +276,11 @@ class ComparisonTable:
 
     def _list_marked(self, keys: Sequence[str], escape: Callable[[str], str], mark: str) -> list[list[str]]:
         """The cells of each row, escaped, with ``mark`` around the best of each column."""
-        rows = []
-        for row in range(len(self.groups)):
-            cells = [(escape(self.cell(row, key)), row in self.best(key)) for key in keys]
-            rows.append([mark.format(cell) if best else cell for cell, best in cells])
-        return rows
+        best = {key: self.best(key) for key in keys}
+        return [
+            [mark.format(escape(cell)) if at in best[key] else escape(cell) for key, cell in row.items()]
+            for at, row in enumerate(self.rows(keys))
+        ]
 
     def _notes(self) -> list[str]:
         """The settings that all rows share and do not show."""
@@ -308,8 +299,8 @@ class ComparisonTable:
         if not self.chosen:  # for a paper: no folders and no costs
             settings = [key for key in keys if key in self.settings[0] and key != "seeds"]
             keys = [*(settings or ["run"]), *(key for key in keys if key == "accuracy" or key.startswith("after "))]
-        rows = self._list_marked(keys, _escape, r"\textbf{{{}}}")
-        head, *lines = [" & ".join(row) + r" \\" for row in (list(map(_escape, keys)), *rows)]
+        rows = [list(map(_escape, keys)), *self._list_marked(keys, _escape, r"\textbf{{{}}}")]
+        head, *lines = [" & ".join(row) + r" \\" for row in rows]
         columns = "".join("l" if key in TEXTS else "r" for key in keys)
         start = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering"]
         start += [rf"\caption{{{_escape(self._caption(keys))}}}", r"\label{tab:comparison}"]
@@ -317,9 +308,9 @@ class ComparisonTable:
         return "\n".join([*start, *rules, r"\end{tabular}", r"\end{table}"])
 
     def _caption(self, keys: Sequence[str]) -> str:
-        results, seeds = [run.result for run in self.runs], sorted({len(group) for group in self.groups})
+        seeds = sorted({len(group) for group in self.groups})
         over = f", mean ± standard deviation over {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds"
-        on = dict.fromkeys(result.measured_on for result in results)
+        on = dict.fromkeys(run.result.measured_on for run in self.runs)
         settings = [f"{key.replace('_', ' ')} {self.cell(0, key)}" for key in self.same if key in _PLAIN]
         best = " Best in bold." if any(self.best(key) for key in keys) else ""
         shared = f" In all rows: {', '.join(settings)}." if settings else ""
@@ -409,9 +400,9 @@ def _find_default(key: str, settings: Mapping[str, str]) -> str:
 
 def _list_shown_settings(result: Result) -> dict[str, str]:
     """The settings among the result's fields, then the other options."""
-    plain = {key: getattr(result, key) for key in _PLAIN}
-    others = {"model": result.model} | {key: value for key, value in result.settings.items() if key not in _PLAIN}
-    return {key: str(value) for key, value in (plain | others).items()} | {"emd": format_emd(result.emd)}
+    others = {key: value for key, value in result.settings.items() if key not in _PLAIN}
+    shown = {key: getattr(result, key) for key in (*_PLAIN, "model")} | others
+    return {key: str(value) for key, value in shown.items()} | {"emd": format_emd(result.emd)}
 
 
 NEVER = -inf  # rounds to an accuracy that was not reached
@@ -446,10 +437,9 @@ def _list_figures(compared: Sequence[Compared]) -> list[dict[str, Value]]:
             row[f"acc@round {run.round:,}"] = _percent(run.accuracy_at_round)
         if run.batch is not None:
             row[f"acc@batch {run.batch:,}"] = _percent(run.accuracy_at_batch)
-        row["MB up"] = (None if result.bytes_up is None else result.bytes_up / 1e6, 1)
-        row |= {f"MB up ({name})": (new.bytes_up / 1e6 if new else None, 1) for name, new in calibrations.items()}
-        row["MB down"] = (None if result.bytes_down is None else result.bytes_down / 1e6, 1)
-        row["seconds"] = (result.seconds, 1)
+        row["MB up"] = _megabytes(result.bytes_up)
+        row |= {f"MB up ({name})": _megabytes(new.bytes_up if new else None) for name, new in calibrations.items()}
+        row |= {"MB down": _megabytes(result.bytes_down), "seconds": (result.seconds, 1)}
         table.append(row)
     return table
 
@@ -457,8 +447,8 @@ def _list_figures(compared: Sequence[Compared]) -> list[dict[str, Value]]:
 def _with_baseline(baseline: Result | None, result: Result) -> Result:
     """The result with this baseline, or its own, and the accuracy relative to it."""
     if baseline is not None:
-        same = baseline.settings.get("validation") == result.settings.get("validation")
-        if baseline.data_sha256 != result.data_sha256 or not same:
+        data, other = ((run.data_sha256, run.settings.get("validation")) for run in (baseline, result))
+        if data != other:
             raise UserError(
                 f"{result.path} ({result.data}) and its baseline {baseline.path} ({baseline.data}) use different data "
                 "or another --validation; give a run on the same images as --baseline"
@@ -476,6 +466,10 @@ def _percent(accuracy: float | None) -> Value:
     return (None if accuracy is None else 100 * accuracy, 2)
 
 
+def _megabytes(count: int | None) -> Value:
+    return (None if count is None else count / 1e6, 1)
+
+
 def _json(compared: Sequence[Compared]) -> str:
     """Every run's full result, and the mean and deviation over the runs of its setting: ``over_seeds``."""
     values: list[dict[str, Any]] = []
@@ -483,9 +477,8 @@ def _json(compared: Sequence[Compared]) -> str:
         own = {"run": str(run.result.path), **to_json(run.result)}
         own["accuracy_at_round"] = {"round": run.round, "accuracy": run.accuracy_at_round}
         own["accuracy_at_batch"] = {"batch": run.batch, "accuracy": run.accuracy_at_batch}
-        if run.rounds_to:
-            own["rounds_to"] = {str(key): value for key, value in run.rounds_to.items()}
-        values.append(own)
+        reached = {str(key): value for key, value in run.rounds_to.items()}
+        values.append(own | ({"rounds_to": reached} if reached else {}))
 
     def record(numbers: Iterable[float]) -> dict[str, Any] | None:
         spread = spread_over_seeds(numbers)
@@ -494,14 +487,12 @@ def _json(compared: Sequence[Compared]) -> str:
     for group in group_by_setting(compared):
         results = [compared[at].result for at in group]
         names = dict.fromkeys(name for result in results for name in result.calibrations)
+        calibrations = {name: [run.calibrations[name] for run in results if name in run.calibrations] for name in names}
         over_seeds = {
             "seeds": [result.seed for result in results],
             "accuracy": record(result.accuracy for result in results),
             "loss": record(result.loss for result in results),
-            "calibrations": {
-                name: record(run.calibrations[name].accuracy for run in results if name in run.calibrations)
-                for name in names
-            },
+            "calibrations": {name: record(row.accuracy for row in rows) for name, rows in calibrations.items()},
         }
         for at in group:
             values[at]["over_seeds"] = over_seeds
@@ -514,8 +505,8 @@ def group_by_setting(compared: Sequence[Compared]) -> list[list[int]]:
     copies = Counter[tuple[Any, ...]]()
     for at, run in enumerate(compared):
         setting = (*sorted(list_result_settings(run.result).items()), run.result.data_sha256)
-        copies[(*setting, run.result.seed)] += 1
-        groups.setdefault((*setting, copies[(*setting, run.result.seed)]), []).append(at)
+        copies[*setting, run.result.seed] += 1
+        groups.setdefault((*setting, copies[*setting, run.result.seed]), []).append(at)
     return list(groups.values())
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from unskew.analysis import MEASURES, name_runs, parse_measure
 from unskew.analysis.measure import (
     CellValue,
-    Comparison,
     Element,
     Measured,
     MeasureRequest,
@@ -48,17 +47,18 @@ def take_all(
 
     Measures in ``without`` are shown only if they are stored.
     """
-    left_out, taken = {parse_measure(source).name for source in without}, list[Taken]()
-    for request in order_requests(only):
+    left_out = {parse_measure(source).name for source in without}
+
+    def take(request: MeasureRequest) -> Measured | str:
         try:
             if request.name not in left_out:
-                taken.append((request, load_or_take(run, request, again=again)))
-            else:
-                hint = f"left out; to include it, first run: unskew analyse {run.path} {request.name}"
-                taken.append((request, load_measure(run, request) or hint))
+                return load_or_take(run, request, again=again)
+            hint = f"left out; to include it, first run: unskew analyse {run.path} {request.name}"
+            return load_measure(run, request) or hint
         except Missing as error:
-            taken.append((request, str(error)))
-    return taken
+            return str(error)
+
+    return [(request, take(request)) for request in order_requests(only)]
 
 
 def order_requests(only: Sequence[MeasureSource]) -> list[MeasureRequest]:
@@ -153,10 +153,9 @@ def _settings(run: FinishedRun) -> Table:
 def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     result = run.result
     facts = [("accuracy", f"{result.accuracy:.2%}")]
-    if result.evaluated_on == VALIDATION:
-        facts.append(("measured on", "validation images, wherever this page mentions test images"))
-    if result.evaluated_on == AT_NODES:
-        facts.append(("measured on", "the nodes' own test images, wherever this page mentions test images"))
+    images = {VALIDATION: "validation images", AT_NODES: "the nodes' own test images"}
+    if on := images.get(result.evaluated_on):
+        facts.append(("measured on", f"{on}, wherever this page mentions test images"))
     if result.calibrations:
         best = max(_usable(result) or result.calibrations.values(), key=lambda item: item.accuracy)
         facts.append((f"after {best.name}", f"{best.accuracy:.2%}"))
@@ -166,15 +165,11 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
         unit = f"for every {result.privacy.unit}"
         seeded = ", while the seed is secret" if result.privacy.seeded else ""
         facts.append(("privacy", f"ε {result.privacy.epsilon:.3g} at δ {result.privacy.delta:g} {unit}{seeded}"))
-    facts += [
-        *([] if result.released else [("EMD", format_emd(result.emd))]),
-        ("clients", f"{result.clients:,}"),
-        ("rounds", f"{result.rounds:,}" + (f", best {result.best_round:,}" if result.best_round else "")),
-        ("model", result.model),
-        *([] if (sent := _sent(result)) is None else [("sent", format_bytes(sent))]),
-        ("time", format_duration(result.seconds)),
-    ]
-    return facts
+    facts += [] if result.released else [("EMD", format_emd(result.emd))]
+    best_round = f", best {result.best_round:,}" if result.best_round else ""
+    facts += [("clients", f"{result.clients:,}"), ("rounds", f"{result.rounds:,}{best_round}"), ("model", result.model)]
+    facts += [] if (sent := _sent(result)) is None else [("sent", format_bytes(sent))]
+    return [*facts, ("time", format_duration(result.seconds))]
 
 
 def _sent(result: Result) -> int | None:
@@ -185,29 +180,27 @@ def _sent(result: Result) -> int | None:
 
 
 def _who(run: FinishedRun) -> str:
-    result = run.result
+    result, clients = run.result, counted(run.result.clients, "client")
     if "centralised" in result.method:
         return "all examples in one place"
-    if not result.rounds:
-        return counted(result.clients, "client")
-    return f"{result.per_round:,} of {counted(result.clients, 'client')} per round"
+    return f"{result.per_round:,} of {clients} per round" if result.rounds else clients
 
 
 def _reproducibility(run: FinishedRun) -> str:
+    weights = f"sha256 {run.result.weights_sha256}"
     if run.result.released:
         return (
             "A release: its noise comes from the operating system, so the run cannot be repeated. "
-            f"Everything that (ε, δ) does not cover was left out. Weights: sha256 {run.result.weights_sha256}."
+            f"Everything that (ε, δ) does not cover was left out. Weights: {weights}."
         )
     if run.result.partition == NODES:
         return (
             "unskew federation run with the same recipe and nodes repeats this run. It produces the same weights, "
-            f"sha256 {run.result.weights_sha256}, if the same nodes answer in every round."
+            f"{weights}, if the same nodes answer in every round."
         )
     return (
-        f"unskew run {run.path.name}/config.toml repeats this run and produces the same weights, sha256 "
-        f"{run.result.weights_sha256}. Local models are not stored; they are retrained from the run's keys, as in a "
-        "round after the last."
+        f"unskew run {run.path.name}/config.toml repeats this run and produces the same weights, {weights}. "
+        "Local models are not stored; they are retrained from the run's keys, as in a round after the last."
     )
 
 
@@ -241,22 +234,21 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] =
     )
 
 
-def _comparisons(only: Sequence[MeasureSource]) -> list[tuple[MeasureRequest, Comparison[Any], bool]]:
+def _comparisons(only: Sequence[MeasureSource]) -> list[tuple[MeasureRequest, bool]]:
     """Every measure that can compare runs, and whether it was chosen; chosen ones are taken if they are not stored."""
     chosen = {request.name: request for request in order_requests(only)} if only else {}
-    able = [name for name, measure in MEASURES.items() if measure.compare is not None]
-    found = []
-    for name, request in ({name: parse_measure(name) for name in able} | chosen).items():
-        if request.measure.compare is None:
-            raise UserError(f"--only {name}: it cannot compare runs; measures that can: {', '.join(able)}")
-        found.append((request, request.measure.compare, name in chosen))
-    return found
+    able = {name: parse_measure(name) for name, measure in MEASURES.items() if measure.compare is not None}
+    if unable := next((name for name, request in chosen.items() if request.measure.compare is None), None):
+        raise UserError(f"--only {unable}: it cannot compare runs; measures that can: {', '.join(able)}")
+    return [(request, name in chosen) for name, request in (able | chosen).items()]
 
 
 def _compare(
-    runs: Mapping[str, FinishedRun], request: MeasureRequest, comparison: Comparison[Any], chosen: bool, again: bool
+    runs: Mapping[str, FinishedRun], request: MeasureRequest, chosen: bool, again: bool
 ) -> tuple[Section, Sequence[str]]:
     """The section of a measure of all runs, including why it is missing for some, and its findings."""
+    comparison = request.measure.compare
+    assert comparison is not None
     values: dict[str, Any] = {}
     reasons: dict[str, list[str]] = {}
     for name, run in runs.items():
@@ -290,9 +282,8 @@ def _tabulate_runs(runs: Mapping[str, FinishedRun]) -> Table:
     values = {key: [item.get(key, "") for item in settings] for item in settings for key in item}
     shared = [f"{key.replace('_', ' ')} {texts[0]}" for key, texts in values.items() if len(set(texts)) == 1]
     differing = {key: texts for key, texts in values.items() if len(set(texts)) > 1}
-    columns = {"run": "text"}
-    for key, texts in differing.items():
-        columns[key.replace("_", " ")] = "number" if all(text.isdigit() for text in texts if text) else "text"
+    kinds = ["number" if all(text.isdigit() for text in texts if text) else "text" for texts in differing.values()]
+    columns = {"run": "text", **dict(zip((key.replace("_", " ") for key in differing), kinds, strict=True))}
     columns |= {"EMD": "number", "accuracy": "percent"} | {f"after {name}": "percent" for name in added}
     columns |= {"loss": "number", "sent": "bytes", "time": "seconds"}
     rows: list[list[CellValue]] = []
@@ -314,22 +305,20 @@ def _cell(text: str) -> CellValue:
 
 def _summarize(results: Sequence[Result]) -> list[Element]:
     """The final accuracy of each setting before and after the best calibration: a chart, and a table over seeds."""
-    groups = group_by_settings(results)
-    bars: dict[str, list[SeedSpread | None]] = {"before calibration": [], "after the best calibration": []}
+    groups, before, after = group_by_settings(results), list[SeedSpread | None](), list[SeedSpread | None]()
     rows: list[list[CellValue]] = []
     for name, group in groups.items():
         calibrated = [item for item in list_contenders({name: group}) if item.classifier]
         best = pick_best(calibrated) if calibrated else None
-        spreads = [spread_over_seeds(run.accuracy for run in group)]
-        spreads.append(spread_over_seeds(best.scores.values()) if best else None)
-        for spread, label in zip(spreads, bars, strict=True):
-            bars[label].append(spread)
-        before, after = (spread.format(100) if spread else None for spread in spreads)
-        rows.append([name, len(group), before, best.classifier if best else None, after])
+        before.append(spread_over_seeds(run.accuracy for run in group))
+        after.append(spread_over_seeds(best.scores.values()) if best else None)
+        own, gained = (spreads[-1].format(100) if spreads[-1] else None for spreads in (before, after))
+        rows.append([name, len(group), own, best.classifier if best else None, gained])
     several = len(results) > len(groups)
     title = "Final accuracy" + (", with one standard deviation over seeds" if several else "")
     alt = f"{title}, before calibration: {'; '.join(f'{row[0]} {row[2]}' for row in rows)}."
-    chart = _draw_final(title, alt, list(groups), {label: row for label, row in bars.items() if any(row)})
+    bars = {"before calibration": before, "after the best calibration": after}
+    chart = _draw_final(title, alt, list(groups), {label: spreads for label, spreads in bars.items() if any(spreads)})
     columns = {"settings": "text", "seeds": "count", "accuracy, %": "number", "best calibration": "text"}
     note = "Mean ± sample standard deviation."
     return [chart, *([tabulate("Over seeds", columns | {"after it, %": "number"}, rows, note)] if several else [])]
@@ -344,11 +333,9 @@ def _draw_final(title: str, alt: str, names: Sequence[str], bars: Mapping[str, S
         tips = [f"{name}, {label}: {text}" for name, text in zip(names, texts, strict=True)]
         means = [spread.mean if spread else None for spread in spreads]
         marks.append(Bars(y, means, width=0.9 * thick, colour=colour, name=label, flat=True, tips=tips))
-        marks += [
-            Line([spread.mean - spread.deviation, spread.mean + spread.deviation], [at, at], colour="ink")
-            for at, spread in zip(y, spreads, strict=True)
-            if spread and spread.deviation
-        ]
+        for at, spread in zip(y, spreads, strict=True):
+            if spread and (deviation := spread.deviation):
+                marks.append(Line([spread.mean - deviation, spread.mean + deviation], [at, at], colour="ink"))
     x, y_axis = Axis("accuracy", low=0, high=1, kind="percent"), axis_of("", names)
     y_axis = replace(y_axis, low=-0.5, high=len(names) - 0.5, reverse=True)
     return Chart("final-accuracy", title, alt, marks, x, y_axis, 880, 120 + 44 * len(names))
@@ -431,9 +418,7 @@ def make_report(
     if not paths:
         raise UserError("no runs; give the directory of a finished run")
     if len(paths) > 1 and (without or out is None):
-        raise UserError(
-            "a comparison of several runs needs --out FILE.html, and --without is for the report of one run"
-        )
+        raise UserError("a comparison of runs needs --out FILE.html, and --without is for the report of one run")
     if out is not None and Path(out).suffix not in (".html", ".htm"):
         raise UserError(f"--out {out}: the file must end in .html")
     values = {"data": data, "model": model, "method": method}
