@@ -150,7 +150,7 @@ HEADER = "user_id,image_id,class\n"
     [
         ("", "has no column 'user_id'"),
         (HEADER, "has no rows"),
-        (HEADER + "a,0\n", "line 2 has 2 fields for 3 columns"),
+        (HEADER + "a,0\n", "line 2 has 2 values for 3 columns"),
         (HEADER + "a,0,6\nb,x.jpg,9\n", "must be whole numbers .*'x.jpg'"),
         (HEADER + "a,0,frog\n", "must be whole numbers .*'frog'"),
         (HEADER + "a,0,6\nb,4,9\n", "one of the rows 0 to 3 of the training set"),

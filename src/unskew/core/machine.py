@@ -82,7 +82,7 @@ def resolve_device(text: str) -> torch.device:
         return torch.device(kind)
     device = torch.device(text)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    available = {"cpu": True, "cuda": (device.index or 0) < count, "mps": torch.backends.mps.is_available()}
+    available = {"cpu": True, "cuda": 0 <= (device.index or 0) < count, "mps": torch.backends.mps.is_available()}
     if not available[device.type]:
         number = "" if device.index is None else f" {device.index}"
         raise UserError(f"--device {text}: PyTorch found no {device.type.upper()} device{number}; use auto or cpu")
