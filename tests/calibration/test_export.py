@@ -79,6 +79,7 @@ VARIANTS = {
 }
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")  # people still use it
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
+FIRST = ("linear", "discriminant", "lift and clip")  # the others only under make test-all: the exporter is slow
 
 
 @every_variant
@@ -106,7 +107,7 @@ def test_a_whole_model_can_be_exported(variant):
         torch.testing.assert_close(exported.module()(images(count)), model(images(count)))
 
 
-@every_variant
+@pytest.mark.parametrize("variant", [pytest.param(v, marks=[] if v in FIRST else pytest.mark.heavy) for v in VARIANTS])
 @pytest.mark.filterwarnings("ignore")  # of the exporter
 def test_a_whole_model_gives_the_same_logits_in_onnxruntime(variant, tmp_path):
     runtime = pytest.importorskip("onnxruntime")

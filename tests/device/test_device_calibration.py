@@ -70,7 +70,13 @@ def agree(here, home):
         assert all(torch.equal(value, other_values[name]) for name, value in values.items())
 
 
-@pytest.mark.parametrize("calibration", [*(QUICK.get(name, name) for name in CALIBRATIONS), *KNOBS])
+@pytest.mark.parametrize(
+    "calibration",
+    [
+        *(QUICK.get(name, name) for name in CALIBRATIONS),
+        *(pytest.param(knob, marks=pytest.mark.heavy) for knob in KNOBS),
+    ],
+)
 def test_every_calibration_is_the_same_as_on_the_cpu(home, calibration):
     agree(small(f"fedavg + {calibration}", sizes=SIZES), home)
 

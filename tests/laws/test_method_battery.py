@@ -240,6 +240,7 @@ def test_one_round_alone_would_not_see_that_the_order_matters(build, monkeypatch
     assert laws.commutes(candidate(by_value(build)), candidate("fedprox")) is None
 
 
+@pytest.mark.heavy
 def test_engines_that_differ_only_once_memories_exist_are_caught():
     method = candidate("breaking_methods:counting")
     for law in (laws.seeded, laws.leaves_arguments):

@@ -24,6 +24,7 @@ def mine(tmp_path, monkeypatch):
     return "mine_from_the_page"
 
 
+@pytest.mark.heavy
 def test_the_method_of_the_page_keeps_the_laws(mine):
     assert check_method(__import__(mine).distil(), neutral=f"{mine}:distil(weight=0)")
 

@@ -172,7 +172,7 @@ def same_end(run, whole):
     )
 
 
-@pytest.mark.parametrize("seconds", [0, 3, 1000])
+@pytest.mark.parametrize("seconds", [0, pytest.param(3, marks=pytest.mark.heavy), 1000])
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_a_run_killed_after_any_round_and_resumed_writes_the_same_lines(
     runs_of, tmp_path, monkeypatch, method, seconds

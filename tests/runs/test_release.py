@@ -154,7 +154,7 @@ def published(tmp_path, data, method, **options):
 
 
 @pytest.mark.parametrize("method", [UPDATES, f"{UPDATES} + {STATISTICS}", f"{UPDATES} + moon"])
-@pytest.mark.parametrize("change", ["pixels", "label", "left out"])
+@pytest.mark.parametrize("change", ["pixels", pytest.param("label", marks=pytest.mark.heavy), "left out"])
 def test_data_that_differ_in_one_example_leave_the_same_files_but_for_noise(
     tmp_path, neighbours, noise_covers_all, method, change
 ):

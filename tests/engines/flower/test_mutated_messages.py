@@ -39,7 +39,7 @@ ODD = [
     *("os:system", "this:-", "../../etc", "fedavg + lda", "resnet-50"),
 ]
 GROWTH = 64 * 2**20  # bytes of memory that all messages together may leave behind
-COUNTS = [2_000, pytest.param(100_000, marks=pytest.mark.heavy)]
+COUNTS = [500, pytest.param(100_000, marks=pytest.mark.heavy)]
 
 
 def resident():
