@@ -168,7 +168,7 @@ class Buckets:
 
     def __init__(self, burst: int, rate: float, most: int = 10_000) -> None:
         self._burst, self._rate, self._most = burst, rate, most
-        self._left: dict[Hashable, tuple[float, float]] = {}
+        self._left = OrderedDict[Hashable, tuple[float, float]]()
 
     def take(self, name: Hashable) -> bool:
         """Count an event; whether it was allowed."""
@@ -176,7 +176,7 @@ class Buckets:
         count, when = self._left.get(name, (float(self._burst), 0.0))
         left = min(self._burst, count + (now - when) * self._rate)
         if name not in self._left and len(self._left) >= self._most:
-            self._left.pop(next(iter(self._left)))
+            self._left.popitem(last=False)
         self._left[name] = max(left - 1.0, 0.0), now
         return left >= 1.0
 
