@@ -205,8 +205,9 @@ def test_a_rank_that_would_give_other_bits_is_refused_by_name(two, monkeypatch, 
 
 def test_a_rank_that_does_not_come_is_named(monkeypatch):
     monkeypatch.setattr(torchrun, "JOIN_SECONDS", 0.2)
-    with pytest.raises(UserError, match="rank 1, 2 has not joined within 0 s"):
-        torchrun.gather(torchrun.Launched(0, 3, "127.0.0.1", free_port()), processors=True)
+    launched = torchrun.Launched(0, 3, "127.0.0.1", free_port())
+    with torchrun.listen(launched)[0], pytest.raises(UserError, match="rank 1, 2 has not joined within 0 s"):
+        torchrun.gather(launched, processors=True)
 
 
 def test_a_sweep_says_that_it_is_for_one_machine(tmp_path):
