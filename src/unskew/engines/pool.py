@@ -21,7 +21,6 @@ from unskew.core.machine import device_count, files_left, resolve_device, too_ma
 from unskew.core.tensors import Layout, PackedSums
 from unskew.core.types import Failure, Job, Note, Reply, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, build, keep_freed_memory
-from unskew.engines.codec import Envelope, by_name, decode, encode
 from unskew.engines.results import ResultFile, SharedFile
 from unskew.engines.scheduler import DEATHS, Scheduler
 from unskew.privacy.sessions import Sessions
@@ -73,7 +72,7 @@ class VisitResult(msgspec.Struct, omit_defaults=True):
     failure: str | None = None
     where: tuple[int, int] | None = None
     layout: Layout | None = None  # None: as in the worker's last result
-    extra: tuple[int, int] | None = None
+    extra: Layout = []
     ticket: str | None = None
 
 
@@ -261,12 +260,10 @@ class Worker:
         self.layout: Layout = []  # of its last result; sent only when it changes
 
     def read(self, slot: int, result: VisitResult) -> Reply:
-        """A visit's reply; its sums are views of the slot's memory, its extra is copied."""
+        """A visit's reply: views of the slot's memory."""
         assert result.where is not None
-        file, extra = self._results[slot], Tensors()
-        if result.extra is not None:
-            extra = by_name(decode(Envelope.from_bytes(file.read_bytes(*result.extra)))[1])
-        return Reply(PackedSums(self.layout, file.read(*result.where)), extra, result.ticket)
+        file = self._results[slot]
+        return Reply(PackedSums(self.layout, file.vector(*result.where)), file.read(result.extra), result.ticket)
 
     def running(self) -> int | None:
         """The index of the visit during which the worker died; None if there was none."""
@@ -352,8 +349,8 @@ class Desk:
         if isinstance(reply, Failure):
             return VisitResult(index, reply.reason)
         assert isinstance(reply.sums, PackedSums)
-        where, layout = self._file.write(reply.sums.vector), reply.sums.layout
-        extra = self._file.write_bytes(encode({}, reply.extra.items()).to_bytes()) if reply.extra else None
+        where, layout = self._file.append(reply.sums.vector), reply.sums.layout
+        extra = self._file.append_tensors(dict(reply.extra))
         new = layout is not self._layout and layout != self._layout
         self._layout = layout
         return VisitResult(index, None, where, layout if new else None, extra, reply.ticket)
