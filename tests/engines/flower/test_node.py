@@ -30,8 +30,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.types import Split, Visit
 from unskew.data.sources import load
-from unskew.engines.codec import Envelope
-from unskew.engines.flower.messages import WireContext, restore, seal, unseal
+from unskew.engines.flower.messages import Envelope, WireContext, restore, seal, unseal
 from unskew.engines.flower.node import Node, NodeMemory, open_secret, read_node_data
 from unskew.round import statistics
 from unskew.round.client_memory import MemoryFormat, whole_model

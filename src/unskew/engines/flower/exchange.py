@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from unskew.engines.codec import Envelope
+from unskew.engines.flower.messages import Envelope
 
 Response = Envelope | str  # a str is the reason why there is no reply
 

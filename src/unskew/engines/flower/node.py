@@ -39,17 +39,20 @@ from unskew.data.population import Population
 from unskew.data.sources import load
 from unskew.data.store import cache_of
 from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset, pixels
-from unskew.engines.codec import MAX_TENSORS, BadMessage, Envelope, by_name
 from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
 from unskew.engines.flower.audit import AUDIT, SPENT, AuditLog, EpsilonBook, announce, describe_reply, unit_of
 from unskew.engines.flower.messages import (
+    MAX_TENSORS,
+    BadMessage,
     ClientFacts,
     Description,
+    Envelope,
     Header,
     JobRequest,
     RunAgreement,
     Seen,
     WireContext,
+    by_name,
     compact,
     factor_of,
     printable,

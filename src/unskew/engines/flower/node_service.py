@@ -21,7 +21,7 @@ from unskew.core.errors import Ended, UserError
 from unskew.core.files import toml_record
 from unskew.core.machine import ready_device
 from unskew.engines.blueprint import keep_freed_memory
-from unskew.engines.codec import MAX_BODY, MAX_HEADER, Envelope
+from unskew.engines.flower.messages import MAX_BODY, MAX_HEADER, Envelope
 from unskew.engines.flower.node import Node, read_node_data
 from unskew.engines.flower.policy import MEGABYTE, POLICY, Policy, read_policy
 from unskew.privacy.signing import ROSTER, Registered
