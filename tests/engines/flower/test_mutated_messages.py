@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodes import VISIT, Asking, blueprint_of, first_state, make_node, outcome_of, without_slot
+from nodes import VISIT, Asking, InProcess, blueprint_of, first_state, make_node, outcome_of, without_slot
 from unskew.calibration.covariances import Diagonal
 from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.jobs import Moments
@@ -23,7 +23,6 @@ from unskew.core.key import Key
 from unskew.core.types import Local, Visit
 from unskew.data.sources import load
 from unskew.engines.flower.engine import FederatedEngine, Mailbox, Members, Rules, Session, Template
-from unskew.engines.flower.exchange import InProcess
 from unskew.engines.flower.messages import (
     MAX_BODY,
     BadMessage,

@@ -36,7 +36,6 @@ from unskew.data.batches import examples_for
 from unskew.data.population import Population
 from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset
 from unskew.engines.flower.audit import reply_sha256
-from unskew.engines.flower.exchange import Presence, Transport
 from unskew.engines.flower.messages import (
     NO_TENSORS,
     STARTS,
@@ -44,8 +43,10 @@ from unskew.engines.flower.messages import (
     Body,
     Description,
     Header,
+    Presence,
     RunAgreement,
     SentResult,
+    Transport,
     WireContext,
     by_name,
     printable,

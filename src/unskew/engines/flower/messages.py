@@ -1,4 +1,4 @@
-"""Messages between server and nodes: a header in JSON and the raw bytes of tensors. Nothing is pickled.
+"""Messages between server and nodes, and what carries them: a header in JSON and tensors as bytes, nothing pickled.
 
 A header has the protocol version, the message's kind, its run and its number within the run, the name, type and shape
 of every tensor, and a hash of the whole message. The body is the tensors' bytes, little-endian, without gaps. The hash
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 import torch
@@ -65,6 +65,37 @@ class Envelope:
         """Read what ``to_bytes`` returned."""
         end = 8 + int.from_bytes(content[:8], "little")
         return Envelope(content[8:end], content[end:])
+
+
+Response = Envelope | str  # a str is the reason why there is no reply
+
+
+@dataclass(frozen=True)
+class Presence:
+    """A connected node: the name and fingerprint of its registered key, and when it connected."""
+
+    name: str | None = None  # None: the network has no names
+    since: str = ""  # in any format
+    key: str | None = None
+
+
+class Transport(Protocol):
+    """A network whose nodes come and go. Node ids have no meaning outside it."""
+
+    def nodes(self) -> Mapping[int, Presence]:
+        """The nodes that are connected now, by id."""
+
+    def send(self, node: int, message: Envelope) -> str | None:
+        """Send a message and return its id for ``receive``; None if it could not be sent."""
+
+    def receive(self, ids: Iterable[str]) -> dict[str, Response]:
+        """The replies to these messages that have arrived, each returned once."""
+
+    def now(self) -> float:
+        """Seconds on a monotonic clock."""
+
+    def pause(self, seconds: float) -> None:
+        """Wait."""
 
 
 @dataclass(frozen=True)
