@@ -255,8 +255,8 @@ def test_labels_follow_the_classes_agreed_on():
     images = load("digits", None)
     data = slice_of_digits(1)
     turned = replace(Asking(None).agreement, classes=images.classes[::-1])
-    held = data.fit(turned)
-    assert held.images.train.labels.tolist() == (9 - images.train.labels).tolist()
+    fitted, _, _ = data.fit(turned)
+    assert fitted.train.labels.tolist() == (9 - images.train.labels).tolist()
 
 
 def test_a_job_before_an_agreement_is_answered_with_unknown(tmp_path):
@@ -427,9 +427,9 @@ def test_a_node_may_bring_several_clients(tmp_path):
     data = read_node_data("many", "digits", partition="iid", of=4, clients=(3, 1))
     assert [(each.name, each.number) for each in data.describe().clients] == [("many-3", 3), ("many-1", 1)]
     agreement = replace(Asking(None).agreement, numbers={"many-3": 3, "many-1": 1})
-    held = data.fit(agreement)
-    assert held.population.offsets.tolist() == [0, 0, 360, 360, 719]
-    assert sorted(held.tests) == [1, 3]
+    _, population, tests = data.fit(agreement)
+    assert population.offsets.tolist() == [0, 0, 360, 360, 719]
+    assert sorted(tests) == [1, 3]
     node = Node(data, tmp_path / "many")
     asking = Asking(node)
     asking.agreement = agreement

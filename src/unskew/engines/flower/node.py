@@ -38,8 +38,8 @@ from unskew.data.photographs import silent
 from unskew.data.population import Population
 from unskew.data.sources import load
 from unskew.data.store import cache_of
-from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset, pixels
-from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
+from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset
+from unskew.engines.features import FrozenPart, images_sha256
 from unskew.engines.flower.audit import AUDIT, SPENT, AuditLog, EpsilonBook, announce, describe_reply, unit_of
 from unskew.engines.flower.messages import (
     MAX_TENSORS,
@@ -83,15 +83,6 @@ class OwnClient:
 
 
 @dataclass(frozen=True)
-class FittedData:
-    """A node's images as a run uses them, which client has which, and each client's test images."""
-
-    images: ImageSet
-    population: Population
-    tests: Mapping[int, Tensor]
-
-
-@dataclass(frozen=True)
 class NodeData:
     """A node's name, its images and its clients."""
 
@@ -115,8 +106,8 @@ class NodeData:
         look = (images.classes, images.shape, images.mean, images.std, images.augment)
         return Description(self.name, own_version(), clients, *look, choose_augmentation(AUTO, images))
 
-    def fit(self, agreement: RunAgreement) -> FittedData:
-        """The images with the agreed classes, client numbers and normalization."""
+    def fit(self, agreement: RunAgreement) -> tuple[ImageSet, Population, dict[int, Tensor]]:
+        """The images as a run uses them, which client has which, and the rows of each client's test images."""
         numbers = agreement.numbers
         stated = {client.name: client.number for client in self.clients}
         if numbers.keys() != stated.keys() or any(stated[name] not in (None, numbers[name]) for name in stated):
@@ -131,7 +122,7 @@ class NodeData:
             offsets[numbers[client.name] + 1] = len(client.train)
         order = np.concatenate([client.train for client in clients]).astype(np.int32)
         tests = {numbers[client.name]: torch.from_numpy(client.test) for client in clients}
-        return FittedData(images, Population(order, np.cumsum(offsets)), tests)
+        return images, Population(order, np.cumsum(offsets)), tests
 
     def _fit_part(self, part: Split, agreement: RunAgreement) -> Split:
         """The same images with the agreed channels, and labels that number the agreed classes."""
@@ -326,11 +317,11 @@ class NodeRun:
         size = sum(value.nbytes for value in frozen.values())
         if (frozen and blueprint.layers is None) or size > policy.max_model * MEGABYTE:
             raise BadMessage("it sends a frozen part that its network does not have, or that is too large")
-        fitted, blueprint = data.fit(agreement), replace(blueprint, device=device)
-        images = fitted.images
+        (images, population, own_tests), blueprint = data.fit(agreement), replace(blueprint, device=device)
         if blueprint.stored:
-            blueprint, images = _store_features(blueprint, fitted, frozen, agreement.views, policy.max_disk * MEGABYTE)
-        side = build(blueprint, dataset(images, fitted.population) | tensors.prefixed(frozen, FROZEN))
+            most = policy.max_disk * MEGABYTE
+            blueprint, images = _store_features(blueprint, images, population, frozen, agreement.views, most)
+        side = build(blueprint, dataset(images, population) | tensors.prefixed(frozen, FROZEN))
         self.memory: NodeMemory | None = None
         if side.algorithm.remember:
             layout = MemoryFormat(side.algorithm.remember, side.weights)
@@ -341,7 +332,7 @@ class NodeRun:
             subject = partial(subject_of, algorithm=side.algorithm)
             signer = Signer(registered, context, subject, partial(pin_members, folder / "sums"), say)
         self.side: ClientSide = replace(
-            side, memory=self.memory, secret=secret, sessions=sessions, signer=signer, own_tests=fitted.tests
+            side, memory=self.memory, secret=secret, sessions=sessions, signer=signer, own_tests=own_tests
         )
 
     def check(self, request: JobRequest, shared: Tensors) -> tuple[Job, list[Visit]]:
@@ -422,17 +413,14 @@ class NodeRun:
 
 
 def _store_features(
-    blueprint: Blueprint, fitted: FittedData, frozen: Tensors, views: int, max_bytes: int
+    blueprint: Blueprint, images: ImageSet, population: Population, frozen: Tensors, views: int, max_bytes: int
 ) -> tuple[Blueprint, ImageSet]:
     """The frozen part's output instead of the images, computed once; the images if it is too large."""
-    network = blueprint.whole()
-    tensors.overwrite_some(network, frozen)
-    parts = pixels(blueprint, dataset(fitted.images, fitted.population))
-    part = Frozen(blueprint, network, parts, images_sha256(fitted.images), views)
-    size, cache = stored_bytes(fitted.images, part.cut.shape, views), cache_folder()
-    if size > physical_memory() / MEMORY_SHARE or size + sum(map(_disk_bytes, cache.glob("features-*"))) > max_bytes:
-        return replace(blueprint, stored=False), fitted.images
-    return blueprint, stored_features(part, fitted.images, cache, silent)
+    part, cache = FrozenPart(blueprint, frozen, images, population, images_sha256(images), views), cache_folder()
+    on_disk = part.bytes + sum(map(_disk_bytes, cache.glob("features-*")))
+    if part.bytes > physical_memory() / MEMORY_SHARE or on_disk > max_bytes:
+        return replace(blueprint, stored=False), images
+    return blueprint, part.output(cache, silent)
 
 
 def _disk_bytes(folder: Path) -> int:
