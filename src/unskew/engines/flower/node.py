@@ -305,19 +305,17 @@ VisitResults = list[VisitResult]
 class NodeRun:
     """The node's part in one run. It handles one message at a time; its weights are scratch space."""
 
-    def __init__(
-        self, agreement: RunAgreement, data: NodeData, frozen: Tensors, folder: Path, *, secret: bytes,
-        sessions: Sessions, device: str, policy: Policy, registered: Registered | None, say: Say,
-    ) -> None:  # fmt: skip
-        self.agreement, self._policy = agreement, policy
-        blueprint = agreement.blueprint
+    def __init__(self, node: "Node", agreement: RunAgreement, frozen: Tensors, folder: Path) -> None:
+        self.agreement, self._policy = agreement, node.policy
+        blueprint, policy = agreement.blueprint, node.policy
         policy.check_texts(blueprint)
-        policy.check_size(blueprint, data.images.shape)
+        policy.check_size(blueprint, node.data.images.shape)
         policy.check_protection(blueprint.algorithm())
         size = sum(value.nbytes for value in frozen.values())
         if (frozen and blueprint.layers is None) or size > policy.max_model * MEGABYTE:
             raise BadMessage("it sends a frozen part that its network does not have, or that is too large")
-        (images, population, own_tests), blueprint = data.fit(agreement), replace(blueprint, device=device)
+        images, population, own_tests = node.data.fit(agreement)
+        blueprint, (secret, sessions) = replace(blueprint, device=node.device), open_secret(folder)
         if blueprint.stored:
             most = policy.max_disk * MEGABYTE
             blueprint, images = _store_features(blueprint, images, population, frozen, agreement.views, most)
@@ -327,10 +325,10 @@ class NodeRun:
             layout = MemoryFormat(side.algorithm.remember, side.weights)
             self.memory = NodeMemory(folder / "memories", layout, secret)
         signer = None
-        if registered is not None:
+        if node.registered is not None:
             context = hashlib.sha256(agreement.common + digest_of(frozen)).digest()
             subject = partial(subject_of, algorithm=side.algorithm)
-            signer = Signer(registered, context, subject, partial(pin_members, folder / "sums"), say)
+            signer = Signer(node.registered, context, subject, partial(pin_members, folder / "sums"), node.say)
         self.side: ClientSide = replace(
             side, memory=self.memory, secret=secret, sessions=sessions, signer=signer, own_tests=own_tests
         )
@@ -445,17 +443,14 @@ class Node:
     """A node and its runs. ``say`` gets a log line for every event."""
 
     def __init__(
-        self, data: NodeData, folder: Path, *, device: str = "cpu", plugins: tuple[str, ...] = (),
-        registered: Registered | None = None, say: Say = lambda line: None, max_bytes: int | None = None,
-        policy: Policy | None = None,
+        self, data: NodeData, folder: Path, *, device: str = "cpu", registered: Registered | None = None,
+        say: Say = lambda line: None, policy: Policy | None = None,
     ) -> None:  # fmt: skip
-        policy = policy or Policy()
-        self.policy = replace(policy, plugins={**dict.fromkeys(plugins, ""), **policy.plugins})
-        self.data, self._folder, self._device, self._registered = data, folder, device, registered
-        self._say, self._max_bytes = say, max_bytes or self.policy.max_message * MEGABYTE
+        self.data, self._folder, self.device, self.registered, self.say = data, folder, device, registered, say
+        self.policy = policy or Policy()
+        self._max_bytes = self.policy.max_message * MEGABYTE
         self.refusals: Counter[str] = Counter()  # by reason
         self._runs: dict[str, NodeRun] = {}  # the most recently used ones
-        self._secrets: dict[str, tuple[bytes, Sessions]] = {}  # by run
         self._seen: dict[str, Seen] = {}
         self._lock = threading.Lock()
         self._audit = AuditLog(folder / AUDIT)
@@ -498,7 +493,7 @@ class Node:
         reason = reason if reason in self.refusals or len(self.refusals) < MAX_REASONS else "others"
         self.refusals[reason] += 1
         if self.refusals[reason] == 1 or self.refusals.total().bit_count() == 1:
-            self._say(f"refused message {self.refusals.total():,}: {reason}")
+            self.say(f"refused message {self.refusals.total():,}: {reason}")
 
     def _describe(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
         description = replace(self.data.describe(), data=self._commitment)
@@ -524,9 +519,9 @@ class Node:
         write_whole(folder / AGREEMENT, whole)
         if before is None:
             terms = printable(f"{agreement.blueprint.method}, {agreement.blueprint.model}")
-            self._say(f"run {agreement.run[:8]}: agreed on {terms}")
+            self.say(f"run {agreement.run[:8]}: agreed on {terms}")
             for line in announce(run.side, self.policy.jobs):
-                self._say(f"run {agreement.run[:8]}: will leave this node: {line}")
+                self.say(f"run {agreement.run[:8]}: will leave this node: {line}")
         return seal(about | {"kind": "agreed", "agreement": agreement.digest})
 
     def _job(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
@@ -543,7 +538,7 @@ class Node:
         failed = [fields["failure"] for fields, _ in results if "failure" in fields]
         clients = ", ".join(f"client {visit.client}" for visit in visits[:5])
         failure = f"; failed: {printable(failed[0])}" if failed else ""
-        self._say(f"run {about['run'][:8]}, round {purpose.round}: {name_of(job)} for {clients}{failure}")
+        self.say(f"run {about['run'][:8]}, round {purpose.round}: {name_of(job)} for {clients}{failure}")
         sent = [pair for _, pairs in results for pair in pairs]
         reply = seal(about | {"kind": "done", "results": [fields for fields, _ in results]}, sent)
         self._audit.append({
@@ -560,7 +555,7 @@ class Node:
             raise BadMessage(f"this node's disk quota for runs, {self.policy.max_disk:,} MB, is used up (max_disk)")
 
     def _refuse(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
-        self._say(f"the server leaves this node out: {printable(header.get('reason'))}")
+        self.say(f"the server leaves this node out: {printable(header.get('reason'))}")
         return seal(about | {"kind": "heard"})
 
     def _finish(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
@@ -568,10 +563,8 @@ class Node:
         folder = self._run_folder(about["run"])  # message numbers stay, so that replays are refused
         rmtree(folder / "memories", ignore_errors=True)
         (folder / AGREEMENT).unlink(missing_ok=True)
-        if (own := self._secrets.pop(about["run"], None)) is not None:
-            own[1].close()
         forget_secret(folder)
-        self._say(f"run {about['run'][:8]} is finished; its clients' memories are deleted")
+        self.say(f"run {about['run'][:8]} is finished; its clients' memories are deleted")
         return seal(about | {"kind": "heard"})
 
     def _run(self, name: str) -> NodeRun | None:
@@ -586,22 +579,15 @@ class Node:
 
     def _open(self, agreement: RunAgreement, frozen: Tensors) -> NodeRun:
         folder = self._run_folder(agreement.run)
-        if agreement.run not in self._secrets:
-            self._secrets[agreement.run] = open_secret(folder)
-        secret, sessions = self._secrets[agreement.run]
         if (known := read_content(folder / DATA, 1000)) is None:
             write_whole(folder / DATA, self.data.sha256.encode(), secret=True)
         elif known.decode() != self.data.sha256:
             raise BadMessage("this node's data have changed since the run began; restore them, or start a new run")
-        run = NodeRun(
-            agreement, self.data, frozen, folder, secret=secret, sessions=sessions, device=self._device,
-            policy=self.policy, registered=self._registered, say=self._say,
-        )  # fmt: skip
+        run = NodeRun(self, agreement, frozen, folder)
         self._runs.pop(agreement.run, None)
         self._runs[agreement.run] = run
         for name in list(self._runs)[:-OPEN_RUNS]:
             del self._runs[name]
-            self._secrets.pop(name)[1].close()
         return run
 
     def _numbers(self, run: str) -> Seen:
