@@ -2,6 +2,7 @@
 
 import os
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -17,13 +18,15 @@ from unskew.core.types import Local, Split, Visit
 from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint, dataset
 from unskew.engines.flower.engine import FederatedEngine, Mailbox, Members, Rules, Session, Template
-from unskew.engines.flower.exchange import InProcess
 from unskew.engines.flower.messages import RunAgreement, read_header
 from unskew.engines.flower.node import Node, NodeData, OwnClient
 from unskew.methods import parse_method
 from unskew.round import driver
 from unskew.round.client import Train
 from unskew.round.jobs import add
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from nodes import exchange_of
 
 NODES, EXAMPLES = 3, 1000
 
@@ -64,7 +67,7 @@ def _federation(images, blueprint, folder):
         rows = np.arange(number * EXAMPLES, (number + 1) * EXAMPLES)
         data = NodeData(f"node-{number}", images, (OwnClient(f"node-{number}", number, rows, rows[:0]),))
         nodes[number + 1] = Node(data, folder / f"node-{number}")
-    exchange = InProcess({number: node.answer for number, node in nodes.items()})
+    exchange = exchange_of(nodes)
     session = Session(Mailbox(exchange, os.urandom(16).hex(), 0), Members(), Rules())
     for _ in range(2):
         list(session.answers())

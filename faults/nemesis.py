@@ -59,7 +59,7 @@ class Network:
     _clock: float = 0.0
 
     def nodes(self) -> Mapping[int, Any]:
-        from unskew.engines.flower.exchange import Presence
+        from unskew.engines.flower.messages import Presence
 
         there = [node for node in self.answers if self._away.get(node, 0) <= self._clock]
         return {node: Presence(since=str(self._lives.get(node, 0))) for node in there}

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,8 +19,7 @@ from unskew.data.population import Population
 from unskew.data.sources import load
 from unskew.engines.blueprint import Blueprint, dataset
 from unskew.engines.flower.engine import FederatedEngine, Mailbox, Members, Rules, Session, Template
-from unskew.engines.flower.exchange import InProcess
-from unskew.engines.flower.messages import RunAgreement, read_header, seal, unseal
+from unskew.engines.flower.messages import Envelope, Presence, Response, RunAgreement, read_header, seal, unseal
 from unskew.engines.flower.node import Node, read_node_data
 from unskew.engines.flower.policy import Policy
 from unskew.federation.folder import ROSTER, write_roster
@@ -64,6 +65,56 @@ def make_node(folder, number, clients=3, **settings):
 def make_nodes(folder, clients=3):
     """By id, so many nodes with a client each."""
     return {100 + number: make_node(folder, number, clients) for number in range(clients)}
+
+
+@dataclass
+class InProcess:
+    """Nodes in this process: real messages, no network.
+
+    ``between`` may change a reply on its way, or drop it by returning None.
+    """
+
+    answers: dict[int, Callable[[Envelope], Envelope]]
+    between: Callable[[int, Envelope, Envelope], Response | None] = lambda node, question, reply: reply
+    presence: dict[int, Presence] = field(default_factory=dict)
+    sent: int = 0  # bytes down
+    received: int = 0  # bytes up
+    _waiting: dict[str, tuple[int, Envelope]] = field(default_factory=dict)
+    _count: int = 0
+    _clock: float = 0.0
+
+    def nodes(self) -> Mapping[int, Presence]:
+        """The nodes that are connected now, by id."""
+        return {node: self.presence.get(node, Presence()) for node in self.answers}
+
+    def send(self, node: int, message: Envelope) -> str | None:
+        """Queue the message until ``receive`` asks for its reply."""
+        if node not in self.answers:
+            return None
+        self._count += 1
+        self.sent += len(message)
+        self._waiting[name := f"message-{self._count}"] = node, message
+        return name
+
+    def receive(self, ids: Iterable[str]) -> dict[str, Response]:
+        """Let the nodes answer their queued messages."""
+        replies: dict[str, Response] = {}
+        for name in [name for name in ids if name in self._waiting]:
+            node, question = self._waiting.pop(name)
+            if node in self.answers:
+                reply = self.between(node, question, self.answers[node](question))
+                if reply is not None:
+                    self.received += len(reply)
+                    replies[name] = reply
+        return replies
+
+    def now(self) -> float:
+        """Simulated time: the sum of all pauses."""
+        return self._clock
+
+    def pause(self, seconds: float) -> None:
+        """Advance the simulated clock; nobody waits."""
+        self._clock += seconds
 
 
 def exchange_of(nodes, **settings):

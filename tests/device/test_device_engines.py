@@ -9,7 +9,7 @@ from unskew import engines
 from unskew.core.key import Key
 from unskew.core.types import Local, Reply, Visit
 from unskew.engines import pool as pool_engine
-from unskew.engines.scheduler import Scheduler
+from unskew.engines.pool import Scheduler
 from unskew.round.client import Train
 from unskew.round.jobs import answer
 

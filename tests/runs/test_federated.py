@@ -278,7 +278,7 @@ def test_a_node_whose_data_do_not_fit_is_told_so_and_left_out(tmp_path):
     classes = {"north": ["cat", "dog"], "south": ["cat", "dgo"], "west": ["cat", "dog"], "east": ["cat"]}
     nodes = nodes_with(tmp_path, {"west": (9, 9)}, **classes)
     for node in nodes.values():
-        node._say = heard.append
+        node.say = heard.append
     result = federated(
         tmp_path, exchange_of(nodes), data="nodes", clients=4, rounds=1, classes=("cat", "dog"), said=said
     )

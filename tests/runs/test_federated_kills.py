@@ -7,8 +7,7 @@ from nodes import OPTIONS, exchange_of, federated, loop_over, make_node, make_no
 from replay import failed_by_round, replayed
 from unskew.core.types import Local
 from unskew.engines.flower.engine import Rules
-from unskew.engines.flower.exchange import Presence
-from unskew.engines.flower.messages import read_header
+from unskew.engines.flower.messages import Presence, read_header
 
 ROUNDS = 20
 

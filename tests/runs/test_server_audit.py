@@ -11,7 +11,7 @@ from nodes import exchange_of, federated, make_nodes
 from unskew.console.federation import federation_app
 from unskew.core.errors import UserError
 from unskew.engines.flower.audit import AUDIT, read_audit, record_lines
-from unskew.engines.flower.exchange import Presence
+from unskew.engines.flower.messages import Presence
 from unskew.engines.flower.node import COMMITMENT, commit
 from unskew.runs.federated import audit_file
 from unskew.runs.prepare import FLOWER_BYTES, PROCESS_BYTES, REPLY_COPIES, SERVER_COPIES, Overview

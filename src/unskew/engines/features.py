@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +29,13 @@ from unskew.core.files import write_whole
 from unskew.core.key import Key
 from unskew.core.limits import CACHE_VARIABLE
 from unskew.core.machine import cores, ready_device
-from unskew.core.types import ImageSet, Split
+from unskew.core.types import ImageSet, Split, Tensors
 from unskew.core.units import format_bytes
 from unskew.data.batches import SHIFT, Pixels, draw_augmentation
 from unskew.data.photographs import Say
-from unskew.engines.blueprint import Blueprint
+from unskew.data.population import Population
+from unskew.engines.blueprint import Blueprint, dataset, pixels
 from unskew.models.finetune import Cut, find_cut
-from unskew.models.networks import Network
 
 BLOCK = 1024  # images in a file
 AT_ONCE = 32  # images in one pass, which should fit in a core's cache
@@ -45,67 +45,61 @@ OTHER_FOLDER = f"set --cache-dir or {CACHE_VARIABLE} to a folder on another disk
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Frozen:
-    """A frozen part ready to run: the network with its weights, the images, and the number of views of each."""
+class FrozenPart:
+    """A network's frozen part, and the images that it runs on, ``views`` times more for the training images."""
 
-    blueprint: Blueprint
-    network: Network
-    parts: dict[str, Pixels]
-    data_sha256: str
-    views: int
-
-    @property
-    def cut(self) -> Cut:
-        """Where the network is cut."""
-        cut = find_cut(self.network, self.blueprint.shape, self.blueprint.layers or 0)
+    def __init__(
+        self, blueprint: Blueprint, weights: Tensors, images: ImageSet, population: Population, sha256: str, views: int
+    ) -> None:
+        self.blueprint, self.images, self.images_sha256, self.views = blueprint, images, sha256, views
+        self.network = blueprint.whole()
+        tensors.overwrite_some(self.network, weights)
+        self.parts = pixels(blueprint, dataset(images, population))
+        cut = find_cut(self.network, blueprint.shape, blueprint.layers or 0)
         assert cut is not None  # otherwise nothing is stored
-        return cut
+        self.cut, self.bytes = cut, stored_bytes(images, cut.shape, views)
 
-    def fingerprint(self, cut: Cut) -> str:
+    def fingerprint(self) -> str:
         """A hash of everything that decides the output."""
-        facts = [FORMAT, self.data_sha256, str(self.blueprint.shape), str(cut.shape), str(self.views)]
+        facts = [FORMAT, self.images_sha256, str(self.blueprint.shape), str(self.cut.shape), str(self.views)]
         if self.views and (kind := self.blueprint.local.augmentation) != SHIFT:
             facts.append(f"{kind} 2")  # increase the number if the same draws give other views
         own = {id(value) for value in self.network.classifier.parameters()}  # may be part of ``encoder``
-        front = {**dict(cut.front.named_parameters()), **dict(cut.front.named_buffers())}
+        front = {**dict(self.cut.front.named_parameters()), **dict(self.cut.front.named_buffers())}
         facts.append(tensors.sha256({name: value for name, value in front.items() if id(value) not in own}))
         facts += [str(value.flatten().tolist()) for value in (self.parts["train"].scale, self.parts["train"].offset)]
         return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
-
-def stored_features(frozen: Frozen, images: ImageSet, cache: Path, say: Say) -> ImageSet:
-    """The image set with the frozen part's output instead of its images, from the cache or computed now."""
-    cut = frozen.cut
-    fingerprint = frozen.fingerprint(cut)
-    folder = cache / f"features-{fingerprint[:32]}"
-    size = stored_bytes(images, cut.shape, frozen.views)
-    activity = f"features of the frozen part: {format_bytes(size)} in {folder}"
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if existing != folder and size > (free := shutil.disk_usage(existing).free):
-        raise UserError(f"{activity}, but only {format_bytes(free)} is free; {OTHER_FOLDER}")
-    total = len(images.train) * (1 + frozen.views) + (len(images.test) if images.test.rows is None else 0)
-    done, parts = 0, dict[str, Floats]()
-    with _locked(folder), _encoder(cut, frozen.blueprint) as fill:
-        for part, split in (("train", images.train), ("test", images.test)):
-            if split.rows is not None:  # a validation split
-                parts[part] = parts["train"]
-                continue
-            per_image = 1 + (frozen.views if part == "train" else 0)
-            features: Floats = np.empty((len(split) * per_image, *cut.shape), np.float32)
-            for start in range(0, len(split), BLOCK):
-                stop = min(start + BLOCK, len(split))
-                file = folder / f"{part}-{start:09d}.safetensors"
-                rows = features[start * per_image : stop * per_image]
-                if not _read(file, fingerprint, rows):
-                    say(activity, done, total)
-                    fill(rows, frozen.parts[part], start, per_image)
-                    _write(file, fingerprint, rows)
-                done += len(rows)
-            parts[part] = features
-    train = Split(parts["train"], images.train.labels)
-    test = Split(parts["test"], images.test.labels, images.test.rows)
-    return replace(images, train=train, test=test)
+    def output(self, cache: Path, say: Say) -> ImageSet:
+        """The image set with the frozen part's output instead of its images, from the cache or computed now."""
+        images, views, fingerprint = self.images, self.views, self.fingerprint()
+        folder = cache / f"features-{fingerprint[:32]}"
+        activity = f"features of the frozen part: {format_bytes(self.bytes)} in {folder}"
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        if existing != folder and self.bytes > (free := shutil.disk_usage(existing).free):
+            raise UserError(f"{activity}, but only {format_bytes(free)} is free; {OTHER_FOLDER}")
+        total = len(images.train) * (1 + views) + (len(images.test) if images.test.rows is None else 0)
+        done, parts = 0, dict[str, Floats]()
+        with _locked(folder), _encoder(self.cut, self.blueprint) as fill:
+            for part, split in (("train", images.train), ("test", images.test)):
+                if split.rows is not None:  # a validation split
+                    parts[part] = parts["train"]
+                    continue
+                per_image = 1 + (views if part == "train" else 0)
+                features: Floats = np.empty((len(split) * per_image, *self.cut.shape), np.float32)
+                for start in range(0, len(split), BLOCK):
+                    stop = min(start + BLOCK, len(split))
+                    file = folder / f"{part}-{start:09d}.safetensors"
+                    rows = features[start * per_image : stop * per_image]
+                    if not _read(file, fingerprint, rows):
+                        say(activity, done, total)
+                        fill(rows, self.parts[part], start, per_image)
+                        _write(file, fingerprint, rows)
+                    done += len(rows)
+                parts[part] = features
+        train = Split(parts["train"], images.train.labels)
+        test = Split(parts["test"], images.test.labels, images.test.rows)
+        return replace(images, train=train, test=test)
 
 
 def stored_bytes(images: ImageSet, shape: tuple[int, int, int], views: int) -> int:

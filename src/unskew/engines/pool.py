@@ -7,7 +7,8 @@ are yielded in visit order, so the number of workers does not change the sums.
 import os
 import selectors
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,13 @@ from unskew.core.child import Child, JsonLines, start_worker
 from unskew.core.errors import LostMemory, StorageFailure, UserError, describe_error
 from unskew.core.key import Key
 from unskew.core.machine import device_count, files_left, resolve_device, too_many_files, worker_device
-from unskew.core.tensors import Layout, PackedSums
-from unskew.core.types import Failure, Job, Note, Reply, Tensors, TestPart, Visit
+from unskew.core.tensors import DOUBLE, Layout, PackedSums
+from unskew.core.types import Failure, Job, Local, Note, Reply, Roster, Tensors, TestPart, Visit
+from unskew.data.batches import examples_for
 from unskew.engines.blueprint import Blueprint, build, keep_freed_memory
-from unskew.engines.codec import Envelope, by_name, decode, encode
 from unskew.engines.results import ResultFile, SharedFile
-from unskew.engines.scheduler import DEATHS, Scheduler
 from unskew.privacy.sessions import Sessions
-from unskew.round.client import ClientSide, plan_ahead
+from unskew.round.client import ClientSide, Train, plan_ahead
 from unskew.round.jobs import answer, decode_job, encode_job
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ FILES_OF_WORKER = 9  # that stay open: two connections, its results and their ma
 AHEAD = 2  # groups of visits that a worker has at once: it starts the second while the parent handles the first
 SLOTS = 3  # result files of a worker: for the current group, the next one, and one waiting to be added
 PATIENCE = 2.0  # seconds for a worker to exit by itself
+DEATHS = 3  # worker deaths after which a visit counts as failed
+WAITING_BYTES = 512 * 2**20  # limit for results that wait for an earlier visit
+SHORT = 128  # examples; shorter visits may queue at a busy worker even if few are left
+GROUP = 8  # maximum number of visits in a group
+GROUP_EXAMPLES = 512  # a group with this many examples is full, so long visits are assigned one by one
+GROUP_BYTES = 8 * 2**20  # limit for a group's results
 
 
 class Hello(msgspec.Struct, tag="hello"):
@@ -73,7 +79,7 @@ class VisitResult(msgspec.Struct, omit_defaults=True):
     failure: str | None = None
     where: tuple[int, int] | None = None
     layout: Layout | None = None  # None: as in the worker's last result
-    extra: tuple[int, int] | None = None
+    extra: Layout = []
     ticket: str | None = None
 
 
@@ -107,6 +113,115 @@ class WorkerFiles:
         """The descriptors, in the order of the arguments of ``serve``."""
         own = (self.side.sessions, self.side.memory_file)
         return [file.descriptor for file in (self.data, self.weights, *self.results, *own) if file is not None]
+
+
+class Scheduler:
+    """The visits of one job: which are open or running, and which results wait for an earlier one.
+
+    Parameters
+    ----------
+    job, visits : the work, and the clients.
+    roster : the clients' numbers of examples.
+    local : the clients' training settings, for the length of a training visit.
+    numbers : how many numbers a reply has, by type of job; updated for the next job.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        visits: Sequence[Visit] | Sequence[TestPart],
+        roster: Roster,
+        local: Local,
+        numbers: dict[type, int],
+    ) -> None:
+        trains = isinstance(getattr(job, "inner", job), Train)
+        sizes = [  # in one pass
+            visit.stop - visit.start
+            if isinstance(visit, TestPart)
+            else (roster.size(visit.client) if visit.take is None else visit.take)
+            for visit in visits
+        ]
+        self.visits = visits
+        self._examples = [examples_for(size, local) if trains else size for size in sizes]
+        self._numbers, self._kind = numbers, type(job)
+        self._open = sorted(range(len(visits)), key=lambda index: (sizes[index] if trains else 1, -index))  # last first
+        self._results: dict[int, Reply | Failure] = {}  # not yet passed on
+        self._deaths = Counter[int]()
+        self._next = 0  # the visit whose result is passed on next
+
+    @property
+    def done(self) -> bool:
+        """Whether every result has been passed on."""
+        return self._next == len(self.visits)
+
+    def take(self) -> Reply | Failure | None:
+        """The next result in visit order; None if it is not available yet."""
+        if self._next not in self._results:
+            return None
+        result = self._results.pop(self._next)
+        self._next += 1
+        return result
+
+    def waits(self, indices: Iterable[int]) -> bool:
+        """Whether a result of these visits has not been passed on yet."""
+        return any(index in self._results for index in indices)
+
+    def next_group(self, workers: int) -> list[int]:
+        """The next visits for one of ``workers`` workers: several if they are short and many are open, else one."""
+        numbers = self._numbers.get(self._kind)
+        fitting = GROUP_BYTES // (DOUBLE * numbers) if numbers else 1
+        most = max(1, min(GROUP, fitting, len(self._open) // (4 * workers)))
+        group: list[int] = []
+        examples = 0
+        while len(group) < most and examples < GROUP_EXAMPLES and (index := self._next_open(numbers)) is not None:
+            group.append(index)
+            examples += self._examples[index]
+        return group
+
+    def may_queue(self, workers: int) -> bool:
+        """Whether to assign further visits to a busy worker; not if another might do them sooner."""
+        return len(self._open) >= 4 * workers or (bool(self._open) and self._examples[self._open[-1]] <= SHORT)
+
+    def finish(self, index: int, result: Reply | Failure) -> None:
+        """Record a visit's result. Its tensors must not change until it is passed on, or ``own`` is called."""
+        self._results[index] = result
+        if isinstance(result, Reply) and isinstance(result.sums, PackedSums):
+            self._numbers[self._kind] = result.sums.vector.numel()
+
+    def own(self, indices: Iterable[int]) -> None:
+        """Copy those of these results that still wait, because their memory will be reused."""
+        for index in indices:
+            result = self._results.get(index)
+            if isinstance(result, Reply) and isinstance(result.sums, PackedSums):
+                sums = PackedSums(result.sums.layout, result.sums.vector.clone())
+                extra = {name: value.clone() for name, value in result.extra.items()}
+                self._results[index] = replace(result, sums=sums, extra=extra)
+
+    def fail(self, index: int, reason: str) -> None:
+        """Record that a visit failed."""
+        visit = self.visits[index]
+        failure = Failure(visit.client, reason, visit.repeat) if isinstance(visit, Visit) else Failure(None, reason)
+        self._results[index] = failure
+
+    def worker_died(self, index: int, reason: str) -> None:
+        """Repeat a visit, unless too many workers have died during it."""
+        self._deaths[index] += 1
+        if self._deaths[index] < DEATHS:
+            self.again([index])
+        else:
+            self.fail(index, f"its worker process died {DEATHS} times ({reason})")
+
+    def again(self, indices: Sequence[int]) -> None:
+        """Reopen these visits, before all others."""
+        self._open.extend(reversed(indices))
+
+    def _next_open(self, numbers: int | None) -> int | None:
+        """The longest open visit whose result could still wait if it is early."""
+        reach = self._next + max(64, WAITING_BYTES // (DOUBLE * (numbers or 1)))
+        for at in range(len(self._open) - 1, -1, -1):
+            if self._open[at] < reach:
+                return self._open.pop(at)
+        return None
 
 
 class Pool:
@@ -261,12 +376,10 @@ class Worker:
         self.layout: Layout = []  # of its last result; sent only when it changes
 
     def read(self, slot: int, result: VisitResult) -> Reply:
-        """A visit's reply; its sums are views of the slot's memory, its extra is copied."""
+        """A visit's reply: views of the slot's memory."""
         assert result.where is not None
-        file, extra = self._results[slot], Tensors()
-        if result.extra is not None:
-            extra = by_name(decode(Envelope.from_bytes(file.read_bytes(*result.extra)))[1])
-        return Reply(PackedSums(self.layout, file.read(*result.where)), extra, result.ticket)
+        file = self._results[slot]
+        return Reply(PackedSums(self.layout, file.vector(*result.where)), file.read(result.extra), result.ticket)
 
     def running(self) -> int | None:
         """The index of the visit during which the worker died; None if there was none."""
@@ -352,8 +465,8 @@ class Desk:
         if isinstance(reply, Failure):
             return VisitResult(index, reply.reason)
         assert isinstance(reply.sums, PackedSums)
-        where, layout = self._file.write(reply.sums.vector), reply.sums.layout
-        extra = self._file.write_bytes(encode({}, reply.extra.items()).to_bytes()) if reply.extra else None
+        where, layout = self._file.append(reply.sums.vector), reply.sums.layout
+        extra = self._file.append_tensors(dict(reply.extra))
         new = layout is not self._layout and layout != self._layout
         self._layout = layout
         return VisitResult(index, None, where, layout if new else None, extra, reply.ticket)

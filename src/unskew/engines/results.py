@@ -40,11 +40,11 @@ class SharedFile:
 
     def read(self, layout: Layout) -> Tensors:
         """The tensors of that layout, as views."""
-        return views(self.mapped(_end(layout)), layout)
+        return views(self.mapped(end_of(layout)), layout)
 
     def content(self, layout: Layout) -> bytes:
         """The bytes of the tensors of that layout."""
-        return self.mapped(end := _end(layout))[:end]
+        return self.mapped(end := end_of(layout))[:end]
 
     def fill(self, content: bytes | bytearray) -> None:
         """Overwrite the beginning."""
@@ -55,29 +55,29 @@ class SharedFile:
         os.close(self.descriptor)
 
 
-def _end(layout: Layout) -> int:
+def end_of(layout: Layout) -> int:
+    """Where the last tensor of a layout ends."""
     sizes = (torch.Size(shape).numel() * int(getattr(torch, dtype).itemsize) for _, dtype, shape, _ in layout)
     return max([ALIGN, *(entry[3] + size for entry, size in zip(layout, sizes, strict=True))])
 
 
-class ResultFile:
+class ResultFile(SharedFile):
     """The results of a group of visits, after a line with the index of the current visit."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self._file = SharedFile(descriptor)
-        self.descriptor, self.fill = self._file.descriptor, self._file.fill
-        self.running = memoryview(self._file.mapped(ALIGN)).cast("q")  # [0]: the index of the current visit
+        super().__init__(descriptor)
+        self.running = memoryview(self.mapped(ALIGN)).cast("q")  # [0]: the index of the current visit
         self._end = ALIGN
 
     def clear(self) -> None:
-        """Start again with the first vector."""
+        """Start again with the first result."""
         self._end = ALIGN
 
     def room(self, count: int) -> Tensor:
-        """Room for a vector after the last one."""
-        return self.read(self._end, count)
+        """Room for a vector after the last result."""
+        return self.vector(self._end, count)
 
-    def write(self, vector: Tensor) -> tuple[int, int]:
+    def append(self, vector: Tensor) -> tuple[int, int]:
         """Append a vector, unless it was computed in place; returns its start and length."""
         start, room = self._end, self.room(vector.numel())
         if room.data_ptr() != vector.data_ptr():
@@ -85,22 +85,16 @@ class ResultFile:
         self._end += -(-vector.numel() * DOUBLE // ALIGN) * ALIGN
         return start, vector.numel()
 
-    def read(self, start: int, count: int) -> Tensor:
+    def vector(self, start: int, count: int) -> Tensor:
         """The vector at that position, as a view."""
-        memory = self._file.mapped(start + count * DOUBLE)
+        memory = self.mapped(start + count * DOUBLE)
         return torch.frombuffer(memory, dtype=torch.float64, count=count, offset=start)
 
-    def write_bytes(self, content: bytes) -> tuple[int, int]:
-        """Append bytes; returns their start and number."""
-        start = self._end
-        self._file.mapped(start + len(content))[start : start + len(content)] = content
-        self._end += -(-len(content) // ALIGN) * ALIGN
-        return start, len(content)
-
-    def read_bytes(self, start: int, count: int) -> bytes:
-        """A copy of the bytes at that position."""
-        return self._file.mapped(start + count)[start : start + count]
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        self._file.close()
+    def append_tensors(self, tensors: Tensors) -> Layout:
+        """Append tensors; returns their layout in the file, from which ``read`` returns them."""
+        layout, size = plan_layout(tensors)
+        layout = [(name, dtype, shape, self._end + offset) for name, dtype, shape, offset in layout]
+        for name, view in self.read(layout).items():
+            view.copy_(tensors[name].detach())
+        self._end += size
+        return layout

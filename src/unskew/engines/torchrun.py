@@ -39,7 +39,7 @@ from unskew.core.types import EVERYONE, Failure, Job, Note, Reply, Tensors, Test
 from unskew.core.units import format_duration
 from unskew.engines.blueprint import keep_freed_memory
 from unskew.engines.pool import SLOTS, Begin, GroupResults, Hello, Pool, Ready, VisitGroup, WorkerFiles, serve
-from unskew.engines.results import SharedFile
+from unskew.engines.results import SharedFile, end_of
 from unskew.privacy.sessions import Sessions
 from unskew.round.client_memory import anonymous_file
 
@@ -564,7 +564,7 @@ class RankZero:
             self._stream.send(message)
             return
         ends = [result.where[0] + DOUBLE * result.where[1] for result in message.results if result.where]
-        end = max([ALIGN, *ends, *(sum(result.extra) for result in message.results if result.extra)])
+        end = max([ALIGN, *ends, *(end_of(result.extra) for result in message.results)])
         contents = [self._copies[1 + message.slot].mapped(end)[:end]]
         for result in message.results:
             client, kept = self._clients.get(result.index, EVERYONE), b""

@@ -22,8 +22,7 @@ from unskew.data.population import Partition
 from unskew.engines import EngineSetup
 from unskew.engines.flower import engine as flower
 from unskew.engines.flower.audit import AUDIT, AuditLog
-from unskew.engines.flower.exchange import Transport
-from unskew.engines.flower.messages import Description, RunAgreement
+from unskew.engines.flower.messages import Description, RunAgreement, Transport
 from unskew.engines.flower.node import own_version
 from unskew.engines.loop import Loop
 from unskew.methods import parse_method, with_release

@@ -29,8 +29,8 @@ from unskew.data.population import Clients, Ints, Partition, Population, emd, sp
 from unskew.data.sources import find_moved, load, load_examples
 from unskew.data.store import Cache, cache_of
 from unskew.engines import EngineSetup, Processes
-from unskew.engines.blueprint import CANNOT_CROSS, FROZEN, Blueprint, build, dataset, pixels
-from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
+from unskew.engines.blueprint import CANNOT_CROSS, FROZEN, Blueprint, build, dataset
+from unskew.engines.features import FrozenPart, images_sha256, stored_bytes
 from unskew.models import pretrained
 from unskew.models.finetune import find_cut, last_layers, parse_train
 from unskew.models.networks import Network
@@ -112,11 +112,9 @@ class Prepared:
         """The clients' data: images, or the output of a frozen part, which is computed once."""
         images = self.images
         if self.blueprint.stored:
-            network = self.blueprint.whole()
-            tensors.overwrite_some(network, self.frozen)
-            parts = pixels(self.blueprint, dataset(images, self.population))
-            frozen = Frozen(self.blueprint, network, parts, self.data_sha256, self.config.views or 0)
-            images = stored_features(frozen, images, cache_folder(self.config.cache_dir), self.say)
+            views = self.config.views or 0
+            part = FrozenPart(self.blueprint, self.frozen, images, self.population, self.data_sha256, views)
+            images = part.output(cache_folder(self.config.cache_dir), self.say)
         return dataset(images, self.population) | tensors.prefixed(self.frozen, FROZEN)
 
     @cached_property

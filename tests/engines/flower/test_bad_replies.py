@@ -19,9 +19,8 @@ from nodes import (
 from unskew.core import tensors
 from unskew.core.key import Key
 from unskew.core.types import Visit
-from unskew.engines.codec import Envelope
 from unskew.engines.flower.engine import Rules
-from unskew.engines.flower.messages import PROTOCOL, read_header
+from unskew.engines.flower.messages import PROTOCOL, Envelope, read_header
 from unskew.round import statistics
 from unskew.round.evaluation import Evaluate
 

@@ -22,8 +22,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Visit
 from unskew.engines.flower.engine import Rules
-from unskew.engines.flower.exchange import Presence
-from unskew.engines.flower.messages import read_header
+from unskew.engines.flower.messages import Presence, read_header
 from unskew.engines.flower.node import Node
 from unskew.report.write import make_report
 from unskew.round import statistics

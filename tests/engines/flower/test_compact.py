@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from federation import federation
 from unskew.core.types import Visit
 from unskew.engines.blueprint import build
-from unskew.engines.codec import BadMessage
-from unskew.engines.flower.messages import MODEL, PLAIN, SINGLE, WireContext, compact, factor_of, restore
+from unskew.engines.flower.messages import MODEL, PLAIN, SINGLE, BadMessage, WireContext, compact, factor_of, restore
 from unskew.round import statistics
 from unskew.round.client import Train
 from unskew.round.jobs import answer

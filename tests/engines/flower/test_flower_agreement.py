@@ -8,8 +8,7 @@ import pytest
 from nodes import slice_of_digits
 from unskew.core.types import Local
 from unskew.engines.blueprint import Blueprint
-from unskew.engines.codec import BadMessage
-from unskew.engines.flower.messages import ClientFacts, Description, RunAgreement
+from unskew.engines.flower.messages import BadMessage, ClientFacts, Description, RunAgreement
 
 SAID = Description(
     "hospital", "1.0", (ClientFacts("hospital", None, 5, 2),), ("cat", "dog"), (3, 32, 32), (0.5, 0.5, 0.5),

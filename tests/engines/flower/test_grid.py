@@ -9,10 +9,13 @@ flwr = pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict  # noqa: E402
 
 from nodes import make_node  # noqa: E402
-from unskew.engines.codec import Envelope  # noqa: E402
-from unskew.engines.flower.exchange import Presence  # noqa: E402
 from unskew.engines.flower.grid import KIND, RECORD, GridExchange, unwrap, wrap  # noqa: E402
-from unskew.engines.flower.messages import seal, unseal  # noqa: E402
+from unskew.engines.flower.messages import (  # noqa: E402
+    Envelope,
+    Presence,
+    seal,
+    unseal,
+)
 
 MESSAGE = seal({"kind": "job"}, [("weight", torch.arange(5.0))])
 

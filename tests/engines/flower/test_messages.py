@@ -7,8 +7,20 @@ import pytest
 import torch
 
 from unskew.core.errors import UserError
-from unskew.engines.codec import MAX_HEADER, BadMessage, Body, Envelope, by_name
-from unskew.engines.flower.messages import REMEMBERED, STARTS, Header, Seen, read, seal, unseal
+from unskew.engines.flower.messages import (
+    MAX_HEADER,
+    REMEMBERED,
+    STARTS,
+    BadMessage,
+    Body,
+    Envelope,
+    Header,
+    Seen,
+    by_name,
+    read,
+    seal,
+    unseal,
+)
 
 TENSORS = [
     ("float64", torch.tensor([[0.1, -0.0], [float("inf"), 1e-320]], dtype=torch.float64)),

@@ -30,9 +30,9 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.types import Split, Visit
 from unskew.data.sources import load
-from unskew.engines.codec import Envelope
-from unskew.engines.flower.messages import WireContext, restore, seal, unseal
+from unskew.engines.flower.messages import Envelope, WireContext, restore, seal, unseal
 from unskew.engines.flower.node import Node, NodeMemory, open_secret, read_node_data
+from unskew.engines.flower.policy import Policy
 from unskew.round import statistics
 from unskew.round.client_memory import MemoryFormat, whole_model
 from unskew.round.evaluation import Evaluate
@@ -152,8 +152,8 @@ def test_a_message_that_is_sent_again_is_refused_also_after_a_restart(tmp_path):
 
 
 def test_an_oversized_message_is_refused(tmp_path):
-    node = make_node(tmp_path, 1, max_bytes=100)
-    header, _ = unseal(node.answer(seal({"kind": "describe", "run": RUN, "number": 1}, [("x", torch.zeros(26))])))
+    node, too_many = make_node(tmp_path, 1, policy=Policy(max_message=1)), torch.zeros(250_001)
+    header, _ = unseal(node.answer(seal({"kind": "describe", "run": RUN, "number": 1}, [("x", too_many)])))
     assert "oversized" in refused(header)
 
 
@@ -199,7 +199,7 @@ def test_a_plugin_cannot_end_the_node(tmp_path, monkeypatch, raised, when):
     line = f"raise {raised}"
     (tmp_path / f"{name}.py").write_text(line if when == "imported" else f"def f(*given):\n    {line}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    asking = Asking(make_node(tmp_path, 1, plugins=(f"{name}:f",))).agree()
+    asking = Asking(make_node(tmp_path, 1, policy=Policy(plugins={f"{name}:f": ""}))).agree()
     header, _ = asking.job({"type": "call", "function": f"{name}:f", "options": None})
     reason = header["results"][0]["failure"] if header["kind"] == "done" else refused(header)
     assert raised.partition("(")[0] in reason
@@ -219,7 +219,7 @@ def test_runs_that_were_left_long_ago_are_removed(tmp_path):
 
 def test_code_that_the_node_has_allowed_is_used(tmp_path):
     name = "outside_methods:raises"
-    asking = Asking(make_node(tmp_path, 1, plugins=(name,)))
+    asking = Asking(make_node(tmp_path, 1, policy=Policy(plugins={name: ""})))
     agreement = replace(asking.agreement, blueprint=replace(asking.agreement.blueprint, method=f"{name}(9)"))
     header, _ = asking.ask("agree", agreement=agreement.to_json())
     assert header["kind"] == "agreed", header
@@ -256,8 +256,8 @@ def test_labels_follow_the_classes_agreed_on():
     images = load("digits", None)
     data = slice_of_digits(1)
     turned = replace(Asking(None).agreement, classes=images.classes[::-1])
-    held = data.fit(turned)
-    assert held.images.train.labels.tolist() == (9 - images.train.labels).tolist()
+    fitted, _, _ = data.fit(turned)
+    assert fitted.train.labels.tolist() == (9 - images.train.labels).tolist()
 
 
 def test_a_job_before_an_agreement_is_answered_with_unknown(tmp_path):
@@ -428,9 +428,9 @@ def test_a_node_may_bring_several_clients(tmp_path):
     data = read_node_data("many", "digits", partition="iid", of=4, clients=(3, 1))
     assert [(each.name, each.number) for each in data.describe().clients] == [("many-3", 3), ("many-1", 1)]
     agreement = replace(Asking(None).agreement, numbers={"many-3": 3, "many-1": 1})
-    held = data.fit(agreement)
-    assert held.population.offsets.tolist() == [0, 0, 360, 360, 719]
-    assert sorted(held.tests) == [1, 3]
+    _, population, tests = data.fit(agreement)
+    assert population.offsets.tolist() == [0, 0, 360, 360, 719]
+    assert sorted(tests) == [1, 3]
     node = Node(data, tmp_path / "many")
     asking = Asking(node)
     asking.agreement = agreement

@@ -15,8 +15,7 @@ import pytest
 import unskew
 from nodes import PARTITION, SEED, make_node
 from unskew.core.errors import UserError
-from unskew.engines.codec import Envelope
-from unskew.engines.flower.messages import seal, unseal
+from unskew.engines.flower.messages import Envelope, seal, unseal
 from unskew.engines.flower.node_service import answer_one, listen, main, read_settings
 
 RUN = "cd" * 16

@@ -6,7 +6,7 @@ from unskew.calibration.covariances import Diagonal
 from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.jobs import EvaluateCalibrated, FixedPointMoments, Moments
 from unskew.core.types import Local
-from unskew.engines.codec import BadMessage
+from unskew.engines.flower.messages import BadMessage
 from unskew.engines.flower.policy import Purpose, check_masked, name_of, subject_of
 from unskew.methods import parse_method
 from unskew.privacy.secure_sum import Masked, MaskKeys, MaskOpenings, MaskShares, Rounded

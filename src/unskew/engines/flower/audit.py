@@ -23,7 +23,7 @@ from unskew.core.files import json_lines, json_object, read_content, write_whole
 from unskew.core.plugins import require_extra
 from unskew.core.types import PrivacyBudget
 from unskew.core.units import counted, format_bytes
-from unskew.engines.codec import BadMessage, Envelope
+from unskew.engines.flower.messages import BadMessage, Envelope
 from unskew.privacy.ledger import CLIENT, EXAMPLE
 from unskew.privacy.noise import PrivateUpdates
 from unskew.privacy.secure_sum import SecureUpdates

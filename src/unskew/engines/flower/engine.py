@@ -35,16 +35,20 @@ from unskew.core.types import (
 from unskew.data.batches import examples_for
 from unskew.data.population import Population
 from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset
-from unskew.engines.codec import NO_TENSORS, BadMessage, Body, by_name
 from unskew.engines.flower.audit import reply_sha256
-from unskew.engines.flower.exchange import Presence, Transport
 from unskew.engines.flower.messages import (
+    NO_TENSORS,
     STARTS,
+    BadMessage,
+    Body,
     Description,
     Header,
+    Presence,
     RunAgreement,
     SentResult,
+    Transport,
     WireContext,
+    by_name,
     printable,
     read,
     restore,

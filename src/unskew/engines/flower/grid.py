@@ -14,9 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from unskew.core.plugins import require_extra
-from unskew.engines.codec import Envelope
-from unskew.engines.flower.exchange import Presence, Response
-from unskew.engines.flower.messages import printable
+from unskew.engines.flower.messages import Envelope, Presence, Response, printable
 
 KIND = "query.unskew"  # the message type that our ClientApp handles
 RECORD = "unskew"

@@ -1,15 +1,19 @@
-"""Messages between server and nodes: the codec's envelopes, with a protocol version and a hash.
+"""Messages between server and nodes, and what carries them: a header in JSON and tensors as bytes, nothing pickled.
 
-A header has the message's kind, its run and its number within the run. The hash detects corruption on the way;
-authentication is the network's job.
+A header has the protocol version, the message's kind, its run and its number within the run, the name, type and shape
+of every tensor, and a hash of the whole message. The body is the tensors' bytes, little-endian, without gaps. The hash
+detects corruption on the way; authentication is the network's job.
 """
 
 import hashlib
 import json
+import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 import torch
@@ -17,22 +21,113 @@ from msgspec import Meta
 from torch import Tensor
 
 from unskew.core.errors import UserError
-from unskew.core.files import check_fields, read_content, record_from, write_again
+from unskew.core.files import check_fields, parse_json, read_content, record_from, write_again
 from unskew.core.types import Local, Tensors
-from unskew.engines import codec
 from unskew.engines.blueprint import Blueprint
-from unskew.engines.codec import MAX_BODY, NO_TENSORS, BadMessage, Body, Envelope
 
 PROTOCOL = 4  # both sides must use the same
 T = TypeVar("T")
+
+MAX_HEADER = 16 * 2**20  # bytes
+MAX_BODY = 8 * 2**30  # bytes, unless the caller sets a lower limit
+MAX_NAME = 300  # characters
+MAX_TENSORS = 20_000  # in one message; the largest networks have a few thousand
+TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
+DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in TYPES}
+
+Entry = tuple[str, str, tuple[int, ...]]  # name, type, shape
+
+
+class BadMessage(Exception):
+    """An invalid message. ``logged`` is the reason for logs, without content from the sender."""
+
+    def __init__(self, reason: str, logged: str | None = None) -> None:
+        super().__init__(reason)
+        self.logged = logged or reason
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A message as bytes."""
+
+    header: bytes
+    body: bytes = b""
+
+    def __len__(self) -> int:
+        return len(self.header) + len(self.body)
+
+    def to_bytes(self) -> bytes:
+        """Header and body in one piece."""
+        return b"".join((len(self.header).to_bytes(8, "little"), self.header, self.body))
+
+    @staticmethod
+    def from_bytes(content: bytes) -> "Envelope":
+        """Read what ``to_bytes`` returned."""
+        end = 8 + int.from_bytes(content[:8], "little")
+        return Envelope(content[8:end], content[end:])
+
+
+Response = Envelope | str  # a str is the reason why there is no reply
+
+
+@dataclass(frozen=True)
+class Presence:
+    """A connected node: the name and fingerprint of its registered key, and when it connected."""
+
+    name: str | None = None  # None: the network has no names
+    since: str = ""  # in any format
+    key: str | None = None
+
+
+class Transport(Protocol):
+    """A network whose nodes come and go. Node ids have no meaning outside it."""
+
+    def nodes(self) -> Mapping[int, Presence]:
+        """The nodes that are connected now, by id."""
+
+    def send(self, node: int, message: Envelope) -> str | None:
+        """Send a message and return its id for ``receive``; None if it could not be sent."""
+
+    def receive(self, ids: Iterable[str]) -> dict[str, Response]:
+        """The replies to these messages that have arrived, each returned once."""
+
+    def now(self) -> float:
+        """Seconds on a monotonic clock."""
+
+    def pause(self, seconds: float) -> None:
+        """Wait."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """Tensors as bytes, with their names, types and shapes."""
+
+    entries: list[Entry]
+    content: bytes
+
+    @cached_property
+    def sha256(self) -> bytes:
+        """The hash of the bytes, computed once for all recipients."""
+        return hashlib.sha256(self.content).digest()
+
+    @staticmethod
+    def of(tensors: Iterable[tuple[str, Tensor]]) -> "Body":
+        """The bytes of these tensors, one after another."""
+        if sys.byteorder != "little":
+            raise UserError("only little-endian machines can exchange tensors, but this one is big-endian")
+        pairs = list(tensors)
+        entries = [(name, _dtype(value), tuple(value.shape)) for name, value in pairs]
+        return Body(entries, b"".join(raw(value).numpy().data for _, value in pairs if value.numel()))
+
+
+NO_TENSORS = Body([], b"")
 
 
 def seal(fields: Mapping[str, Any], tensors: Body | Iterable[tuple[str, Tensor]] = NO_TENSORS) -> Envelope:
     """A message with these fields and tensors; its header ends with a hash of the whole message."""
     body = tensors if isinstance(tensors, Body) else Body.of(tensors)
-    whole = codec.encode({"protocol": PROTOCOL, **fields}, body)
-    start = whole.header[:-1]
-    return Envelope(start + _HASH % _digest(start, body.sha256), whole.body)
+    start = msgspec.json.encode({"protocol": PROTOCOL, **fields, "tensors": body.entries})[:-1]
+    return Envelope(start + _HASH % _digest(start, body.sha256), body.content)
 
 
 _HASH = b',"sha256":"%s"}'
@@ -46,7 +141,7 @@ def _digest(header: bytes, body: bytes) -> bytes:
 def unseal(envelope: Envelope, max_bytes: int = MAX_BODY) -> tuple[dict[str, Any], list[tuple[str, Tensor]]]:
     """A message's fields and tensors. Refuses a damaged message, or one with more than ``max_bytes``."""
     header = read_header(envelope)
-    tensors = codec.decode_tensors(header.pop("tensors", None), envelope.body, max_bytes)
+    tensors = decode_tensors(header.pop("tensors", None), envelope.body, max_bytes)
     start, end = envelope.header[:-_HASH_BYTES], envelope.header[-_HASH_BYTES:]
     if end != _HASH % _digest(start, hashlib.sha256(envelope.body).digest()):
         raise BadMessage("it was damaged on the way: its hash does not match")
@@ -55,12 +150,67 @@ def unseal(envelope: Envelope, max_bytes: int = MAX_BODY) -> tuple[dict[str, Any
 
 def read_header(envelope: Envelope) -> dict[str, Any]:
     """The header, without its hash. Refuses another protocol version."""
-    header = codec.decode_header(envelope)
+    if len(envelope.header) > MAX_HEADER:
+        raise BadMessage(f"oversized: its header takes {len(envelope.header):,} bytes; the limit is {MAX_HEADER:,}")
+    try:
+        header = parse_json(envelope.header)
+    except ValueError as error:
+        raise BadMessage(f"its header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise BadMessage("its header is not a JSON object")
     if (version := header.pop("protocol", None)) != PROTOCOL:
         other = version if type(version) is int else "unknown"
         raise BadMessage(f"it uses protocol {other}, but this side uses {PROTOCOL}; install the same version of unskew")
     header.pop("sha256", None)
     return header
+
+
+def decode_tensors(described: Any, body: bytes, most: int) -> list[tuple[str, Tensor]]:
+    """The tensors in a message's body; ``described`` is its list of names, types and shapes."""
+    if len(body) > most:
+        raise BadMessage(f"oversized: its tensors take {len(body):,} bytes; the limit is {most:,}")
+    try:
+        entries = msgspec.convert(described, list[Entry])
+    except msgspec.ValidationError as error:
+        raise BadMessage(f"its tensors are not described by name, type and shape: {error}") from error
+    if len(entries) > MAX_TENSORS:
+        raise BadMessage(f"it has {len(entries):,} tensors; the limit is {MAX_TENSORS:,}")
+    for name, dtype, shape in entries:
+        if dtype not in DTYPES or len(name) > MAX_NAME or len(shape) > 16 or not all(0 <= n <= MAX_BODY for n in shape):
+            raise BadMessage("a tensor is not described by its name, type and shape")
+    sizes = [math.prod(shape) * DTYPES[dtype].itemsize for _, dtype, shape in entries]
+    if sum(sizes) != len(body):
+        raise BadMessage(f"its tensors should take {sum(sizes):,} bytes, but {len(body):,} arrived")
+    tensors, start, content = list[tuple[str, Tensor]](), 0, memoryview(body)
+    for (name, dtype, shape), size in zip(entries, sizes, strict=True):
+        value = torch.empty(shape, dtype=DTYPES[dtype])  # aligned, because alignment affects how kernels round
+        if size:
+            raw(value).numpy().data[:] = content[start : start + size]
+        tensors.append((name, value))
+        start += size
+    return tensors
+
+
+def by_name(tensors: Iterable[tuple[str, Tensor]]) -> Tensors:
+    """The tensors by name; a repeated name is refused."""
+    named: Tensors = {}
+    for name, value in tensors:
+        if name in named:
+            raise BadMessage("a tensor appears twice")
+        named[name] = value
+    return named
+
+
+def raw(value: Tensor) -> Tensor:
+    """[bytes], the tensor's own memory if it is contiguous and on the CPU."""
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _dtype(value: Tensor) -> str:
+    name = str(value.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise UserError(f"tensors of type {name} cannot be sent; supported types: {', '.join(DTYPES)}")
+    return name
 
 
 def read(values: Any, kind: type[T]) -> T:
@@ -227,7 +377,7 @@ class RunAgreement:
             blueprint = Blueprint.from_json(plain)
             if blueprint.classes != len(sent.classes) or len(sent.mean) != len(sent.std):
                 raise ValueError("its classes or its normalization do not match")
-            if blueprint.dtype not in codec.DTYPES or not blueprint.crosses:
+            if blueprint.dtype not in DTYPES or not blueprint.crosses:
                 raise ValueError("its dtype is not supported")
         except (TypeError, ValueError, KeyError) as error:
             raise BadMessage(f"its blueprint cannot be read: {error}", "its blueprint cannot be read") from error

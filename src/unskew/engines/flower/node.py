@@ -38,18 +38,21 @@ from unskew.data.photographs import silent
 from unskew.data.population import Population
 from unskew.data.sources import load
 from unskew.data.store import cache_of
-from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset, pixels
-from unskew.engines.codec import MAX_TENSORS, BadMessage, Envelope, by_name
-from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
+from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset
+from unskew.engines.features import FrozenPart, images_sha256
 from unskew.engines.flower.audit import AUDIT, SPENT, AuditLog, EpsilonBook, announce, describe_reply, unit_of
 from unskew.engines.flower.messages import (
+    MAX_TENSORS,
+    BadMessage,
     ClientFacts,
     Description,
+    Envelope,
     Header,
     JobRequest,
     RunAgreement,
     Seen,
     WireContext,
+    by_name,
     compact,
     factor_of,
     printable,
@@ -80,15 +83,6 @@ class OwnClient:
 
 
 @dataclass(frozen=True)
-class FittedData:
-    """A node's images as a run uses them, which client has which, and each client's test images."""
-
-    images: ImageSet
-    population: Population
-    tests: Mapping[int, Tensor]
-
-
-@dataclass(frozen=True)
 class NodeData:
     """A node's name, its images and its clients."""
 
@@ -112,8 +106,8 @@ class NodeData:
         look = (images.classes, images.shape, images.mean, images.std, images.augment)
         return Description(self.name, own_version(), clients, *look, choose_augmentation(AUTO, images))
 
-    def fit(self, agreement: RunAgreement) -> FittedData:
-        """The images with the agreed classes, client numbers and normalization."""
+    def fit(self, agreement: RunAgreement) -> tuple[ImageSet, Population, dict[int, Tensor]]:
+        """The images as a run uses them, which client has which, and the rows of each client's test images."""
         numbers = agreement.numbers
         stated = {client.name: client.number for client in self.clients}
         if numbers.keys() != stated.keys() or any(stated[name] not in (None, numbers[name]) for name in stated):
@@ -128,7 +122,7 @@ class NodeData:
             offsets[numbers[client.name] + 1] = len(client.train)
         order = np.concatenate([client.train for client in clients]).astype(np.int32)
         tests = {numbers[client.name]: torch.from_numpy(client.test) for client in clients}
-        return FittedData(images, Population(order, np.cumsum(offsets)), tests)
+        return images, Population(order, np.cumsum(offsets)), tests
 
     def _fit_part(self, part: Split, agreement: RunAgreement) -> Split:
         """The same images with the agreed channels, and labels that number the agreed classes."""
@@ -311,34 +305,32 @@ VisitResults = list[VisitResult]
 class NodeRun:
     """The node's part in one run. It handles one message at a time; its weights are scratch space."""
 
-    def __init__(
-        self, agreement: RunAgreement, data: NodeData, frozen: Tensors, folder: Path, *, secret: bytes,
-        sessions: Sessions, device: str, policy: Policy, registered: Registered | None, say: Say,
-    ) -> None:  # fmt: skip
-        self.agreement, self._policy = agreement, policy
-        blueprint = agreement.blueprint
+    def __init__(self, node: "Node", agreement: RunAgreement, frozen: Tensors, folder: Path) -> None:
+        self.agreement, self._policy = agreement, node.policy
+        blueprint, policy = agreement.blueprint, node.policy
         policy.check_texts(blueprint)
-        policy.check_size(blueprint, data.images.shape)
+        policy.check_size(blueprint, node.data.images.shape)
         policy.check_protection(blueprint.algorithm())
         size = sum(value.nbytes for value in frozen.values())
         if (frozen and blueprint.layers is None) or size > policy.max_model * MEGABYTE:
             raise BadMessage("it sends a frozen part that its network does not have, or that is too large")
-        fitted, blueprint = data.fit(agreement), replace(blueprint, device=device)
-        images = fitted.images
+        images, population, own_tests = node.data.fit(agreement)
+        blueprint, (secret, sessions) = replace(blueprint, device=node.device), open_secret(folder)
         if blueprint.stored:
-            blueprint, images = _store_features(blueprint, fitted, frozen, agreement.views, policy.max_disk * MEGABYTE)
-        side = build(blueprint, dataset(images, fitted.population) | tensors.prefixed(frozen, FROZEN))
+            most = policy.max_disk * MEGABYTE
+            blueprint, images = _store_features(blueprint, images, population, frozen, agreement.views, most)
+        side = build(blueprint, dataset(images, population) | tensors.prefixed(frozen, FROZEN))
         self.memory: NodeMemory | None = None
         if side.algorithm.remember:
             layout = MemoryFormat(side.algorithm.remember, side.weights)
             self.memory = NodeMemory(folder / "memories", layout, secret)
         signer = None
-        if registered is not None:
+        if node.registered is not None:
             context = hashlib.sha256(agreement.common + digest_of(frozen)).digest()
             subject = partial(subject_of, algorithm=side.algorithm)
-            signer = Signer(registered, context, subject, partial(pin_members, folder / "sums"), say)
+            signer = Signer(node.registered, context, subject, partial(pin_members, folder / "sums"), node.say)
         self.side: ClientSide = replace(
-            side, memory=self.memory, secret=secret, sessions=sessions, signer=signer, own_tests=fitted.tests
+            side, memory=self.memory, secret=secret, sessions=sessions, signer=signer, own_tests=own_tests
         )
 
     def check(self, request: JobRequest, shared: Tensors) -> tuple[Job, list[Visit]]:
@@ -419,17 +411,14 @@ class NodeRun:
 
 
 def _store_features(
-    blueprint: Blueprint, fitted: FittedData, frozen: Tensors, views: int, max_bytes: int
+    blueprint: Blueprint, images: ImageSet, population: Population, frozen: Tensors, views: int, max_bytes: int
 ) -> tuple[Blueprint, ImageSet]:
     """The frozen part's output instead of the images, computed once; the images if it is too large."""
-    network = blueprint.whole()
-    tensors.overwrite_some(network, frozen)
-    parts = pixels(blueprint, dataset(fitted.images, fitted.population))
-    part = Frozen(blueprint, network, parts, images_sha256(fitted.images), views)
-    size, cache = stored_bytes(fitted.images, part.cut.shape, views), cache_folder()
-    if size > physical_memory() / MEMORY_SHARE or size + sum(map(_disk_bytes, cache.glob("features-*"))) > max_bytes:
-        return replace(blueprint, stored=False), fitted.images
-    return blueprint, stored_features(part, fitted.images, cache, silent)
+    part, cache = FrozenPart(blueprint, frozen, images, population, images_sha256(images), views), cache_folder()
+    on_disk = part.bytes + sum(map(_disk_bytes, cache.glob("features-*")))
+    if part.bytes > physical_memory() / MEMORY_SHARE or on_disk > max_bytes:
+        return replace(blueprint, stored=False), images
+    return blueprint, part.output(cache, silent)
 
 
 def _disk_bytes(folder: Path) -> int:
@@ -454,17 +443,14 @@ class Node:
     """A node and its runs. ``say`` gets a log line for every event."""
 
     def __init__(
-        self, data: NodeData, folder: Path, *, device: str = "cpu", plugins: tuple[str, ...] = (),
-        registered: Registered | None = None, say: Say = lambda line: None, max_bytes: int | None = None,
-        policy: Policy | None = None,
+        self, data: NodeData, folder: Path, *, device: str = "cpu", registered: Registered | None = None,
+        say: Say = lambda line: None, policy: Policy | None = None,
     ) -> None:  # fmt: skip
-        policy = policy or Policy()
-        self.policy = replace(policy, plugins={**dict.fromkeys(plugins, ""), **policy.plugins})
-        self.data, self._folder, self._device, self._registered = data, folder, device, registered
-        self._say, self._max_bytes = say, max_bytes or self.policy.max_message * MEGABYTE
+        self.data, self._folder, self.device, self.registered, self.say = data, folder, device, registered, say
+        self.policy = policy or Policy()
+        self._max_bytes = self.policy.max_message * MEGABYTE
         self.refusals: Counter[str] = Counter()  # by reason
         self._runs: dict[str, NodeRun] = {}  # the most recently used ones
-        self._secrets: dict[str, tuple[bytes, Sessions]] = {}  # by run
         self._seen: dict[str, Seen] = {}
         self._lock = threading.Lock()
         self._audit = AuditLog(folder / AUDIT)
@@ -507,7 +493,7 @@ class Node:
         reason = reason if reason in self.refusals or len(self.refusals) < MAX_REASONS else "others"
         self.refusals[reason] += 1
         if self.refusals[reason] == 1 or self.refusals.total().bit_count() == 1:
-            self._say(f"refused message {self.refusals.total():,}: {reason}")
+            self.say(f"refused message {self.refusals.total():,}: {reason}")
 
     def _describe(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
         description = replace(self.data.describe(), data=self._commitment)
@@ -533,9 +519,9 @@ class Node:
         write_whole(folder / AGREEMENT, whole)
         if before is None:
             terms = printable(f"{agreement.blueprint.method}, {agreement.blueprint.model}")
-            self._say(f"run {agreement.run[:8]}: agreed on {terms}")
+            self.say(f"run {agreement.run[:8]}: agreed on {terms}")
             for line in announce(run.side, self.policy.jobs):
-                self._say(f"run {agreement.run[:8]}: will leave this node: {line}")
+                self.say(f"run {agreement.run[:8]}: will leave this node: {line}")
         return seal(about | {"kind": "agreed", "agreement": agreement.digest})
 
     def _job(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
@@ -552,7 +538,7 @@ class Node:
         failed = [fields["failure"] for fields, _ in results if "failure" in fields]
         clients = ", ".join(f"client {visit.client}" for visit in visits[:5])
         failure = f"; failed: {printable(failed[0])}" if failed else ""
-        self._say(f"run {about['run'][:8]}, round {purpose.round}: {name_of(job)} for {clients}{failure}")
+        self.say(f"run {about['run'][:8]}, round {purpose.round}: {name_of(job)} for {clients}{failure}")
         sent = [pair for _, pairs in results for pair in pairs]
         reply = seal(about | {"kind": "done", "results": [fields for fields, _ in results]}, sent)
         self._audit.append({
@@ -569,7 +555,7 @@ class Node:
             raise BadMessage(f"this node's disk quota for runs, {self.policy.max_disk:,} MB, is used up (max_disk)")
 
     def _refuse(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
-        self._say(f"the server leaves this node out: {printable(header.get('reason'))}")
+        self.say(f"the server leaves this node out: {printable(header.get('reason'))}")
         return seal(about | {"kind": "heard"})
 
     def _finish(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
@@ -577,10 +563,8 @@ class Node:
         folder = self._run_folder(about["run"])  # message numbers stay, so that replays are refused
         rmtree(folder / "memories", ignore_errors=True)
         (folder / AGREEMENT).unlink(missing_ok=True)
-        if (own := self._secrets.pop(about["run"], None)) is not None:
-            own[1].close()
         forget_secret(folder)
-        self._say(f"run {about['run'][:8]} is finished; its clients' memories are deleted")
+        self.say(f"run {about['run'][:8]} is finished; its clients' memories are deleted")
         return seal(about | {"kind": "heard"})
 
     def _run(self, name: str) -> NodeRun | None:
@@ -595,22 +579,15 @@ class Node:
 
     def _open(self, agreement: RunAgreement, frozen: Tensors) -> NodeRun:
         folder = self._run_folder(agreement.run)
-        if agreement.run not in self._secrets:
-            self._secrets[agreement.run] = open_secret(folder)
-        secret, sessions = self._secrets[agreement.run]
         if (known := read_content(folder / DATA, 1000)) is None:
             write_whole(folder / DATA, self.data.sha256.encode(), secret=True)
         elif known.decode() != self.data.sha256:
             raise BadMessage("this node's data have changed since the run began; restore them, or start a new run")
-        run = NodeRun(
-            agreement, self.data, frozen, folder, secret=secret, sessions=sessions, device=self._device,
-            policy=self.policy, registered=self._registered, say=self._say,
-        )  # fmt: skip
+        run = NodeRun(self, agreement, frozen, folder)
         self._runs.pop(agreement.run, None)
         self._runs[agreement.run] = run
         for name in list(self._runs)[:-OPEN_RUNS]:
             del self._runs[name]
-            self._secrets.pop(name)[1].close()
         return run
 
     def _numbers(self, run: str) -> Seen:

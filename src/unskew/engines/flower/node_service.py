@@ -21,7 +21,7 @@ from unskew.core.errors import Ended, UserError
 from unskew.core.files import toml_record
 from unskew.core.machine import ready_device
 from unskew.engines.blueprint import keep_freed_memory
-from unskew.engines.codec import MAX_BODY, MAX_HEADER, Envelope
+from unskew.engines.flower.messages import MAX_BODY, MAX_HEADER, Envelope
 from unskew.engines.flower.node import Node, read_node_data
 from unskew.engines.flower.policy import MEGABYTE, POLICY, Policy, read_policy
 from unskew.privacy.signing import ROSTER, Registered
@@ -74,6 +74,7 @@ def serve(settings: ServiceSettings, say: Callable[[str], None]) -> None:
     keep_freed_memory()
     ready_device(settings.device)
     policy = read_policy(Path(settings.policy)) if settings.policy else Policy()
+    policy = replace(policy, plugins=dict.fromkeys(settings.plugins, "") | policy.plugins)
     data = read_node_data(
         settings.name, settings.data, data_dir=settings.data_dir or os.environ.get("UNSKEW_DATA"),
         partition=settings.partition or None, of=settings.clients, seed=settings.seed,
@@ -84,10 +85,7 @@ def serve(settings: ServiceSettings, say: Callable[[str], None]) -> None:
     except UserError as error:
         registered = None
         say(f"secure sums are refused: {error}")
-    node = Node(
-        data, Path(settings.folder), device=settings.device, plugins=settings.plugins, registered=registered, say=say,
-        policy=policy,
-    )  # fmt: skip
+    node = Node(data, Path(settings.folder), device=settings.device, registered=registered, say=say, policy=policy)
     with listen(Path(settings.socket)) as listener:
         count = sum(len(client.train) for client in data.clients)
         held = f"{count:,} training images, {len(data.images.classes)} classes"

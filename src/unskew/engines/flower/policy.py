@@ -30,7 +30,7 @@ from unskew.core.types import Job, Tensors, Visit
 from unskew.core.units import counted, format_bytes
 from unskew.data.batches import examples_for
 from unskew.engines.blueprint import Blueprint
-from unskew.engines.codec import BadMessage
+from unskew.engines.flower.messages import BadMessage
 from unskew.models.any_module import bind_factory
 from unskew.privacy.agreement import MIN_CLIENTS, shares_needed
 from unskew.privacy.secure_sum import MaskKeys, SecureJob, SecureUpdates
