@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +23,7 @@ from unskew.federation import network
 from unskew.federation import server as federations
 from unskew.federation.__main__ import watch
 from unskew.federation.folder import FederationFolder, NodeFolder
-from unskew.federation.node import PARTS, node_mark, socket_path
+from unskew.federation.node import PARTS, Say, node_mark, socket_path
 from unskew.federation.processes import WATCHER, ProcessGroup, end_all
 from unskew.federation.server import server_mark, submit
 from unskew.runs import config as configs
@@ -50,8 +49,6 @@ batch = 32
 lr = 0.02
 seed = 0
 """
-
-Say = Callable[[str], None]
 
 federation_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]

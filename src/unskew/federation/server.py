@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,10 @@ from unskew.federation import flower, network
 from unskew.federation import folder as folders
 from unskew.federation.folder import FederationFolder
 from unskew.federation.metrics import GONE_SECONDS, last_run, last_seen
-from unskew.federation.node import PARTS, node_mark
+from unskew.federation.node import PARTS, Say, node_mark
 from unskew.federation.processes import ProcessGroup, claim, end_all, marked
 
 START_SECONDS = 300.0  # for a program to start listening
-
-Say = Callable[[str], None]
 
 
 def server_mark(federation: FederationFolder) -> str:
@@ -156,7 +153,9 @@ def submit(
 
     ``terms`` are deadline, min_replies and wait; None leaves them as in the recipe.
     """
-    check_running(federation)
+    if not _running(federation):
+        start = f"start it with: unskew federation server {federation.path}"
+        raise UserError(f"the server of {federation.path} is not running on this machine; {start}")
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in some containers
@@ -206,13 +205,6 @@ def submit(
             about = flower.runs(federation, run)[0]
             complaint = f" with status {about.get('status')}: {about.get('status-details') or ''}"
         raise UserError(f"the run ended{complaint}; its output is in {log.path}")
-
-
-def check_running(federation: FederationFolder) -> None:
-    """Refuse to continue if this federation's server is not running on this machine."""
-    if not _running(federation):
-        start = f"start it with: unskew federation server {federation.path}"
-        raise UserError(f"the server of {federation.path} is not running on this machine; {start}")
 
 
 def status(federation: FederationFolder) -> dict[str, Any]:
