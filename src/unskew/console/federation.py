@@ -23,8 +23,8 @@ from unskew.federation import network
 from unskew.federation import server as federations
 from unskew.federation.__main__ import watch
 from unskew.federation.folder import FederationFolder, NodeFolder
-from unskew.federation.node import PARTS, Say, node_mark, socket_path
-from unskew.federation.processes import WATCHER, ProcessGroup, end_all
+from unskew.federation.node import PARTS, node_mark, socket_path
+from unskew.federation.processes import WATCHER, ProcessGroup, Say, end_all
 from unskew.federation.server import server_mark, submit
 from unskew.runs import config as configs
 from unskew.runs.checkpoint import roll_back

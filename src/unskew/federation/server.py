@@ -17,8 +17,8 @@ from unskew.federation import flower, network
 from unskew.federation import folder as folders
 from unskew.federation.folder import FederationFolder
 from unskew.federation.metrics import GONE_SECONDS, last_run, last_seen
-from unskew.federation.node import PARTS, Say, node_mark
-from unskew.federation.processes import ProcessGroup, claim, end_all, marked
+from unskew.federation.node import PARTS, node_mark
+from unskew.federation.processes import ProcessGroup, Say, claim, end_all, marked
 
 START_SECONDS = 300.0  # for a program to start listening
 
