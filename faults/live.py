@@ -84,7 +84,7 @@ class Live:
     """A server and nodes, each holding one part of digits."""
 
     def __init__(self, path: Path, nodes: list[str], *, parts: int | None = None) -> None:
-        self.federation = initialise(path, nodes=nodes, port=free_port(3)).federation
+        self.federation = initialise(path, nodes=nodes, port=free_port(3))
         self.path, self.commands = path, dict[str, Command]()
         self.environments: dict[str, dict[str, str]] = {}  # what each command gets in addition, by name
         self.partition = path / "partition.npz"

@@ -46,7 +46,7 @@ class Door:
     """The gateway of a federation of nodes ``a`` and ``b``, serving in a thread of its own."""
 
     def __init__(self, path, nodes=("a", "b"), **limits):
-        self.federation = initialise(path, nodes=list(nodes)).federation
+        self.federation = initialise(path, nodes=list(nodes))
         renew_secrets(self.federation)
         self.lines, self.flower, self._ready = [], Flower(), threading.Event()
         self._limits = Limits(**limits)

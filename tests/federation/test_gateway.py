@@ -524,7 +524,7 @@ def test_a_question_is_given_back_after_a_while(door, monkeypatch):
 
 
 def test_tokens_differ_by_purpose_and_by_start(tmp_path):
-    federation = initialise(tmp_path).federation
+    federation = initialise(tmp_path)
     renew_secrets(federation)
     tokens = {federation.token("gateway"), federation.token("operator")}
     renew_secrets(federation)

@@ -143,7 +143,7 @@ def test_the_gateways_token_opens_no_operators_route_in_any_spelling(link, path)
 
 @pytest.fixture
 def app(tmp_path):
-    return initialise(tmp_path / "fed").federation.app
+    return initialise(tmp_path / "fed").app
 
 
 def packed(app):
@@ -191,7 +191,7 @@ def test_an_app_that_is_no_archive_or_a_bomb_is_refused(app):
 
 
 def test_what_flower_and_its_command_need_to_know_is_this_users_alone(tmp_path):
-    federation = initialise(tmp_path / "fed", nodes=["a"]).federation
+    federation = initialise(tmp_path / "fed", nodes=["a"])
     renew_secrets(federation)
     for file in (federation.secret, federation.local_key, federation.flower_home / "credentials.yaml"):
         assert file.stat().st_mode & 0o077 == 0, file

@@ -25,9 +25,8 @@ def mode(path):
 
 def test_a_new_folder_has_all_that_server_and_nodes_need_and_its_secrets_are_private(tmp_path):
     made = initialise(tmp_path / "fed", nodes=["a", "b"], host="fed.example.org", port=9000)
-    assert made.new
     federation = read_federation(tmp_path / "fed")
-    assert vars(federation) == vars(made.federation)
+    assert vars(federation) == vars(made)
     assert (federation.settings.listen, federation.settings.control_port) == ("0.0.0.0", 9001)
     node = read_node(federation.node("a"))
     assert (node.settings.name, node.settings.server) == ("a", "fed.example.org:9000")
@@ -38,21 +37,20 @@ def test_a_new_folder_has_all_that_server_and_nodes_need_and_its_secrets_are_pri
 
 
 def test_a_server_on_loopback_listens_there_alone(tmp_path):
-    assert initialise(tmp_path, nodes=["a"]).federation.settings.listen == "127.0.0.1"
+    assert initialise(tmp_path, nodes=["a"]).settings.listen == "127.0.0.1"
 
 
 def test_nodes_are_added_later_and_nothing_that_was_there_changes(tmp_path):
     initialise(tmp_path, nodes=["a"])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    made = initialise(tmp_path, nodes=["b"])
-    assert not made.new
+    initialise(tmp_path, nodes=["b"])
     assert [path.name for path in before if path.read_bytes() != before[path]] == [ROSTER]
     assert sorted(read_federation(tmp_path).public_keys()) == ["a", "b"]
 
 
 def test_every_node_has_the_keys_of_all_nodes_also_of_those_that_come_later_or_sign_with_another_key(tmp_path):
     (tmp_path / "hers.pub").write_bytes((own := make_node_key()).public)
-    federation = initialise(tmp_path / "fed", nodes=["a", "b"]).federation
+    federation = initialise(tmp_path / "fed", nodes=["a", "b"])
     initialise(tmp_path / "fed", keys={"c": tmp_path / "hers.pub"})
     (federation.node("c") / "node.key").write_bytes(own.private)
     rosters = [read_roster(federation.node(name) / ROSTER) for name in ("a", "b", "c")]
@@ -88,12 +86,12 @@ def test_a_signing_key_that_is_none_is_refused(tmp_path, content):
 def test_a_node_may_keep_its_private_key_and_hand_in_the_public_one(tmp_path):
     (tmp_path / "hers.pub").write_bytes(make_node_key().public)
     made = initialise(tmp_path / "fed", keys={"c": tmp_path / "hers.pub"})
-    assert public_pem(made.federation.public_keys()["c"]) == public_pem(tmp_path / "hers.pub")
-    assert not read_node(made.federation.node("c")).key.exists()
+    assert public_pem(made.public_keys()["c"]) == public_pem(tmp_path / "hers.pub")
+    assert not read_node(made.node("c")).key.exists()
 
 
 def test_a_renewed_certificate_is_new_and_signed_by_the_same_authority(tmp_path):
-    federation = initialise(tmp_path, nodes=["a"]).federation
+    federation = initialise(tmp_path, nodes=["a"])
     before, authority = federation.certificate.read_bytes(), federation.authority.read_bytes()
     initialise(tmp_path, renew=True)
     assert federation.certificate.read_bytes() != before
@@ -133,7 +131,7 @@ def test_another_address_or_a_known_node_is_refused_for_a_federation_that_is_the
 
 
 def test_a_damaged_or_mistaken_folder_is_named(tmp_path):
-    federation = initialise(tmp_path / "fed", nodes=["a"]).federation
+    federation = initialise(tmp_path / "fed", nodes=["a"])
     with pytest.raises(UserError, match="is a node's folder; give the folder of the server's machine"):
         read_federation(federation.node("a"))
     with pytest.raises(UserError, match=r"is the server's folder; give a node's folder, such as .*nodes/NAME \(a\)"):
@@ -154,7 +152,7 @@ def test_a_damaged_or_mistaken_folder_is_named(tmp_path):
 
 
 def test_flower_takes_the_app_folder_as_it_is(tmp_path):
-    federation = initialise(tmp_path, nodes=["a"]).federation
+    federation = initialise(tmp_path, nodes=["a"])
     project = tomllib.loads((federation.app / "pyproject.toml").read_text())
     config = project["tool"]["flwr"]["app"]["config"]
     assert set(config) == set(RUN_CONFIG)
@@ -167,7 +165,7 @@ def test_flower_takes_the_app_folder_as_it_is(tmp_path):
 
 
 def test_an_authority_is_replaced_in_two_steps_and_no_node_is_locked_out_between_them(tmp_path):
-    federation = initialise(tmp_path, nodes=["a", "b"]).federation
+    federation = initialise(tmp_path, nodes=["a", "b"])
 
     def trusts(bundle):
         """Whether a node with this ca.crt accepts the server's certificate."""

@@ -15,7 +15,7 @@ from unskew.federation.node import close_last_session
 
 @pytest.fixture
 def node(tmp_path):
-    return read_node(initialise(tmp_path, nodes=["a"], port=free_port(3)).federation.node("a"))
+    return read_node(initialise(tmp_path, nodes=["a"], port=free_port(3)).node("a"))
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def test_a_node_that_speaks_plain_text_is_refused(live, tmp_path):
 
 
 def test_a_node_that_does_not_trust_the_authority_does_not_connect(live, tmp_path):
-    other = initialise(tmp_path / "other", nodes=["a"]).federation
+    other = initialise(tmp_path / "other", nodes=["a"])
     place = read_node(other.node("a"))
     (place.path / "node.toml").write_text(toml({"name": "a", "server": address(live)}, "for a test"))
     strange = Command("node", str(place.path), "supernode")

@@ -17,7 +17,7 @@ from unskew.federation.network import free_port
 
 def submitted(tmp_path, rounds=(1, 2)):
     """A federation whose last run has finished these rounds."""
-    federation = initialise(tmp_path / "fed", nodes=["ward"]).federation
+    federation = initialise(tmp_path / "fed", nodes=["ward"])
     run = tmp_path / "runs" / "first"
     run.mkdir(parents=True)
     (run / "config.toml").write_text('method = "fedavg + ccvr"\nrounds = 5\n')
@@ -42,7 +42,7 @@ def test_status_names_round_method_and_run_directory_as_json(tmp_path):
 
 
 def test_before_the_first_run_there_is_none_and_damaged_files_are_no_error(tmp_path):
-    federation = initialise(tmp_path / "fed").federation
+    federation = initialise(tmp_path / "fed")
     assert last_run(federation) is None
     federation.run_config.write_text("not TOML")
     assert last_run(federation) is None

@@ -55,14 +55,14 @@ def serve(tmp_path):
 
 @pytest.fixture
 def trusted(tmp_path):
-    (tmp_path / "ca.crt").write_bytes(SIGNER.certificate)
+    (tmp_path / "ca.crt").write_bytes(SIGNER.public)
     return tmp_path / "ca.crt"
 
 
 def tls(tmp_path, hosts, signer=SIGNER):
     pair = network.make_server_certificate(signer, hosts)
-    (tmp_path / "s.crt").write_bytes(pair.certificate)
-    (tmp_path / "s.key").write_bytes(pair.key)
+    (tmp_path / "s.crt").write_bytes(pair.public)
+    (tmp_path / "s.key").write_bytes(pair.private)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "s.crt", tmp_path / "s.key")
     return lambda connection: context.wrap_socket(connection, server_side=True).close()
@@ -121,7 +121,7 @@ def test_a_connection_with_itself_is_no_server(tmp_path, monkeypatch):
     port, connect = free_port(), socket.create_connection
     own = {"source_address": ("127.0.0.1", port)}
     monkeypatch.setattr(socket, "create_connection", lambda *given, **more: connect(*given, **more, **own))
-    (tmp_path / "ca.crt").write_bytes(SIGNER.certificate)
+    (tmp_path / "ca.crt").write_bytes(SIGNER.public)
     with pytest.raises(NotReached, match="no program listens"):
         greet(f"127.0.0.1:{port}", tmp_path / "ca.crt")
 
@@ -146,7 +146,7 @@ def test_what_is_no_address_is_refused(text):
 
 
 def connect(port, name, trusted=SIGNER):
-    context = ssl.create_default_context(cadata=trusted.certificate.decode())
+    context = ssl.create_default_context(cadata=trusted.public.decode())
     context.verify_flags |= getattr(ssl, "VERIFY_X509_STRICT", 0)
     with (
         socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
@@ -171,7 +171,7 @@ def test_another_name_is_refused_and_so_is_another_authority(serve, tmp_path):
 
 
 def test_a_certificate_says_how_long_it_is_valid():
-    assert 824 < days_left(make_server_certificate(SIGNER, ["a"]).certificate, "it") < 825
+    assert 824 < days_left(make_server_certificate(SIGNER, ["a"]).public, "it") < 825
     with pytest.raises(UserError, match=r"the server's certificate is damaged; .*--renew"):
         days_left(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "the server's certificate")
 

@@ -23,7 +23,7 @@ def command(*words):
 
 @pytest.fixture
 def federation(tmp_path):
-    return initialise(tmp_path / "fed", nodes=["ward", "lab"]).federation
+    return initialise(tmp_path / "fed", nodes=["ward", "lab"])
 
 
 def test_a_policy_is_written_with_its_defaults_checked_and_enforced(federation):

@@ -91,7 +91,7 @@ def test_in_a_folder_of_its_own_the_socket_is_its_owners_alone(tmp_path):
 def test_both_parts_find_the_socket_in_node_toml(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
-    folder = initialise(tmp_path / "fed", nodes=["ward"]).federation.node("ward")
+    folder = initialise(tmp_path / "fed", nodes=["ward"]).node("ward")
     started = []
     monkeypatch.setattr("unskew.console.federation.watch", started.append)
     place = tmp_path / "run" / "service.sock"

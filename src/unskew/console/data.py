@@ -24,7 +24,6 @@ from unskew.data.store import cache_of
 from unskew.data.synthetic_set import Shape, write_population
 from unskew.data.tables import table_csv
 from unskew.runs import config as configs
-from unskew.runs.config import OPTIONS, Config
 from unskew.runs.folder import write_arrays
 from unskew.runs.prepare import make_partition, read_examples
 
@@ -78,7 +77,7 @@ def data_fetch(
 def data_check(
     name: str,
     data_dir: DataDir = None,
-    cache_dir: Annotated[str | None, option(OPTIONS["cache_dir"].help, metavar="DIR")] = None,
+    cache_dir: Annotated[str | None, option(configs.OPTIONS["cache_dir"].help, metavar="DIR")] = None,
     as_json: Json = False,
 ) -> None:
     """Read a data set completely, and compare its files with the published ones."""
@@ -180,7 +179,7 @@ def partition(
     """Draw a partition, report its skew, and write it to a file that --partition file:FILE reads."""
     check_suffix("--out", file, ".npz", ".csv")
     check_suffix("--plot", plot, ".png", ".svg", ".pdf")
-    config = configs.checked(configs.with_values(Config(), options, "partition"))
+    config = configs.checked(configs.with_values(configs.Config(), options, "partition"))
     with StageProgress(out) as say:
         examples = read_examples(config, say)
     drawn = make_partition(config, examples)

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,22 +18,13 @@ from unskew.core.files import read_content, read_json, write_whole
 from unskew.core.units import counted, format_duration
 from unskew.data import partition_files
 from unskew.data.population import emd
+from unskew.federation import folder as folders
 from unskew.federation import network
 from unskew.federation import server as federations
 from unskew.federation.__main__ import watch
-from unskew.federation.folder import (
-    MADE,
-    NODE,
-    FederationFolder,
-    NodeFolder,
-    initialise,
-    read_federation,
-    read_node,
-    toml,
-    write_settings,
-)
+from unskew.federation.folder import FederationFolder, NodeFolder
 from unskew.federation.node import PARTS, node_mark, socket_path
-from unskew.federation.processes import WATCHER, ProcessGroup, end_all
+from unskew.federation.processes import WATCHER, ProcessGroup, Say, end_all
 from unskew.federation.server import server_mark, submit
 from unskew.runs import config as configs
 from unskew.runs.checkpoint import roll_back
@@ -60,8 +50,6 @@ lr = 0.02
 seed = 0
 """
 
-Say = Callable[[str], None]
-
 federation_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
 Federation = Annotated[Path, option("The federation's folder.", "--federation", metavar="DIR")]
@@ -78,7 +66,7 @@ def demo(
     def say(line: str) -> None:
         out.say(f"{time.monotonic() - began:5.1f} s  {line}")
 
-    federation = initialise(folder, nodes=NODES, port=network.free_port(3)).federation
+    federation = folders.initialise(folder, nodes=NODES, port=network.free_port(3))
     say(f"{federation.path}: authority, server certificate, and keys for {', '.join(NODES)}")
     config = configs.checked(Config(data="digits", partition="dirichlet(alpha=0.3)", clients=len(NODES), seed=0))
     images = read_data(config)
@@ -86,7 +74,7 @@ def demo(
     labels, classes = images.train.labels, len(images.classes)
     write_arrays(federation.path / "partition.npz", partition_files.to_arrays(drawn, labels, classes))
     say(f"the digits are partitioned with {drawn.scheme}: EMD {emd(drawn.client, labels, classes):.2f}")
-    nodes = [read_node(federation.node(name)) for name in NODES]
+    nodes = [folders.read_node(federation.node(name)) for name in NODES]
     for number, node in enumerate(nodes):
         settings = {"data": "digits", "partition": f"file:{federation.path / 'partition.npz'}", "client": [number]}
         _write_service(node, settings, "Made by unskew federation demo.")
@@ -107,7 +95,7 @@ def demo(
 def _write_service(node: NodeFolder, settings: dict[str, Any], header: str) -> None:
     """Write the settings of a node's service."""
     places = {"name": node.settings.name, "folder": str(node.state), "socket": str(socket_path(node))}
-    write_whole(node.service_settings, toml(settings | places, header).encode())
+    write_whole(node.service_settings, folders.toml(settings | places, header).encode())
 
 
 def _start(group: ProcessGroup, federation: FederationFolder, nodes: list[NodeFolder], say: Say) -> None:
@@ -159,9 +147,10 @@ def init(
     if "" in keys or Path() in keys.values():
         raise UserError("--key: give NAME=FILE.pub")
     nodes, authority = node or [], {"renew": renew, "renew_authority": renew_authority}
-    made = initialise(folder, nodes=nodes, keys=keys, host=host, port=port, **authority)
-    federation, path, settings = made.federation, made.federation.path, made.federation.settings
-    if made.new:
+    new = not (folder / folders.FEDERATION).exists()
+    federation = folders.initialise(folder, nodes=nodes, keys=keys, host=host, port=port, **authority)
+    path, settings = federation.path, federation.settings
+    if new:
         out.say(f"{path}: a federation at {settings.host}:{settings.port}")
     elif renew:
         out.say("the server has a new certificate; a running server uses it within a second")
@@ -214,7 +203,7 @@ def node(
     ] = False,
 ) -> None:
     """Run a node until Ctrl-C: it trains on its own data, which never leave it."""
-    target = read_node(folder)
+    target = folders.read_node(folder)
     if write_policy or check_policy:
         from unskew.engines.flower.policy import POLICY, Policy, commented, read_policy
 
@@ -231,7 +220,7 @@ def node(
         return
     if socket is not None:
         target = NodeFolder(target.path, replace(target.settings, socket=str(socket.absolute())))
-        write_settings(target.path / NODE, target.settings)
+        folders.write_settings(target.path / folders.NODE, target.settings)
     given = {**options, "client": client, "plugins": plugin}
     if any(value is not None for value in given.values()):
         if "data" not in options:
@@ -240,7 +229,7 @@ def node(
         config = configs.checked(configs.with_values(Config(), options, "federation node"))
         settings = {name: getattr(config, name) for name in options}
         settings |= {"data_dir": config.data_dir, "client": client, "plugins": plugin}
-        _write_service(target, settings, MADE.replace("init", "node"))
+        _write_service(target, settings, folders.MADE.replace("init", "node"))
     watch(["node", str(target.path), part])
 
 
@@ -262,7 +251,7 @@ def run_(
     as_json: Json = False,
 ) -> None:
     """Train, evaluate and calibrate across the nodes; run this on the server's machine."""
-    federation = read_federation(folder)
+    federation = folders.read_federation(folder)
     if resume is None and back_to is not None:
         raise UserError("--back-to needs --resume RUN, the run to return to an earlier round of")
     if resume is not None and (recipe is not None or (place is not None and back_to is None)):
@@ -300,7 +289,7 @@ def check(
     wait: Annotated[float, option("Seconds to wait for the nodes.")] = 60.0,
 ) -> None:
     """Ask every node what it has, and report whether it fits; nothing is trained."""
-    federation = read_federation(folder)
+    federation = folders.read_federation(folder)
     chosen = recipe or federation.path / "recipe.toml"
     target = unused_path(federation.path / "runs", "check").absolute()  # nothing is written there
     check_request(settings_of({"recipe": str(chosen.absolute()), "out": str(target)}))
@@ -310,7 +299,7 @@ def check(
 @federation_app.command()
 def status(folder: Folder = Path(), as_json: Json = False) -> None:
     """Report the state of the server, its nodes and its last runs."""
-    federation = read_federation(folder)
+    federation = folders.read_federation(folder)
     now = federations.status(federation)
     if as_json:
         print_json(now)
@@ -354,7 +343,7 @@ def audit(
         found = audits.read_audit(logs[logs[1].exists()])
         lines = audits.record_lines(found)
     elif place.is_dir():
-        target = read_node(place)
+        target = folders.read_node(place)
         found = audits.make_receipt(target.state / audits.AUDIT, target.settings.name, target.key)
         lines = audits.receipt_lines(found)
         if receipt is not None:

@@ -26,11 +26,9 @@ from unskew.console.screen import Screen, show_facts, summary
 from unskew.core.errors import IN_PLUGIN, ClientFailure, LostMemory, UserError, nearest
 from unskew.core.units import counted, format_duration
 from unskew.loggers import LOGGERS, open_logger
-from unskew.methods import GROUPS, describe, describe_method
 from unskew.report.table import compare
 from unskew.runs import config as configs
 from unskew.runs import finished, train
-from unskew.runs.config import OPTIONS
 from unskew.runs.execute import Observer
 from unskew.runs.result import Result, to_json
 from unskew.runs.seeds import FINISHED, describe_steps, plan_runs
@@ -78,7 +76,7 @@ LOG = option(
 RECIPE = typer.Argument(help="A TOML recipe; options on the command line override it.")
 
 
-@with_options(list(OPTIONS), several=("method",))
+@with_options(list(configs.OPTIONS), several=("method",))
 def run(
     options: dict[str, Any],
     recipe: Annotated[Path | None, RECIPE] = None,
@@ -182,7 +180,7 @@ def _run_several(recipe: Path | None, log: Sequence[str] | None, **options: Any)
 MOST_ROWS = 30  # of the table in the terminal; table.csv has all
 
 
-@with_options([name for name in OPTIONS if name not in ("validation", "seed")])
+@with_options([name for name in configs.OPTIONS if name not in ("validation", "seed")])
 def sweep(
     options: dict[str, Any],
     over: Annotated[
@@ -260,7 +258,7 @@ def show_methods(
     build = methods.find_method(name) if name else None
     if name and build is None:
         raise UserError(f"no method is called {name!r}; {nearest(name, methods.METHODS)}")
-    rows = describe() if build is None or name is None else [describe_method(name, build)]
+    rows = methods.describe() if build is None or name is None else [methods.describe_method(name, build)]
     if as_json:
         print_json([asdict(row) for row in rows])
         return
@@ -275,7 +273,7 @@ def show_methods(
         out.print(Padding(show_facts(list(facts.items())), (0, 0, 0, 2)))
         return
     width = max(len(row.name) for row in rows)
-    for group in GROUPS:
+    for group in methods.GROUPS:
         out.print(group)
         table = Table.grid(padding=(0, 2))
         table.add_column(width=width)

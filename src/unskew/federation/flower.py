@@ -23,19 +23,9 @@ from types import FunctionType
 from typing import Any
 
 from unskew.core.errors import UserError
+from unskew.federation import folder as folders
 from unskew.federation import network
-from unskew.federation.folder import (
-    APP_PACKAGE,
-    CLIENT_APP,
-    CONNECTION,
-    GATEWAY_HEADER,
-    FederationFolder,
-    NodeFolder,
-    client_app_source,
-    flower_version,
-    read_federation,
-    token,
-)
+from unskew.federation.folder import FederationFolder, NodeFolder
 
 # no telemetry, no look-ups, no installation at run time
 OFFLINE = {
@@ -258,12 +248,13 @@ def _launch(executor: Any, spec: Any) -> Any:
     from flwr.supercore.superexec.executor.types import LaunchResult
 
     trust = [] if spec.root_certificates_path is None else ["--root-certificates", spec.root_certificates_path]
+    trust = ["--insecure"] if spec.insecure else trust
     output = subprocess.DEVNULL if spec.suppress_output else None
     with os.fdopen(os.memfd_create("token"), "wb", buffering=0) as file:
         file.write(spec.token.encode())
         command = [program(TASK_TYPE_TO_COMMAND[spec.task_type])]
         command += [TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[spec.task_type], spec.runtime_api_address]
-        command += ["--token-file", f"/proc/self/fd/{file.fileno()}", *(["--insecure"] if spec.insecure else trust)]
+        command += ["--token-file", f"/proc/self/fd/{file.fileno()}", *trust]
         command += [] if spec.parent_pid is None else ["--parent-pid", str(spec.parent_pid)]
         subprocess.Popen(command, pass_fds=[file.fileno()], stdout=output, stderr=output)
     return LaunchResult.accepted()
@@ -280,9 +271,9 @@ class Guard:
 
     def __init__(self, app: Any, secret: bytes) -> None:
         self._app = app
-        gateway, operator = token(secret, "gateway"), f"Bearer {token(secret, 'operator')}"
+        gateway, operator = folders.token(secret, "gateway"), f"Bearer {folders.token(secret, 'operator')}"
         self._shown = {
-            "/v1/fleet/": (GATEWAY_HEADER.encode(), gateway.encode()),
+            "/v1/fleet/": (folders.GATEWAY_HEADER.encode(), gateway.encode()),
             "/v1/control/": (b"authorization", operator.encode()),
         }
 
@@ -338,7 +329,7 @@ _MOST_APP = 2**20  # bytes of a file in the app
 
 def check_app(content: bytes) -> None:
     """Refuse an app whose code for nodes differs from this version's."""
-    own = {"unskew_node/__init__.py": APP_PACKAGE, "unskew_node/client_app.py": client_app_source()}
+    own = {"unskew_node/__init__.py": folders.APP_PACKAGE, "unskew_node/client_app.py": folders.client_app_source()}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             files, names = archive.infolist(), set(archive.namelist())
@@ -347,7 +338,7 @@ def check_app(content: bytes) -> None:
                 raise ValueError("it has other files, or too large ones")
             project = tomllib.loads(archive.read("pyproject.toml").decode())
             entry = project["tool"]["flwr"]["app"]["components"]["clientapp"]
-            if entry != CLIENT_APP or any(archive.read(name) != code for name, code in own.items()):
+            if entry != folders.CLIENT_APP or any(archive.read(name) != code for name, code in own.items()):
                 raise ValueError("its code differs; server and nodes need the same version of unskew")
     except (KeyError, TypeError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise WrongApp(f"the app that the server sent was refused: {error}") from error
@@ -373,7 +364,7 @@ def deactivate(node: NodeFolder, number: int) -> bool:
 
 def program(name: str) -> str:
     """A program of Flower's: next to our interpreter, or on the path."""
-    flower_version()
+    folders.flower_version()
     own = Path(sys.executable).parent / name
     found = str(own) if own.exists() else shutil.which(name)
     if found is None:
@@ -446,16 +437,17 @@ def _register(federation: FederationFolder) -> dict[str, str]:
 def runs(federation: FederationFolder, run: str | None = None) -> list[dict[str, Any]]:
     """The server's runs, or one of them."""
     which = ("--run-id", run) if run else ("--limit", "5")
-    return list(_json_in(_run([program("flwr"), "list", CONNECTION, *which, "--format", "json"], federation))["runs"])
+    command = [program("flwr"), "list", folders.CONNECTION, *which, "--format", "json"]
+    return list(_json_in(_run(command, federation))["runs"])
 
 
 def stop_run(federation: FederationFolder, run: str) -> None:
     """Stop a run."""
-    _run([program("flwr"), "stop", run, CONNECTION], federation)
+    _run([program("flwr"), "stop", run, folders.CONNECTION], federation)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "register":
-        print(json.dumps(_register(read_federation(Path(sys.argv[2])))))  # noqa: T201  for register_keys
+        print(json.dumps(_register(folders.read_federation(Path(sys.argv[2])))))  # noqa: T201  for register_keys
     else:
         run_program(sys.argv[1:])

@@ -149,14 +149,6 @@ seed = 0
 """
 
 
-@dataclass(frozen=True)
-class CreatedFolders:
-    """What ``initialise`` did."""
-
-    federation: FederationFolder
-    new: bool  # False: the folder existed, and was changed
-
-
 def initialise(
     path: Path,
     *,
@@ -166,7 +158,7 @@ def initialise(
     port: int | None = None,
     renew: bool = False,
     renew_authority: bool = False,
-) -> CreatedFolders:
+) -> FederationFolder:
     """Create a federation's folder, or add nodes to an existing one; no existing file is overwritten.
 
     ``host`` and ``port`` are where the nodes reach the server. ``renew`` issues a new server certificate and
@@ -219,7 +211,7 @@ def initialise(
     }
     for file in (path / "nodes").glob(f"*/{NODE}"):
         write_roster(file.with_name(ROSTER), roster)
-    return CreatedFolders(federation, new)
+    return federation
 
 
 def renew_secrets(federation: FederationFolder) -> None:
@@ -232,9 +224,9 @@ def renew_secrets(federation: FederationFolder) -> None:
     write_whole(federation.secret, secret, secret=True)
     signer = network.make_authority("local")
     pair = network.make_server_certificate(signer, ["localhost", "127.0.0.1"])
-    write_whole(federation.local_authority, signer.certificate)
-    write_whole(federation.local_key, pair.key, secret=True)
-    write_whole(federation.local_certificate, pair.certificate)
+    write_whole(federation.local_authority, signer.public)
+    write_whole(federation.local_key, pair.private, secret=True)
+    write_whole(federation.local_certificate, pair.public)
     account = f"flower.account-auth.127.0.0.1:{federation.settings.control_port}"
     shown = token(secret, "operator")
     values = {"authn-type": "oidc", "oidc-access-token": shown, "oidc-refresh-token": shown}
@@ -276,17 +268,17 @@ def _certify(federation: FederationFolder) -> None:
         raise UserError(f"{federation.authority_key} is missing, which signs certificates; restore it from a backup")
     signer = network.Pair(network.first_certificate(certificate), key)
     pair = network.make_server_certificate(signer, [federation.settings.host, "localhost", "127.0.0.1"])
-    write_whole(federation.key, pair.key, secret=True)
-    write_whole(federation.certificate, pair.certificate)
-    if signer.certificate != certificate:
-        _write_authority(federation, signer.certificate)
+    write_whole(federation.key, pair.private, secret=True)
+    write_whole(federation.certificate, pair.public)
+    if signer.public != certificate:
+        _write_authority(federation, signer.public)
 
 
 def _make_authority(federation: FederationFolder, before: bytes) -> None:
     """Create an authority for the next certificate, trusted in addition to the one before."""
     signer = network.make_authority(federation.settings.host)
-    write_whole(federation.authority_key, signer.key, secret=True)
-    _write_authority(federation, signer.certificate + before)
+    write_whole(federation.authority_key, signer.private, secret=True)
+    _write_authority(federation, signer.public + before)
 
 
 def _write_authority(federation: FederationFolder, content: bytes) -> None:

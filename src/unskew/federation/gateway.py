@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -277,7 +277,6 @@ class Gateway:
         self._sent: Counter[str] = Counter()  # bytes of each node since its last message
         self._strangers: Counter[str] = Counter()  # connections of each address
         self._proved: Counter[str] = Counter()  # connections of each node
-        self._open: set[asyncio.Task[None]] = set()
         self.counts = metrics.Counts()
         self._logged: dict[str, float] = {}
         self._last_message = float("-inf")
@@ -294,60 +293,46 @@ class Gateway:
             trust_env=False,
         )
 
-    def _load_certificate(self) -> bool:
-        """Load the server's certificate if its files are new; whether they were."""
+    def _load_certificate(self) -> None:
+        """Load the server's certificate if its files are new."""
         files = self._federation.certificate, self._federation.key
         written = [path.stat().st_mtime_ns for path in files]
         if written == self._certified:
-            return False
+            return
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(*files)
+        if self._certified:
+            self._log("the server's new certificate is in use")
         self._tls, self._certified = context, written
-        return True
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections until cancelled."""
         loop, limits = asyncio.get_running_loop(), self._limits
         listener.setblocking(False)
-        renewal = asyncio.create_task(self._renew())
-        try:
+        async with aclosing(self._server), asyncio.TaskGroup() as tasks:
             while True:
                 try:
                     line, address = await loop.sock_accept(listener)
                 except OSError:  # too many open files, or the sender has left already
                     await asyncio.sleep(0.05)
                     continue
-                source = source_of(str(address[0]))
-                full = len(self._open) >= limits.connections or self._strangers.total() >= limits.strangers
+                source, strangers = source_of(str(address[0])), self._strangers.total()
+                full = strangers >= limits.strangers or strangers + self._proved.total() >= limits.connections
                 if full or self._strangers[source] >= limits.strangers_each:
                     self._refuse(source, "too many connections", "connections")
                     line.close()
                     continue
                 self._strangers[source] += 1
-                task = asyncio.create_task(self._welcome(line, source))
-                self._open.add(task)
-                task.add_done_callback(self._open.discard)
-        finally:
-            renewal.cancel()
-            for task in list(self._open):
-                task.cancel()
-            await asyncio.gather(*self._open, return_exceptions=True)
-            await self._server.aclose()
-
-    async def _renew(self) -> None:
-        """Switch to the server's new certificate when it is renewed."""
-        while True:
-            await asyncio.sleep(_LOOK_AGAIN)
-            with suppress(OSError, ssl.SSLError):  # only one of the two files is written yet: the next check sees both
-                if self._load_certificate():
-                    self._log("the server's new certificate is in use")
+                tasks.create_task(self._welcome(line, source))
 
     async def _welcome(self, line: socket.socket, address: str) -> None:
         """Serve one connection until it ends."""
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=2**16)
         protocol, visitor = asyncio.StreamReaderProtocol(reader), None
         try:
+            with suppress(OSError):  # only one of its two files is written yet: the next connection sees both
+                self._load_certificate()
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol, line, ssl=self._tls, ssl_handshake_timeout=self._limits.head_seconds,
                 ssl_shutdown_timeout=2.0,
@@ -501,7 +486,8 @@ class Gateway:
 
     def report(self) -> str:
         """The counters for Prometheus, and the state of nodes and run from the folder."""
-        gauges = {"connections": len(self._open), "strangers": self._strangers.total()}
+        strangers = self._strangers.total()
+        gauges = {"connections": strangers + self._proved.total(), "strangers": strangers}
         gauges |= {"waiting_nodes": self._waiting, "in_flight_bytes": self._budget.taken.total()}
         return self.counts.text(gauges) + metrics.describe_folder(self._federation)
 

@@ -18,8 +18,6 @@ from unskew.federation.folder import FederationFolder
 GONE_SECONDS = 75.0  # of silence until a node counts as offline; its heartbeat comes every 30
 _MOST_SERIES = 10_000
 
-Sample = tuple[str, float, dict[str, str]]  # name, value, labels
-
 
 def last_seen(federation: FederationFolder) -> dict[str, float]:
     """When each node was last heard from, in seconds since 1970."""
@@ -76,7 +74,7 @@ class Counts:
 
 def describe_folder(federation: FederationFolder) -> str:
     """Nodes, certificate and run as gauges."""
-    samples: list[Sample] = []
+    samples: list[tuple[str, float, dict[str, str]]] = []  # name, value, labels
     seen, now = last_seen(federation), time.time()
     for name in federation.public_keys():
         when = seen.get(name, 0.0)
@@ -91,7 +89,7 @@ def describe_folder(federation: FederationFolder) -> str:
     return _render(samples, "gauge")
 
 
-def _render(samples: Iterable[Sample], kind: str) -> str:
+def _render(samples: Iterable[tuple[str, float, dict[str, str]]], kind: str) -> str:
     lines, typed = "", set[str]()
     for name, value, labels in samples:
         lines += "" if name in typed else f"# TYPE unskew_{name} {kind}\n"

@@ -92,18 +92,10 @@ SERVER_DAYS = 825  # the longest that strict verifiers accept
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate and its private key, both as PEM."""
+    """A private key, and its public key or certificate; PEM, but a node's are in OpenSSH's formats."""
 
-    certificate: bytes
-    key: bytes
-
-
-@dataclass(frozen=True)
-class NodeKey:
-    """A node's key pair in OpenSSH's formats."""
-
-    private: bytes
     public: bytes
+    private: bytes
 
 
 def make_authority(name: str) -> Pair:
@@ -113,14 +105,14 @@ def make_authority(name: str) -> Pair:
         digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
     )  # fmt: skip
-    critical, subject = [usage, x509.BasicConstraints(ca=True, path_length=0)], _name(f"{name} authority")
-    return _certify(key, subject, key, subject, AUTHORITY_DAYS, critical, [])
+    critical = [usage, x509.BasicConstraints(ca=True, path_length=0)]
+    return _certify(key, f"{name} authority", key, None, AUTHORITY_DAYS, critical, [])
 
 
 def make_server_certificate(signer: Pair, hosts: Iterable[str]) -> Pair:
     """A certificate for a server with these names and addresses."""
     x509, names = _crypto("x509"), list(dict.fromkeys(hosts))
-    signer_key = _crypto("hazmat.primitives.serialization").load_pem_private_key(signer.key, None)
+    signer_key = _crypto("hazmat.primitives.serialization").load_pem_private_key(signer.private, None)
     alternatives: list[Any] = []
     for host in names:
         try:
@@ -132,16 +124,16 @@ def make_server_certificate(signer: Pair, hosts: Iterable[str]) -> Pair:
         x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]),
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key()),
     ]
-    issuer = _load(signer.certificate, "the authority's certificate").subject
+    issuer = _load(signer.public, "the authority's certificate").subject
     critical = [x509.BasicConstraints(ca=False, path_length=None)]
-    return _certify(_new_key(), _name(names[0][:64]), signer_key, issuer, SERVER_DAYS, critical, others)
+    return _certify(_new_key(), names[0][:64], signer_key, issuer, SERVER_DAYS, critical, others)
 
 
-def make_node_key() -> NodeKey:
+def make_node_key() -> Pair:
     """A new key for a node."""
     s, key = _crypto("hazmat.primitives.serialization"), _new_key()
-    private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption())
-    return NodeKey(private, key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH) + b"\n")
+    public = key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH) + b"\n"
+    return Pair(public, key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption()))
 
 
 def public_pem(path: Path) -> bytes:
@@ -184,20 +176,16 @@ def _new_key() -> Any:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def _name(text: str) -> Any:
-    x509 = _crypto("x509")
-    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
-
-
 def _certify(
-    key: Any, subject: Any, signer: Any, issuer: Any, days: int, critical: Iterable[Any], others: Iterable[Any]
+    key: Any, name: str, signer: Any, issuer: Any, days: int, critical: Iterable[Any], others: Iterable[Any]
 ) -> Pair:
-    """A certificate for this key, with these critical and other extensions."""
+    """A certificate for this key, with these critical and other extensions; without an issuer it is its own."""
     x509, s, now = _crypto("x509"), _crypto("hazmat.primitives.serialization"), datetime.now(UTC)
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
+        .issuer_name(issuer or subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=10))  # a node's clock may be a little behind

@@ -7,7 +7,6 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from unskew.core.child import Child
@@ -16,15 +15,13 @@ from unskew.core.files import read_content, write_again, write_whole
 from unskew.federation import flower, network
 from unskew.federation.folder import NodeFolder, check_secret, make_private
 from unskew.federation.gateway import CLOCK, NOT_REGISTERED
-from unskew.federation.processes import PATIENCE, ProcessGroup, claim, describe_end
+from unskew.federation.processes import PATIENCE, ProcessGroup, Say, claim, describe_end
 
 SERVICE = "unskew.engines.flower.node_service"
 READY_SECONDS = 600.0  # that reading the data may take
 TAKEN_SECONDS = 120.0  # that the server may keep the session of a killed node open; Flower's own limit is 60
 _NODE_ID = re.compile(r"SuperNode ID: ([0-9]{1,20})$")
 PARTS = ("both", "service", "supernode")
-
-Say = Callable[[str], None]
 
 
 def node_mark(node: NodeFolder, part: str = "both") -> str:

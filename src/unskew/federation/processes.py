@@ -17,6 +17,7 @@ MARK = "UNSKEW_FEDERATION"  # environment variable that marks our processes and 
 WATCHER = b"unskew.federation"  # on the command line of supervisors
 MAX_RESTARTS = 5  # of programs that ran for less than a minute
 PATIENCE = 10.0  # seconds for a program to exit by itself
+Say = Callable[[str], None]
 ENDS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
 
 
@@ -29,11 +30,7 @@ class ProcessGroup:
         self._restarts = 0
 
     def start(
-        self,
-        name: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        heard: Callable[[str], None] = lambda line: None,
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], heard: Say = lambda line: None
     ) -> Child:
         """Start a program; its log is ``name.log``."""
         self._children = [child for child in self._children if child.code is None]
@@ -43,7 +40,7 @@ class ProcessGroup:
         self._children.append(child)
         return child
 
-    def count_restart(self, child: Child, say: Callable[[str], None]) -> None:
+    def count_restart(self, child: Child, say: Say) -> None:
         """Report that a program has ended, and pause before it is restarted; refused if it keeps exiting."""
         self._restarts = 1 if time.monotonic() - child.began > 60 else self._restarts + 1
         if self._restarts > MAX_RESTARTS:
@@ -84,7 +81,7 @@ def marked(mark: str) -> list[int]:
     return sorted(n for n in numbers if n != os.getpid() and wanted in _words(f"{n}/environ"))
 
 
-def claim(mark: str, what: str, say: Callable[[str], None]) -> None:
+def claim(mark: str, what: str, say: Say) -> None:
     """Refuse to supervise programs that have a supervisor; end those that a killed one left running."""
     running = marked(mark)
     if watching := [number for number in running if WATCHER in _words(f"{number}/cmdline")]:

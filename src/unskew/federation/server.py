@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,28 +14,13 @@ from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_whole
 from unskew.core.units import counted
 from unskew.federation import flower, network
-from unskew.federation.folder import (
-    CONNECTION,
-    FEDERATION,
-    NODE,
-    RUN_CONFIG,
-    FederationFolder,
-    check_secret,
-    forget,
-    make_private,
-    read_federation,
-    read_node,
-    refresh,
-    renew_secrets,
-    toml,
-)
+from unskew.federation import folder as folders
+from unskew.federation.folder import FederationFolder
 from unskew.federation.metrics import GONE_SECONDS, last_run, last_seen
 from unskew.federation.node import PARTS, node_mark
-from unskew.federation.processes import ProcessGroup, claim, end_all, marked
+from unskew.federation.processes import ProcessGroup, Say, claim, end_all, marked
 
 START_SECONDS = 300.0  # for a program to start listening
-
-Say = Callable[[str], None]
 
 
 def server_mark(federation: FederationFolder) -> str:
@@ -52,7 +36,7 @@ def serve(federation: FederationFolder, say: Say) -> None:
             raise UserError(f"{path} is missing; make it with: unskew federation init {federation.path} --renew")
     for path in (federation.key, federation.authority_key):
         if path.exists():
-            check_secret(path)
+            folders.check_secret(path)
     left = network.days_left(read_content(federation.certificate) or b"", str(federation.certificate))
     if left < 0:
         raise UserError(f"{federation.certificate} has expired; run: unskew federation init {federation.path} --renew")
@@ -60,18 +44,20 @@ def serve(federation: FederationFolder, say: Say) -> None:
         say(f"the server's certificate expires in {left:.0f} days; renew it with: unskew federation init DIR --renew")
     claim(server_mark(federation), f"the server of {federation.path}", say)
     settings = federation.settings
-    network.check_free(settings.listen, settings.port, f"port in {FEDERATION}")
+    network.check_free(settings.listen, settings.port, f"port in {folders.FEDERATION}")
     for name in ("control_port", "metrics_port"):
-        network.check_free("127.0.0.1", getattr(settings, name), f"{name} in {FEDERATION}")
-    make_private(federation.path / "server", federation.authority.parent, federation.logs, federation.flower_home)
-    forget(federation)
-    renew_secrets(federation)
-    refresh(federation)
+        network.check_free("127.0.0.1", getattr(settings, name), f"{name} in {folders.FEDERATION}")
+    folders.make_private(
+        federation.path / "server", federation.authority.parent, federation.logs, federation.flower_home
+    )
+    folders.forget(federation)
+    folders.renew_secrets(federation)
+    folders.refresh(federation)
     try:
         with ProcessGroup(server_mark(federation), federation.logs, federation.path) as group:
             _Server(federation, group, say).run()
     finally:
-        forget(federation)
+        folders.forget(federation)
 
 
 class _Server:
@@ -167,13 +153,15 @@ def submit(
 
     ``terms`` are deadline, min_replies and wait; None leaves them as in the recipe.
     """
-    check_running(federation)
+    if not _running(federation):
+        start = f"start it with: unskew federation server {federation.path}"
+        raise UserError(f"the server of {federation.path} is not running on this machine; {start}")
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in some containers
         user = str(os.getuid())
     config = {
-        **RUN_CONFIG,
+        **folders.RUN_CONFIG,
         **{name.replace("_", "-"): value for name, value in terms.items() if value is not None},
         "recipe": str(recipe.absolute()),
         "out": str(out.absolute()),
@@ -181,7 +169,7 @@ def submit(
         "check": check,
         "submitter": f"{user}@{socket.gethostname()}",
     }
-    write_whole(federation.run_config, toml(config, "What the last run was submitted with.").encode())
+    write_whole(federation.run_config, folders.toml(config, "What the last run was submitted with.").encode())
     run = complaint = ""  # its number in Flower, and our own message if it fails
 
     def hear(line: str) -> None:
@@ -195,7 +183,7 @@ def submit(
             say(line)  # what follows a complaint is Flower's traceback for it
 
     log = Log(federation.logs / "run.log")
-    app = ["run", str(federation.app), CONNECTION]
+    app = ["run", str(federation.app), folders.CONNECTION]
     command = [flower.program("flwr"), *app, "--stream", "--run-config", str(federation.run_config)]
     environment = flower.environment(federation.flower_home, **flower.COMMAND_LINES)
     child = Child("flwr", command, environment=environment, folder=federation.path, log=log, heard=hear)
@@ -217,13 +205,6 @@ def submit(
             about = flower.runs(federation, run)[0]
             complaint = f" with status {about.get('status')}: {about.get('status-details') or ''}"
         raise UserError(f"the run ended{complaint}; its output is in {log.path}")
-
-
-def check_running(federation: FederationFolder) -> None:
-    """Refuse to continue if this federation's server is not running on this machine."""
-    if not _running(federation):
-        start = f"start it with: unskew federation server {federation.path}"
-        raise UserError(f"the server of {federation.path} is not running on this machine; {start}")
 
 
 def status(federation: FederationFolder) -> dict[str, Any]:
@@ -257,10 +238,10 @@ def stop(path: Path) -> dict[str, int]:
     if not Path("/proc/self/environ").exists():
         raise UserError("stop needs /proc to find processes, which this system lacks; end the commands with Ctrl-C")
     path = path.absolute()
-    if (path / NODE).exists() and not (path / FEDERATION).exists():
-        marks = {f"node {read_node(path).settings.name}": _marks(path)}
+    if (path / folders.NODE).exists() and not (path / folders.FEDERATION).exists():
+        marks = {f"node {folders.read_node(path).settings.name}": _marks(path)}
     else:
-        federation = read_federation(path)
+        federation = folders.read_federation(path)
         marks = {f"node {folder.name}": _marks(folder) for folder in sorted((path / "nodes").glob("*/"))}
         marks["server"] = [server_mark(federation)]
     ended = {name: sum(end_all(mark, patience=20.0) for mark in group) for name, group in marks.items()}
@@ -268,7 +249,7 @@ def stop(path: Path) -> dict[str, int]:
 
 
 def _marks(folder: Path) -> list[str]:
-    return [node_mark(read_node(folder), part) for part in PARTS] if (folder / NODE).exists() else []
+    return [node_mark(folders.read_node(folder), part) for part in PARTS] if (folder / folders.NODE).exists() else []
 
 
 def _running(federation: FederationFolder) -> bool:
