@@ -498,14 +498,14 @@ def spent_in_rounds(prepared: Prepared, rounds: int) -> Spent | None:
         return None
     clients = len(prepared.population.roster.inhabited)
     drawn = min(prepared.config.per_round or clients, clients)
-    drawing, unit = mechanism.drawing(drawn, clients), mechanism.unit(drawn, clients)
+    unit = mechanism.unit(drawn, clients)
     updates = PrivateRounds(
         epsilon=mechanism.epsilon(rounds, drawn, clients) or 0.0,
         delta=mechanism.delta,
         rounds=rounds,
         clip=mechanism.clip,
         noise=mechanism.noise,
-        sampling="everyone" if drawing.everyone else "poisson" if drawing.poisson else "fixed",
+        sampling=mechanism.sampling(drawn, clients),
         replaced=unit == REPLACED_CLIENT,
         example_epsilon=mechanism.epsilon(rounds, drawn, clients, replaced=True) or 0.0,
         unit=unit,
