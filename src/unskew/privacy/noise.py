@@ -203,11 +203,6 @@ class PrivateUpdates:
     release: bool = False  # noise and participation from the operating system, not from the run's seed
     in_masks: bool = False  # clients add the noise, before they mask their words
 
-    @property
-    def repeatable(self) -> bool:
-        """Whether noise and participation follow from the key."""
-        return not self.release
-
     def through(self, exchange: Exchange) -> "PrivateUpdates":
         """This mechanism with the exchange: a release through masks adds its noise inside them."""
         return replace(self, in_masks=bool(self.release and self.noise and getattr(exchange, "masks", False)))

@@ -116,7 +116,7 @@ class Execution:
         self.prepared, self.path, self.observe = prepared, path, observe
         self.side, self.algorithm, self.key = side, side.algorithm, Key(config.seed)
         mechanism = self.algorithm.mechanism
-        self.releases = mechanism is not None and not mechanism.repeatable
+        self.releases = mechanism is not None and mechanism.release
         if self.releases:
             self.key = Key(system_key().number() % 2**63)  # the seed of a release's private updates must be secret
         self.by_image = prepared.test_owners is not None
