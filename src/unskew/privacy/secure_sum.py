@@ -298,7 +298,11 @@ class _Part:
             if (public := self.agreement.publics.get(number)) is None:
                 continue
             statement = self._statements[number]
-            self.signer.check(roster, named(number), statement, number, self.member.session, public)
+            if statement.node not in roster or not statement.holds(number, self.member.session, public):
+                file = self.signer.registered.roster.name
+                raise UserError(f"the keys of {named(number)} are not signed by a node in {file}")
+            if statement.context != self.signer.context:
+                raise UserError(f"{named(number)} was sent a different run: another method, rate or network")
             if not ones and weight != statement.examples:
                 raise UserError(
                     f"{named(number)} would have weight {weight:g}, but has {statement.examples:,} examples; all "
