@@ -9,7 +9,7 @@ from torch import nn
 
 from unskew.calibration import forecast as forecasts
 from unskew.calibration.covariances import Gaussians, Spread
-from unskew.calibration.forecast import DIRECTIONS, Forecast, forecast, separability
+from unskew.calibration.forecast import DIRECTIONS, Forecast, forecast
 from unskew.calibration.lda import discriminate
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
@@ -17,6 +17,11 @@ from unskew.core.key import Key
 
 KEY = Key(7)
 FORMS = ("full", "diagonal", "shared", "low-rank(2)")
+
+
+def separability(statistics, key):
+    """The mean over all pairs of classes."""
+    return forecast(None, statistics, statistics.classes, key).separability
 
 
 def normal(*shape, seed=0):

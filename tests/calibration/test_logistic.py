@@ -59,10 +59,10 @@ def by_lbfgs(features, labels, penalty):
 @pytest.mark.parametrize("apart", [0.0, 1.0, 30.0])  # noise alone, overlapping classes, separable ones
 def test_it_finds_what_another_method_finds(penalty, apart):
     features, labels = examples(apart=apart)
-    found = minimise(head(), features, labels, penalty)
-    assert found.gap <= TOLERANCE
+    found, gap, _ = minimise(head(), features, labels, penalty)
+    assert gap <= TOLERANCE
     wanted = by_lbfgs(features, labels, penalty)
-    left, right = (float(objective(each, features, labels, penalty)) for each in (rows(found.linear), wanted))
+    left, right = (float(objective(each, features, labels, penalty)) for each in (rows(found), wanted))
     assert left - right <= TOLERANCE + 1e-6 * abs(right)  # the layer is float32
 
 
@@ -72,21 +72,21 @@ def test_the_gap_is_a_true_bound_however_early_it_stops(monkeypatch):
     best = float(objective(by_lbfgs(features, labels, 1e-3), features, labels, 1e-3))
     for steps in range(1, 6):
         monkeypatch.setattr(sys.modules["unskew.calibration.oracle"], "MAX_STEPS", steps)
-        found = minimise(double, features, labels, 1e-3)
-        assert found.steps <= steps
-        assert float(objective(rows(found.linear), features, labels, 1e-3)) - best <= found.gap + 1e-12
-    assert found.steps == 5
+        found, gap, taken = minimise(double, features, labels, 1e-3)
+        assert taken <= steps
+        assert float(objective(rows(found), features, labels, 1e-3)) - best <= gap + 1e-12
+    assert taken == 5
 
 
 def test_classes_without_examples_keep_their_rows_and_the_others_answer_to_them():
     features, labels = examples()
     features, labels = features[labels != 2], labels[labels != 2]
     start = head().double()
-    found = minimise(start, features, labels, 1e-3, [2])
-    assert torch.equal(found.linear.weight[2], start.weight[2])
-    assert torch.equal(found.linear.bias[2], start.bias[2])
+    found, _, _ = minimise(start, features, labels, 1e-3, [2])
+    assert torch.equal(found.weight[2], start.weight[2])
+    assert torch.equal(found.bias[2], start.bias[2])
     free = torch.tensor([0, 1, 3])
-    weights = rows(found.linear).requires_grad_()
+    weights = rows(found).requires_grad_()
     value = objective(weights, features, labels, 0.0) + 1e-3 / 2 * weights[free].square().sum()
     (gradient,) = torch.autograd.grad(value, weights)
     assert float(gradient[free].norm()) ** 2 / 2e-3 <= TOLERANCE * 1.01
@@ -97,7 +97,7 @@ def test_where_it_starts_does_not_matter_nor_does_anything_change_in_place():
     features, labels = examples()
     first, second = head(0), head(1)
     before = first.weight.clone()
-    found = [minimise(each, features, labels, 1e-3).linear for each in (first, second)]
+    found = [minimise(each, features, labels, 1e-3)[0] for each in (first, second)]
     assert torch.equal(found[0].weight, found[1].weight)
     assert torch.equal(found[0].bias, found[1].bias)
     assert torch.equal(first.weight, before)
@@ -105,11 +105,11 @@ def test_where_it_starts_does_not_matter_nor_does_anything_change_in_place():
 
 def test_it_takes_a_layer_of_any_type_without_a_bias_and_one_class_alone():
     features, labels = examples()
-    made = minimise(nn.Linear(D, C, bias=False).to(torch.bfloat16), features, labels, 1e-3).linear
+    made = minimise(nn.Linear(D, C, bias=False).to(torch.bfloat16), features, labels, 1e-3)[0]
     assert made.weight.dtype == torch.bfloat16
     assert made.bias is not None
-    alone = minimise(nn.Linear(D, 1), features, torch.zeros(len(features), dtype=torch.int64), 1e-3)
-    assert float(alone.linear.weight.detach().abs().max()) == 0.0
+    alone, _, _ = minimise(nn.Linear(D, 1), features, torch.zeros(len(features), dtype=torch.int64), 1e-3)
+    assert float(alone.weight.detach().abs().max()) == 0.0
 
 
 def test_broken_features_are_refused():

@@ -4,27 +4,32 @@ import math
 
 import pytest
 
-from unskew.privacy.noise import Participation, PrivateUpdates
+from unskew.privacy.ledger import CLIENT, REPLACED_CLIENT
+from unskew.privacy.noise import PrivateUpdates
 
 accounting = pytest.importorskip("dp_accounting")
 
 ALL, SOME, FIXED = (
-    Participation(10, 10, poisson=True),
-    Participation(10, 100, poisson=True),
-    Participation(10, 100, poisson=False),
+    {"drawn": 10, "clients": 10, "poisson": True},
+    {"drawn": 10, "clients": 100, "poisson": True},
+    {"drawn": 10, "clients": 100, "poisson": False},
 )
 
 
 def compute_epsilon(noise, delta, rounds, drawing, replaced=False):
-    mechanism = PrivateUpdates(1.0, noise, delta, drawing.poisson)
-    return mechanism.epsilon(rounds, drawing.drawn, drawing.clients, replaced=replaced)
+    mechanism = PrivateUpdates(1.0, noise, delta, drawing["poisson"])
+    return mechanism.epsilon(rounds, drawing["drawn"], drawing["clients"], replaced=replaced)
+
+
+def unit(drawing):
+    return PrivateUpdates(1.0, 2.0, 1e-5, drawing["poisson"]).unit(drawing["drawn"], drawing["clients"])
 
 
 def test_with_everyone_in_every_round_it_is_one_gaussian_mechanism():
     """ε(δ) of T rounds with z is that of one round with z/√T (Balle and Wang's formula, inverted by dp_accounting)."""
     assert compute_epsilon(2.0, 1e-5, 16, ALL) == accounting.get_epsilon_gaussian(0.5, 1e-5)
     assert compute_epsilon(2.0, 1e-5, 16, ALL, replaced=True) == accounting.get_epsilon_gaussian(0.25, 1e-5)
-    assert compute_epsilon(2.0, 1e-5, 16, Participation(10, 10, poisson=False)) == compute_epsilon(2.0, 1e-5, 16, ALL)
+    assert compute_epsilon(2.0, 1e-5, 16, {**ALL, "poisson": False}) == compute_epsilon(2.0, 1e-5, 16, ALL)
 
 
 def test_one_sampled_round_keeps_the_promise_that_can_be_written_down():
@@ -61,15 +66,14 @@ def test_more_rounds_and_less_noise_and_more_clients_cost_more():
     base = compute_epsilon(2.0, 1e-5, 20, SOME)
     assert base < compute_epsilon(2.0, 1e-5, 40, SOME)
     assert base < compute_epsilon(1.0, 1e-5, 20, SOME)
-    assert base < compute_epsilon(2.0, 1e-5, 20, Participation(50, 100, poisson=True))
+    assert base < compute_epsilon(2.0, 1e-5, 20, {**SOME, "drawn": 50})
     assert base < compute_epsilon(2.0, 1e-5, 20, SOME, replaced=True)
     assert base < compute_epsilon(2.0, 1e-5, 20, ALL)
 
 
 def test_a_fixed_number_promises_for_replaced_data_and_costs_more_than_poisson():
-    assert FIXED.replaces
-    assert not SOME.replaces
-    assert not Participation(10, 10, poisson=False).replaces
+    assert unit(FIXED) == REPLACED_CLIENT
+    assert unit(SOME) == unit({**ALL, "poisson": False}) == CLIENT
     found = compute_epsilon(2.0, 1e-5, 20, FIXED)
     assert found == compute_epsilon(2.0, 1e-5, 20, FIXED, replaced=True)
     assert found > compute_epsilon(2.0, 1e-5, 20, SOME, replaced=True)

@@ -97,7 +97,7 @@ def test_two_releases_that_differ_in_anything_share_no_noise():
     for other in others:
         assert not bool(torch.isclose(other["delta/params/0"], first, rtol=0.1).all())
     released = replace(mechanism, release=True)
-    assert not released.repeatable
+    assert released.release
     twice = [released.add_noise(one, params, 4, Key(0))["delta/params/0"] for _ in range(2)]
     assert not torch.equal(*twice)
 

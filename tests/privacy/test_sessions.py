@@ -14,10 +14,14 @@ FIRST, SECOND = (number.to_bytes(8, "big") + bytes(24) for number in (1, 2))
 AGREED, OTHER, ALL = b"a" * 32, b"o" * 32, b"s" * 32
 
 
+def agree(sessions, client, session, agreement):
+    sessions.change(client, Record.agreed, session, agreement)
+
+
 def answer(sessions, client, session, agreement, visit):
     """Take part and answer, under masks with all members."""
-    sessions.agree(client, session, agreement)
-    sessions.answer(client, session, agreement, ALL, visit)
+    agree(sessions, client, session, agreement)
+    sessions.change(client, Record.with_answer, session, agreement, ALL, visit)
 
 
 @pytest.fixture
@@ -39,44 +43,44 @@ def test_a_session_is_answered_once(sessions):
 def test_a_session_is_not_answered_before_it_was_agreed_to(sessions):
     for session in (FIRST, SECOND):
         with pytest.raises(UserError, match="client 3 refuses: it has not distributed its shares in this session"):
-            sessions.answer(3, session, AGREED, ALL, 0)
+            sessions.change(3, Record.with_answer, session, AGREED, ALL, 0)
         answer(sessions, 3, session, AGREED, 0)
 
 
 def test_a_session_is_answered_and_opened_under_masks_with_the_same_members(sessions):
     answer(sessions, 3, FIRST, AGREED, 0)
     with pytest.raises(UserError, match="client 3 refuses: it has answered or opened its shares for other members"):
-        sessions.answer(3, FIRST, AGREED, OTHER, 1)
+        sessions.change(3, Record.with_answer, FIRST, AGREED, OTHER, 1)
     with pytest.raises(UserError, match="client 3 refuses: it has not answered this session under masks with these"):
-        sessions.open(3, FIRST, AGREED, OTHER, b"q" * 32, 0)
-    sessions.open(3, FIRST, AGREED, ALL, b"q" * 32, 0)
+        sessions.change(3, Record.with_opening, FIRST, AGREED, OTHER, b"q" * 32, 0)
+    sessions.change(3, Record.with_opening, FIRST, AGREED, ALL, b"q" * 32, 0)
 
 
 def test_an_earlier_session_is_never_answered_again(sessions):
     answer(sessions, 0, SECOND, AGREED, 0)
-    for change in (sessions.agree, lambda *question: answer(sessions, *question, 0)):
+    for take_part in (agree, lambda *question: answer(*question, 0)):
         with pytest.raises(UserError, match="client 0 refuses: it has already answered a later session"):
-            change(0, FIRST, AGREED)
+            take_part(sessions, 0, FIRST, AGREED)
     twin = SECOND[:8] + b"x" * 24
     with pytest.raises(UserError, match="a later session"):
-        sessions.agree(0, twin, AGREED)
+        agree(sessions, 0, twin, AGREED)
 
 
 def test_a_client_takes_part_in_one_agreement_a_session(sessions):
-    sessions.agree(0, FIRST, AGREED)
-    sessions.agree(0, FIRST, AGREED)
+    agree(sessions, 0, FIRST, AGREED)
+    agree(sessions, 0, FIRST, AGREED)
     with pytest.raises(UserError, match="another agreement of this session"):
         answer(sessions, 0, FIRST, OTHER, 0)
 
 
 def test_a_session_is_opened_one_way_and_only_by_who_answered(sessions):
     with pytest.raises(UserError, match="it has not answered this session"):
-        sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)
+        sessions.change(0, Record.with_opening, FIRST, AGREED, ALL, b"q" * 32, 0)
     answer(sessions, 0, FIRST, AGREED, 0)
-    sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)
-    sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)  # the same question: the same answer
+    sessions.change(0, Record.with_opening, FIRST, AGREED, ALL, b"q" * 32, 0)
+    sessions.change(0, Record.with_opening, FIRST, AGREED, ALL, b"q" * 32, 0)  # the same question: the same answer
     with pytest.raises(UserError, match="with both a client could be unmasked"):
-        sessions.open(0, FIRST, AGREED, ALL, b"r" * 32, 0)
+        sessions.change(0, Record.with_opening, FIRST, AGREED, ALL, b"r" * 32, 0)
     with pytest.raises(UserError, match="or has already answered it"):
         answer(sessions, 0, FIRST, AGREED, 1)
 
@@ -91,7 +95,7 @@ def test_records_of_two_processes_join_to_what_both_did(sessions):
     for visit in (0, 3):
         with pytest.raises(UserError, match="or has already answered it"):
             answer(sessions, 0, FIRST, AGREED, visit)
-    sessions.open(0, FIRST, AGREED, ALL, b"q" * 32, 0)
+    sessions.change(0, Record.with_opening, FIRST, AGREED, ALL, b"q" * 32, 0)
     before = sessions.content(0)
     sessions.join(0, Record(FIRST, AGREED, 1).to_bytes())  # one that says less takes nothing back
     sessions.join(0, b"")
@@ -103,7 +107,7 @@ def test_records_of_two_processes_join_to_what_both_did(sessions):
             sessions.join(0, odd.to_bytes())
     sessions.join(0, Record(SECOND, OTHER).to_bytes())
     with pytest.raises(UserError, match="a later session"):
-        sessions.agree(0, FIRST, AGREED)
+        agree(sessions, 0, FIRST, AGREED)
 
 
 def test_a_record_is_what_was_written(sessions):
@@ -119,7 +123,7 @@ def test_a_record_is_what_was_written(sessions):
 
 def test_a_session_id_of_another_length_is_refused(sessions):
     with pytest.raises(UserError, match="a session id must have 32 bytes, not 3"):
-        sessions.agree(0, b"abc", AGREED)
+        agree(sessions, 0, b"abc", AGREED)
 
 
 def test_session_numbers_grow():
@@ -156,9 +160,9 @@ def test_of_many_threads_that_answer_at_once_one_does(sessions):
 def test_a_record_outlives_a_process_that_is_killed(tmp_path):
     file = tmp_path / "sessions"
     code = (
-        "import sys, os, signal; from pathlib import Path; from unskew.privacy.sessions import Sessions\n"
-        f"sessions = Sessions.in_file(Path({str(file)!r})); sessions.agree(7, {FIRST!r}, {AGREED!r})\n"
-        f"sessions.answer(7, {FIRST!r}, {AGREED!r}, {ALL!r}, 0); os.kill(os.getpid(), 9)"
+        "import sys, os, signal; from pathlib import Path; from unskew.privacy.sessions import Record, Sessions\n"
+        f"sessions = Sessions.in_file(Path({str(file)!r})); sessions.change(7, Record.agreed, {FIRST!r}, {AGREED!r})\n"
+        f"sessions.change(7, Record.with_answer, {FIRST!r}, {AGREED!r}, {ALL!r}, 0); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     again = Sessions.in_file(file)
@@ -171,9 +175,9 @@ def test_a_record_outlives_a_process_that_is_killed(tmp_path):
 def test_of_many_processes_that_answer_at_once_one_does(tmp_path):
     file = tmp_path / "sessions"
     code = (
-        "import sys; from pathlib import Path; from unskew.privacy.sessions import Sessions\n"
-        f"sessions = Sessions.in_file(Path({str(file)!r})); sessions.agree(0, {FIRST!r}, {AGREED!r})\n"
-        f"sessions.answer(0, {FIRST!r}, {AGREED!r}, {ALL!r}, 0)"
+        "import sys; from pathlib import Path; from unskew.privacy.sessions import Record, Sessions\n"
+        f"sessions = Sessions.in_file(Path({str(file)!r})); sessions.change(0, Record.agreed, {FIRST!r}, {AGREED!r})\n"
+        f"sessions.change(0, Record.with_answer, {FIRST!r}, {AGREED!r}, {ALL!r}, 0)"
     )
     running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) for _ in range(3)]
     assert sorted(each.wait() for each in running) == [0, 1, 1]

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 from unskew.calibration.ccvr import ccvr, uscc
 from unskew.calibration.finisher import Finisher
-from unskew.calibration.lda import lda
+from unskew.calibration.lda import lda, qda
 from unskew.calibration.oracle import oracle
-from unskew.calibration.qda import qda
 from unskew.calibration.ridge import ridge
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind, nearest

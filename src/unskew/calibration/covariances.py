@@ -113,15 +113,6 @@ def factorise(covariance: Tensor) -> tuple[Spread, float]:
     return Spread(vectors[:, positive] * values[positive].sqrt(), None), negative_share(values)
 
 
-def drop_negative(covariance: Tensor) -> tuple[Tensor, float]:
-    """The matrix with negative eigenvalues set to zero, and their share; unchanged if they are rounding errors."""
-    values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
-    share = negative_share(values)
-    if share <= CLIPPED:
-        return covariance, 0.0
-    return (vectors * values.clamp(min=0)) @ vectors.t(), share
-
-
 def negative_share(values: Tensor) -> float:
     """The sum of negative values as a share of the sum of absolute values."""
     total = float(values.abs().sum())

@@ -34,19 +34,14 @@ class Forecast:
         return None if self.before is None or self.after is None else self.after - self.before
 
 
-def separability(statistics: ClassStatistics, key: Key) -> float:
-    """The sliced Wasserstein distance between the Gaussians of two classes, averaged over all pairs.
+def pairwise_separability(statistics: ClassStatistics, key: Key) -> Tensor:
+    """[P·(P − 1)/2], the sliced Wasserstein distance of each pair of class Gaussians, in the order of triu_indices.
 
     Along a direction u the Gaussians are N(m, s²), and W₂² = (m − m′)² + (s − s′)²; its mean over random directions is
     the squared distance of the pair.
 
     Reference: Kolouri et al., "Generalized Sliced Wasserstein Distances", NeurIPS 2019; Luo et al. 2021, section 5.4.
     """
-    return float(pairwise_separability(statistics, key).mean()) if len(statistics.held) > 1 else 0.0
-
-
-def pairwise_separability(statistics: ClassStatistics, key: Key) -> Tensor:
-    """[P·(P − 1)/2], the distance of each pair of classes: the first with all later ones, then the second, …"""
     gaussians, count = Gaussians(statistics), len(statistics.held)
     drawn = torch.randn(statistics.width, DIRECTIONS, generator=key.fold("slices").torch(), dtype=torch.float64)
     slices = drawn / drawn.norm(dim=0)  # [d, u]
@@ -68,7 +63,8 @@ def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, 
     ``full`` (the pooled covariance forecast 99 % instead of 51 %), if an example determines more than half of its own
     prediction, if no head takes these features, and if they do not vary.
     """
-    mean, gaussians = separability(statistics, key), Gaussians(statistics)
+    gaussians = Gaussians(statistics)
+    mean = float(pairwise_separability(statistics, key).mean()) if len(statistics.held) > 1 else 0.0
     if head is None or not isinstance(statistics.form, Full) or int(statistics.number.sum()) <= len(statistics.held):
         return Forecast(mean)
     if not features_vary(gaussians.means, gaussians.within):

@@ -1,6 +1,6 @@
-"""LDA: the linear discriminant of class means and pooled covariance, in closed form.
+"""LDA and QDA: the linear and the quadratic discriminant of class means and covariances, in closed form.
 
-Shapes: P classes with examples, d features.
+Shapes: n features of d dimensions, C classes, P of them with examples.
 """
 
 import warnings
@@ -9,8 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import replace_rows
-from unskew.calibration.covariances import CLIPPED, TINY, ClassReport, drop_negative, negative_share, parse_form
+from unskew.calibration.classifier import NEVER, last_linear, replace_rows
+from unskew.calibration.covariances import (
+    CLIPPED,
+    TINY,
+    ClassReport,
+    Full,
+    negative_share,
+    parse_form,
+    require_memory,
+)
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
 from unskew.calibration.protection import pooled_edge
 from unskew.calibration.statistics import ClassStatistics
@@ -164,11 +172,13 @@ def add_ridge(matrix: Tensor, ridge: float) -> Tensor:
 
 def repair(name: str, within: Tensor, ridge: float) -> Tensor:
     """The covariance, without negative eigenvalues if it is not positive definite even with the ridge."""
-    if bool(torch.linalg.cholesky_ex(add_ridge(within, ridge)).info):  # no features can have these moments
-        within, share = drop_negative(within)
-        if share:
-            warnings.warn(NEGATIVE.format(name, share), stacklevel=3)
-    return within
+    if not bool(torch.linalg.cholesky_ex(add_ridge(within, ridge)).info):
+        return within
+    values, vectors = torch.linalg.eigh((within + within.mT) / 2)
+    if (share := negative_share(values)) <= CLIPPED:  # rounding errors
+        return within
+    warnings.warn(NEGATIVE.format(name, share), stacklevel=3)  # no features can have these moments
+    return (vectors * values.clamp(min=0)) @ vectors.t()
 
 
 def features_vary(means: Tensor, within: Tensor) -> bool:
@@ -183,3 +193,77 @@ def require_variation(name: str, means: Tensor, within: Tensor) -> None:
             f"{name} has no solution: the features do not vary within classes; check the encoder, and if it has "
             "BatchNorm, train it for some dozen steps first"
         )
+
+
+class Quadratic(nn.Module):
+    """−½·‖F_cᵀ(z − μ_c)‖² + b_c for every class, in one product: ‖F_cᵀz − F_cᵀμ_c‖²."""
+
+    factors: Tensor  # [d, C·d]
+    shifts: Tensor  # [C·d]
+    bias: Tensor  # [C]
+
+    def __init__(self, factors: Tensor, shifts: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("factors", factors)
+        self.register_buffer("shifts", shifts)
+        self.register_buffer("bias", bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[n, d] -> [n, C]."""
+        apart = (features @ self.factors - self.shifts).view(-1, self.bias.shape[0], self.factors.shape[0])
+        logits: Tensor = self.bias - 0.5 * apart.square().sum(2)
+        return logits
+
+
+@finisher
+def qda(pooled: float = 0.9, layers: int = 1) -> Finisher:
+    """Replaces the classifier by a quadratic discriminant, in closed form.
+
+    It needs the full covariance of every class: one exchange of sums. The classifier is not linear.
+
+    Class c has the logit −½·(z − m_c)ᵀΣ_c⁻¹(z − m_c) − ½·log|Σ_c| with Σ_c = (1 − w_c)·S_c + w_c·A: S_c is the class's
+    covariance, A the pooled one with the ridge of ``lda``, m_c the class mean, shrunk as in ``lda``, and
+    w_c = max(``pooled``, 1 − (N_c − 1)/d).
+
+    Parameters
+    ----------
+    pooled
+        The smallest weight of the pooled covariance, above 0 and at most 1.
+    layers
+        The number of linear layers to replace.
+
+    Reference: Friedman, "Regularized Discriminant Analysis", JASA 1989.
+    """
+    if not 0 < pooled <= 1:
+        raise ValueError(f"qda(pooled={pooled}): give a weight above 0 and at most 1")
+    check_positive("qda", layers=layers)
+
+    def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
+        if not isinstance(statistics.form, Full):
+            raise UserError(f"qda needs full statistics, with a covariance for every class, not {statistics.form}")
+        width, classes, like = statistics.width, last_linear(head).out_features, last_linear(head).weight
+        what = f"qda's {classes:,} factors of {width:,} features"
+        require_memory(like.element_size() * classes * width**2, what, "use lda, or fewer features")
+        linear = discriminate(statistics)
+        within, means = statistics.within(), statistics.means()
+        within.diagonal().add_(linear.ridge * float(within.diagonal().mean()))
+        centre = linear.shrinkage @ means / linear.shrinkage.sum()
+        factors, shifts = like.new_zeros(width, classes, width), like.new_zeros(classes, width)
+        bias, reports = torch.full((classes,), NEVER, dtype=torch.float64), []
+        for row, label in enumerate(statistics.held.tolist()):
+            count = int(statistics.number[row])
+            weight = max(pooled, 1 - (count - 1) / width)
+            covariance = statistics.form.scatter(statistics, row) / max(count - 1, 1)
+            factor, failed = torch.linalg.cholesky_ex((1 - weight) * covariance + weight * within)
+            if bool(failed):
+                raise UserError(f"qda: the covariance of class {label} has no inverse; give a larger pooled")
+            inverse = torch.linalg.solve_triangular(factor, torch.eye(width, dtype=torch.float64), upper=False).t()
+            mean = centre + float(linear.shrinkage[row]) * (means[row] - centre)
+            factors[:, label], shifts[label] = inverse.to(like), (mean @ inverse).to(like)
+            bias[label] = -factor.diagonal().log().sum()
+            reports.append(ClassReport(label, count, weight))
+        present = bias[statistics.held]
+        bias[statistics.held] = present - present.mean()  # a common shift changes no prediction
+        return Made(Quadratic(factors.flatten(1), shifts.flatten(), bias.to(like)), classes=tuple(reports))
+
+    return Finisher(make, StatisticsRequest(Full(), layers))

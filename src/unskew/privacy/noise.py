@@ -164,25 +164,6 @@ STEP = 0.005  # of a discretized privacy loss
 ORDERS = (*range(2, 33), 48, 64)  # of the Rényi divergences
 
 
-@dataclass(frozen=True)
-class Participation:
-    """How many clients take part in a round, on average (``poisson``) or exactly."""
-
-    drawn: int
-    clients: int
-    poisson: bool
-
-    @property
-    def everyone(self) -> bool:
-        """Whether every client takes part in every round."""
-        return self.drawn >= self.clients
-
-    @property
-    def replaces(self) -> bool:
-        """Whether the guarantee is for replacing a client's data, not for adding or removing a client."""
-        return not (self.everyone or self.poisson)
-
-
 @lru_cache(maxsize=4)
 def _losses(noise: float, share: float, replaced: bool) -> Any:
     """The distribution of one round's privacy loss."""
@@ -221,11 +202,6 @@ class PrivateUpdates:
     poisson: bool
     release: bool = False  # noise and participation from the operating system, not from the run's seed
     in_masks: bool = False  # clients add the noise, before they mask their words
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether noise and participation follow from the key."""
-        return not self.release
 
     def through(self, exchange: Exchange) -> "PrivateUpdates":
         """This mechanism with the exchange: a release through masks adds its noise inside them."""
@@ -298,11 +274,11 @@ class PrivateUpdates:
             return None
         if self.in_masks:
             return epsilon_of_concentration(rounds * ((2 if replaced else 1) / self.noise) ** 2 / 2, self.delta)
-        accounting, drawing = require_extra("dp_accounting"), self.drawing(drawn, clients)
-        if drawing.everyone:
+        accounting, sampling = require_extra("dp_accounting"), self.sampling(drawn, clients)
+        if sampling == "everyone":
             combined = self.noise / rounds**0.5
             return float(accounting.get_epsilon_gaussian(combined / 2 if replaced else combined, self.delta))
-        if drawing.poisson:
+        if sampling == "poisson":
             losses = _losses(self.noise, drawn / clients, replaced)
             return float(losses.self_compose(rounds).get_epsilon_for_delta(self.delta))
         relation = accounting.NeighboringRelation.REPLACE_ONE
@@ -311,14 +287,13 @@ class PrivateUpdates:
         event = accounting.SampledWithoutReplacementDpEvent(clients, drawn, gaussian)
         return float(accountant.compose(event, rounds).get_epsilon(self.delta))
 
-    def drawing(self, drawn: int, clients: int) -> Participation:
-        """How many clients take part in a round."""
-        return Participation(drawn, clients, self.poisson)
+    def sampling(self, drawn: int, clients: int) -> str:
+        """How a round's clients are drawn: everyone takes part, so many on average (poisson), or always so many."""
+        return "everyone" if drawn >= clients else "poisson" if self.poisson else "fixed"
 
     def unit(self, drawn: int, clients: int) -> str:
         """Whom ε protects."""
-        replaces = self.drawing(drawn, clients).replaces and not self.in_masks
-        return REPLACED_CLIENT if replaces else CLIENT
+        return REPLACED_CLIENT if self.sampling(drawn, clients) == "fixed" and not self.in_masks else CLIENT
 
     def _shorter(self, update: Sums) -> float:
         """The length to clip to, so that rounding to the steps of a secure sum does not exceed ``clip``.

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -40,7 +40,7 @@ from unskew.privacy.agreement import (
 )
 from unskew.privacy.ciphers import SHARE_BYTES, derived_key, exchanged, private_key
 from unskew.privacy.noise import BITS, to_steps
-from unskew.privacy.sessions import MOST_VISITS, SESSION_BYTES, Sessions, new_session
+from unskew.privacy.sessions import MOST_VISITS, SESSION_BYTES, Record, new_session
 from unskew.privacy.signing import (
     CONSENT,
     SIGNATURE_BYTES,
@@ -142,54 +142,55 @@ class SecureJob(msgspec.Struct, frozen=True, omit_defaults=True):
     terms: SignedTerms | None = None
     signatures: tuple[bytes, ...] = ()
 
+    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
+        """The member's reply, with everything but masked words as extra."""
+        return self._reply(_Part(self, side, visit, shared, key))
+
+    def _reply(self, part: "_Part") -> Reply:
+        raise NotImplementedError
+
 
 @register
 class MaskKeys(SecureJob, frozen=True, tag="mask-keys"):
     """This member's public keys for the session, and its node's statement."""
 
-    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """Return them as extra."""
-        part = _Part(self, side, visit)
-        extra = {"keys": _bytes(part.member.public)}
-        if side.signer is not None:
-            examples = len(side.population.examples(visit.client))
-            extra["statement"] = _bytes(side.signer.state(part.member, examples))
-        return Reply({}, extra)
+    def _reply(self, part: "_Part") -> Reply:
+        extra = {"keys": part.member.public}
+        if part.signer is not None:
+            examples = len(part.side.population.examples(part.visit.client))
+            extra["statement"] = part.signer.state(part.member, examples)
+        return _extra(**extra)
 
 
 @register
 class MaskShares(SecureJob, frozen=True, tag="mask-shares"):
     """Shares of this member's secrets, sealed for the others, and its signature of the agreement."""
 
-    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """Return both as extra."""
-        part = _Part(self, side, visit)
+    def _reply(self, part: "_Part") -> Reply:
         part.check_statements()
         part.require_enough(part.agreement.members)
         boxes = part.member.boxes(part.agreement)
-        part.sessions.agree(visit.client, self.session, part.agreement.digest)
-        extra = {"shares": _bytes(b"".join(boxes.get(member, bytes(BOX_BYTES)) for member in part.numbers))}
-        if side.signer is not None:
-            extra["consent"] = _bytes(sign(part.member, CONSENT, part.agreement))
-        return Reply({}, extra)
+        part.record(Record.agreed)
+        extra = {"shares": b"".join(boxes.get(member, bytes(BOX_BYTES)) for member in part.numbers)}
+        if part.signer is not None:
+            extra["consent"] = sign(part.member, CONSENT, part.agreement)
+        return _extra(**extra)
 
 
 @register
 class Masked(SecureJob, frozen=True, tag="masked"):
     """The inner job's words, masked before they leave the client."""
 
-    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """Return the words, and what the client stores."""
-        part = _Part(self, side, visit)
+    def _reply(self, part: "_Part") -> Reply:
         agreement, sharing = part.agreement, part.sharing
         part.require_enough(sharing)
-        part.check_inputs(shared, key)
+        part.check_inputs()
         part.require_signed(CONSENT, sharing, len(sharing))
-        reply = part.work(shared, key)
+        reply = part.work()
         words = dict(sorted({**reply.sums, CHECK: torch.ones((), dtype=torch.int64)}.items()))
         vector = torch.cat([value.flatten() for value in words.values()])
         part.member.mask(vector.numpy().view(np.uint64), agreement, sharing)
-        part.sessions.answer(visit.client, self.session, agreement.digest, survivors(sharing, ()), visit.repeat)
+        part.record(Record.with_answer, survivors(sharing, ()), part.visit.repeat)
         return Reply(tensors.shaped(vector, words), keep=reply.keep)
 
 
@@ -197,10 +198,8 @@ class Masked(SecureJob, frozen=True, tag="masked"):
 class MaskSurvivors(SecureJob, frozen=True, tag="mask-survivors"):
     """A signed list of who answered: a member signs one per session, and opens its shares only for that list."""
 
-    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """Return the signature as extra."""
-        part = _Part(self, side, visit)
-        return Reply({}, {"survivors": _bytes(sign(part.member, SURVIVORS, part.agreement, part.survivors()))})
+    def _reply(self, part: "_Part") -> Reply:
+        return _extra(survivors=sign(part.member, SURVIVORS, part.agreement, part.survivors()))
 
 
 @register
@@ -210,17 +209,15 @@ class MaskOpenings(SecureJob, frozen=True, tag="mask-openings"):
     The visit's parcel has the boxes that the other members sealed for this one, in the members' order.
     """
 
-    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
-        """Return the shares as extra, in the members' order."""
-        part = _Part(self, side, visit)
+    def _reply(self, part: "_Part") -> Reply:
         part.require_enough(part.answered)
-        if len(visit.parcel) != BOX_BYTES * len(part.numbers):
+        parcel = part.visit.parcel
+        if len(parcel) != BOX_BYTES * len(part.numbers):
             raise UserError("the server did not forward the shares that the other members sealed for this one")
-        parts = (visit.parcel[start : start + BOX_BYTES] for start in range(0, len(visit.parcel), BOX_BYTES))
-        boxes = dict(zip(part.numbers, parts, strict=True))
+        boxes = dict(zip(part.numbers, _cut(parcel, BOX_BYTES), strict=True))
         shares = part.member.opened(part.agreement, boxes, part.sharing, part.answered)
         part.require_signed(SURVIVORS, part.answered, self.threshold, part.survivors())
-        return Reply({}, {"opened": _bytes(b"".join(shares.get(of, bytes(SHARE_BYTES)) for of in part.numbers))})
+        return _extra(opened=b"".join(shares.get(of, bytes(SHARE_BYTES)) for of in part.numbers))
 
 
 def expected_extra(job: SecureJob) -> dict[str, int]:
@@ -237,14 +234,14 @@ def expected_extra(job: SecureJob) -> dict[str, int]:
 class _Part:
     """A member's part in a job, with checks of what the server sends."""
 
-    def __init__(self, job: SecureJob, side: ClientSide, visit: Visit) -> None:
+    def __init__(self, job: SecureJob, side: ClientSide, visit: Visit, shared: Tensors, key: Key) -> None:
         if len(side.secret) < MIN_SECRET or side.sessions is None:
             raise UserError(
                 "this engine has no secret or no record of sessions; its author must pass both to ClientSide"
             )
-        self.sessions: Sessions = side.sessions
-        self._signer, self._terms = side.signer, None if side.signer is None else job.terms
-        self._job, self._side, self._visit = job, side, visit
+        self.side, self.visit, self.signer, self._sessions = side, visit, side.signer, side.sessions
+        self._job, self._shared, self._key = job, shared, key
+        self._terms = None if side.signer is None else job.terms
         pairs, self.numbers = job.members, [member_number(*pair) for pair in job.members]
         number, count = member_number(visit.client, visit.repeat), len(pairs)
         if (
@@ -275,7 +272,7 @@ class _Part:
     def agreement(self) -> Agreement:
         """The agreement of all members, according to the server."""
         publics = {number: public for number, public in self._by_member(self._job.keys).items() if public}
-        if self._signer is not None and self._terms is None:
+        if self.signer is not None and self._terms is None:
             raise UserError("the server sent nothing that the other members have signed")
         about = describe(self._job.inner, self._terms, self._job.members)
         agreement = Agreement(self.member.session, self._job.threshold, publics, about)
@@ -294,24 +291,33 @@ class _Part:
 
     def check_statements(self) -> None:
         """Refuse members that no registered node vouches for, and weights that differ from their examples."""
-        if self._signer is None or self._terms is None:
+        if self.signer is None or self._terms is None:
             return
-        roster, ones = read_roster(self._signer.registered.roster), set(self._terms.weights) == {1}
+        roster, ones = read_roster(self.signer.registered.roster), set(self._terms.weights) == {1}
         for number, (weight, _) in self._weights.items():
             if (public := self.agreement.publics.get(number)) is None:
                 continue
             statement = self._statements[number]
-            self._signer.check(roster, named(number), statement, number, self.member.session, public)
+            if statement.node not in roster or not statement.holds(number, self.member.session, public):
+                file = self.signer.registered.roster.name
+                raise UserError(f"the keys of {named(number)} are not signed by a node in {file}")
+            if statement.context != self.signer.context:
+                raise UserError(f"{named(number)} was sent a different run: another method, rate or network")
             if not ones and weight != statement.examples:
                 raise UserError(
                     f"{named(number)} would have weight {weight:g}, but has {statement.examples:,} examples; all "
                     "weights must be the numbers of examples, or all must be 1"
                 )
 
-    def check_inputs(self, shared: Tensors, key: Key) -> None:
+    def record(self, change: Callable[..., Record], *about: Any) -> None:
+        """Record on disk what this member is about to do; refused after something else in this session."""
+        self._sessions.change(self.visit.client, change, self._job.session, self.agreement.digest, *about)
+
+    def check_inputs(self) -> None:
         """Refuse tensors or a key that differ from those the members have agreed on."""
-        round_key = Key(key.seed, key.path[:-3])  # without what visit_key adds
-        if self._terms and (digest_of(shared), digest_of_key(round_key)) != (self._terms.shared, self._terms.key):
+        round_key = Key(self._key.seed, self._key.path[:-3])  # without what visit_key adds
+        received = digest_of(self._shared), digest_of_key(round_key)
+        if self._terms and received != (self._terms.shared, self._terms.key):
             raise UserError("the server sent this client a different model, rate or key than the members agreed on")
 
     def require_signed(self, purpose: bytes, who: Sequence[int], least: int, content: bytes = b"") -> None:
@@ -333,31 +339,30 @@ class _Part:
         self.require_enough(self.answered)
         self.member.require_present(self.agreement, self.sharing, self.answered)
         question = survivors(self.sharing, self.answered)
-        digests = self.agreement.digest, survivors(self.sharing, ()), question
-        self.sessions.open(self._visit.client, self._job.session, *digests, self._visit.repeat)
-        if self._signer is not None and self._terms is not None:
-            subject = self._signer.subject(self._job.inner, self._terms.shared, self._terms.key)
-            self._signer.pin(subject, {number: self._weights[number] for number in self.answered})
+        self.record(Record.with_opening, survivors(self.sharing, ()), question, self.visit.repeat)
+        if self.signer is not None and self._terms is not None:
+            subject = self.signer.subject(self._job.inner, self._terms.shared, self._terms.key)
+            self.signer.pin(subject, {number: self._weights[number] for number in self.answered})
         return question
 
-    def work(self, shared: Tensors, key: Key) -> Reply:
+    def work(self) -> Reply:
         """The inner job's reply, with this member's share of the noise if clients add it.
 
         Between machines, the reason for a failure stays on the node: it may contain protected data.
         """
         job = self._job
         try:
-            reply = job.inner(self._side, shared, self._visit, key)
+            reply = job.inner(self.side, self._shared, self.visit, self._key)
             if (with_share := getattr(job.inner, "with_share", None)) is None:
                 return reply
-            return replace(reply, sums=with_share(self._side, dict(reply.sums), job.threshold, len(job.members)))
+            return replace(reply, sums=with_share(self.side, dict(reply.sums), job.threshold, len(job.members)))
         except StorageFailure:
             raise
         except Exception as error:
-            if self._signer is None:
+            if self.signer is None:
                 raise
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            self._signer.say(f"{named(self.member.number)} failed: {kind}{error}")
+            self.signer.say(f"{named(self.member.number)} failed: {kind}{error}")
             raise UserError(WITHHELD) from error
 
     def require_enough(self, numbers: Sequence[int]) -> None:
@@ -389,8 +394,14 @@ def describe(job: Job, terms: SignedTerms | None = None, members: Sequence[Pair]
     return text if terms is None else f"{text} {terms.digest} {json.dumps(members)}"
 
 
-def _bytes(content: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+def _extra(**contents: bytes) -> Reply:
+    return Reply(
+        {}, {name: torch.frombuffer(bytearray(content), dtype=torch.uint8) for name, content in contents.items()}
+    )
+
+
+def _cut(content: bytes, size: int) -> list[bytes]:
+    return [content[start : start + size] for start in range(0, len(content), size)]
 
 
 # The server's side
@@ -430,9 +441,9 @@ def add_securely(
         raise UserError(
             f"a secure sum over {len(visits):,} visits is refused; sample at most {MOST_MEMBERS:,} per round"
         )
-    session = _Session(engine, inner, visits, key, threshold)
+    session = _Session(engine, inner, shared, visits, key, threshold)
     try:
-        words = session.run(shared)
+        words = session.run()
     except NoShares as error:
         visit, client = divmod(error.member, MOST_CLIENTS)
         session.failures.append(Failure(client, str(error), visit))
@@ -454,6 +465,7 @@ class _Session:
 
     engine: Engine
     inner: Job
+    shared: Tensors
     visits: Sequence[Visit]
     key: Key
     share: float
@@ -465,10 +477,12 @@ class _Session:
 
     def outcome(self, words: Mapping[str, Tensor], void: str = "") -> Outcome:
         """The outcome of the exchange."""
-        total = Outcome(dict(words), tuple(self.failures), self.tickets, tuple(self.notes), void=void)
-        return replace(total, bytes_up=self.bytes_up, bytes_down=self.bytes_down)
+        return Outcome(
+            dict(words), tuple(self.failures), self.tickets, tuple(self.notes),
+            void=void, bytes_up=self.bytes_up, bytes_down=self.bytes_down,
+        )  # fmt: skip
 
-    def run(self, shared: Tensors) -> dict[str, Tensor]:
+    def run(self) -> dict[str, Tensor]:
         """Run all exchanges in sequence."""
         count, everyone = len(self.visits), range(len(self.visits))
         self.needed = shares_needed(self.share, count)
@@ -477,13 +491,13 @@ class _Session:
         common = (new_session(), self.needed, self.inner, members)
         self._require_enough(everyone, "take part")
 
-        outcome, present = self._ask(MaskKeys(*common), {}, everyone, "sent keys")
-        keys = self._contents(outcome, "keys", PUBLIC_BYTES, present)
+        outcome, present = self._ask(MaskKeys(*common), everyone, "sent keys")
+        keys = self._contents(outcome, "keys")
         terms = None
         if any("statement" in extra for extra in outcome.extra.values()):  # nodes sign
-            statements = self._contents(outcome, "statement", STATEMENT_BYTES, present)
+            statements = self._contents(outcome, "statement")
             weights, takes = tuple(visit.weight for visit in self.visits), tuple(visit.take for visit in self.visits)
-            terms = SignedTerms(digest_of(shared), digest_of_key(self.key), weights, takes, statements)
+            terms = SignedTerms(digest_of(self.shared), digest_of_key(self.key), weights, takes, statements)
             acceptable = _acceptable(terms, common[0], numbers, keys)
             present = self._drop(present, "the other members would refuse its keys", acceptable)
             keys = tuple(public if index in present else b"" for index, public in enumerate(keys))
@@ -491,12 +505,13 @@ class _Session:
         agreement = Agreement(common[0], self.needed, publics, describe(self.inner, terms, members))
         self._count(present, up=PUBLIC_BYTES, down=PUBLIC_BYTES * len(present))
 
-        outcome, sharing = self._ask(MaskShares(*common, keys, terms=terms), {}, present, "distributed shares")
-        boxes = self._contents(outcome, "shares", count * BOX_BYTES, sharing)  # from each, to all members
+        outcome, sharing = self._ask(MaskShares(*common, keys, terms=terms), present, "distributed shares")
+        contents = self._contents(outcome, "shares")
+        boxes = [_cut(sent or bytes(count * BOX_BYTES), BOX_BYTES) for sent in contents]  # from each, to each
         self._count(sharing, up=BOX_BYTES * (len(present) - 1))
         consents: tuple[bytes, ...] = ()
         if terms is not None:
-            consents = self._contents(outcome, "consent", SIGNATURE_BYTES, sharing)
+            consents = self._contents(outcome, "consent")
             signers = [Statement.read(statement).key for statement in terms.statements]
             sharing = self._drop(
                 sharing,
@@ -509,28 +524,23 @@ class _Session:
 
         flags = tuple(index in sharing for index in everyone)
         job = Masked(*common, keys, flags, terms=terms, signatures=consents)
-        masked, answered = self._ask(job, shared, sharing, "answered", keep=True)
+        masked, answered = self._ask(job, sharing, "answered")
 
         lists = (keys, flags, tuple(index in answered for index in everyone), terms)
         signatures: tuple[bytes, ...] = ()
         failed_before = len(self.failures)
         if terms is not None:
-            outcome, signing = self._ask(MaskSurvivors(*common, *lists), {}, answered, "signed the list of answers")
-            signatures = self._contents(outcome, "survivors", SIGNATURE_BYTES, signing)
+            outcome, signing = self._ask(MaskSurvivors(*common, *lists), answered, "signed the list of answers")
+            signatures = self._contents(outcome, "survivors")
             self._count(signing, up=SIGNATURE_BYTES, down=(SIGNATURE_BYTES + 2 * STATED_BYTES) * len(signing))
 
-        def parcel(to: int) -> bytes:
-            span = slice(to * BOX_BYTES, (to + 1) * BOX_BYTES)
-            return b"".join(box[span] or bytes(BOX_BYTES) for box in boxes)
-
         openings = MaskOpenings(*common, *lists, signatures)
-        outcome, opening = self._ask(openings, {}, answered, "opened their shares", parcel=parcel)
+        outcome, opening = self._ask(openings, answered, "opened their shares", boxes)
         self._count(answered, up=SHARE_BYTES * len(sharing), down=BOX_BYTES * (len(sharing) - 1))
         del self.failures[failed_before:]  # members that left after answering are in the sum
-        shares = self._contents(outcome, "opened", count * SHARE_BYTES, opening)
+        contents = self._contents(outcome, "opened")
         opened = {
-            numbers[index]: {numbers[of]: shares[index][of * SHARE_BYTES : (of + 1) * SHARE_BYTES] for of in sharing}
-            for index in opening
+            numbers[index]: dict(zip(numbers, _cut(contents[index], SHARE_BYTES), strict=False)) for index in opening
         }
         shared_by, answered_by = ([numbers[index] for index in group] for group in (sharing, answered))
         words, liar = _unmask(masked.sums, agreement, shared_by, answered_by, opened)
@@ -538,17 +548,11 @@ class _Session:
             self.notes.append(f"{named(liar)} opened wrong shares; the sum was computed from the other members' shares")
         return words
 
-    def _contents(self, outcome: Outcome, name: str, size: int, who: Sequence[int]) -> tuple[bytes, ...]:
-        """The bytes that each of these members sent under this name; empty for the others."""
-        contents = [b""] * len(self.visits)
-        for index in who:
-            extra = outcome.extra.get(index, {})
-            contents[index] = extra[name].numpy().tobytes() if name in extra else b""
-            if len(contents[index]) != size:
-                raise UserError(
-                    f"a member of a secure sum sent {len(contents[index])} bytes of {name}, expected {size}"
-                )
-        return tuple(contents)
+    def _contents(self, outcome: Outcome, name: str) -> tuple[bytes, ...]:
+        """The bytes that each member sent under this name, if any; the engine has checked their size."""
+        nothing = torch.zeros(0, dtype=torch.uint8)
+        sent = (outcome.extra.get(index, {}).get(name, nothing) for index in range(len(self.visits)))
+        return tuple(content.numpy().tobytes() for content in sent)
 
     def _drop(self, who: Sequence[int], reason: str, holds: Callable[[int], bool]) -> list[int]:
         """The members for which it holds; the others have failed for this reason."""
@@ -559,20 +563,24 @@ class _Session:
         return left
 
     def _ask(
-        self, job: Job, shared: Tensors, who: Sequence[int], verb: str, *, keep: bool = False,
-        parcel: Callable[[int], bytes] | None = None,
-    ) -> tuple[Outcome, list[int]]:  # fmt: skip
-        """A job's outcome for these visits, and which of them answered, by their index among the members."""
-        visits = [self.visits[index] for index in who]
-        if not keep:  # only the work itself stores memories
-            visits = [replace(visit, ticket=None, keep=False, slot=None) for visit in visits]
-        if parcel is not None:
-            visits = [replace(visit, parcel=parcel(index)) for index, visit in zip(who, visits, strict=True)]
+        self, job: SecureJob, who: Sequence[int], verb: str, boxes: Sequence[Sequence[bytes]] = ()
+    ) -> tuple[Outcome, list[int]]:
+        """A job's outcome for these visits, and which of them answered, by their index among the members.
+
+        Of the ``boxes``, by sender and recipient, each visit's parcel has those for its member.
+        """
+        visits, shared = [self.visits[index] for index in who], self.shared
+        if not isinstance(job, Masked):  # only the work itself needs the model, and stores memories
+            parcels = [b"".join(sent[index] for sent in boxes) for index in who]
+            visits = [
+                replace(visit, ticket=None, keep=False, slot=None, parcel=parcel)
+                for visit, parcel in zip(visits, parcels, strict=True)
+            ]
+            shared = {}
         outcome = add(self.engine.visit(job, shared, visits, self.key), visits)
         self.failures += outcome.failures
         self.notes += outcome.notes
-        if keep:
-            self.tickets = outcome.tickets
+        self.tickets = outcome.tickets or self.tickets
         answered = [who[position] for position in outcome.replied]
         extra = {who[position]: values for position, values in outcome.extra.items()}
         self._count(answered, up=8 * sum(value.numel() for value in outcome.sums.values()))  # masked words

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_whole
@@ -142,18 +143,6 @@ class Sessions:
         with storage_failures():
             return Sessions(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), durable=True)
 
-    def agree(self, client: int, session: bytes, agreement: bytes) -> None:
-        """The client takes part; see ``Record``."""
-        self._change(client, lambda record: record.agreed(session, agreement))
-
-    def answer(self, client: int, session: bytes, agreement: bytes, sharing: bytes, visit: int) -> None:
-        """The client is about to answer."""
-        self._change(client, lambda record: record.with_answer(session, agreement, sharing, visit))
-
-    def open(self, client: int, session: bytes, agreement: bytes, sharing: bytes, question: bytes, visit: int) -> None:
-        """The client is about to open, or to sign that it will."""
-        self._change(client, lambda record: record.with_opening(session, agreement, sharing, question, visit))
-
     def content(self, client: int) -> bytes:
         """The client's slot, for the process that does its next visit."""
         with self._lock, storage_failures():
@@ -161,7 +150,7 @@ class Sessions:
 
     def join(self, client: int, slot: bytes) -> None:
         """Add another process's record of the client."""
-        self._change(client, lambda record: record.joined(Record.from_bytes(slot.ljust(SLOT, b"\0"))))
+        self.change(client, Record.joined, Record.from_bytes(slot.ljust(SLOT, b"\0")))
 
     def close(self) -> None:
         """Close the file; repeated calls do nothing."""
@@ -172,7 +161,8 @@ class Sessions:
     def __del__(self) -> None:
         self.close()
 
-    def _change(self, client: int, change: Callable[[Record], Record]) -> None:
+    def change(self, client: int, change: Callable[..., Record], *about: Any) -> None:
+        """Record what the client is about to do: ``change`` is a method of its record, called with ``about``."""
         import fcntl  # only on Linux and macOS, where processes share the file
 
         start = SLOT * client
@@ -180,7 +170,7 @@ class Sessions:
             fcntl.lockf(self.descriptor, fcntl.LOCK_EX, SLOT, start)
             try:
                 before = Record.from_bytes(os.pread(self.descriptor, SLOT, start))
-                after = change(before)
+                after = change(before, *about)
                 if after != before:
                     if os.pwrite(self.descriptor, after.to_bytes(), start) != SLOT:
                         raise OSError("the record of secure sums was written only in part")

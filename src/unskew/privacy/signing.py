@@ -119,13 +119,6 @@ class Signer:
         numbers = primitives("asymmetric.utils").decode_dss_signature(signature)
         return stated + b"".join(number.to_bytes(NUMBER_BYTES, "big") for number in numbers)
 
-    def check(self, roster: Collection[bytes], who: str, statement: Statement, *about: Any) -> None:
-        """Refuse a member that no node in the roster vouches for, or whose run has other settings."""
-        if statement.node not in roster or not statement.holds(*about):
-            raise UserError(f"the keys of {who} are not signed by a node in {self.registered.roster.name}")
-        if statement.context != self.context:
-            raise UserError(f"{who} was sent a different run: another method, rate or network")
-
 
 def load_private(path: Path) -> Any:
     """Read a node's private P-384 key, written by OpenSSH or ``unskew federation init``."""

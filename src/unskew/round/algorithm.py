@@ -103,7 +103,7 @@ class Algorithm:
     @property
     def released(self) -> bool:
         """Whether the result is to be published: everything that (ε, δ) does not cover is then left out."""
-        updates = self.mechanism is not None and not self.mechanism.repeatable
+        updates = self.mechanism is not None and self.mechanism.release
         return updates or (self.private is not None and self.private.release)
 
 

@@ -116,7 +116,7 @@ class Execution:
         self.prepared, self.path, self.observe = prepared, path, observe
         self.side, self.algorithm, self.key = side, side.algorithm, Key(config.seed)
         mechanism = self.algorithm.mechanism
-        self.releases = mechanism is not None and not mechanism.repeatable
+        self.releases = mechanism is not None and mechanism.release
         if self.releases:
             self.key = Key(system_key().number() % 2**63)  # the seed of a release's private updates must be secret
         self.by_image = prepared.test_owners is not None
@@ -498,14 +498,14 @@ def spent_in_rounds(prepared: Prepared, rounds: int) -> Spent | None:
         return None
     clients = len(prepared.population.roster.inhabited)
     drawn = min(prepared.config.per_round or clients, clients)
-    drawing, unit = mechanism.drawing(drawn, clients), mechanism.unit(drawn, clients)
+    unit = mechanism.unit(drawn, clients)
     updates = PrivateRounds(
         epsilon=mechanism.epsilon(rounds, drawn, clients) or 0.0,
         delta=mechanism.delta,
         rounds=rounds,
         clip=mechanism.clip,
         noise=mechanism.noise,
-        sampling="everyone" if drawing.everyone else "poisson" if drawing.poisson else "fixed",
+        sampling=mechanism.sampling(drawn, clients),
         replaced=unit == REPLACED_CLIENT,
         example_epsilon=mechanism.epsilon(rounds, drawn, clients, replaced=True) or 0.0,
         unit=unit,

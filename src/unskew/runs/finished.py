@@ -216,7 +216,7 @@ def replay(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState]
     """Retrain up to that round, then call ``then`` while the engine still has the clients' saved states."""
     state, mechanism = _earlier_state(run, number), run.algorithm.mechanism
     first = state.round
-    if first < number and mechanism is not None and not mechanism.repeatable:
+    if first < number and mechanism is not None and mechanism.release:
         reason = "its noise came from the operating system (private-updates with release=true)"
         hint = "--during model saves the server's state of chosen rounds"
         raise Missing(f"round {number} cannot be retrained: {reason}; {hint}")

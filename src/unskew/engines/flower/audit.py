@@ -134,7 +134,7 @@ def announce(side: ClientSide, jobs: Sequence[str]) -> list[str]:
         if names := [statistic.name for statistic in statistics if statistic.measure is not None]:
             lines.append(f"each round, what the method measures: {', '.join(names)}; {where}")
         if algorithm.mechanism is not None:
-            in_masks = masked and not algorithm.mechanism.repeatable
+            in_masks = masked and algorithm.mechanism.release
             who = "each client adds its share of the noise" if in_masks else "the server adds noise to their sum"
             lines.append(f"updates are clipped, and {who}, with δ = {algorithm.mechanism.delta:g}")
     names = [statistic.name for statistic in statistics if statistic.survey is not None]

@@ -246,7 +246,7 @@ class Policy:
     def check_protection(self, algorithm: Algorithm) -> None:
         """Refuse a method without the protection that the owner requires."""
         noise, finishes = algorithm.mechanism, bool(algorithm.finish)
-        noisy = noise is not None and not noise.repeatable and noise.epsilon(1, 1, 1) is not None
+        noisy = noise is not None and noise.release and noise.epsilon(1, 1, 1) is not None
         for missing, remedy in (
             ("updates" in self.secure and not isinstance(algorithm.exchange, SecureUpdates), "secure(updates=true)"),
             ("updates" in self.private and not noisy, "private-updates(release=true), with noise above 0,"),
