@@ -41,7 +41,7 @@ def test_a_client_costs_less_than_100_bytes_beyond_its_examples():
 
 
 def test_clients_that_are_not_in_a_row_are_ordered_as_by_a_stable_sort():
-    """More than 2²⁰ examples, more than 2¹⁶ clients, some examples held by none: two passes of 16 bits."""
+    """Many examples and clients, some examples held by none."""
     client = np.random.default_rng(1).integers(-1, 150_000, 2**20 + 5).astype(np.int32)
     population = Population.from_partition(Partition(client, 150_001, "test", 0))
     expected = np.argsort(client, kind="stable")[np.count_nonzero(client < 0) :]

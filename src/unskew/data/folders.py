@@ -234,7 +234,7 @@ TINY_IMAGENET = Source(
 )
 OMNIGLOT = Source(
     "omniglot",
-    "handwritten characters, with their drawers as users",
+    "handwritten characters, with their writers as users",
     f"Lake et al. 2015, {BRENDEN_LAKE}",
     rows=omniglot_rows,
     locate=find_by(

@@ -133,7 +133,8 @@ _TABLE = (
         notes=("every fifth example is used for testing, since scikit-learn's digits have no test part",),
     ),
     PublishedSet(
-        "cifar10", "photographs of 10 animals and vehicles", "Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html",
+        "cifar10", "photographs in 10 classes of animals and vehicles",
+        "Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html",
         ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
         (3, 32, 32), (50_000, 10_000),
         (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255),
