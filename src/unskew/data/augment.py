@@ -43,19 +43,14 @@ def crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
 @lru_cache(maxsize=4)
 def _sources(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The source of each row [2·PAD+1, H] and column [2·(2·PAD+1), W] of a crop; columns plain, then mirrored."""
-    corners = torch.arange(2 * PAD + 1)[:, None] - PAD
-    rows = _reflected(torch.arange(height) + corners, height) * width
-    columns = _reflected(torch.arange(width) + corners, width)
-    return rows.to(device), torch.stack((columns, columns.flip(1)), 1).flatten(0, 1).to(device)
+    rows, columns = map(_reflected, (height, width))
+    return (rows * width).to(device), torch.stack((columns, columns.flip(1)), 1).flatten(0, 1).to(device)
 
 
-def _reflected(position: Tensor, size: int) -> Tensor:
-    """Reflect positions outside 0..size-1 without repeating the border; a side of one pixel has only itself."""
-    if size == 1:
-        return torch.zeros_like(position)
-    period = 2 * (size - 1)
-    wrapped = position.remainder(period)
-    return torch.where(wrapped < size, wrapped, period - wrapped)
+def _reflected(size: int) -> Tensor:
+    """[2·PAD+1, size], the source of each position of a crop; the border is not repeated."""
+    padded = np.pad(np.arange(size), PAD, mode="reflect")
+    return torch.from_numpy(np.lib.stride_tricks.sliding_window_view(padded, size).copy())
 
 
 SCALE = (0.08, 1.0)  # the crop's share of the image's area

@@ -38,6 +38,11 @@ class Partition:
     redraws: int = 0
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        client = self.client.view()
+        client.flags.writeable = False
+        object.__setattr__(self, "client", client)
+
     @cached_property
     def hash(self) -> str:
         """SHA-256 over the clients as little-endian int32, then their number as little-endian int64."""
@@ -100,9 +105,7 @@ def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]
         rank = np.argsort(np.array([len(i) for i in ids]), kind="stable")  # by number of digits, then as text
         inverse = np.argsort(rank)[inverse]
         ids = [ids[r] for r in rank]
-    client: Clients = inverse.astype(np.int32)
-    client.flags.writeable = False
-    return client, tuple(ids)
+    return inverse.astype(np.int32), tuple(ids)
 
 
 def describe_sizes(sizes: Ints) -> str:
