@@ -6,7 +6,7 @@ images: ids separated by spaces), train_attribution.csv (id, author) and train/0
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -54,7 +54,7 @@ def inaturalist_rows(
     if split is not None:
         part = read_split(split, folder)
         row_of = {str(image.id): row for row, image in enumerate(images)}
-        rows = np.array([row_of.get(image, -1) for image in part.images], np.int64)
+        rows = np.array([row_of.get(image, -1) for image in part.paths], np.int64)
         labels, held, users, notes = part.labels, part.test, part.users, part.notes
         pairs = np.unique(np.stack([labels, category[rows]], axis=1), axis=0)  # may number the classes differently
         if rows.min() < 0 or not len(pairs) == len(np.unique(labels)) == len(np.unique(category[rows])):
@@ -114,19 +114,11 @@ def _locations(folder: Path, images: list[int]) -> tuple[npt.NDArray[np.float64]
     return places, np.array(users, np.str_)
 
 
-@dataclass(frozen=True)
-class PublishedSplit:
-    """First the training images, then the test images: id, class as numbered by the split, user ("" in test)."""
+def read_split(text: str, folder: Path) -> Rows:
+    """Read a CSV file and the test.csv next to it; a bare name is searched for in the data set's folder.
 
-    images: list[str]
-    labels: Ints
-    users: npt.NDArray[np.str_]
-    test: Flags
-    notes: tuple[str, ...]
-
-
-def read_split(text: str, folder: Path) -> PublishedSplit:
-    """Read a CSV file and the test.csv next to it; a bare name is searched for in the data set's folder."""
+    First come the training images, then the test images. Paths are image ids, classes the split's numbers.
+    """
     path = user_path(text)
     if not os.path.lexists(path):
         files = (file for depth in ("", "*/", "*/*/") for file in sorted(folder.glob(f"{depth}{path.name}")))
@@ -145,7 +137,8 @@ def read_split(text: str, folder: Path) -> PublishedSplit:
         raise UserError(f"{path} or its test.csv is damaged ({error}); use the published split") from error
     test = np.arange(len(names)) >= len(images)
     owners = np.array([*users, *[""] * len(test_images)], np.str_)
-    return PublishedSplit(names, labels, owners, test, (f"examples, classes and users are those of {text}",))
+    known = tuple(map(str, np.unique(labels).tolist()))
+    return Rows(folder, names, labels, known, test, owners, notes=(f"examples, classes and users are those of {text}",))
 
 
 def draw_from_each(rows: Ints, owner: Ints, most: int, draw: np.random.Generator) -> Ints:
@@ -180,8 +173,7 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
     below = "train/" if (folder / "train").is_dir() else ""
     if split is not None:
         part = read_split(split, folder)
-        names = tuple(map(str, np.unique(part.labels).tolist()))
-        return Rows(folder, _paths(part.images, below), part.labels, names, part.test, part.users, notes=part.notes)
+        return replace(part, paths=_paths(part.paths, below))
     images, ids, landmark, authors, user = _annotations(folder)
     known = user > 0
     train = core(landmark, user, known)
