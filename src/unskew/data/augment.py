@@ -115,21 +115,18 @@ def resize_images(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
 
 DATA, HALF = "data", "half"
 NORMALISED: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mean and std of pixels in 0..1
+    HALF: ((0.5,), (0.5,)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # torchvision's networks
     "lite": ((127 / 255,) * 3, (128 / 255,) * 3),  # EfficientNet-Lite's: (x − 127) / 128
 }
-NAMES = (DATA, HALF, *NORMALISED)
+NAMES = (DATA, *NORMALISED)
 
 
 def set_normalisation(images: ImageSet, name: str, channels: int) -> ImageSet:
     """The image set with the mean and std of that name, for a network with ``channels`` input channels."""
-    if name == DATA:
-        mean, std = images.mean, images.std
-        repeated = channels // len(mean) if len(mean) == 1 else 1
-        return replace(images, mean=mean * repeated, std=std * repeated)
-    if name == HALF:
-        return replace(images, mean=(0.5,) * channels, std=(0.5,) * channels)
-    mean, std = NORMALISED[name]
-    if channels != len(mean):
+    mean, std = (images.mean, images.std) if name == DATA else NORMALISED[name]
+    if len(mean) == 1:
+        return replace(images, mean=mean * channels, std=std * channels)
+    if name != DATA and channels != len(mean):
         raise UserError(f"--normalise {name} is for color images; these have {channels} channel; use --normalise data")
     return replace(images, mean=mean, std=std)

@@ -21,7 +21,7 @@ from unskew.data.coco import AnnotationFile, CocoImage, classify, read_annotatio
 from unskew.data.interface import SPLITS, Download, Rows, Source, find_by
 from unskew.data.tables import read_columns
 
-INAT, GLDV2 = "github.com/visipedia/inat_comp/tree/master/2017", "github.com/cvdfoundation/google-landmark"
+INAT = "github.com/visipedia/inat_comp/tree/master/2017"
 AGAIN = f"get it from {INAT}"
 MIN_IMAGES, MIN_USERS, MIN_LANDMARKS = 30, 10, 5  # per landmark or user, per landmark, per user
 
@@ -155,9 +155,7 @@ INATURALIST = Source(
     "photographs of species with users and places (iNaturalist-2017)",
     f"Van Horn et al. 2018, {INAT}",
     rows=inaturalist_rows,
-    locate=find_by(
-        "inaturalist", "inaturalist inaturalist-2017 inat2017 2017", "train2017.json train_val2017.zip", INAT
-    ),
+    locate=find_by("inaturalist inaturalist-2017 inat2017 2017", "train2017.json train_val2017.zip"),
     download=Download(SPLITS, "inaturalist", {"inaturalist-user-120k.zip": "", "inaturalist-geo.zip": ""}, splits=True),
 )
 
@@ -241,9 +239,9 @@ def _paths(images: list[str], below: str) -> list[str]:
 LANDMARKS = Source(
     "landmarks",
     "photographs of landmarks with users (Google Landmarks v2, cleaned)",
-    f"Weyand et al. 2020, {GLDV2}",
+    "Weyand et al. 2020, github.com/cvdfoundation/google-landmark",
     rows=landmarks_rows,
-    locate=find_by("landmarks", "landmarks google-landmark gldv2", "train_clean.csv", GLDV2),
+    locate=find_by("landmarks google-landmark gldv2", "train_clean.csv"),
     download=Download(
         SPLITS, "landmarks", {"landmarks-user-160k.zip": "53c36bd7d5fc12f927af2820b7e4a57c"}, splits=True
     ),

@@ -263,14 +263,17 @@ def find_files(facts: PublishedSet, data_dir: Path | None) -> tuple[FileLayout, 
     raise UserError(f"{facts.name}: {where}; {give}, or download it: unskew data fetch {facts.name} --data-dir DIR")
 
 
+def locate_published(source: Source, data_dir: Path | None) -> Path:
+    """Find the folder of a set's files."""
+    return find_files(SETS[source.name], data_dir)[1]
+
+
 def _make_source(facts: PublishedSet) -> Source:
     known: dict[str, Any] = {name: getattr(facts, name) for name in ("name", "what", "origin", "shape", "sizes")}
     source = Source(**known, load=load_digits, classes=len(facts.classes), download=facts.download)
     if not facts.layouts:
         return source
-    return replace(
-        source, load=load_published, check=check_published, locate=lambda data_dir: find_files(facts, data_dir)[1]
-    )
+    return replace(source, load=load_published, check=check_published, locate=locate_published)
 
 
 PUBLISHED = tuple(map(_make_source, _TABLE))
