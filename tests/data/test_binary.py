@@ -82,15 +82,6 @@ def test_a_count_of_terabytes_is_refused_without_asking_for_memory(pack):
         published.idx(pack(struct.pack(">IIII", 0x803, *[2**32 - 1] * 3)), IMAGES)
 
 
-def test_joining_counts_letters_from_zero():
-    pixels, labels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4), np.array([1, 26], np.uint8)
-    images, numbers = published.join(pixels, labels, (HERE, HERE), classes=26, first=1)
-    assert numbers.tolist() == [0, 25]
-    assert images.shape == (2, 1, 3, 4)
-    with pytest.raises(UserError, match="is 0, but labels range from 1 to 26"):
-        published.join(pixels, labels - labels[0], (HERE, HERE), classes=26, first=1)
-
-
 @pytest.mark.parametrize(
     ("data", "labels"),
     [

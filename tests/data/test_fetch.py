@@ -433,7 +433,7 @@ def test_published_splits_are_fetched_next_to_the_set_and_stay(tmp_path, server)
     assert folder == tmp_path / "inaturalist"
     assert "get its photographs from github.com/visipedia" in said[-1]
     assert read_split("federated_train_geo.csv", folder).users[0] == "inaturalist-geo"
-    assert read_split("federated_train_user-120k.csv", folder).images == ["1", "2"]
+    assert read_split("federated_train_user-120k.csv", folder).paths == ["1", "2"]
     asked = len(server.asked)
     get()
     assert len(server.asked) == asked, "what is there is not fetched again"

@@ -124,6 +124,13 @@ def test_emnist_is_put_upright_and_counted_from_zero(tmp_path, write_idx, split,
     assert any("constants of EMNIST balanced" in note for note in read.notes) == (split != "balanced")
 
 
+def test_a_label_below_the_first_letter_is_refused(tmp_path, write_idx):
+    write_idx(tmp_path / "emnist", "emnist-letters-", "test", packed=False)
+    (tmp_path / "emnist" / "emnist-letters-test-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x03\1\0\x1a")
+    (tmp_path / "emnist" / "emnist-letters-train-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x07" + b"\1" * 7)
+    assert "the label of record 1 is 0, but labels range from 1 to 26" in refused("emnist-letters", tmp_path)
+
+
 def test_image_and_label_files_of_two_lengths_are_refused(tmp_path, write_idx):
     write_idx(tmp_path / "mnist", packed=False)
     labels = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"

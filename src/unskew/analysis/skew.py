@@ -298,5 +298,4 @@ def holdings_of(partition: Partition, labels: Ints, classes: int) -> Holdings:
         sizes=np.bincount(held, minlength=partition.clients).astype(np.int64),
         cells=np.stack(cells(partition.client, labels, classes), axis=1).astype(np.int64),
         emd=emd(partition.client, labels, classes),
-        hash=partition.hash,
     )

@@ -43,19 +43,14 @@ def crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
 @lru_cache(maxsize=4)
 def _sources(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The source of each row [2·PAD+1, H] and column [2·(2·PAD+1), W] of a crop; columns plain, then mirrored."""
-    corners = torch.arange(2 * PAD + 1)[:, None] - PAD
-    rows = _reflected(torch.arange(height) + corners, height) * width
-    columns = _reflected(torch.arange(width) + corners, width)
-    return rows.to(device), torch.stack((columns, columns.flip(1)), 1).flatten(0, 1).to(device)
+    rows, columns = map(_reflected, (height, width))
+    return (rows * width).to(device), torch.stack((columns, columns.flip(1)), 1).flatten(0, 1).to(device)
 
 
-def _reflected(position: Tensor, size: int) -> Tensor:
-    """Reflect positions outside 0..size-1 without repeating the border; a side of one pixel has only itself."""
-    if size == 1:
-        return torch.zeros_like(position)
-    period = 2 * (size - 1)
-    wrapped = position.remainder(period)
-    return torch.where(wrapped < size, wrapped, period - wrapped)
+def _reflected(size: int) -> Tensor:
+    """[2·PAD+1, size], the source of each position of a crop; the border is not repeated."""
+    padded = np.pad(np.arange(size), PAD, mode="reflect")
+    return torch.from_numpy(np.lib.stride_tricks.sliding_window_view(padded, size).copy())
 
 
 SCALE = (0.08, 1.0)  # the crop's share of the image's area
@@ -120,21 +115,18 @@ def resize_images(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
 
 DATA, HALF = "data", "half"
 NORMALISED: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mean and std of pixels in 0..1
+    HALF: ((0.5,), (0.5,)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # torchvision's networks
     "lite": ((127 / 255,) * 3, (128 / 255,) * 3),  # EfficientNet-Lite's: (x − 127) / 128
 }
-NAMES = (DATA, HALF, *NORMALISED)
+NAMES = (DATA, *NORMALISED)
 
 
 def set_normalisation(images: ImageSet, name: str, channels: int) -> ImageSet:
     """The image set with the mean and std of that name, for a network with ``channels`` input channels."""
-    if name == DATA:
-        mean, std = images.mean, images.std
-        repeated = channels // len(mean) if len(mean) == 1 else 1
-        return replace(images, mean=mean * repeated, std=std * repeated)
-    if name == HALF:
-        return replace(images, mean=(0.5,) * channels, std=(0.5,) * channels)
-    mean, std = NORMALISED[name]
-    if channels != len(mean):
+    mean, std = (images.mean, images.std) if name == DATA else NORMALISED[name]
+    if len(mean) == 1:
+        return replace(images, mean=mean * channels, std=std * channels)
+    if name != DATA and channels != len(mean):
         raise UserError(f"--normalise {name} is for color images; these have {channels} channel; use --normalise data")
     return replace(images, mean=mean, std=std)

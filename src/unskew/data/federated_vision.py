@@ -6,7 +6,7 @@ images: ids separated by spaces), train_attribution.csv (id, author) and train/0
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from unskew.data.coco import AnnotationFile, CocoImage, classify, read_annotatio
 from unskew.data.interface import SPLITS, Download, Rows, Source, find_by
 from unskew.data.tables import read_columns
 
-INAT, GLDV2 = "github.com/visipedia/inat_comp/tree/master/2017", "github.com/cvdfoundation/google-landmark"
+INAT = "github.com/visipedia/inat_comp/tree/master/2017"
 AGAIN = f"get it from {INAT}"
 MIN_IMAGES, MIN_USERS, MIN_LANDMARKS = 30, 10, 5  # per landmark or user, per landmark, per user
 
@@ -54,7 +54,7 @@ def inaturalist_rows(
     if split is not None:
         part = read_split(split, folder)
         row_of = {str(image.id): row for row, image in enumerate(images)}
-        rows = np.array([row_of.get(image, -1) for image in part.images], np.int64)
+        rows = np.array([row_of.get(image, -1) for image in part.paths], np.int64)
         labels, held, users, notes = part.labels, part.test, part.users, part.notes
         pairs = np.unique(np.stack([labels, category[rows]], axis=1), axis=0)  # may number the classes differently
         if rows.min() < 0 or not len(pairs) == len(np.unique(labels)) == len(np.unique(category[rows])):
@@ -114,19 +114,11 @@ def _locations(folder: Path, images: list[int]) -> tuple[npt.NDArray[np.float64]
     return places, np.array(users, np.str_)
 
 
-@dataclass(frozen=True)
-class PublishedSplit:
-    """First the training images, then the test images: id, class as numbered by the split, user ("" in test)."""
+def read_split(text: str, folder: Path) -> Rows:
+    """Read a CSV file and the test.csv next to it; a bare name is searched for in the data set's folder.
 
-    images: list[str]
-    labels: Ints
-    users: npt.NDArray[np.str_]
-    test: Flags
-    notes: tuple[str, ...]
-
-
-def read_split(text: str, folder: Path) -> PublishedSplit:
-    """Read a CSV file and the test.csv next to it; a bare name is searched for in the data set's folder."""
+    First come the training images, then the test images. Paths are image ids, classes the split's numbers.
+    """
     path = user_path(text)
     if not os.path.lexists(path):
         files = (file for depth in ("", "*/", "*/*/") for file in sorted(folder.glob(f"{depth}{path.name}")))
@@ -145,7 +137,8 @@ def read_split(text: str, folder: Path) -> PublishedSplit:
         raise UserError(f"{path} or its test.csv is damaged ({error}); use the published split") from error
     test = np.arange(len(names)) >= len(images)
     owners = np.array([*users, *[""] * len(test_images)], np.str_)
-    return PublishedSplit(names, labels, owners, test, (f"examples, classes and users are those of {text}",))
+    known = tuple(map(str, np.unique(labels).tolist()))
+    return Rows(folder, names, labels, known, test, owners, notes=(f"examples, classes and users are those of {text}",))
 
 
 def draw_from_each(rows: Ints, owner: Ints, most: int, draw: np.random.Generator) -> Ints:
@@ -162,9 +155,7 @@ INATURALIST = Source(
     "photographs of species with users and places (iNaturalist-2017)",
     f"Van Horn et al. 2018, {INAT}",
     rows=inaturalist_rows,
-    locate=find_by(
-        "inaturalist", "inaturalist inaturalist-2017 inat2017 2017", "train2017.json train_val2017.zip", INAT
-    ),
+    locate=find_by("inaturalist inaturalist-2017 inat2017 2017", "train2017.json train_val2017.zip"),
     download=Download(SPLITS, "inaturalist", {"inaturalist-user-120k.zip": "", "inaturalist-geo.zip": ""}, splits=True),
 )
 
@@ -180,8 +171,7 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
     below = "train/" if (folder / "train").is_dir() else ""
     if split is not None:
         part = read_split(split, folder)
-        names = tuple(map(str, np.unique(part.labels).tolist()))
-        return Rows(folder, _paths(part.images, below), part.labels, names, part.test, part.users, notes=part.notes)
+        return replace(part, paths=_paths(part.paths, below))
     images, ids, landmark, authors, user = _annotations(folder)
     known = user > 0
     train = core(landmark, user, known)
@@ -249,9 +239,9 @@ def _paths(images: list[str], below: str) -> list[str]:
 LANDMARKS = Source(
     "landmarks",
     "photographs of landmarks with users (Google Landmarks v2, cleaned)",
-    f"Weyand et al. 2020, {GLDV2}",
+    "Weyand et al. 2020, github.com/cvdfoundation/google-landmark",
     rows=landmarks_rows,
-    locate=find_by("landmarks", "landmarks google-landmark gldv2", "train_clean.csv", GLDV2),
+    locate=find_by("landmarks google-landmark gldv2", "train_clean.csv"),
     download=Download(
         SPLITS, "landmarks", {"landmarks-user-160k.zip": "53c36bd7d5fc12f927af2820b7e4a57c"}, splits=True
     ),

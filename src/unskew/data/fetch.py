@@ -231,7 +231,7 @@ def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say:
         complete = None if wanted.splits else _find_complete(source, wanted, data_dir)
         folder = complete or _fetch_files(wanted, data_dir, mirror, report, say)
     if wanted.splits:
-        say(f"these are the published splits of {source.name}; get its photographs from {source.origin.split()[-1]}")
+        say(f"these are the published splits of {source.name}; get its photographs from {source.address}")
     return folder
 
 

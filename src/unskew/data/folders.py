@@ -196,14 +196,12 @@ def _entries(directory: Path, endings: tuple[str, ...] = ()) -> list[str]:
     return names
 
 
-TINY, BRENDEN_LAKE = "cs231n.stanford.edu/tiny-imagenet-200.zip", "github.com/brendenlake/omniglot"
-
 CINIC10 = Source(
     "cinic10",
     "CIFAR-10's classes, with pictures from ImageNet too",
     "Darlow et al. 2018, github.com/BayesWatch/cinic-10",
     rows=cinic10_rows,
-    locate=find_by("cinic10", "cinic10 CINIC-10 cinic-10 CINIC10", "train/airplane", "github.com/BayesWatch/cinic-10"),
+    locate=find_by("cinic10 CINIC-10 cinic-10 CINIC10", "train/airplane"),
     classes=10,
     shape=(3, 32, 32),
     sizes=(90_000, 90_000),
@@ -219,9 +217,9 @@ CINIC10 = Source(
 TINY_IMAGENET = Source(
     "tiny-imagenet",
     "small pictures from ImageNet",
-    f"Le & Yang 2015, {TINY}",
+    "Le & Yang 2015, cs231n.stanford.edu/tiny-imagenet-200.zip",
     rows=tiny_imagenet_rows,
-    locate=find_by("tiny-imagenet", "tiny-imagenet-200 tiny-imagenet", "wnids.txt", TINY),
+    locate=find_by("tiny-imagenet-200 tiny-imagenet", "wnids.txt"),
     classes=200,
     shape=(3, 64, 64),
     sizes=(100_000, 10_000),
@@ -234,12 +232,10 @@ TINY_IMAGENET = Source(
 )
 OMNIGLOT = Source(
     "omniglot",
-    "handwritten characters, with their drawers as users",
-    f"Lake et al. 2015, {BRENDEN_LAKE}",
+    "handwritten characters, with their writers as users",
+    "Lake et al. 2015, github.com/brendenlake/omniglot",
     rows=omniglot_rows,
-    locate=find_by(
-        "omniglot", "omniglot omniglot-py omniglot/python", "images_background images_evaluation", BRENDEN_LAKE
-    ),
+    locate=find_by("omniglot omniglot-py omniglot/python", "images_background images_evaluation"),
     classes=964,
     shape=(1, 105, 105),
     sizes=(15_424, 3_856),

@@ -142,7 +142,7 @@ class Source:
     load: Callable[..., ImageSet] | None = None
     rows: Callable[..., Rows] | None = None
     path: str = ""  # what follows the colon, such as ``DIR`` or ``FILE.npz``; empty for a set that is found by its name
-    locate: Callable[[Path | None], Path] | None = None  # finds the set in a data folder, or raises a UserError
+    locate: Callable[["Source", Path | None], Path] | None = None  # finds it in a data folder, or raises a UserError
     check: Callable[..., list[Finding]] | None = None  # compares every file with the published one; None: load it
     classes: int | None = None  # as published; these three are None if they depend on the options or the user's files
     shape: tuple[int, int, int] | None = None  # [ch, H, W]
@@ -155,19 +155,24 @@ class Source:
         """Its form in ``--data``: ``digits``, ``folder:DIR``."""
         return f"{self.name}:{self.path}" if self.path else self.name
 
+    @property
+    def address(self) -> str:
+        """Where it is published: the last word of ``origin``."""
+        return self.origin.split()[-1]
 
-def find_by(name: str, folders: str, known_by: str, where: str) -> Callable[[Path | None], Path]:
+
+def find_by(folders: str, known_by: str) -> Callable[[Source, Path | None], Path]:
     """Make a ``locate`` that searches the data folder and its ``folders`` for any one of the files in ``known_by``."""
 
-    def locate(data_dir: Path | None) -> Path:
+    def locate(source: Source, data_dir: Path | None) -> Path:
         candidates = [] if data_dir is None else [*(data_dir / folder for folder in folders.split()), data_dir]
         for folder in candidates:
             if any((folder / file).exists() for file in known_by.split()):
                 return folder
         wanted = f"{folders.split()[0]}/{known_by.replace(' ', ' or ')}"
         looked = f"looked in {', '.join(map(str, candidates))}" if candidates else "no data folder was given"
-        pass_it = f"pass the folder of {wanted} as --data-dir, or get it: {where}"
-        raise UserError(f"{name} was not found: {looked}; {pass_it}")
+        pass_it = f"pass the folder of {wanted} as --data-dir, or get it: {source.address}"
+        raise UserError(f"{source.name} was not found: {looked}; {pass_it}")
 
     return locate
 

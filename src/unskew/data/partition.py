@@ -18,7 +18,7 @@ from unskew.core.plugins import load_function, require_extra
 from unskew.core.text import Call, apply, check_not_negative, check_positive, parse_call
 from unskew.core.units import counted
 from unskew.data.partition_files import read_partition
-from unskew.data.population import Clients, Ints, Partition, check_clients, number_users
+from unskew.data.population import Clients, Ints, Partition, number_users
 
 REDRAWS = 1000  # draws before dirichlet gives up …
 SHARES = 20_000_000  # … or fewer, to draw at most this many shares: about two seconds
@@ -225,9 +225,7 @@ def deal_by_cell(geo: Geo, places: Places, *, scheme: str, seed: int) -> Partiti
     large = (tokens > 0) & (sizes >= geo.least)
     if not large.any():
         raise UserError(f"partition {scheme}: no cell has {geo.least:g} examples; give a smaller min")
-    number = np.where(large, np.cumsum(large) - 1, -1).astype(np.int32)
-    client: Clients = number[inverse]
-    client.flags.writeable = False
+    client: Clients = np.where(large, np.cumsum(large) - 1, -1).astype(np.int32)[inverse]
     names = tuple(f"{int(cell_id):016x}".rstrip("0") for cell_id in tokens[large])  # S2's tokens
     notes = []
     if len(small := sizes[(tokens > 0) & ~large]):
@@ -265,31 +263,21 @@ def parents(leaves: Cells, level: int) -> Cells:
     return cleared | mark
 
 
-def partition_from(
-    value: Any, labels: Ints, *, clients: int | None = None, seed: int = 0, scheme: str = "your partition"
-) -> Partition:
-    """Make a partition from an array with the client of each training example (−1: none), or check a Partition."""
-    if isinstance(value, Partition):
-        clients = _check_count(value, clients).clients
-    given = value.client if isinstance(value, Partition) else value
+def partition_from(value: Any, labels: Ints, clients: int, seed: int, scheme: str) -> Partition:
+    """Make a partition from an array with the client of each training example; −1: none."""
     try:
-        client = np.asarray(given.cpu() if hasattr(given, "cpu") else given)
+        client = np.asarray(value.cpu() if hasattr(value, "cpu") else value)
     except (ValueError, TypeError):
         client = np.zeros(0)
     if client.shape != (len(labels),) or client.dtype.kind not in "iu" or not -1 <= client.min() <= client.max() >= 0:
         wanted = f"a whole number for each of {len(labels):,} training examples: its client from 0, or −1 for none"
         raise UserError(f"{scheme} must have {wanted}")
-    count = int(client.max()) + 1 if clients is None else clients
-    check_clients(count, len(labels), scheme)
-    if client.max() >= count:
-        raise UserError(f"{scheme} assigns an example to client {client.max()}, but there are {count}; raise --clients")
-    if isinstance(value, Partition):
-        return value
-    numbers = client.astype(np.int32)
-    numbers.flags.writeable = False
-    left = int(np.count_nonzero(numbers < 0))
+    if client.max() >= clients:
+        excess = f"{scheme} assigns an example to client {client.max()}, but there are {clients}"
+        raise UserError(f"{excess}; raise --clients")
+    left = int(np.count_nonzero(client < 0))
     notes = (f"{left} of {len(labels)} training examples belong to no client",) if left else ()
-    return Partition(numbers, count, scheme, seed, notes=notes)
+    return Partition(client.astype(np.int32), clients, scheme, seed, notes=notes)
 
 
 def partition_examples(
@@ -317,7 +305,6 @@ def partition_examples(
         named = users != ""
         client = np.full(len(users), -1, np.int32)  # an example without a user belongs to no client
         client[named], names = number_users(users[named])
-        client.flags.writeable = False
         rest = counted(int(np.count_nonzero(~named)), "training example")
         notes = () if named.all() else (f"not assigned to any client: {rest} without a user",)
         return _check_count(Partition(client, len(names), "users", key.seed, names, notes=notes), clients)
@@ -330,16 +317,14 @@ def partition_examples(
         function, clients = load_function(call.name, "partition"), _enough(call.name, clients, labels)
         copied = labels.copy()  # the function may sort in place
         value = apply(call, partial(function, copied, clients, key.fold("partition", call.name)), "partition")
-        return partition_from(value, labels, clients=clients, seed=key.seed, scheme=str(call))
+        return partition_from(value, labels, clients, key.seed, str(call))
     if call.name not in SCHEMES:
         hint = nearest(call.name, [*SCHEMES, "users", "geo", "file:FILE", "package.module:function"])
         raise call.error(f"no partition is called {call.name!r}; {hint}")
     scheme = apply(call, SCHEMES[call.name], "partition")
     clients = _enough(call.name, clients, labels)
     client, redraws = scheme.deal(labels, clients, key.fold("partition", call.name))
-    dealt: Clients = client.astype(np.int32)
-    dealt.flags.writeable = False
-    return Partition(dealt, clients, _canonical(call.name, scheme), key.seed, redraws=redraws)
+    return Partition(client.astype(np.int32), clients, _canonical(call.name, scheme), key.seed, redraws=redraws)
 
 
 def _enough(name: str, clients: int | None, labels: Ints) -> int:

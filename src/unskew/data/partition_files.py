@@ -52,7 +52,6 @@ def from_csv(path: Path, labels: Ints, *, seed: int, ids: Path | None = None) ->
     owner, names = number_users(np.array(users, np.str_))
     client = np.full(len(labels), -1, np.int32)
     client[rows] = owner
-    client.flags.writeable = False
     left = len(labels) - len(images)
     note = f"{left} of {len(labels)} training examples are not in the file and belong to no client"
     return Partition(client, len(names), f"file:{path}", seed, names, notes=(note,) if left else ())
@@ -118,7 +117,6 @@ def _rebuild(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> Partition:
             raise ValueError(f"it has other clients than 0 to {partition.clients - 1}")
     except DAMAGED as error:
         raise UserError(f"{name} is damaged, or not an Unskew partition: {error}") from error
-    client.flags.writeable = False
     return partition
 
 
@@ -168,7 +166,6 @@ class Holdings:
     sizes: Ints  # [K]
     cells: Ints  # [cells, 3]: client, class, examples
     emd: float
-    hash: str
 
     @cached_property
     def distances(self) -> npt.NDArray[np.float64]:
@@ -191,4 +188,4 @@ def read_holdings(file: Path) -> Holdings:
         emd = float(arrays["emd"].item())
     except DAMAGED as error:
         raise UserError(f"{file} is damaged, or not an Unskew partition: {error}") from error
-    return Holdings(partition.scheme, partition.names, sizes, counts, emd, partition.hash)
+    return Holdings(partition.scheme, partition.names, sizes, counts, emd)

@@ -35,7 +35,7 @@ from unskew.core.machine import cores
 from unskew.core.plugins import require_extra
 from unskew.core.types import Arrays
 from unskew.data.decode import DAMAGE, DECODER, Broken, Picture, Pixels, center, decode
-from unskew.data.store import ENTRY, NOT_STORED, Cache, Entries, Store, StoreReader, make_room, open_store, pixel_bytes
+from unskew.data.store import ENTRY, NOT_STORED, Cache, Entries, Store, make_room, open_pixels, open_store, pixel_bytes
 
 BATCH, BATCH_BYTES = 64, 32 * 10**6  # photographs of a parquet file read at a time, and their bytes
 PAGE = 1024  # rows of a parquet file that are unpacked together: the usual page size
@@ -230,9 +230,6 @@ def open_parquet(file: Path) -> Any:
         raise UserError(f"{file} is not a parquet file ({reason(error)}); write it again") from error
 
 
-KEPT = "kept/"  # begins the names of arrays with the positions of images
-
-
 class Recent:
     """An LRU cache of decoded images with a budget of bytes."""
 
@@ -267,17 +264,18 @@ class Photographs:
     """The images of a table; ``memory`` is the budget for images that are not in the store."""
 
     def __init__(
-        self, source: Pictures, where: Arrays, shape: tuple[int, int, int], size: int | None, store: StoreReader,
-        memory: int, sha256: str
+        self, source: Pictures, where: Arrays, shape: tuple[int, int, int], size: int | None, folder: Path,
+        number: bytes, memory: int, sha256: str
     ) -> None:  # fmt: skip
-        self._source, self._where, self._size, self._store = source, where, size, store
+        self._source, self._where, self._size = source, where, size
+        self._folder, self._number = folder, number
         self.shape = (len(source), *shape)
         self.nbytes = math.prod(self.shape)
         self.dtype: np.dtype[np.uint8] = np.dtype(np.uint8)
         self.sha256 = sha256
         self.memory = memory
-        self.recent = _RECENT.setdefault((store.number, memory), Recent(memory))
-        self._file = store.open()
+        self.recent = _RECENT.setdefault((number, memory), Recent(memory))
+        self._file = open_pixels(folder, number)
         if self._file is not None:
             weakref.finalize(self, os.close, self._file)
 
@@ -314,12 +312,11 @@ class Photographs:
     def described(self) -> tuple[str, Arrays]:
         """What another process needs to open them."""
         text: dict[str, Any] = {"root": str(self._source.root), "shape": self.shape[1:], "size": self._size}
-        text |= {"folder": str(self._store.folder), "number": self._store.number.hex()}
+        text |= {"folder": str(self._folder), "number": self._number.hex()}
         text |= {"memory": self.memory, "sha256": self.sha256}
-        arrays: Arrays = {f"{KEPT}{name}": values for name, values in self._where.items()}
         if isinstance(self._source, Files):
-            return json.dumps(text), arrays | {"names": self._source.names}
-        return json.dumps(text | {"column": self._source.column}), arrays | {"rows": self._source.rows}
+            return json.dumps(text), self._where | {"names": self._source.names}
+        return json.dumps(text | {"column": self._source.column}), self._where | {"rows": self._source.rows}
 
     def _stored(self, row: int) -> Pixels | None:
         offset = int(self._where["offset"][row])
@@ -345,11 +342,10 @@ class Photographs:
 def open_photographs(text: str, arrays: Arrays) -> Photographs:
     """Open, in another process, what ``described`` returned."""
     values = json.loads(text)
-    where = {name.removeprefix(KEPT): array for name, array in arrays.items() if name.startswith(KEPT)}
     root = Path(values["root"])
     source = Files(root, arrays["names"]) if "names" in arrays else Parquet(root, values["column"], arrays["rows"])
-    store = StoreReader(Path(values["folder"]), bytes.fromhex(values["number"]))
-    return Photographs(source, where, tuple(values["shape"]), values["size"], store, values["memory"], values["sha256"])
+    shape, folder, number = tuple(values["shape"]), Path(values["folder"]), bytes.fromhex(values["number"])
+    return Photographs(source, arrays, shape, values["size"], folder, number, values["memory"], values["sha256"])
 
 
 def with_memory(text: str, share: int) -> str:
@@ -380,7 +376,7 @@ class Scan:
 
     def __init__(self, source: Pictures, train: Bools, size: int | None, cache: Cache, store: Store) -> None:
         self.source, self.train, self.size, self.cache = source, train, size, cache
-        self.store = StoreReader(store.folder, store.number)
+        self.folder, self.number = store.folder, store.number
         self.scaled = ""  # why photographs were scaled without a given size
         self.broken: dict[int, str] = {}  # row -> reason
         self.counts: Counts = np.zeros((3, 256), np.int64)  # of the training photographs
@@ -418,7 +414,8 @@ class Scan:
         height, width = (self.size,) * 2 if self.size else (int(mine["height"][0]), int(mine["width"][0]))
         digest = hashlib.sha256(f"{self.channels}\n".encode() + mine["sha256"].tobytes()).hexdigest()
         shape = self.channels, height, width
-        return Photographs(self.source.part(rows), where, shape, self.size, self.store, self.cache.memory, digest)
+        source, memory = self.source.part(rows), self.cache.memory
+        return Photographs(source, where, shape, self.size, self.folder, self.number, memory, digest)
 
     @property
     def missing(self) -> int:
@@ -465,7 +462,7 @@ class Scan:
         """Add the values of the training pixels that were not decoded in this pass, unless all counts are stored."""
         train = self.entries[self.train & self.good]
         digest = hashlib.sha256(train["sha256"].tobytes()).hexdigest()
-        path = self.store.folder / f"counts-{digest[:32]}.json"
+        path = self.folder / f"counts-{digest[:32]}.json"
         areas = train["height"].astype(np.int64) * train["width"]
         known = _read_counts(path, int(areas.sum()) if self.size is None else len(train) * self.size**2)
         if known is not None or not len(train):

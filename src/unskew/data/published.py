@@ -133,7 +133,8 @@ _TABLE = (
         notes=("every fifth example is used for testing, since scikit-learn's digits have no test part",),
     ),
     PublishedSet(
-        "cifar10", "photographs of 10 animals and vehicles", "Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html",
+        "cifar10", "photographs in 10 classes of animals and vehicles",
+        "Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html",
         ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
         (3, 32, 32), (50_000, 10_000),
         (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255),
@@ -206,9 +207,9 @@ def load_digits(request: DataRequest) -> ImageSet:
     return ImageSet(request.name, facts.classes, train, test, facts.mean, facts.std, notes=facts.notes)
 
 
-def load_published(name: str, request: DataRequest) -> ImageSet:
+def load_published(request: DataRequest) -> ImageSet:
     """Load a set from its published files, with a note on any that differ."""
-    facts = SETS[name]
+    facts = SETS[request.source.name]
     layout, folder, files = find_files(facts, request.data_dir)
     train, changed = _read_part(facts, layout, files[: len(layout.train)])
     test, also_changed = _read_part(facts, layout, files[len(layout.train) :])
@@ -218,12 +219,12 @@ def load_published(name: str, request: DataRequest) -> ImageSet:
     if (len(train), len(test)) != facts.sizes:
         published = f"the published set has {facts.sizes[0]:,} and {facts.sizes[1]:,}"
         notes.append(f"{folder} has {len(train):,} training and {len(test):,} test images; {published}")
-    return ImageSet(name, facts.classes, train, test, facts.mean, facts.std, facts.augment, notes=tuple(notes))
+    return ImageSet(facts.name, facts.classes, train, test, facts.mean, facts.std, facts.augment, notes=tuple(notes))
 
 
-def check_published(name: str, request: DataRequest) -> list[Finding]:
+def check_published(request: DataRequest) -> list[Finding]:
     """Compare every file of a set with the published one."""
-    facts = SETS[name]
+    facts = SETS[request.source.name]
     layout, folder, files = find_files(facts, request.data_dir)
     findings = []
     for path in files:
@@ -238,7 +239,7 @@ def check_published(name: str, request: DataRequest) -> list[Finding]:
         findings.append(Finding(str(path), size, status, detail))
     if all(finding.whole for finding in findings):
         try:
-            load_published(name, request)
+            load_published(request)
         except UserError as error:  # each file is complete, but they do not belong together
             findings.append(Finding(str(folder), 0, DAMAGED, str(error)))
     return findings
@@ -262,13 +263,17 @@ def find_files(facts: PublishedSet, data_dir: Path | None) -> tuple[FileLayout, 
     raise UserError(f"{facts.name}: {where}; {give}, or download it: unskew data fetch {facts.name} --data-dir DIR")
 
 
+def locate_published(source: Source, data_dir: Path | None) -> Path:
+    """Find the folder of a set's files."""
+    return find_files(SETS[source.name], data_dir)[1]
+
+
 def _make_source(facts: PublishedSet) -> Source:
     known: dict[str, Any] = {name: getattr(facts, name) for name in ("name", "what", "origin", "shape", "sizes")}
     source = Source(**known, load=load_digits, classes=len(facts.classes), download=facts.download)
     if not facts.layouts:
         return source
-    load, check = partial(load_published, facts.name), partial(check_published, facts.name)
-    return replace(source, load=load, check=check, locate=lambda data_dir: find_files(facts, data_dir)[1])
+    return replace(source, load=load_published, check=check_published, locate=locate_published)
 
 
 PUBLISHED = tuple(map(_make_source, _TABLE))
@@ -288,10 +293,13 @@ def _read_part(facts: PublishedSet, layout: FileLayout, paths: list[Path]) -> tu
     changed = [path for path, known in zip(paths, status, strict=True) if known == OTHER]
     images: Images
     if layout.kind == "idx":
-        pixels, numbers = (idx(raw, path) for path, raw in zip(paths, raws, strict=True))
-        both = paths[0], paths[1]
-        images, labels = join(pixels, numbers, both, classes=len(facts.classes), first=facts.first)
-        images = np.array(images.transpose(0, 1, 3, 2) if facts.transposed else images, order="C")
+        images, numbers = (idx(raw, path) for path, raw in zip(paths, raws, strict=True))
+        if len(images) != len(numbers):
+            both = f"{paths[0]} has {len(images):,} images, but {paths[1]} {len(numbers):,} labels"
+            raise UserError(f"{both}; {REPLACE}")
+        labels = numbers.astype(np.int64) - facts.first
+        _check_labels(labels, paths[1], len(facts.classes), facts.first)
+        images = np.array(images.transpose(0, 2, 1) if facts.transposed else images, order="C")[:, None]
     else:
         parts = [_read_batch(facts, layout, path, raw) for path, raw in zip(paths, raws, strict=True)]
         images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -358,9 +366,9 @@ def cifar_python(raw: bytes, path: Path, *, key: str, classes: int) -> tuple[Ima
 
 
 def _check_labels(labels: Labels, path: Path, classes: int, first: int = 0) -> None:
-    wrong = np.flatnonzero((labels < first) | (labels >= first + classes))
-    if len(wrong):
-        label = f"the label of record {wrong[0]} is {labels[wrong[0]]}"
+    """Refuse a label that is no class; in the file, the smallest one is ``first``."""
+    if len(wrong := np.flatnonzero((labels < 0) | (labels >= classes))):
+        label = f"the label of record {wrong[0]} is {labels[wrong[0]] + first}"
         raise UserError(f"{path}: {label}, but labels range from {first} to {first + classes - 1}; {REPLACE}")
 
 
@@ -383,17 +391,6 @@ def idx(raw: bytes, path: Path) -> Images:
     except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise UserError(f"{path} is damaged ({error}); {REPLACE}") from error
     return np.frombuffer(body, np.uint8).reshape(shape)
-
-
-def join(
-    images: Images, labels: Images, paths: tuple[Path, Path], *, classes: int, first: int = 0
-) -> tuple[Images, Labels]:
-    """Join the images [N, 1, H, W] and labels of two idx files; ``first`` is the smallest label."""
-    if len(images) != len(labels):
-        raise UserError(f"{paths[0]} has {len(images):,} images, but {paths[1]} {len(labels):,} labels; {REPLACE}")
-    numbers = labels.astype(np.int64)
-    _check_labels(numbers, paths[1], classes, first)
-    return images[:, None], numbers - first
 
 
 _LITERALS = {

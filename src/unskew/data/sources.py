@@ -3,7 +3,7 @@
 import inspect
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -175,7 +175,7 @@ def _describe(where: Path, images: ImageSet) -> Finding:
 def locate(text: str, data_dir: Path | None) -> Path | None:
     """Find the folder of a published set; None if the set has no folder, a UserError if it is missing."""
     source = parse(text).source
-    return None if source.locate is None else source.locate(data_dir)
+    return None if source.locate is None else source.locate(source, data_dir)
 
 
 def survey(data_dir: Path | None) -> list[tuple[Source, str]]:
@@ -185,7 +185,7 @@ def survey(data_dir: Path | None) -> list[tuple[Source, str]]:
         if source.locate is not None:
             locations[name] = "not found"
             with suppress(UserError):
-                locations[name] = str(source.locate(data_dir))
+                locations[name] = str(source.locate(source, data_dir))
     return list(zip(SOURCES.values(), locations.values(), strict=True))
 
 
@@ -216,7 +216,7 @@ def _read_rows(request: DataRequest) -> Rows:
     assert source.rows is not None
     if source.locate is None:
         return source.rows(request, **request.options)
-    folder = source.locate(request.data_dir)
+    folder = source.locate(source, request.data_dir)
     request.say(f"reading the files of {source.name} in {folder}", 0, 0)
     return source.rows(folder, **request.options)
 
@@ -285,12 +285,8 @@ def summarize(images: ImageSet) -> Summary:
     size = len(images.classes)
     parts = [np.bincount(part.labels, minlength=size).tolist() for part in (images.train, images.test)]
     classes = dict(zip(images.classes, zip(*parts, strict=True), strict=True))
-    held = []
-    for users in (images.users, images.test_users):
-        owners, counts = np.unique(np.zeros(0, np.str_) if users is None else users, return_counts=True)
-        held.append(dict(zip(owners.tolist(), counts.tolist(), strict=True)))
-    names = sorted({*held[0], *held[1]} - {""})
-    return Summary(classes, {name: (held[0].get(name, 0), held[1].get(name, 0)) for name in names})
+    train, test = (Counter(map(str, () if u is None else u)) for u in (images.users, images.test_users))
+    return Summary(classes, {name: (train[name], test[name]) for name in sorted({*train, *test} - {""})})
 
 
 def review(summary: Summary) -> list[str]:

@@ -75,10 +75,14 @@ def pixel_bytes(entries: Entries) -> npt.NDArray[np.int64]:
 class Store:
     """The store of one table for one way of decoding; ``open_store`` opens it under its lock."""
 
-    def __init__(self, folder: Path, number: bytes, pixels: int, index: int) -> None:
-        self.folder, self.number = folder, number
-        self._pixels, self._index = pixels, index
-        self._end = os.fstat(pixels).st_size
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._pixels, self._index = (os.open(folder / name, os.O_RDWR | os.O_CREAT, MODE) for name in FILES)
+        heads = [os.pread(file, HEADER, 0) for file in (self._pixels, self._index)]
+        self.number = heads[0][len(MARKS[0]) :]
+        self._end = os.fstat(self._pixels).st_size
+        if heads != [mark + self.number for mark in MARKS] or len(self.number) != HEADER - len(MARKS[0]):
+            self.begin_again()
 
     def close(self) -> None:
         """Close the files."""
@@ -91,10 +95,14 @@ class Store:
         return self._end - HEADER
 
     def begin_again(self) -> None:
-        """Forget all images."""
+        """Forget all images; processes that have the old files open can still read them."""
         self.close()
-        self.number, (self._pixels, self._index) = _create_files(self.folder)
-        self._end = HEADER
+        self.number, self._end, files = os.urandom(HEADER - len(MARKS[0])), HEADER, list[int]()
+        for name, mark in zip(FILES, MARKS, strict=True):
+            (self.folder / name).unlink(missing_ok=True)
+            files.append(os.open(self.folder / name, os.O_RDWR | os.O_CREAT, MODE))
+            os.pwrite(files[-1], mark + self.number, 0)
+        self._pixels, self._index = files
 
     def entries(self) -> Entries:
         """All intact entries whose record is inside the file."""
@@ -150,8 +158,7 @@ def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[
             lock.acquire()
         folder.mkdir(exist_ok=True, mode=0o700)  # another process may have removed it while we waited
         os.utime(folder)
-        number, files = _open_files(folder)
-        with closing(Store(folder, number, *files)) as store:
+        with closing(Store(folder)) as store:
             yield store
     except OSError as error:
         reason = f"cannot be used: {error.strerror or error}; give another folder, or set UNSKEW_CACHE"
@@ -177,42 +184,14 @@ def make_room(cache: Cache, store: Store, needed: int) -> int:
     return max(0, min(cache.disk - total, free))
 
 
-@dataclass(frozen=True)
-class StoreReader:
-    """What another process needs to read a store: its folder, and the number at the start of its files."""
-
-    folder: Path
-    number: bytes
-
-    def open(self) -> int | None:
-        """Open the store's pixels; None if they were removed or replaced. What is open can be read after that."""
-        with suppress(OSError):
-            descriptor = os.open(self.folder / FILES[0], os.O_RDONLY)
-            if os.pread(descriptor, HEADER, 0) == MARKS[0] + self.number:
-                return descriptor
-            os.close(descriptor)
-        return None
-
-
-def _open_files(folder: Path) -> tuple[bytes, list[int]]:
-    files = [os.open(folder / name, os.O_RDWR | os.O_CREAT, MODE) for name in FILES]
-    heads = [os.pread(file, HEADER, 0) for file in files]
-    number = heads[0][len(MARKS[0]) :]
-    if heads == [mark + number for mark in MARKS] and len(number) == HEADER - len(MARKS[0]):
-        return number, files
-    for file in files:
-        os.close(file)
-    return _create_files(folder)
-
-
-def _create_files(folder: Path) -> tuple[bytes, list[int]]:
-    """Create two new files and their number; processes that have the old ones open can still read them."""
-    number, files = os.urandom(HEADER - len(MARKS[0])), list[int]()
-    for name, mark in zip(FILES, MARKS, strict=True):
-        (folder / name).unlink(missing_ok=True)
-        files.append(os.open(folder / name, os.O_RDWR | os.O_CREAT, MODE))
-        os.pwrite(files[-1], mark + number, 0)
-    return number, files
+def open_pixels(folder: Path, number: bytes) -> int | None:
+    """Open the pixels of the store with that number; None if they are gone. What is open can be read after that."""
+    with suppress(OSError):
+        descriptor = os.open(folder / FILES[0], os.O_RDONLY)
+        if os.pread(descriptor, HEADER, 0) == MARKS[0] + number:
+            return descriptor
+        os.close(descriptor)
+    return None
 
 
 def _lock_of(folder: Path) -> FileLock:
