@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unskew.core.types import ImageSet
 from unskew.data.arrays import read_npz
 from unskew.data.population import Clients, Ints, Partition
 from unskew.round.evaluation import Evaluation
@@ -62,10 +63,11 @@ class ByClient:
     accuracy: Floats
     counted: Ints
     complete: npt.NDArray[np.bool_]
+    own: "ByClient | None" = None  # on the clients' own test images, if their owners are known
 
 
-def by_labels(partition: Partition, labels: Ints, score: Evaluation) -> ByClient:
-    """Σ_c q_k(c)·acc_c for each client k, over the classes that have test images."""
+def measure_clients(partition: Partition, labels: Ints, owners: Clients | None, score: Evaluation) -> ByClient:
+    """Σ_c q_k(c)·acc_c for each client k, over the classes that have test images; and on its own test images."""
     right, total = np.asarray(score.right, np.float64), np.asarray(score.total, np.float64)
     known = total > 0
     share = np.divide(right, total, out=np.zeros_like(right), where=known)
@@ -73,7 +75,8 @@ def by_labels(partition: Partition, labels: Ints, score: Evaluation) -> ByClient
     client, labels = partition.client[held], labels[held]
     counted = np.bincount(client, known[labels], partition.clients).astype(np.int64)
     accuracy = _divide(np.bincount(client, share[labels], partition.clients), counted)
-    return ByClient(accuracy, counted, counted == np.bincount(client, minlength=partition.clients))
+    own = None if owners is None else on_own_images(owners, partition.clients, score)
+    return ByClient(accuracy, counted, counted == np.bincount(client, minlength=partition.clients), own)
 
 
 def on_own_images(owners: Clients, clients: int, score: Evaluation) -> ByClient:
@@ -90,9 +93,10 @@ def _divide(sums: npt.NDArray[Any], counted: Ints) -> Floats:
     return shares
 
 
-def test_owners(names: tuple[str, ...] | None, users: npt.NDArray[np.str_] | None) -> Clients | None:
+def test_owners(partition: Partition, images: ImageSet) -> Clients | None:
     """[n], the client that owns each test image, −1 for none; None if the clients are not users or own none."""
-    if names is None or users is None:
+    names, users = partition.names, images.test_users
+    if names is None or users is None or len(users) != len(images.test):
         return None
     order = np.argsort(np.asarray(names, np.str_))
     ranked = np.asarray(names, np.str_)[order]
@@ -101,7 +105,7 @@ def test_owners(names: tuple[str, ...] | None, users: npt.NDArray[np.str_] | Non
     return np.where(owned, order[rank], -1).astype(np.int32) if owned.any() else None
 
 
-def summarise_clients(measured: ByClient, own: ByClient | None = None) -> ClientSpread | None:
+def summarise_clients(measured: ByClient) -> ClientSpread | None:
     """The spread of these accuracies; None if no client has one."""
     known = ~np.isnan(measured.accuracy)
     values = measured.accuracy[known]
@@ -118,31 +122,9 @@ def summarise_clients(measured: ByClient, own: ByClient | None = None) -> Client
         by_examples=float(np.average(values, weights=measured.counted[known])),
         deviation=float(values.std()),
         jain=float(values.sum()) ** 2 / (len(values) * squares) if squares else 1.0,  # all equally wrong
-        own_images=None if own is None else summarise_clients(own),
+        own_images=None if measured.own is None else summarise_clients(measured.own),
         **{f"p{decile}0": value for decile, value in enumerate(deciles, 1)},
     )
-
-
-def measure_clients(
-    partition: Partition, labels: Ints, owners: Clients | None, score: Evaluation
-) -> tuple[ByClient, ByClient | None]:
-    """Each client's accuracy under its own label distribution, and on its own test images if ``owners`` is known."""
-    own = None if owners is None else on_own_images(owners, partition.clients, score)
-    return by_labels(partition, labels, score), own
-
-
-def to_arrays(measured: Mapping[str, tuple[ByClient, ByClient | None]]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of clients.npz: names [m], accuracies [m, K], NaN if unknown, and the examples measured on [K]."""
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "classifiers": np.array(list(measured), np.str_),
-        "accuracy": np.stack([labels.accuracy for labels, _ in measured.values()]).astype(np.float32),
-        "counted": next(labels.counted for labels, _ in measured.values()).astype(np.int32),
-    }
-    owned = [own for _, own in measured.values() if own is not None]
-    if owned:
-        arrays["own_images"] = np.stack([own.accuracy for own in owned]).astype(np.float32)
-        arrays["own_counts"] = owned[0].counted.astype(np.int32)
-    return arrays
 
 
 def read_clients(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -159,10 +141,19 @@ def read_clients(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def with_classifier(
-    arrays: Mapping[str, npt.NDArray[Any]], name: str, measured: tuple[ByClient, ByClient | None]
+    arrays: Mapping[str, npt.NDArray[Any]], name: str, measured: ByClient
 ) -> dict[str, npt.NDArray[Any]]:
-    """The arrays with one more classifier; one of the same name is replaced."""
-    new = to_arrays({name: measured})
+    """The arrays of clients.npz with one more classifier; one of the same name is replaced.
+
+    They are names [m], accuracies [m, K], NaN if unknown, and the examples measured on [K].
+    """
+    new: dict[str, npt.NDArray[Any]] = {
+        "classifiers": np.array([name], np.str_),
+        "accuracy": measured.accuracy[None].astype(np.float32),
+        "counted": measured.counted.astype(np.int32),
+    }
+    if (own := measured.own) is not None:
+        new |= {"own_images": own.accuracy[None].astype(np.float32), "own_counts": own.counted.astype(np.int32)}
     if not arrays:
         return new
     keep = arrays["classifiers"] != name

@@ -32,7 +32,7 @@ from unskew.runs import config as configs
 from unskew.runs import folder as folders
 from unskew.runs import recording
 from unskew.runs.checkpoint import CheckpointRecord
-from unskew.runs.client_accuracy import CLIENTS, OWN, measure_clients, summarise_clients, to_arrays
+from unskew.runs.client_accuracy import CLIENTS, OWN, measure_clients, summarise_clients, with_classifier
 from unskew.runs.config import CONFIG
 from unskew.runs.journal import DURING, METRICS, LineFile, Mark, leave_out, metrics_row
 from unskew.runs.prepare import Overview, Prepared, overview
@@ -304,7 +304,7 @@ class Execution:
         scores = {OWN: score} | {event.result.name: event.score for event in calibrated}
         info = ModelInfo(images.classes, images.shape, prepared.blueprint.shape, images.mean, images.std)
         notes = [*prepared.model_notes, *notes_on_protections(prepared)]
-        by_client, exact = {}, dict[str, Any](failures=None, released=True)
+        spreads, by_client, exact = {}, dict[str, Any](), dict[str, Any](failures=None, released=True)
         if not released:  # a release leaves out exact numbers about data and participation
             for name, evaluation in scores.items():
                 info = info.with_score(name, evaluation)
@@ -315,7 +315,8 @@ class Execution:
                     notes.append(f"the accuracy of {name or 'the trained model'} covers {covered}; {silent}")
                 if not prepared.nodes:
                     holdings = prepared.partition, images.train.labels, prepared.test_owners
-                    by_client[name] = measure_clients(*holdings, evaluation)
+                    measured = measure_clients(*holdings, evaluation)
+                    spreads[name], by_client = summarise_clients(measured), with_classifier(by_client, name, measured)
             examples = sum(row["examples"] for row in rows)
             exact = {
                 "emd": prepared.emd,
@@ -327,7 +328,6 @@ class Execution:
                 "data_sha256": prepared.data_sha256,
                 "failures": sum(len(row.get("failures", ())) for row in rows),
             }
-        spreads = {name: summarise_clients(*measured) for name, measured in by_client.items()}
         spent = spent_in_rounds(prepared, max(self.begun, len(rows)))
         for event in calibrated:
             spent = add_release(spent, event.classifier.report.release)
@@ -369,7 +369,7 @@ class Execution:
         )
         files = {folders.MODEL: folders.model_bytes(model, classifier), MODEL_INFO: info.to_bytes()}
         if by_client:
-            files[CLIENTS] = folders.arrays_bytes(to_arrays(by_client))
+            files[CLIENTS] = folders.arrays_bytes(by_client)
         if not rows:
             files[METRICS] = b""  # a run without rounds has the file too
         for event in calibrated:

@@ -197,7 +197,7 @@ def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Resul
         files[MODEL_INFO] = read_model_info(path).with_score(name, event.score).to_bytes()
     if release is None or not release.released:  # accuracy by client would show which classes each one holds
         by_client = measure_clients(prepared.partition, prepared.images.train.labels, prepared.test_owners, event.score)
-        added = replace(added, clients_accuracy=summarise_clients(*by_client))
+        added = replace(added, clients_accuracy=summarise_clients(by_client))
         files[CLIENTS] = folders.arrays_bytes(with_classifier(read_clients(path), name, by_client))
     calibrations = {**result.calibrations, name: added}
     result = replace(result, calibrations=calibrations, privacy=add_release(result.privacy, release))

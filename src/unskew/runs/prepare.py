@@ -142,9 +142,7 @@ class Prepared:
     @cached_property
     def test_owners(self) -> Clients | None:
         """[n], the client that each test image belongs to; None if unknown."""
-        users = self.images.test_users
-        known = users is not None and len(users) == len(self.images.test)
-        return test_owners(self.partition.names, users) if known else None
+        return test_owners(self.partition, self.images)
 
     @cached_property
     def first_visits(self) -> list[Visit]:
