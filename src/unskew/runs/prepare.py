@@ -19,6 +19,7 @@ from unskew.core.key import Key
 from unskew.core.limits import cache_folder
 from unskew.core.machine import physical_memory, resolve_device
 from unskew.core.plugins import require_extra, unknown_plugins
+from unskew.core.text import parse_calls
 from unskew.core.types import Engine, Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.core.units import counted, format_bytes
 from unskew.data.augment import DATA, HALF, set_normalisation
@@ -46,7 +47,7 @@ from unskew.runs import config as configs
 from unskew.runs.client_accuracy import test_owners
 from unskew.runs.config import FROM_PYTHON, OPTIONS, SHA256, Config, from_python
 from unskew.runs.python_values import Nodes, PythonValues, parse_method_value, require_values
-from unskew.runs.recording import OF_CLIENTS, Recorded, parse_recording, plain_spelling
+from unskew.runs.recording import OF_CLIENTS, Recorded, parse_recording
 from unskew.runs.result import Result, read_result
 
 DEFAULT_CLIENTS = 10
@@ -197,7 +198,7 @@ def prepare(
         clients=partition.clients,
         per_round=per_round,
         augmentation=RESIZED_CROP if augmented else config.augmentation,  # "auto" may stay: it is in fingerprints
-        during=plain_spelling(config.during) if config.during else None,
+        during=" + ".join(map(str, parse_calls(config.during, "recording"))) if config.during else None,
     )
     if blueprint.layers == 1 and values.method is None:
         methods.refuse_on_frozen_features(method)
