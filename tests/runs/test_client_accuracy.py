@@ -14,15 +14,8 @@ from unskew.core.errors import UserError
 from unskew.core.types import ImageSet, Split
 from unskew.data.population import Partition
 from unskew.round.evaluation import Evaluation
-from unskew.runs import client_accuracy
-from unskew.runs.client_accuracy import (
-    ByClient,
-    measure_clients,
-    on_own_images,
-    read_clients,
-    summarise_clients,
-)
-from unskew.runs.result import read_result
+from unskew.runs import result as records
+from unskew.runs.result import ByClient, measure_clients, on_own_images, read_clients, read_result, summarise_clients
 from unskew.runs.seals import seal_folder
 
 
@@ -87,7 +80,7 @@ def owners_of(names, users, images=None):
     empty, test = (Split(np.zeros((size, 1, 4, 4), np.uint8), np.zeros(size, np.int64)) for size in (0, count))
     known = None if users is None else np.array(users)
     partition = Partition(np.zeros(0, np.int32), len(names or ()), "users", 0, names=names)
-    return client_accuracy.test_owners(partition, ImageSet("t", ("a",), empty, test, (0.5,), (0.5,), test_users=known))
+    return records.test_owners(partition, ImageSet("t", ("a",), empty, test, (0.5,), (0.5,), test_users=known))
 
 
 def users(classes=3, seed=0):

@@ -15,8 +15,8 @@ from unskew.calibration import is_bound
 from unskew.charts import Axis, Chart, Dots, sorted_chart
 from unskew.core.errors import Missing
 from unskew.core.units import counted
-from unskew.runs.client_accuracy import ByClient, read_clients, summarise_clients
 from unskew.runs.finished import FinishedRun
+from unskew.runs.result import ByClient, read_clients, summarise_clients
 
 COMPARED = {"worst": "worst client", "p10": "10th percentile", "p50": "median", "mean": "mean"}
 ONE_BY_ONE = 100  # clients with a point each on the curve; with more clients, a point for each percent of them

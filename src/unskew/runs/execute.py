@@ -31,12 +31,12 @@ from unskew.runs import checkpoint as checkpoints
 from unskew.runs import config as configs
 from unskew.runs import folder as folders
 from unskew.runs import recording
+from unskew.runs import result as records
 from unskew.runs.checkpoint import CheckpointRecord
-from unskew.runs.client_accuracy import CLIENTS, OWN, measure_clients, summarise_clients, with_classifier
 from unskew.runs.config import CONFIG
 from unskew.runs.journal import DURING, METRICS, LineFile, Mark, leave_out, metrics_row
 from unskew.runs.prepare import Overview, Prepared, overview
-from unskew.runs.result import AT_NODES, MODEL_INFO, RESULT, TEST, VALIDATION, Calibration, ModelInfo, Result, to_json
+from unskew.runs.result import AT_NODES, MODEL_INFO, OWN, RESULT, TEST, VALIDATION, Calibration, ModelInfo, Result
 
 # The events of an observer, in addition to the Overview and each round's Metrics
 
@@ -306,9 +306,9 @@ class Execution:
                     silent = f"client {', '.join(missing[:10])} did not reply"
                     notes.append(f"the accuracy of {name or 'the trained model'} covers {covered}; {silent}")
                 if not prepared.nodes:
-                    holdings = prepared.partition, images.train.labels, prepared.test_owners
-                    measured = measure_clients(*holdings, evaluation)
-                    spreads[name], by_client = summarise_clients(measured), with_classifier(by_client, name, measured)
+                    measured = prepared.measure_clients(evaluation)
+                    spreads[name] = records.summarise_clients(measured)
+                    by_client = records.with_classifier(by_client, name, measured)
             examples = sum(row["examples"] for row in rows)
             exact = {
                 "emd": prepared.emd,
@@ -361,7 +361,7 @@ class Execution:
         )
         files = {folders.MODEL: folders.model_bytes(model, classifier), MODEL_INFO: info.to_bytes()}
         if by_client:
-            files[CLIENTS] = folders.arrays_bytes(by_client)
+            files[records.CLIENTS] = folders.arrays_bytes(by_client)
         if not rows:
             files[METRICS] = b""  # a run without rounds has the file too
         for event in calibrated:
@@ -373,7 +373,7 @@ class Execution:
         grown = {METRICS: self.metrics.mark.sha256}
         if self.during.mark.bytes:
             grown[DURING] = self.during.mark.sha256
-        folders.write_sealed(path, {**files, RESULT: folders.json_bytes(to_json(result))}, grown=grown)
+        folders.write_sealed(path, {**files, RESULT: folders.json_bytes(records.to_json(result))}, grown=grown)
         if released:
             remove_private_files(path)
         return result

@@ -43,7 +43,7 @@ from unskew.runs import checkpoint as checkpoints
 from unskew.runs import config as configs
 from unskew.runs import folder as folders
 from unskew.runs import journal
-from unskew.runs.client_accuracy import CLIENTS, measure_clients, read_clients, summarise_clients, with_classifier
+from unskew.runs import result as records
 from unskew.runs.config import NODES, PLUGGABLE
 from unskew.runs.execute import Calibrated, Event, Stage, calibrate_start, choose_engine, finish, untrained_model
 from unskew.runs.federated import FEDERATION, images_of, nodes_of, read_terms
@@ -194,9 +194,10 @@ def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Resul
     if not result.released:
         files[MODEL_INFO] = read_model_info(path).with_score(name, event.score).to_bytes()
     if release is None or not release.released:  # accuracy by client would show which classes each one holds
-        by_client = measure_clients(prepared.partition, prepared.images.train.labels, prepared.test_owners, event.score)
-        added = replace(added, clients_accuracy=summarise_clients(by_client))
-        files[CLIENTS] = folders.arrays_bytes(with_classifier(read_clients(path), name, by_client))
+        by_client = prepared.measure_clients(event.score)
+        added = replace(added, clients_accuracy=records.summarise_clients(by_client))
+        arrays = records.with_classifier(records.read_clients(path), name, by_client)
+        files[records.CLIENTS] = folders.arrays_bytes(arrays)
     calibrations = {**result.calibrations, name: added}
     result = replace(result, calibrations=calibrations, privacy=add_release(result.privacy, release))
     folders.write_sealed(path, {**files, RESULT: folders.json_bytes(to_json(result))})

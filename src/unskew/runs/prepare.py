@@ -41,14 +41,14 @@ from unskew.privacy.secure_sum import MOST_MEMBERS, SecureUpdates
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
+from unskew.round.evaluation import Evaluation
 from unskew.round.local_optimizers import check_rounds
 from unskew.round.sampling import draw, uniform
 from unskew.runs import config as configs
-from unskew.runs.client_accuracy import test_owners
 from unskew.runs.config import FROM_PYTHON, OPTIONS, SHA256, Config, from_python
 from unskew.runs.python_values import Nodes, PythonValues, parse_method_value, require_values
 from unskew.runs.recording import OF_CLIENTS, Recorded, parse_recording
-from unskew.runs.result import Result, read_result
+from unskew.runs.result import ByClient, Result, measure_clients, read_result, test_owners
 
 DEFAULT_CLIENTS = 10
 MEMORY_SHARE = 3  # stored features may take 1/MEMORY_SHARE of the memory
@@ -144,6 +144,10 @@ class Prepared:
     def test_owners(self) -> Clients | None:
         """[n], the client that each test image belongs to; None if unknown."""
         return test_owners(self.partition, self.images)
+
+    def measure_clients(self, score: Evaluation) -> ByClient:
+        """The accuracy of each client."""
+        return measure_clients(self.partition, self.images.train.labels, self.test_owners, score)
 
     @cached_property
     def first_visits(self) -> list[Visit]:
