@@ -16,15 +16,15 @@ from torch.utils.data import Dataset
 from unskew.charts.files import check_format
 from unskew.core.errors import accepts
 from unskew.core.limits import working_directory
+from unskew.core.machine import neutral
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm
-from unskew.runs import seeds as seeded
 from unskew.runs import train as runs
 from unskew.runs.config import OPTIONS
 from unskew.runs.execute import Observer
 from unskew.runs.result import Result
-from unskew.runs.seeds import SeedRuns
+from unskew.runs.seeds import SeedRuns, plan_runs
 from unskew.sweeps.sweep import Sweep, write_summary
 from unskew.sweeps.sweep import sweep as sweep_settings
 
@@ -145,6 +145,7 @@ def run(
 
 
 @accepts
+@neutral()
 def run_seeds(
     recipe: Text | None = None,
     *,
@@ -178,7 +179,12 @@ def run_seeds(
         The results, and mean and deviation over the seeds.
     """
     options |= {"seeds": seeds, "out": out, "home": working_directory(), "trust": trust}
-    return _show(progress, observe, lambda watch: seeded.run_seeds(recipe, observe=watch, **options))
+    plan = plan_runs(recipe, **options)[0]
+
+    def complete(watch: Observer | None) -> SeedRuns:
+        return SeedRuns(plan.path, tuple(plan.complete(seed, watch) for seed in plan.states))
+
+    return _show(progress, observe, complete)
 
 
 @partial(describe_options, default="the run's")

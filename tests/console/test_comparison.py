@@ -13,9 +13,8 @@ from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.report.table import compare, make_table, side_by_side
-from unskew.runs.client_accuracy import ClientSpread
 from unskew.runs.folder import json_bytes
-from unskew.runs.result import Calibration, Result, read_result, to_json
+from unskew.runs.result import Calibration, ClientSpread, Result, read_result, to_json
 
 PLAIN = Result(
     path=Path("runs/a"), method="fedavg", data="digits", partition="dirichlet(alpha=0.1)", clients=10, per_round=5,

@@ -14,15 +14,8 @@ from unskew.core.errors import UserError
 from unskew.core.types import ImageSet, Split
 from unskew.data.population import Partition
 from unskew.round.evaluation import Evaluation
-from unskew.runs import client_accuracy
-from unskew.runs.client_accuracy import (
-    ByClient,
-    by_labels,
-    on_own_images,
-    read_clients,
-    summarise_clients,
-)
-from unskew.runs.result import read_result
+from unskew.runs import result as records
+from unskew.runs.result import ByClient, measure_clients, on_own_images, read_clients, read_result, summarise_clients
 from unskew.runs.seals import seal_folder
 
 
@@ -37,7 +30,7 @@ def test_a_clients_accuracy_is_the_mean_over_its_examples_of_their_classes(seed,
     client, labels = draw.integers(-1, clients, examples).astype(np.int32), draw.integers(0, classes, examples)
     total = draw.integers(0, 4, classes)
     right = draw.integers(0, total + 1)
-    found = by_labels(Partition(client, clients, "test", 0), labels, score(right, total))
+    found = measure_clients(Partition(client, clients, "test", 0), labels, None, score(right, total))
     for k in range(clients):
         own = [int(label) for owner, label in zip(client, labels, strict=True) if owner == k]
         known = [right[c] / total[c] for c in own if total[c]]
@@ -69,15 +62,25 @@ def test_jains_index_is_one_where_all_are_alike_and_the_share_of_those_who_have_
 
 
 def test_own_images_are_found_by_the_users_names():
-    owners = client_accuracy.test_owners(("7", "anna", "10"), np.array(["anna", "anna", "10", "nobody"]))
+    owners = owners_of(("7", "anna", "10"), ["anna", "anna", "10", "nobody"])
     assert owners.tolist() == [1, 1, 2, -1]
     found = on_own_images(owners, 3, score([], [], np.array([1.0, 0.0, 1.0, 1.0])))
     assert found.counted.tolist() == [0, 2, 1]
     assert np.isnan(found.accuracy[0])
     assert found.accuracy[1:].tolist() == [0.5, 1.0]
-    assert client_accuracy.test_owners(None, np.array(["anna"])) is None
-    assert client_accuracy.test_owners(("anna",), None) is None
-    assert client_accuracy.test_owners(("anna",), np.array(["ann", "annas"])) is None
+    assert owners_of(None, ["anna"]) is None
+    assert owners_of(("anna",), None) is None
+    assert owners_of(("anna",), ["ann", "annas"]) is None
+    assert owners_of(("anna",), ["anna"], images=2) is None
+
+
+def owners_of(names, users, images=None):
+    """The owners of test images, of clients with these names."""
+    count = images or len(users or ())
+    empty, test = (Split(np.zeros((size, 1, 4, 4), np.uint8), np.zeros(size, np.int64)) for size in (0, count))
+    known = None if users is None else np.array(users)
+    partition = Partition(np.zeros(0, np.int32), len(names or ()), "users", 0, names=names)
+    return records.test_owners(partition, ImageSet("t", ("a",), empty, test, (0.5,), (0.5,), test_users=known))
 
 
 def users(classes=3, seed=0):

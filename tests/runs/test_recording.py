@@ -19,8 +19,10 @@ from unskew.round.client import Train
 from unskew.round.driver import Metrics
 from unskew.runs import execute, recording, train
 from unskew.runs.checkpoint import load_state, state_file
+from unskew.runs.config import Config
 from unskew.runs.folder import read_model
-from unskew.runs.recording import Recorded, Recorder, parse_recording, plain_spelling, silhouette_of, some_features
+from unskew.runs.prepare import prepare
+from unskew.runs.recording import Recorded, Recorder, parse_recording, silhouette_of, some_features
 
 __all__ = ["finished", "runs_of"]
 
@@ -34,8 +36,12 @@ def test_a_text_says_what_and_when():
     assert parse_recording("silhouette(every=5) + norms(first=3)+drift + model") == (
         Recorded("silhouette", 5, 0), Recorded("norms", 1, 3), Recorded("drift", 1, 0), Recorded("model", 10, 0),
     )  # fmt: skip
-    assert plain_spelling("  norms( every = 2 )+drift") == "norms(every=2) + drift"
-    assert parse_recording(plain_spelling("model(3, first=1)")) == parse_recording("model(every=3, first=1)")
+
+
+def test_a_run_keeps_the_plain_spelling():
+    assert prepare(Config(during="  norms( every = 2 )+drift")).config.during == "norms(every=2) + drift"
+    spelled = prepare(Config(during="model(3, first=1)")).config.during
+    assert parse_recording(spelled) == parse_recording("model(every=3, first=1)")
 
 
 @pytest.mark.parametrize(

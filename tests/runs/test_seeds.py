@@ -22,7 +22,7 @@ def unskew_says(capsys, *words):
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    return seeding.run_seeds(seeds="0-2", out=tmp_path_factory.mktemp("seeds") / "all", **SMALL)
+    return unskew.run_seeds(seeds="0-2", out=tmp_path_factory.mktemp("seeds") / "all", **SMALL)
 
 
 @pytest.mark.parametrize(
@@ -76,15 +76,15 @@ def test_the_spread_of_one_value_has_no_deviation_and_unknown_ones_do_not_count(
 def test_started_again_finished_runs_are_kept_and_a_new_seed_is_added(three):
     before = {each.path: (each.path / "result.json").stat().st_mtime_ns for each in three.results}
     plan = seeding.plan_runs(seeds=[0, 1, 2, 5], out=three.path, **SMALL)[0]
-    assert [step.state for step in plan.steps] == [seeding.FINISHED, seeding.FINISHED, seeding.FINISHED, seeding.NEW]
-    again = seeding.run_seeds(seeds=[2, 0], out=three.path, **SMALL)
+    assert list(plan.states.values()) == [seeding.FINISHED, seeding.FINISHED, seeding.FINISHED, seeding.NEW]
+    again = unskew.run_seeds(seeds=[2, 0], out=three.path, **SMALL)
     assert [each.seed for each in again.results] == [2, 0]
     assert before == {path: (path / "result.json").stat().st_mtime_ns for path in before}
 
 
 def test_a_folder_with_runs_of_other_settings_is_refused_and_they_are_named(three):
     with pytest.raises(UserError, match=r"with other settings: lr is 0.01 there and 0.1 here; choose"):
-        seeding.run_seeds(seeds="0,9", out=three.path, **SMALL, lr=0.1)
+        unskew.run_seeds(seeds="0,9", out=three.path, **SMALL, lr=0.1)
     assert not (three.path / "seed9").exists()
 
 
@@ -93,12 +93,12 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_never_stopped(three, tmp_p
         return unskew.STOP if getattr(event, "round", 0) == 1 and event.round != SMALL["rounds"] else None
 
     with pytest.raises(unskew.StopRun):
-        seeding.run_seeds(seeds="0,1", out=tmp_path / "cut", observe=stop, **SMALL)
-    assert [step.state for step in seeding.plan_runs(seeds="0,1", out=tmp_path / "cut", **SMALL)[0].steps] == [
+        unskew.run_seeds(seeds="0,1", out=tmp_path / "cut", observe=stop, **SMALL)
+    assert list(seeding.plan_runs(seeds="0,1", out=tmp_path / "cut", **SMALL)[0].states.values()) == [
         seeding.BEGUN,
         seeding.NEW,
     ]
-    whole = seeding.run_seeds(seeds="0,1", out=tmp_path / "cut", **SMALL)
+    whole = unskew.run_seeds(seeds="0,1", out=tmp_path / "cut", **SMALL)
     assert [each.weights_sha256 for each in whole.results] == [each.weights_sha256 for each in three.results[:2]]
 
 
@@ -114,7 +114,7 @@ def test_without_a_folder_other_settings_get_another_one_and_the_same_ones_the_s
 def test_a_recipe_lists_seeds(three, tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('partition = "iid"\nrounds = 2\nepochs = 1\nclients = 3\nseeds = [0, 2]\n')
-    assert [step.state for step in seeding.plan_runs(recipe, out=three.path)[0].steps] == [
+    assert list(seeding.plan_runs(recipe, out=three.path)[0].states.values()) == [
         seeding.FINISHED,
         seeding.FINISHED,
     ]

@@ -15,8 +15,8 @@ from unskew.calibration import is_bound
 from unskew.charts import Axis, Chart, Dots, sorted_chart
 from unskew.core.errors import Missing
 from unskew.core.units import counted
-from unskew.runs.client_accuracy import ByClient, read_clients, summarise_clients
 from unskew.runs.finished import FinishedRun
+from unskew.runs.result import ByClient, read_clients, summarise_clients
 
 COMPARED = {"worst": "worst client", "p10": "10th percentile", "p50": "median", "mean": "mean"}
 ONE_BY_ONE = 100  # clients with a point each on the curve; with more clients, a point for each percent of them
@@ -49,14 +49,14 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
     measured = _read_stored(run, pick_calibrations(run, calibrations))
     if "before" not in measured:
         raise Missing("the accuracy of single clients is not known in a federation")
-    spreads = {name: summarise_clients(*accuracies) for name, accuracies in measured.items()}
+    spreads = {name: summarise_clients(by_client) for name, by_client in measured.items()}
     if spreads["before"] is None:
         raise Missing("no client has examples of any class in the test set")
     count = spreads["before"].clients
     share = np.linspace(0, 1, count if count <= ONE_BY_ONE else 101)
-    known = ~np.isnan(measured["before"][0].accuracy)
-    accuracies = {name: by_labels.accuracy[known] for name, (by_labels, _) in measured.items()}
-    own = {name: own for name, (_, own) in measured.items() if own is not None}
+    known = ~np.isnan(measured["before"].accuracy)
+    accuracies = {name: by_client.accuracy[known] for name, by_client in measured.items()}
+    own = {name: by_client.own for name, by_client in measured.items() if by_client.own is not None}
     counts = next(iter(own.values())).counted if own else np.zeros(0)
     most = count if count <= ONE_BY_ONE else 1
     ranked = {name: np.argsort(values, kind="stable")[:most] for name, values in accuracies.items()}
@@ -74,14 +74,14 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3) -> Fairness:
     )
 
 
-def _read_stored(run: FinishedRun, chosen: Sequence[str]) -> dict[str, tuple[ByClient, ByClient | None]]:
-    arrays, measured = read_clients(run.path), dict[str, tuple[ByClient, ByClient | None]]()
+def _read_stored(run: FinishedRun, chosen: Sequence[str]) -> dict[str, ByClient]:
+    arrays, measured = read_clients(run.path), dict[str, ByClient]()
     for row, name in enumerate(map(str, arrays.get("classifiers", ()))):
         own, counted, accuracy = None, arrays["counted"].astype(np.int64), arrays["accuracy"][row].astype(np.float64)
         if "own_images" in arrays:
             images, counts = arrays["own_images"][row].astype(np.float64), arrays["own_counts"].astype(np.int64)
             own = ByClient(images, counts, np.ones(len(counts), np.bool_))
-        measured[name] = ByClient(accuracy, counted, counted == run.holdings.sizes), own
+        measured[name] = ByClient(accuracy, counted, counted == run.holdings.sizes, own)
     return {name or "before": measured[name] for name in chosen if name in measured}
 
 

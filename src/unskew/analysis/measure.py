@@ -299,7 +299,7 @@ def take_measure(run: FinishedRun, request: MeasureRequest) -> Measured:
     measured = Measured(request, values, notes)
     if request.outside:
         request.call("findings or draw", _check_shown, measured)
-    content = {"unskew": VERSION, **_stamp(run, request), "without_data": run.without_data, "notes": notes}
+    content = {"unskew": VERSION, **_stamp(run, request), "without_data": run.no_data is not None, "notes": notes}
     try:
         write_sealed(run.path, {_value_file(request): json_bytes({**content, "values": fields})})
     except UserError as error:  # a read-only run directory can still be analyzed

@@ -31,7 +31,7 @@ from unskew.runs import config as configs
 from unskew.runs import finished, train
 from unskew.runs.execute import Observer
 from unskew.runs.result import Result, to_json
-from unskew.runs.seeds import FINISHED, describe_steps, plan_runs
+from unskew.runs.seeds import FINISHED, describe_states, plan_runs
 from unskew.sweeps.sweep import Sweep, TriedSetting, describe_trial, tabulate, write_summary
 from unskew.sweeps.sweep import sweep as do_sweep
 
@@ -157,20 +157,20 @@ def _run_several(recipe: Path | None, log: Sequence[str] | None, **options: Any)
     with StageProgress(out) as say:
         plans = plan_runs(recipe, say=say, **options)
     target = plans[0].path if len(plans) == 1 else plans[0].path.parent
-    steps = [step for plan in plans for step in plan.steps]
-    named = f"{len(plans)} methods, {describe_steps(steps, 'runs')}" if len(plans) > 1 else describe_steps(steps)
+    states = [state for plan in plans for state in plan.states.values()]
+    named = f"{len(plans)} methods, {describe_states(states, 'runs')}" if len(plans) > 1 else describe_states(states)
     out.say(f"{target}: {named}")
     again = f"to continue, repeat the command with --out {shlex.quote(str(target))}"
     results: list[Result] = []
     for plan in plans:
-        for step in plan.steps:
-            name = f"seed {step.seed}" if len(plans) == 1 else f"{plan.options['method']}, seed {step.seed}"
-            if step.state == FINISHED:
-                results.append(plan.complete(step))
+        for seed, state in plan.states.items():
+            name = f"seed {seed}" if len(plans) == 1 else f"{plan.options['method']}, seed {seed}"
+            if state == FINISHED:
+                results.append(plan.complete(seed))
                 out.say(f"{name}: already finished, accuracy {results[-1].accuracy:.2%}")
                 continue
             out.print(name, style="bold")
-            results.append(watch_run(log, partial(plan.complete, step), again))
+            results.append(watch_run(log, partial(plan.complete, seed), again))
     if len(plans) == 1:
         out.print(compare(*results, each=True).render(out.width))
     out.print(compare(*results).render(out.width))

@@ -31,12 +31,12 @@ from unskew.runs import checkpoint as checkpoints
 from unskew.runs import config as configs
 from unskew.runs import folder as folders
 from unskew.runs import recording
+from unskew.runs import result as records
 from unskew.runs.checkpoint import CheckpointRecord
-from unskew.runs.client_accuracy import CLIENTS, OWN, measure_clients, summarise_clients, to_arrays
 from unskew.runs.config import CONFIG
 from unskew.runs.journal import DURING, METRICS, LineFile, Mark, leave_out, metrics_row
 from unskew.runs.prepare import Overview, Prepared, overview
-from unskew.runs.result import AT_NODES, MODEL_INFO, RESULT, TEST, VALIDATION, Calibration, ModelInfo, Result, to_json
+from unskew.runs.result import AT_NODES, MODEL_INFO, OWN, RESULT, TEST, VALIDATION, Calibration, ModelInfo, Result
 
 # The events of an observer, in addition to the Overview and each round's Metrics
 
@@ -100,14 +100,6 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
         raise LostMemory(f"{path / checkpoints.MEMORIES}: {error}") from error
 
 
-@dataclass(frozen=True)
-class Best:
-    """The best round so far: its measure and the server's state after it."""
-
-    value: float
-    state: ServerState
-
-
 class Execution:
     """A run in progress. ``position`` is replaced as a whole, so an interrupt always finds it consistent."""
 
@@ -139,17 +131,17 @@ class Execution:
         begun = read_content(path / checkpoints.BEGUN) or b""
         self.begun = max(state.round, int(begun) if begun.isdigit() else 0)  # rounds that a release has begun
 
-        self.best: Best | None = None
+        self.best: ServerState | None = None  # after the best round so far, whose measure is best_value
+        self.best_value = 0.0
         self.kept: set[int] = set()  # rounds whose state is on disk because they were the best
         rows = self.metrics.rows() if config.patience else []
         if (row := best_row(rows, config.monitor)) is not None:
-            best = state
+            self.best, self.best_value = state, row[config.monitor]
             if (number := row["round"]) != state.round:
                 instead = f", or delete {path / checkpoints.CHECKPOINT} to start the run from the beginning"
                 own = ("", "", self.progress.config_sha256) if self.algorithm.released else self.progress.run
-                best, _ = checkpoints.load_state(checkpoints.state_file(path, number), (number, own), instead)
+                self.best, _ = checkpoints.load_state(checkpoints.state_file(path, number), (number, own), instead)
                 self.kept.add(number)
-            self.best = Best(row[config.monitor], best)
         self.over = self._out_of_patience(rows[-1].get(config.monitor) if rows else None)
 
         memories = checkpoints.open_memories(path) if self.algorithm.remember and prepared.nodes is None else None
@@ -204,8 +196,8 @@ class Execution:
                 self._keep_state(state, self.progress)
             self.position = RunPosition(state, self.metrics.append(metrics_row(row)), self.during.mark)
             if config.patience and (measured := getattr(row, config.monitor)) is not None:
-                if self.best is None or is_better(measured, self.best.value, config.monitor):
-                    self.best = Best(measured, state)
+                if self.best is None or is_better(measured, self.best_value, config.monitor):
+                    self.best, self.best_value = state, measured
                 last = last or self._out_of_patience(measured)
             self.observe(row)
             if last or time.monotonic() - self.saved >= config.checkpoint_seconds:
@@ -233,7 +225,7 @@ class Execution:
         """Whether the last round was evaluated ``patience`` rounds after the best; follows from metrics.jsonl."""
         if self.best is None or measured is None:
             return False
-        return self.position.state.round - self.best.state.round >= (self.prepared.config.patience or 0)
+        return self.position.state.round - self.best.round >= (self.prepared.config.patience or 0)
 
     def _keep_state(self, state: ServerState, progress: CheckpointRecord) -> None:
         """Save a round's state; that of a release is without the clients that took part and the hashes of the data."""
@@ -256,9 +248,9 @@ class Execution:
             during_sha256=position.during.sha256,
             seconds=time.monotonic() - self.began,
         )
-        best = set() if self.best is None else {self.best.state.round}
+        best = set() if self.best is None else {self.best.round}
         if self.best is not None and not best <= {position.state.round, *self.kept}:
-            self._keep_state(self.best.state, progress)
+            self._keep_state(self.best, progress)
             self.kept |= best
         checkpoints.save_checkpoint(self.path, position.state, progress)
         if self.prepared.nodes is not None:  # the rounds of a federation cannot be repeated
@@ -273,7 +265,7 @@ class Execution:
 
     def finish(self) -> Result:
         """Calibrate the final model and write the result, even if a calibration fails."""
-        final = self.position.state if self.best is None else self.best.state
+        final = self.position.state if self.best is None else self.best
         model = driver.as_used(self.algorithm, final.tensors, self.side.classifier)
         if self.score is None or self.score[0] != final.round:  # resumed after the last round, or an earlier is best
             self.score = final.round, self._evaluate(final, by_image=self.by_image, confidence=True)
@@ -304,7 +296,7 @@ class Execution:
         scores = {OWN: score} | {event.result.name: event.score for event in calibrated}
         info = ModelInfo(images.classes, images.shape, prepared.blueprint.shape, images.mean, images.std)
         notes = [*prepared.model_notes, *notes_on_protections(prepared)]
-        by_client, exact = {}, dict[str, Any](failures=None, released=True)
+        spreads, by_client, exact = {}, dict[str, Any](), dict[str, Any](failures=None, released=True)
         if not released:  # a release leaves out exact numbers about data and participation
             for name, evaluation in scores.items():
                 info = info.with_score(name, evaluation)
@@ -314,8 +306,9 @@ class Execution:
                     silent = f"client {', '.join(missing[:10])} did not reply"
                     notes.append(f"the accuracy of {name or 'the trained model'} covers {covered}; {silent}")
                 if not prepared.nodes:
-                    holdings = prepared.partition, images.train.labels, prepared.test_owners
-                    by_client[name] = measure_clients(*holdings, evaluation)
+                    measured = prepared.measure_clients(evaluation)
+                    spreads[name] = records.summarise_clients(measured)
+                    by_client = records.with_classifier(by_client, name, measured)
             examples = sum(row["examples"] for row in rows)
             exact = {
                 "emd": prepared.emd,
@@ -327,7 +320,6 @@ class Execution:
                 "data_sha256": prepared.data_sha256,
                 "failures": sum(len(row.get("failures", ())) for row in rows),
             }
-        spreads = {name: summarise_clients(*measured) for name, measured in by_client.items()}
         spent = spent_in_rounds(prepared, max(self.begun, len(rows)))
         for event in calibrated:
             spent = add_release(spent, event.classifier.report.release)
@@ -359,7 +351,7 @@ class Execution:
             settings=configs.deciding(config),
             privacy=spent,
             notes=notes,
-            best_round=None if self.best is None else self.best.state.round,
+            best_round=None if self.best is None else self.best.round,
             stopped_at=len(rows) if len(rows) < config.rounds else None,
             evaluated_on=VALIDATION if config.validation else TEST if len(images.test) else AT_NODES,
             start=start,
@@ -369,7 +361,7 @@ class Execution:
         )
         files = {folders.MODEL: folders.model_bytes(model, classifier), MODEL_INFO: info.to_bytes()}
         if by_client:
-            files[CLIENTS] = folders.arrays_bytes(to_arrays(by_client))
+            files[records.CLIENTS] = folders.arrays_bytes(by_client)
         if not rows:
             files[METRICS] = b""  # a run without rounds has the file too
         for event in calibrated:
@@ -381,7 +373,7 @@ class Execution:
         grown = {METRICS: self.metrics.mark.sha256}
         if self.during.mark.bytes:
             grown[DURING] = self.during.mark.sha256
-        folders.write_sealed(path, {**files, RESULT: folders.json_bytes(to_json(result))}, grown=grown)
+        folders.write_sealed(path, {**files, RESULT: folders.json_bytes(records.to_json(result))}, grown=grown)
         if released:
             remove_private_files(path)
         return result

@@ -43,7 +43,7 @@ from unskew.runs import checkpoint as checkpoints
 from unskew.runs import config as configs
 from unskew.runs import folder as folders
 from unskew.runs import journal
-from unskew.runs.client_accuracy import CLIENTS, measure_clients, read_clients, summarise_clients, with_classifier
+from unskew.runs import result as records
 from unskew.runs.config import NODES, PLUGGABLE
 from unskew.runs.execute import Calibrated, Event, Stage, calibrate_start, choose_engine, finish, untrained_model
 from unskew.runs.federated import FEDERATION, images_of, nodes_of, read_terms
@@ -141,35 +141,33 @@ def load(path: str | Path, calibration: str | None = None, *, trust: bool = Fals
     model
         The run's network, if it was passed from Python.
     """
-    run = FinishedRun(path, device="cpu", values={"model": model}, trust=trust, only_model=True)
+    run, _, network = open_network(path, calibration, trust=trust, model=model)
     if note := unsealed_note(run.path):
         warnings.warn(note, stacklevel=4)
-    return load_network(run, find_calibration(run, calibration))
+    return network
 
 
-def find_calibration(run: "FinishedRun", name: str | None) -> str | None:
-    """The canonical name of one of the run's calibrations; None stays None."""
-    names = run.result.calibrations
-    if name is None or name in names:
-        return name
-    with suppress(UserError):
-        if (plain := plain_name(name)) in names:  # ccvr(per_class=2000) is ccvr
-            return plain
-    raise UserError(f"{run.path} has no calibration {name!r}; available: {', '.join(names) or 'none'}")
-
-
-def load_network(run: "FinishedRun", calibration: str | None) -> nn.Module:
-    """The run's network with its final weights, and with a calibrated classifier if one is named."""
-    own = match_values({"model": run.values.get("model")}, run.config)
+def open_network(
+    path: str | Path, calibration: str | None, *, trust: bool, model: Any
+) -> tuple["FinishedRun", str | None, nn.Module]:
+    """A run, a calibration's canonical name, and the network with the final weights and the calibrated classifier."""
+    run = FinishedRun(path, device="cpu", trust=trust, only_model=True)
+    name, names = calibration, run.result.calibrations
+    if name is not None and name not in names:
+        with suppress(UserError):
+            name = plain_name(name)  # ccvr(per_class=2000) is ccvr
+        if name not in names:
+            raise UserError(f"{run.path} has no calibration {calibration!r}; available: {', '.join(names) or 'none'}")
+    own = match_values({"model": model}, run.config)
     require_values(own, run.config, ("model",))
     network = models.build(own.model or run.config.model or "", run.info.shape, len(run.info.classes))
     tensors.overwrite(network, run.weights_for(network))
     network.eval()
-    if calibration is None:
-        return network.module if isinstance(network, AnyNetwork) else network
-    values = folders.read_calibration(run.path, calibration)
-    encoder, classifier = calibrated_parts(run.path, calibration, values, network)
-    return nn.Sequential(OrderedDict(encoder=encoder, classifier=classifier)).eval()
+    if name is None:
+        return run, name, network.module if isinstance(network, AnyNetwork) else network
+    values = folders.read_calibration(run.path, name)
+    encoder, classifier = calibrated_parts(run.path, name, values, network)
+    return run, name, nn.Sequential(OrderedDict(encoder=encoder, classifier=classifier)).eval()
 
 
 def calibrated_parts(path: Path, name: str, values: Tensors, network: Any) -> tuple[nn.Module, nn.Module]:
@@ -196,9 +194,10 @@ def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Resul
     if not result.released:
         files[MODEL_INFO] = read_model_info(path).with_score(name, event.score).to_bytes()
     if release is None or not release.released:  # accuracy by client would show which classes each one holds
-        by_client = measure_clients(prepared.partition, prepared.images.train.labels, prepared.test_owners, event.score)
-        added = replace(added, clients_accuracy=summarise_clients(*by_client))
-        files[CLIENTS] = folders.arrays_bytes(with_classifier(read_clients(path), name, by_client))
+        by_client = prepared.measure_clients(event.score)
+        added = replace(added, clients_accuracy=records.summarise_clients(by_client))
+        arrays = records.with_classifier(records.read_clients(path), name, by_client)
+        files[records.CLIENTS] = folders.arrays_bytes(arrays)
     calibrations = {**result.calibrations, name: added}
     result = replace(result, calibrations=calibrations, privacy=add_release(result.privacy, release))
     folders.write_sealed(path, {**files, RESULT: folders.json_bytes(to_json(result))})
@@ -337,7 +336,7 @@ class FinishedRun:
         self.values = values or {}
         self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
         self._states: dict[int, ServerState] = {}
-        self._no_data: Missing | None = None
+        self.no_data: Missing | None = None  # why the data set is not available, once it was needed
         self._engine: Engine | None = None
         self.notes: list[str] = []  # for readers of the charts
 
@@ -376,16 +375,16 @@ class FinishedRun:
     @cached_property
     def prepared(self) -> Prepared:
         """The federation as it was; raises Missing if its data set is not available."""
-        if self._no_data is not None:
-            raise self._no_data
+        if self.no_data is not None:
+            raise self.no_data
         try:
             self.say("reading the data set", 0, 0)
             return self._prepare()
         except folders.SealBroken:
             raise
         except UserError as error:
-            self._no_data = Missing(str(error))
-            raise self._no_data from error
+            self.no_data = Missing(str(error))
+            raise self.no_data from error
 
     def _prepare(self) -> Prepared:
         path, config = self.path, self.config
@@ -412,11 +411,6 @@ class FinishedRun:
         if any(known not in (None, found) for known, found in zip(before, now, strict=True)):
             raise UserError(f"the data set {config.data} or its partition is not the one that {path} was trained on")
         return prepared
-
-    @property
-    def without_data(self) -> bool:
-        """Whether the data set was needed but is not available."""
-        return self._no_data is not None
 
     @property
     def has_data(self) -> bool:
@@ -470,8 +464,9 @@ class FinishedRun:
     @property
     def classifier_weight(self) -> Tensor:
         """[C, d], the weight of the run's own classifier at its end."""
-        names = json.loads(self._final[1].get("classifier", "null"))
-        return self.weights[names[0] if names else CLASSIFIER[0].partition("/")[2]]
+        weights, metadata = self._final
+        names = json.loads(metadata.get("classifier", "null"))
+        return weights[names[0] if names else CLASSIFIER[0].partition("/")[2]]
 
     @cached_property
     def model(self) -> Tensors:

@@ -26,7 +26,7 @@ from unskew.data.augment import resize_images
 from unskew.data.decode import Broken, center, decode
 from unskew.data.photographs import Files, Parquet, Pictures, open_parquet
 from unskew.data.tables import read_columns
-from unskew.runs.finished import FinishedRun, find_calibration, load_network
+from unskew.runs.finished import open_network
 from unskew.runs.result import MODEL_INFO, Calibration, ModelInfo, Result, Shape, read_result
 
 AT_ONCE = 64  # pictures in a forward pass
@@ -65,10 +65,9 @@ def load_predictor(
     path: str | Path, calibration: str | None = None, *, trust: bool = False, model: Any = None
 ) -> Predictor:
     """A finished run's model from bytes to probabilities; parameters as in ``predict``."""
-    run = FinishedRun(path, device="cpu", values={"model": model}, trust=trust, only_model=True)
-    name = find_calibration(run, calibration)
+    run, name, network = open_network(path, calibration, trust=trust, model=model)
     scored = run.result if name is None else run.result.calibrations[name]
-    return Predictor(load_network(run, name), run.info, scored.temperature or 1.0, name)
+    return Predictor(network, run.info, scored.temperature or 1.0, name)
 
 
 @dataclass(frozen=True, eq=False)

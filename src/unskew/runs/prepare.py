@@ -19,6 +19,7 @@ from unskew.core.key import Key
 from unskew.core.limits import cache_folder
 from unskew.core.machine import physical_memory, resolve_device
 from unskew.core.plugins import require_extra, unknown_plugins
+from unskew.core.text import parse_calls
 from unskew.core.types import Engine, Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.core.units import counted, format_bytes
 from unskew.data.augment import DATA, HALF, set_normalisation
@@ -40,14 +41,14 @@ from unskew.privacy.secure_sum import MOST_MEMBERS, SecureUpdates
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
+from unskew.round.evaluation import Evaluation
 from unskew.round.local_optimizers import check_rounds
 from unskew.round.sampling import draw, uniform
 from unskew.runs import config as configs
-from unskew.runs.client_accuracy import test_owners
 from unskew.runs.config import FROM_PYTHON, OPTIONS, SHA256, Config, from_python
 from unskew.runs.python_values import Nodes, PythonValues, parse_method_value, require_values
-from unskew.runs.recording import OF_CLIENTS, Recorded, parse_recording, plain_spelling
-from unskew.runs.result import Result, read_result
+from unskew.runs.recording import OF_CLIENTS, Recorded, parse_recording
+from unskew.runs.result import ByClient, Result, measure_clients, read_result, test_owners
 
 DEFAULT_CLIENTS = 10
 MEMORY_SHARE = 3  # stored features may take 1/MEMORY_SHARE of the memory
@@ -140,9 +141,11 @@ class Prepared:
     @cached_property
     def test_owners(self) -> Clients | None:
         """[n], the client that each test image belongs to; None if unknown."""
-        users = self.images.test_users
-        known = users is not None and len(users) == len(self.images.test)
-        return test_owners(self.partition.names, users) if known else None
+        return test_owners(self.partition, self.images)
+
+    def measure_clients(self, score: Evaluation) -> ByClient:
+        """The accuracy of each client."""
+        return measure_clients(self.partition, self.images.train.labels, self.test_owners, score)
 
     @cached_property
     def first_visits(self) -> list[Visit]:
@@ -197,7 +200,7 @@ def prepare(
         clients=partition.clients,
         per_round=per_round,
         augmentation=RESIZED_CROP if augmented else config.augmentation,  # "auto" may stay: it is in fingerprints
-        during=plain_spelling(config.during) if config.during else None,
+        during=" + ".join(map(str, parse_calls(config.during, "recording"))) if config.during else None,
     )
     if blueprint.layers == 1 and values.method is None:
         methods.refuse_on_frozen_features(method)

@@ -58,11 +58,6 @@ def parse_recording(source: str) -> tuple[Recorded, ...]:
     return tuple(recordings.values())
 
 
-def plain_spelling(source: str) -> str:
-    """The canonical spelling of the text."""
-    return " + ".join(map(str, text.parse_calls(source, "recording")))
-
-
 @dataclass
 class Recorder:
     """Decides what is recorded in each round, and builds the row written after it."""

@@ -8,13 +8,12 @@ from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_whole
 from unskew.engines.flower.audit import AUDIT, read_audit
 from unskew.runs.checkpoint import BEGUN, CHECKPOINT, MEMORIES, load_checkpoint, load_state
-from unskew.runs.client_accuracy import CLIENTS, read_clients
 from unskew.runs.config import CONFIG, read_run
 from unskew.runs.federated import FEDERATION, read_terms
 from unskew.runs.folder import GROWING, LOCK, MANIFEST, MODEL, Manifest, read_manifest, require_sealed, seal_files
 from unskew.runs.folder import MANIFEST_LOCK as MANIFEST_LOCK
 from unskew.runs.journal import DURING, METRICS, check_beginning, read_during, read_metrics
-from unskew.runs.result import MODEL_INFO, RESULT, read_model_info, read_result
+from unskew.runs.result import CLIENTS, MODEL_INFO, RESULT, read_clients, read_model_info, read_result
 
 UNCHANGED, DAMAGED, UNSEALED = "unchanged", "damaged", "not sealed"
 SEALED_KINDS: tuple[str, ...] = (CONFIG, "partition.npz", FEDERATION, *GROWING, MODEL, MODEL_INFO, CLIENTS, RESULT)

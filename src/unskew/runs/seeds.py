@@ -14,7 +14,6 @@ from typing import Any
 from unskew import engines
 from unskew.core.errors import UserError
 from unskew.core.limits import usable_path
-from unskew.core.machine import neutral
 from unskew.core.text import cut
 from unskew.data.photographs import Say, silent
 from unskew.runs import config as configs
@@ -80,34 +79,26 @@ NEW, BEGUN, FINISHED = "new", "begun", "finished"
 
 
 @dataclass(frozen=True)
-class SeedStep:
-    """One run of several: its directory and state."""
-
-    seed: int
-    path: Path
-    state: str  # NEW | BEGUN | FINISHED
-
-
-@dataclass(frozen=True)
 class SeedPlan:
-    """The runs of one setting."""
+    """The runs of one setting, in ``path/seed0``, ``path/seed1``, …"""
 
-    path: Path  # the folder with the run directories
+    path: Path
     base: Config
     options: dict[str, Any]
-    steps: tuple[SeedStep, ...]
+    states: dict[int, str]  # by seed: NEW | BEGUN | FINISHED
     trust: bool = False
 
-    def complete(self, step: SeedStep, observe: Observer | None = None) -> Result:
+    def complete(self, seed: int, observe: Observer | None = None) -> Result:
         """The result of one of the runs: read, resumed or trained."""
-        if step.state == FINISHED:
-            return read_result(step.path)
-        if step.state == BEGUN:
+        run = self.path / f"seed{seed}"
+        if self.states[seed] == FINISHED:
+            return read_result(run)
+        if self.states[seed] == BEGUN:
             options = {name: self.options.get(name) for name in ("data", "model", "method")}
             objects = {name: value for name, value in options.items() if not isinstance(value, str)}
             work = {name: self.options.get(name) for name in train.WORK}
-            return train.resume(step.path, observe=observe, trust=self.trust, **work, **objects)
-        return train.run(self.base, out=step.path, observe=observe, **{**self.options, "seed": step.seed})
+            return train.resume(run, observe=observe, trust=self.trust, **work, **objects)
+        return train.run(self.base, out=run, observe=observe, **{**self.options, "seed": seed})
 
 
 @dataclass(frozen=True, repr=False)
@@ -134,15 +125,6 @@ class SeedRuns:
         scores = ", ".join(f"{name} {spread.format(100)} %" for name, spread in spreads.items() if spread)
         first = self.results[0]
         return f"<{len(self.results)} runs of {first.method} on {first.data}: {scores}; {self.path}>"
-
-
-@neutral()
-def run_seeds(
-    recipe: str | PathLike[str] | None = None, *, observe: Observer | None = None, **options: Any
-) -> SeedRuns:
-    """Run one setting with several seeds, in ``out/seed0``, ``out/seed1``, …; options as in ``plan_runs``."""
-    plan = plan_runs(recipe, **options)[0]
-    return SeedRuns(plan.path, tuple(plan.complete(step, observe) for step in plan.steps))
 
 
 def plan_runs(
@@ -179,11 +161,9 @@ def plan_runs(
         plans = []
         for folder, (chosen, config) in settings.items():
             names = [run.name[4:] for run in (path / folder).glob("seed*")]
-            steps = {}
-            for seed in {*numbers, *(int(name) for name in names if name.isdigit())}:
-                run = path / folder / f"seed{seed}"
-                steps[seed] = SeedStep(seed, run, progress_of(run, replace(config, seed=seed)))
-            plans.append(SeedPlan(path / folder, base, dict(chosen), tuple(steps[seed] for seed in numbers), trust))
+            found = {*numbers, *(int(name) for name in names if name.isdigit())}
+            states = {seed: progress_of(path / folder / f"seed{seed}", replace(config, seed=seed)) for seed in found}
+            plans.append(SeedPlan(path / folder, base, dict(chosen), {seed: states[seed] for seed in numbers}, trust))
         return plans
 
     if out:
@@ -228,8 +208,8 @@ def progress_of(path: Path, config: Config) -> str:
     return FINISHED if (path / RESULT).exists() else BEGUN
 
 
-def describe_steps(steps: Sequence[SeedStep], what: str = "seeds") -> str:
+def describe_states(states: Sequence[str], what: str = "seeds") -> str:
     """How many runs there are, and how many of them are finished or begun."""
-    counts = Counter(step.state for step in steps)
+    counts = Counter(states)
     parts = [f"{counts[state]} {state}" for state in (FINISHED, BEGUN) if counts[state]]
-    return f"{len(steps)} {what}" + (f", {' and '.join(parts)} already" if parts else "")
+    return f"{len(states)} {what}" + (f", {' and '.join(parts)} already" if parts else "")

@@ -5,10 +5,10 @@ import inspect
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from math import isfinite, nan
+from math import isfinite, nan, prod
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -309,66 +309,109 @@ def best_recipe(sweep: Sweep, best: TriedSetting) -> str:
 ABOUT, RUNS = "sweep.json", "runs"
 
 
-@dataclass(frozen=True)
-class SweepRequest:
-    """What a sweep tries."""
+Finished = Callable[[TriedSetting, int, int], None]  # a setting, how many are done, the total
 
+
+@dataclass(frozen=True)
+class Trials:
+    """What a sweep tries and its folder: one folder per setting, one run per seed, ``jobs`` at a time."""
+
+    path: Path
     base: Config  # shared by all settings, except the varied options and the seed
     over: tuple[Dimension, ...]
     seeds: tuple[int, ...]
     by: str
     trials: int | None = None  # settings for Optuna to choose; None: the whole grid
+    jobs: int | None = None
+    finished: Finished | None = None
+    progress: Progress | None = None
+    failures: dict[str, RunFailure] = field(default_factory=dict)  # by run: "lr-0.1/seed0"
+    known: dict[str, TriedSetting] = field(default_factory=dict)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Lock the sweep's folder and read which runs diverged; another sweep's folder is rejected."""
+        path, begun = self.path, (self.path / ABOUT).exists()
+        try:
+            if path.exists() and not begun and any(file.name != ".lock" for file in path.iterdir()):
+                raise UserError(f"{path} exists but is not the folder of a sweep; choose another --out")
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--out {path}: {error.strerror}; choose another --out") from error
+        with locked_folder(path):
+            if begun:
+                self._read_failures()
+            self._write_about()
+            yield
+
+    def run(self, settings: Sequence[Mapping[str, Value]]) -> list[TriedSetting]:
+        """The outcome of each of these settings; unfinished runs are trained."""
+        new = {name: values for values in settings if (name := folder_name(values)) not in self.known}
+        tasks = [task for name, values in new.items() for task in self._tasks(name, values)]
+        left = [task for task in tasks if _run_name(task) not in self.failures and not (task.path / RESULT).exists()]
+        waiting = Counter(task.path.parent.name for task in left)
+
+        def end(index: int, failure: RunFailure | None) -> None:
+            name = left[index].path.parent.name
+            if failure is not None:
+                self.failures[_run_name(left[index])] = failure
+                self._write_about()
+            waiting[name] -= 1
+            if not waiting[name]:
+                self._conclude(name, new[name])
+
+        for name in [name for name in new if name not in waiting]:
+            self._conclude(name, new[name])
+        run_tasks(left, self.jobs, end, self.progress)
+        return [self.known[folder_name(values)] for values in settings]
+
+    def _tasks(self, name: str, values: Mapping[str, Value]) -> list[Task]:
+        config, folder = with_setting(self.base, values), self.path / RUNS / name
+        return [Task(replace(config, seed=seed), folder / f"seed{seed}") for seed in self.seeds]
+
+    def _conclude(self, name: str, values: Mapping[str, Value]) -> None:
+        tasks = self._tasks(name, values)
+        runs = tuple(self.failures.get(_run_name(task)) or read_result(task.path) for task in tasks)
+        self.known[name] = TriedSetting(name, values, tasks[0].config, runs, self.by)
+        if self.finished is not None:
+            self.finished(self.known[name], len(self.known), self.trials or prod(len(one.values) for one in self.over))
+
+    def _write_about(self) -> None:
+        """Write sweep.json: what is tried, and which runs diverged."""
+        about = {
+            "settings": self._shared_settings(),
+            "over": [dimension.text for dimension in self.over],
+            "seeds": list(self.seeds),
+            "by": self.by,
+            "trials": self.trials,
+            "diverged": {run: failure.reason for run, failure in self.failures.items() if failure.diverged},
+        }
+        write_whole(self.path / ABOUT, json_bytes(about))
+
+    def _shared_settings(self) -> dict[str, Value]:
+        varied = {"seed", *(dimension.option for dimension in self.over)}
+        return {name: value for name, value in configs.deciding(self.base).items() if name not in varied}
+
+    def _read_failures(self) -> None:
+        """Read sweep.json, which must be of this sweep; values, seeds and trials may have been added."""
+        file, searched = self.path / ABOUT, self.trials is not None
+        before = read_json(file)
+        try:
+            over = parse_over(before["over"])
+            same = searched == (before["trials"] is not None) and before["settings"] == self._shared_settings()
+            if searched:
+                same = same and over == self.over and before["by"] == self.by
+            failures = {run: RunFailure(str(reason), diverged=True) for run, reason in before["diverged"].items()}
+        except (LookupError, TypeError, AttributeError, UserError) as error:
+            raise UserError(f"{file} is damaged: {error!r}; restore it from a backup, or delete it") from error
+        if not same or {one.option for one in over} != {one.option for one in self.over}:
+            texts, other = "; ".join(one.text for one in over), "with other settings; choose another --out"
+            raise UserError(f"{self.path} contains another sweep, over {texts}, or {other}")
+        self.failures.update(failures)
 
 
-@contextmanager
-def open_sweep(path: Path, request: SweepRequest) -> Iterator[dict[str, RunFailure]]:
-    """Open and lock the sweep's folder, and yield the known failures by run; another sweep's folder is rejected."""
-    begun = (path / ABOUT).exists()
-    try:
-        if path.exists() and not begun and any(file.name != ".lock" for file in path.iterdir()):
-            raise UserError(f"{path} exists but is not the folder of a sweep; choose another --out")
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {path}: {error.strerror}; choose another --out") from error
-    with locked_folder(path):
-        failures = _read_failures(path, request) if begun else {}
-        write_about(path, request, failures)
-        yield failures
-
-
-def write_about(path: Path, request: SweepRequest, failures: Mapping[str, RunFailure]) -> None:
-    """Write sweep.json: what is tried, and which runs diverged."""
-    about = {
-        "settings": _shared_settings(request),
-        "over": [dimension.text for dimension in request.over],
-        "seeds": list(request.seeds),
-        "by": request.by,
-        "trials": request.trials,
-        "diverged": {run: failure.reason for run, failure in failures.items() if failure.diverged},
-    }
-    write_whole(path / ABOUT, json_bytes(about))
-
-
-def _shared_settings(request: SweepRequest) -> dict[str, Value]:
-    varied = {"seed", *(dimension.option for dimension in request.over)}
-    return {name: value for name, value in configs.deciding(request.base).items() if name not in varied}
-
-
-def _read_failures(path: Path, request: SweepRequest) -> dict[str, RunFailure]:
-    """The failures in a folder that already has this sweep; values, seeds and trials may have been added."""
-    before, searched = read_json(path / ABOUT), request.trials is not None
-    try:
-        over = parse_over(before["over"])
-        failures = {run: RunFailure(str(reason), diverged=True) for run, reason in before["diverged"].items()}
-        same = searched == (before["trials"] is not None) and before["settings"] == _shared_settings(request)
-        if searched:
-            same = same and over == request.over and before["by"] == request.by
-    except (LookupError, TypeError, AttributeError, UserError) as error:
-        raise UserError(f"{path / ABOUT} is damaged: {error!r}; restore it from a backup, or delete it") from error
-    if not same or {one.option for one in over} != {one.option for one in request.over}:
-        texts = "; ".join(one.text for one in over)
-        raise UserError(f"{path} contains another sweep, over {texts}, or with other settings; choose another --out")
-    return failures
+def _run_name(task: Task) -> str:
+    return f"{task.path.parent.name}/{task.path.name}"
 
 
 TOGETHER = 4  # settings that Optuna chooses before it learns their scores
@@ -383,59 +426,6 @@ def _suggest(trial: Any, dimension: Dimension) -> Value:
         return int(trial.suggest_int(dimension.option, int(dimension.low), int(dimension.high), log=dimension.log))
     value = trial.suggest_float(dimension.option, dimension.low, dimension.high, log=dimension.log)
     return min(max(float(f"{value:.{DIGITS}g}"), dimension.low), dimension.high)
-
-
-Finished = Callable[[TriedSetting, int, int], None]  # a setting, how many are done, the total
-
-
-@dataclass(frozen=True)
-class Trials:
-    """The runs of a sweep's folder, ``jobs`` at a time: one folder per setting, one run per seed."""
-
-    path: Path
-    request: SweepRequest
-    failures: dict[str, RunFailure]  # by run: "lr-0.1/seed0"
-    jobs: int | None
-    total: int  # settings to try
-    finished: Finished | None
-    progress: Progress | None
-    known: dict[str, TriedSetting] = field(default_factory=dict)
-
-    def run(self, settings: Sequence[Mapping[str, Value]]) -> list[TriedSetting]:
-        """The outcome of each of these settings; unfinished runs are trained."""
-        new = {name: values for values in settings if (name := folder_name(values)) not in self.known}
-        tasks = [task for name, values in new.items() for task in self._tasks(name, values)]
-        left = [task for task in tasks if _run_name(task) not in self.failures and not (task.path / RESULT).exists()]
-        waiting = Counter(task.path.parent.name for task in left)
-
-        def end(index: int, failure: RunFailure | None) -> None:
-            name = left[index].path.parent.name
-            if failure is not None:
-                self.failures[_run_name(left[index])] = failure
-                write_about(self.path, self.request, self.failures)
-            waiting[name] -= 1
-            if not waiting[name]:
-                self._conclude(name, new[name])
-
-        for name in [name for name in new if name not in waiting]:
-            self._conclude(name, new[name])
-        run_tasks(left, self.jobs, end, self.progress)
-        return [self.known[folder_name(values)] for values in settings]
-
-    def _tasks(self, name: str, values: Mapping[str, Value]) -> list[Task]:
-        config, folder = with_setting(self.request.base, values), self.path / RUNS / name
-        return [Task(replace(config, seed=seed), folder / f"seed{seed}") for seed in self.request.seeds]
-
-    def _conclude(self, name: str, values: Mapping[str, Value]) -> None:
-        tasks = self._tasks(name, values)
-        runs = tuple(self.failures.get(_run_name(task)) or read_result(task.path) for task in tasks)
-        self.known[name] = TriedSetting(name, values, tasks[0].config, runs, self.request.by)
-        if self.finished is not None:
-            self.finished(self.known[name], len(self.known), self.total)
-
-
-def _run_name(task: Task) -> str:
-    return f"{task.path.parent.name}/{task.path.name}"
 
 
 VALIDATION = 0.15  # of the training images, as in the papers
@@ -483,57 +473,58 @@ def sweep(
     if base.engine == "torchrun":
         raise UserError("--engine torchrun: a sweep spreads its runs over this machine's cores; leave --engine out")
     numbers = parse_seeds(seeds if seeds is not None else listed or [base.seed])
-    request = SweepRequest(base, dimensions, numbers, by if by in SCORES else plain_name(by), trials)
+    name = f"sweep-{slug(base, seed=False)}-over-{'-'.join(varied.option for varied in dimensions)}"[:100]
+    path = home / usable_path(out) if out else home / "runs" / name
+    by = by if by in SCORES else plain_name(by)
+    work = Trials(path, base, dimensions, numbers, by, trials, jobs, finished, progress)
     settings = grid(dimensions) if trials is None else None
-    _check_settings(request, settings, say)
-    if out:
-        path = home / usable_path(out)
-    else:
-        name = f"sweep-{slug(base, seed=False)}-over-{'-'.join(varied.option for varied in dimensions)}"[:100]
-        path = unused_path(home / "runs", name)
-        with suppress(UserError), open_sweep(home / "runs" / name, request):  # this sweep has begun there, or nothing
-            path = home / "runs" / name
-    with open_sweep(path, request) as failures:
+    _check_settings(work, settings, say)
+    if not out:
+        try:
+            with work.opened():  # this sweep has begun there, or nothing
+                pass
+        except UserError:
+            work = replace(work, path=unused_path(home / "runs", name))
+    with work.opened():
         if begun is not None:
-            begun(path)
-        work = Trials(path, request, failures, jobs, trials or len(settings or ()), finished, progress)
-        outcomes = _search(work, request) if settings is None else work.run(settings)
+            begun(work.path)
+        outcomes = _search(work) if settings is None else work.run(settings)
         unique = {outcome.name: outcome for outcome in outcomes}  # a search may return to a setting
-        return Sweep(path, dimensions, numbers, request.by, tuple(unique.values()))
+        return Sweep(work.path, dimensions, numbers, by, tuple(unique.values()))
 
 
-def _check_settings(request: SweepRequest, settings: Sequence[dict[str, Value]] | None, say: Say) -> None:
+def _check_settings(trials: Trials, settings: Sequence[dict[str, Value]] | None, say: Say) -> None:
     """Refuse settings that cannot run: parse every combination, and prepare one run for each value."""
-    first = {varied.option: varied.ends[0] for varied in request.over}
-    tried = [first, *({**first, varied.option: value} for varied in request.over for value in varied.ends[1:])]
-    costly = {varied.option for varied in request.over if varied.kind in (str, bool)} | {"clients", "per_round"}
+    first = {varied.option: varied.ends[0] for varied in trials.over}
+    tried = [first, *({**first, varied.option: value} for varied in trials.over for value in varied.ends[1:])]
+    costly = {varied.option for varied in trials.over if varied.kind in (str, bool)} | {"clients", "per_round"}
     for values in settings or tried:
         try:
-            config = configs.checked(with_setting(request.base, values))
+            config = configs.checked(with_setting(trials.base, values))
             algorithm = methods.parse_method(config.method, config.local())
             check_rounds(algorithm.local, config.rounds)
             if config.start:
                 parse_start(config.start, algorithm)
             calibrations = [named(finisher, algorithm) for finisher in algorithm.finish]
-            if request.by not in (*SCORES, *calibrations):
-                raise UserError(f"--by {request.by}: {config.method} has the calibrations {calibrations}; add it there")
+            if trials.by not in (*SCORES, *calibrations):
+                raise UserError(f"--by {trials.by}: {config.method} has the calibrations {calibrations}; add it there")
             changed = {name for name in values if values[name] != first[name]}
             if values == first or (values in tried and changed & costly):
-                prepare(replace(config, seed=request.seeds[0]), say=say)
+                prepare(replace(config, seed=trials.seeds[0]), say=say)
         except UserError as error:
             raise UserError(f"with {describe_values(values)}: {error}") from error
 
 
-def _search(trials: Trials, request: SweepRequest) -> list[TriedSetting]:
+def _search(trials: Trials) -> list[TriedSetting]:
     optuna = require_extra("optuna", "sweeps")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=Key(request.seeds[0]).fold("sweep").number() % 2**32)
-    study = optuna.create_study(sampler=sampler, direction="minimize" if request.by == "loss" else "maximize")
-    count, outcomes = request.trials or 0, list[TriedSetting]()
+    sampler = optuna.samplers.TPESampler(seed=Key(trials.seeds[0]).fold("sweep").number() % 2**32)
+    study = optuna.create_study(sampler=sampler, direction="minimize" if trials.by == "loss" else "maximize")
+    count, outcomes = trials.trials or 0, list[TriedSetting]()
     for start in range(0, count, TOGETHER):
         chosen = [study.ask() for _ in range(min(TOGETHER, count - start))]
-        tried = trials.run([{varied.option: _suggest(trial, varied) for varied in request.over} for trial in chosen])
+        tried = trials.run([{varied.option: _suggest(trial, varied) for varied in trials.over} for trial in chosen])
         for trial, outcome in zip(chosen, tried, strict=True):
-            study.tell(trial, outcome.score.mean if outcome.score else WORST.get(request.by, 0.0))
+            study.tell(trial, outcome.score.mean if outcome.score else WORST.get(trials.by, 0.0))
         outcomes += tried
     return outcomes

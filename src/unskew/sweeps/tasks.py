@@ -4,7 +4,7 @@ import selectors
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,13 +100,6 @@ Done = Callable[[int, RunFailure | None], None]  # the task's number, and why it
 Progress = Callable[[int, int], None]  # the completed rounds of all tasks, and the total
 
 
-@dataclass(eq=False)
-class _Worker:
-    child: Child = field(default_factory=lambda: start_worker(__name__))
-    ready: bool = False
-    task: int | None = None
-
-
 def count_at_once(config: Config) -> int:
     """How many runs to do at the same time: one per core, or one on a GPU."""
     return cores() if resolve_device(config.device).type == "cpu" else 1
@@ -131,73 +124,68 @@ def run_tasks(tasks: Sequence[Task], jobs: int | None, done: Done, progress: Pro
         for number, task in enumerate(tasks):
             done(number, run_task(task, partial(advance, number)))
         return
-    waiting, workers, died = list(enumerate(tasks)), list[_Worker](), Counter[int | None]()
+    waiting, workers, died = list(range(len(tasks))), dict[Child, int | None](), Counter[int | None]()
     with selectors.DefaultSelector() as selector:
 
         def start() -> None:
-            workers.append(_Worker())
-            selector.register(workers[-1].child, selectors.EVENT_READ, workers[-1])
+            child = start_worker(__name__)
+            workers[child] = None
+            selector.register(child, selectors.EVENT_READ)
 
-        def replace_dead(worker: _Worker) -> None:
-            selector.unregister(worker.child)
-            workers.remove(worker)
-            reason = f"its process ended with {worker.child.exit_reason()}"
-            worker.child.end(patience=0)
-            died[worker.task] += 1
-            if worker.task is None:
+        def handle(child: Child, message: dict[str, Any]) -> None:
+            number = workers[child]
+            if number is not None and "round" in message:
+                advance(number, message["round"])
+                return
+            workers[child] = None
+            if number is not None:
+                done(number, RunFailure(**message["failure"]) if message["failure"] else None)
+            if waiting:
+                workers[child] = number = waiting.pop(0)
+                config = replace(tasks[number].config, engine="loop", workers=1)
+                task = replace(tasks[number], config=config)
+                child.send({**asdict(task), "path": str(task.path.absolute())})
+
+        def replace_dead(child: Child) -> None:
+            selector.unregister(child)
+            number, reason = workers.pop(child), f"its process ended with {child.exit_reason()}"
+            child.end(patience=0)
+            died[number] += 1
+            if number is None:
                 if waiting and died[None] > MAX_STARTS:
                     raise UserError(f"a worker process could not start: {reason}; try --jobs 1")
-            elif died[worker.task] < ATTEMPTS:
-                waiting.insert(0, (worker.task, tasks[worker.task]))
+            elif died[number] < ATTEMPTS:
+                waiting.insert(0, number)
             else:
-                done(worker.task, RunFailure(reason))
+                done(number, RunFailure(reason))
             if waiting:
-                idle = next((other for other in workers if other.ready and other.task is None), None)
-                start() if idle is None else assign(idle)
-
-        def handle(worker: _Worker, message: dict[str, Any]) -> None:
-            if "round" in message and worker.task is not None:
-                advance(worker.task, message["round"])
-                return
-            worker.ready = True
-            if worker.task is not None:
-                failure = RunFailure(message["failed"], message["diverged"]) if "failed" in message else None
-                ended, worker.task = worker.task, None
-                done(ended, failure)
-            if waiting:
-                assign(worker)
-
-        def assign(worker: _Worker) -> None:
-            worker.task, task = waiting.pop(0)
-            config = replace(task.config, engine="loop", workers=1)
-            worker.child.send({**asdict(replace(task, config=config)), "path": str(task.path.absolute())})
+                start()
 
         try:
             for _ in range(min(jobs, len(tasks))):
                 start()
-            while waiting or any(worker.task is not None for worker in workers):
+            while waiting or any(number is not None for number in workers.values()):
                 for key, _ in selector.select():
-                    worker = key.data
-                    while (message := worker.child.receive()) is not None:
-                        handle(worker, message)
-                        if not worker.child.messages.pending():
+                    child: Any = key.fileobj
+                    while (message := child.receive()) is not None:
+                        handle(child, message)
+                        if not child.messages.pending():
                             break
                     else:
-                        replace_dead(worker)
+                        replace_dead(child)
         except BaseException:
-            for worker in workers:
-                worker.child.interrupt()
+            for child in workers:
+                child.interrupt()
             raise
         finally:
-            for worker in workers:
-                worker.child.end(CHECKPOINT_SECONDS)
+            for child in workers:
+                child.end(CHECKPOINT_SECONDS)
 
 
 def main(parent: JsonLines) -> None:
     """A worker process: do the tasks that the parent sends until it closes the connection."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    parent.send({"ready": True})
+    parent.send({})
     while (message := parent.receive()) is not None:
         task = msgspec.convert(message, Task, dec_hook=lambda kind, value: kind(value))  # a Path
-        failure = run_task(task, lambda number: parent.send({"round": number}))
-        parent.send({"done": True} if failure is None else {"failed": failure.reason, "diverged": failure.diverged})
+        parent.send({"failure": run_task(task, lambda number: parent.send({"round": number}))})
