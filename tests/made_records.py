@@ -31,8 +31,8 @@ def record(out: Path, config: Config, accuracy: float, calibrations=None, **more
     path = run_folder(out, name, config.seed)
     rounds = range(1, config.rounds + 1)
     curve = [{"round": n, "accuracy": accuracy * n / config.rounds, "batches_max": 4} for n in rounds]
-    made = RunRecord(name, result(config, path, accuracy, calibrations), more.pop("curve", curve), **more)
-    write_whole(record_file(out, name, config.seed), to_bytes(made))
+    made = RunRecord(result(config, path, accuracy, calibrations), more.pop("curve", curve), **more)
+    write_whole(record_file(path), to_bytes(made))
     return made
 
 

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from analysis.finished import finished_run, undisturbed
-from unskew.analysis import client_features, parse_measure, places
-from unskew.analysis.client_features import ClientFeatures
+from unskew.analysis import parse_measure, places
 from unskew.analysis.curves import CURVES, Curves, volatility
-from unskew.analysis.drift import DRIFT, Drift
+from unskew.analysis.drift import CLIENT_FEATURES, DRIFT, ClientFeatures, Drift, take_client_features
 from unskew.analysis.places import Places
 from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError
@@ -15,7 +14,7 @@ from unskew.core.errors import Missing, UserError
 
 def test_shifts_by_hand(finished):
     with finished_run(finished) as opened, undisturbed():
-        found = client_features.take_client_features(opened, clients=2)
+        found = take_client_features(opened, clients=2)
         models, side = opened.local_models(None, 2), opened.side
         images, labels = side.test.batch(torch.arange(len(side.test.labels)))
         side.load(opened.model, training=False)
@@ -32,14 +31,14 @@ def test_shifts_by_hand(finished):
     counts = dict.fromkeys(range(len(found.classes)), 0)
     counts |= {int(label): int(n) for client, label, n in opened.holdings.cells if client == int(found.clients[1])}
     assert found.held[1] == [counts[label] > 0 for label in counts]
-    (sentence,) = client_features.CLIENT_FEATURES.findings(found)
+    (sentence,) = CLIENT_FEATURES.findings(found)
     assert "spreads for classes they have" in sentence
-    assert [svg(chart) for chart in client_features.CLIENT_FEATURES.draw(found)]
+    assert [svg(chart) for chart in CLIENT_FEATURES.draw(found)]
 
 
 def test_a_sentence_has_only_what_there_is():
     everything = ClientFeatures(3, [0], ["a", "b"], [[1.0, 2.0]], [[True, True]], None, [None])
-    (sentence,) = client_features.CLIENT_FEATURES.findings(everything)
+    (sentence,) = CLIENT_FEATURES.findings(everything)
     assert sentence.endswith("differ from the server's by 1.50 spreads for classes they have.")
     assert everything.mean(held=False) is None
 

@@ -5,7 +5,7 @@ import pytest
 
 from unskew.analysis.skew import holdings_of, partition_charts
 from unskew.charts import Words
-from unskew.charts.files import FORMATS, sheet_bytes
+from unskew.charts.files import FORMATS, chart_bytes
 from unskew.core.key import Key
 from unskew.data.partition import partition_examples
 from unskew.data.partition_files import read_holdings, to_arrays
@@ -82,15 +82,15 @@ def test_every_size_of_partition_becomes_a_picture(text, clients, classes):
     labels = np.arange(6000) % classes
     charts = partition_charts(dealt(text, clients, labels, classes), labels, [str(c) for c in range(classes)])
     assert len({each.width for each in charts}) == 1
-    assert sheet_bytes(charts, "png").startswith(BEGINS["png"])
+    assert chart_bytes(charts, "png").startswith(BEGINS["png"])
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_one_file_has_all_charts_in_every_form(form):
     made = dealt("dirichlet(0.1)", 10)
-    content = sheet_bytes(partition_charts(made, LABELS, NAMES), form)
+    content = chart_bytes(partition_charts(made, LABELS, NAMES), form)
     assert content.startswith(BEGINS[form])
-    assert content == sheet_bytes(partition_charts(made, LABELS, NAMES), form)
+    assert content == chart_bytes(partition_charts(made, LABELS, NAMES), form)
     if form == "svg":
         text = content.decode()
         assert text.count("<svg") == 1
@@ -103,14 +103,14 @@ def test_odd_names_of_users_and_classes_are_drawn_as_they_are():
     names = ["$\\frac$", "_", "a class whose name does not end", *NAMES[3:]]
     charts = partition_charts(dealt("users", None, users=users), LABELS, names)
     assert [word for _, word in chart(charts, "skew-sizes").x.ticks] == ["$x_1$", "_%&", "a very long name indeed"]
-    assert all(sheet_bytes(charts, form) for form in FORMATS)
+    assert all(chart_bytes(charts, form) for form in FORMATS)
 
 
 def test_examples_in_no_client_are_counted_in_the_heading_and_empty_clients_drawn():
     client = np.where(np.arange(6000) < 100, -1, 2).astype(np.int32)
     charts = partition_charts(Partition(client, 4, "by hand", 0), LABELS, NAMES)
     assert "5,900 examples · 100 without a client" in words(charts)
-    assert sheet_bytes(charts, "svg")
+    assert chart_bytes(charts, "svg")
     nothing = partition_charts(Partition(client * 0 - 1, 100, "by hand", 0), LABELS, NAMES)
     assert "0 examples · 6,000 without a client" in words(nothing)
-    assert sheet_bytes(nothing, "svg")
+    assert chart_bytes(nothing, "svg")

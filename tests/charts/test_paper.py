@@ -29,14 +29,14 @@ ALL = Chart(
 
 
 def pixels(chart):
-    return np.asarray(Image.open(io.BytesIO(chart_bytes(chart, "png"))).convert("RGB")).astype(int)
+    return np.asarray(Image.open(io.BytesIO(chart_bytes([chart], "png"))).convert("RGB")).astype(int)
 
 
 def test_both_forms_are_files_of_their_kind_and_the_same_each_time():
     for form, magic in (("png", b"\x89PNG"), ("pdf", b"%PDF")):
-        made = chart_bytes(ALL, form)
+        made = chart_bytes([ALL], form)
         assert made.startswith(magic)
-        assert made == chart_bytes(ALL, form)
+        assert made == chart_bytes([ALL], form)
         assert b"CreationDate" not in made
         assert b"Software" not in made
 
@@ -74,7 +74,7 @@ def test_matplotlib_is_imported_where_it_is_used_and_nothing_global_is_touched()
         "import matplotlib\n"
         "def state(): return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
         "before = state()\n"
-        "paper.chart_bytes(Chart('n', 't', 'a', (Line([0, 1], [0, 1]),)), 'png')\n"
+        "paper.chart_bytes([Chart('n', 't', 'a', (Line([0, 1], [0, 1]),))], 'png')\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
         "assert state() == before\n"
     )

@@ -60,23 +60,23 @@ def test_a_page_has_the_whole_legend_too_and_grows_with_it():
 
 
 def test_a_pdf_has_true_type_letters_and_serif_ones_where_asked_for():
-    plain, serif = (chart_bytes(replace(chart(["one"]), serif=each), "pdf") for each in (False, True))
+    plain, serif = (chart_bytes([replace(chart(["one"]), serif=each)], "pdf") for each in (False, True))
     for made, family in ((plain, b"DejaVuSans"), (serif, b"STIXGeneral")):
         assert family in made
         assert b"/CIDFontType2" in made
         assert b"/Type3" not in made
-    assert 'class="chart serif"' in chart_bytes(replace(chart(["one"]), serif=True), "svg").decode()
+    assert 'class="chart serif"' in chart_bytes([replace(chart(["one"]), serif=True)], "svg").decode()
 
 
 def test_the_size_is_the_one_that_was_chosen():
     drawn = for_paper(chart(["one", "two"]), length("8cm", "--width"), length("6cm", "--height"))
     assert (drawn.width, drawn.height) == (315, 236)
-    picture = Image.open(io.BytesIO(chart_bytes(drawn, "png")))
+    picture = Image.open(io.BytesIO(chart_bytes([drawn], "png")))
     assert picture.size == (630, 472)
     assert picture.info["dpi"] == pytest.approx((200, 200), abs=0.1)
-    svg = chart_bytes(drawn, "svg").decode()
+    svg = chart_bytes([drawn], "svg").decode()
     assert 'viewBox="0 0 315 236" width="3.15in" height="2.36in"' in svg
-    box = re.search(rb"/MediaBox \[ ?0 0 ([\d.]+) ([\d.]+)", chart_bytes(drawn, "pdf"))
+    box = re.search(rb"/MediaBox \[ ?0 0 ([\d.]+) ([\d.]+)", chart_bytes([drawn], "pdf"))
     assert [float(side) / 72 for side in box.groups()] == pytest.approx([3.15, 2.36], abs=0.01)
 
 

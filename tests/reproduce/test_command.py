@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -11,23 +12,28 @@ from unskew.reproduce import plan as carrying
 from unskew.reproduce.cells import Variant, name_training
 from unskew.reproduce.plan import (
     DataSize,
-    PlannedRun,
     Speeds,
     count_examples,
     do_runs,
     estimate_all,
     explain_missing_data,
     find_missing_data,
+    find_record,
     find_size,
     plan_runs,
 )
 from unskew.reproduce.recipe import load_recipe, recipe_names
-from unskew.reproduce.records import RunRecord, read_record
+from unskew.reproduce.records import RunRecord, read_record, run_folder
 from unskew.runs.config import Config
 from unskew.runs.result import read_result
+from unskew.sweeps.tasks import Task
 
 TABLE = ("fedeccr/costs", "--data", "digits", "--jobs", "1")
 SMALL = Config(rounds=2, epochs=1, clients=3, partition="iid", engine="loop", batch=64)
+
+
+def planned(out, config, *more):
+    return Task(config, run_folder(out, name_training(config), config.seed), *more)
 
 
 def says(capsys, *words):
@@ -67,7 +73,7 @@ def test_one_training_serves_all_cells_and_equals_the_run_alone(made, tmp_path):
     job = next(
         job for job in plan_runs([(load_recipe("fedeccr/costs"), Variant("smoke", "digits"))]) if job.calibrations
     )
-    found = read_result(made / "runs" / job.training / "seed0")
+    found = read_result(made / "runs" / job.path.parent.name / "seed0")
     settings = {name: value for name, value in vars(job.config).items() if value is not None}
     alone = unskew.run(
         **{**settings, "method": f"{job.config.method} + uscc", "out": tmp_path / "alone", "engine": "loop"}
@@ -141,65 +147,67 @@ def test_a_mistake_is_one_message(words, said, tmp_path, capsys, monkeypatch):
 
 def test_interrupted_it_goes_on_where_it_stopped(tmp_path, monkeypatch):
     config = Config(**{**vars(SMALL), "checkpoint_seconds": 0.0})
-    jobs = [PlannedRun(name_training(config), config, ("lda",), ("skew",))]
+    jobs = [planned(tmp_path, config, ("lda",), ("skew",))]
 
     def interrupt(done, total):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        do_runs(jobs, tmp_path, at_once=1, progress=interrupt)
-    path = tmp_path / "runs" / jobs[0].training / "seed0"
+        do_runs(jobs, at_once=1, progress=interrupt)
+    path = jobs[0].path
     assert (path / "checkpoint").exists()
     assert not (path / "result.json").exists()
     begun = []
     monkeypatch.setattr(carrying, "write_report", lambda path, only: begun.append(only))
-    assert do_runs(jobs, tmp_path, at_once=1) == {}
-    found = read_record(tmp_path, jobs[0].training, 0)
+    assert do_runs(jobs, at_once=1) == {}
+    found = read_record(jobs[0].path)
     assert isinstance(found, RunRecord)
-    assert found.has(["lda"], ["skew"])
+    assert list(found.result.calibrations) == ["lda"]
+    assert list(found.measures) == ["skew"]
     assert begun == [("skew", "curves")]
     whole = unskew.run(
         out=tmp_path / "whole", **{name: value for name, value in vars(SMALL).items() if value is not None}
     )
     assert found.result.weights_sha256 == whole.weights_sha256
-    assert jobs[0].state(tmp_path) == found
+    assert find_record(jobs[0]) == found
 
 
 def test_more_calibrations_are_added_to_a_run_that_is_there(tmp_path):
-    one = PlannedRun(name_training(SMALL), SMALL)
-    do_runs([one], tmp_path, at_once=1)
-    before = read_record(tmp_path, one.training, 0)
-    more = PlannedRun(one.training, SMALL, ("lda",))
-    assert more.state(tmp_path) is None
-    do_runs([more], tmp_path, at_once=1)
-    after = read_record(tmp_path, one.training, 0)
+    one = planned(tmp_path, SMALL)
+    do_runs([one], at_once=1)
+    before = read_record(one.path)
+    more = planned(tmp_path, SMALL, ("lda",))
+    assert find_record(more) is None
+    do_runs([more], at_once=1)
+    after = read_record(one.path)
     assert after.result.weights_sha256 == before.result.weights_sha256
     assert list(after.result.calibrations) == ["lda"]
-    assert one.state(tmp_path) == after  # what has more is enough
+    assert find_record(one) == after  # what has more is enough
 
 
 def test_a_run_that_is_repeated_keeps_the_calibrations_of_its_record(tmp_path):
-    one = PlannedRun(name_training(SMALL), SMALL, ("lda",))
-    do_runs([one], tmp_path, at_once=1)
+    one = planned(tmp_path, SMALL, ("lda",))
+    do_runs([one], at_once=1)
     shutil.rmtree(tmp_path / "runs")
-    do_runs([PlannedRun(one.training, SMALL, (), ("skew",))], tmp_path, at_once=1)
-    found = read_record(tmp_path, one.training, 0)
-    assert found.has(["lda"], ["skew"])
+    do_runs([planned(tmp_path, SMALL, (), ("skew",))], at_once=1)
+    found = read_record(one.path)
+    assert list(found.result.calibrations) == ["lda"]
+    assert list(found.measures) == ["skew"]
 
 
 def test_a_run_that_diverges_is_written_down_and_not_tried_again(tmp_path, monkeypatch):
     wild = Config(**{**vars(SMALL), "lr": 1e6})
-    job = PlannedRun(name_training(wild), wild)
-    failures = do_runs([job], tmp_path, at_once=1)
-    assert failures[job.training, 0].diverged
-    assert job.state(tmp_path).diverged
+    job = planned(tmp_path, wild)
+    failures = do_runs([job], at_once=1)
+    assert failures[job.path].diverged
+    assert find_record(job).diverged
 
 
 def test_a_measure_that_cannot_be_taken_is_said_and_the_rest_is_kept(tmp_path):
-    job = PlannedRun(name_training(SMALL), SMALL, ("lda",), ("cka(clients=1)",))
-    failures = do_runs([job], tmp_path, at_once=1)
-    assert "two clients" in failures[job.training, 0].reason
-    found = read_record(tmp_path, job.training, 0)
+    job = planned(tmp_path, SMALL, ("lda",), ("cka(clients=1)",))
+    failures = do_runs([job], at_once=1)
+    assert "two clients" in failures[job.path].reason
+    found = read_record(job.path)
     assert "two clients" in found.failure
     assert "lda" in found.result.calibrations
 
@@ -224,7 +232,7 @@ def test_a_frozen_part_is_counted_once_for_all_runs(monkeypatch):
         configs = [
             Config(**{"data": "cifar10", "model": "simple-cnn", "rounds": 1, "epochs": 1} | one) for one in changes
         ]
-        return estimate_all([PlannedRun("x", config) for config in configs], Speeds(lambda *_: None))
+        return estimate_all([Task(config, Path("x")) for config in configs], Speeds(lambda *_: None))
 
     assert 50 < estimate({}) < 70
     assert estimate({"method": "moon(mu=1)"}) > 1.5 * estimate({})

@@ -62,7 +62,7 @@ def test_no_record_is_of_a_recipe_that_has_changed_since():
     """A training is named by all that decides it: the record of a recipe that changed belongs to no table."""
     asked = [(one, Variant(scale, data)) for one in map(load_recipe, recipe_names()) for scale in SCALES
              for data in ("", *one.stand_ins)]  # fmt: skip
-    wanted = {(job.training, job.config.seed) for each in asked for job in plan_runs([each])}
+    wanted = {(job.path.parent.name, job.config.seed) for each in asked for job in plan_runs([each])}
     records = sorted((PROJECT / KEPT / "records").glob("*/seed*.json"))
     assert records
     assert [str(file) for file in records if (file.parent.name, int(file.stem[4:])) not in wanted] == []
@@ -80,14 +80,14 @@ def test_a_kept_run_is_made_again_to_the_bit(tmp_path):
     folder = os.environ.get("UNSKEW_TEST_DATA")
     if not folder:
         pytest.skip("UNSKEW_TEST_DATA names a folder with CIFAR-10")
-    asked = Variant("small", seeds=(0,), rows=("FedAvg",), columns=("α = 0.1",))
-    (job,) = plan_runs([(load_recipe("ccvr/table2"), asked)])
-    kept = read_record(PROJECT / KEPT, job.training, 0)
+    asked = [(load_recipe("ccvr/table2"), Variant("small", seeds=(0,), rows=("FedAvg",), columns=("α = 0.1",)))]
+    (job,) = plan_runs(asked, tmp_path)
+    kept = read_record(plan_runs(asked, PROJECT / KEPT)[0].path)
     assert isinstance(kept, RunRecord)
     if differs := [name for name in SAME_BITS if kept.machine[name] != describe_machine()[name]]:
         pytest.skip(f"it was made with another {', '.join(differs)}")
-    assert do_runs([job], tmp_path, data_dir=folder) == {}
-    again = read_record(tmp_path, job.training, 0)
+    assert do_runs([job], data_dir=folder) == {}
+    again = read_record(job.path)
     assert isinstance(again, RunRecord)
     assert again.result.weights_sha256 == kept.result.weights_sha256
     assert again.result.accuracy == kept.result.accuracy

@@ -79,12 +79,13 @@ def test_every_recipe_says_where_its_values_are_from(name):
 def test_tables_share_their_trainings():
     asked = Variant("paper")
     first, second = (
-        {job.training for job in plan_runs([(load_recipe(name), asked)])} for name in ("ccvr/table3", "ccvr/table2")
+        {job.path.parent.name for job in plan_runs([(load_recipe(name), asked)])}
+        for name in ("ccvr/table3", "ccvr/table2")
     )
     assert first < second
     both = plan_runs([(load_recipe("ccvr/table2"), asked), (load_recipe("ccvr/table3"), asked)])
     assert len(both) == len(plan_runs([(load_recipe("ccvr/table2"), asked)]))
-    fedavg = next(job for job in both if "fedavg-dirichlet-alpha-0.1-" in job.training)
+    fedavg = next(job for job in both if "fedavg-dirichlet-alpha-0.1-" in job.path.parent.name)
     assert len([name for name in fedavg.calibrations if name.startswith("ccvr")]) == 5  # M_c of 50 to 2000
     assert "oracle(paper=true)" in fedavg.calibrations
 
@@ -115,7 +116,9 @@ def test_a_training_is_named_by_all_that_decides_it_but_the_seed():
 def test_each_part_has_its_own_runs_and_together_they_are_all():
     jobs = plan_runs([(load_recipe("ccvr/table2"), Variant("small"))])
     parts = [select_part(jobs, f"{place}/5") for place in range(1, 6)]
-    assert sorted(job.training for part in parts for job in part) == sorted(job.training for job in jobs)
+    assert sorted(job.path.parent.name for part in parts for job in part) == sorted(
+        job.path.parent.name for job in jobs
+    )
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     for wrong in ("0/4", "5/4", "1", "a/b", "-1/2", "1/0", ""):
         with pytest.raises(UserError, match="--cells"):
@@ -254,15 +257,15 @@ def test_table_5_has_a_baseline_for_each_start_and_weights_reach_the_pretrained_
         assert (cell.config.model, cell.baseline.model) == (network, network)
         assert (cell.baseline.rounds, cell.baseline.method) == (100, "centralised")
         assert cell.config.evaluate_every == (1 if start else 10)
-    trained = {job.training for job in plan_runs([(load_recipe("hsu/table5"), Variant("paper"))])}
-    shared = {job.training for job in plan_runs([(load_recipe("hsu/table1"), Variant("paper"))])}
+    trained = {job.path.parent.name for job in plan_runs([(load_recipe("hsu/table5"), Variant("paper"))])}
+    shared = {job.path.parent.name for job in plan_runs([(load_recipe("hsu/table1"), Variant("paper"))])}
     assert len(trained & shared) == 1  # centralized training from random weights is Table 1's run
-    assert trained == {job.training for job in plan_runs([(load_recipe("hsu/figure9"), Variant("paper"))])}
+    assert trained == {job.path.parent.name for job in plan_runs([(load_recipe("hsu/figure9"), Variant("paper"))])}
 
 
 def test_the_photographs_tables_share_their_runs():
     plans = {
-        name: {job.training for job in plan_runs([(load_recipe(f"hsu/{name}"), Variant("paper"))])}
+        name: {job.path.parent.name for job in plan_runs([(load_recipe(f"hsu/{name}"), Variant("paper"))])}
         for name in ("table1", "table2", "table3", "table4", "figure4a", "figure5", "figure6", "figure7", "figure8a")
     }
     assert plans["table2"] <= plans["figure6"]

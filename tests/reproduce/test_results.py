@@ -12,12 +12,13 @@ from unskew.charts import Line, Words
 from unskew.core.errors import UserError
 from unskew.reproduce.cells import RunView, Variant, make_cells, parse_reading
 from unskew.reproduce.figures import draw_figures
+from unskew.reproduce.plan import find_record
 from unskew.reproduce.recipe import load_recipe, recipe_names
 from unskew.reproduce.records import RunRecord, read_record, record_file, run_folder, write_failure
 from unskew.reproduce.results import INSIDE, NEAR, OUTSIDE, read_table
 from unskew.reproduce.tables import differences, facts, findings, name_ours, write_index, write_table
 from unskew.runs.config import Config
-from unskew.sweeps.tasks import RunFailure
+from unskew.sweeps.tasks import RunFailure, Task
 
 PAPER = Variant("paper")
 
@@ -74,8 +75,8 @@ def test_a_gain_is_paired_over_the_seeds_with_its_interval(table):
 
 def test_what_is_missing_says_so(table, tmp_path):
     cell = table.cell("FedAvg + clsnorm", "α = 0.5").cell
-    record_file(tmp_path, cell.training(), 0).unlink()
-    write_failure(tmp_path, cell.training(1), 1, RunFailure("NaN", diverged=True))
+    record_file(run_folder(tmp_path, cell.training(), 0)).unlink()
+    write_failure(run_folder(tmp_path, cell.training(1), 1), RunFailure("NaN", diverged=True))
     again = read_table(load_recipe("ccvr/table1"), PAPER, tmp_path, {"cifar10": "no data: cifar10"})
     found = again.cell("FedAvg + clsnorm", "α = 0.5")
     assert found.missing == {0: "no data: cifar10", 1: "diverged"}
@@ -112,7 +113,10 @@ def test_the_files_tell_the_same(table, tmp_path):
         assert text in markdown
         assert text in page
     place = files[".json"].parent / cell["runs"][0]
-    assert place.resolve() == record_file(tmp_path, table.cell("FedAvg", "α = 0.1").cell.training(), 0).resolve()
+    assert (
+        place.resolve()
+        == record_file(run_folder(tmp_path, table.cell("FedAvg", "α = 0.1").cell.training(), 0)).resolve()
+    )
 
 
 SOME = ("ccvr/table4", "ccvr/figure6", "ccvr/figure7", "fedeccr/figure3", "hsu/table5", "hsu/figure4a", "hsu/figure8a")
@@ -151,14 +155,16 @@ def test_a_record_outlives_its_run_folder(tmp_path):
         silhouettes=[(2, 0.1), (4, 0.2)],
         measures={"norms": {"server": [1.0, 3.0]}},
     )
-    found = read_record(tmp_path, made.training, 3)
+    found = read_record(run_folder(tmp_path, made.training, 3))
     assert isinstance(found, RunRecord)
     assert found.result == replace(made.result, path=run_folder(tmp_path, made.training, 3))
     assert (list(found.silhouettes), found.curve, found.measures) == (made.silhouettes, made.curve, made.measures)
-    assert read_record(tmp_path, made.training, 4) is None
-    assert found.has(["lda"], ["norms"])
-    assert not found.has(["ccvr"], [])
-    assert not found.has([], ["cka"])
+    assert read_record(run_folder(tmp_path, made.training, 4)) is None
+    for calibrations, measures, complete in (
+        (("lda",), ("norms",), True), (("ccvr",), (), False), ((), ("cka",), False)
+    ):  # fmt: skip
+        task = Task(config, made.result.path, calibrations, measures)
+        assert find_record(task) == (found if complete else None)
 
 
 @pytest.mark.parametrize(
@@ -166,11 +172,11 @@ def test_a_record_outlives_its_run_folder(tmp_path):
     ["", "{", "[]", '{"unskew": 1}', '{"unskew": 99, "result": {}}', '{"unskew": 1, "result": {}, "curve": 1}'],
 )
 def test_a_damaged_record_is_one_message(content, tmp_path):
-    file = record_file(tmp_path, "one", 0)
+    file = record_file(run_folder(tmp_path, "one", 0))
     file.parent.mkdir(parents=True)
     file.write_text(content)
     with pytest.raises(UserError, match=r"seed0\.json"):
-        read_record(tmp_path, "one", 0)
+        read_record(run_folder(tmp_path, "one", 0))
 
 
 def test_readings_read_what_they_say(tmp_path):
@@ -300,7 +306,7 @@ def test_a_rate_that_diverges_everywhere_keeps_its_row_in_the_grid(tmp_path):
     fill(tmp_path, "hsu/figure8b", asked)
     for cell in make_cells(load_recipe("hsu/figure8b"), asked):
         if cell.done and cell.variables["rate"] == 1:
-            shutil.rmtree(record_file(tmp_path, cell.training(), 0).parent)
+            shutil.rmtree(record_file(run_folder(tmp_path, cell.training(), 0)).parent)
     (chart,) = draw_figures(read_table(load_recipe("hsu/figure8b"), asked, tmp_path))
     assert [name for _, name in chart.y.ticks] == ["1", "0.1"]
     assert sum(isinstance(mark, Words) and mark.text == "×" for mark in chart.marks) == 2

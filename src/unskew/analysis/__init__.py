@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from unskew.analysis.cka import CKA
-from unskew.analysis.client_features import CLIENT_FEATURES
 from unskew.analysis.confusion import CONFUSION
 from unskew.analysis.curves import AGAINST, CURVES
-from unskew.analysis.drift import DRIFT
+from unskew.analysis.drift import CLIENT_FEATURES, DRIFT
 from unskew.analysis.fairness import FAIRNESS
 from unskew.analysis.inversion import INVERSION
 from unskew.analysis.measure import Comparison as Comparison
@@ -63,12 +62,7 @@ def parse_measure(source: MeasureSource) -> MeasureRequest:
         raise text.complain(source, calls[1].start, "give measures separately, not joined with +")
     call = calls[0]
     if ":" in call.name:
-        try:
-            measure = text.apply(call, load_function(call.name, "measure"), "measure")
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"measure {call}: {call.name} failed: {type(error).__name__}: {error}") from error
+        measure = text.apply(call, load_function(call.name, "measure"), "measure")
         check_measure(measure, str(call))
         return MeasureRequest(call.name, str(call), measure, measure.take, outside=True)
     if call.name not in known:
@@ -93,7 +87,7 @@ def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg", inside:
     check_format(form)
     files = {path / inside / f"{slug(chart.name)}.{form}": chart for chart in charts}
     for file, chart in files.items():
-        write_whole(file, chart_bytes(chart, form))
+        write_whole(file, chart_bytes([chart], form))
     return list(files)
 
 

@@ -23,12 +23,6 @@ from unskew.round.client import IMAGES_AT_ONCE
 from unskew.runs.finished import FinishedRun
 
 
-def cka(x: Tensor, y: Tensor) -> float:
-    """The definition, for features [n, d] and [n, d′] of the same n images."""
-    x, y = x - x.mean(0), y - y.mean(0)
-    return float((y.t() @ x).square().sum() / ((x.t() @ x).norm() * (y.t() @ y).norm()))
-
-
 class Exact:
     """Sums over batches that give exact CKA over all images: Σ xyᵀ for every pair of models, Σ x for every model."""
 

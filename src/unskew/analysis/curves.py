@@ -1,15 +1,16 @@
 """How training went: accuracy by round, by batch, by byte, by second; several runs with mean and band over seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress
 from math import sqrt
+from operator import attrgetter
 from statistics import fmean
 
 from unskew.analysis.measure import Comparison, Element, Measure, tabulate
-from unskew.analysis.ranking import list_settings, name_settings
+from unskew.analysis.ranking import group_by_settings, list_settings
 from unskew.calibration import is_bound
-from unskew.charts import PALETTE, Axis, Chart, Line, Mark, average, band
+from unskew.charts import PALETTE, Axis, Chart, Line, Mark, average
 from unskew.core.errors import Missing
 from unskew.core.units import counted, format_bytes, format_duration
 from unskew.privacy.ledger import CLIENT
@@ -21,6 +22,7 @@ AGAINST = {
     "bytes": ("bytes sent, up and down", "bytes"),
     "seconds": ("seconds of training", "seconds"),
 }
+SETTINGS = attrgetter("settings")
 
 
 @dataclass(frozen=True)
@@ -100,26 +102,18 @@ def _evaluated_on(values: Curves) -> str:
     return "validation" if "validation" in values.settings else "test"
 
 
-def _group_by_setting(runs: Sequence[Curves]) -> dict[str, list[Curves]]:
-    groups: dict[str, list[Curves]] = {}
-    for name, run in zip(name_settings([run.settings for run in runs]), runs, strict=True):
-        groups.setdefault(name, []).append(run)
-    return groups
-
-
-def draw_together(runs: Sequence[Curves]) -> list[Chart]:
+def draw_together(runs: Collection[Curves]) -> list[Chart]:
     """Accuracy of several runs; those that differ only in the seed become one line, the mean, with a band."""
-    groups, charts = _group_by_setting(runs), list[Chart]()
+    groups, charts = group_by_settings(runs, SETTINGS), list[Chart]()
     best = max((run.accuracy[-1] for run in runs if run.accuracy), default=0.0)
     for against, (label, kind) in AGAINST.items():
         if against != "round" and not any(any(getattr(run, against)) for run in runs):
             continue  # left out of a release
         marks: list[Mark] = []
         for colour, (setting, group) in enumerate(groups.items()):
-            x, mean, spread = average([run.points(against) for run in group])
+            x, mean, bands = average([run.points(against) for run in group], colour)
+            marks += bands
             name = setting + (f" ({len(group)} seeds)" if len(group) > 1 else "") if len(runs) > 1 else ""
-            if len(group) > 1:
-                marks.append(band(x, mean, spread, colour))
             steps = _draw_calibrated(group, x, mean, name, colour if len(groups) > 1 else None)
             own = name or ("before calibration" if steps else "")
             unit = {"bytes": (1e6, ",.1f", " MB"), "seconds": (1, ",.0f", " s")}.get(kind, (1, ",.0f", ""))
@@ -180,7 +174,7 @@ def _show(run: FinishedRun, values: Curves) -> list[Element]:
 
 def _compare_volatility(runs: Mapping[str, Curves]) -> list[str]:
     ranked = []
-    for name, group in _group_by_setting(list(runs.values())).items():
+    for name, group in group_by_settings(runs.values(), SETTINGS).items():
         if values := [value for run in group if (value := volatility(run.accuracy)) is not None]:
             ranked.append((fmean(values), name))
     (least, steady), (most, unsteady) = min(ranked, default=(0.0, "")), max(ranked, default=(0.0, ""))
@@ -194,7 +188,7 @@ def _compare_volatility(runs: Mapping[str, Curves]) -> list[str]:
 
 def _cut_short(runs: Mapping[str, Curves]) -> list[str]:
     notes = []
-    for name, group in _group_by_setting(list(runs.values())).items():
+    for name, group in group_by_settings(runs.values(), SETTINGS).items():
         ends = [max(run.round, default=0) for run in group]
         if min(ends) < max(ends):
             notes.append(f"{name} after round {min(ends):,}: not all of its seeds continue (up to {max(ends):,})")
@@ -212,7 +206,7 @@ CURVES = Measure(
     text="Accuracy against rounds, the batches of the largest client (the others wait for it), bytes and time.",
     compare=Comparison(
         text="Runs that differ only in the seed are one line, their mean, with a band of one standard deviation.",
-        draw=lambda runs: draw_together(list(runs.values())),
+        draw=lambda runs: draw_together(runs.values()),
         findings=_compare_volatility,
         left_out=_cut_short,
     ),

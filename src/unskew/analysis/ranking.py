@@ -7,11 +7,12 @@ seeds with it are not ranked. The intervals hold jointly with 95 %: each has lev
 (Bonferroni), because a wrong winner would have to beat the truly best one, which is in at most N − 1 pairs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
 from math import isfinite, sqrt
 from statistics import fmean, stdev
+from typing import Any, TypeVar
 
 from unskew.calibration import is_bound
 from unskew.core.units import counted
@@ -26,6 +27,7 @@ LEVEL = 0.95
 MIN_SEEDS = 3  # that two settings must share to be ranked
 MAX_SEEDS = 100  # the largest number of seeds to recommend
 MAX_NAMED = 6  # settings in a sentence
+T = TypeVar("T")
 
 
 def list_settings(run: FinishedRun) -> dict[str, str]:
@@ -42,7 +44,6 @@ def list_result_settings(result: Result) -> dict[str, str]:
 
 def name_settings(settings: Sequence[dict[str, str]]) -> list[str]:
     """A name for each of these settings: the method, and every other option in which they differ."""
-
     defaults = {name: option.default_text for name, option in OPTIONS.items() if option.default is not None}
     keys = dict.fromkeys(key for options in settings for key in options if key != "method")
     full = [{key: defaults.get(key, "") for key in keys} | options for options in settings]  # older results have fewer
@@ -88,11 +89,13 @@ class Difference:
     high: float
 
 
-def group_by_settings(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The results of each setting by its name; results of one setting differ only in the seed."""
-    groups: dict[str, list[Result]] = {}
-    for name, result in zip(name_settings(list(map(list_result_settings, results))), results, strict=True):
-        groups.setdefault(name, []).append(result)
+def group_by_settings(
+    runs: Iterable[T], settings: Callable[[Any], dict[str, str]] = list_result_settings
+) -> dict[str, list[T]]:
+    """The runs of each setting by its name, by default from results; those of one setting differ only in the seed."""
+    runs, groups = list(runs), dict[str, list[T]]()
+    for name, run in zip(name_settings([settings(run) for run in runs]), runs, strict=True):
+        groups.setdefault(name, []).append(run)
     return groups
 
 

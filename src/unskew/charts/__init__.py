@@ -205,14 +205,14 @@ def sorted_chart(
     return Chart(name, title, alt, marks, Axis(f"share of the {of}", low=0, high=1, kind="percent"), y)
 
 
-def average(runs: Sequence[Mapping[int, tuple[float, float]]]) -> tuple[list[float], list[float], list[float]]:
-    """Mean x, mean y and the deviation of y at the rounds that all runs have."""
+def average(
+    runs: Sequence[Mapping[int, tuple[float, float]]], colour: Colour
+) -> tuple[list[float], list[float], list[Band]]:
+    """Mean x and mean y at the rounds that all runs have; for several runs, a band of one deviation around them."""
     common = sorted(set.intersection(*map(set, runs)))
     x, y = ([fmean(run[number][axis] for run in runs) for number in common] for axis in (0, 1))
-    return x, y, [stdev(run[number][1] for run in runs) if len(runs) > 1 else 0.0 for number in common]
-
-
-def band(x: Numbers, mean: Sequence[float], spread: Sequence[float], colour: Colour) -> Band:
-    """One deviation around the mean."""
-    low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
-    return Band(x, low, high, colour)
+    if len(runs) == 1:
+        return x, y, []
+    spread = [stdev(run[number][1] for run in runs) for number in common]
+    low, high = ([mean + sign * s for mean, s in zip(y, spread, strict=True)] for sign in (-1, 1))
+    return x, y, [Band(x, low, high, colour)]

@@ -173,12 +173,7 @@ def check_format(form: str) -> None:
         raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
 
 
-def chart_bytes(chart: Chart, form: str) -> bytes:
-    """One chart as the bytes of a file."""
-    return sheet_bytes([chart], form)
-
-
-def sheet_bytes(charts: Sequence[Chart], form: str) -> bytes:
+def chart_bytes(charts: Sequence[Chart], form: str) -> bytes:
     """Charts stacked vertically, as the bytes of one file; the same charts always have the same bytes."""
     if form == "svg":
         return svg(*charts).encode()

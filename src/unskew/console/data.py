@@ -200,12 +200,12 @@ def partition(
     out.say(f"hash {drawn.hash}\nwritten to {file}")
     if plot is not None:
         from unskew.analysis.skew import partition_charts
-        from unskew.charts.files import missing_characters, sheet_bytes
+        from unskew.charts.files import chart_bytes, missing_characters
 
         charts = partition_charts(drawn, labels, examples.classes)
         if plot.suffix != ".svg" and missing_characters([*examples.classes, *(drawn.names or ())]):
             out.say("note: the font lacks some characters of the names; they are drawn as boxes")
-        write_whole(plot, sheet_bytes(charts, plot.suffix.removeprefix(".")))
+        write_whole(plot, chart_bytes(charts, plot.suffix.removeprefix(".")))
         out.say(f"drawn to {plot}")
     if as_json:
         names = ("scheme", "seed", "clients", "names", "redraws", "hash", "notes")

@@ -25,7 +25,7 @@ from unskew.reproduce.recipe import SCALES, Recipe, find_recipes, load_recipe, r
 from unskew.reproduce.tables import format_cell, name_ours, write_index, write_table
 from unskew.runs.seeds import parse_seeds
 from unskew.sweeps.space import parse_over
-from unskew.sweeps.tasks import RunFailure
+from unskew.sweeps.tasks import RunFailure, Task
 
 WIDTH = 19  # of the longest name and two spaces
 COLOURS = {results.INSIDE: "green", results.NEAR: "yellow", results.OUTSIDE: "red"}
@@ -141,7 +141,7 @@ def reproduce(
     variant = Variant(scale, data or "", settings, *selection)
     folder = usable_path(folder)
     recipes = [load_recipe(name) for name in find_recipes(tables)]
-    planned = plans.plan_runs([(recipe, variant) for recipe in recipes])
+    planned = plans.plan_runs([(recipe, variant) for recipe in recipes], folder)
     part = plans.select_part(planned, cells) if cells else planned
     reasons: dict[str, str] = {}
     if not show:
@@ -149,7 +149,7 @@ def reproduce(
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--out {folder} cannot be created: {error.strerror}; choose another folder") from error
-        reasons = _train(part, recipes[0], folder, data_dir, jobs, _command(tables, variant, cells, folder))
+        reasons = _train(part, recipes[0], data_dir, jobs, _command(tables, variant, cells, folder))
     contents: list[dict[str, Any]] = []
     for recipe in recipes:
         result = results.read_table(recipe, variant, folder, reasons)
@@ -162,25 +162,20 @@ def reproduce(
 
 
 def _train(
-    jobs: Sequence[plans.PlannedRun],
-    recipe: Recipe,
-    folder: Path,
-    data_dir: str | None,
-    at_once: int | None,
-    again: str,
+    tasks: Sequence[Task], recipe: Recipe, data_dir: str | None, at_once: int | None, again: str
 ) -> dict[str, str]:
     """Do the remaining runs; returns why some have no result, by training or by data set."""
-    left = [job for job in jobs if job.state(folder) is None]
-    missing = plans.find_missing_data([job.config.data for job in left], data_dir)
-    possible = [job for job in left if job.config.data not in missing]
-    if left and not possible and len(left) == len(jobs):
+    left = [task for task in tasks if plans.find_record(task) is None]
+    missing = plans.find_missing_data([task.config.data for task in left], data_dir)
+    possible = [task for task in left if task.config.data not in missing]
+    if left and not possible and len(left) == len(tasks):
         stand_ins = []
         for name in recipe.stand_ins:
-            used = [job.config.data for job in plans.plan_runs([(recipe, Variant("smoke", name))])]
+            used = [task.config.data for task in plans.plan_runs([(recipe, Variant("smoke", name))])]
             stand_ins += [] if plans.find_missing_data(used, data_dir) else [name]
         raise UserError(plans.explain_missing_data(list(missing), again, stand_ins))
     out.say(*(f"note: {reason}" for reason in missing.values()))
-    plan = counted(len(jobs), "run") + (f", {len(jobs) - len(left)} already done" if len(left) < len(jobs) else "")
+    plan = counted(len(tasks), "run") + (f", {len(tasks) - len(left)} already done" if len(left) < len(tasks) else "")
     plan += f", {len(left) - len(possible)} without data" if len(left) > len(possible) else ""
     if possible:
         with StageProgress(out) as progress:
@@ -191,19 +186,18 @@ def _train(
     began, reasons = time.monotonic(), {name: f"no data: {name}" for name in missing}
     with StageProgress(out) as progress:
 
-        def finished(job: plans.PlannedRun, failure: RunFailure | None, done: int, total: int) -> None:
+        def finished(task: Task, failure: RunFailure | None, done: int, total: int) -> None:
             rest = (time.monotonic() - began) / done * (total - done)
             state = f"failed: {failure.reason}" if failure else "done"
-            out.say(f"{done}/{total}  {job.training}, seed {job.config.seed}: {state}; {format_duration(rest)} left")
+            name = f"{task.path.parent.name}, seed {task.config.seed}"
+            out.say(f"{done}/{total}  {name}: {state}; {format_duration(rest)} left")
 
         advance = partial(progress, "training") if out.is_terminal else None
         try:
-            failures = plans.do_runs(
-                possible, folder, data_dir=data_dir, at_once=at_once, finished=finished, progress=advance
-            )
+            failures = plans.do_runs(possible, data_dir=data_dir, at_once=at_once, finished=finished, progress=advance)
         except KeyboardInterrupt:
             fail(f"interrupted; to continue, repeat the command: {again}", 130)
-    return reasons | {training: failure.reason for (training, _), failure in failures.items()}
+    return reasons | {path.parent.name: failure.reason for path, failure in failures.items()}
 
 
 def _command(tables: Sequence[str], variant: Variant, cells: str | None, folder: Path) -> str:

@@ -20,7 +20,7 @@ from unskew.core.units import counted, format_bytes, format_duration
 from unskew.report.page import Page, Section
 from unskew.reproduce.cells import Variant, make_cells
 from unskew.reproduce.recipe import PaperValue, load_recipe, recipe_names
-from unskew.reproduce.records import RECORDS, RunRecord, link_run, read_record
+from unskew.reproduce.records import RECORDS, RUNS, RunRecord, link_run, read_record
 from unskew.reproduce.tables import write_page
 from unskew.runs.config import OPTIONS
 from unskew.runs.result import Result
@@ -275,8 +275,8 @@ def _pick_highest(combinations: Sequence[Combination]) -> Combination | None:
 
 def read_all_records(out: Path) -> list[RunRecord]:
     """Every record in a folder of results."""
-    runs = [(file.parent.name, int(file.stem[4:])) for file in sorted((out / RECORDS).glob("*/seed*.json"))]
-    records = [record for run in runs if isinstance(record := read_record(out, *run), RunRecord)]
+    runs = [out / RUNS / file.parent.name / file.stem for file in sorted((out / RECORDS).glob("*/seed*.json"))]
+    records = [record for run in runs if isinstance(record := read_record(run), RunRecord)]
     if not records:
         command = f"unskew reproduce ours/calibrations --scale small --out {out}"
         raise UserError(f"{out} has no results to compare; run some first, for example: {command}")

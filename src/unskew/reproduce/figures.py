@@ -10,7 +10,7 @@ from typing import Any
 from unskew.analysis import parse_measure
 from unskew.analysis.measure import MeasureRequest, slug
 from unskew.analysis.norms import correlation
-from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Words, average, band, grouped
+from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Words, average, grouped
 from unskew.reproduce.cells import RunView, fill_in, parse_reading
 from unskew.reproduce.recipe import RecipeColumn, matches
 from unskew.reproduce.results import CellResult, TableResult
@@ -54,9 +54,8 @@ def draw_curves(result: TableResult, spec: Spec) -> list[Chart]:
         for colour, (name, one) in enumerate(lines.values()):
             runs = _list_points(one, what, against)
             runs = [{number: point for number, point in points.items() if point[0] <= until} for points in runs]
-            x, y, spread = average(runs)
-            marks += [band(x, y, spread, colour)] if x and len(runs) > 1 else []
-            marks += [Line(x, y, name, colour, points=len(x) <= 40)] if x else []
+            x, y, bands = average(runs, colour)
+            marks += [*bands, Line(x, y, name, colour, points=len(x) <= 40)] if x else []
         if not marks:
             continue
         x_label, where = AXIS_LABELS[against], ", ".join(filter(None, (column.name, only)))

@@ -29,35 +29,19 @@ from unskew.runs.result import RESULT
 from unskew.sweeps.tasks import RunFailure, Task, count_at_once, run_tasks
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """One training with one seed, and its calibrations and measures."""
-
-    training: str
-    config: Config  # with its seed
-    calibrations: tuple[str, ...] = ()
-    measures: tuple[str, ...] = ()
-
-    def state(self, out: Path) -> RunRecord | RunFailure | None:
-        """Its record if that is complete, or how it diverged; None if something is left to do."""
-        record = read_record(out, self.training, self.config.seed)
-        partial = isinstance(record, RunRecord) and not record.has(self.calibrations, self.measures)
-        return None if partial else record
-
-
-def plan_runs(recipes: Sequence[tuple[Recipe, Variant]]) -> list[PlannedRun]:
+def plan_runs(recipes: Sequence[tuple[Recipe, Variant]], out: Path = Path()) -> list[Task]:
     """The runs of these recipes, each once, in the order of the recipes and seed by seed."""
-    jobs: dict[tuple[str, int], PlannedRun] = {}
+    tasks: dict[Path, Task] = {}
 
     def add(config: Config, seed: int, after: str = "", measures: Sequence[str] = ()) -> None:
         config = with_seed(config, seed)
-        name = name_training(config)
-        job = jobs.get((name, seed)) or PlannedRun(name, config)
+        path = run_folder(out, name_training(config), seed)
+        task = tasks.get(path) or Task(config, path)
         if config.during:  # recording does not change the result
-            job = replace(job, config=replace(job.config, during=config.during))
-        calibrations = tuple(dict.fromkeys(filter(None, (*job.calibrations, after))))
-        measures = tuple(dict.fromkeys((*job.measures, *measures)))
-        jobs[name, seed] = replace(job, calibrations=calibrations, measures=measures)
+            task = replace(task, config=replace(task.config, during=config.during))
+        calibrations = tuple(dict.fromkeys(filter(None, (*task.calibrations, after))))
+        measures = tuple(dict.fromkeys((*task.measures, *measures)))
+        tasks[path] = replace(task, calibrations=calibrations, measures=measures)
 
     for recipe, variant in recipes:
         cells = select_cells(make_cells(recipe, variant), variant)
@@ -67,15 +51,24 @@ def plan_runs(recipes: Sequence[tuple[Recipe, Variant]]) -> list[PlannedRun]:
                     add(cell.baseline, seed)
                 measured = recipe.measure_all or seed == seeds[0]
                 add(cell.config, seed, cell.after, cell.measures if measured else ())
-    return list(jobs.values())
+    return list(tasks.values())
 
 
-def select_part(jobs: Sequence[PlannedRun], text: str) -> list[PlannedRun]:
+def find_record(task: Task) -> RunRecord | RunFailure | None:
+    """The run's record if that is complete, or how it diverged; None if something is left to do."""
+    record = read_record(task.path)
+    if isinstance(record, RunRecord):
+        complete = {*task.calibrations} <= {*record.result.calibrations} and {*task.measures} <= {*record.measures}
+        return record if complete else None
+    return record
+
+
+def select_part(tasks: Sequence[Task], text: str) -> list[Task]:
     """The i-th of n parts, ``"1/4"``: every n-th run, so that all parts take about the same time."""
     match = re.fullmatch(r"\s*(\d{1,6})\s*/\s*(\d{1,6})\s*", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise UserError(f"--cells {brief(text)}: give a part such as 1/4")
-    return list(jobs[int(match[1]) - 1 :: int(match[2])])
+    return list(tasks[int(match[1]) - 1 :: int(match[2])])
 
 
 def find_missing_data(names: Sequence[str], data_dir: str | None) -> dict[str, str]:
@@ -104,39 +97,35 @@ def explain_missing_data(missing: Sequence[str], command: str, stand_ins: Sequen
 
 
 def do_runs(
-    runs: Sequence[PlannedRun],
-    out: Path,
+    tasks: Sequence[Task],
     *,
     data_dir: str | None = None,
     at_once: int | None = None,
-    finished: Callable[[PlannedRun, RunFailure | None, int, int], None] | None = None,
+    finished: Callable[[Task, RunFailure | None, int, int], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[tuple[str, int], RunFailure]:
-    """Do these runs, one per core at a time; returns the failures by training and seed.
+) -> dict[Path, RunFailure]:
+    """Do these runs, one per core at a time; returns the failures by the run's directory.
 
     An interrupted run resumes when this is called again. ``finished`` is called with a run, its failure, the number of
     runs done and the total; ``progress`` with the number of rounds done and the total.
     """
-    tasks = []
-    for run in runs:
-        config = replace(run.config, data_dir=data_dir or run.config.data_dir)
-        tasks.append(Task(config, run_folder(out, run.training, config.seed), run.calibrations, run.measures))
-    failures: dict[tuple[str, int], RunFailure] = {}
+    tasks = [replace(task, config=replace(task.config, data_dir=data_dir or task.config.data_dir)) for task in tasks]
+    failures: dict[Path, RunFailure] = {}
     done = 0
 
     def end(index: int, failure: RunFailure | None) -> None:
         nonlocal done
-        run, seed, done = runs[index], runs[index].config.seed, done + 1
+        task, done = tasks[index], done + 1
         if failure is not None:
-            failures[run.training, seed] = failure
-        if (tasks[index].path / RESULT).exists():
-            make_record(out, run.training, seed, run.measures, failure.reason if failure else "")
+            failures[task.path] = failure
+        if (task.path / RESULT).exists():
+            make_record(task.path, task.measures, failure.reason if failure else "")
             with suppress(UserError):  # the table does not need the run's page
-                write_report(tasks[index].path, only=("skew", "curves"))  # the cheapest measures
+                write_report(task.path, only=("skew", "curves"))  # the cheapest measures
         elif failure is not None and failure.diverged:
-            write_failure(out, run.training, seed, failure)
+            write_failure(task.path, failure)
         if finished is not None:
-            finished(run, failure, done, len(runs))
+            finished(task, failure, done, len(tasks))
 
     run_tasks(tasks, at_once, end, progress)
     return failures
@@ -240,7 +229,7 @@ def time_example(model: str, shape: tuple[int, int, int], classes: int, device: 
     return min(times) / batch
 
 
-def estimate_all(runs: Sequence[PlannedRun], speeds: Speeds) -> float | None:
+def estimate_all(runs: Sequence[Task], speeds: Speeds) -> float | None:
     """Seconds for all runs, one per core at a time or one after another on a GPU; None if a data size is unknown."""
     total, frozen = 0.0, dict[tuple[object, ...], float]()
     for run in runs:

@@ -37,28 +37,22 @@ PACKAGES = ("unskew", "torch", "numpy", "scikit-learn")
 class RunRecord:
     """A finished run: its result, its evaluations, the values of its measures, and the machine."""
 
-    training: str
-    result: Result  # its path is the run directory, which may have been deleted
+    result: Result  # its path is the run directory, OUT/runs/TRAINING/seed0, which may have been deleted
     curve: Sequence[Mapping[str, Any]]  # evaluated rounds: round, accuracy, batches_max since the previous one
     silhouettes: Sequence[tuple[int, float]] = ()  # recorded during training: round, value
     measures: Mapping[str, Any] = field(default_factory=dict)  # by their text
     machine: Mapping[str, str] = field(default_factory=dict)
     failure: str = ""  # why something could not be computed
 
+    @property
+    def training(self) -> str:
+        """The training's name, which its runs with other seeds share."""
+        return self.result.path.parent.name
+
     def measure(self, name: str) -> Any | None:
         """The values of a measure by its name, with any knobs; None if it was not taken."""
         knobbed = next((text for text in self.measures if text.startswith(f"{name}(")), name)
         return self.measures.get(name, self.measures.get(knobbed))
-
-    def has(self, calibrations: Sequence[str], measures: Sequence[str]) -> bool:
-        """Whether it has all of these."""
-        calibrated = all(name in self.result.calibrations for name in calibrations)
-        return calibrated and all(text in self.measures for text in measures)
-
-
-def record_file(out: Path, training: str, seed: int) -> Path:
-    """The file of a run's record."""
-    return out / RECORDS / training / f"seed{seed}.json"
 
 
 def run_folder(out: Path, training: str, seed: int) -> Path:
@@ -66,10 +60,14 @@ def run_folder(out: Path, training: str, seed: int) -> Path:
     return out / RUNS / training / f"seed{seed}"
 
 
-def make_record(out: Path, training: str, seed: int, measures: Sequence[str], failure: str = "") -> None:
+def record_file(path: Path) -> Path:
+    """The file of the record of the run in this directory, OUT/runs/TRAINING/seed0."""
+    return path.parents[2] / RECORDS / path.parent.name / f"{path.name}.json"
+
+
+def make_record(path: Path, measures: Sequence[str], failure: str = "") -> None:
     """Write the record of a finished run with these measures, keeping those of an earlier record."""
-    path = run_folder(out, training, seed)
-    before = read_record(out, training, seed)
+    before = read_record(path)
     known = dict(before.measures) if isinstance(before, RunRecord) else {}
     with FinishedRun(path) as run:
         for text in measures:
@@ -88,24 +86,23 @@ def make_record(out: Path, training: str, seed: int, measures: Sequence[str], fa
         if row.get("accuracy") is not None:
             curve.append({"round": row["round"], "accuracy": row["accuracy"], "batches_max": batches})
             batches = 0
-    record = RunRecord(training, result, curve, silhouettes, known, describe_machine(), failure)
-    write_whole(record_file(out, training, seed), to_bytes(record))
+    record = RunRecord(result, curve, silhouettes, known, describe_machine(), failure)
+    write_whole(record_file(path), to_bytes(record))
 
 
 def to_bytes(record: RunRecord) -> bytes:
     """The content of a record's file."""
-    fields = {name: value for name, value in vars(record).items() if name not in ("training", "result")}
-    return _bytes({"unskew": VERSION, "result": to_json(record.result), **fields})
+    return _bytes({"unskew": VERSION, **vars(record), "result": to_json(record.result)})
 
 
-def write_failure(out: Path, training: str, seed: int, failure: RunFailure) -> None:
+def write_failure(path: Path, failure: RunFailure) -> None:
     """Record that a run diverged, so that it is not repeated."""
-    write_whole(record_file(out, training, seed), _bytes({"unskew": VERSION, "diverged": failure.reason}))
+    write_whole(record_file(path), _bytes({"unskew": VERSION, "diverged": failure.reason}))
 
 
-def read_record(out: Path, training: str, seed: int) -> RunRecord | RunFailure | None:
+def read_record(path: Path) -> RunRecord | RunFailure | None:
     """The record of a run, or how it diverged; None if there is neither."""
-    file = record_file(out, training, seed)
+    file = record_file(path)
     content = read_content(file)
     if content is None:
         return None
@@ -115,8 +112,7 @@ def read_record(out: Path, training: str, seed: int) -> RunRecord | RunFailure |
             raise ValueError("it was written by another version")
         if "diverged" in values:
             return RunFailure(str(values["diverged"]), diverged=True)
-        result = result_from(values.pop("result"), file, run_folder(out, training, seed))
-        return msgspec.convert({**values, "training": training, "result": result}, RunRecord)
+        return msgspec.convert({**values, "result": result_from(values["result"], file, path)}, RunRecord)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file} is damaged: {error}; delete it and run the command again") from error
 
@@ -144,6 +140,5 @@ def _bytes(values: Mapping[str, Any]) -> bytes:
 
 def link_run(record: RunRecord, folder: Path) -> str:
     """The link to a run from a page in ``folder``."""
-    path = record.result.path  # OUT/runs/TRAINING/seed0
-    file = path.parents[2] / RECORDS / record.training / f"{path.name}.json"
-    return os.path.relpath(next((page for page in (path / "report.html", path) if page.exists()), file), folder)
+    pages = record.result.path / "report.html", record.result.path
+    return os.path.relpath(next((page for page in pages if page.exists()), record_file(record.result.path)), folder)

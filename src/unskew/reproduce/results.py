@@ -7,7 +7,7 @@ from pathlib import Path
 from unskew.analysis.ranking import Difference, compare_pairs
 from unskew.reproduce.cells import Cell, RunView, Variant, list_seeds, make_cells, name_training, with_seed
 from unskew.reproduce.recipe import PaperValue, Recipe
-from unskew.reproduce.records import RunRecord, read_record
+from unskew.reproduce.records import RunRecord, read_record, run_folder
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
 
 INSIDE, NEAR, OUTSIDE = "inside", "near", "outside"
@@ -136,14 +136,14 @@ def _rank(result: CellResult) -> tuple[bool, int, float]:
 def _read_seed(result: CellResult, seed: int, out: Path, reasons: Mapping[str, str]) -> None:
     """Add the value of one seed, or why it is missing."""
     cell, reading, training = result.cell, result.cell.reading, result.cell.training(seed)
-    record = read_record(out, training, seed)
+    record = read_record(run_folder(out, training, seed))
     if not isinstance(record, RunRecord):
         reason = reasons.get(training) or reasons.get(cell.config.data) or "not run yet"
         result.missing[seed] = reason if record is None else "diverged"
         return
     result.records[seed] = record
     if cell.baseline is not None:
-        baseline = read_record(out, name_training(with_seed(cell.baseline, seed)), seed)
+        baseline = read_record(run_folder(out, name_training(with_seed(cell.baseline, seed)), seed))
         if isinstance(baseline, RunRecord):
             result.baselines[seed] = baseline
     value = reading.read(RunView(record, cell.after, result.baselines.get(seed)))

@@ -285,7 +285,7 @@ def write_summary(sweep: Sweep, form: str = "svg") -> list[Path]:
     if sweep.best:
         files[sweep.path / BEST] = best_recipe(sweep, sweep.best).encode()
     for chart in sweep_charts(sweep):
-        files[sweep.path / "figures" / f"{chart.name}.{form}"] = chart_bytes(chart, form)
+        files[sweep.path / "figures" / f"{chart.name}.{form}"] = chart_bytes([chart], form)
     for path, content in files.items():
         write_whole(path, content)
     return list(files)
