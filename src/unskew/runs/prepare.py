@@ -82,7 +82,7 @@ class Prepared:
             config, values = _read_pretrained(self.config)
             file, _ = _fit_pretrained(network, values, config)
         models.initialise(network, Key(self.config.seed).fold("model"))
-        tensors.overwrite_some(network, file)
+        tensors.overwrite(network, file)
         return tensors.copy(tensors.of_module(network))
 
     @cached_property
@@ -113,7 +113,7 @@ class Prepared:
         images = self.images
         if self.blueprint.stored:
             network = self.blueprint.whole()
-            tensors.overwrite_some(network, self.frozen)
+            tensors.overwrite(network, self.frozen)
             parts = pixels(self.blueprint, dataset(images, self.population))
             frozen = Frozen(self.blueprint, network, parts, self.data_sha256, self.config.views or 0)
             images = stored_features(frozen, images, cache_folder(self.config.cache_dir), self.say)

@@ -423,7 +423,7 @@ def _store_features(
 ) -> tuple[Blueprint, ImageSet]:
     """The frozen part's output instead of the images, computed once; the images if it is too large."""
     network = blueprint.whole()
-    tensors.overwrite_some(network, frozen)
+    tensors.overwrite(network, frozen)
     parts = pixels(blueprint, dataset(fitted.images, fitted.population))
     part = Frozen(blueprint, network, parts, images_sha256(fitted.images), views)
     size, cache = stored_bytes(fitted.images, part.cut.shape, views), cache_folder()
