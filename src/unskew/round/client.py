@@ -218,11 +218,6 @@ class ClientSide:
         return [*numbers[:2], *deltas, *numbers[2:]]
 
     @cached_property
-    def outside(self) -> bool:
-        """Whether the network is external."""
-        return from_outside(self.network)
-
-    @cached_property
     def trained(self) -> list[Tensor]:
         """The trained parameters."""
         return list(self.params.values())
@@ -230,7 +225,7 @@ class ClientSide:
     @cached_property
     def passes(self) -> Passes | None:
         """The network's hand-written passes, if all its layers have them."""
-        return None if self.outside else build_passes(self.network)
+        return None if from_outside(self.network) else build_passes(self.network)
 
     @cached_property
     def classifier(self) -> tuple[str, ...]:
@@ -349,7 +344,7 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
         memory = {} if side.memory is None else side.memory.recall(visit)
         before = side.start(shared)
         received, recalled = side.received(shared), tensors.on_device(memory, side.device)
-        with seeded(key.fold("forward")) if side.outside else nullcontext():
+        with seeded(key.fold("forward")) if from_outside(side.network) else nullcontext():
             loss = descend(side, received, recalled, visit.client, batches.to(side.device), local)
 
         steps = len(batches.counts)
@@ -366,7 +361,7 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
                 sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
         if algorithm.mechanism is not None:
             sums = algorithm.mechanism.clip_update(sums)
-        keep = side.memory.values(visited) if side.memory is not None and visit.keep else None
+        keep = side.memory.format.values(visited) if side.memory is not None and visit.keep else None
         return Reply(sums, record(side, shared, self.watch) if visit.repeat == 0 else {}, keep=keep)
 
 
