@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unskew.core.errors import Ended, UserError
-from unskew.core.plugins import Plugin, find_plugins, guard_plugins, load_function, parse_plugin, plugin_sha256
+from unskew.core.plugins import find_plugins, guard_plugins, load_function, parse_plugin, plugin_sha256
 from unskew.core.text import apply, parse_calls
 
 NOT_PLUGINS = [
@@ -37,7 +37,7 @@ def test_what_is_no_plugin_imports_nothing(name):
 
 
 def test_a_plugin_is_found_wherever_a_text_names_it():
-    assert parse_plugin("my-pack.part_2:make") == Plugin("my-pack.part_2", "make")
+    assert parse_plugin("my-pack.part_2:make") == "my-pack.part_2:make"
     found = find_plugins("a.b:c(x='d:e', y=f:g) + fedavg(0.5)")
     assert list(map(str, found)) == ["a.b:c", "d:e", "f:g"]
     assert find_plugins("fedavgm(0.9) + ccvr") == []
@@ -97,11 +97,11 @@ def test_a_guard_sees_a_plugin_before_it_is_imported(module):
 def test_a_modules_hash_is_taken_without_importing_anything(module):
     module("misbehaving/__init__", "raise RuntimeError('imported')")
     file = module("misbehaving/inside", "def f(): ...")
-    assert plugin_sha256(Plugin("misbehaving.inside", "f")) == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert plugin_sha256("misbehaving.inside:f") == hashlib.sha256(file.read_bytes()).hexdigest()
     with pytest.raises(UserError, match=r"the module misbehaving.nowhere does not exist"):
-        plugin_sha256(Plugin("misbehaving.nowhere", "f"))
+        plugin_sha256("misbehaving.nowhere:f")
     with pytest.raises(UserError, match="the module sys"):
-        plugin_sha256(Plugin("sys", "exit"))
+        plugin_sha256("sys:exit")
 
 
 @pytest.mark.parametrize(

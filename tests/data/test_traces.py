@@ -13,7 +13,7 @@ def trace(tmp_path, content):
 
 
 def there(made, rounds, clients=4):
-    return [np.flatnonzero(made.available(number, clients)).tolist() for number in range(1, rounds + 1)]
+    return [np.flatnonzero(made(number, clients)).tolist() for number in range(1, rounds + 1)]
 
 
 def test_both_forms_say_the_same_and_start_again_after_their_last_round(tmp_path):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.core import tensors
+from unskew.core.tensors import PackedSums
 from unskew.round.server import weighted_mean
 
 weights = st.floats(1e-3, 1e6)
@@ -19,17 +19,21 @@ def report(weight, delta):
     return {
         "weight": torch.tensor(weight, dtype=torch.float64),
         "delta/params/w": scaled,
-        "metric/loss": torch.ones(()),
+        "metric/loss": torch.ones((), dtype=torch.float64),
     }
+
+
+def added(*reports):
+    total = PackedSums.of(reports[0])
+    for other in reports[1:]:
+        total.add(PackedSums.of(other))
+    return total
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(weights, values), min_size=1, max_size=6))
 def test_the_mean_of_the_reports_is_numpys_weighted_average(clients):
-    total = None
-    for weight, delta in clients:
-        total = tensors.add(total, report(weight, delta))
-    found = weighted_mean(total)
+    found = weighted_mean(added(*(report(weight, delta) for weight, delta in clients)))
     wanted = np.average([delta for _, delta in clients], axis=0, weights=[weight for weight, _ in clients])
     assert list(found) == ["params/w"]
     np.testing.assert_allclose(found["params/w"].numpy(), wanted, rtol=1e-12, atol=1e-9)
@@ -45,7 +49,7 @@ def test_only_the_ratio_of_the_weights_matters(client, factor):
 
 
 def test_by_hand():
-    total = tensors.add(report(1.0, [3.0, 0.0, 1.0]), report(3.0, [-1.0, 4.0, 1.0]))
+    total = added(report(1.0, [3.0, 0.0, 1.0]), report(3.0, [-1.0, 4.0, 1.0]))
     assert weighted_mean(total)["params/w"].tolist() == [0.0, 3.0, 1.0]  # (3 − 3)/4, (0 + 12)/4, (1 + 3)/4
 
 
@@ -64,5 +68,5 @@ def test_parameters_and_buffers_are_averaged_alike_and_nothing_else_is():
 
 @pytest.mark.parametrize("scale", [1e-300, 1e300])
 def test_extreme_weights_neither_overflow_nor_vanish(scale):
-    total = tensors.add(report(scale, [1.0, 2.0, 3.0]), report(scale, [3.0, 2.0, 1.0]))
+    total = added(report(scale, [1.0, 2.0, 3.0]), report(scale, [3.0, 2.0, 1.0]))
     assert weighted_mean(total)["params/w"].tolist() == [2.0, 2.0, 2.0]

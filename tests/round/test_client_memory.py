@@ -116,7 +116,7 @@ class Store:
         """The ticket, of a visit that keeps."""
         if visit.slot is None:
             return None
-        return self.memory.write(visit.slot, self.memory.values(visited(visit, model)))
+        return self.memory.write(visit.slot, self.memory.format.values(visited(visit, model)))
 
 
 def opened(file: Path, model=NOTE) -> Store:

@@ -9,48 +9,36 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from unskew.core.errors import Ended, MissingExtra, UserError, brief, describe_error
 from unskew.core.files import append_secret, parse_json, read_content
 from unskew.core.text import parse_calls
 
-_PLUGIN = re.compile(r"([^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*):([^\W\d]\w*)")
+_PLUGIN = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*:[^\W\d]\w*")
 _NOT_PLUGINS = re.compile(
     r"unskew\.(?!data\.|models\.|methods\.|calibration\.|engines\.|loggers\.|reproduce\.networks\.)"
 )
 _WORD = re.compile(r"[\w.:-]+")  # the characters of a name in our texts
 
 
-@dataclass(frozen=True)
-class Plugin:
-    """The name of a function outside the package."""
-
-    module: str
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.module}:{self.function}"
-
-
-Check = Callable[[Plugin], None]
+Check = Callable[[str], None]  # the name of a function outside the package
 _check: ContextVar[Check | None] = ContextVar("check", default=None)
 
 
-def parse_plugin(name: str, what: str = "plug-in") -> Plugin:
-    """Parse ``package.module:function``, in one place so that loading, listing and allowing agree."""
-    match = _PLUGIN.fullmatch(name)
-    if match is None:
+def parse_plugin(name: str, what: str = "plug-in") -> str:
+    """Check that a name is ``package.module:function``, in one place so that loading, listing and allowing agree."""
+    if _PLUGIN.fullmatch(name) is None:
         raise UserError(f"{what} {brief(name)} cannot be imported: it does not have the form package.module:function")
-    return Plugin(match[1], match[2])
+    return name
 
 
-def find_plugins(text: str, what: str = "plug-in") -> list[Plugin]:
+def find_plugins(text: str) -> list[str]:
     """The plug-ins in a text, without importing them; every word with a colon must be one (not ``folder:``)."""
-    return [parse_plugin(word, what) for word in _WORD.findall(text) if ":" in word]
+    return [parse_plugin(word) for word in _WORD.findall(text) if ":" in word]
 
 
 @contextmanager
@@ -65,15 +53,15 @@ def guard_plugins(check: Check) -> Iterator[None]:
 
 def load_function(name: str, what: str) -> Callable[..., Any]:
     """Import ``package.module:function``; ``what`` names its kind in messages."""
-    plugin = parse_plugin(name, what)
+    module, _, function_name = parse_plugin(name, what).partition(":")
     if (check := _check.get()) is not None:
-        check(plugin)
-    if _NOT_PLUGINS.match(f"{plugin.module}."):
+        check(name)
+    if _NOT_PLUGINS.match(f"{module}."):
         raise UserError(f"{what} {name!r}: Unskew's own functions cannot be used as plug-ins")
     add_working_directory()
     try:
         with _same_dtype():
-            function: Callable[..., Any] = getattr(importlib.import_module(plugin.module), plugin.function)
+            function: Callable[..., Any] = getattr(importlib.import_module(module), function_name)
     except (KeyboardInterrupt, Ended):
         raise
     except BaseException as error:  # importing a module may raise anything, SystemExit included
@@ -83,18 +71,18 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
     return function
 
 
-def plugin_sha256(plugin: Plugin) -> str:
+def plugin_sha256(plugin: str) -> str:
     """SHA-256 of the source file of a plug-in's module, without importing it or its packages."""
     add_working_directory()
-    folders: Any = None
-    for end in range(1, plugin.module.count(".") + 2):
-        spec = PathFinder.find_spec(".".join(plugin.module.split(".")[:end]), folders)
+    module, folders = plugin.partition(":")[0], cast(Any, None)
+    for package in accumulate(module.split("."), "{}.{}".format):
+        spec = PathFinder.find_spec(package, folders)
         if spec is None:
-            raise UserError(f"plug-in {plugin}: the module {plugin.module} does not exist")
+            raise UserError(f"plug-in {plugin}: the module {module} does not exist")
         folders = spec.submodule_search_locations
     content = read_content(Path(spec.origin)) if spec and spec.has_location and spec.origin else None
     if content is None:
-        raise UserError(f"plug-in {plugin}: the module {plugin.module} has no source file to compute its hash from")
+        raise UserError(f"plug-in {plugin}: the module {module} has no source file to compute its hash from")
     return hashlib.sha256(content).hexdigest()
 
 

@@ -28,14 +28,7 @@ def of_module(module: nn.Module) -> Tensors:
 
 
 def overwrite(module: nn.Module, values: Tensors) -> None:
-    """Set all parameters and buffers of a network, in place."""
-    with torch.no_grad():
-        for name, target in of_module(module).items():
-            target.copy_(values[name])
-
-
-def overwrite_some(module: nn.Module, values: Tensors) -> None:
-    """Set some of a network's parameters and buffers, in place."""
+    """Set these parameters and buffers of a network, in place."""
     targets = of_module(module)
     with torch.no_grad():
         for name, value in values.items():
@@ -81,20 +74,6 @@ def shaped(vector: Tensor, like: Tensors) -> Tensors:
     return {name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
 
 
-def add(left: Sums | None, right: Sums) -> Sums:
-    """``left + right``, name by name; None is the empty sum."""
-    if left is None:
-        return right
-    names = list(left)
-    if names != list(right):
-        differing = sorted(set(left) ^ set(right))
-        raise ValueError(
-            f"sums with different entries cannot be added: {', '.join(differing) or 'their order differs'}"
-        )
-    total = torch._foreach_add(list(left.values()), [right[name] for name in names])
-    return dict(zip(names, total, strict=True))
-
-
 def finite(tensors: Tensors) -> bool:
     """Whether no entry is NaN or infinite; if their sum is finite, no entry needs a check of its own."""
     bases = {id(base): base for base in (value if value._base is None else value._base for value in tensors.values())}
@@ -112,12 +91,15 @@ def plan_layout(tensors: Tensors) -> tuple[Layout, int]:
     return layout, max(end, ALIGN)
 
 
-def views(memory: mmap.mmap | bytearray | memoryview, layout: Layout) -> Tensors:
-    """Tensors over the memory, by name."""
+def views(memory: Tensor | mmap.mmap | bytearray, layout: Layout) -> Tensors:
+    """Tensors over the memory, by name; a vector must have numbers of their size."""
     tensors = {}
     for name, dtype, shape, offset in layout:
-        kind = getattr(torch, dtype)
-        if count := math.prod(shape):
+        kind, count = getattr(torch, dtype), math.prod(shape)
+        if isinstance(memory, Tensor):
+            start = offset // memory.element_size()
+            tensors[name] = memory[start : start + count].view(kind).view(shape)
+        elif count:
             tensors[name] = torch.frombuffer(memory, dtype=kind, count=count, offset=offset).view(shape)
         else:
             tensors[name] = torch.empty(shape, dtype=kind)
@@ -181,17 +163,13 @@ class Packed:
     """A vector that holds a network's tensors; ``others`` names the tensors outside it."""
 
     vector: Tensor
-    positions: dict[str, tuple[torch.Size, tuple[int, ...], int]]  # shape, strides and first element
+    layout: Layout
     others: tuple[str, ...]
 
-    def views(self, vector: Tensor) -> Tensors:
-        """The tensors in a vector of this layout, not copied."""
-        return {name: vector.as_strided(*position) for name, position in self.positions.items()}
-
-    def copied(self, tensors: Tensors, dtype: torch.dtype) -> Tensor:
+    def copied(self, tensors: Tensors) -> Tensor:
         """A new vector of this layout with the values of these tensors, zeros in the gaps."""
-        vector = torch.zeros_like(self.vector, dtype=dtype)
-        for name, view in self.views(vector).items():
+        vector = torch.zeros_like(self.vector)
+        for name, view in views(vector, self.layout).items():
             view.copy_(tensors[name])
         return vector
 
@@ -204,22 +182,19 @@ def pack(module: nn.Module) -> Packed:
     params = {f"params/{name}": value for name, value in module.named_parameters()}
     tensors: Tensors = {**params, **{f"buffers/{name}": value for name, value in module.named_buffers()}}
     first = next(iter(tensors.values()), torch.empty(0))
-    step = max(1, ALIGN // first.element_size())
     sharing = Counter(value.untyped_storage().data_ptr() for value in tensors.values())
-    positions: dict[str, tuple[torch.Size, tuple[int, ...], int]] = {}
-    end = 0
+    inside: Tensors = {}
     for name, value in tensors.items():
-        storage = value.untyped_storage()
+        storage, strides = value.untyped_storage(), torch.empty(value.shape, device="meta").stride()
         alone = sharing[storage.data_ptr()] == 1 and storage.nbytes() == value.numel() * value.element_size()
-        if alone and value.is_contiguous() and (value.dtype, value.device) == (first.dtype, first.device):
-            positions[name] = value.shape, value.stride(), end
-            end += -(-value.numel() // step) * step
-    vector = torch.zeros(end, dtype=first.dtype, device=first.device)
-    packed = Packed(vector, positions, tuple(name for name in tensors if name not in positions))
-    for name, view in packed.views(vector).items():
+        if alone and value.stride() == strides and (value.dtype, value.device) == (first.dtype, first.device):
+            inside[name] = value
+    layout, end = plan_layout(inside)
+    vector = torch.zeros(end // first.element_size(), dtype=first.dtype, device=first.device)
+    for name, view in views(vector, layout).items():
         view.copy_(tensors[name].detach())
         tensors[name].data = view
-    return packed
+    return Packed(vector, layout, tuple(name for name in tensors if name not in inside))
 
 
 class PackedSums(Mapping[str, Tensor]):
@@ -241,11 +216,7 @@ class PackedSums(Mapping[str, Tensor]):
 
     def by_name(self) -> Sums:
         """The sums by name: views of the vector."""
-        sums = {}
-        for name, dtype, shape, offset in self.layout:
-            part = self.vector[offset // DOUBLE : offset // DOUBLE + math.prod(shape)].view(shape)
-            sums[name] = part if dtype == "float64" else part.view(torch.int64)
-        return sums
+        return views(self.vector, self.layout)
 
     _named = cached_property(by_name)  # for single entries
 
@@ -262,8 +233,7 @@ class PackedSums(Mapping[str, Tensor]):
 
     def finite(self) -> bool:
         """Whether no float is NaN or infinite; if their sum is finite, all are."""
-        floats = self.vector[: self._floats]
-        return math.isfinite(floats.sum().item()) or bool(floats.isfinite().all())
+        return finite({"": self.vector[: self._floats]})
 
     @property
     def _floats(self) -> int:

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,35 +16,18 @@ from unskew.core.files import read_content
 from unskew.core.key import Key
 from unskew.core.limits import check_plain, user_path
 from unskew.core.types import Mask, Roster, Visit
-from unskew.data.population import Ints
 from unskew.round.algorithm import Algorithm, Method
 
 MAX_BYTES = 2**30
 DIGITS = 12  # of a trace's hash in a run's configuration
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """Clients' stays, one per row: a client is available from round ``first`` to round ``last``."""
+def read_trace(path: Path) -> Callable[[int, int], Mask]:
+    """Read a trace with the columns round,client or client,from,to, in any order; others are ignored.
 
-    path: Path
-    client: Ints
-    first: Ints
-    last: Ints
-
-    def available(self, number: int, clients: int) -> Mask:
-        """[K], which clients are available in that round; after its last round the trace starts again."""
-        if (most := int(self.client.max())) >= clients:
-            excess = f"{self.path} has a client {most}, but clients are numbered from 0 to {clients - 1:,}"
-            raise UserError(f"{excess}; give a trace of these clients")
-        now = (number - 1) % int(self.last.max()) + 1
-        mask = np.zeros(clients, bool)
-        mask[self.client[(self.first <= now) & (now <= self.last)]] = True
-        return mask
-
-
-def read_trace(path: Path) -> Trace:
-    """Read a trace with the columns round,client or client,from,to, in any order; others are ignored."""
+    The result maps a round and the number of clients K to [K], which clients are available; after its last round the
+    trace starts again.
+    """
     try:
         rows = csv.reader(io.StringIO(_read_content(path).decode("utf-8-sig"), newline=""), strict=True)
         header = [name.strip().lower() for name in next(rows, [])]
@@ -56,7 +40,17 @@ def read_trace(path: Path) -> Trace:
     except (csv.Error, ValueError, IndexError, OverflowError) as error:
         rule = "give rows of round,client or client,from,to, clients numbered from 0 and rounds from 1"
         raise UserError(f"{path} is not a trace ({error}); {rule}") from error
-    return Trace(path, client, first, last)
+
+    def present(number: int, clients: int) -> Mask:
+        if (most := int(client.max())) >= clients:
+            excess = f"{path} has a client {most}, but clients are numbered from 0 to {clients - 1:,}"
+            raise UserError(f"{excess}; give a trace of these clients")
+        now = (number - 1) % int(last.max()) + 1
+        mask = np.zeros(clients, bool)
+        mask[client[(first <= now) & (now <= last)]] = True
+        return mask
+
+    return present
 
 
 def _read_content(path: Path) -> bytes:
@@ -147,11 +141,11 @@ class _FromTrace:
         return f"available({text.spell(str(self.path))}, sha256={text.spell(known)})"
 
     @cached_property
-    def trace(self) -> Trace:
+    def trace(self) -> Callable[[int, int], Mask]:
         if not hashlib.sha256(_read_content(self.path)).hexdigest().startswith(self.sha256):
             changed = "has changed since the run was started"
             raise UserError(f"the trace {self.path} {changed}; restore it, or start another run")
         return read_trace(self.path)
 
     def __call__(self, algorithm: Algorithm) -> Algorithm:
-        return replace(algorithm, available=lambda _, number, roster: self.trace.available(number, roster.clients))
+        return replace(algorithm, available=lambda _, number, roster: self.trace(number, roster.clients))

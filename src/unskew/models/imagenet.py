@@ -5,7 +5,8 @@ EfficientNet-Lite0 (Tan and Le 2019) has no squeeze-and-excitation and uses ReLU
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch.nn.functional as F
@@ -55,54 +56,58 @@ class Residual(nn.Module):
         return F.relu(y + self.downsample(x))
 
 
-class ResNet(nn.Module):
+def _resnet(shape: Shape, classes: int, norm: Norm, depths: Sequence[int], *, bottleneck: bool) -> nn.Sequential:
     """Four stages of blocks, global average pooling, one linear layer."""
-
-    def __init__(self, shape: Shape, classes: int, norm: Norm, depths: Sequence[int], *, bottleneck: bool) -> None:
-        super().__init__()
-        self.small = min(shape[1:]) < SMALL
-        kernel, stride, padding = (3, 1, 1) if self.small else (7, 2, 3)
-        self.conv1 = nn.Conv2d(shape[0], 64, kernel, stride, padding, bias=False)
-        self.bn1 = norm(64)
-        inputs = 64
-        for stage, depth in enumerate(depths):
-            width, blocks = 64 * 2**stage, []
-            for index in range(depth):
-                stride = 2 if stage and not index else 1
-                convolutions = [(width, 3, stride), (width, 3, 1)]
-                if bottleneck:
-                    convolutions = [(width, 1, 1), (width, 3, stride), (4 * width, 1, 1)]
-                blocks.append(Residual(inputs, convolutions, norm))
-                inputs = convolutions[-1][0]
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
-        self.fc = nn.Linear(inputs, classes)
-        _draw_convolutions(self)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, ch, H, W] -> [B, C]."""
-        x = F.relu(self.bn1(self.conv1(images)))
-        if not self.small:
-            x = F.max_pool2d(x, 3, 2, 1)
-        for stage in ("layer1", "layer2", "layer3", "layer4"):
-            x = self.get_submodule(stage)(x)
-        logits: Tensor = self.fc(x.mean((2, 3)))
-        return logits
+    small = min(shape[1:]) < SMALL
+    kernel, stride, padding = (3, 1, 1) if small else (7, 2, 3)
+    parts = OrderedDict[str, nn.Module](conv1=nn.Conv2d(shape[0], 64, kernel, stride, padding, bias=False))
+    parts |= {"bn1": norm(64), "relu": nn.ReLU(), "maxpool": nn.Identity() if small else nn.MaxPool2d(3, 2, 1)}
+    inputs = 64
+    for stage, depth in enumerate(depths):
+        width, blocks = 64 * 2**stage, []
+        for index in range(depth):
+            stride = 2 if stage and not index else 1
+            convolutions = [(width, 3, stride), (width, 3, 1)]
+            if bottleneck:
+                convolutions = [(width, 1, 1), (width, 3, stride), (4 * width, 1, 1)]
+            blocks.append(Residual(inputs, convolutions, norm))
+            inputs = convolutions[-1][0]
+        parts[f"layer{stage + 1}"] = nn.Sequential(*blocks)
+    return _draw_convolutions(nn.Sequential(parts | {"pool": _pool(), "fc": nn.Linear(inputs, classes)}))
 
 
-def resnet_18(shape: Shape, classes: int, *, norm: str = "batch") -> ResNet:
+def resnet_18(shape: Shape, classes: int, *, norm: str = "batch") -> nn.Sequential:
     """ResNet-18: 512 features, 11 million weights. norm=batch|group."""
-    return ResNet(shape, classes, norm_layer(norm), (2, 2, 2, 2), bottleneck=False)
+    return _resnet(shape, classes, norm_layer(norm), (2, 2, 2, 2), bottleneck=False)
 
 
-def resnet_50(shape: Shape, classes: int, *, norm: str = "batch") -> ResNet:
+def resnet_50(shape: Shape, classes: int, *, norm: str = "batch") -> nn.Sequential:
     """ResNet-50: 2,048 features, 24 million weights. norm=batch|group."""
-    return ResNet(shape, classes, norm_layer(norm), (3, 4, 6, 3), bottleneck=True)
+    return _resnet(shape, classes, norm_layer(norm), (3, 4, 6, 3), bottleneck=True)
 
 
-def _draw_convolutions(network: nn.Module) -> None:
+def _pool() -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def _draw_convolutions(network: nn.Sequential) -> nn.Sequential:
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+    return network
+
+
+class Inverted(nn.Sequential):
+    """A 1×1 convolution that expands, a depthwise one, a 1×1 that projects, and a shortcut if the shapes agree."""
+
+    def __init__(self, layers: Mapping[str, nn.Module], *, around: bool) -> None:
+        super().__init__(OrderedDict(layers))
+        self.around = around
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, inputs, H, W] -> [B, outputs, H/stride, W/stride]."""
+        y: Tensor = super().forward(x)
+        return x + y if self.around else y
 
 
 MOBILENET_BLOCKS = (  # expansion, channels, how many, stride of the first
@@ -111,60 +116,33 @@ MOBILENET_BLOCKS = (  # expansion, channels, how many, stride of the first
 FIRST, LAST = 32, 1280  # channels
 
 
-class InvertedResidual(nn.Module):
-    """A 1×1 convolution that expands, a depthwise 3×3, a 1×1 that projects, and a shortcut if the shapes agree."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, norm: Norm) -> None:
-        super().__init__()
-        width = inputs * expansion
-        self.around = stride == 1 and inputs == outputs
-        parts = [] if expansion == 1 else [_convolution(inputs, width, 1, 1, norm)]
-        depthwise = _convolution(width, width, 3, stride, norm, groups=width)
-        self.conv = nn.Sequential(*parts, depthwise, nn.Conv2d(width, outputs, 1, bias=False), norm(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, inputs, H, W] -> [B, outputs, H/stride, W/stride]."""
-        y: Tensor = self.conv(x)
-        return x + y if self.around else y
-
-
-class MobileNetV2(nn.Module):
-    """Convolutions, global average pooling, an optional bottleneck, one linear layer.
+def mobilenet_v2(shape: Shape, classes: int, *, norm: str = "batch", bottleneck: int = 0) -> nn.Sequential:
+    """MobileNetV2: 1,280 features, 2 million weights. norm=batch|group; bottleneck=64 gives that many features.
 
     Below 64 pixels it is the network of CCVR's Table 7: stride 1 in the first convolution and in block 2, no dropout.
     """
-
-    def __init__(self, shape: Shape, classes: int, norm: Norm, bottleneck: int) -> None:
-        super().__init__()
-        small = min(shape[1:]) < SMALL
-        layers: list[nn.Module] = [_convolution(shape[0], FIRST, 3, 1 if small else 2, norm)]
-        inputs = FIRST
-        for block, (expansion, channels, count, stride) in enumerate(MOBILENET_BLOCKS, 1):
-            for index in range(count):
-                first = 1 if index or (small and block == 2) else stride
-                layers.append(InvertedResidual(inputs, channels, first, expansion, norm))
-                inputs = channels
-        layers.append(_convolution(inputs, LAST, 1, 1, norm))
-        self.features = nn.Sequential(*layers)
-        self.bottleneck = nn.Linear(LAST, bottleneck) if bottleneck else nn.Identity()
-        last = nn.Linear(bottleneck or LAST, classes)
-        self.classifier = nn.Sequential(nn.Identity() if small else nn.Dropout(0.2), last)
-        _draw_convolutions(self)
-        for layer in (self.bottleneck, last):
-            if isinstance(layer, nn.Linear):
-                nn.init.normal_(layer.weight, 0, 0.01)
-                nn.init.zeros_(layer.bias)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, ch, H, W] -> [B, C]."""
-        features = self.bottleneck(self.features(images).mean((2, 3)))
-        logits: Tensor = self.classifier(features)
-        return logits
-
-
-def mobilenet_v2(shape: Shape, classes: int, *, norm: str = "batch", bottleneck: int = 0) -> MobileNetV2:
-    """MobileNetV2: 1,280 features, 2 million weights. norm=batch|group; bottleneck=64 gives that many features."""
-    return MobileNetV2(shape, classes, norm_layer(norm), bottleneck)
+    normed, small, inputs = norm_layer(norm), min(shape[1:]) < SMALL, FIRST
+    layers: list[nn.Module] = [_convolution(shape[0], FIRST, 3, 1 if small else 2, normed)]
+    for block, (expansion, channels, count, stride) in enumerate(MOBILENET_BLOCKS, 1):
+        for index in range(count):
+            first = 1 if index or (small and block == 2) else stride
+            width, around = inputs * expansion, first == 1 and inputs == channels
+            parts = [] if expansion == 1 else [_convolution(inputs, width, 1, 1, normed)]
+            parts.append(_convolution(width, width, 3, first, normed, groups=width))
+            project = nn.Conv2d(width, channels, 1, bias=False)
+            layers.append(Inverted({"conv": nn.Sequential(*parts, project, normed(channels))}, around=around))
+            inputs = channels
+    layers.append(_convolution(inputs, LAST, 1, 1, normed))
+    narrow = nn.Linear(LAST, bottleneck) if bottleneck else nn.Identity()
+    last = nn.Linear(bottleneck or LAST, classes)
+    classifier = nn.Sequential(nn.Identity() if small else nn.Dropout(0.2), last)
+    features = OrderedDict[str, nn.Module](features=nn.Sequential(*layers), pool=_pool(), bottleneck=narrow)
+    network = _draw_convolutions(nn.Sequential(features | {"classifier": classifier}))
+    for layer in (narrow, last):
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, 0, 0.01)
+            nn.init.zeros_(layer.bias)
+    return network
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int, norm: Norm, *, groups: int = 1) -> nn.Sequential:
@@ -189,59 +167,22 @@ class SamePadding(nn.Conv2d):
         return F.conv2d(x, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
 
 
-class Block(nn.Module):
-    """Expand, depthwise convolution, project, and a shortcut if the shapes agree."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, kernel: int, norm: Norm) -> None:
-        super().__init__()
-        width = inputs * expansion
-        self.around = stride == 1 and inputs == outputs
-        self.expands = expansion != 1
-        if self.expands:
-            self._expand_conv = nn.Conv2d(inputs, width, 1, bias=False)
-            self._bn0 = norm(width)
-        self._depthwise_conv = SamePadding(width, width, kernel, stride, groups=width, bias=False)
-        self._bn1 = norm(width)
-        self._project_conv = nn.Conv2d(width, outputs, 1, bias=False)
-        self._bn2 = norm(outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, inputs, H, W] -> [B, outputs, H/stride, W/stride]."""
-        y = F.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
-        y = F.relu6(self._bn1(self._depthwise_conv(y)))
-        result: Tensor = self._bn2(self._project_conv(y))
-        return x + result if self.around else result
-
-
-class EfficientNetLite(nn.Module):
-    """A first convolution, sixteen blocks, a last convolution, global average pooling, one linear layer."""
-
-    def __init__(self, shape: Shape, classes: int, norm: Norm) -> None:
-        super().__init__()
-        self._conv_stem = SamePadding(shape[0], FIRST, 3, 2, bias=False)
-        self._bn0 = norm(FIRST)
-        blocks, inputs = [], FIRST
-        for expansion, channels, count, stride, kernel in EFFICIENTNET_BLOCKS:
-            for index in range(count):
-                blocks.append(Block(inputs, channels, 1 if index else stride, expansion, kernel, norm))
-                inputs = channels
-        self._blocks = nn.ModuleList(blocks)
-        self._conv_head = nn.Conv2d(inputs, LAST, 1, bias=False)
-        self._bn1 = norm(LAST)
-        self._dropout = nn.Dropout(0.2)
-        self._fc = nn.Linear(LAST, classes)
-        _draw_convolutions(self)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, ch, H, W] -> [B, C]."""
-        x = F.relu6(self._bn0(self._conv_stem(images)))
-        for block in self._blocks:
-            x = block(x)
-        x = F.relu6(self._bn1(self._conv_head(x))).mean((2, 3))
-        logits: Tensor = self._fc(self._dropout(x))
-        return logits
-
-
-def efficientnet_lite0(shape: Shape, classes: int, *, norm: str = "batch") -> EfficientNetLite:
+def efficientnet_lite0(shape: Shape, classes: int, *, norm: str = "batch") -> nn.Sequential:
     """EfficientNet-Lite0: 1,280 features, 3.4 million weights; made for 224×224 pixels. norm=batch|group."""
-    return EfficientNetLite(shape, classes, norm_layer(norm, eps=1e-3, momentum=0.01))
+    normed, inputs, blocks = norm_layer(norm, eps=1e-3, momentum=0.01), FIRST, []
+    stem = SamePadding(shape[0], FIRST, 3, 2, bias=False)
+    for expansion, channels, count, stride, kernel in EFFICIENTNET_BLOCKS:
+        for index in range(count):
+            first, width, layers = 1 if index else stride, inputs * expansion, dict[str, nn.Module]()
+            if expansion != 1:
+                expand = nn.Conv2d(inputs, width, 1, bias=False)
+                layers |= {"_expand_conv": expand, "_bn0": normed(width), "_relu0": nn.ReLU6()}
+            depthwise = SamePadding(width, width, kernel, first, groups=width, bias=False)
+            layers |= {"_depthwise_conv": depthwise, "_bn1": normed(width), "_relu1": nn.ReLU6()}
+            layers |= {"_project_conv": nn.Conv2d(width, channels, 1, bias=False), "_bn2": normed(channels)}
+            blocks.append(Inverted(layers, around=first == 1 and inputs == channels))
+            inputs = channels
+    parts = OrderedDict[str, nn.Module](_conv_stem=stem, _bn0=normed(FIRST), _relu0=nn.ReLU6())
+    parts |= {"_blocks": nn.Sequential(*blocks), "_conv_head": nn.Conv2d(inputs, LAST, 1, bias=False)}
+    parts |= {"_bn1": normed(LAST), "_relu1": nn.ReLU6(), "_pool": _pool(), "_dropout": nn.Dropout(0.2)}
+    return _draw_convolutions(nn.Sequential(parts | {"_fc": nn.Linear(LAST, classes)}))

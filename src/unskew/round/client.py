@@ -212,15 +212,10 @@ class ClientSide:
         """The layout of an update's vector: the numbers, then the tensors as in the network."""
         numbers: Layout = [(name, "float64", [], index * DOUBLE) for index, name in enumerate(NUMBERS)]
         deltas: Layout = [
-            (f"delta/{name}", "float64", list(shape), (HEAD + start) * DOUBLE)
-            for name, (shape, _, start) in self.packed.positions.items()
+            (f"delta/{name}", "float64", shape, (HEAD + offset // self.packed.vector.element_size()) * DOUBLE)
+            for name, _, shape, offset in self.packed.layout
         ]
         return [*numbers[:2], *deltas, *numbers[2:]]
-
-    @cached_property
-    def outside(self) -> bool:
-        """Whether the network is external."""
-        return from_outside(self.network)
 
     @cached_property
     def trained(self) -> list[Tensor]:
@@ -230,7 +225,7 @@ class ClientSide:
     @cached_property
     def passes(self) -> Passes | None:
         """The network's hand-written passes, if all its layers have them."""
-        return None if self.outside else build_passes(self.network)
+        return None if from_outside(self.network) else build_passes(self.network)
 
     @cached_property
     def classifier(self) -> tuple[str, ...]:
@@ -269,7 +264,7 @@ class ClientSide:
         They are packed once per round, not per visit.
         """
         if not self._starts or self._starts[0][0] is not shared:
-            model = self.packed.copied(self.received(shared), self.packed.vector.dtype)
+            model = self.packed.copied(self.received(shared))
             self._starts[:] = [(shared, model, model.cpu().double())]
         _, model, exact = self._starts[0]
         self.packed.vector.copy_(model)
@@ -349,7 +344,7 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
         memory = {} if side.memory is None else side.memory.recall(visit)
         before = side.start(shared)
         received, recalled = side.received(shared), tensors.on_device(memory, side.device)
-        with seeded(key.fold("forward")) if side.outside else nullcontext():
+        with seeded(key.fold("forward")) if from_outside(side.network) else nullcontext():
             loss = descend(side, received, recalled, visit.client, batches.to(side.device), local)
 
         steps = len(batches.counts)
@@ -366,7 +361,7 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
                 sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
         if algorithm.mechanism is not None:
             sums = algorithm.mechanism.clip_update(sums)
-        keep = side.memory.values(visited) if side.memory is not None and visit.keep else None
+        keep = side.memory.format.values(visited) if side.memory is not None and visit.keep else None
         return Reply(sums, record(side, shared, self.watch) if visit.repeat == 0 else {}, keep=keep)
 
 

@@ -24,11 +24,10 @@ START_A_NEW_RUN = "start a new run"
 class SavedStates(Protocol):
     """The clients' memories, as jobs read and write them."""
 
+    format: "MemoryFormat"
+
     def recall(self, visit: Visit) -> Tensors:
         """What the client stored at its last visit; empty at its first."""
-
-    def values(self, visited: Visited) -> Tensors:
-        """What the methods store of this visit."""
 
     def write(self, slot: int, values: Tensors) -> str:
         """Write the values into the slot and return their ticket."""
@@ -76,8 +75,8 @@ class ClientMemory:
     """A file of slots; processes may share its descriptor, and the first one assigns the slots."""
 
     def __init__(self, remember: Sequence[Memory], model: Tensors, descriptor: int) -> None:
-        self._format = MemoryFormat(remember, model)
-        self.slot_bytes = self._format.bytes
+        self.format = MemoryFormat(remember, model)
+        self.slot_bytes = self.format.bytes
         self.descriptor = descriptor
         self._used: set[int] = set()
         self._pinned: set[int] = set()
@@ -125,7 +124,7 @@ class ClientMemory:
         """What the client stored at its last visit; empty at its first."""
         if visit.ticket is None:
             return {}
-        return self._format.unpacked(self.content(visit.ticket, visit.client))
+        return self.format.unpacked(self.content(visit.ticket, visit.client))
 
     def content(self, ticket: str, client: int) -> bytearray:
         """The bytes stored under a ticket, for a process that does not share the file."""
@@ -139,13 +138,9 @@ class ClientMemory:
             raise LostMemory(f"client {client}'s saved state is damaged on disk; {START_A_NEW_RUN}")
         return content
 
-    def values(self, visited: Visited) -> Tensors:
-        """What the methods store of this visit."""
-        return self._format.values(visited)
-
     def write(self, slot: int, values: Tensors) -> str:
         """Write the values into the slot and return their ticket."""
-        return self.put(slot, self._format.packed(values))
+        return self.put(slot, self.format.packed(values))
 
     def put(self, slot: int, content: bytearray) -> str:
         """Write bytes from ``content`` into the slot and return their ticket."""

@@ -65,7 +65,9 @@ class Metrics:
 def start(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> ServerState:
     """The state before the first round, on the CPU; ``classifier`` names the tensors of the model's last layer."""
     model = tensors.on_device(model, "cpu")
-    sent = statistics.init_sent(algorithm.statistics, model, classifier)
+    parts = zip(("classifier/weight", "classifier/bias"), classifier, strict=False)
+    known = model | {alias: model[name] for alias, name in parts if name in model}
+    sent = {f"{s.name}/{name}": value.double() for s in algorithm.statistics for name, value in s.init(known).items()}
     return ServerState(0, tensors.copy(model), algorithm.server.init(tensors.parameters(model)), sent)
 
 
@@ -127,7 +129,7 @@ def run_round(
     params, server_memory = algorithm.server.update(old, steps, state.memory, info)
     buffers = {name: value for name, value in state.tensors.items() if name.startswith("buffers/")}
     buffers = apply_step(buffers, gradient, 1.0)
-    sent = statistics.fold_statistics(algorithm.statistics, state.sent, sums, info)
+    sent = statistics.fold(algorithm.statistics, state.sent, sums, info)
     if not tensors.finite(params | server_memory | sent):
         raise ClientFailure(f"server, round {number}: NaN or infinity in its step; try a smaller server learning rate")
 
@@ -206,7 +208,7 @@ def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key)
     _check_failures(outcome, None, "survey", key, skip=False)
     if outcome.void:
         raise UserError(f"the survey before the first round: {outcome.void}")
-    sent = statistics.fold_survey(algorithm.statistics, state.sent, outcome.sums)
+    sent = statistics.fold(algorithm.statistics, state.sent, outcome.sums)
     return replace(state, sent=sent), statistics.bytes_up(outcome, state.tensors, visits, len(visits))
 
 

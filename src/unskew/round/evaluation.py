@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unskew.core import tensors
 from unskew.core.errors import ClientFailure
 from unskew.core.key import Key
 from unskew.core.types import Engine, Exchange, Failure, Job, Reply, Sums, Tensors, TestPart, Visit
@@ -131,7 +130,7 @@ def score_images(
             sums = score(predicted, labels)
             if confidence and not own:
                 sums[CONFIDENCE] = confidence_sums(predicted, labels, some)
-            total = tensors.add(total or None, sums)
+            total = {name: total[name] + value for name, value in sums.items()} if total else sums
     return Reply(total, {"marks": torch.cat(right)} if by_image and not own else {})
 
 

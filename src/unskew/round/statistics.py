@@ -1,38 +1,29 @@
 """6. Statistics that are exchanged in addition to the model, and the bytes of everything sent."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure, describe_error
-from unskew.core.types import CLASSIFIER, EVERYONE, Outcome, RoundInfo, ServerState, Statistic, Sums, Tensors, Visit
+from unskew.core.types import EVERYONE, Outcome, RoundInfo, ServerState, Statistic, Sums, Tensors, Visit
 
 
-def init_sent(statistics: Sequence[Statistic], model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> Tensors:
-    """The statistics sent in the first round; ``classifier`` names the classifier's weight and bias."""
-    parts = zip(("classifier/weight", "classifier/bias"), classifier, strict=False)
-    model = model | {alias: model[name] for alias, name in parts if name in model}
-    return {f"{s.name}/{name}": value.double() for s in statistics for name, value in s.init(model).items()}
+def fold(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, info: RoundInfo | None = None) -> Tensors:
+    """The statistics sent in the next round, from those sent in this one and the clients' sums.
 
-
-def fold_survey(statistics: Sequence[Statistic], sent: Tensors, sums: Sums) -> Tensors:
-    """Update what is sent with the answers of all clients to the survey."""
+    Without ``info`` the sums are the answers of all clients to the survey before the first round.
+    """
     for s in statistics:
-        if s.surveyed is not None:
-            with _named(s.name):
-                sent = sent | tensors.prefixed(s.surveyed(tensors.under(sums, f"stat/{s.name}/")), f"{s.name}/")
-    return sent
-
-
-def fold_statistics(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, info: RoundInfo) -> Tensors:
-    """The statistics sent in the next round, from those sent in this round and the clients' sums."""
-    for s in statistics:
-        if s.fold is not None:
-            last, total = tensors.under(sent, f"{s.name}/"), tensors.under(sums, f"stat/{s.name}/")
-            with _named(s.name):
-                sent = sent | tensors.prefixed(s.fold(last, total, info), f"{s.name}/")
+        last, total = tensors.under(sent, f"{s.name}/"), tensors.under(sums, f"stat/{s.name}/")
+        try:
+            if info is None:
+                new = {} if s.surveyed is None else s.surveyed(total)
+            else:
+                new = {} if s.fold is None else s.fold(last, total, info)
+            sent = sent | tensors.prefixed(new, f"{s.name}/")
+        except Exception as error:
+            raise ClientFailure(f"server, statistic {s.name}: {describe_error(error)}") from error
     return sent
 
 
@@ -61,15 +52,6 @@ def bytes_up(outcome: Outcome, model: Tensors, visits: Sequence[Visit], reported
     updates = sum(v.numel() * model[name].element_size() for name, v in tensors.under(outcome.sums, "delta/").items())
     others = _dtype(model).itemsize * sum(value.numel() for value in tensors.under(outcome.sums, "stat/").values())
     return asked + (updates + others) * reported
-
-
-@contextmanager
-def _named(statistic: str) -> Iterator[None]:
-    """Add the statistic's name to an error in a method's fold."""
-    try:
-        yield
-    except Exception as error:
-        raise ClientFailure(f"server, statistic {statistic}: {describe_error(error)}") from error
 
 
 def _dtype(model: Tensors) -> torch.dtype:

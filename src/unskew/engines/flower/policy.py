@@ -25,7 +25,7 @@ from unskew.calibration.jobs import EvaluateCalibrated, FixedPointMoments, Momen
 from unskew.core import text
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.files import record_from, toml_record
-from unskew.core.plugins import Plugin, find_plugins, parse_plugin, plugin_sha256
+from unskew.core.plugins import find_plugins, parse_plugin, plugin_sha256
 from unskew.core.types import Job, Tensors, Visit
 from unskew.core.units import counted, format_bytes
 from unskew.data.batches import examples_for
@@ -197,9 +197,9 @@ class Policy:
 
     # Before the node agrees to a run
 
-    def check_plugin(self, plugin: Plugin) -> None:
+    def check_plugin(self, plugin: str) -> None:
         """Refuse code that the owner has not allowed, or that has changed since."""
-        allowed = self.plugins.get(str(plugin))
+        allowed = self.plugins.get(plugin)
         if allowed is None or (allowed and plugin_sha256(plugin) != allowed):
             raise BadMessage(
                 f"{plugin} is code that this node has not allowed, or its file has changed; see plugins in policy.toml",
