@@ -48,26 +48,6 @@ def reported(*rows):
 # what features pass
 
 
-@pytest.mark.parametrize("tukey", [1.0, 0.9, 0.5, 0.25])
-def test_relu_and_then_tukeys_power(tukey):
-    features = normal(20, D)
-    wanted = np.maximum(features.numpy(), 0) ** np.float32(tukey)
-    assert np.allclose(Transformation(True, tukey)(features), wanted, rtol=1e-6, atol=0)
-
-
-def test_a_power_of_zero_is_the_logarithm_and_zero_stays_finite():
-    features = torch.tensor([[1.0, math.e, 0.0, -3.0]])
-    found = Transformation(True, 0.0)(features)
-    assert found[0, :2].tolist() == pytest.approx([0.0, 1.0])
-    assert found[0, 2:].tolist() == pytest.approx([math.log(1e-12)] * 2)
-
-
-def test_without_either_features_are_as_they_are():
-    features = normal(20, D)
-    assert torch.equal(Transformation()(features), features)
-    assert torch.equal(Transformation(relu=True)(features), features.relu())
-
-
 @pytest.mark.parametrize("expand", [1, 7, 64])
 def test_a_lift_is_relu_of_random_sums_and_of_the_features(expand):
     """Its definition, apart from the code; whoever knows d and m has the same."""
@@ -86,19 +66,6 @@ def test_everybody_has_the_same_lift_and_nobody_can_change_anothers():
         mine.weight.zero_()
     assert torch.equal(Lift.of(D, 6).weight, yours.weight)
     assert yours.weight.abs().min() > 0
-
-
-def test_lifts_of_other_sizes_are_others():
-    assert not torch.equal(Lift.of(4, 6).weight[:, :3], Lift.of(5, 6).weight[:4, :3])
-    assert float(Lift.of(400, 50).weight.std()) == pytest.approx(1 / 20, rel=0.02)
-
-
-def test_a_lift_keeps_the_features_scale():
-    """ReLU is positively homogeneous, and doubling is exact: nothing has to be known of how large features are."""
-    features, lift = normal(11, D), Lift.of(D, 9)
-    for factor in (2.0, 2.0**-10, 2.0**20):
-        assert torch.equal(lift(factor * features), factor * lift(features))
-    assert torch.allclose(lift(3.7 * features), 3.7 * lift(features), rtol=1e-5)
 
 
 def test_a_lift_works_in_the_features_own_type():
@@ -131,33 +98,6 @@ def test_features_are_cut_before_a_transformation_and_after_a_lift():
 
 
 # layers made anew
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_copy_of_a_linear_layer_is_the_same_function_with_a_bias_and_memory_of_its_own(bias, dtype):
-    given = linear(bias=bias, dtype=dtype).requires_grad_(False)
-    made = copy_head(given)
-    features = normal(8, D, dtype=dtype)
-    assert torch.equal(made(features), given(features))
-    assert made.bias is not None
-    assert made.weight.dtype == made.bias.dtype == dtype
-    assert all(value.requires_grad for value in made.parameters())
-    with torch.no_grad():
-        for value in made.parameters():
-            value.add_(1)
-    assert torch.equal(given.weight, linear(bias=bias, dtype=dtype).weight)
-
-
-def test_a_copy_of_several_layers_rests_and_can_be_trained_and_leaves_the_given_ones_alone():
-    given = nn.Sequential(linear(D, 4), nn.Dropout(), nn.ReLU(), linear(4, C)).requires_grad_(False)
-    made = copy_head(given)
-    assert given.training
-    assert not any(part.training for part in made.modules())
-    assert all(value.requires_grad for value in made.parameters())
-    assert not any(value.requires_grad for value in given.parameters())
-    assert not {value.data_ptr() for value in made.parameters()} & {value.data_ptr() for value in given.parameters()}
-    assert torch.equal(made(normal(8, D)), given.eval()(normal(8, D)))
 
 
 def test_the_layer_whose_rows_are_the_classes_is_the_last_linear_one():

@@ -12,7 +12,7 @@ import unskew
 from unskew.calibration import CALIBRATIONS, is_bound, parse_calibration
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
 from unskew.calibration.ccvr import ccvr, uscc
-from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest, finisher
+from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest
 from unskew.calibration.lda import lda
 from unskew.calibration.oracle import oracle
 from unskew.calibration.statistics import ClassStatistics
@@ -150,43 +150,3 @@ def test_a_nameless_finisher_cannot_be_filed_but_one_with_a_text_can(outside):
         outside.nameless()(Algorithm())
     named = Finisher(outside.filled, text="mine")
     assert named(Algorithm()).finish == (named,)
-
-
-def test_the_decorator_keeps_the_signature_and_docstring_for_the_list_of_methods():
-    import inspect
-
-    assert "per_class" in inspect.signature(ccvr).parameters
-    assert (inspect.getdoc(ccvr) or "").startswith("Retrains the classifier")
-    assert finisher.__doc__
-
-
-NEAREST_MEAN = '''import copy
-
-import torch
-
-from unskew.extend import Diagonal, Finisher, StatisticsRequest, finisher
-
-
-@finisher
-def nearest_mean(weight: float = 1.0) -> Finisher:
-    """Mixes in the classifier of the nearest class mean: w_c = μ_c, b_c = −½·‖μ_c‖²."""
-
-    def make(head, statistics, key):
-        linear, means, rows = copy.deepcopy(head), statistics.means().to(head.weight), statistics.held
-        with torch.no_grad():
-            linear.weight[rows] = torch.lerp(head.weight[rows], means, weight)
-            linear.bias[rows] = torch.lerp(head.bias[rows], -0.5 * means.square().sum(1), weight)
-        return linear
-
-    return Finisher(make, StatisticsRequest(Diagonal()))
-'''
-
-
-def test_a_calibration_in_a_file_of_ones_own_works_by_its_text(tmp_path, monkeypatch):
-    (tmp_path / "mine_of_the_guide.py").write_text(NEAREST_MEAN)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    statistics = statistics_of("diagonal")
-    made = calibrate(nn.Linear(D, C), statistics, "mine_of_the_guide:nearest_mean")
-    torch.testing.assert_close(made.linear().weight, statistics.means().float())
-    features = statistics.means().float()
-    assert made(features).argmax(1).tolist() == list(range(C))

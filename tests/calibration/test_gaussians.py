@@ -8,11 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.calibration import covariances
 from unskew.calibration.calibrate import calibrate
 from unskew.calibration.covariances import Gaussians, draw_directions, pack, parse_form, unpack
 from unskew.calibration.statistics import ClassStatistics
-from unskew.core.errors import UserError
 from unskew.core.key import Key
 
 C, D = 4, 6
@@ -111,25 +109,6 @@ def test_a_small_class_is_mixed_with_the_pooled_covariance_by_a_reported_weight(
         near(covariance(spread).diagonal(), wanted.diagonal())
     if form == "low-rank(3)" and count <= 4:  # a scatter of rank 3 at most: the sketch knows it whole
         near(covariance(spread), (1 - weight) * own + weight * diagonal(pooled), 1e-8)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_class_of_one_example_is_its_feature_and_the_pooled_spread(form):
-    features, labels = examples([1, 40])
-    found = Gaussians(ClassStatistics.of_features(features, labels, C, form))
-    spread, report = found.spread(0)
-    assert torch.equal(found.means[0], features[0])
-    assert (report.shrunk, report.clipped, report.left_over) == (1.0, 0.0, 0.0)
-    pooled = within(features, labels)
-    near(covariance(spread), pooled if form in ("full", "shared") else diagonal(pooled))
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_where_no_class_has_two_examples_there_is_no_spread_to_draw_from(form):
-    for counts in ([1], [1, 1, 1]):
-        found = Gaussians(statistics_of(counts, form))
-        with pytest.raises(UserError, match="no class has two examples"):
-            found.draw(0, 5, Key(0))
 
 
 def test_the_pooled_covariance_is_found_once_however_many_small_classes_there_are(monkeypatch):
@@ -291,33 +270,6 @@ def test_the_directions_are_nystroms(rank):
     near(spread.factor @ spread.factor.t() * (len(features) - 1), wanted, 1e-9)
 
 
-@pytest.mark.parametrize("rank", [4, 8])
-def test_what_the_directions_leave_out_is_no_more_than_theory_allows(rank):
-    """Trace of S − F·Fᵀ, mean over random orientations: at most (1 + k/(r − k − 1))·Σ_{j>k} λ_j for every k < r − 1.
-
-    Reference: Tropp et al., "Fixed-Rank Approximation of a Positive-Semidefinite Matrix from Streaming Data", NeurIPS
-    2017, Theorem 4.1.
-    """
-    values = 0.6 ** torch.arange(16, dtype=torch.float64)
-    allowed = min(float((1 + k / (rank - k - 1)) * values[k:].sum()) for k in range(rank - 1))
-    shares = [Gaussians(low_rank(scatter_with(values, seed), rank)).spread(0)[1].left_over for seed in range(30)]
-    mean = float(np.mean(shares)) * float(values.sum())
-    assert float(values[rank:].sum()) <= mean <= 1.05 * allowed
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_pooled_scatter_is_the_sum_of_the_classes_own(form):
-    features, labels = examples([9, 1, 20])
-    given_ = ClassStatistics.of_features(features, labels, C, form)
-    found = given_.within() * (30 - 3)
-    wanted = within(features, labels) * (30 - 3)
-    near(found.diagonal(), wanted.diagonal())
-    if form in ("full", "shared"):
-        near(found, wanted)
-    if form == "diagonal":
-        assert torch.equal(found, diagonal(found))
-
-
 # drawing
 
 
@@ -337,13 +289,6 @@ def test_what_is_drawn_has_the_gaussians_mean_and_covariance(form, count):
     standard = (drawn - found.means[1]) / variances.sqrt()
     assert bool((standard.pow(3).mean(0).abs() <= 5 * (15 / draws) ** 0.5).all())
     assert bool((standard.pow(4).mean(0) - 3).abs().max() <= 5 * (96 / draws) ** 0.5)
-
-
-def test_directions_and_diagonal_are_drawn_independently():
-    """A spread of both parts: one feature's variance is the sum of both."""
-    spread = covariances.Spread(torch.tensor([[1.0]], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64))
-    drawn = spread.draw(40_000, Key(3).torch())
-    assert float(drawn.var()) == pytest.approx(2, rel=5 * (2 / 40_000) ** 0.5)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -368,19 +313,6 @@ def test_the_draws_of_a_large_class_do_not_depend_on_who_else_is_there(form):
     alone = Gaussians(ClassStatistics.of_features(features[labels == 2], labels[labels == 2], C, form))
     assert torch.equal(among.draw(2, 20, Key(4))[0], alone.draw(0, 20, Key(4))[0])
     assert among.draw(2, 20, Key(4))[1] == alone.draw(0, 20, Key(4))[1]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_drawing_disturbs_no_generator_and_no_statistics(form):
-    given_ = statistics_of([3, 30], form)
-    before = {name: value.clone() for name, value in given_.tensors().items()}
-    generator = torch.get_rng_state()
-    found = Gaussians(given_)
-    assert found.draw(0, 0, Key(0))[0].shape == (0, D)
-    found.draw(1, 5, Key(0))[0].zero_()
-    assert torch.equal(torch.get_rng_state(), generator)
-    assert all(torch.equal(value, given_.tensors()[name]) for name, value in before.items())
-    assert not torch.equal(found.draw(1, 5, Key(0))[0], torch.zeros(5, D, dtype=torch.float64))
 
 
 def indefinite(form):

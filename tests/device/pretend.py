@@ -229,7 +229,18 @@ class _Deeper:
 
 
 def _plain(values):
-    return _each(values, lambda each: each.value if isinstance(each, PretendTensor) else each)
+    return _each(values, _value)
+
+
+def _value(each):
+    if _is_empty_index(each):
+        return torch.empty_like(each, device=CPU)
+    return each.value if isinstance(each, PretendTensor) else each
+
+
+def _is_empty_index(each):
+    """Made in C++ of an empty list as an index, which a real device takes."""
+    return not isinstance(each, PretendTensor) and each.device == META and each.shape == (0,)
 
 
 def _each(values, change):
@@ -265,7 +276,7 @@ def _moved_copy(home, value, kwargs):
 def _check_sides(func, args, kwargs, given):
     if kwargs.get("generator") is not None:
         raise WrongDevice(f"{func}: a CPU generator cannot draw into a tensor of the device")
-    strangers = [each for each in given if not isinstance(each, PretendTensor)]
+    strangers = [each for each in given if not (isinstance(each, PretendTensor) or _is_empty_index(each))]
     if not strangers or func in COPIES:
         return
     written = {id(each) for each in _tensors(_written(func, args, kwargs))}

@@ -7,13 +7,14 @@ import pytest
 import torch
 from placed import on, side_of, small
 
-from unskew.calibration import CALIBRATIONS
-from unskew.calibration.feasible import check, class_cells
-from unskew.calibration.federated import Calibrator, Forecasted, real_features
-from unskew.calibration.finisher import RealFeatures
-from unskew.calibration.jobs import Moments
+from unskew.calibration import CALIBRATIONS, parse_calibration
+from unskew.calibration.calibrate import calibrate, calibrate_on_features
+from unskew.calibration.classifier import Lift, load_calibrated
+from unskew.calibration.feasible import check
+from unskew.calibration.federated import Calibrator, Forecasted
+from unskew.calibration.forecast import forecast
+from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key
-from unskew.core.types import Visit
 from unskew.engines.loop import Loop
 from unskew.methods import METHODS
 from unskew.privacy.sessions import Sessions
@@ -26,12 +27,11 @@ QUICK = {
     "uscc": "uscc(per_class=20, epochs=2)",
     "oracle": "oracle(epochs=2)",
 }
+SHAPES = ["ccvr(per_class=20, epochs=2, layers=2)", "lda(expand=6)"]
 KNOBS = [
-    "ccvr(per_class=20, epochs=2, layers=2)",
     "ccvr(per_class=20, epochs=2, relu=true, tukey=0.5)",
     "ccvr(per_class=20, epochs=2, components=2)",
     "ccvr(per_class=20, epochs=2, covariance=diagonal)",
-    "lda(expand=6)",
     "lda(layers=2)",
     "oracle(epochs=2, per_class=3)",
     "oracle(epochs=2, layers=2)",
@@ -74,6 +74,7 @@ def agree(here, home):
     "calibration",
     [
         *(QUICK.get(name, name) for name in CALIBRATIONS),
+        *SHAPES,
         *(pytest.param(knob, marks=pytest.mark.heavy) for knob in KNOBS),
     ],
 )
@@ -90,43 +91,30 @@ def test_a_classifier_that_the_method_transforms_is_calibrated_the_same(each_hom
     agree(small(f"clsnorm + {QUICK['ccvr']} + lda", sizes=SIZES), each_home)
 
 
-def test_the_statistics_of_a_client_leave_it_on_the_cpu(each_home):
-    """Read before an engine moves anything: what a calibration's jobs answer is on the CPU."""
-    from unskew.calibration.finisher import StatisticsRequest
-    from unskew.calibration.jobs import client_statistics
-
-    here = small(sizes=SIZES)
-    model = here.state().tensors
-    for request in (StatisticsRequest(), StatisticsRequest(clip=0.5), StatisticsRequest(expand=4, min_count=2)):
-        sides = [side_of(here), side_of(on(each_home.device, here))]
-        for client in range(len(SIZES)):
-            one, other = (client_statistics(side, model, Visit(client, 1.0), request) for side in sides)
-            assert {value.device for value in other.tensors().values()} == {CPU}
-            assert all(torch.equal(value, other.tensors()[name]) for name, value in one.tensors().items())
-
-
-@pytest.mark.parametrize("needs", [RealFeatures(), RealFeatures(layers=2, per_class=3)])
-def test_a_bound_for_study_gets_real_features_on_the_cpu(each_home, needs):
-    here = small(sizes=SIZES)
-    sides = [side_of(here), side_of(on(each_home.device, here))]
-    for side in sides:
-        side.load(here.state().tensors, training=False)
-    (features, labels), (other_features, other_labels) = (real_features(side, needs, Key(0)) for side in sides)
-    assert other_features.device == other_labels.device == CPU
-    assert torch.equal(features, other_features)
-    assert torch.equal(labels, other_labels)
-
-
-def test_what_a_calibration_is_checked_with_is_on_the_cpu(each_home):
-    here = small(sizes=SIZES)
-    sides = [side_of(here), side_of(on(each_home.device, here))]
-    assert (sides[0].labels == sides[1].labels).all()
-    for one, other in zip(*(class_cells(side) for side in sides), strict=True):
-        assert (one == other).all()
-
-
-def test_a_failing_client_says_why(home):
-    """The device's own refusal reaches the user: it is not lost between the job and the calibration."""
-    side = side_of(on(home.device, small(sizes=SIZES)))
-    (failure,) = Loop(side).visit(Moments({"form": "full"}), {}, [Visit(0, 1.0)], Key(0))
-    assert "KeyError" in failure.reason
+@pytest.mark.parametrize(
+    "method", ["ccvr(per_class=20, epochs=2, relu=true, tukey=0.5)", "lda", "lda(expand=4)", "oracle"]
+)
+def test_a_classifier_of_the_users_is_calibrated_where_it_is_and_gives_the_same(each_home, method):
+    """From Python, without a run: it stays on its device, what is saved is on the CPU."""
+    labels = torch.arange(60) % 3
+    features = torch.randn(60, 5, generator=Key(2).torch()) + torch.nn.functional.one_hot(labels, 5)
+    made, foreseen = [], []
+    for device in (CPU, each_home.device):
+        head, own = torch.nn.Linear(5, 3), features.to(device)
+        torch.nn.init.zeros_(head.weight), torch.nn.init.zeros_(head.bias)
+        head.to(device)
+        if method == "oracle":
+            made.append(calibrate_on_features(head, own, labels, "oracle(epochs=2)"))
+        else:
+            needs = parse_calibration(method).needs
+            measured = Lift.of(5, needs.expand).to(device)(own) if needs.expand else own
+            statistics = ClassStatistics.of_features(measured, labels, 3, needs.form)
+            foreseen.append(forecast(head, statistics, 3, Key(0)))
+            made.append(calibrate(head, statistics, method))
+        assert {value.device for value in (*made[-1].parameters(), *made[-1].buffers())} == {device}
+        _, loaded = load_calibrated(made[-1].tensors(), lambda layers, head=head: (torch.nn.Flatten(), head))
+        assert torch.equal(loaded(own).cpu(), made[-1](own).cpu())
+    values, others = (each.tensors() for each in made)
+    assert {value.device for value in others.values()} == {CPU}
+    assert foreseen[:1] == foreseen[1:]
+    assert all(torch.equal(value, others[name]) for name, value in values.items())

@@ -8,12 +8,11 @@ import torch
 from placed import name_of, on, side_of, small
 
 from analysis.finished import finished, runs_of
-from federation import image_set
 from unskew.core.key import Key
 from unskew.engines.loop import Loop
 from unskew.round import driver
 from unskew.runs.finished import FinishedRun
-from unskew.runs.recording import RECORDED, Recorder, parse_recording, some_features
+from unskew.runs.recording import RECORDED, Recorder, parse_recording
 
 __all__ = ["finished", "runs_of"]
 
@@ -44,18 +43,6 @@ def test_every_recording_is_the_same_as_on_the_cpu(home, recording, method):
     assert any(written) == (recording != "model")
 
 
-def test_features_of_test_images_come_to_the_cpu(home):
-    here = small(images=image_set(40))
-    sides = [side_of(each) for each in (here, on(home.device, here))]
-    for side in sides:
-        side.load(here.state().tensors, training=False)
-    for count in (5, 1000):
-        (features, labels), (other_features, other_labels) = (some_features(side, Key(0), count) for side in sides)
-        assert other_features.device == other_labels.device == CPU
-        assert torch.equal(features, other_features)
-        assert torch.equal(labels, other_labels)
-
-
 @contextmanager
 def opened(path, device):
     """A finished run, looked at on that device."""
@@ -81,11 +68,3 @@ def test_a_finished_run_has_the_same_outputs_states_and_local_models_there(each_
         assert list(models[0]) == list(models[1])
         for client, model in models[0].items():
             assert all(torch.equal(value, models[1][client][name]) for name, value in model.items())
-
-
-def test_two_calibrated_layers_predict_the_same_there(home, runs_of):
-    path = runs_of(calibrations=("ccvr(per_class=30, epochs=2, layers=2)",))
-    with opened(path, "cpu") as here, opened(path, home.device) as there:
-        predicted, others = here.outputs.predicted, there.outputs.predicted
-        assert len(predicted) == 2
-        assert all(torch.equal(value, others[name]) for name, value in predicted.items())

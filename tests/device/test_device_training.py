@@ -8,7 +8,6 @@ from placed import SEEN, on, side_of, small
 
 from federation import image_set, same, total
 from unskew import models
-from unskew.calibration.jobs import EvaluateCalibrated
 from unskew.checks import QUICK
 from unskew.core.key import Key
 from unskew.core.types import Failure, Reply, ServerState, TestPart, Visit
@@ -16,10 +15,9 @@ from unskew.engines.blueprint import Blueprint
 from unskew.engines.loop import Loop
 from unskew.methods import METHODS
 from unskew.models.conv_pool import ConvPool
-from unskew.models.cut import cut
 from unskew.round import driver, statistics
 from unskew.round.client import Survey, Train
-from unskew.round.evaluation import Evaluate, evaluate
+from unskew.round.evaluation import Evaluate
 from unskew.round.jobs import answer
 
 CPU = torch.device("cpu")
@@ -155,61 +153,8 @@ def test_a_job_whose_sums_are_on_the_device_has_them_moved():
         assert done.sums["x"].device == CPU
 
 
-def test_evaluation_is_the_same_to_the_last_bit(home):
-    here = small()
-    there = on(home.device, here)
-    results = []
-    for each in (here, there):
-        model = each.state().tensors
-        results.append(evaluate(Loop(side_of(each)), model, len(each.data["test/labels"]), Key(0)))
-    assert results[0] == results[1]
-
-
-@pytest.mark.parametrize("lifted", [False, True])
-def test_a_calibrated_classifier_that_is_sent_is_used_on_the_device(home, lifted):
-    here, draw = small(), torch.Generator().manual_seed(0)
-    model = here.state().tensors
-    width = 64 + 5 * lifted
-    calibrated = {
-        "calibrated/steps": torch.tensor([1.0, 0.0, 1.0, 2.0], dtype=torch.float64),
-        "calibrated/head.weight": torch.randn(4, width, generator=draw),
-        "calibrated/head.bias": torch.randn(4, generator=draw),
-    }
-    if lifted:
-        calibrated["calibrated/lift"] = torch.randn(64, 5, generator=draw)
-    sums = []
-    for each in (here, on(home.device, here)):
-        outcome = total(Loop(side_of(each)), EvaluateCalibrated(), model | calibrated, [TestPart(0, 5)], Key(0))
-        assert not outcome.failures
-        sums.append(outcome.sums)
-    assert all(torch.equal(value, sums[1][name]) for name, value in sums[0].items())
-
-
-def test_two_calibrated_layers_that_are_sent_are_used_wherever_the_network_is(home):
-    here = small()
-    model, head = here.state().tensors, cut(side_of(here).network, 2)[1].state_dict()
-    calibrated = {f"calibrated/head.{name}": value.clone() for name, value in head.items()}
-    calibrated["calibrated/steps"] = torch.tensor([2.0, 0.0, 1.0, 0.0], dtype=torch.float64)
-    sums = []
-    for each in (here, on(home.device, here)):
-        outcome = total(Loop(side_of(each)), EvaluateCalibrated(), model | calibrated, [TestPart(0, 5)], Key(0))
-        assert not outcome.failures
-        sums.append(outcome.sums)
-    assert all(torch.equal(value, sums[1][name]) for name, value in sums[0].items())
-
-
 def test_a_blueprint_says_its_device_and_is_on_the_cpu_without_one():
     blueprint = small().blueprint
     assert blueprint.device == "cpu"
     there = replace(blueprint, device="cuda:1")
     assert Blueprint.from_json(there.to_json()) == there
-
-
-def test_the_counts_of_a_client_are_those_of_its_labels(home):
-    here = small()
-    sides = [side_of(each) for each in (here, on(home.device, here))]
-    for client in range(4):
-        counts = [side.counts(client) for side in sides]
-        assert counts[1].device == CPU
-        assert torch.equal(*counts)
-    assert Survey()(sides[1], {}, Visit(0, 1.0), Key(0)) is not None

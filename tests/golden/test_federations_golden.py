@@ -12,14 +12,13 @@ import torch
 import torch.nn.functional as F
 from test_objectives_golden import everyone, examples_of, some, virtual
 
-from federation import federation, image_set, largest_difference
+from federation import federation, image_set
 from unskew import engines, methods, models
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import EVERYONE, Visit
 from unskew.data.batches import Pixels, plan
-from unskew.data.population import Partition, Population
-from unskew.engines.blueprint import dataset
+from unskew.data.population import Population
 from unskew.round import driver
 from unskew.round.client import accumulated
 
@@ -199,26 +198,6 @@ def test_two_visits_to_one_client_see_different_batches():
     close(found, (twice[0] + twice[1]) / 2)
 
 
-def test_fedvc_has_its_own_epochs_whatever_the_clients_settings_are():
-    assert methods.parse_method("fedvc", small("fedavg", epochs=5).blueprint.local).local.epochs == 1
-    assert methods.parse_method("fedvc(epochs=3)", small("fedavg", epochs=5).blueprint.local).local.epochs == 3
-
-
-def test_where_all_clients_are_of_one_size_fedvc_is_fedavg_in_expectation():
-    """Four clients of six examples, visits of six, one step each: who comes is all that is drawn."""
-    fed = small("fedvc(size=6)", (6, 6, 6, 6), batch=8)
-    state = fed.state()
-    alone = {}
-    for seed in range(40):
-        key = Key(seed)
-        (seen,) = fed.algorithm.sampler(key.fold("round", 1).fold("sample"), population_of(fed).roster, 1)
-        alone[seen.client] = theta_of(replace(fed, key=key).run(1, per_round=1, state=state).tensors)
-    assert alone.keys() == {0, 1, 2, 3}
-    together = fed.with_method("fedavg")
-    together = replace(together, blueprint=replace(together.blueprint, local=replace(fed.blueprint.local, epochs=1)))
-    close(sum(alone.values()) / 4, theta_of(together.run(1, state=state).tensors))
-
-
 @pytest.mark.parametrize("text", ["fedvc(size=0)", "fedvc(epochs=0)"])
 def test_fedvc_refuses_visits_without_examples(text):
     with pytest.raises(UserError, match="give a number above 0"):
@@ -257,13 +236,6 @@ def test_fednova_is_the_numpy_lines(count, who, sgd):
 def test_proximal_terms_of_other_methods_do_not_change_the_norm_of_a():
     fed = small("fednova + fedprox(mu=0.7)", momentum=0.9)
     close(theta_of(fed.run(2).tensors), plain_fednova(fed, 2, mu=0.7))
-
-
-@BOTH
-def test_fednova_is_fedavg_where_all_clients_take_as_many_steps(sgd):
-    """Sizes 5 to 8 are two batches of 4 alike."""
-    found, plain = (theta_of(small(m, (5, 6, 7, 8), **sgd).run(3).tensors) for m in ("fednova", "fedavg"))
-    np.testing.assert_allclose(found, plain, rtol=0, atol=1e-12)
 
 
 def test_fednova_averages_buffers_plainly():
@@ -322,20 +294,6 @@ def test_scaffold_with_fedvc_is_the_numpy_lines(sgd):
     fed, who = small("scaffold + fedvc(size=6)", **sgd), virtual(6, 6)
     assert max(repeat for number in (1, 2, 3) for _, repeat, *_ in who(fed, number)) > 0
     compare_scaffold(ran(fed, 3, 6), plain_scaffold(fed, 3, who, epochs=1))
-
-
-def test_one_step_of_option_two_makes_the_control_variate_the_gradient_at_the_servers_model():
-    """K = 1, so that (x − y)/(K·η) is the corrected gradient, and c_k⁺ = c_k − c + (g + c − c_k) = g."""
-    fed = small("scaffold", epochs=1, batch=20, momentum=0.0)
-    before, after = ran(fed, 1), ran(fed, 2)
-    for client, value in controls(after).items():
-        close(value, gradient(theta_of(before.state.tensors), *pictures(fed, examples_of(fed, client))))
-
-
-@BOTH
-def test_the_first_round_of_scaffold_is_fedavg_exactly(sgd):
-    found, plain = (small(m, **sgd).run(1, per_round=3).tensors for m in ("scaffold", "fedavg"))
-    assert all(torch.equal(found[name], plain[name]) for name in plain)
 
 
 @pytest.mark.parametrize("method", ["scaffold", "scaffold + fedvc(size=6)", "scaffold + fednova + fedavgm"])
@@ -420,33 +378,6 @@ def test_departs_from_the_paper_feddyn_weighs_clients_by_their_examples_in_h_too
     assert np.abs(theta_of(ran(uneven, 3, 3).state.tensors) - there).max() > 1e-3
 
 
-def mean_of_past(found):
-    return sum(SIZES[k] / sum(SIZES) * theta_of(kept, "feddyn/params/") for k, kept in found.kept.items())
-
-
-def test_h_stays_the_mean_of_all_g_k_weighted_by_their_examples():
-    found = ran(small("feddyn(alpha=0.3)", momentum=0.9), 5, per_round=2)
-    close(theta_of(found.state.memory, "h/params/"), mean_of_past(found))
-
-
-def test_alpha_does_not_damp_feddyns_server():
-    """h/α is the sum of Σ n_k/n·(θ − θ_k): the first round goes the clients' mean way, and their share of it again."""
-    for count, who in WHO.values():
-        fed = small("feddyn(alpha=1e-9)")  # so small that the clients do as under FedAvg
-        start, plain = theta_of(fed.state().tensors), plain_fedavg(fed, 1, who)
-        turnout = sum(weight for *_, weight in who(fed, 1)) / 32
-        found = theta_of(fed.run(1, per_round=count).tensors)
-        np.testing.assert_allclose(found - start, (1 + turnout) * (plain - start), rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize("other", ["fedvc", "fednova", "fedavgm", "fedadam", "scaffold", "centralised"])
-def test_feddyn_refuses_by_name_what_would_break_its_mean(other):
-    """It needs every client at most once a round, its plain update, and a server of its own."""
-    for text in (f"feddyn + {other}", f"{other} + feddyn"):
-        with pytest.raises(UserError, match=rf"(feddyn and {other}|{other} and feddyn) both claim"):
-            methods.parse_method(text)
-
-
 # Centralised
 
 
@@ -481,18 +412,6 @@ def test_centralised_is_plain_sgd_on_the_pooled_data_bit_for_bit(count, share, s
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def test_centralised_does_not_know_who_holds_what():
-    """The same examples dealt to other clients, in the same order: not a bit differs."""
-    images = image_set(32, classes=3, side=2)
-    dealt = []
-    for sizes in ((32,), (30, 2), (1,) * 32):
-        base = small("centralised", sizes)
-        who = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
-        population = Population.from_partition(Partition(who, len(sizes), "by hand", 0))
-        dealt.append(replace(base, data=dataset(images, population)).run(2).tensors)
-    assert largest_difference(dealt[0], dealt[1]) == largest_difference(dealt[0], dealt[2]) == 0
-
-
 @pytest.mark.parametrize("count", [1, 2, 4, 5])
 def test_centralised_has_the_budget_of_as_many_clients_and_sends_nothing(count):
     """32 examples over five clients, two epochs: K/5 of them, drawn anew each round."""
@@ -510,16 +429,3 @@ def test_centralised_has_fedavgs_budget_where_some_clients_hold_nothing():
 @pytest.mark.parametrize("other", ["moon", "prototypes", "fedir", "fedir(uniform)", "clsnorm"])
 def test_centralised_sends_nothing_beside_other_methods_either(other):
     assert all((m.bytes_up, m.bytes_down) == (0, 0) for m in ran(small(f"centralised + {other}"), 2).metrics)
-
-
-def test_a_round_of_centralised_is_one_visit_to_all_that_anybody_holds():
-    visits = methods.parse_method("centralised").sampler(Key(0), population_of(small("centralised")).roster, 5)
-    assert visits == [Visit(EVERYONE, 32.0)]
-    few = methods.parse_method("centralised").sampler(Key(0), population_of(small("centralised", (1,) * 40)).roster, 1)
-    assert few == [Visit(EVERYONE, 40.0, take=1)]
-
-
-@pytest.mark.parametrize("other", ["fedvc", "feddyn", "scaffold", "fednova", "fedavgm"])
-def test_centralised_refuses_by_name_what_needs_a_federation(other):
-    with pytest.raises(UserError, match=f"centralised and {other} both claim"):
-        methods.parse_method(f"centralised + {other}")

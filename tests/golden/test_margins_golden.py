@@ -1,4 +1,4 @@
-"""fedlc, fedrs and balanced: the numpy lines of a mini-batch, the numbers they give, and whole rounds as a plain loop.
+"""fedlc, fedrs and balanced: the numpy lines of a mini-batch, and whole rounds as a plain loop.
 
 Four examples of three features, three classes; the client holds 16, 4 and 0 examples of them.
 """
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_objectives_golden import BOTH, CLOSE, HOLDS, distance, plainly, small
+from test_objectives_golden import BOTH, CLOSE, FEATURES, HOLDS, WEIGHT, distance, loss_of, plainly, small
 
 from unskew import engines, methods
 from unskew.core.errors import UserError
@@ -15,9 +15,7 @@ from unskew.core.types import Step
 from unskew.round.client import objective
 from unskew.round.evaluation import evaluate
 
-FEATURES = np.array([[1.0, 2.0, -0.5], [0.3, -1.0, 0.8], [-0.6, 0.2, 1.5], [2.0, 0.1, 0.4]])
 Y = np.array([0, 1, 0, 1])
-WEIGHT = np.array([[0.2, -0.1, 0.4], [0.5, 0.3, -0.2], [-0.3, 0.6, 0.1]])
 COUNTS = np.array([16, 4, 0])
 
 
@@ -46,16 +44,6 @@ def fedrs(alpha):
     return -np.log(p[range(4), Y]).mean(), (p - np.eye(3)[Y]) @ rows / 4
 
 
-# The numbers: the loss, and the gradient by the first example's features
-
-GOLDEN = {
-    "fedlc": (0.9042775293573004, 0.0588927259371411, 0.07852363458285479, -0.11778545187428219),
-    "fedlc(tau=2)": (0.9218284633133808, 0.05461911464892866, 0.07282548619857156, -0.10923822929785736),
-    "balanced": (1.0937587616895494, 0.037756976706375456, 0.05034263560850061, -0.07551395341275091),
-    "fedrs": (1.2050476695404317, 0.0203176969642791, 0.08555632540591494, -0.11146927768958123),
-    "fedrs(alpha=0.9)": (1.2281164567937723, -0.0005563227874793606, 0.10748533229583888, -0.10569040970051304),
-    "fedrs(alpha=0)": (1.192413314866078, 0.038726341343382466, 0.06947310268679387, -0.11637191373174802),
-}
 DERIVED = {
     "fedlc": lambda: fedlc(0.5),
     "fedlc(tau=2)": lambda: fedlc(2.0),
@@ -70,17 +58,6 @@ def step_of(counts=COUNTS, dtype=torch.float64):
     z = torch.tensor(FEATURES, dtype=dtype, requires_grad=True)
     logits = z @ torch.tensor(WEIGHT, dtype=dtype).t()
     return Step(z, logits, torch.tensor(Y), {}, {}, {}, torch.tensor(counts), None, None)
-
-
-def loss_of(method, step):
-    value = objective(methods.parse_method(method), step).value()
-    return value.item(), torch.autograd.grad(value, step.features)[0].numpy()
-
-
-@pytest.mark.parametrize("method", DERIVED)
-def test_the_pinned_numbers_are_what_the_numpy_lines_give(method):
-    loss, gradient = DERIVED[method]()
-    np.testing.assert_allclose([loss, *gradient[0]], GOLDEN[method], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("method", DERIVED)

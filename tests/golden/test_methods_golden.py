@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from federation import federation
-from unskew import engines, methods
-from unskew.core.types import ImageSet, Split, Step
+from unskew import engines
+from unskew.core.types import ImageSet, Split
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import dataset
 from unskew.round import driver
-from unskew.round.client import objective
 
 BYTES = np.array([[51, 204], [255, 0], [102, 153]], np.uint8)
 LABELS = np.array([0, 1, 0])
@@ -202,44 +201,3 @@ def test_the_pinned_numbers_are_what_the_numpy_lines_give(method):
 @pytest.mark.parametrize("method", GOLDEN)
 def test_two_rounds_give_the_pinned_numbers(method):
     np.testing.assert_allclose(run(method), GOLDEN[method], rtol=0, atol=1e-12)
-
-
-def test_the_methods_numbers_lie_well_apart():
-    """So that no number could stand for another's."""
-    values = [np.array(value) for value in GOLDEN.values()]
-    assert min(np.abs(a - b).max() for i, a in enumerate(values) for b in values[:i]) > 1e-5
-
-
-def test_one_client_alone_takes_two_steps_of_sgd():
-    """The heart of it, written out: the first client, its one example, momentum and weight decay."""
-    x = np.array([0.0, 1.5, 1.0])  # (51/255 − 0.2)/0.4, (204/255 − 0.2)/0.4, and the bias's one
-    w = np.c_[W0, B0]
-    p1 = np.exp(w @ x) / np.exp(w @ x).sum()
-    v = np.outer(p1 - [1, 0], x) + 0.1 * w
-    w = w - 0.5 * v
-    p2 = np.exp(w @ x) / np.exp(w @ x).sum()
-    v = 0.9 * v + np.outer(p2 - [1, 0], x) + 0.1 * w
-    w = w - 0.5 * v
-    np.testing.assert_allclose(w, client(np.c_[W0, B0], 0), rtol=0, atol=1e-15)
-
-
-def test_the_proximal_gradient_is_mu_times_the_way_from_the_servers_model():
-    """∇(μ/2·‖w − w_global‖²) = μ·(w − w_global), at a point away from it."""
-    x, y = (BYTES / 255 - MEAN) / STD, LABELS
-    here, there = np.c_[W0, B0], np.c_[W0, B0] + np.array([[0.5, -1.0, 0.25], [2.0, 0.0, -0.125]])
-    w, b = (torch.tensor(part, requires_grad=True) for part in (here[:, :2].copy(), here[:, 2].copy()))
-    features = torch.tensor(x)
-    params = {"params/classifier.weight": w, "params/classifier.bias": b}
-    shared = {
-        "params/classifier.weight": torch.tensor(there[:, :2]),
-        "params/classifier.bias": torch.tensor(there[:, 2]),
-    }
-    step = Step(
-        features, features @ w.t() + b, torch.tensor(y), params, shared, {}, torch.bincount(torch.tensor(y)), None, None
-    )
-    value = objective(methods.parse_method("fedprox(mu=0.3)"), step).value()
-    found = torch.autograd.grad(value, [w, b])
-    wanted = gradient(here, x, y) + 0.3 * (here - there)
-    np.testing.assert_allclose(np.c_[found[0].numpy(), found[1].numpy()], wanted, rtol=0, atol=1e-14)
-    plain_value = objective(methods.parse_method("fedavg"), step).value().item()
-    assert value.item() - plain_value == pytest.approx(0.15 * (0.25 + 1 + 0.0625 + 4 + 0.015625), rel=1e-12)

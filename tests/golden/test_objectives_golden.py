@@ -304,15 +304,6 @@ def test_where_the_paper_is_silent_two_visits_in_one_round_both_see_the_model_th
     assert distance(found, plain_moon(fed, 3, visits, epochs=1, kept="first")) > 1e-6
 
 
-@pytest.mark.parametrize("method", ["moon(mu=0)", "clsprox(mu=0)"])
-@pytest.mark.parametrize("model", ["tiny-cnn", "outside_models:batch_norm"])
-@BOTH
-def test_a_term_of_weight_zero_is_fedavg_bit_for_bit_buffers_included(method, model, sgd):
-    """MOON's references still look at every batch, and leave running statistics alone."""
-    after, plain = (small(m, model=model, **sgd).run(3) for m in (method, "fedavg"))
-    assert identical(after, plain)
-
-
 # Prototype contrast
 
 PROTOTYPES = np.array([[0.5, 1.0, 0.2], [1.0, -0.4, 0.3], [-0.2, 0.1, 0.9]])
@@ -357,16 +348,6 @@ def test_departs_from_the_paper_the_prototype_loss_has_a_minus_sign_and_the_own_
     on, off = PROTOTYPES[Y] * 3.0, PROTOTYPES[(Y + 1) % 3]
     near, far = (loss_of("prototypes", step_of(features, shared=shared))[0] for features in (on, off))
     assert 0 < near < far
-
-
-def test_own_false_gives_the_denominator_of_equation_1():
-    """exp(sim(f, z_y)/τ) is missing from the sum, so the loss may be below 0."""
-    cosines = [[cosine(f, PROTOTYPES[k])[0] for k in range(3)] for f in PROTOTYPES[Y]]
-    sums = [sum(np.exp(c[k] / 0.5) for k in range(3) if k != y) for c, y in zip(cosines, Y, strict=True)]
-    wanted = np.mean([np.log(s) - 1 / 0.5 for s in sums])
-    found, _ = loss_of("prototypes(own=false)", step_of(PROTOTYPES[Y], shared=sent((1, 1, 1), 1.0)))
-    assert found == pytest.approx(wanted, abs=1e-13)
-    assert found < 0
 
 
 @pytest.mark.parametrize("own", ["true", "false"])
@@ -451,13 +432,6 @@ def test_a_class_that_nobody_held_in_a_round_keeps_its_old_prototype_and_one_nev
     assert not found[-1].sent["prototypes/known"][4]
 
 
-def test_alpha_is_one_less_r_of_R_with_r_from_nought():
-    """What is sent after round n is the share of r = n; in round r = 0 there are no prototypes."""
-    found = states(small("prototypes"), 4)
-    assert [float(state.sent["prototypes/share"]) for state in found[:3]] == [0.75, 0.5, 0.25]
-    assert small("prototypes").state().sent == {}
-
-
 def test_a_prototype_is_the_mean_feature_after_training_in_eval_mode_without_augmentation():
     """One client: the server's model is its own."""
     fed = small("prototypes", ("000112",), side=8, model="outside_models:batch_norm", augment=True)
@@ -476,16 +450,6 @@ def test_departs_from_the_paper_a_global_prototype_is_the_plain_mean_over_the_cl
     found = states(fed, 1)[0].sent["prototypes/mean"][0]
     torch.testing.assert_close(found, (locals_[0][0] + locals_[1][0]) / 2, rtol=0, atol=CLOSE)
     assert (found - (5 * locals_[0][0] + locals_[1][0]) / 6).abs().max() > 1e-4
-
-
-def test_by_how_many_clients_a_prototype_is_divided_changes_no_loss():
-    """Eq. (2) divides by all N; the cosine does not see a prototype's length."""
-    whole = sent((1, 1, 1), 0.75)
-    shorter = whole | {"sent/prototypes/mean": PROTOTYPES * np.array([[2 / 3], [1 / 3], [1.0]])}
-    found = [loss_of("prototypes", step_of(shared=shared)) for shared in (whole, shorter)]
-    values, gradients = zip(*found, strict=True)
-    assert values[0] == pytest.approx(values[1], abs=1e-14)
-    np.testing.assert_allclose(*gradients, rtol=0, atol=1e-14)
 
 
 def test_under_fedvc_a_prototype_is_of_the_examples_that_the_visit_drew_each_once():
@@ -583,14 +547,6 @@ def test_a_class_that_nobody_holds_needs_no_weight(method):
     assert distance(fed.run(2), plain_fedir(fed, 2, target)) < CLOSE
 
 
-@pytest.mark.parametrize("method", ["fedir", "fedir(uniform)"])
-def test_fedir_is_fedavg_where_all_clients_have_the_same_shares(method):
-    """Uniform is their shares too."""
-    holds = ("0123", "00112233", "3210" * 3)
-    found, plain = (small(m, holds, momentum=0.9).run(3) for m in (method, "fedavg"))
-    assert distance(found, network_of(small("fedavg", holds), plain.tensors)) < 1e-12
-
-
 def test_fedir_counts_the_clients_own_shares_not_those_of_the_visit():
     """Under fedvc a visit draws 4 of 9 examples; q_k is of the nine."""
     fed = small("fedir + fedvc(size=4)", ("001112223",))
@@ -654,18 +610,6 @@ def test_clsprox_is_the_plain_loop(sgd):
     assert distance(fed.run(2), [server for server, _ in plainly(fed, 2, plain_clsprox(0.7))][-1]) < CLOSE
 
 
-def test_clsproxs_gradient_is_mu_times_the_way_from_the_servers_classifier_and_nothing_for_the_encoder():
-    names = ("params/classifier.weight", "params/classifier.bias", "params/encoder.conv1.weight")
-    own = {name: torch.tensor([1.0, -2.0, 0.5]).double().requires_grad_() for name in names}
-    step = replace(step_of(shared=dict.fromkeys(names, np.array([0.0, 1.0, 0.25]))), params=own)
-    value = objective(methods.parse_method("clsprox(mu=0.3)"), step).value()
-    assert value.item() - entropies(FEATURES)[0].mean() == pytest.approx(2 * 0.15 * (1 + 9 + 0.0625), abs=1e-13)
-    weight, bias, encoder = torch.autograd.grad(value, list(own.values()), allow_unused=True)
-    assert encoder is None
-    for found in (weight, bias):
-        np.testing.assert_allclose(found.numpy(), [0.3, -0.9, 0.075], rtol=0, atol=1e-15)
-
-
 def normed(own, server, images, labels, client, r):
     z = own.encoder(images)
     rows = own.classifier.weight
@@ -684,22 +628,6 @@ def test_clsnorm_is_the_plain_loop(model, sgd):
 
     server = [server for server, _ in plainly(fed, 2, loss)][-1]
     assert distance(fed.run(2), server) < CLOSE
-
-
-def test_one_step_of_clsnorm_by_hand():
-    """∂L/∂φ_i = (g_i − (g_i·u_i)·u_i)/‖φ_i‖ with u_i = φ_i/‖φ_i‖ and g = (p − onehot)ᵀx/B."""
-    fed = small("clsnorm", ("0123",), model="outside_models:linear", epochs=1, momentum=0.0)
-    start = fed.state().tensors
-    x, y = (part.numpy() for part in pictures(fed, torch.arange(4)))
-    phi = start["params/classifier.weight"].numpy()
-    length = np.sqrt((phi**2).sum(1, keepdims=True))
-    u, x = phi / length, x.reshape(4, -1)
-    p = np.exp(x @ u.T) / np.exp(x @ u.T).sum(1, keepdims=True)
-    g = (p - np.eye(4)[y]).T @ x / 4
-    wanted = phi - 0.1 * (g - (g * u).sum(1, keepdims=True) * u) / length
-    after = fed.run(1).tensors
-    np.testing.assert_allclose(after["params/classifier.weight"].numpy(), wanted, rtol=0, atol=1e-14)
-    assert torch.equal(after["params/classifier.bias"], start["params/classifier.bias"])
 
 
 def test_clsnorm_evaluates_with_unit_rows_and_as_used_gives_a_model_whose_plain_forward_does_too():

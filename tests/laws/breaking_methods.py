@@ -41,39 +41,6 @@ def order_by_statistics():
     return method
 
 
-def order_by_memory():
-    """Its penalty follows its place among the terms, once the client remembers something."""
-
-    def method(algorithm):
-        place = len(algorithm.terms)
-
-        def term(loss, step):
-            return loss.plus(LARGE * place * step.logits.square().mean()) if step.memory else loss
-
-        return _remembering(term)(algorithm)
-
-    return method
-
-
-def order_by_momentum():
-    """Its server's velocity follows how many terms came before it; in the first round there is none."""
-
-    def method(algorithm):
-        beta = 0.1 * len(algorithm.terms)
-
-        def init(params):
-            return {name: torch.zeros_like(value, dtype=torch.float64) for name, value in params.items()}
-
-        def update(params, gradient, memory, info):
-            velocity = {name: beta * memory[name] + g for name, g in gradient.items()}
-            moved = {name: (value.double() - velocity[name]).to(value.dtype) for name, value in params.items()}
-            return moved, velocity
-
-        return replace(algorithm, server=ServerOptimizer(init, update))
-
-    return method
-
-
 def greedy():
     """Throws other methods' terms away."""
     return lambda algorithm: replace(algorithm, terms=(lambda loss, step: loss,))

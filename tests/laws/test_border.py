@@ -244,19 +244,6 @@ def test_the_look_at_the_wire_finds_an_update_that_is_rounded_and_not_masked():
     assert any(needle in clear_bytes for name, needle in needles_of(small, clear) if len(needle) >= 12)
 
 
-def test_under_secure_statistics_the_server_never_sees_those_of_one_client():
-    _, wire, clear = sent_under("fedavg", "ccvr(per_class=20) + secure")
-    jobs = [job for job, *_ in wire.crossed]
-    assert jobs[-4:] == ["mask-keys", "mask-shares", "masked fixed-point-moments", "mask-openings"]
-    assert "moments" not in jobs
-    for job, visit, sums in wire.messages:
-        if job == "masked fixed-point-moments":
-            alone = sums["statistics"].numpy().view(np.uint64)
-            steps = [np.round(value.numpy().ravel() * 2.0**24) for value in clear[visit.client].values()]
-            assert np.count_nonzero(np.isin(alone, np.concatenate(steps)[np.concatenate(steps) > 0])) == 0
-            assert 0.45 < (alone >> np.uint64(63)).mean() < 0.55  # as good as random bits
-
-
 def test_fewer_clients_than_a_secure_sum_needs_are_refused():
     small = federation("fedavg", sizes=SIZES[: MIN_CLIENTS - 1], dtype="float32")
     engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))

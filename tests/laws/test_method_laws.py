@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import permutations
 
-import numpy as np
 import pytest
 import torch
 
@@ -69,12 +68,6 @@ def test_each_method_of_a_composition_takes_part(texts):
 # Knobs at zero, and federations in which a method has nothing to do
 
 
-@pytest.mark.parametrize("method", ["scaffold", "fednova", "fedir", "scaffold + fednova + fedir"])
-def test_a_client_alone_has_no_drift_no_other_pace_and_no_other_shares(method):
-    """One client that holds all: c = c_k, p = q_k, one number of steps."""
-    assert apart(method, "fedavg", (20,), per_round=1) < 1e-12
-
-
 def test_one_client_alone_that_is_everyone_has_nothing_to_weigh():
     assert apart("centralised + fedir", "centralised") < 1e-12
 
@@ -82,47 +75,6 @@ def test_one_client_alone_that_is_everyone_has_nothing_to_weigh():
 @pytest.mark.parametrize("method", ["fedvc(size=6)", "fedvc(size=6) + fedavgm(0.8)", "fedvc(size=6) + scaffold"])
 def test_virtual_clients_all_take_as_many_steps_so_fednova_changes_nothing(method):
     assert apart(f"{method} + fednova", method) < 1e-12
-
-
-def test_targets_of_fedir_that_differ_by_a_factor_are_one():
-    assert apart('fedir("0.4 0.3 0.2 0.1")', 'fedir("8 6 4 2")') < 1e-12
-    assert apart("fedir(uniform)", 'fedir("3 3 3 3")') < 1e-12
-
-
-@pytest.mark.parametrize("knobs", ["smooth=1", "cap=1e-6", "uniform, smooth=1"])
-def test_fedir_with_its_weights_limited_all_the_way_is_fedavg(knobs):
-    assert apart(f"fedir({knobs})", "fedavg") < 1e-12
-    assert apart("fedir", "fedavg") > 1e-4
-
-
-@pytest.mark.parametrize("limit", ["cap=1e9", "smooth=1e-15"])
-def test_fedir_with_limits_that_nothing_reaches_is_fedir(limit):
-    assert apart(f"fedir({limit})", "fedir") < 1e-12
-
-
-def test_clsprox_is_fedprox_where_the_network_is_its_classifier():
-    sizes, rounds = (8, 5, 3), 2
-    left, right = (
-        federation(text, sizes=sizes, model="outside_models:linear", **LOCAL).run(rounds).tensors
-        for text in ("clsprox(0.7)", "fedprox(0.7)")
-    )
-    assert largest_difference(left, right) == 0
-
-
-def test_clsnorm_does_not_see_how_long_the_rows_are():
-    """Logits are those of any positive multiple of a row; what is written is a fixed point."""
-    algorithm, model = methods.parse_method("clsnorm"), small("clsnorm").state().tensors
-    name = "params/classifier.weight"
-    used = driver.as_used(algorithm, model)
-    longer = model | {name: model[name] * torch.tensor([[0.1], [1.0], [7.0], [300.0]])}
-    assert largest_difference(driver.as_used(algorithm, longer), used) < 1e-15
-    assert largest_difference(driver.as_used(algorithm, used), used) < 1e-15
-    np.testing.assert_allclose(used[name].norm(dim=1), np.ones(4), rtol=0, atol=1e-15)
-
-
-def test_prototypes_leave_the_first_round_alone_and_need_more_than_one():
-    assert apart("prototypes", "fedavg", rounds=1) == 0
-    assert apart("prototypes", "fedavg", rounds=2) > 1e-4
 
 
 # What is refused

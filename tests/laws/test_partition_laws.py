@@ -84,13 +84,6 @@ def test_emd_is_its_definition_and_lies_between_0_and_2(rows):
 
 
 @settings(max_examples=50, deadline=None)
-@given(labels=label_rows, clients=st.integers(1, 9))
-def test_emd_of_identical_clients_is_zero(labels, clients):
-    client = np.repeat(np.arange(clients, dtype=np.int32), len(labels))
-    assert emd(client, np.tile(labels, clients), CLASSES) == 0
-
-
-@settings(max_examples=50, deadline=None)
 @given(rows=clients_rows, spare=st.integers(0, 3))
 def test_a_population_holds_each_client_s_examples_and_no_other(rows, spare):
     client = np.array([row[0] for row in rows], np.int32)
