@@ -190,7 +190,7 @@ class NodeMemory:
     """The clients' memories in one run, as files in a folder."""
 
     def __init__(self, folder: Path, layout: MemoryFormat, secret: bytes) -> None:
-        self._folder, self._format, self.bytes = folder, layout, layout.bytes
+        self._folder, self.format, self.bytes = folder, layout, layout.bytes
         self._key = hashlib.sha256(b"unskew memory 1 " + secret).digest()
         self._clients: dict[int, int] = {}  # by the number of the file that a visit may write
         self.lost = False  # whether a client's memory was missing, since the last check
@@ -214,19 +214,19 @@ class NodeMemory:
         if found is not None and int(found[1]) == visit.client:
             number = int(found[2])
             with suppress(UserError):
-                content = read_content(self._file(visit.client, number), self._format.bytes) or b""
-                if len(content) == self._format.bytes and self._tag(number, content) == found[3]:
-                    return self._format.unpacked(bytearray(content))
+                content = read_content(self._file(visit.client, number), self.format.bytes) or b""
+                if len(content) == self.format.bytes and self._tag(number, content) == found[3]:
+                    return self.format.unpacked(bytearray(content))
         self.lost = True
         return {}
 
     def values(self, visited: Visited) -> Tensors:
         """What the methods store of this visit."""
-        return self._format.values(visited)
+        return self.format.values(visited)
 
     def write(self, slot: int, values: Tensors) -> str:
         """Write the values into the file with this number and return their ticket."""
-        content, client = self._format.packed(values), self._clients[slot]
+        content, client = self.format.packed(values), self._clients[slot]
         try:
             write_whole(self._file(client, slot), bytes(content))
         except UserError as error:
