@@ -301,7 +301,7 @@ def _summarize(results: Sequence[Result]) -> list[Element]:
         calibrated = [item for item in list_contenders({name: group}) if item.classifier]
         best = pick_best(calibrated) if calibrated else None
         before.append(spread_over_seeds(run.accuracy for run in group))
-        after.append(spread_over_seeds(best.scores.values()) if best else None)
+        after.append(best.accuracy if best else None)
         own, gained = (spreads[-1].format(100) if spreads[-1] else None for spreads in (before, after))
         rows.append([name, len(group), own, best.classifier if best else None, gained])
     several = len(results) > len(groups)
