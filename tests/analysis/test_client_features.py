@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from analysis.finished import finished_run, undisturbed
-from unskew.analysis import parse_measure, places
+from unskew.analysis import parse_measure
 from unskew.analysis.curves import CURVES, Curves, volatility
 from unskew.analysis.drift import CLIENT_FEATURES, DRIFT, ClientFeatures, Drift, take_client_features
-from unskew.analysis.places import Places
+from unskew.analysis.skew import PLACES, Places, take_places
 from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError
 
@@ -49,23 +49,23 @@ def test_places_are_those_of_the_classes_that_were_named(tmp_path):
     data = "unskew.data.synthetic_set:population(users=20, classes=4, examples=200, test=40, size=8)"
     run = unskew.run(data=data, partition="users", rounds=0, out=tmp_path / "run")
     with finished_run(run.path) as opened:
-        found = places.take_places(opened, classes="class 2; class 0")
-        largest = places.take_places(opened)
+        found = take_places(opened, classes="class 2; class 0")
+        largest = take_places(opened)
         with pytest.raises(UserError, match="no class is called 'class 9'"):
-            places.take_places(opened, classes="class 9")
+            take_places(opened, classes="class 9")
         labels = opened.images.train.labels
     assert found.classes == ["class 2", "class 0"]
     assert found.counts == [int((labels == 2).sum()), int((labels == 0).sum())]
     assert [len(points) for points in found.points] == found.counts
     assert all(-180 <= east <= 180 and -90 <= north <= 90 for east, north in found.points[0])
     assert len(largest.classes) == 2
-    assert [svg(chart) for chart in places.PLACES.draw(found)]
+    assert [svg(chart) for chart in PLACES.draw(found)]
 
 
 def test_without_places_nothing_is_drawn(finished):
     with finished_run(finished) as opened, pytest.raises(Missing, match="no coordinates"):
         parse_measure("places").take(opened)
-    assert places.PLACES.findings(Places(["a"], [1], [[(0.0, 0.0)]])) == ["a: 1 training example with coordinates."]
+    assert PLACES.findings(Places(["a"], [1], [[(0.0, 0.0)]])) == ["a: 1 training example with coordinates."]
 
 
 def test_one_trained_layer_is_not_called_most_and_least():

@@ -192,14 +192,14 @@ def test_recorded_lines_that_came_later_are_seen(run):
 def test_pictures_are_written_in_each_form(run, form, begins):
     with finished_run(run) as opened:
         charts = measured(opened, "skew").charts
-    files = write_charts(run, charts, form)
+    files = write_charts(run / "figures", charts, form)
     assert [file.name for file in files] == [f"{chart.name}.{form}" for chart in charts]
     for file in files:
         assert file.read_bytes().startswith(begins)
 
 
 def test_another_form_is_refused_before_anything_is_measured(run):
-    for words in (lambda: write_charts(run, [], "gif"), lambda: analysis.analyse(run, "skew", form="gif")):
+    for words in (lambda: analysis.draw_runs([run], form="gif"), lambda: analysis.analyse(run, "skew", form="gif")):
         with pytest.raises(UserError, match="--format gif"):
             words()
     assert not (run / "figures").exists()

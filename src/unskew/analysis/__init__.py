@@ -27,10 +27,9 @@ from unskew.analysis.measure import (
     take_measure,
 )
 from unskew.analysis.norms import NORMS
-from unskew.analysis.places import PLACES
 from unskew.analysis.projection import PROJECTION
 from unskew.analysis.separability import SEPARABILITY
-from unskew.analysis.skew import SKEW
+from unskew.analysis.skew import PLACES, SKEW
 from unskew.charts import Chart
 from unskew.charts.files import chart_bytes, check_format, for_paper, length
 from unskew.core import text
@@ -82,10 +81,9 @@ def bind_knobs(take: Callable[..., Any]) -> Callable[..., Any]:
     return bound
 
 
-def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg", inside: str = "figures") -> list[Path]:
-    """Write the charts as files into the run directory's ``figures``."""
-    check_format(form)
-    files = {path / inside / f"{slug(chart.name)}.{form}": chart for chart in charts}
+def write_charts(folder: Path, charts: Sequence[Chart], form: str) -> list[Path]:
+    """Write the charts as files into this folder."""
+    files = {folder / f"{slug(chart.name)}.{form}": chart for chart in charts}
     for file, chart in files.items():
         write_whole(file, chart_bytes([chart], form))
     return list(files)
@@ -143,7 +141,7 @@ def analyse(
                     observe(request.text, error, [])
                 continue
             run.say(f"drawing {request.text}", 0, 0)
-            files = write_charts(run.path, measured.charts, form)
+            files = write_charts(run.path / "figures", measured.charts, form)
             results[request.text] = measured
             if observe is not None:
                 observe(request.text, measured, files)
@@ -198,6 +196,7 @@ def draw_runs(
     -------
     The files.
     """
+    check_format(form)
     requests = [parse_measure(source) for source in sources or ("curves",)]
     able = [name for name, measure in (MEASURES | ON_REQUEST).items() if measure.compare is not None]
     for request in requests:
@@ -232,7 +231,7 @@ def draw_runs(
             findings += [f"not shown: {reason}" for reason in left_out]
             titled = [chart if title is None else replace(chart, title=title) for chart in charts]
             titled = [replace(_rename(chart, labels), serif=serif) for chart in titled]
-            files += (written := write_charts(target, [for_paper(chart, *sizes) for chart in titled], form, ""))
+            files += (written := write_charts(target, [for_paper(chart, *sizes) for chart in titled], form))
             if observe is not None:
                 observe(request.text, findings, written)
     return files

@@ -20,6 +20,7 @@ from unskew.runs import config as configs
 from unskew.runs.config import OPTIONS
 from unskew.runs.finished import FinishedRun
 from unskew.runs.result import Result
+from unskew.runs.seeds import SeedSpread, spread_over_seeds
 
 # the seed, and options that do not change the result
 LEFT_OUT = {"seed", "evaluate_every"} | {option.name for option in OPTIONS.values() if not option.decides}
@@ -66,17 +67,12 @@ class Contender:
     scores: Mapping[int, float]
 
     @property
-    def mean(self) -> float:
-        """Mean over the seeds."""
-        return fmean(self.scores.values())
+    def accuracy(self) -> SeedSpread:
+        """Mean and deviation over the seeds."""
+        return spread_over_seeds(self.scores.values())  # type: ignore[return-value]  # there is a seed
 
     def __str__(self) -> str:
         return f"{self.setting}, after {self.classifier}" if self.classifier else self.setting
-
-    def describe(self) -> str:
-        """Mean and deviation in per cent."""
-        scores = self.scores.values()
-        return f"{self.mean:.2%}" if len(scores) == 1 else f"{100 * self.mean:.2f} ± {100 * stdev(scores):.2f}%"
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,7 @@ def list_contenders(groups: Mapping[str, Sequence[Result]]) -> list[Contender]:
 def pick_best(contenders: Sequence[Contender]) -> Contender:
     """The highest mean among those with the most seeds."""
     most = max(len(contender.scores) for contender in contenders)
-    return max((one for one in contenders if len(one.scores) == most), key=lambda one: one.mean)
+    return max((one for one in contenders if len(one.scores) == most), key=lambda one: one.accuracy.mean)
 
 
 def compare_pairs(one: Mapping[int, float], other: Mapping[int, float], level: float = LEVEL) -> Difference | None:
@@ -144,7 +140,7 @@ def rank_settings(results: Sequence[Result]) -> list[str]:
         return ["Some runs were evaluated on test images, others on validation images, so they are not ranked."]
     contenders = list_contenders(groups)
     by_setting = [[one for one in contenders if one.setting == name] for name in groups]
-    tops = sorted((pick_best(some) for some in by_setting if some), key=lambda one: -one.mean)
+    tops = sorted((pick_best(some) for some in by_setting if some), key=lambda one: -one.accuracy.mean)
     if len(tops) < 2:
         return []
     leader, calibrated = tops[0], {one.setting for one in contenders if one.classifier}
@@ -153,7 +149,7 @@ def rank_settings(results: Sequence[Result]) -> list[str]:
     if all(len(top.scores.keys() & leader.scores.keys()) < MIN_SEEDS for top in tops[1:]):
         single = max(len(top.scores) for top in tops) == 1
         reason = "one seed each" if single else f"fewer than {MIN_SEEDS} seeds in common"
-        scores = _list_some([f"{top} {top.describe()}" for top in tops])
+        scores = _list_some([f"{top} {top.accuracy.format(100)}%" for top in tops])
         return [f"Too few seeds to name a winner ({reason}): {scores}.", *notes]
     pairs = len(contenders) - 1
     level = 1 - (1 - LEVEL) / pairs
@@ -163,8 +159,10 @@ def rank_settings(results: Sequence[Result]) -> list[str]:
     if unranked := [str(one) for one, gap in gaps if gap is None]:
         notes.insert(0, f"Not ranked (fewer than {MIN_SEEDS} seeds in common with it): {_list_some(unranked)}.")
     tied = [(one, gap) for one, gap in ranked if gap.low <= 0]
-    rival, gap = max(tied, key=lambda pair: pair[0].mean) if tied else min(ranked, key=lambda pair: pair[1].mean)
-    seeds = f"over {counted(len(leader.scores), 'seed')}"
+    rival, gap = (
+        max(tied, key=lambda pair: pair[0].accuracy.mean) if tied else min(ranked, key=lambda pair: pair[1].mean)
+    )
+    reached = f"{leader.accuracy.format(100)}% over {counted(len(leader.scores), 'seed')}"
     corrected = f", Bonferroni-corrected for {pairs} comparisons" if pairs > 1 else ""
     points = (
         f"{100 * gap.mean:+.2f} points, 95% interval {100 * gap.low:+.2f} to {100 * gap.high:+.2f} "
@@ -173,14 +171,14 @@ def rank_settings(results: Sequence[Result]) -> list[str]:
     if tied:
         return [
             f"No clear winner: {leader} has the highest mean of {counted(len(contenders), 'classifier')} "
-            f"({leader.describe()} {seeds}), but is statistically tied with {rival} ({rival.describe()}): {points}. "
+            f"({reached}), but is statistically tied with {rival} ({rival.accuracy.format(100)}%): {points}. "
             f"{_describe_need(gap, level)}",
             *notes,
         ]
     tried, settings = len(contenders) - len(unranked), len({one.setting for one, _ in ranked}) + 1
     return [
-        f"{leader} is the clear winner: {leader.describe()} {seeds}, the best of {tried} classifiers in {settings} "
-        f"settings. The runner-up is {rival} with {rival.describe()}: {points}.",
+        f"{leader} is the clear winner: {reached}, the best of {tried} classifiers in {settings} "
+        f"settings. The runner-up is {rival} with {rival.accuracy.format(100)}%: {points}.",
         *notes,
     ]
 

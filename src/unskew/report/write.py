@@ -73,7 +73,11 @@ def order_requests(only: Sequence[MeasureSource]) -> list[MeasureRequest]:
 
 def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
     """The page of one run, with the first finding of each measure at the top."""
-    result = run.result
+    result, who = run.result, counted(run.result.clients, "client")
+    if "centralised" in result.method:
+        who = "all examples in one place"
+    elif result.rounds:
+        who = f"{result.per_round:,} of {who} per round"
     ranked = [
         (rank, measured.findings)
         for request, measured in taken
@@ -81,11 +85,11 @@ def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
     ]
     return Page(
         title=f"{result.method} on {result.data}",
-        subtitle=f"{result.partition}, {_who(run)}, {counted(result.rounds, 'round')}, seed {result.seed}",
+        subtitle=f"{result.partition}, {who}, {counted(result.rounds, 'round')}, seed {result.seed}",
         findings=[findings[0] for _, findings in sorted(ranked, key=lambda pair: pair[0]) if findings],
         facts=_facts(run),
         sections=[
-            *(_section(run, item) for item in taken),
+            *(_section(run, *item) for item in taken),
             *_list_events(run),
             *_probabilities(run),
             Section("cost", "What it cost", "Bytes and time, for training and for each calibration.", [_costs(run)]),
@@ -95,12 +99,11 @@ def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
     )
 
 
-def _section(run: FinishedRun, taken: Taken) -> Section:
-    request, result = taken
-    name, title, text = request.name, request.measure.title or request.measure.name, request.measure.text
-    if isinstance(result, str):
-        return Section(name, title, text, missing=[result])
-    return Section(name, title, text, result.elements(run), findings=result.findings, notes=result.notes)
+def _section(run: FinishedRun, request: MeasureRequest, taken: Measured | str) -> Section:
+    about = request.name, request.measure.title or request.measure.name, request.measure.text
+    if isinstance(taken, str):
+        return Section(*about, missing=[taken])
+    return Section(*about, taken.elements(run), findings=taken.findings, notes=taken.notes)
 
 
 def _list_events(run: FinishedRun) -> list[Section]:
@@ -179,13 +182,6 @@ def _sent(result: Result) -> int | None:
     return result.bytes_up + result.bytes_down + sum(row.bytes_up or 0 for row in result.calibrations.values())
 
 
-def _who(run: FinishedRun) -> str:
-    result, clients = run.result, counted(run.result.clients, "client")
-    if "centralised" in result.method:
-        return "all examples in one place"
-    return f"{result.per_round:,} of {clients} per round" if result.rounds else clients
-
-
 def _reproducibility(run: FinishedRun) -> str:
     weights = f"sha256 {run.result.weights_sha256}"
     if run.result.released:
@@ -247,13 +243,17 @@ def _compare(
     runs: Mapping[str, FinishedRun], request: MeasureRequest, chosen: bool, again: bool
 ) -> tuple[Section, Sequence[str]]:
     """The section of a measure of all runs, including why it is missing for some, and its findings."""
-    comparison = request.measure.compare
+    comparison, quick = request.measure.compare, request.measure.folder_only  # quick: needs only the run directory
     assert comparison is not None
     values: dict[str, Any] = {}
     reasons: dict[str, list[str]] = {}
     for name, run in runs.items():
         try:
-            values[name] = _load_for_comparison(run, request, chosen, again).values
+            measured = None if chosen or (again and quick) else load_measure(run, request)
+            if measured is None and not chosen and not quick:
+                raise Missing(f"not measured yet; add --only {request.name}, or run: unskew analyse RUN {request.name}")
+            measured = measured or load_or_take(run, request if chosen else parse_measure(quick), again=again)
+            values[name] = measured.values
         except Missing as error:
             reasons.setdefault(str(error), []).append(name)
     charts, left_out, findings = (
@@ -263,16 +263,6 @@ def _compare(
     title = comparison.title or request.measure.title or request.measure.name
     text = comparison.text or request.measure.text
     return Section(request.name, title, text, list(charts), missing=[*missing, *left_out]), findings
-
-
-def _load_for_comparison(run: FinishedRun, request: MeasureRequest, chosen: bool, again: bool) -> Measured:
-    """The measure if it is stored, chosen, or needs only the run directory."""
-    quick = request.measure.folder_only
-    if not chosen and not (again and quick) and (stored := load_measure(run, request)):
-        return stored
-    if not chosen and not quick:
-        raise Missing(f"not measured yet; add --only {request.name}, or run: unskew analyse RUN {request.name}")
-    return load_or_take(run, request if chosen else parse_measure(quick), again=again)
 
 
 def _tabulate_runs(runs: Mapping[str, FinishedRun]) -> Table:
@@ -311,7 +301,7 @@ def _summarize(results: Sequence[Result]) -> list[Element]:
         calibrated = [item for item in list_contenders({name: group}) if item.classifier]
         best = pick_best(calibrated) if calibrated else None
         before.append(spread_over_seeds(run.accuracy for run in group))
-        after.append(spread_over_seeds(best.scores.values()) if best else None)
+        after.append(best.accuracy if best else None)
         own, gained = (spreads[-1].format(100) if spreads[-1] else None for spreads in (before, after))
         rows.append([name, len(group), own, best.classifier if best else None, gained])
     several = len(results) > len(groups)

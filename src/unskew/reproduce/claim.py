@@ -50,7 +50,7 @@ class Combination:
     scores: dict[int, float]
     bytes_up: float  # of all rounds and the calibration, mean over seeds
     seconds: float  # of training and calibration, for the fastest seed, which other work disturbed least
-    records: tuple[RunRecord, ...]
+    record: RunRecord  # of its first run
     rate: str = ""  # set if the scenario was trained with several
 
     @property
@@ -107,7 +107,7 @@ class Scenario:
     @property
     def result(self) -> Result:
         """The result of one of its runs, which share the network and the number of rounds."""
-        return self.combinations[0].records[0].result
+        return self.combinations[0].record.result
 
     @property
     def data(self) -> str:
@@ -329,7 +329,7 @@ def _combine(group: Sequence[RunRecord]) -> Iterator[Combination]:
             scores = {one.seed: 100 * (one.calibrations[name] if name else one).accuracy for one in results}
             sent = fmean(one.bytes_up or 0 for one in results) + (fmean(one.bytes_up for one in added) if added else 0)
             seconds = min(one.seconds for one in results) + min((one.seconds for one in added), default=0)
-            yield Combination(method, name, scores, sent, seconds, tuple(own), rate if several else "")
+            yield Combination(method, name, scores, sent, seconds, own[0], rate if several else "")
 
 
 @cache
@@ -407,7 +407,7 @@ def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart
         if not points:
             continue
         tips = [f"{scenarios[at].label}\n{one.name}: {one.accuracy.format()} %\n{one.cost}" for at, one in points]
-        links = [link_run(one.records[0], folder) for _, one in points]
+        links = [link_run(one.record, folder) for _, one in points]
         x = [at + WIDE * _place_by_bytes(one, scenarios[at]) for at, one in points]
         y = [one.accuracy.mean for _, one in points]
         marks.append(Dots(x, y, colour, radius=4.5, name=kind, tips=tips, links=links))
@@ -449,7 +449,7 @@ def _tabulate_all(scenarios: Sequence[Scenario], folder: Path) -> Table:
     for scenario in scenarios:
         for one in sorted(scenario.combinations, key=lambda one: -one.accuracy.mean):
             gap = "best" if one is scenario.best else scenario.describe_gap(scenario.best, one)
-            link = Linked(one.accuracy.format(), link_run(one.records[0], folder), value=one.accuracy.mean)
+            link = Linked(one.accuracy.format(), link_run(one.record, folder), value=one.accuracy.mean)
             names: list[CellValue] = [scenario.label, one.trained, one.calibration]
             rows.append([*names, link, len(one.scores), gap, one.bytes_up, one.seconds])
     return Table("", [Column(name, kind) for name, kind in kinds.items()], rows)
