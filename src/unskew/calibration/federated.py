@@ -27,8 +27,8 @@ from unskew.core.key import Key
 from unskew.core.types import Engine, PrivacyBudget, Progress, Tensors, Visit
 from unskew.models.cut import cut
 from unskew.models.networks import InParts
-from unskew.privacy.agreement import shares_needed
 from unskew.privacy.ledger import Release
+from unskew.privacy.masking import shares_needed
 from unskew.privacy.secure_sum import add_securely
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.jobs import add

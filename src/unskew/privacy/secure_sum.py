@@ -1,7 +1,7 @@
 """Secure sums through an engine: the clients' jobs, and the server's side, which learns only the sum.
 
 The members send public keys, then shares of their secrets sealed for each other, then their masked words, then the
-shares that remove the masks from the sum (``agreement``). Between machines, where the server may be dishonest, they
+shares that remove the masks from the sum (``masking``). Between machines, where the server may be dishonest, they
 also sign what they were sent, and who answered (``signing``). Shapes: n members, one per visit, in the server's order.
 """
 
@@ -23,7 +23,8 @@ from unskew.core import tensors
 from unskew.core.errors import StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.types import Engine, Failure, Job, Outcome, Reply, Sums, Tensors, Visit
-from unskew.privacy.agreement import (
+from unskew.privacy.ciphers import SHARE_BYTES, derived_key, exchanged, private_key
+from unskew.privacy.masking import (
     BOX_BYTES,
     KEY_BYTES,
     MIN_CLIENTS,
@@ -36,9 +37,9 @@ from unskew.privacy.agreement import (
     named,
     require_enough,
     shares_needed,
+    survivors,
     unmask,
 )
-from unskew.privacy.ciphers import SHARE_BYTES, derived_key, exchanged, private_key
 from unskew.privacy.noise import BITS, to_steps
 from unskew.privacy.sessions import MOST_VISITS, SESSION_BYTES, Record, new_session
 from unskew.privacy.signing import (
@@ -51,7 +52,6 @@ from unskew.privacy.signing import (
     read_roster,
     sign,
     signed,
-    survivors,
 )
 from unskew.round.client import ClientSide
 from unskew.round.jobs import NOT_FINITE, add, encode_job, register
