@@ -255,10 +255,6 @@ class Shared:
         product = (features.t() @ features).flatten()
         torch.index_select(product, 0, triangle(features.shape[1]), out=sums["second"])
 
-    def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
-        """The pooled covariance, scaled to one class: classes have no scatter of their own."""
-        return statistics.within() * (statistics.number[row] - 1)
-
     def spread(self, gaussians: Gaussians, row: int, report: ClassReport) -> tuple[Spread, ClassReport]:
         """The pooled spread, the same for all classes."""
         spread, clipped = gaussians.common

@@ -17,8 +17,7 @@ from unskew.calibration.covariances import Diagonal, advise_smaller_form, statis
 from unskew.calibration.feasible import class_cells, named
 from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest
 from unskew.calibration.forecast import Forecast, forecast
-from unskew.calibration.jobs import WORDS, FixedPointMoments, Moments
-from unskew.calibration.mixture import PASSES, find_centres
+from unskew.calibration.jobs import PASSES, WORDS, FixedPointMoments, Moments, find_centres
 from unskew.calibration.protection import Guarantee, Layout, add_noise
 from unskew.calibration.statistics import ClassStatistics, from_sums
 from unskew.core import tensors

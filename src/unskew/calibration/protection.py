@@ -36,7 +36,7 @@ from torch import Tensor
 
 from unskew.calibration.classifier import limit_length
 from unskew.calibration.covariances import Diagonal, Form, LowRank, Shared, pack, packed_diagonal, parse_form, unpack
-from unskew.calibration.statistics import MAX_EXAMPLES, ClassStatistics, KnownNoise, check_statistics
+from unskew.calibration.statistics import MAX_EXAMPLES, ClassStatistics, KnownNoise, check_statistics, from_sums
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -369,8 +369,6 @@ class Layout:
         if bool(((counts < 0) | (counts > MAX_EXAMPLES)).any()):
             rule = "every client must answer and unmask the same session, with the same clients and layout"
             raise UserError(f"the masks of {who} do not cancel: {rule}")
-        held = counts.nonzero()[:, 0]
-        values = {"held": held, "number": counts[held]}
-        for name, value in sums.items():
-            values[name] = (value if name in self.form.common else value[held]).double() * 2.0**-self.bits
-        return check_statistics(self.classes, self.form, values, who)
+        plain = {name: value.double() * 2.0**-self.bits for name, value in sums.items()}
+        found = from_sums({"number": counts.double(), **plain}, self.form)
+        return check_statistics(self.classes, self.form, found.tensors(), who)

@@ -338,7 +338,7 @@ class ClassStatistics:
     def covariance(self, label: int) -> Tensor:
         """[d, d], the covariance of a class's features with divisor N − 1, to the extent the form has it."""
         row = self._row(label)
-        if self.form.common:
+        if isinstance(self.form, Shared):
             return self.within()
         if self.number[row] < 2:
             raise UserError(f"class {label} has one example; a covariance needs at least two")

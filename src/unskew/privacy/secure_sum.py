@@ -77,9 +77,8 @@ def as_steps(sums: Sums, clients: int, who: str) -> dict[str, Tensor]:
     return {name: to_steps(value, BITS, clients, f"{who}: {name}", room) for name, value in sums.items()}
 
 
-def from_steps(rounded: Mapping[str, Tensor]) -> Sums:
-    """The sums as float64."""
-    return {name: torch.as_tensor(value.double() * 2.0**-BITS) for name, value in rounded.items()}
+def _from_steps(total: Outcome) -> Outcome:
+    return replace(total, sums={name: value.double() * 2.0**-BITS for name, value in total.sums.items()})
 
 
 @register
@@ -416,8 +415,8 @@ class SecureUpdates:
 
     def __call__(self, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
         """The job's sums over all visits that did not drop out; nothing else is revealed."""
-        total = add_securely(engine, Rounded(job, len(visits)), shared, visits, key, threshold=self.threshold)
-        return replace(total, sums=from_steps(total.sums))
+        inner = Rounded(job, len(visits))
+        return _from_steps(add_securely(engine, inner, shared, visits, key, threshold=self.threshold))
 
 
 @dataclass(frozen=True)
@@ -426,8 +425,7 @@ class RoundedUpdates:
 
     def __call__(self, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
         """The job's sums, with the same bits as a secure sum."""
-        total = add(engine.visit(Rounded(job, len(visits)), shared, visits, key), visits)
-        return replace(total, sums=from_steps(total.sums))
+        return _from_steps(add(engine.visit(Rounded(job, len(visits)), shared, visits, key), visits))
 
 
 def add_securely(
