@@ -178,7 +178,8 @@ def repair(name: str, within: Tensor, ridge: float) -> Tensor:
     if (share := negative_share(values)) <= CLIPPED:  # rounding errors
         return within
     warnings.warn(NEGATIVE.format(name, share), stacklevel=3)  # no features can have these moments
-    return (vectors * values.clamp(min=0)) @ vectors.t()
+    repaired: Tensor = (vectors * values.clamp(min=0)) @ vectors.t()
+    return repaired
 
 
 def features_vary(means: Tensor, within: Tensor) -> bool:
