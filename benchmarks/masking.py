@@ -23,8 +23,8 @@ from unskew.core.machine import neutral
 from unskew.core.types import Reply, Visit
 from unskew.federation.folder import ROSTER, write_roster
 from unskew.federation.network import make_node_key
-from unskew.privacy.agreement import BOX_BYTES, Agreement, Member, shares_needed, unmask
 from unskew.privacy.ciphers import derived_key
+from unskew.privacy.masking import BOX_BYTES, Agreement, Member, shares_needed, survivors, unmask
 from unskew.privacy.secure_sum import (
     Masked,
     MaskKeys,
@@ -47,7 +47,6 @@ from unskew.privacy.signing import (
     Registered,
     Signer,
     sign,
-    survivors,
 )
 
 CLIENTS, WORDS, DROPPED = 100, 1_000_000, 33

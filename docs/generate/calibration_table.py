@@ -19,7 +19,7 @@ from unskew import models
 from unskew.calibration import parse_calibration
 from unskew.calibration.covariances import Diagonal, statistics_bytes
 from unskew.calibration.finisher import RealFeatures
-from unskew.calibration.mixture import PASSES
+from unskew.calibration.jobs import PASSES
 from unskew.core.key import Key
 from unskew.core.machine import cores
 from unskew.data.partition import partition_examples

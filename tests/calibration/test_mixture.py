@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.calibration.covariances import Gaussians
-from unskew.calibration.mixture import PASSES, by_part, find_centres, move_centres
+from unskew.calibration.jobs import PASSES, by_part, find_centres, move_centres
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key
 

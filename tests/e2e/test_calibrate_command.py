@@ -21,7 +21,7 @@ from unskew.calibration.calibrate import calibrate
 from unskew.calibration.classifier import Lift
 from unskew.calibration.covariances import parse_form, statistics_bytes
 from unskew.calibration.federated import real_features
-from unskew.calibration.mixture import PASSES, by_part, find_centres
+from unskew.calibration.jobs import PASSES, by_part, find_centres
 from unskew.calibration.protection import Layout, add_noise, clip_features, drop_small_classes
 from unskew.calibration.statistics import ClassStatistics
 from unskew.console.main import main

@@ -25,7 +25,7 @@ from unskew.core.key import Key
 from unskew.core.types import Failure, TestPart
 from unskew.engines.blueprint import build
 from unskew.methods import METHODS, parse_method
-from unskew.privacy.agreement import MIN_CLIENTS
+from unskew.privacy.masking import MIN_CLIENTS
 from unskew.round import driver
 from unskew.round.evaluation import evaluate
 from unskew.round.jobs import add, encode_job

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.core.errors import UserError
-from unskew.privacy.agreement import Agreement, Member, member_number, named, shares_needed, unmask
 from unskew.privacy.ciphers import add_stream, derived_key, exchanged, private_key
+from unskew.privacy.masking import Agreement, Member, member_number, named, shares_needed, unmask
 
 pytest.importorskip("cryptography")
 

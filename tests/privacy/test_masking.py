@@ -14,8 +14,7 @@ from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.privacy import ciphers
-from unskew.privacy.agreement import Agreement, shares_needed
-from unskew.privacy.masking import Masking, secure_sum, unmasked_sum
+from unskew.privacy.masking import Agreement, Masking, secure_sum, shares_needed, unmasked_sum
 
 pytest.importorskip("cryptography")
 

@@ -295,7 +295,8 @@ def write_graph(module: nn.Module, width: int) -> Tensors:
         elif node.op == "call_function":
             name = node.target.__name__ if node.target in ON_SIZES.values() else str(node.target)
             _operation(name)  # refuse to write what cannot be read
-            steps.append([node.name, name, _plain(node.args), _plain(node.kwargs)])
+            args, kwargs = (fx.node.map_aggregate(part, _plain) for part in (node.args, node.kwargs))
+            steps.append([node.name, name, args, {"given": kwargs}])
         else:
             steps.append(["", "output", _plain(node.args[0][0])])
     text = json.dumps(steps).encode()
@@ -338,7 +339,7 @@ def _operation(name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value for JSON: a node by its name, a dtype or device by its kind."""
+    """An argument for JSON: a node by its name, a dtype or device by its kind."""
     if isinstance(value, fx.Node):
         return {"node": value.name}
     if isinstance(value, torch.device):
@@ -346,10 +347,6 @@ def _plain(value: Any) -> Any:
     for kind, of in KINDS.items():
         if isinstance(value, of):
             return {kind: str(value).removeprefix("torch.")}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, dict):
-        return {"given": {name: _plain(part) for name, part in value.items()}}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise UserError(f"{a_kind(value)} as a constant cannot be part of a saved classifier")

@@ -32,15 +32,13 @@ TINY = 1e-12  # eigenvalues below this share of the largest are rounding errors
 class Spread:
     """A covariance F·Fᵀ + diag(v), from which F·ε + √v·ε′ is drawn."""
 
-    factor: Tensor | None  # [d, k]
-    variance: Tensor | None  # [d]
+    factor: Tensor  # [d, k]; k may be 0
+    variance: Tensor | None = None  # [d]
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """[M, d], around zero."""
-        drawn = torch.zeros((), dtype=torch.float64)
-        if self.factor is not None:
-            noise = torch.randn(count, self.factor.shape[1], generator=generator, dtype=torch.float64)
-            drawn = noise @ self.factor.t()
+        noise = torch.randn(count, self.factor.shape[1], generator=generator, dtype=torch.float64)
+        drawn = noise @ self.factor.t()
         if self.variance is not None:
             noise = torch.randn(count, len(self.variance), generator=generator, dtype=torch.float64)
             drawn = drawn + noise * self.variance.sqrt()
@@ -48,9 +46,7 @@ class Spread:
 
     def deviation_along(self, directions: Tensor) -> Tensor:
         """[u], the standard deviation along each of the directions [d, u]."""
-        variance = torch.zeros(directions.shape[1], dtype=torch.float64)
-        if self.factor is not None:
-            variance += (self.factor.t() @ directions).square().sum(0)
+        variance = (self.factor.t() @ directions).square().sum(0)
         if self.variance is not None:
             variance += self.variance @ directions.square()
         return variance.sqrt()
@@ -110,7 +106,7 @@ def factorise(covariance: Tensor) -> tuple[Spread, float]:
     """V·√λ of a symmetric matrix, without directions of negative or tiny λ, and the share of negative λ."""
     values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
     positive = values > TINY * values.abs().max()
-    return Spread(vectors[:, positive] * values[positive].sqrt(), None), negative_share(values)
+    return Spread(vectors[:, positive] * values[positive].sqrt()), negative_share(values)
 
 
 def negative_share(values: Tensor) -> float:
@@ -233,7 +229,8 @@ class Diagonal:
         variance = squares_around_mean(gaussians.statistics, row) / max(report.count - 1, 1)
         if (weight := report.shrunk) > 0:
             variance = (1 - weight) * variance + weight * gaussians.variance
-        return Spread(None, variance.clamp(min=0)), replace(report, clipped=negative_share(variance))
+        spread = Spread(variance.new_zeros(len(variance), 0), variance.clamp(min=0))
+        return spread, replace(report, clipped=negative_share(variance))
 
 
 @dataclass(frozen=True)
@@ -254,10 +251,6 @@ class Shared:
         features = features.double()
         product = (features.t() @ features).flatten()
         torch.index_select(product, 0, triangle(features.shape[1]), out=sums["second"])
-
-    def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
-        """The pooled covariance, scaled to one class: classes have no scatter of their own."""
-        return statistics.within() * (statistics.number[row] - 1)
 
     def spread(self, gaussians: Gaussians, row: int, report: ClassReport) -> tuple[Spread, ClassReport]:
         """The pooled spread, the same for all classes."""

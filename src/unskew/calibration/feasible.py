@@ -12,7 +12,7 @@ from unskew.core.errors import UserError
 from unskew.core.plugins import require_extra
 from unskew.data.population import cells
 from unskew.models.cut import cut
-from unskew.privacy.agreement import MIN_CLIENTS
+from unskew.privacy.masking import MIN_CLIENTS
 
 if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm

@@ -17,8 +17,7 @@ from unskew.calibration.covariances import Diagonal, advise_smaller_form, statis
 from unskew.calibration.feasible import class_cells, named
 from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest
 from unskew.calibration.forecast import Forecast, forecast
-from unskew.calibration.jobs import WORDS, FixedPointMoments, Moments
-from unskew.calibration.mixture import PASSES, find_centres
+from unskew.calibration.jobs import PASSES, WORDS, FixedPointMoments, Moments, find_centres
 from unskew.calibration.protection import Guarantee, Layout, add_noise
 from unskew.calibration.statistics import ClassStatistics, from_sums
 from unskew.core import tensors
@@ -27,8 +26,8 @@ from unskew.core.key import Key
 from unskew.core.types import Engine, PrivacyBudget, Progress, Tensors, Visit
 from unskew.models.cut import cut
 from unskew.models.networks import InParts
-from unskew.privacy.agreement import shares_needed
 from unskew.privacy.ledger import Release
+from unskew.privacy.masking import shares_needed
 from unskew.privacy.secure_sum import add_securely
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.jobs import add

@@ -107,15 +107,12 @@ class Discriminant:
 def discriminate(statistics: ClassStatistics) -> Discriminant:
     """The linear discriminant for unseen features, described in ``lda``."""
     means, within, number = statistics.means(), statistics.within(), statistics.number.double()
+    values, vectors = torch.linalg.eigh((within + within.mT) / 2)
     if statistics.noise is None:  # noise can hide all variance
         require_variation("lda", means, within)
-    values, vectors = torch.linalg.eigh((within + within.mT) / 2)
-    limit = 0.0
-    if statistics.noise is not None:
-        limit = pooled_edge(statistics)
-    elif (share := negative_share(values)) > CLIPPED:
-        warnings.warn(NEGATIVE.format("lda", share), stacklevel=2)
-    values = values.clamp(min=limit)
+        if (share := negative_share(values)) > CLIPPED:
+            warnings.warn(NEGATIVE.format("lda", share), stacklevel=2)
+    values = values.clamp(min=pooled_edge(statistics))
     rotated, unit, degrees = means @ vectors, float(values.mean()), statistics.degrees  # [P, d]
     added = 0.0 if statistics.noise is None else statistics.noise.sums**2  # noise variance of an entry of a class's sum
 
@@ -178,7 +175,8 @@ def repair(name: str, within: Tensor, ridge: float) -> Tensor:
     if (share := negative_share(values)) <= CLIPPED:  # rounding errors
         return within
     warnings.warn(NEGATIVE.format(name, share), stacklevel=3)  # no features can have these moments
-    return (vectors * values.clamp(min=0)) @ vectors.t()
+    repaired: Tensor = (vectors * values.clamp(min=0)) @ vectors.t()
+    return repaired
 
 
 def features_vary(means: Tensor, within: Tensor) -> bool:

@@ -1,12 +1,10 @@
 """Protection of class statistics: noise for differential privacy, its removal, and fixed point for secure sums.
 
-**Differential privacy.** A release would look almost the same without any one example: for any two data sets that
-differ by one example, and any set S of releases, P(S) ≤ e^ε·P′(S) + δ. The noise is central: whoever has the sum adds
-it once. Under secure aggregation the clients add a release's noise, in whole numbers, before masking. One example with
-‖z‖ ≤ R changes, in one class only, the count by 1, Σz by at most R and the second moment by at most R²
-(‖zzᵀ‖_F = ‖z‖², ‖z²‖ ≤ ‖z‖²). In units of 1, R and R² that is at most √3 in total (L2), so one Gaussian mechanism
-releases all three. The noise of a release is discrete, on a grid, from random bits; that of a study, which follows from
-a key, is drawn in float64.
+docs/explanation/privacy.md has the guarantees.
+
+**Differential privacy.** One example with ‖z‖ ≤ R changes, in one class only, the count by 1, Σz by at most R and the
+second moment by at most R² (‖zzᵀ‖_F = ‖z‖², ‖z²‖ ≤ ‖z‖²). In units of 1, R and R² that is at most √3 in total (L2), so
+one Gaussian mechanism releases all three.
 
 **Noise of a known size.** The size of the noise is public. On a second moment it is a symmetric matrix whose
 off-diagonal entries have the deviation s. Its eigenvalues fill the semicircle from −2·s·√d to 2·s·√d, so those of a
@@ -36,7 +34,7 @@ from torch import Tensor
 
 from unskew.calibration.classifier import limit_length
 from unskew.calibration.covariances import Diagonal, Form, LowRank, Shared, pack, packed_diagonal, parse_form, unpack
-from unskew.calibration.statistics import MAX_EXAMPLES, ClassStatistics, KnownNoise, check_statistics
+from unskew.calibration.statistics import MAX_EXAMPLES, ClassStatistics, KnownNoise, check_statistics, from_sums
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -369,8 +367,6 @@ class Layout:
         if bool(((counts < 0) | (counts > MAX_EXAMPLES)).any()):
             rule = "every client must answer and unmask the same session, with the same clients and layout"
             raise UserError(f"the masks of {who} do not cancel: {rule}")
-        held = counts.nonzero()[:, 0]
-        values = {"held": held, "number": counts[held]}
-        for name, value in sums.items():
-            values[name] = (value if name in self.form.common else value[held]).double() * 2.0**-self.bits
-        return check_statistics(self.classes, self.form, values, who)
+        plain = {name: value.double() * 2.0**-self.bits for name, value in sums.items()}
+        found = from_sums({"number": counts.double(), **plain}, self.form)
+        return check_statistics(self.classes, self.form, found.tensors(), who)

@@ -338,7 +338,7 @@ class ClassStatistics:
     def covariance(self, label: int) -> Tensor:
         """[d, d], the covariance of a class's features with divisor N − 1, to the extent the form has it."""
         row = self._row(label)
-        if self.form.common:
+        if isinstance(self.form, Shared):
             return self.within()
         if self.number[row] < 2:
             raise UserError(f"class {label} has one example; a covariance needs at least two")
@@ -449,8 +449,7 @@ def _merge(parts: Iterable[ClassStatistics]) -> ClassStatistics:
     """The sum of statistics; a class's row is created when the first client has it."""
     kind, about = None, ""  # classes, form and width of all statistics, and a description of the first
     numbers: Counter[int] = Counter()  # examples by class
-    rows: dict[tuple[str, int], Tensor] = {}  # by sum and class
-    common: Tensors = {}  # the sums that all classes share
+    rows: dict[tuple[str, int | None], Tensor] = {}  # by sum and class; None: all classes share the sum
     noise: KnownNoise | None = None  # an upper bound for classes that some parts lack
     for part in parts:
         if not isinstance(part, ClassStatistics):
@@ -466,20 +465,20 @@ def _merge(parts: Iterable[ClassStatistics]) -> ClassStatistics:
             check_memory(part.form, len(numbers) + len(new), part.width, len(numbers))
         numbers.update(dict(zip(labels, part.number.tolist(), strict=True)))
         for name, value in part.sums.items():
-            if name in part.form.common:
-                common[name] = common[name].add_(value) if name in common else value.clone()
-                continue
-            for label, row in zip(labels, value, strict=True):
+            shared = name in part.form.common
+            for label, row in zip([None] if shared else labels, [value] if shared else value, strict=True):
                 rows[name, label] = rows[name, label].add_(row) if (name, label) in rows else row.clone()
     if kind is None:
         raise UserError("there are no statistics to add; give at least one client or batch, even an empty one")
     (classes, form, width), held = kind, sorted(numbers)
     sums: Tensors = {}
     for name, shape in form.shapes(len(held), width).items():
-        sums[name] = common[name] if name in common else torch.empty(shape, dtype=torch.float64)
-        if name not in common:
-            for row, label in zip(sums[name], held, strict=True):
-                row.copy_(rows.pop((name, label)))  # freed at once: the sum is never in memory twice
+        if name in form.common:
+            sums[name] = rows[name, None]
+            continue
+        sums[name] = torch.empty(shape, dtype=torch.float64)
+        for row, label in zip(sums[name], held, strict=True):
+            row.copy_(rows.pop((name, label)))  # freed at once: the sum is never in memory twice
     number = torch.tensor([numbers[label] for label in held], dtype=torch.int64)
     return ClassStatistics(classes, form, torch.tensor(held, dtype=torch.int64), number, sums, noise)
 

@@ -25,10 +25,9 @@ from unskew.core.types import Exchange, Sums, Tensors
 from unskew.privacy.ledger import CLIENT, REPLACED_CLIENT, epsilon_of_concentration
 
 
-def normal(shape: tuple[int, ...], key: Key | None, *path: str | int) -> Tensor:
+def normal(shape: tuple[int, ...], key: Key, *path: str | int) -> Tensor:
     """Standard Gaussian noise from 64 random bits per value: a sign, and the quantile of 63 bits, up to 9.1."""
-    size = 8 * torch.Size(shape).numel()
-    drawn = os.urandom(size) if key is None else key.fold("noise", *path).numpy().bytes(size)
+    drawn = key.fold("noise", *path).numpy().bytes(8 * torch.Size(shape).numel())
     bits = torch.from_numpy(np.frombuffer(drawn, dtype="<i8").copy()).reshape(shape)
     share = ((bits & (2**63 - 1)).double() + 0.5) * 2.0**-64  # (0, ½]
     noise: Tensor = torch.special.ndtri(share) * torch.where(bits < 0, 1.0, -1.0)

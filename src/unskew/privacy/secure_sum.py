@@ -1,7 +1,7 @@
 """Secure sums through an engine: the clients' jobs, and the server's side, which learns only the sum.
 
 The members send public keys, then shares of their secrets sealed for each other, then their masked words, then the
-shares that remove the masks from the sum (``agreement``). Between machines, where the server may be dishonest, they
+shares that remove the masks from the sum (``masking``). Between machines, where the server may be dishonest, they
 also sign what they were sent, and who answered (``signing``). Shapes: n members, one per visit, in the server's order.
 """
 
@@ -23,7 +23,8 @@ from unskew.core import tensors
 from unskew.core.errors import StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.types import Engine, Failure, Job, Outcome, Reply, Sums, Tensors, Visit
-from unskew.privacy.agreement import (
+from unskew.privacy.ciphers import SHARE_BYTES, derived_key, exchanged, private_key
+from unskew.privacy.masking import (
     BOX_BYTES,
     KEY_BYTES,
     MIN_CLIENTS,
@@ -36,9 +37,9 @@ from unskew.privacy.agreement import (
     named,
     require_enough,
     shares_needed,
+    survivors,
     unmask,
 )
-from unskew.privacy.ciphers import SHARE_BYTES, derived_key, exchanged, private_key
 from unskew.privacy.noise import BITS, to_steps
 from unskew.privacy.sessions import MOST_VISITS, SESSION_BYTES, Record, new_session
 from unskew.privacy.signing import (
@@ -51,7 +52,6 @@ from unskew.privacy.signing import (
     read_roster,
     sign,
     signed,
-    survivors,
 )
 from unskew.round.client import ClientSide
 from unskew.round.jobs import NOT_FINITE, add, encode_job, register
@@ -77,9 +77,8 @@ def as_steps(sums: Sums, clients: int, who: str) -> dict[str, Tensor]:
     return {name: to_steps(value, BITS, clients, f"{who}: {name}", room) for name, value in sums.items()}
 
 
-def from_steps(rounded: Mapping[str, Tensor]) -> Sums:
-    """The sums as float64."""
-    return {name: torch.as_tensor(value.double() * 2.0**-BITS) for name, value in rounded.items()}
+def _from_steps(total: Outcome) -> Outcome:
+    return replace(total, sums={name: value.double() * 2.0**-BITS for name, value in total.sums.items()})
 
 
 @register
@@ -416,8 +415,8 @@ class SecureUpdates:
 
     def __call__(self, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
         """The job's sums over all visits that did not drop out; nothing else is revealed."""
-        total = add_securely(engine, Rounded(job, len(visits)), shared, visits, key, threshold=self.threshold)
-        return replace(total, sums=from_steps(total.sums))
+        inner = Rounded(job, len(visits))
+        return _from_steps(add_securely(engine, inner, shared, visits, key, threshold=self.threshold))
 
 
 @dataclass(frozen=True)
@@ -426,8 +425,7 @@ class RoundedUpdates:
 
     def __call__(self, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
         """The job's sums, with the same bits as a secure sum."""
-        total = add(engine.visit(Rounded(job, len(visits)), shared, visits, key), visits)
-        return replace(total, sums=from_steps(total.sums))
+        return _from_steps(add(engine.visit(Rounded(job, len(visits)), shared, visits, key), visits))
 
 
 def add_securely(

@@ -3,9 +3,8 @@
 With its registered key, a node signs each member's keys for a session, among them one with which the member signs.
 """
 
-import hashlib
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +14,8 @@ from unskew.core.errors import UserError
 from unskew.core.files import read_content
 from unskew.core.plugins import require_extra
 from unskew.core.types import Job
-from unskew.privacy.agreement import Agreement, Member
 from unskew.privacy.ciphers import primitives
+from unskew.privacy.masking import Agreement, Member
 
 POINT_BYTES = 49  # a P-384 key
 NUMBER_BYTES = 48
@@ -149,14 +148,6 @@ def signed(key: bytes, signature: bytes, purpose: bytes, agreement: Agreement, c
 def signing_public(member: Member) -> bytes:
     """The public key for a member's signatures in this session."""
     return bytes(_signing_private(member).public_key().public_bytes_raw())
-
-
-def survivors(sharing: Collection[int], answered: Collection[int]) -> bytes:
-    """The digest of the members that share masks, and of those that answered."""
-    content = b"|".join(
-        b"".join(number.to_bytes(8, "big") for number in sorted(members)) for members in (sharing, answered)
-    )
-    return hashlib.sha256(b"unskew opening 2 " + len(sharing).to_bytes(8, "big") + content).digest()
 
 
 def _message(member: int, session: bytes, keys: bytes, stated: bytes) -> bytes:

@@ -35,7 +35,7 @@ from unskew.engines.features import FrozenPart, images_sha256, stored_bytes
 from unskew.models import pretrained
 from unskew.models.finetune import find_cut, last_layers, parse_train
 from unskew.models.networks import Network
-from unskew.privacy.agreement import MIN_CLIENTS
+from unskew.privacy.masking import MIN_CLIENTS
 from unskew.privacy.noise import PrivateUpdates
 from unskew.privacy.secure_sum import MOST_MEMBERS, SecureUpdates
 from unskew.round import driver

@@ -30,7 +30,7 @@ from unskew.core.types import Visit
 from unskew.engines.flower.engine import Rules
 from unskew.engines.flower.messages import read_header, seal, unseal
 from unskew.engines.flower.policy import Purpose
-from unskew.privacy.agreement import BOX_BYTES, shares_needed
+from unskew.privacy.masking import BOX_BYTES, shares_needed
 from unskew.privacy.secure_sum import RoundedUpdates, SecureUpdates
 from unskew.round import statistics
 from unskew.round.client import Train

@@ -32,7 +32,7 @@ from unskew.data.batches import examples_for
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.flower.messages import BadMessage
 from unskew.models.any_module import bind_factory
-from unskew.privacy.agreement import MIN_CLIENTS, shares_needed
+from unskew.privacy.masking import MIN_CLIENTS, shares_needed
 from unskew.privacy.secure_sum import MaskKeys, SecureJob, SecureUpdates
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide, Survey, Train
