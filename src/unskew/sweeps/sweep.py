@@ -59,22 +59,9 @@ class Dimension:
     option: str
     text: str  # as typed
     kind: type
-    values: tuple[Value, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
+    values: tuple[Any, ...]
+    ranged: bool = False
     log: bool = False
-
-    @property
-    def ranged(self) -> bool:
-        """Whether it is a range."""
-        return not self.values
-
-    @property
-    def ends(self) -> tuple[Value, ...]:
-        """The values to check: all of them, or the ends of the range."""
-        if self.values:
-            return self.values
-        return (int(self.low), int(self.high)) if self.kind is int else (self.low, self.high)
 
 
 def parse_over(texts: Sequence[str], flag: str = "--over") -> tuple[Dimension, ...]:
@@ -114,10 +101,9 @@ def _parse_dimension(text: str) -> Dimension:
             configs.checked(configs.with_values(Config(), {option.name: value}, "--over"))
     if ends is None:
         return Dimension(option.name, text, option.kind, tuple(dict.fromkeys(values)))
-    low, high = map(float, values)
-    if not low < high or (ends[3] and low <= 0):
+    if not values[0] < values[1] or (ends[3] and values[0] <= 0):
         raise UserError("give the lower end of a range first, for a logarithmic one above 0")
-    return Dimension(option.name, text, option.kind, (), low, high, bool(ends[3]))
+    return Dimension(option.name, text, option.kind, tuple(values), ranged=True, log=bool(ends[3]))
 
 
 def _knob_option(name: str) -> Option:
@@ -137,14 +123,13 @@ def _knobs(method: str) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(build, eval_str=True).parameters
 
 
-def _parse_value(option: Option, text: str) -> Value:
+def _parse_value(option: Option, text: str) -> Any:
     text = text.strip()
     if option.kind is str:
         quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
         return text[1:-1] if quoted else text
     try:
-        value: Value = {"true": True, "false": False}[text.lower()] if option.kind is bool else option.kind(text)
-        return value
+        return {"true": True, "false": False}[text.lower()] if option.kind is bool else option.kind(text)
     except (ValueError, KeyError):
         raise UserError(f"{option.name} must be {KINDS[option.kind]}, not {language.cut(text)!r}") from None
 
@@ -565,13 +550,14 @@ DIGITS = 4  # significant digits of the numbers to try
 
 
 def _suggest(trial: Any, dimension: Dimension) -> Value:
-    if dimension.values:
+    if not dimension.ranged:
         index: int = trial.suggest_categorical(dimension.option, list(range(len(dimension.values))))
         return dimension.values[index]
+    low, high = dimension.values
     if dimension.kind is int:
-        return int(trial.suggest_int(dimension.option, int(dimension.low), int(dimension.high), log=dimension.log))
-    value = trial.suggest_float(dimension.option, dimension.low, dimension.high, log=dimension.log)
-    return min(max(float(f"{value:.{DIGITS}g}"), dimension.low), dimension.high)
+        return int(trial.suggest_int(dimension.option, low, high, log=dimension.log))
+    value = trial.suggest_float(dimension.option, low, high, log=dimension.log)
+    return min(max(float(f"{value:.{DIGITS}g}"), low), high)
 
 
 VALIDATION = 0.15  # of the training images, as in the papers
@@ -641,8 +627,8 @@ def sweep(
 
 def _check_settings(trials: Trials, settings: Sequence[dict[str, Value]] | None, say: Say) -> None:
     """Refuse settings that cannot run: parse every combination, and prepare one run for each value."""
-    first = {varied.option: varied.ends[0] for varied in trials.over}
-    tried = [first, *({**first, varied.option: value} for varied in trials.over for value in varied.ends[1:])]
+    first = {varied.option: varied.values[0] for varied in trials.over}
+    tried = [first, *({**first, varied.option: value} for varied in trials.over for value in varied.values[1:])]
     costly = {varied.option for varied in trials.over if varied.kind in (str, bool)} | {"clients", "per_round"}
     for values in settings or tried:
         try:
