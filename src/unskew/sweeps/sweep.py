@@ -549,7 +549,7 @@ TOGETHER = 4  # settings that Optuna chooses before it learns their scores
 DIGITS = 4  # significant digits of the numbers to try
 
 
-def _suggest(trial: Any, dimension: Dimension) -> Value:
+def _suggest(trial: Any, dimension: Dimension) -> Any:
     if not dimension.ranged:
         index: int = trial.suggest_categorical(dimension.option, list(range(len(dimension.values))))
         return dimension.values[index]
