@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 from unskew.charts import Cells, Dots, Words
 from unskew.runs.config import Config, with_values
-from unskew.sweeps.space import folder_name, grid, parse_over
-from unskew.sweeps.sweep import Sweep, TriedSetting, sweep_charts
+from unskew.sweeps.sweep import Sweep, TriedSetting, folder_name, grid, parse_over, sweep_charts
 from unskew.sweeps.tasks import RunFailure
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.sweeps.space import describe_values, folder_name, grid, parse_over
+from unskew.sweeps.sweep import describe_values, folder_name, grid, parse_over
 
 
 def values(text):

@@ -24,7 +24,7 @@ from unskew.reproduce.claim import write_claim
 from unskew.reproduce.recipe import SCALES, Recipe, find_recipes, load_recipe, recipe_names
 from unskew.reproduce.tables import format_cell, name_ours, write_index, write_table
 from unskew.runs.seeds import parse_seeds
-from unskew.sweeps.space import parse_over
+from unskew.sweeps.sweep import parse_over
 from unskew.sweeps.tasks import RunFailure, Task
 
 WIDTH = 19  # of the longest name and two spaces

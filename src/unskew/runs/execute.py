@@ -32,8 +32,6 @@ from unskew.runs import config as configs
 from unskew.runs import folder as folders
 from unskew.runs import recording
 from unskew.runs import result as records
-from unskew.runs.checkpoint import CheckpointRecord
-from unskew.runs.config import CONFIG
 from unskew.runs.journal import DURING, METRICS, LineFile, Mark, leave_out, metrics_row
 from unskew.runs.prepare import Overview, Prepared, overview
 from unskew.runs.result import AT_NODES, MODEL_INFO, OWN, RESULT, TEST, VALIDATION, Calibration, ModelInfo, Result
@@ -227,7 +225,7 @@ class Execution:
             return False
         return self.position.state.round - self.best.round >= (self.prepared.config.patience or 0)
 
-    def _keep_state(self, state: ServerState, progress: CheckpointRecord) -> None:
+    def _keep_state(self, state: ServerState, progress: checkpoints.CheckpointRecord) -> None:
         """Save a round's state; that of a release is without the clients that took part and the hashes of the data."""
         if self.algorithm.released:
             state, progress = replace(state, clients={}), replace(progress, data_sha256="", partition_hash="")
@@ -401,15 +399,15 @@ def is_better(value: float, other: float, monitor: str) -> bool:
     return value > other if monitor == "accuracy" else value < other
 
 
-def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, CheckpointRecord]:
+def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, checkpoints.CheckpointRecord]:
     """The state of the checkpoint, which must belong to this data and partition, or the initial state."""
     expected = prepared.data_sha256, prepared.partition.hash, configs.fingerprint(prepared.config)
     checkpoint = checkpoints.load_checkpoint(path)
     if checkpoint is None:
         side = prepared.side
         state = driver.start(side.algorithm, tensors.of_module(side.network), side.classifier)
-        return state, CheckpointRecord(0, 0.0, *expected)
-    names = f"the data set {prepared.config.data}", folders.PARTITION, CONFIG
+        return state, checkpoints.CheckpointRecord(0, 0.0, *expected)
+    names = f"the data set {prepared.config.data}", folders.PARTITION, configs.CONFIG
     pairs = zip(names, checkpoint[1].run, expected, strict=True)
     if changed := " and ".join(name for name, before, now in pairs if before != now):
         raise UserError(f"{changed} is not the one that {path} was started with; restore it, or start another run")

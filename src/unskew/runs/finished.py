@@ -42,12 +42,10 @@ from unskew.round.sampling import draw
 from unskew.runs import checkpoint as checkpoints
 from unskew.runs import config as configs
 from unskew.runs import folder as folders
-from unskew.runs import journal
 from unskew.runs import result as records
-from unskew.runs.config import NODES, PLUGGABLE
 from unskew.runs.execute import Calibrated, Event, Stage, calibrate_start, choose_engine, finish, untrained_model
 from unskew.runs.federated import FEDERATION, images_of, nodes_of, read_terms
-from unskew.runs.journal import read_metrics
+from unskew.runs.journal import read_during, read_metrics
 from unskew.runs.prepare import Prepared, prepare, read_data
 from unskew.runs.python_values import PythonValues, match_values, require_values
 from unskew.runs.result import MODEL_INFO, RESULT, ModelInfo, Result, read_model_info, read_result, to_json
@@ -328,9 +326,9 @@ class FinishedRun:
     ) -> None:
         self.path = usable_path(path)
         self.result: Result = read_result(self.path)
-        self.config = configs.read_own_run(self.path, trust=trust, only=("model",) if only_model else PLUGGABLE)
+        self.config = configs.read_own_run(self.path, trust=trust, only=("model",) if only_model else configs.PLUGGABLE)
         self.rows = read_metrics(self.path)
-        self.during = journal.read_during(self.path)
+        self.during = read_during(self.path)
         self.say: Say = say or silent
         self._changes, self._trust = changes, trust
         self.values = values or {}
@@ -397,7 +395,7 @@ class FinishedRun:
         config = configs.checked(config)
         if (path / FEDERATION).exists():  # the server has no training images
             terms = read_terms(path)
-            own = None if config.data == NODES else read_data(config)
+            own = None if config.data == configs.NODES else read_data(config)
             values = PythonValues(data=images_of(terms, config, own), nodes=nodes_of(terms, config))
         elif self.result.released:  # its partition was deleted; sums over all clients are the same with any other
             config = replace(config, partition="iid")

@@ -18,7 +18,6 @@ from unskew.runs import config as configs
 from unskew.runs import folder as folders
 from unskew.runs.config import CONFIG, Config
 from unskew.runs.execute import Event, Observer, Stage, execute, remove_private_files
-from unskew.runs.folder import PARTITION
 from unskew.runs.prepare import Overview, Prepared, prepare, rehearse
 from unskew.runs.python_values import match_values, split_values
 from unskew.runs.result import RESULT, Result, read_result
@@ -80,7 +79,7 @@ def run(
         plugins = configs.plugin_texts(prepared.config).values()
         remember([*plugins, *(finisher.text for finisher in prepared.algorithm.finish)])
         config_text = configs.to_toml(prepared.config).encode()
-        folders.start_manifest(path, {CONFIG: config_text, PARTITION: _partition_bytes(prepared)})
+        folders.start_manifest(path, {CONFIG: config_text, folders.PARTITION: _partition_bytes(prepared)})
         return execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
@@ -100,12 +99,12 @@ def resume(path: str | Path, *, observe: Observer | None = None, trust: bool = F
         work = {name: value for name in WORK if (value := changes.pop(name, None)) is not None}
         config = configs.with_values(config, work, "resume")
         values = match_values(changes, config)
-        folders.require_sealed(path, PARTITION)
-        partition = (path / PARTITION).absolute()
+        folders.require_sealed(path, folders.PARTITION)
+        partition = (path / folders.PARTITION).absolute()
         saved = f"file:{partition}" if partition.exists() else None
         prepared = prepare(configs.checked(config), saved, values, say=lambda *stage: observe(Stage(*stage)))
         if saved is None:
-            folders.write_sealed(path, {PARTITION: _partition_bytes(prepared)})
+            folders.write_sealed(path, {folders.PARTITION: _partition_bytes(prepared)})
         rehearse(prepared)
         return execute(prepared, path, _stopping(observe, path, prepared.config))
 

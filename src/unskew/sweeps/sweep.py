@@ -1,24 +1,30 @@
-"""A sweep from start to finish: check, train and judge settings; write its folder, table, charts and best recipe."""
+"""A sweep from start to finish: check, train and judge settings; write its folder, table, charts and best recipe.
+
+``lr=0.01,0.1`` lists values of an option, ``fedprox.mu=0.01,0.1`` those of a method's knob, and ``lr=0.001..0.3 log``
+is a range to search.
+"""
 
 import csv
+import hashlib
 import inspect
 import io
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, product
 from math import isfinite, nan, prod
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from unskew import methods
 from unskew.calibration.feasible import named
 from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Words
 from unskew.charts.files import chart_bytes, check_format
-from unskew.core import text
-from unskew.core.errors import UserError
+from unskew.core import text as language
+from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.files import read_json, write_whole
 from unskew.core.key import Key
 from unskew.core.limits import usable_path
@@ -28,24 +34,149 @@ from unskew.core.units import counted
 from unskew.data.photographs import Say, silent
 from unskew.round.local_optimizers import check_rounds, uses_sgd
 from unskew.runs import config as configs
-from unskew.runs.config import Config, Value
+from unskew.runs.config import OPTIONS, Config, Option, Value
 from unskew.runs.finished import plain_name
 from unskew.runs.folder import json_bytes, locked_folder, unused_path
 from unskew.runs.prepare import parse_start, prepare
 from unskew.runs.result import RESULT, Result, read_result
 from unskew.runs.seeds import SeedSpread, parse_seeds, spread_over_seeds
 from unskew.runs.train import slug
-from unskew.sweeps.space import (
-    MAX_SETTINGS,
-    Dimension,
-    describe_values,
-    folder_name,
-    grid,
-    parse_over,
-    spell_value,
-    with_setting,
-)
 from unskew.sweeps.tasks import Progress, RunFailure, Task, run_tasks
+
+MAX_SETTINGS = 10_000
+LONGEST = 80  # characters of a folder's name
+KINDS = {int: "an integer", float: "a number", bool: "true or false"}
+
+_RANGE = re.compile(r"(.+?)\.\.(.+?)(\blog)?")
+_VALUE = re.compile(r"""(?:[^,(\['"]|\([^)]*\)|\[[^\]]*\]|'[^']*'|"[^"]*")+""")  # with its brackets and quotes
+_OTHERWISE = {"seed": "give --seeds 0,1,2 for several seeds", "validation": "give --validation SHARE"}
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """An option that a sweep varies, or a knob such as ``fedprox.mu``: the values to try, or the ends of a range."""
+
+    option: str
+    text: str  # as typed
+    kind: type
+    values: tuple[Any, ...]
+    ranged: bool = False
+    log: bool = False
+
+
+def parse_over(texts: Sequence[str], flag: str = "--over") -> tuple[Dimension, ...]:
+    """Parse the options to vary and check their values."""
+    if not texts:
+        raise UserError('a sweep needs an option to vary; give --over "lr=0.01,0.03,0.1"')
+    dimensions: dict[str, Dimension] = {}
+    for text in texts:
+        if not isinstance(text, str):
+            raise UserError(f"{flag} must be texts such as 'lr=0.01,0.1', not {a_kind(text)}")
+        try:
+            new = _parse_dimension(text)
+            if new.option in dimensions:
+                raise UserError(f"{new.option} is given twice; list all of its values once")
+        except UserError as error:
+            raise UserError(f"{flag} {language.cut(text)}: {error}") from error
+        dimensions[new.option] = new
+    return tuple(dimensions.values())
+
+
+def _parse_dimension(text: str) -> Dimension:
+    name, equals, rest = (part.strip() for part in text.partition("="))
+    option = _knob_option(name) if "." in name else OPTIONS.get(name.removeprefix("--").replace("-", "_"))
+    if not equals or option is None:
+        names = [known for known in OPTIONS if OPTIONS[known].decides and known not in _OTHERWISE]
+        hint = nearest(name, names)
+        raise UserError(f'no option is called {name!r}; write NAME=VALUES, such as "lr=0.01,0.1"; {hint}')
+    if not option.decides or option.name in _OTHERWISE:
+        reason = _OTHERWISE.get(option.name, "it does not affect the result")
+        raise UserError(f"{option.name} cannot be varied; {reason}")
+    ends = _RANGE.fullmatch(rest) if option.kind in (int, float) else None
+    values = [_parse_value(option, part) for part in (ends.group(1, 2) if ends else _VALUE.findall(rest))]
+    if not values:
+        raise UserError('write NAME=VALUES, such as "lr=0.01,0.1"')
+    if option.name in OPTIONS:  # the method checks its knobs when it is built
+        for value in values:
+            configs.checked(configs.with_values(Config(), {option.name: value}, "--over"))
+    if ends is None:
+        return Dimension(option.name, text, option.kind, tuple(dict.fromkeys(values)))
+    if not values[0] < values[1] or (ends[3] and values[0] <= 0):
+        raise UserError("give the lower end of a range first, for a logarithmic one above 0")
+    return Dimension(option.name, text, option.kind, tuple(values), ranged=True, log=bool(ends[3]))
+
+
+def _knob_option(name: str) -> Option:
+    method, _, knob = name.rpartition(".")
+    knobs = _knobs(method)
+    if knob not in knobs:
+        raise UserError(f"{method} has no knob {knob!r}; {nearest(knob, knobs) if knobs else 'it has no knobs'}")
+    declared = knobs[knob].annotation
+    kinds = [kind for kind in (get_args(declared) or (declared,)) if kind in (int, float, bool, str)]
+    return Option(name, float if float in kinds else kinds[0] if kinds else str, None, "")
+
+
+def _knobs(method: str) -> Mapping[str, inspect.Parameter]:
+    build = methods.find_method(method)
+    if build is None:
+        raise UserError(f"no method is called {method!r}; {nearest(method, methods.METHODS)}")
+    return inspect.signature(build, eval_str=True).parameters
+
+
+def _parse_value(option: Option, text: str) -> Any:
+    text = text.strip()
+    if option.kind is str:
+        quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+        return text[1:-1] if quoted else text
+    try:
+        return {"true": True, "false": False}[text.lower()] if option.kind is bool else option.kind(text)
+    except (ValueError, KeyError):
+        raise UserError(f"{option.name} must be {KINDS[option.kind]}, not {language.cut(text)!r}") from None
+
+
+def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Value]]:
+    """Every combination of the values, the last option changing fastest."""
+    if ranges := [dimension.text for dimension in dimensions if dimension.ranged]:
+        raise UserError(f"--over {ranges[0]}: a range needs --trials N; add it, or list values")
+    names, values = [dimension.option for dimension in dimensions], [dimension.values for dimension in dimensions]
+    if (count := prod(map(len, values))) > MAX_SETTINGS:
+        hint = "list fewer values, or give --trials N"
+        raise UserError(f"{count:,} settings exceed the limit of {MAX_SETTINGS:,}; {hint}")
+    return [dict(zip(names, combination, strict=True)) for combination in product(*values)]
+
+
+def with_setting(base: Config, values: Mapping[str, Value]) -> Config:
+    """The configuration with these values; knobs are written into the method's parentheses."""
+    config = configs.with_values(base, {name: value for name, value in values.items() if "." not in name}, "--over")
+    knobs = {name: value for name, value in values.items() if "." in name}
+    calls = language.parse_calls(config.method, "method") if knobs else []
+    for name, value in knobs.items():
+        method, _, knob = name.rpartition(".")
+        index = next((index for index, call in enumerate(calls) if call.name == method), None)
+        if index is None or knob in (*calls[index].knobs, *list(_knobs(method))[: len(calls[index].values)]):
+            raise UserError(f"--over {name}: --method {config.method!r} must contain {method} without a {knob}")
+        calls[index] = replace(calls[index], knobs={**calls[index].knobs, knob: value})
+    return replace(config, method=" + ".join(map(str, calls))) if knobs else config
+
+
+def describe_values(values: Mapping[str, Value]) -> str:
+    """A setting as text: ``lr 0.01, momentum 0.9``."""
+    return ", ".join(f"{name.replace('_', ' ')} {spell_value(value)}" for name, value in values.items())
+
+
+def spell_value(value: Value) -> str:
+    """A value as a user writes it."""
+    return f"{value:.12g}" if isinstance(value, float) else value if isinstance(value, str) else language.spell(value)
+
+
+def folder_name(values: Mapping[str, Value]) -> str:
+    """A setting as a folder name; if characters were dropped, a hash keeps it unique."""
+    text = "_".join(f"{name.replace('_', '-')}-{spell_value(value)}" for name, value in values.items())
+    plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.")
+    if plain == text and len(plain) <= LONGEST:
+        return plain
+    return f"{plain[:LONGEST].strip('-.')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
 
 OTHER_SERVERS = {"fedadam", "fedyogi", "fedadagrad", "feddyn"}  # their rate is not a single number
 TABLE, BEST = "table.csv", "best.toml"
@@ -118,7 +249,7 @@ def effective_rate(config: Config) -> tuple[float, str] | None:
     Classification", 2019, with μ = 0 and γ = 1.
     """
     knobs: dict[str, Any] = {}
-    for call in text.parse_calls(config.method, "method"):
+    for call in language.parse_calls(config.method, "method"):
         if call.name in OTHER_SERVERS:
             return None
         if call.name in ("fedavg", "fedavgm"):
@@ -418,14 +549,15 @@ TOGETHER = 4  # settings that Optuna chooses before it learns their scores
 DIGITS = 4  # significant digits of the numbers to try
 
 
-def _suggest(trial: Any, dimension: Dimension) -> Value:
-    if dimension.values:
+def _suggest(trial: Any, dimension: Dimension) -> Any:
+    if not dimension.ranged:
         index: int = trial.suggest_categorical(dimension.option, list(range(len(dimension.values))))
         return dimension.values[index]
+    low, high = dimension.values
     if dimension.kind is int:
-        return int(trial.suggest_int(dimension.option, int(dimension.low), int(dimension.high), log=dimension.log))
-    value = trial.suggest_float(dimension.option, dimension.low, dimension.high, log=dimension.log)
-    return min(max(float(f"{value:.{DIGITS}g}"), dimension.low), dimension.high)
+        return int(trial.suggest_int(dimension.option, low, high, log=dimension.log))
+    value = trial.suggest_float(dimension.option, low, high, log=dimension.log)
+    return min(max(float(f"{value:.{DIGITS}g}"), low), high)
 
 
 VALIDATION = 0.15  # of the training images, as in the papers
@@ -495,8 +627,8 @@ def sweep(
 
 def _check_settings(trials: Trials, settings: Sequence[dict[str, Value]] | None, say: Say) -> None:
     """Refuse settings that cannot run: parse every combination, and prepare one run for each value."""
-    first = {varied.option: varied.ends[0] for varied in trials.over}
-    tried = [first, *({**first, varied.option: value} for varied in trials.over for value in varied.ends[1:])]
+    first = {varied.option: varied.values[0] for varied in trials.over}
+    tried = [first, *({**first, varied.option: value} for varied in trials.over for value in varied.values[1:])]
     costly = {varied.option for varied in trials.over if varied.kind in (str, bool)} | {"clients", "per_round"}
     for values in settings or tried:
         try:

@@ -17,7 +17,7 @@ from unskew.core.machine import cores, resolve_device
 from unskew.round.driver import Metrics
 from unskew.runs import train
 from unskew.runs.config import CONFIG, Config
-from unskew.runs.finished import calibrate_run
+from unskew.runs.finished import FinishedRun, calibrate_run
 from unskew.runs.result import RESULT, read_result
 
 OVERFLOW = "NaN or infinity"  # in the message of a run that diverged
@@ -80,7 +80,6 @@ def _measure(task: Task, where: dict[str, Any]) -> list[str]:
     """Take the missing measures; returns why some failed."""
     from unskew.analysis import parse_measure  # sweeps take none, and measures need scikit-learn
     from unskew.analysis.measure import load_or_take
-    from unskew.runs.finished import FinishedRun
 
     failures = []
     with FinishedRun(task.path, **where) as run:
