@@ -1,5 +1,6 @@
 """Networks in two parts, the names of their layers, and the papers' networks, sized by the images' shape."""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -64,11 +65,8 @@ def simple_cnn(shape: Shape, classes: int) -> Network:
     The network of MOON and of CCVR's Table 6; the last two layers of the encoder are MOON's projection head.
     """
     channels, height, width = shape
-    encoder = nn.Sequential()
-    encoder.add_module("conv1", ConvPool(channels, 6, 5))
-    encoder.add_module("relu1", nn.ReLU())
-    encoder.add_module("conv2", ConvPool(6, 16, 5))
-    encoder.add_module("relu2", nn.ReLU())
+    convolutions = {"conv1": ConvPool(channels, 6, 5), "relu1": nn.ReLU(), "conv2": ConvPool(6, 16, 5)}
+    encoder = nn.Sequential(OrderedDict(convolutions | {"relu2": nn.ReLU()}))
     sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     flat = 16 * sides[0] * sides[1]
     _check_size("simple-cnn", shape, 16, flat * 120)
