@@ -1,20 +1,32 @@
 """Networks in two parts, the names of their layers, and the papers' networks, sized by the images' shape."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from unskew.core.errors import UserError
+from unskew.core.key import Key
 from unskew.core.machine import physical_memory
 from unskew.core.units import format_bytes
 from unskew.models.conv_pool import ConvPool
 
 
+@dataclass(frozen=True)
+class Origin:
+    """How an external network is made for a key, and which of its weights we draw by name."""
+
+    make: Callable[[Key], nn.Module]
+    drawn: frozenset[str] = frozenset()
+
+
 class Network(nn.Module):
     """A network in two parts: ``classifier(encoder(images))``."""
+
+    origin: Origin | None = None  # of an external one, whose layers may draw during training, as dropout does
 
     def __init__(self, encoder: nn.Module, classifier: nn.Linear) -> None:
         super().__init__()
