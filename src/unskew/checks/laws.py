@@ -212,7 +212,7 @@ class SmallFederation:
         """
         algorithm, last = self.algorithm, state or self.state()
         memories = open_memories(folder) if folder and algorithm.remember else None
-        built = self.value and replace(build(self.blueprint, self.data), algorithm=self.value)
+        built = None if self.value is None else replace(build(self.blueprint, self.data), algorithm=self.value)
         setup = engines.EngineSetup(self.blueprint, self.data, workers, memories, built)
         opened = engines.open_engine(engine, setup)
         if opened.memory is not None:

@@ -263,7 +263,9 @@ class ClientSide:
         They are packed once per round, not per visit.
         """
         if not self._starts or self._starts[0][0] is not shared:
-            model = self.packed.copied(self.received(shared))
+            model, received = torch.zeros_like(self.packed.vector), self.received(shared)
+            for name, view in tensors.views(model, self.packed.layout).items():
+                view.copy_(received[name])
             self._starts[:] = [(shared, model, model.cpu().double())]
         _, model, exact = self._starts[0]
         self.packed.vector.copy_(model)
