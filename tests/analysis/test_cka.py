@@ -222,10 +222,10 @@ def next_round(run, state, number):
         seen = []
         driver.run_round(
             opened.algorithm, opened.engine, state, opened.key, per_round=opened.config.per_round,
-            rounds=opened.config.rounds, watch=["model"], record=seen.append,
+            rounds=opened.config.rounds, watch=["model"], record=lambda sent, clients: seen.append(clients),
         )  # fmt: skip
         names = list(opened.side.weights)
-        return {c: {name: found[f"model/{name}"] for name in names} for c, found in seen[0].clients.items()}
+        return {c: {name: found[f"model/{name}"] for name in names} for c, found in seen[0].items()}
 
 
 def assert_equal_models(found, wanted):

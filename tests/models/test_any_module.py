@@ -11,7 +11,7 @@ import outside_models
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.models import batch_norm_policy, build, from_outside, initialise
+from unskew.models import batch_norm_policy, build, initialise
 from unskew.models.any_module import AnyNetwork
 from unskew.models.cut import cut
 from unskew.models.networks import Network, by_layer
@@ -301,4 +301,4 @@ def test_what_is_done_with_batch_norm_is_said_where_there_is_any():
     policy = batch_norm_policy(build("outside_models:resnet", SHAPE, 10))
     assert policy.startswith("6 BatchNorm layers: running statistics are averaged")
     assert batch_norm_policy(build("outside_models:batch_norm", SHAPE, 10)).startswith("1 BatchNorm layer:")
-    assert not from_outside(build("tiny-cnn", SHAPE, 10))
+    assert build("tiny-cnn", SHAPE, 10).origin is None

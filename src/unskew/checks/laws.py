@@ -1,10 +1,10 @@
 """The laws, one function each: it returns None if a method obeys the law, otherwise what happened in which round."""
 
 import copy
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,9 @@ from unskew.core.errors import MissingExtra, UserError, a_kind
 from unskew.core.key import Key, global_generators
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import Blueprint, build, dataset
-from unskew.engines.loop import Loop
-from unskew.privacy.sessions import Sessions
 from unskew.round import driver
 from unskew.round.algorithm import AFTER_TRAINING, SHARED_SLOTS, Algorithm, Named, claimed_slots, compose
-from unskew.round.client_memory import ClientMemory, anonymous_file
+from unskew.round.client_memory import ClientMemory
 from unskew.runs.checkpoint import MEMORIES, CheckpointRecord, load_checkpoint, open_memories, save_checkpoint
 from unskew.runs.python_values import import_name
 
@@ -135,49 +133,39 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 def watching_loss(algorithm: Algorithm, report: Report) -> Algorithm:
     """Instrument an algorithm to report margins, blends and terms that do the work of another slot."""
 
-    def check_margin(margin: types.Margin) -> types.Margin:
-        def call(step: types.Step) -> Tensor:
-            added, shape = margin(step), step.logits.shape
-            if added.shape not in (shape, shape[1:]):
-                fit = f"does not fit logits of shape {list(shape)}"
-                report(f"a margin of shape {list(added.shape)} {fit}; return [B, C] or [C]")
-            return added
+    def check_margin(margin: types.Margin, step: types.Step) -> Tensor:
+        added, shape = margin(step), step.logits.shape
+        if added.shape not in (shape, shape[1:]):
+            fit = f"does not fit logits of shape {list(shape)}"
+            report(f"a margin of shape {list(added.shape)} {fit}; return [B, C] or [C]")
+        return added
 
-        return call
+    def check_blend(blend: types.Blend, entropy: Tensor, step: types.Step) -> Tensor:
+        blended = blend(entropy, step)
+        if blended.shape != entropy.shape:
+            given = f"shape {list(blended.shape)} for {len(entropy)} examples"
+            report(f"the blend returns {given}; return one loss per example")
+        return blended
 
-    def check_blend(blend: types.Blend) -> types.Blend:
-        def call(entropy: Tensor, step: types.Step) -> Tensor:
-            blended = blend(entropy, step)
-            if blended.shape != entropy.shape:
-                given = f"shape {list(blended.shape)} for {len(entropy)} examples"
-                report(f"the blend returns {given}; return one loss per example")
-            return blended
-
-        return call
-
-    def check_term(term: types.Term) -> types.Term:
+    def check_term(term: types.Term, loss: types.Loss, step: types.Step) -> types.Loss:
         """Compare the term alone with the term on a loss that already has weights and a penalty."""
-
-        def call(loss: types.Loss, step: types.Step) -> types.Loss:
-            alone = term(types.Loss(loss.example), step)
-            weight = torch.arange(1, len(loss.example) + 1).to(loss.example)
-            penalty = loss.example.new_tensor(0.75)
-            after = term(types.Loss(loss.example, weight, penalty), step)
-            if not (torch.equal(after.example, loss.example) and torch.equal(alone.example, loss.example)):
-                report("a term changes the loss of each example; claim the blend slot for that")
-            if not _close(after.weight, weight if alone.weight is None else weight * alone.weight):
-                report("a term drops or replaces the existing weights; multiply them by its own")
-            if not _close(after.penalty, penalty if alone.penalty is None else penalty + alone.penalty):
-                report("a term drops or replaces the existing penalty; add its own with loss.plus(…)")
-            return term(loss, step)
-
-        return call
+        alone = term(types.Loss(loss.example), step)
+        weight = torch.arange(1, len(loss.example) + 1).to(loss.example)
+        penalty = loss.example.new_tensor(0.75)
+        after = term(types.Loss(loss.example, weight, penalty), step)
+        if not (torch.equal(after.example, loss.example) and torch.equal(alone.example, loss.example)):
+            report("a term changes the loss of each example; claim the blend slot for that")
+        if not _close(after.weight, weight if alone.weight is None else weight * alone.weight):
+            report("a term drops or replaces the existing weights; multiply them by its own")
+        if not _close(after.penalty, penalty if alone.penalty is None else penalty + alone.penalty):
+            report("a term drops or replaces the existing penalty; add its own with loss.plus(…)")
+        return term(loss, step)
 
     return replace(
         algorithm,
-        margin=tuple(map(check_margin, algorithm.margin)),
-        blend=algorithm.blend and check_blend(algorithm.blend),
-        terms=tuple(map(check_term, algorithm.terms)),
+        margin=tuple(partial(check_margin, margin) for margin in algorithm.margin),
+        blend=algorithm.blend and partial(check_blend, algorithm.blend),
+        terms=tuple(partial(check_term, term) for term in algorithm.terms),
     )
 
 
@@ -223,7 +211,10 @@ class SmallFederation:
         is the planned total, if these rounds are a part of it.
         """
         algorithm, last = self.algorithm, state or self.state()
-        opened = self._open(algorithm, engine, workers, folder)
+        memories = open_memories(folder) if folder and algorithm.remember else None
+        built = None if self.value is None else replace(build(self.blueprint, self.data), algorithm=self.value)
+        setup = engines.EngineSetup(self.blueprint, self.data, workers, memories, built)
+        opened = engines.open_engine(engine, setup)
         if opened.memory is not None:
             opened.memory.pin(last.clients.values())
         per_round, planned = per_round or opened.roster.clients, rounds_planned or rounds
@@ -250,17 +241,6 @@ class SmallFederation:
         if method.text is not None:
             return self.with_method(method.text)
         return replace(self, value=method.algorithm(self.blueprint.local))
-
-    def _open(self, algorithm: Algorithm, engine: str, workers: int, folder: Path | None) -> types.Engine:
-        memories = open_memories(folder) if folder and algorithm.remember else None
-        if self.value is None:
-            return engines.open_engine(engine, engines.EngineSetup(self.blueprint, self.data, workers, memories))
-        side = build(self.blueprint, self.data)
-        side = replace(side, algorithm=algorithm, secret=os.urandom(32), sessions=Sessions.temporary())
-        if algorithm.remember:
-            descriptor = anonymous_file() if memories is None else memories
-            side = replace(side, memory=ClientMemory(algorithm.remember, tensors.of_module(side.network), descriptor))
-        return Loop(side)
 
 
 def federation(

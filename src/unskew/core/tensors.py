@@ -166,13 +166,6 @@ class Packed:
     layout: Layout
     others: tuple[str, ...]
 
-    def copied(self, tensors: Tensors) -> Tensor:
-        """A new vector of this layout with the values of these tensors, zeros in the gaps."""
-        vector = torch.zeros_like(self.vector)
-        for name, view in views(vector, self.layout).items():
-            view.copy_(tensors[name])
-        return vector
-
 
 def pack(module: nn.Module) -> Packed:
     """Move a network's parameters and buffers into one vector, in place: they become views of it.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from unskew.core.tensors import parameters
+from unskew.core.tensors import parameters, under
 from unskew.core.types import Local, Memory, Statistic, Sums, Tensors, Visited
 from unskew.round.algorithm import Algorithm, Method
 from unskew.round.client import accumulated
@@ -52,7 +52,7 @@ def _require_sgd(local: Local) -> None:
 
 def _difference(shared: Tensors, memory: Tensors) -> Tensors:
     """c − c_k; at a client's first visit c_k = 0."""
-    common = {name.removeprefix("sent/scaffold/"): c for name, c in shared.items() if name.startswith("sent/scaffold/")}
+    common = under(shared, "sent/scaffold/")
     return {name: c - memory[f"scaffold/{name}"] if memory else c for name, c in common.items()}
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from unskew.models.any_module import (
     make_module,
 )
 from unskew.models.imagenet import efficientnet_lite0, mobilenet_v2, resnet_18, resnet_50
-from unskew.models.networks import Network, Shape, lenet_64, simple_cnn, tiny_cnn
+from unskew.models.networks import Network, Origin, Shape, lenet_64, simple_cnn, tiny_cnn
 
 NETWORKS: dict[str, Callable[[Shape, int], Network]] = {
     "simple-cnn": simple_cnn,
@@ -40,14 +39,6 @@ PUBLIC: dict[str, Callable[..., nn.Module]] = {
     "efficientnet-lite0": efficientnet_lite0,
 }
 TIMM = "timm:"  # followed by the name of a network in that package, which is created without weights
-
-
-@dataclass(frozen=True)
-class Origin:
-    """How an external network is made for a key, and which of its weights we draw by name."""
-
-    make: Callable[[Key], nn.Module]
-    drawn: frozenset[str] = frozenset()
 
 
 def build(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: int) -> Network:
@@ -69,10 +60,10 @@ def build(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: in
     module = remake(Key(0))
     if isinstance(module, Network):
         check_forward(module, name, shape, classes)
-        module.__dict__["origin"] = Origin(remake, find_default_weights(call, Key(0)))
+        module.origin = Origin(remake, find_default_weights(call, Key(0)))
         return module
     network = AnyNetwork(module, find_classifier(module, name, shape, classes), shape)
-    network.__dict__["origin"] = Origin(remake)
+    network.origin = Origin(remake)
     return network
 
 
@@ -124,15 +115,14 @@ def choose_model(shape: Shape) -> str:
     return "simple-cnn" if min(shape[1:]) >= 16 else "tiny-cnn"
 
 
-def initialise(network: nn.Module, key: Key) -> None:
+def initialise(network: Network, key: Key) -> None:
     """Set the weights that belong to the key.
 
     In our own networks every weight is drawn by its layer's name, uniform in ±1/√(inputs), which is PyTorch's default.
     An external network is built again by its factory under the key, which keeps what the factory draws or loads; if it
     is a ``Network``, convolutions and linear layers with PyTorch's default weights are drawn by name, like ours.
     """
-    origin: Origin | None = getattr(network, "origin", None)
-    if origin is not None:
+    if (origin := network.origin) is not None:
         fresh, current = tensors.of_module(origin.make(key)), tensors.of_module(network)
         if {n: value.shape for n, value in fresh.items()} != {n: value.shape for n, value in current.items()}:
             raise UserError("the model's factory returned different layers when called again; make it deterministic")
@@ -147,11 +137,6 @@ def initialise(network: nn.Module, key: Key) -> None:
                     drawn = torch.empty_like(value, device="cpu")  # keys draw on the CPU, whatever the device
                     nn.init.uniform_(drawn, -bound, bound, generator=generator)
                     value.detach().copy_(drawn)
-
-
-def from_outside(network: nn.Module) -> bool:
-    """Whether the network is external: its layers may draw during training, as dropout does."""
-    return getattr(network, "origin", None) is not None
 
 
 def batch_norm_policy(network: nn.Module) -> str:

@@ -58,11 +58,9 @@ class FineTuned(Network):
     ) -> None:
         nn.Module.__init__(self)
         attributes = self.__dict__  # not setattr, which would register modules
-        attributes |= {"whole": network, "trained": tuple(trained), "live": tuple(live)}
+        attributes |= {"whole": network, "origin": network.origin, "trained": tuple(trained), "live": tuple(live)}
         attributes |= {"encoder": encoder or network.encoder, "classifier": network.classifier}
         attributes |= {table: network.__dict__[table] for table in TABLES}  # shared, so names and values are the same
-        if (origin := getattr(network, "origin", None)) is not None:
-            attributes["origin"] = origin
         chosen = self._chosen()
         for value in network.parameters():
             value.requires_grad_(value.requires_grad and id(value) in chosen)

@@ -106,7 +106,7 @@ class Inverted(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, inputs, H, W] -> [B, outputs, H/stride, W/stride]."""
-        y: Tensor = super().forward(x)
+        y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
         return x + y if self.around else y
 
 

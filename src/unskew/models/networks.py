@@ -1,19 +1,32 @@
 """Networks in two parts, the names of their layers, and the papers' networks, sized by the images' shape."""
 
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from unskew.core.errors import UserError
+from unskew.core.key import Key
 from unskew.core.machine import physical_memory
 from unskew.core.units import format_bytes
 from unskew.models.conv_pool import ConvPool
 
 
+@dataclass(frozen=True)
+class Origin:
+    """How an external network is made for a key, and which of its weights we draw by name."""
+
+    make: Callable[[Key], nn.Module]
+    drawn: frozenset[str] = frozenset()
+
+
 class Network(nn.Module):
     """A network in two parts: ``classifier(encoder(images))``."""
+
+    origin: Origin | None = None  # of an external one, whose layers may draw during training, as dropout does
 
     def __init__(self, encoder: nn.Module, classifier: nn.Linear) -> None:
         super().__init__()
@@ -64,11 +77,8 @@ def simple_cnn(shape: Shape, classes: int) -> Network:
     The network of MOON and of CCVR's Table 6; the last two layers of the encoder are MOON's projection head.
     """
     channels, height, width = shape
-    encoder = nn.Sequential()
-    encoder.add_module("conv1", ConvPool(channels, 6, 5))
-    encoder.add_module("relu1", nn.ReLU())
-    encoder.add_module("conv2", ConvPool(6, 16, 5))
-    encoder.add_module("relu2", nn.ReLU())
+    convolutions = {"conv1": ConvPool(channels, 6, 5), "relu1": nn.ReLU(), "conv2": ConvPool(6, 16, 5)}
+    encoder = nn.Sequential(OrderedDict(convolutions | {"relu2": nn.ReLU()}))
     sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     flat = 16 * sides[0] * sides[1]
     _check_size("simple-cnn", shape, 16, flat * 120)

@@ -20,7 +20,6 @@ from unskew.core.tensors import ALIGN, DOUBLE, Layout, Packed, PackedSums
 from unskew.core.types import Displacement, Job, Local, Loss, Reply, Step, Sums, Tensors, TestPart, Visit, Visited
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
-from unskew.models import from_outside
 from unskew.models.networks import InParts, Network, by_layer
 from unskew.models.passes import Passes, build_passes
 from unskew.round.client_memory import ClientMemory, SavedStates
@@ -225,7 +224,7 @@ class ClientSide:
     @cached_property
     def passes(self) -> Passes | None:
         """The network's hand-written passes, if all its layers have them."""
-        return None if from_outside(self.network) else build_passes(self.network)
+        return None if self.network.origin else build_passes(self.network)
 
     @cached_property
     def classifier(self) -> tuple[str, ...]:
@@ -264,7 +263,9 @@ class ClientSide:
         They are packed once per round, not per visit.
         """
         if not self._starts or self._starts[0][0] is not shared:
-            model = self.packed.copied(self.received(shared))
+            model, received = torch.zeros_like(self.packed.vector), self.received(shared)
+            for name, view in tensors.views(model, self.packed.layout).items():
+                view.copy_(received[name])
             self._starts[:] = [(shared, model, model.cpu().double())]
         _, model, exact = self._starts[0]
         self.packed.vector.copy_(model)
@@ -344,7 +345,7 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
         memory = {} if side.memory is None else side.memory.recall(visit)
         before = side.start(shared)
         received, recalled = side.received(shared), tensors.on_device(memory, side.device)
-        with seeded(key.fold("forward")) if from_outside(side.network) else nullcontext():
+        with seeded(key.fold("forward")) if side.network.origin else nullcontext():
             loss = descend(side, received, recalled, visit.client, batches.to(side.device), local)
 
         steps = len(batches.counts)

@@ -25,15 +25,8 @@ if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
 
 
-@dataclass(frozen=True)
-class Watched:
-    """A round's recordings by client, in visit order, and the tensors sent to the clients."""
-
-    sent: Tensors
-    clients: Mapping[int, Mapping[str, Tensor]]
-
-
-Record = Callable[[Watched], None]
+Recordings = Mapping[int, Mapping[str, Tensor]]  # by client, in visit order
+Record = Callable[[Tensors, Recordings], None]  # the tensors sent to the clients in a round, and what was recorded
 
 
 @dataclass(frozen=True)
@@ -150,7 +143,7 @@ def run_round(
         **privacy,
     )
     if record is not None:
-        record(Watched(shared, {visits[index].client: values for index, values in outcome.extra.items()}))
+        record(shared, {visits[index].client: values for index, values in outcome.extra.items()})
     if memory is not None:
         memory.supersede(state.clients[client] for client in outcome.tickets if client in state.clients)
     return ServerState(number, params | buffers, server_memory, sent, {**state.clients, **outcome.tickets}), metrics

@@ -13,7 +13,7 @@ from torch import Tensor
 from unskew.core import tensors, text
 from unskew.core.errors import nearest
 from unskew.core.key import Key
-from unskew.core.types import ServerState
+from unskew.core.types import ServerState, Tensors
 from unskew.models.networks import InParts, by_layer
 from unskew.round import driver
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide, class_norms, layer_norms
@@ -66,11 +66,11 @@ class Recorder:
     rounds: int
     side: ClientSide  # its network is overwritten
     key: Key
-    _watched: driver.Watched | None = None
+    _recorded: tuple[Tensors, driver.Recordings] = ({}, {})
 
-    def record(self, watched: driver.Watched) -> None:
+    def record(self, sent: Tensors, clients: driver.Recordings) -> None:
         """Store what the visits of a round recorded, for its row."""
-        self._watched = watched
+        self._recorded = sent, clients
 
     def due(self, number: int) -> list[str]:
         """The quantities recorded after this round."""
@@ -82,21 +82,21 @@ class Recorder:
 
     def line(self, state: ServerState) -> dict[str, Any] | None:
         """The row of during.jsonl for the round that has just ended; None if nothing is due."""
-        watched, self._watched = self._watched, None
+        (sent, recorded), self._recorded = self._recorded, ({}, {})
         due = self.due(state.round)
         if not set(due) - {"model"}:
             return None
         row: dict[str, Any] = {"round": state.round}
         self.side.load(state.tensors, training=False)
-        clients = {} if watched is None else dict(list(watched.clients.items())[:MAX_CLIENTS])
+        clients = dict(list(recorded.items())[:MAX_CLIENTS])
         for name in self.watched(state.round):
             row[name] = {"clients": list(clients), "local": [values[name].tolist() for values in clients.values()]}
         if "norms" in due:
             row["norms"]["server"] = class_norms(self.side).tolist()
         if "drift" in due:
             own = tensors.parameters(self.side.weights)
-            sent = [] if watched is None else layer_norms({name: watched.sent[name] for name in own}).tolist()
-            row["drift"] |= {"layers": list(by_layer(own)), "server": sent}
+            server = layer_norms({name: sent[name] for name in own}).tolist() if sent else []
+            row["drift"] |= {"layers": list(by_layer(own)), "server": server}
         if "silhouette" in due:
             row["silhouette"] = silhouette_of(*some_features(self.side, self.key))
         return row
