@@ -39,7 +39,7 @@ class ConvPool(nn.Conv2d):
         if x.device.type != "cpu" or self.bias is None or exported:
             return self.plain(x)
         form = LATER if x.requires_grad else FIRST
-        pooled: Tensor = ByHand.apply(*form, x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        pooled: Tensor = _Formed.apply(form, x, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return pooled
 
 
@@ -95,21 +95,18 @@ FIRST: Form = (first_forward, first_backward)
 LATER: Form = (later_forward, later_backward)
 
 
-class ByHand(torch.autograd.Function):
-    """A pair of functions, forward and backward, for autograd."""
-
+class _Formed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, forward: Callable[..., Any], backward: Callable[..., Any], *values: Tensor) -> Any:
-        """Run the forward function; it returns the output and what the backward function needs."""
-        output, ctx.saved = forward(*values)
-        ctx.run_backward = backward
-        return output
+    def forward(ctx: Any, form: Form, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        pooled, saved = form[0](x, weight, bias)
+        ctx.save_for_backward(*saved)
+        ctx.form = form
+        return pooled
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of the values, from the output's."""
-        return None, None, *ctx.run_backward(gradients[0], ctx.saved)
+        return None, *ctx.form[1](gradients[0], ctx.saved_tensors)
 
 
 def _weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor, Tensor]:

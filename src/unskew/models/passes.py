@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from unskew.models.conv_pool import FIRST, LATER, ByHand, ConvPool
+from unskew.models.conv_pool import FIRST, LATER, ConvPool
 from unskew.models.networks import Network
 
 Forward = Callable[[Tensor], tuple[Tensor, Any]]  # input -> output, what the backward pass needs
@@ -46,14 +47,7 @@ class Passes:
 
     def encode(self, images: Tensor) -> Tensor:
         """The features as one autograd function of images and parameters, for other objectives."""
-
-        def forward(images: Tensor, *params: Tensor) -> tuple[Tensor, list[Any]]:
-            return _forward(self.encoder, images)
-
-        def backward(above: Tensor, saved: list[Any]) -> tuple[Tensor | None, ...]:
-            return None, *_backward(self.encoder, above, saved)
-
-        features: Tensor = ByHand.apply(forward, backward, images, *self.params)  # type: ignore[no-untyped-call]
+        features: Tensor = _Encoded.apply(self.encoder, images, *self.params)  # type: ignore[no-untyped-call]
         return features
 
 
@@ -68,6 +62,19 @@ def build_passes(network: nn.Module) -> Passes | None:
         return None  # a layer occurs twice: autograd would add its gradients
     *encoder, classifier = (LAYERS[type(part)](part, index == 0) for index, part in enumerate(parts))
     return Passes(tuple(encoder), classifier, tuple(network.encoder.parameters()))
+
+
+class _Encoded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, layers: Sequence[Layer], images: Tensor, *params: Tensor) -> Tensor:
+        features, saved = _forward(layers, images)
+        ctx.layers, ctx.saved = layers, saved
+        return features
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *_backward(ctx.layers, gradients[0], ctx.saved)
 
 
 def _known(part: nn.Module) -> bool:
