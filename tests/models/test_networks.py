@@ -50,6 +50,15 @@ def assert_alike(conv, images, tolerance, *, input_gradient):
         assert (got - want).abs().max() <= tolerance * max(1.0, float(want.abs().max()))
 
 
+def test_weights_changed_between_the_passes_are_an_error_and_not_a_wrong_gradient():
+    conv, draw = layer(3, 4)
+    output = conv(torch.rand(2, 3, 12, 12, generator=draw).requires_grad_())
+    with torch.no_grad():
+        conv.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
 @pytest.mark.parametrize("input_gradient", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 @pytest.mark.parametrize(
