@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from unskew.analysis.skew import holdings_of, partition_charts
+from unskew.analysis.skew import partition_charts
 from unskew.charts import Words
 from unskew.charts.files import FORMATS, sheet_bytes
 from unskew.core.key import Key
 from unskew.data.partition import partition_examples
-from unskew.data.partition_files import read_holdings, to_arrays
+from unskew.data.partition_files import holdings_of, read_holdings, to_arrays
 from unskew.data.population import Partition
 from unskew.runs.folder import write_arrays
 

@@ -25,7 +25,7 @@ def holdings(client, labels, clients, classes, names=None):
     client = np.asarray(client, np.int32)
     arrays = to_arrays(Partition(client, clients, "test", 0), np.asarray(labels), classes)
     sizes = arrays["sizes"].astype(np.int64)
-    return Holdings("test", names, sizes, arrays["counts"].astype(np.int64), float(arrays["emd"]))
+    return Holdings("test", names, sizes, arrays["counts"].astype(np.int64))
 
 
 def measured(client, labels, population, classes, names=None, **knobs):

@@ -93,19 +93,13 @@ class Population:
 
 
 def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]:
-    """Number the users: the client [N] of each example, and the K user ids in sorted order (as numbers, if all are).
-
-    Strings are slow to sort, so only the first of consecutive examples of a user is considered.
-    """
-    first = np.flatnonzero(np.r_[len(users) > 0, users[1:] != users[:-1]])
-    unique, inverse = np.unique(users[first], return_inverse=True)
-    inverse = np.repeat(inverse, np.diff(np.r_[first, len(users)]))
-    ids: list[str] = unique.tolist()
+    """Number the users: the client [N] of each example, and the K user ids in sorted order (as numbers, if all are)."""
+    texts = users.tolist()
+    ids = sorted(set(texts))
     if all(i.isascii() and i.isdecimal() and str(int(i)) == i for i in ids):
-        rank = np.argsort(np.array([len(i) for i in ids]), kind="stable")  # by number of digits, then as text
-        inverse = np.argsort(rank)[inverse]
-        ids = [ids[r] for r in rank]
-    return inverse.astype(np.int32), tuple(ids)
+        ids.sort(key=int)
+    number = {user: at for at, user in enumerate(ids)}
+    return np.array([number[user] for user in texts], np.int32), tuple(ids)
 
 
 def describe_sizes(sizes: Ints) -> str:
