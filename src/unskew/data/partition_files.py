@@ -197,7 +197,8 @@ def read_holdings(file: Path) -> Holdings:
         arrays = read_npz(file)
         held = _holdings(_rebuild(arrays, str(file)), arrays["counts"].astype(np.int64))
         client, _, count = held.cells.T
-        if not np.array_equal(np.bincount(client, count, minlength=len(held.sizes)), held.sizes):
+        same = np.array_equal(np.bincount(client, count, minlength=len(held.sizes)), held.sizes)
+        if not same or not 0 <= arrays["emd"].item() <= 2:
             raise ValueError("it was modified after it was written")
     except DAMAGED as error:
         raise UserError(f"{file} is damaged, or not an Unskew partition: {error}") from error
