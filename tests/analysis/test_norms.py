@@ -160,7 +160,7 @@ def test_many_clients_and_classes_take_no_table_of_all_of_them():
     """20,000 clients of 2 examples and 1,203 classes: a table of all would be 192 MB, what is held is 1 MB."""
     clients, classes = 20_000, 1203
     cells = np.stack([np.arange(2 * clients) // 2, np.arange(2 * clients) % classes, np.ones(2 * clients, int)], axis=1)
-    held = Holdings("test", None, np.full(clients, 2), cells, 1.0)
+    held = Holdings("test", None, np.full(clients, 2), cells)
     row = {"round": 1, "norms": {"clients": [5, 7], "local": [[1.0] * classes] * 2, "server": [1.0] * classes}}
     opened = SimpleNamespace(
         holdings=held, classes=[str(c) for c in range(classes)], during=[row], notes=[], calibrated={},

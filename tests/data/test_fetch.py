@@ -230,7 +230,7 @@ def test_mirrors_are_tried_in_turn_and_it_is_said(tmp_path, server, monkeypatch)
     del server.files["/right/cifar-100-binary.tar.gz"]
     shutil.rmtree(tmp_path / "cifar-100-binary")
     message = refused("cifar100", tmp_path, None)
-    assert message.count("404") == 2
+    assert message.count("answered 404") == 2
     assert "0 B were kept" in message
 
 

@@ -64,7 +64,7 @@ def test_cells_that_are_counted_are_those_that_are_sorted(classes):
     distances = np.abs(share - whole).sum(1)
     assert emd(client, labels, classes) == pytest.approx((table.sum(1) / table.sum()) @ distances, abs=1e-12)
     arrays = to_arrays(Partition(client, 40, "test", 0), labels, classes)
-    told = Holdings("test", None, arrays["sizes"], arrays["counts"].astype(np.int64), 0.0)
+    told = Holdings("test", None, arrays["sizes"], arrays["counts"].astype(np.int64))
     np.testing.assert_allclose(told.distances, distances, atol=1e-12)
 
 

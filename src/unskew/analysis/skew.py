@@ -14,8 +14,8 @@ from unskew.charts.scales import wrap
 from unskew.core.errors import Missing, UserError, nearest
 from unskew.core.types import ImageSet
 from unskew.core.units import counted
-from unskew.data.partition_files import Holdings
-from unskew.data.population import Ints, Partition, cells, describe_sizes, emd
+from unskew.data.partition_files import Holdings, holdings_of
+from unskew.data.population import Ints, Partition, describe_sizes
 from unskew.runs.finished import FinishedRun
 
 NAMED = 30  # classes at most that are shown as circles, with their names
@@ -289,18 +289,6 @@ def partition_charts(partition: Partition, labels: Ints, class_names: Sequence[s
     x, y = Axis(low=0, high=1), Axis(low=-0.7, high=len(lines) - 0.3, reverse=True)
     heading = Chart("partition", partition.scheme, text, marks, x, y, width, height, frame=False)
     return [heading, *(replace(chart, width=width) for chart in charts)]
-
-
-def holdings_of(partition: Partition, labels: Ints, classes: int) -> Holdings:
-    """How many examples of each class every client has."""
-    held = partition.client[partition.client >= 0]
-    return Holdings(
-        scheme=partition.scheme,
-        names=partition.names,
-        sizes=np.bincount(held, minlength=partition.clients).astype(np.int64),
-        cells=np.stack(cells(partition.client, labels, classes), axis=1).astype(np.int64),
-        emd=emd(partition.client, labels, classes),
-    )
 
 
 @dataclass(frozen=True)

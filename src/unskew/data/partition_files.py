@@ -67,7 +67,7 @@ def to_csv_rows(partition: Partition, labels: Ints) -> Iterator[tuple[str, str, 
 
 def to_arrays(partition: Partition, labels: Ints, classes: int) -> dict[str, npt.NDArray[Any]]:
     """The contents of our .npz file; ``counts`` [cells, 3] lists the nonzero (client, class, examples)."""
-    filled = cells(partition.client, labels, classes)
+    held = holdings_of(partition, labels, classes)
     seed = partition.seed if abs(partition.seed) < 2**63 else str(partition.seed)
     arrays: dict[str, npt.NDArray[Any]] = {
         "client": np.asarray(partition.client, np.int32),
@@ -75,9 +75,9 @@ def to_arrays(partition: Partition, labels: Ints, classes: int) -> dict[str, npt
         "scheme": np.array(partition.scheme),
         "seed": np.array(seed),
         "hash": np.array(partition.hash),
-        "sizes": np.bincount(partition.client[partition.client >= 0], minlength=partition.clients),
-        "counts": np.stack([column.astype(np.int32) for column in filled], axis=1),
-        "emd": np.array(emd_of_cells(*filled)),
+        "sizes": held.sizes,
+        "counts": held.cells.astype(np.int32),
+        "emd": np.array(held.emd),
         "redraws": np.array(partition.redraws, np.int64),
         "notes": np.array(partition.notes, np.str_),
     }
@@ -159,13 +159,17 @@ def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -
 
 @dataclass(frozen=True, eq=False)
 class Holdings:
-    """The clients' sizes and classes, from a partition's file alone, without the data set."""
+    """The clients' sizes and classes, which need no data set to be read from a partition's file."""
 
     scheme: str
     names: tuple[str, ...] | None
     sizes: Ints  # [K]
     cells: Ints  # [cells, 3]: client, class, examples
-    emd: float
+
+    @cached_property
+    def emd(self) -> float:
+        """The label skew, as ``population.emd``."""
+        return emd_of_cells(*self.cells.T)
 
     @cached_property
     def distances(self) -> npt.NDArray[np.float64]:
@@ -177,15 +181,25 @@ class Holdings:
         return np.where(self.sizes > 0, 1 + np.bincount(owner, filled, len(self.sizes)), np.nan)
 
 
+def holdings_of(partition: Partition, labels: Ints, classes: int) -> Holdings:
+    """How many examples of each class every client has."""
+    return _holdings(partition, np.stack(cells(partition.client, labels, classes), axis=1))
+
+
+def _holdings(partition: Partition, filled: Ints) -> Holdings:
+    sizes = np.bincount(partition.client[partition.client >= 0], minlength=partition.clients)
+    return Holdings(partition.scheme, partition.names, sizes.astype(np.int64), filled)
+
+
 def read_holdings(file: Path) -> Holdings:
     """Read the holdings in our own .npz file, and check it."""
     try:
         arrays = read_npz(file)
-        partition, counts = _rebuild(arrays, str(file)), arrays["counts"].astype(np.int64)
-        sizes = np.bincount(partition.client[partition.client >= 0], minlength=partition.clients).astype(np.int64)
-        if not np.array_equal(np.bincount(counts[:, 0], counts[:, 2], minlength=partition.clients), sizes):
+        held = _holdings(_rebuild(arrays, str(file)), arrays["counts"].astype(np.int64))
+        client, _, count = held.cells.T
+        same = np.array_equal(np.bincount(client, count, minlength=len(held.sizes)), held.sizes)
+        if not same or not 0 <= arrays["emd"].item() <= 2:
             raise ValueError("it was modified after it was written")
-        emd = float(arrays["emd"].item())
     except DAMAGED as error:
         raise UserError(f"{file} is damaged, or not an Unskew partition: {error}") from error
-    return Holdings(partition.scheme, partition.names, sizes, counts, emd)
+    return held

@@ -71,12 +71,12 @@ class Files:
         """The path, for messages."""
         return str(self.root / self._name(row))
 
-    def stamps(self) -> list[bytes | None]:
-        """16 bytes per photograph that change with its file's size or time; None if there is no file."""
-        root, stamps = os.fsencode(self.root), list[bytes | None]()
+    def stamps(self) -> list[bytes]:
+        """16 bytes per photograph that change with its file's size or time; none if there is no file."""
+        root, stamps = os.fsencode(self.root), list[bytes]()
         archive = os.stat(root) if self._zipped else None
         for name in self.names:
-            path, stamp = os.path.join(root, name.tobytes().rstrip(b"\0")), None
+            path, stamp = os.path.join(root, name.tobytes().rstrip(b"\0")), b""
             with suppress(OSError, ValueError):
                 status = archive or os.stat(path)
                 facts = b"%s\0%d\0%d" % (path, status.st_size, status.st_mtime_ns)
@@ -130,7 +130,7 @@ class Parquet:
         """The file and the row, for messages."""
         return f"{self.root} row {int(self.rows[row])}"
 
-    def stamps(self) -> list[bytes | None]:
+    def stamps(self) -> list[bytes]:
         """16 bytes per photograph that change with its row, or the file's size or time."""
         status = os.stat(self.root)
         facts = f"{self.root}\0{self.column}\0{status.st_size}\0{status.st_mtime_ns}\0".encode()
@@ -261,7 +261,7 @@ _RECENT: "weakref.WeakValueDictionary[tuple[bytes, int], Recent]" = weakref.Weak
 
 
 class Photographs:
-    """The images of a table; ``memory`` is the budget for images that are not in the store."""
+    """The images of a table, which behave like an array; ``memory`` is the budget for those not in the store."""
 
     def __init__(
         self, source: Pictures, where: Arrays, shape: tuple[int, int, int], size: int | None, folder: Path,
@@ -272,7 +272,7 @@ class Photographs:
         self.shape = (len(source), *shape)
         self.nbytes = math.prod(self.shape)
         self.dtype: np.dtype[np.uint8] = np.dtype(np.uint8)
-        self.sha256 = sha256
+        self.sha256 = sha256  # over all pixels: the same on every machine
         self.memory = memory
         self.recent = _RECENT.setdefault((number, memory), Recent(memory))
         self._file = open_pixels(folder, number)
@@ -382,7 +382,7 @@ class Scan:
         self.counts: Counts = np.zeros((3, 256), np.int64)  # of the training photographs
         self.stamps, stored = source.stamps(), store.entries()
         entry_of = {stamp: at for at, stamp in enumerate(stored["stamp"].tolist())}
-        index = np.array([-1 if stamp is None else entry_of.get(stamp, -1) for stamp in self.stamps], np.int64)
+        index = np.array([entry_of.get(stamp, -1) for stamp in self.stamps], np.int64)
         self.good = index >= 0
         self.entries: Entries = np.zeros(len(index), ENTRY)
         self.entries[self.good] = stored[index[self.good]]
@@ -510,14 +510,14 @@ class _Decoded:
 
 
 def _decode_chunks(
-    source: Pictures, stamps: list[bytes | None], todo: Numbers, size: int | None
+    source: Pictures, stamps: list[bytes], todo: Numbers, size: int | None
 ) -> Iterator[tuple[Numbers, list[_Decoded | str]]]:
     """Decode in threads, chunk by chunk; a string is the reason why a photograph cannot be used."""
     most, largest, start = source.together() if len(todo) else 1, 4 * (size or 0) ** 2, 0
     with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(cores()) as pool:
         while start < len(todo):
             rows = todo[start : start + (min(most, _together(largest)) if largest else FEW)]
-            chosen = [stamps[row] or b"" for row in rows]
+            chosen = [stamps[row] for row in rows]
             results = list(pool.map(_examine, source.contents(rows.tolist()), chosen, [size] * len(rows)))
             largest = max([largest, *(result.pixels.nbytes for result in results if isinstance(result, _Decoded))])
             start += len(rows)

@@ -61,12 +61,11 @@ class Population:
     @classmethod
     def from_partition(cls, partition: Partition) -> "Population":
         """The partition's clients, including those without examples."""
-        from scipy.sparse import csr_array  # slow to import; it sorts in linear time
-
-        rows = np.flatnonzero(partition.client >= 0)
-        held, shape = np.ones(len(rows), np.bool_), (partition.clients, len(partition.client))
-        table = csr_array((held, (partition.client[rows], rows)), shape=shape)
-        order, offsets = table.indices.astype(np.int32), table.indptr.astype(np.int64)
+        unassigned = int(np.count_nonzero(partition.client < 0))
+        order = _stable_order(partition.client)[unassigned:].astype(np.int32)
+        assigned = partition.client if not unassigned else partition.client[partition.client >= 0]
+        offsets = np.zeros(partition.clients + 1, np.int64)
+        np.cumsum(np.bincount(assigned, minlength=partition.clients), out=offsets[1:])
         order.flags.writeable = offsets.flags.writeable = False
         return cls(order, offsets)
 
@@ -90,6 +89,15 @@ class Population:
         if client == EVERYONE:
             return self.order
         return self.order[self.offsets[client] : self.offsets[client + 1]]
+
+
+def _stable_order(client: Clients) -> Ints:
+    """A stable argsort by client, in two passes over 16 bits: NumPy sorts these in linear time."""
+    if len(client) < 2**20 or bool((client[1:] >= client[:-1]).all()):
+        return np.argsort(client, kind="stable")
+    shifted = client.astype(np.int64) + 1  # −1 first
+    low = np.argsort((shifted & 0xFFFF).astype(np.uint16), kind="stable")
+    return low[np.argsort((shifted >> 16).astype(np.uint16)[low], kind="stable")]
 
 
 def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]:

@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -270,10 +270,9 @@ def locate_published(source: Source, data_dir: Path | None) -> Path:
 
 def _make_source(facts: PublishedSet) -> Source:
     known: dict[str, Any] = {name: getattr(facts, name) for name in ("name", "what", "origin", "shape", "sizes")}
-    source = Source(**known, load=load_digits, classes=len(facts.classes), download=facts.download)
-    if not facts.layouts:
-        return source
-    return replace(source, load=load_published, check=check_published, locate=locate_published)
+    files = {"load": load_published, "check": check_published, "locate": locate_published}
+    known |= files if facts.layouts else {"load": load_digits}
+    return Source(**known, classes=len(facts.classes), download=facts.download)
 
 
 PUBLISHED = tuple(map(_make_source, _TABLE))
