@@ -14,10 +14,32 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from unskew.core.key import Key
-    from unskew.data.photographs import Photographs
 
 
 Arrays = dict[str, npt.NDArray[Any]]
+
+
+class StoredImages(Protocol):
+    """Images that are read on demand; they behave like an array where the rest of the package needs it."""
+
+    shape: tuple[int, int, int, int]  # [N, ch, H, W]
+    dtype: np.dtype[np.uint8]
+    nbytes: int  # the size of all images in memory
+    sha256: str  # over all pixels: the same on every machine, for the same images in the same order
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any) -> npt.NDArray[np.uint8]:
+        """Index the first axis, as in an array."""
+
+    def take(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """[B, ch, H, W], the images with these indices."""
+
+    def whole(self, index: npt.NDArray[np.int64]) -> list[npt.NDArray[np.uint8]]:
+        """The images before cropping, [ch, h, w] each: random crops are cut from these."""
+
+    def described(self) -> tuple[str, Arrays]:
+        """What another process needs to open them: a JSON text, and arrays with one entry per image."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +49,7 @@ class Split:
     Instead of images there may be the floating-point output of a frozen part of a network.
     """
 
-    images: "npt.NDArray[Any] | Photographs"  # [N, ch, H, W]
+    images: npt.NDArray[Any] | StoredImages  # [N, ch, H, W]
     labels: npt.NDArray[np.int64]  # [N], each in 0..C-1
     rows: npt.NDArray[np.int64] | None = None  # [N], the rows of ``images`` that belong here; None: all, in order
 

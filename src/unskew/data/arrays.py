@@ -28,7 +28,7 @@ from unskew.core.key import Key, seeded
 from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk, user_path
 from unskew.core.plugins import load_function
 from unskew.core.text import apply, parse_call
-from unskew.core.types import ImageSet, Split
+from unskew.core.types import ImageSet, Split, StoredImages
 from unskew.data.decode import Pixels as Images
 from unskew.data.interface import OWN, DataRequest, Source
 from unskew.data.photographs import Photographs, count_values
@@ -75,7 +75,7 @@ _CHUNK = 1024  # images converted at a time
 Numbers = tuple[float, ...]
 
 
-def measure(images: Images | Photographs) -> tuple[Numbers, Numbers]:
+def measure(images: Images | StoredImages) -> tuple[Numbers, Numbers]:
     """The mean and standard deviation of each channel for pixels scaled to 0..1, exact by counting values."""
     counts = np.zeros((3, 256), np.int64)
     for start in range(0, len(images), _CHUNK):

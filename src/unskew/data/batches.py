@@ -14,17 +14,16 @@ from torch import Tensor
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.machine import physical_memory
-from unskew.core.types import ImageSet, Local
+from unskew.core.types import ImageSet, Local, StoredImages
 from unskew.core.units import format_bytes
 from unskew.data import augment
 from unskew.data.augment import resize_images
-from unskew.data.photographs import Photographs
 
 AUGMENTATIONS = (AUTO := "auto", SHIFT := "shift", RESIZED_CROP := "resized-crop")
 LARGE = 64  # pixels: photographs with sides of at least this length are cropped and resized
 BOX = 4  # numbers per draw of a resized crop
 
-Images = Tensor | Photographs
+Images = Tensor | StoredImages
 Shape = tuple[int, int, int]  # [ch, H, W]
 
 
@@ -141,7 +140,7 @@ class Pixels:
         return self.take(rows)
 
 
-def _crop_photographs(images: Photographs, index: Tensor, box: Tensor, flip: Tensor) -> Tensor:
+def _crop_photographs(images: StoredImages, index: Tensor, box: Tensor, flip: Tensor) -> Tensor:
     """float32 [B, ch, H, W], crops of uncropped photographs, one by one because their sizes differ."""
     _, channels, height, width = images.shape
     crops = torch.empty(len(index), channels, height, width)

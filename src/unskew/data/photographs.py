@@ -261,7 +261,7 @@ _RECENT: "weakref.WeakValueDictionary[tuple[bytes, int], Recent]" = weakref.Weak
 
 
 class Photographs:
-    """The images of a table, which behave like an array; ``memory`` is the budget for those not in the store."""
+    """The images of a table; ``memory`` is the budget for images that are not in the store."""
 
     def __init__(
         self, source: Pictures, where: Arrays, shape: tuple[int, int, int], size: int | None, folder: Path,
@@ -272,7 +272,7 @@ class Photographs:
         self.shape = (len(source), *shape)
         self.nbytes = math.prod(self.shape)
         self.dtype: np.dtype[np.uint8] = np.dtype(np.uint8)
-        self.sha256 = sha256  # over all pixels: the same on every machine
+        self.sha256 = sha256
         self.memory = memory
         self.recent = _RECENT.setdefault((number, memory), Recent(memory))
         self._file = open_pixels(folder, number)

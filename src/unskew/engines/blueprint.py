@@ -15,9 +15,9 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.machine import ready_device
 from unskew.core.tensors import pack
-from unskew.core.types import ImageSet, Local, Split, Tensors
+from unskew.core.types import ImageSet, Local, Split, StoredImages, Tensors
 from unskew.data.batches import Pixels
-from unskew.data.photographs import Photographs, open_photographs, with_memory
+from unskew.data.photographs import open_photographs, with_memory
 from unskew.data.population import Population
 from unskew.models.finetune import FineTuned, fine_tune
 from unskew.models.networks import Network
@@ -151,7 +151,7 @@ def _images(part: str, split: Split) -> Tensors:
     return {f"{part}/{STORED}": _bytes(text), **named}
 
 
-def _opened(part: str, data: Tensors) -> Tensor | Photographs:
+def _opened(part: str, data: Tensors) -> Tensor | StoredImages:
     if f"{part}/images" in data:
         return data[f"{part}/images"]
     arrays = {name: value.numpy() for name, value in tensors.under(data, f"{part}/{STORED}/").items()}
