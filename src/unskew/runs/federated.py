@@ -402,8 +402,7 @@ def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
     recipe, out, resume = Path(str(options.get("recipe", ""))), Path(str(options["out"])), "resume" in options
     table: Any = read_terms(out).rules if resume else configs.federation_table(recipe) if recipe.is_file() else {}
     if isinstance(table, dict):
-        names = [field.encode_name for field in msgspec.structs.fields(FederationTable)]
-        table |= {name: options[name] for name in names if name in options}
+        table |= {name: options[name] for name in FederationTable.__struct_encode_fields__ if name in options}
     try:
         settings = msgspec.convert(table, FederationTable)
     except msgspec.ValidationError as error:
