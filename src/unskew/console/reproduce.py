@@ -49,7 +49,8 @@ def list_recipes(data: str, data_dir: str | None, as_json: bool) -> None:
             cells = counted(len(recipe.rows) * len(recipe.columns), "cell")
             sets = ", ".join(f"{name} (missing)" if name in missing else name for name in used)
             scales = {
-                s: {"runs": len(those), "seconds": plans.estimate_all(those, speeds)} for s, those in jobs.items()
+                scale: {"runs": len(those), "seconds": plans.estimate_all(those, speeds)}
+                for scale, those in jobs.items()
             }
             about = {"table": name, "title": recipe.title, "paper": paper, "data": used, "missing_data": list(missing)}
             records.append(about | {"scales": scales})
