@@ -48,7 +48,7 @@ def list_recipes(data: str, data_dir: str | None, as_json: bool) -> None:
             unavailable |= missing
             cells = counted(len(recipe.rows) * len(recipe.columns), "cell")
             sets = ", ".join(f"{name} (missing)" if name in missing else name for name in used)
-            scales = {
+            scales: dict[str, dict[str, Any]] = {
                 scale: {"runs": len(those), "seconds": plans.estimate_all(those, speeds)}
                 for scale, those in jobs.items()
             }
