@@ -292,5 +292,5 @@ def test_a_node_cannot_reply_in_another_node_s_name(monkeypatch):
 def test_an_error_that_flower_reports_as_json_is_one_message(tmp_path, monkeypatch):
     """As after the server was killed: ``flwr list`` answers with JSON that has no runs."""
     monkeypatch.setattr(flower, "_run", lambda command, federation: '{"success": false, "error-message": "gone"}')
-    with pytest.raises(UserError, match="the server's answer cannot be read: .*gone"):
+    with pytest.raises(UserError, match=r"the server's answer cannot be read: .*gone"):
         flower.runs(initialise(tmp_path / "fed"))
