@@ -148,7 +148,7 @@ def submit(
 
     ``terms`` are deadline, min_replies and wait; None leaves them as in the recipe.
     """
-    if not _running(federation):
+    if not is_running(federation):
         start = f"start it with: unskew federation server {federation.path}"
         raise UserError(f"the server of {federation.path} is not running on this machine; {start}")
     try:
@@ -204,7 +204,7 @@ def submit(
 
 def status(federation: FederationFolder) -> dict[str, Any]:
     """Read the folder, this machine's processes and, if it is running, the server."""
-    running, settings, now = _running(federation), federation.settings, time.time()
+    running, settings, now = is_running(federation), federation.settings, time.time()
     nodes, seen = [], last_seen(federation) if running else {}
     for name in federation.public_keys():
         seconds = now - seen[name] if name in seen else None
@@ -247,7 +247,8 @@ def _marks(folder: Path) -> list[str]:
     return [node_mark(folders.read_node(folder), part) for part in PARTS] if (folder / folders.NODE).exists() else []
 
 
-def _running(federation: FederationFolder) -> bool:
+def is_running(federation: FederationFolder) -> bool:
+    """Whether this federation's server is running on this machine."""
     with suppress(UserError):
         return _answers(federation.settings.control_port, federation.local_authority)
     return False
