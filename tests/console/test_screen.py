@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from federation import image_set
-from unskew.console.progress import StageProgress
+from unskew.console.progress import PlainConsole, StageProgress
 from unskew.console.screen import Screen, summary
 from unskew.core.types import EVERYONE, Failure, Visit
 from unskew.core.units import format_duration
@@ -60,7 +60,7 @@ def overview_text(**changes):
 def shown(*events, terminal=False, **options):
     """What the console got; on a terminal with all its control characters."""
     out = io.StringIO()
-    screen = Screen(Console(file=out, force_terminal=terminal, highlight=False, **options))
+    screen = Screen(PlainConsole(file=out, force_terminal=terminal, **options))
     for event in events:
         screen(event)
     screen.close()
@@ -164,7 +164,7 @@ def test_a_terminal_gets_a_bar_and_is_left_as_it_was():
 
 def test_a_note_is_printed_above_the_bar():
     out = io.StringIO()
-    screen = Screen(Console(file=out, force_terminal=True, highlight=False, width=80))
+    screen = Screen(PlainConsole(file=out, force_terminal=True, width=80))
     screen(overview())
     screen.note("the [log] failed")
     screen.close()

@@ -22,6 +22,8 @@ from flwr.proto.node_pb2 import Node
 from flwr.superlink.main import create_app
 from sqlalchemy.exc import OperationalError
 
+from unskew.core.errors import UserError
+from unskew.federation import flower
 from unskew.federation.flower import (
     APP_SECONDS,
     Guard,
@@ -285,3 +287,10 @@ def test_a_node_cannot_reply_in_another_node_s_name(monkeypatch):
         handlers.push_messages(request=request, state=None)
     assert refused.value.status_code == 403
     assert passed == [request]
+
+
+def test_an_error_that_flower_reports_as_json_is_one_message(tmp_path, monkeypatch):
+    """As after the server was killed: ``flwr list`` answers with JSON that has no runs."""
+    monkeypatch.setattr(flower, "_run", lambda command, federation: '{"success": false, "error-message": "gone"}')
+    with pytest.raises(UserError, match=r"the server's answer cannot be read: .*gone"):
+        flower.runs(initialise(tmp_path / "fed"))

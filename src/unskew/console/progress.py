@@ -14,8 +14,8 @@ from rich.text import Text
 class PlainConsole(Console):
     """Text is printed as it is, without markup. If the reader of a pipe has gone, the run continues in silence."""
 
-    def __init__(self) -> None:
-        super().__init__(highlight=False, markup=False)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, **options)
 
     def say(self, *lines: str | Text) -> None:
         """Print each line whole: what is too long for the terminal breaks there, not here."""

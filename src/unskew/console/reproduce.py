@@ -48,11 +48,13 @@ def list_recipes(data: str, data_dir: str | None, as_json: bool) -> None:
             unavailable |= missing
             cells = counted(len(recipe.rows) * len(recipe.columns), "cell")
             sets = ", ".join(f"{name} (missing)" if name in missing else name for name in used)
-            seconds = {scale: plans.estimate_all(those, speeds) for scale, those in jobs.items()}
-            scales = {scale: {"runs": len(those), "seconds": seconds[scale]} for scale, those in jobs.items()}
+            scales: dict[str, dict[str, Any]] = {
+                scale: {"runs": len(those), "seconds": plans.estimate_all(those, speeds)}
+                for scale, those in jobs.items()
+            }
             about = {"table": name, "title": recipe.title, "paper": paper, "data": used, "missing_data": list(missing)}
             records.append(about | {"scales": scales})
-            times = [f"{scale} {_describe_time(seconds[scale], len(those))}" for scale, those in jobs.items()]
+            times = [f"{scale} {_describe_time(**needs)}" for scale, needs in scales.items()]
             lines.append(Text(f"{name:{WIDTH}}", "cyan").append(recipe.title, "default"))
             lines.append(Text(" " * WIDTH + "; ".join([f"{cells} on {sets}", *times]), "dim"))
     estimates = "Times are estimates for this machine if it is otherwise idle; runs that tables share are trained once."
@@ -65,13 +67,12 @@ def list_recipes(data: str, data_dir: str | None, as_json: bool) -> None:
         print_json(records)
 
 
-def _describe_time(seconds: float | None, count: int) -> str:
-    runs = counted(count, "run")
+def _describe_time(runs: int, seconds: float | None) -> str:
     if seconds is None:
-        return runs
+        return counted(runs, "run")
     hours = seconds / 3600
     time = f"{hours / 24:,.0f} days" if hours > 72 else f"{hours:,.0f} h" if hours > 10 else format_duration(seconds)
-    return f"{time} ({runs})"
+    return f"{time} ({counted(runs, 'run')})"
 
 
 def show_table(result: results.TableResult, values: dict[str, Any], files: Sequence[Path]) -> None:

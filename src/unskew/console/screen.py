@@ -9,13 +9,12 @@ from html import escape
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from unskew.calibration.federated import Forecasted, Gathering
-from unskew.console.progress import StageProgress
+from unskew.console.progress import PlainConsole, StageProgress
 from unskew.core import text
 from unskew.core.types import EVERYONE, Local
 from unskew.core.units import counted, format_bytes, format_duration, format_emd, format_rate
@@ -106,7 +105,7 @@ def _describe_steps(local: Local) -> str:
 class Screen:
     """An observer of a run that shows it on a console."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: PlainConsole) -> None:
         self._console = console
         self._bar: Progress | None = None
         self._stages: StageProgress | None = None
@@ -125,8 +124,7 @@ class Screen:
         else:
             if self._done >= self._rounds:
                 self.close()
-            for line in calibration_lines(event):
-                self._print(line)
+            self._console.say(*calibration_lines(event))
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -138,10 +136,7 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Print a note."""
-        self._print(f"note: {text}")
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, soft_wrap=True)
+        self._console.say(f"note: {text}")
 
     def _show_overview(self, seen: Overview) -> None:
         self.close()
@@ -158,7 +153,7 @@ class Screen:
 
     def _show_round(self, row: Metrics) -> None:
         for failure in row.failures:
-            self._print(f"round {row.round}: continued without client {failure.client}: {failure.reason}")
+            self._console.say(f"round {row.round}: continued without client {failure.client}: {failure.reason}")
         self._done = row.round
         figures = round_figures(row)
         if self._bar is not None:
@@ -166,7 +161,7 @@ class Screen:
         else:
             done = row.round - self._first + 1
             left = (time.monotonic() - self._began) / done * (self._rounds - row.round)
-            self._print(f"round {row.round}/{self._rounds}  {figures}  {format_duration(left)} left")
+            self._console.say(f"round {row.round}/{self._rounds}  {figures}  {format_duration(left)} left")
 
 
 def round_figures(row: Metrics) -> str:
@@ -221,10 +216,10 @@ def summary(result: Result) -> Table:
     return show_facts(rows)
 
 
-def show_facts(rows: Sequence[tuple[str, str | Text]]) -> Table:
+def show_facts(rows: Sequence[tuple[str, str | Text]], width: int | None = None) -> Table:
     """Words on the left, facts on the right; brackets in a path are not markup."""
     table = Table.grid(padding=(0, 2))
-    table.add_column()
+    table.add_column(width=width)
     table.add_column(overflow="fold")
     for word, fact in rows:
         table.add_row(Text(word), Text(fact) if isinstance(fact, str) else fact)

@@ -275,12 +275,7 @@ def show_methods(
     width = max(len(row.name) for row in rows)
     for group in methods.GROUPS:
         out.print(group)
-        table = Table.grid(padding=(0, 2))
-        table.add_column(width=width)
-        table.add_column(overflow="fold")
-        for row in rows:
-            if row.group == group:
-                table.add_row(Text(row.name), Text(row.changes))
+        table = show_facts([(row.name, row.changes) for row in rows if row.group == group], width)
         out.print(Padding(table, (0, 0, 1, 2)))
     out.print("unskew methods NAME describes one: its formula, its knobs and defaults, its reference.")
     out.print('Combine methods with +, as in --method "fedavgm(0.9) + fedvc(256) + fedir + ccvr".')

@@ -437,8 +437,11 @@ def _register(federation: FederationFolder) -> dict[str, str]:
 def runs(federation: FederationFolder, run: str | None = None) -> list[dict[str, Any]]:
     """The server's runs, or one of them."""
     which = ("--run-id", run) if run else ("--limit", "5")
-    command = [program("flwr"), "list", folders.CONNECTION, *which, "--format", "json"]
-    return list(_json_in(_run(command, federation))["runs"])
+    output = _run([program("flwr"), "list", folders.CONNECTION, *which, "--format", "json"], federation)
+    try:
+        return list(_json_in(output)["runs"])
+    except KeyError:  # an error, which is JSON too
+        raise UserError(f"the server's answer cannot be read: {output}") from None
 
 
 def stop_run(federation: FederationFolder, run: str) -> None:

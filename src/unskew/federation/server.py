@@ -71,39 +71,34 @@ class _Server:
 
     def run(self) -> None:
         """Start the programs and supervise them; never returns."""
-        starts = [self._start_link, self._start_exec, self._start_gateway]
-        programs = [start() for start in starts[:2]]
+        programs = {name: self._start(name) for name in ("superlink", "superexec")}
         self._register()
-        programs.append(starts[2]())
+        programs["gateway"] = self._start("gateway")
         settings, count = self._federation.settings, counted(len(self._keys), "key")
         keys = f"{count} registered" if self._keys else "no keys are registered: every node will be refused"
         self._say(f"ready: nodes connect to {settings.host}:{settings.port}; {keys}")
         while True:
             time.sleep(1.0)
-            for number, start in enumerate(starts):
-                if programs[number].code is not None:
-                    self._group.count_restart(programs[number], self._say)
-                    programs[number] = start()
+            for name, child in programs.items():
+                if child.code is not None:
+                    self._group.count_restart(child, self._say)
+                    programs[name] = self._start(name)
             self._register()
             self._report_nodes()
 
-    def _start_link(self) -> Child:
-        federation = self._federation
-        child = self._group.start("superlink", flower.superlink(federation), self._environment)
-        self._wait(child, federation.settings.control_port, federation.local_authority)
-        flower.check_locked(federation)
-        return child
-
-    def _start_exec(self) -> Child:
-        federation = self._federation
-        command = flower.superexec(federation.settings.control_port, federation.secret, federation.local_authority)
-        return self._group.start("superexec", command, self._environment)
-
-    def _start_gateway(self) -> Child:
-        federation = self._federation
-        command = flower.python("unskew.federation.gateway", str(federation.path))
-        child = self._group.start("gateway", command, flower.environment(federation.flower_home), self._say)
-        self._wait(child, federation.settings.port, federation.authority)
+    def _start(self, name: str) -> Child:
+        federation, settings = self._federation, self._federation.settings
+        if name == "gateway":
+            command = flower.python("unskew.federation.gateway", str(federation.path))
+            child = self._group.start(name, command, flower.environment(federation.flower_home), self._say)
+            self._wait(child, settings.port, federation.authority)
+        elif name == "superlink":
+            child = self._group.start(name, flower.superlink(federation), self._environment)
+            self._wait(child, settings.control_port, federation.local_authority)
+            flower.check_locked(federation)
+        else:
+            command = flower.superexec(settings.control_port, federation.secret, federation.local_authority)
+            child = self._group.start(name, command, self._environment)
         return child
 
     def _wait(self, child: Child, port: int, authority: Path) -> None:
@@ -153,7 +148,7 @@ def submit(
 
     ``terms`` are deadline, min_replies and wait; None leaves them as in the recipe.
     """
-    if not _running(federation):
+    if not is_running(federation):
         start = f"start it with: unskew federation server {federation.path}"
         raise UserError(f"the server of {federation.path} is not running on this machine; {start}")
     try:
@@ -209,7 +204,7 @@ def submit(
 
 def status(federation: FederationFolder) -> dict[str, Any]:
     """Read the folder, this machine's processes and, if it is running, the server."""
-    running, settings, now = _running(federation), federation.settings, time.time()
+    running, settings, now = is_running(federation), federation.settings, time.time()
     nodes, seen = [], last_seen(federation) if running else {}
     for name in federation.public_keys():
         seconds = now - seen[name] if name in seen else None
@@ -252,7 +247,8 @@ def _marks(folder: Path) -> list[str]:
     return [node_mark(folders.read_node(folder), part) for part in PARTS] if (folder / folders.NODE).exists() else []
 
 
-def _running(federation: FederationFolder) -> bool:
+def is_running(federation: FederationFolder) -> bool:
+    """Whether this federation's server is running on this machine."""
     with suppress(UserError):
         return _answers(federation.settings.control_port, federation.local_authority)
     return False

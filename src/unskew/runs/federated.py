@@ -39,7 +39,7 @@ FEDERATION = "federation.json"
 
 @dataclass(frozen=True)
 class FederationTerms:
-    """What all nodes agreed on: classes, image shape and normalization; ``clients`` by name."""
+    """What all nodes agreed on: classes, image shape and normalization. It is the content of federation.json."""
 
     run: str
     starts: int = 0
@@ -49,15 +49,8 @@ class FederationTerms:
     std: tuple[float, ...] = ()
     augment: bool = False
     augmentation: str = "auto"
-    clients: dict[str, flower.KnownClient] = field(default_factory=dict)
+    clients: tuple[flower.KnownClient, ...] = ()
     rules: dict[str, Any] = field(default_factory=dict)  # as in a recipe's [federation] table
-
-
-def terms_bytes(terms: FederationTerms) -> bytes:
-    """The content of federation.json."""
-    values = asdict(terms)
-    values["clients"] = [asdict(known) for known in terms.clients.values()]
-    return folders.json_bytes(values)
 
 
 def read_terms(path: Path) -> FederationTerms:
@@ -66,9 +59,7 @@ def read_terms(path: Path) -> FederationTerms:
     if content is None:
         raise UserError(f"{path} is not the run directory of a federation: it has no {FEDERATION}")
     with folders.reading(path / FEDERATION):
-        values = json_object(content, path / FEDERATION)
-        clients = {client["name"]: client for client in values["clients"]}
-        return record_from(FederationTerms, {**values, "clients": clients})
+        return record_from(FederationTerms, json_object(content, path / FEDERATION))
 
 
 def agree_on_terms(terms: FederationTerms, nodes: Sequence[Description], classes: tuple[str, ...]) -> FederationTerms:
@@ -188,7 +179,7 @@ def nodes_of(
     terms: FederationTerms, config: Config, open_engine: Callable[[EngineSetup], Engine] = _disconnected
 ) -> Nodes:
     """The clients at the start of the run and their sizes, and the engine that reaches them."""
-    roster = flower.roster_of(known for known in terms.clients.values() if not known.late)
+    roster = flower.roster_of(known for known in terms.clients if not known.late)
     client = np.repeat(np.arange(roster.clients, dtype=np.int32), roster.sizes)
     return Nodes(Partition(client, roster.clients, NODES, config.seed), open_engine)
 
@@ -240,7 +231,8 @@ def _open_session(
     config = check_request(request)
     terms = before or FederationTerms(run=os.urandom(16).hex())
     mailbox = flower.Mailbox(exchange, terms.run, terms.starts)
-    session = flower.Session(mailbox, flower.Members(remembered=dict(terms.clients)), request.rules, say)
+    members = flower.Members(remembered={known.name: known for known in terms.clients})
+    session = flower.Session(mailbox, members, request.rules, say)
     return session, config, None if config.data == NODES else read_data(config), terms
 
 
@@ -269,20 +261,22 @@ def run_federated(exchange: Transport, request: FederatedRequest, observe: Obser
         for line in describe_oddities(nodes, terms):
             session.note(line)
     else:  # wait for the clients that the run began with: fewer would change the result
-        clients = sum(not known.late for known in terms.clients.values())
+        clients = sum(not known.late for known in terms.clients)
         until = exchange.now() + min(BACK, request.rules.wait)
     session.fits = lambda node: why_not(node, terms)
     session.admit_described()
     if clients or len(session.members.by_number) < request.rules.min_replies:
         _gather(session, clients, until, lambda: len(session.members.by_number))
     rules = {name.replace("_", "-"): value for name, value in asdict(request.rules).items()}
-    terms = replace(terms, clients=dict(session.members.remembered), starts=terms.starts + 1, rules=rules)
+    joined = tuple(session.members.remembered.values())
+    terms = replace(terms, clients=joined, starts=terms.starts + 1, rules=rules)
     session.members.begun = True
     prepared = _prepared(config, terms, own, session)
     if prepared.algorithm.mechanism is not None:
+        names = set(session.members.remembered)
 
         def fits(node: Description) -> str | None:
-            late = next((facts.name for facts in node.clients if facts.name not in terms.clients), None)
+            late = next((facts.name for facts in node.clients if facts.name not in names), None)
             reason = f"with private-updates the clients must be those that the run began with, but {late!r} is new"
             return why_not(node, terms) or (None if late is None else reason)
 
@@ -293,21 +287,21 @@ def run_federated(exchange: Transport, request: FederatedRequest, observe: Obser
         folders.create_run_folder(path)
 
     def write_terms(**changes: Any) -> None:
-        folders.write_sealed(path, {FEDERATION: terms_bytes(replace(terms, **changes))})
+        folders.write_sealed(path, {FEDERATION: folders.json_bytes(asdict(replace(terms, **changes)))})
 
     with folders.locked_folder(path):
         if before is None:
             text = configs.to_toml(prepared.config).encode()
-            folders.start_manifest(path, {CONFIG: text, FEDERATION: terms_bytes(terms)})
+            folders.start_manifest(path, {CONFIG: text, FEDERATION: folders.json_bytes(asdict(terms))})
         else:
             write_terms()
-        session.joined = lambda members: write_terms(clients=dict(members.remembered))
+        session.joined = lambda members: write_terms(clients=tuple(members.remembered.values()))
         log, start = AuditLog(audit_file(path, released=prepared.algorithm.released)), terms.starts - 1
         about = {"run": terms.run, "start": start, "submitter": request.submitter or None, "version": own_version()}
         session.record = lambda entry: log.append({**about, **entry})
         result = execute(prepared, path, observe)
         if result.released:  # published without numbers of examples and the nodes' pixel statistics
-            known = {name: replace(client, examples=1) for name, client in session.members.remembered.items()}
+            known = tuple(replace(client, examples=1) for client in session.members.remembered.values())
             half = (0.5,) * len(terms.mean)
             write_terms(clients=known, mean=half, std=half)
         session.finish()
@@ -401,8 +395,7 @@ def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
     recipe, out, resume = Path(str(options.get("recipe", ""))), Path(str(options["out"])), "resume" in options
     table: Any = read_terms(out).rules if resume else configs.federation_table(recipe) if recipe.is_file() else {}
     if isinstance(table, dict):
-        names = [field.encode_name for field in msgspec.structs.fields(FederationTable)]
-        table |= {name: options[name] for name in names if name in options}
+        table |= {name: options[name] for name in FederationTable.__struct_encode_fields__ if name in options}
     try:
         settings = msgspec.convert(table, FederationTable)
     except msgspec.ValidationError as error:
