@@ -115,19 +115,13 @@ class Open(msgspec.Struct, tag="open"):
     slot_bytes: int  # of a client's memory; 0 without memories
 
 
-class Signal(msgspec.Struct, tag="signal"):
-    """A message without content of its own."""
+DATA = "data"  # with a piece of the data file
+CLOSE = "close"  # the end of an engine
+CLOSED = "closed"  # the rank waits for another engine
+INTERRUPT = "interrupt"  # the rank was interrupted and exits
+ALIVE = "alive"  # a heartbeat
 
-    what: str
-
-
-DATA = Signal("data")  # with a piece of the data file
-CLOSE = Signal("close")  # the end of an engine
-CLOSED = Signal("closed")  # the rank waits for another engine
-INTERRUPT = Signal("interrupt")  # the rank was interrupted and exits
-ALIVE = Signal("alive")  # a heartbeat
-
-Message = Joined | Open | Begin | VisitGroup | Ready | GroupResults | Signal
+Message = Joined | Open | Begin | VisitGroup | Ready | GroupResults | str
 
 
 class Frame(msgspec.Struct):

@@ -569,14 +569,10 @@ class _RemoteMemory:
     def assign(self, visits: Sequence[Visit]) -> Sequence[Visit]:
         return visits
 
-    def release(self, visits: Sequence[Visit], tickets: Mapping[int, str]) -> None:
+    def _left_to_nodes(self, *given: Any, **named: Any) -> None:
         pass
 
-    def supersede(self, tickets: Iterable[str]) -> None:
-        pass
-
-    def sync(self) -> None:
-        pass
+    release = supersede = sync = _left_to_nodes
 
     def pin(self, tickets: Iterable[str]) -> None:
         self.pinned = defaultdict(set)
