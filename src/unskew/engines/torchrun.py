@@ -37,7 +37,6 @@ from unskew.core.machine import neutral
 from unskew.core.tensors import ALIGN, DOUBLE
 from unskew.core.types import EVERYONE, Failure, Job, Note, Reply, Tensors, TestPart, Visit
 from unskew.core.units import format_duration
-from unskew.engines.blueprint import keep_freed_memory
 from unskew.engines.pool import SLOTS, Begin, GroupResults, Hello, Pool, Ready, VisitGroup, WorkerFiles, serve
 from unskew.engines.results import SharedFile, end_of
 from unskew.privacy.sessions import Sessions
@@ -473,8 +472,6 @@ def follow(launch: Launched) -> NoReturn:
     """Work for rank 0, run after run, until it exits."""
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_DFL)  # nothing to clean up yet
-    torch.set_num_threads(1)
-    keep_freed_memory()
     try:
         port, token = _store(launch).get(ADDRESS).decode().split()
     except RuntimeError:  # rank 0 and its store have ended
