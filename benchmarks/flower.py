@@ -17,7 +17,7 @@ from unskew.core.key import Key
 from unskew.core.types import Local, Split, Visit
 from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint, dataset
-from unskew.engines.flower.engine import FederatedEngine, Mailbox, Members, Rules, Session, Template
+from unskew.engines.flower.engine import FederatedEngine, Members, Rules, Session, Template
 from unskew.engines.flower.messages import RunAgreement, read_header
 from unskew.engines.flower.node import Node, NodeData, OwnClient
 from unskew.methods import parse_method
@@ -68,10 +68,10 @@ def _federation(images, blueprint, folder):
         data = NodeData(f"node-{number}", images, (OwnClient(f"node-{number}", number, rows, rows[:0]),))
         nodes[number + 1] = Node(data, folder / f"node-{number}")
     exchange = exchange_of(nodes)
-    session = Session(Mailbox(exchange, os.urandom(16).hex(), 0), Members(), Rules())
+    session = Session(exchange, os.urandom(16).hex(), 0, Members(), Rules())
     for _ in range(2):
         list(session.answers())
-    session.agree_on(RunAgreement(session.mailbox.run, blueprint, images.classes, images.mean, images.std, {}), {})
+    session.agree_on(RunAgreement(session.run, blueprint, images.classes, images.mean, images.std, {}), {})
     template = Template(blueprint, images.mean, images.std, {})
     return FederatedEngine(session, None, template, blueprint.local.epochs), exchange
 

@@ -18,7 +18,7 @@ from unskew.data.partition import partition_examples
 from unskew.data.population import Population
 from unskew.data.sources import load
 from unskew.engines.blueprint import Blueprint, dataset
-from unskew.engines.flower.engine import FederatedEngine, Mailbox, Members, Rules, Session, Template
+from unskew.engines.flower.engine import FederatedEngine, Members, Rules, Session, Template
 from unskew.engines.flower.messages import Envelope, Presence, Response, RunAgreement, read_header, seal, unseal
 from unskew.engines.flower.node import Node, read_node_data
 from unskew.engines.flower.policy import Policy
@@ -136,11 +136,11 @@ def blueprint_of(method="fedavg", model="tiny-cnn"):
 
 def engine_over(exchange, method="fedavg", rules=None, said=None, members=None):
     """The federated engine over all nodes of the exchange, which have described themselves."""
-    session = Session(Mailbox(exchange, os.urandom(16).hex(), 0), members or Members(), rules or Rules(), said or print)
+    session = Session(exchange, os.urandom(16).hex(), 0, members or Members(), rules or Rules(), said or print)
     for _ in range(2):
         list(session.answers())
     images, blueprint = load("digits", None), blueprint_of(method)
-    session.agree_on(RunAgreement(session.mailbox.run, blueprint, images.classes, images.mean, images.std, {}), {})
+    session.agree_on(RunAgreement(session.run, blueprint, images.classes, images.mean, images.std, {}), {})
     session.take_notes()
     return FederatedEngine(session, None, Template(blueprint, images.mean, images.std, {}), Local(epochs=1))
 

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -171,10 +172,9 @@ def _text(content: Tensor) -> str:
 MALLOPT = {-1: 256 * 2**20, -3: 32 * 2**20, -2: 64 * 2**20}  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_TOP_PAD: bytes
 
 
-def keep_freed_memory() -> bool:
-    """Keep freed memory in this process; False if the C library is not glibc."""
-    try:
+def keep_freed_memory() -> None:
+    """Keep freed memory in this process, if its C library is glibc."""
+    with suppress(AttributeError, OSError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return False
-    return all(mallopt(option, value) for option, value in MALLOPT.items())
+        for option, value in MALLOPT.items():
+            mallopt(option, value)

@@ -6,7 +6,6 @@ are yielded in visit order, so the number of workers does not change the sums.
 
 import os
 import selectors
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +48,6 @@ class Hello(msgspec.Struct, tag="hello"):
 
     blueprint: dict[str, Any]
     data: Layout
-    path: list[str]
     secret: bytes
     number: int  # decides the worker's device if there are several
 
@@ -286,10 +284,9 @@ class Pool:
         self._side.close()
 
     def _start(self, number: int, rank: "Rank | None" = None) -> "Worker":
-        path = list(map(os.path.abspath, sys.path))  # independent of the working directory
         files = WorkerFiles(self._data, self._weights, [ResultFile() for _ in range(SLOTS)], self._side)
         child = start_worker(__name__, *files.descriptors) if rank is None else rank.attach(files)
-        child.send(Hello(self._blueprint, self._layout, path, self._side.secret, number))
+        child.send(Hello(self._blueprint, self._layout, self._side.secret, number))
         worker = Worker(child, files.results, number)
         self._workers.append(worker)
         self._selector.register(worker.child, selectors.EVENT_READ, worker)
@@ -395,10 +392,7 @@ class Worker:
 
 def main(parent: JsonLines, *descriptors: int) -> None:
     """A worker process: answer until the parent exits."""
-    keep_freed_memory()
-    torch.set_num_threads(1)
     if (hello := parent.receive(Hello)) is not None:
-        sys.path[:] = hello.path
         serve(parent, hello, *descriptors)
 
 
@@ -408,6 +402,8 @@ def serve(parent: "JsonLines | RankZero", hello: Hello, data: int, weights: int,
     The descriptors are those of the data, the weights, SLOTS result files, the sessions and, if the method has any,
     the memories.
     """
+    keep_freed_memory()
+    torch.set_num_threads(1)
     desk, (sessions, *memories) = None, others[SLOTS:]
     try:
         blueprint = Blueprint.from_json(hello.blueprint)

@@ -37,7 +37,6 @@ from unskew.core.machine import neutral
 from unskew.core.tensors import ALIGN, DOUBLE
 from unskew.core.types import EVERYONE, Failure, Job, Note, Reply, Tensors, TestPart, Visit
 from unskew.core.units import format_duration
-from unskew.engines.blueprint import keep_freed_memory
 from unskew.engines.pool import SLOTS, Begin, GroupResults, Hello, Pool, Ready, VisitGroup, WorkerFiles, serve
 from unskew.engines.results import SharedFile, end_of
 from unskew.privacy.sessions import Sessions
@@ -115,19 +114,13 @@ class Open(msgspec.Struct, tag="open"):
     slot_bytes: int  # of a client's memory; 0 without memories
 
 
-class Signal(msgspec.Struct, tag="signal"):
-    """A message without content of its own."""
+DATA = "data"  # with a piece of the data file
+CLOSE = "close"  # the end of an engine
+CLOSED = "closed"  # the rank waits for another engine
+INTERRUPT = "interrupt"  # the rank was interrupted and exits
+ALIVE = "alive"  # a heartbeat
 
-    what: str
-
-
-DATA = Signal("data")  # with a piece of the data file
-CLOSE = Signal("close")  # the end of an engine
-CLOSED = Signal("closed")  # the rank waits for another engine
-INTERRUPT = Signal("interrupt")  # the rank was interrupted and exits
-ALIVE = Signal("alive")  # a heartbeat
-
-Message = Joined | Open | Begin | VisitGroup | Ready | GroupResults | Signal
+Message = Joined | Open | Begin | VisitGroup | Ready | GroupResults | str
 
 
 class Frame(msgspec.Struct):
@@ -479,8 +472,6 @@ def follow(launch: Launched) -> NoReturn:
     """Work for rank 0, run after run, until it exits."""
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_DFL)  # nothing to clean up yet
-    torch.set_num_threads(1)
-    keep_freed_memory()
     try:
         port, token = _store(launch).get(ADDRESS).decode().split()
     except RuntimeError:  # rank 0 and its store have ended

@@ -230,9 +230,8 @@ def _open_session(
 ) -> tuple[flower.Session, Config, ImageSet | None, FederationTerms]:
     config = check_request(request)
     terms = before or FederationTerms(run=os.urandom(16).hex())
-    mailbox = flower.Mailbox(exchange, terms.run, terms.starts)
     members = flower.Members(remembered={known.name: known for known in terms.clients})
-    session = flower.Session(mailbox, members, request.rules, say)
+    session = flower.Session(exchange, terms.run, terms.starts, members, request.rules, say)
     return session, config, None if config.data == NODES else read_data(config), terms
 
 
@@ -240,7 +239,7 @@ def _agree(
     session: flower.Session, config: Config, request: FederatedRequest, own: ImageSet | None, terms: FederationTerms
 ) -> tuple[list[Description], FederationTerms]:
     session.open = False
-    until = session.mailbox.exchange.now() + request.rules.wait
+    until = session.exchange.now() + request.rules.wait
     _gather(session, config.clients or 0, until, lambda: sum(len(node.clients) for node in session.described.values()))
     nodes = [session.described[node] for node in sorted(session.described)]
     return nodes, agree_on_terms(terms, nodes, request.classes or (own.classes if own else ()))
@@ -339,7 +338,7 @@ def check_request(request: FederatedRequest) -> Config:
 
 def _gather(session: flower.Session, wanted: int, until: float, count: Callable[[], int]) -> None:
     """Wait for ``wanted`` clients (0: until no more join), after ``until`` only for as many as a round needs."""
-    exchange, least = session.mailbox.exchange, max(1, session.rules.min_replies)
+    exchange, least = session.exchange, max(1, session.rules.min_replies)
     began = changed = exchange.now()
     last = began + session.rules.wait  # for the minimum that a round needs
     known, announced = -1, False
@@ -347,7 +346,7 @@ def _gather(session: flower.Session, wanted: int, until: float, count: Callable[
         list(session.answers())
         if (clients := count()) != known:
             known, changed = clients, exchange.now()
-        settled = not session.mailbox.waiting("describe") and exchange.now() - changed >= SETTLE
+        settled = not session.waiting("describe") and exchange.now() - changed >= SETTLE
         if (wanted and clients >= wanted) or (not wanted and clients >= least and settled):
             return
         if not announced:

@@ -141,7 +141,7 @@ def test_a_late_reply_does_not_count_but_shows_that_the_node_works(nodes, shared
     exchange = exchange_of(nodes, between=between)
     engine = engine_over(exchange, rules=Rules(deadline=30))
     assert reasons(train(engine, shared)) == {1: "node-1: it did not answer within the deadline"}
-    waiting = next(iter(engine._session.mailbox._late))
+    waiting = next(iter(engine._session._late))
     receive = exchange.receive
     exchange.receive = lambda ids: {waiting: late[0], **receive([each for each in ids if each != waiting])}
     outcome = train(engine, shared, number=2)

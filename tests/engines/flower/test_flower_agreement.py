@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from nodes import slice_of_digits
@@ -19,7 +20,7 @@ AGREED = RunAgreement("0" * 32, BLUEPRINT, ("cat", "dog"), (0.5,), (0.2,), {"hos
 
 
 def sent(record):
-    return json.loads(json.dumps(record.to_json()))
+    return json.loads(msgspec.json.encode(record.to_json() if isinstance(record, RunAgreement) else record))
 
 
 def test_a_description_and_an_agreement_arrive_as_they_were():

@@ -22,7 +22,7 @@ from unskew.core import tensors
 from unskew.core.key import Key
 from unskew.core.types import Local, Visit
 from unskew.data.sources import load
-from unskew.engines.flower.engine import FederatedEngine, Mailbox, Members, Rules, Session, Template
+from unskew.engines.flower.engine import FederatedEngine, Members, Rules, Session, Template
 from unskew.engines.flower.messages import (
     MAX_BODY,
     BadMessage,
@@ -179,10 +179,10 @@ def test_a_server_leaves_out_every_mutated_reply(tmp_path, count):
 
     def begin(spoil):
         spoilt[0] = spoil
-        session = Session(Mailbox(exchange, os.urandom(16).hex(), 0), Members(), Rules(wait=0), said.append)
+        session = Session(exchange, os.urandom(16).hex(), 0, Members(), Rules(wait=0), said.append)
         for _ in range(2):
             list(session.answers())
-        session.agree_on(RunAgreement(session.mailbox.run, blueprint, images.classes, images.mean, images.std, {}), {})
+        session.agree_on(RunAgreement(session.run, blueprint, images.classes, images.mean, images.std, {}), {})
         return session, FederatedEngine(session, None, template, Local(epochs=1))
 
     expected = tensors.sha256(outcome_of(begin(False)[1], Evaluate(), model, visits[:1], Key(0)).sums)
@@ -204,7 +204,7 @@ def test_a_server_leaves_out_every_mutated_reply(tmp_path, count):
         said.clear()
         for node in nodes.values():
             node._runs.clear()
-            unseal(node.answer(seal({"kind": "finish", "run": session.mailbox.run, "number": 10**6})))
+            unseal(node.answer(seal({"kind": "finish", "run": session.run, "number": 10**6})))
         if not before and done > count / 4:
             before = resident()
     grown = resident() - before

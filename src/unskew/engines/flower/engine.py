@@ -165,70 +165,7 @@ class Answer:
     tensors: Sequence[tuple[str, Tensor]] = ()
     problem: str | None = None
     bad: bool = False  # whether the reply itself is invalid
-    silent: bool = False  # whether none arrived in time
-    late: bool = False  # whether it arrived after its deadline, so that it does not count
     sha256: str = ""  # of the whole reply
-
-
-class Mailbox:
-    """The messages of one run; ``start`` is the number of earlier server starts."""
-
-    def __init__(self, exchange: Transport, run: str, start: int) -> None:
-        self.exchange, self.run = exchange, run
-        self._next = start * STARTS
-        self._pending: dict[str, Pending] = {}
-        self._late: dict[str, Pending] = {}  # past their deadline; a reply shows that the node works again
-        self._abandoned: list[Answer] = []
-        self.down: Counter[int] = Counter()  # bytes to each node since the last audit record
-        self.up: Counter[int] = Counter()
-
-    def send(
-        self, kind: str, node: int, fields: Mapping[str, Any], *, until: float | None = None, body: Body = NO_TENSORS,
-        max_bytes: int = 0,
-    ) -> int | None:  # fmt: skip
-        """Send a message, to be answered by ``until``. Returns its number; None if it could not be sent."""
-        number, self._next = self._next, self._next + 1
-        envelope = seal({"kind": kind, "run": self.run, "number": number, **fields}, body)
-        self.down[node] += len(envelope)
-        if (name := self.exchange.send(node, envelope)) is None:
-            return None
-        until = self.exchange.now() + SETUP_TIMEOUT if until is None else until
-        self._pending[name] = Pending(node, number, kind, until, max_bytes)
-        return number
-
-    def waiting(self, kind: str) -> set[int]:
-        """The nodes that have not answered a message of this kind."""
-        return {pending.node for pending in self._pending.values() if pending.kind == kind}
-
-    def give_up(self, nodes: set[int]) -> None:
-        """Stop waiting for these nodes: they have disconnected."""
-        for name in [name for name, pending in self._pending.items() if pending.node in nodes]:
-            pending = self._late[name] = self._pending.pop(name)
-            self._abandoned.append(Answer(pending, {}, problem=DISCONNECTED))
-
-    def answers(self) -> Iterator[Answer]:
-        """Replies since the last call, and messages whose deadline has passed."""
-        for name, reply in self.exchange.receive([*self._pending, *self._late]).items():
-            late = name in self._late
-            pending = (self._late if late else self._pending).pop(name)
-            self.up[pending.node] += 0 if isinstance(reply, str) else len(reply)
-            if late or isinstance(reply, str):
-                yield Answer(pending, {}, late=late, problem=None if late else str(reply))
-                continue
-            try:
-                header, tensors = unseal(reply, pending.max_bytes)
-                about = read(header, Header)
-                if (about.run, about.number) != (self.run, pending.number):
-                    raise BadMessage("it answers another message")
-                yield Answer(pending, header, tensors, sha256=reply_sha256(reply))
-            except Exception as error:  # noqa: BLE001  a reply may only fail its sender
-                yield Answer(pending, {}, problem=f"its reply is refused: {_reason(error)}", bad=True)
-        while self._abandoned:
-            yield self._abandoned.pop(0)
-        now = self.exchange.now()
-        for name in [name for name, pending in self._pending.items() if pending.until <= now]:
-            pending = self._late[name] = self._pending.pop(name)
-            yield Answer(pending, {}, problem=TIMED_OUT, silent=True)
 
 
 def _reason(error: Exception) -> str:
@@ -375,10 +312,21 @@ class Rules:
 
 
 class Session:
-    """The nodes that take part. ``fits`` returns why a node's data do not fit, or None."""
+    """The nodes that take part in a run, and the messages to and from them.
 
-    def __init__(self, mailbox: Mailbox, members: Members, rules: Rules, say: Say = lambda line: None) -> None:
-        self.mailbox, self.members, self.rules, self.say = mailbox, members, rules, say
+    ``start`` is the number of earlier server starts. ``fits`` returns why a node's data do not fit, or None.
+    """
+
+    def __init__(
+        self, exchange: Transport, run: str, start: int, members: Members, rules: Rules, say: Say = lambda line: None
+    ) -> None:
+        self.exchange, self.run, self.members, self.rules, self.say = exchange, run, members, rules, say
+        self._next = start * STARTS  # the next message's number
+        self._pending: dict[str, Pending] = {}
+        self._late: dict[str, Pending] = {}  # past their deadline; a reply shows that the node works again
+        self._abandoned: list[Answer] = []
+        self.down: Counter[int] = Counter()  # bytes to each node since the last audit record
+        self.up: Counter[int] = Counter()
         self.described: dict[int, Description] = {}  # by node
         self.known: dict[int, Description] = {}  # each node's latest, even after it disconnects
         self.notes: list[str] = []  # what happened since the last round
@@ -395,36 +343,79 @@ class Session:
         self._silent: dict[int, Presence] = {}  # nodes that did not answer, with their presence at that time
         self.open = True  # whether nodes become members when they describe themselves
 
+    def send(
+        self, kind: str, node: int, fields: Mapping[str, Any], *, until: float | None = None, body: Body = NO_TENSORS,
+        max_bytes: int = 0,
+    ) -> int | None:  # fmt: skip
+        """Send a message, to be answered by ``until``. Returns its number; None if it could not be sent."""
+        number, self._next = self._next, self._next + 1
+        envelope = seal({"kind": kind, "run": self.run, "number": number, **fields}, body)
+        self.down[node] += len(envelope)
+        if (name := self.exchange.send(node, envelope)) is None:
+            return None
+        until = self.exchange.now() + SETUP_TIMEOUT if until is None else until
+        self._pending[name] = Pending(node, number, kind, until, max_bytes)
+        return number
+
+    def waiting(self, kind: str) -> set[int]:
+        """The nodes that have not answered a message of this kind."""
+        return {pending.node for pending in self._pending.values() if pending.kind == kind}
+
+    def _receive(self) -> Iterator[Answer]:
+        """Replies since the last call, and messages whose deadline has passed. A late reply does not count."""
+        for name, reply in self.exchange.receive([*self._pending, *self._late]).items():
+            late = name in self._late
+            pending = (self._late if late else self._pending).pop(name)
+            self._silent.pop(pending.node, None)
+            self.up[pending.node] += 0 if isinstance(reply, str) else len(reply)
+            if late:
+                continue
+            if isinstance(reply, str):
+                yield Answer(pending, {}, problem=reply)
+                continue
+            try:
+                header, tensors = unseal(reply, pending.max_bytes)
+                about = read(header, Header)
+                if (about.run, about.number) != (self.run, pending.number):
+                    raise BadMessage("it answers another message")
+                yield Answer(pending, header, tensors, sha256=reply_sha256(reply))
+            except Exception as error:  # noqa: BLE001  a reply may only fail its sender
+                yield Answer(pending, {}, problem=f"its reply is refused: {_reason(error)}", bad=True)
+        while self._abandoned:
+            yield self._abandoned.pop(0)
+        now = self.exchange.now()
+        for name in [name for name, pending in self._pending.items() if pending.until <= now]:
+            pending = self._late[name] = self._pending.pop(name)
+            if pending.node in self.connected:
+                self._silent[pending.node] = self.connected[pending.node]
+            yield Answer(pending, {}, problem=TIMED_OUT)
+
     def look(self) -> None:
         """Check who is connected, at most every NODES_INTERVAL, and ask new nodes to describe themselves."""
-        now = self.mailbox.exchange.now()
+        now = self.exchange.now()
         if now - self._looked < NODES_INTERVAL:
             return
-        self._looked, before, self.connected = now, self.connected, self.mailbox.exchange.nodes()
+        self._looked, before, self.connected = now, self.connected, self.exchange.nodes()
         self._silent = {node: was for node, was in self._silent.items() if was == self.connected.get(node)}
         changed = {node for node in before if before[node] != self.connected.get(node)}
-        self.mailbox.give_up(changed)
+        for name in [name for name, pending in self._pending.items() if pending.node in changed]:
+            pending = self._late[name] = self._pending.pop(name)
+            self._abandoned.append(Answer(pending, {}, problem=DISCONNECTED))
         for node in changed:  # gone, or back, perhaps with other data
             self._refused.pop(node, None)
             self.described.pop(node, None)
-        known = self.described.keys() | self.mailbox.waiting("describe") | self._refused.keys() | self._silent.keys()
+        known = self.described.keys() | self.waiting("describe") | self._refused.keys() | self._silent.keys()
         for node in sorted(self.connected.keys() - known):
-            self.mailbox.send("describe", node, {})
+            self.send("describe", node, {})
 
     def answers(self) -> Iterator[Answer]:
         """The answers that have arrived. Those to the session's own messages are already handled."""
         self.look()
-        for answer in self.mailbox.answers():
-            node = answer.pending.node
-            if answer.silent and node in self.connected:
-                self._silent[node] = self.connected[node]
-            else:
-                self._silent.pop(node, None)
-            if not answer.late:
-                if answer.pending.kind != "job":
-                    answer = replace(answer, problem=self._handle(answer))
-                self.refused += answer.bad
-                yield answer
+        for answer in self._receive():
+            if answer.pending.kind != "job":
+                answer = replace(answer, problem=self._handle(answer))
+            self.refused += answer.bad
+            yield answer
 
     def absent(self, node: int) -> str | None:
         """Why the node cannot be asked now, or None."""
@@ -439,7 +430,7 @@ class Session:
     def describing(self, node: int) -> bool:
         """Whether the node is back and about to describe itself."""
         settled = self.described.keys() | self._silent.keys() | self._refused.keys()
-        return node in self.connected and node not in settled and node in self.mailbox.waiting("describe")
+        return node in self.connected and node not in settled and node in self.waiting("describe")
 
     def agree_on(self, agreement: RunAgreement, frozen: Tensors) -> None:
         """Set the agreement for every node. ``agreement_for`` fills in the client numbers."""
@@ -450,8 +441,8 @@ class Session:
         agreement = self.agreement_for(node)
         if self.agreed.get(node) == agreement.digest:
             return True
-        if node not in self.mailbox.waiting("agree"):
-            self.mailbox.send("agree", node, {"agreement": agreement.to_json()}, body=self._frozen)
+        if node not in self.waiting("agree"):
+            self.send("agree", node, {"agreement": agreement.to_json()}, body=self._frozen)
         return False
 
     def agreement_for(self, node: int) -> RunAgreement:
@@ -513,7 +504,7 @@ class Session:
         name = description.node if description else f"with id {node}"
         self._refused[node] = reason
         self.note(f"node {name} is left out: {reason}")
-        self.mailbox.send("refuse", node, {"reason": reason[:2000] or "unknown"})
+        self.send("refuse", node, {"reason": reason[:2000] or "unknown"})
 
     def note(self, line: str) -> None:
         """Print a line and store it for the round's metrics."""
@@ -529,13 +520,13 @@ class Session:
         """Tell the nodes that the run is over, so that they delete their clients' memories."""
         if self.refused:
             self.say(f"replies refused in this run: {self.refused:,}")
-        until = self.mailbox.exchange.now() + FINISH_TIMEOUT
+        until = self.exchange.now() + FINISH_TIMEOUT
         for node in sorted(self.described):
             if self.absent(node) is None:
-                self.mailbox.send("finish", node, {}, until=until)
-        while self.mailbox.waiting("finish") and self.mailbox.exchange.now() < until:
-            list(self.mailbox.answers())
-            self.mailbox.exchange.pause(POLL)
+                self.send("finish", node, {}, until=until)
+        while self.waiting("finish") and self.exchange.now() < until:
+            list(self._receive())
+            self.exchange.pause(POLL)
 
 
 RETRY_DELAY = 5.0  # seconds before a round that waits for replies asks again
@@ -569,14 +560,10 @@ class _RemoteMemory:
     def assign(self, visits: Sequence[Visit]) -> Sequence[Visit]:
         return visits
 
-    def release(self, visits: Sequence[Visit], tickets: Mapping[int, str]) -> None:
+    def _left_to_nodes(self, *given: Any, **named: Any) -> None:
         pass
 
-    def supersede(self, tickets: Iterable[str]) -> None:
-        pass
-
-    def sync(self) -> None:
-        pass
+    release = supersede = sync = _left_to_nodes
 
     def pin(self, tickets: Iterable[str]) -> None:
         self.pinned = defaultdict(set)
@@ -623,7 +610,7 @@ class FederatedEngine:
 
     def _record(self, work: _Work) -> None:
         """Record who was asked and what each node was sent and replied, before any reply is used."""
-        session, mailbox = self._session, self._session.mailbox
+        session = self._session
         by_node = defaultdict[str, list[int]](list)
         for index, visit in enumerate(work.visits):
             member = session.members.by_number.get(visit.client)
@@ -638,7 +625,7 @@ class FederatedEngine:
             nodes.append({
                 "node": name, "key": presence.key if presence else None, "version": known.version if known else None,
                 "data": (known.data or None) if known else None, "clients": clients,
-                "bytes_down": mailbox.down.pop(node, 0), "bytes_up": mailbox.up.pop(node, 0),
+                "bytes_down": session.down.pop(node, 0), "bytes_up": session.up.pop(node, 0),
                 "reply": work.received.get(node), "left_out": next(reasons, None),
             })  # fmt: skip
         session.record({"job": name_of(work.job), "round": Purpose.of(work.job).round, "nodes": nodes})
@@ -654,7 +641,7 @@ class FederatedEngine:
 
     def _collect(self, work: _Work) -> None:
         """Ask for every open visit and wait for all answers or the deadline."""
-        session, exchange = self._session, self._session.mailbox.exchange
+        session, exchange = self._session, self._session.exchange
         began = exchange.now()
         until = began + session.rules.deadline
         session.look()
@@ -673,7 +660,7 @@ class FederatedEngine:
 
     def _wait_for_enough(self, work: _Work) -> None:
         """If too few have answered, wait for nodes that may come back, and ask them again."""
-        exchange, rules, purpose = self._session.mailbox.exchange, self._session.rules, Purpose.of(work.job)
+        exchange, rules, purpose = self._session.exchange, self._session.rules, Purpose.of(work.job)
         total = len(work.visits)
         least = min(total, rules.min_replies) if purpose.trains else 1
         needed = least if purpose.may_miss else total
@@ -731,7 +718,7 @@ class FederatedEngine:
             if not session.ready(node):
                 continue
             expected = [self._template.expect(work.job, work.shared, work.visits[index]) for index in indices]
-            number = session.mailbox.send(
+            number = session.send(
                 "job", node, self._message(work, node, indices), until=until, body=work.body,
                 max_bytes=sum(one.bytes(work.shared) for one in expected),
             )  # fmt: skip

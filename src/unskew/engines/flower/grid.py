@@ -5,7 +5,6 @@ body are separate arrays: Flower stores equal arrays once, so a model goes to th
 """
 
 import hashlib
-import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,7 +13,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from unskew.core.plugins import require_extra
-from unskew.engines.flower.messages import Envelope, Presence, Response, printable
+from unskew.engines.flower.messages import Envelope, Presence, Response, Transport, printable
 
 KIND = "query.unskew"  # the message type that our ClientApp handles
 RECORD = "unskew"
@@ -22,7 +21,7 @@ ONLINE = "online"  # the status of a node with a recent heartbeat
 TTL = 6 * 3600.0  # seconds that Flower keeps a message for an offline node; the engine's deadlines are shorter
 
 
-class GridExchange:
+class GridExchange(Transport):
     """Nodes behind Flower's SuperLink."""
 
     def __init__(self, grid: Grid) -> None:
@@ -46,14 +45,6 @@ class GridExchange:
         wanted = list(ids)
         messages = self._grid.pull_messages(wanted) if wanted else ()
         return {message.metadata.reply_to_message_id: _read_reply(message) for message in messages}
-
-    def now(self) -> float:
-        """Seconds on the monotonic clock."""
-        return time.monotonic()
-
-    def pause(self, seconds: float) -> None:
-        """Sleep."""
-        time.sleep(seconds)
 
 
 def fingerprint(pem: bytes) -> str | None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,9 +94,11 @@ class Transport(Protocol):
 
     def now(self) -> float:
         """Seconds on a monotonic clock."""
+        return time.monotonic()
 
     def pause(self, seconds: float) -> None:
         """Wait."""
+        time.sleep(seconds)
 
 
 @dataclass(frozen=True)
@@ -311,14 +314,9 @@ class Description:
     augmentation: Text  # which crops suit its images
     data: Commitment = ""  # a commitment to its data; the key stays on the node
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        return fields
-
     @staticmethod
     def from_json(values: Any) -> "Description":
-        """Parse and check what ``to_json`` returned."""
+        """Parse and check a description that was sent."""
         found = read(values, Description)
         _require_names([client.name for client in found.clients])
         _require_names(found.classes)
@@ -331,16 +329,23 @@ class Description:
 
 
 @dataclass(frozen=True)
-class RunAgreement:
+class SentAgreement:
+    """A ``RunAgreement`` as the server sends it."""
+
+    run: Run
+    blueprint: dict[str, Any]
+    classes: Names  # in order
+    mean: tuple[Mean, ...]
+    std: tuple[Deviation, ...]
+    numbers: Annotated[Mapping[str, Number], Meta(min_length=1)]  # its clients' numbers, by name
+    views: Annotated[int, Meta(ge=0, le=81)] = 0  # augmented views stored per image, if a part is frozen
+
+
+@dataclass(frozen=True)
+class RunAgreement(SentAgreement):
     """What a node needs for a run: the blueprint, the classes in order, its clients' numbers."""
 
-    run: str
-    blueprint: Blueprint
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    numbers: Mapping[str, int]  # its clients' numbers, by name
-    views: int = 0  # augmented views stored per image, if a part is frozen
+    blueprint: Blueprint  # type: ignore[assignment]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -367,7 +372,7 @@ class RunAgreement:
     @staticmethod
     def from_json(values: Any) -> "RunAgreement":
         """Parse what ``to_json`` returned, with the checks that do not need the node's data."""
-        sent = read(values, _SentAgreement)
+        sent = read(values, SentAgreement)
         _require_names(sent.classes)
         plain = sent.blueprint
         try:
@@ -382,17 +387,6 @@ class RunAgreement:
         except (TypeError, ValueError, KeyError) as error:
             raise BadMessage(f"its blueprint cannot be read: {error}", "its blueprint cannot be read") from error
         return RunAgreement(**{**vars(sent), "blueprint": blueprint})
-
-
-@dataclass(frozen=True)
-class _SentAgreement:
-    run: Run
-    blueprint: dict[str, Any]
-    classes: Names
-    mean: tuple[Mean, ...]
-    std: tuple[Deviation, ...]
-    numbers: Annotated[dict[str, Number], Meta(min_length=1)]
-    views: Annotated[int, Meta(ge=0, le=81)]
 
 
 def printable(content: object) -> str:

@@ -497,7 +497,7 @@ class Node:
 
     def _describe(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
         description = replace(self.data.describe(), data=self._commitment)
-        reply = seal(about | {"kind": "described", "description": description.to_json()})
+        reply = seal(about | {"kind": "described", "description": description})
         if not self._described:  # it is the same every time
             self._audit.append({"run": about["run"], "job": "describe", **describe_reply(reply, ())})
             self._described = True
