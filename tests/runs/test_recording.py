@@ -119,9 +119,6 @@ def test_clients_that_fail_and_are_skipped_have_no_row(tmp_path, runs_of):
     assert metrics(watched) == metrics(alone)
 
 
-# Stopped and resumed
-
-
 # What the visits of a round record
 
 
