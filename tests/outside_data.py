@@ -48,12 +48,6 @@ def drawn(labels, clients, key):
     return key.numpy().integers(0, clients, len(labels))
 
 
-def in_place(labels, clients, key):
-    labels.sort()
-    labels[:] = 0
-    return labels
-
-
 def answer(labels, clients, key, what: str = "float"):
     """Every wrong answer."""
     count = len(labels)

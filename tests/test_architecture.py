@@ -78,14 +78,14 @@ def cycle(sources: dict[tuple[str, ...], str]) -> str:
     return ""
 
 
-def name_of(path: Path) -> tuple[str, ...]:
+def key_of(path: Path) -> tuple[str, ...]:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_go_downwards(path):
-    own = layer_of(name_of(path))
+    own = layer_of(key_of(path))
     for target in imports(path):
         assert layer_of(target) <= own, f"{path.relative_to(ROOT)} imports unskew.{'.'.join(target)} from a layer above"
 
@@ -104,11 +104,6 @@ def test_calibration_imports_privacy_and_never_the_other_way_round():
         path.name for path in (ROOT / "privacy").glob("*.py") if ("calibration",) in {i[:1] for i in imports(path)}
     ]
     assert upwards == []
-
-
-def key_of(path: Path) -> tuple[str, ...]:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return parts[:-1] if parts[-1] == "__init__" else parts
 
 
 def test_a_circle_is_seen_through_a_function_and_through_a_package():

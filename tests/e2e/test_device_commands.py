@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from analysis.finished import SMALL, command, done, finished, images, refused, result, runs_of
+from observers import stop_after
 from unskew.runs import train
 from unskew.runs.seals import seal_folder
-from unskew.runs.train import STOP, StopRun
+from unskew.runs.train import StopRun
 
 __all__ = ["finished", "runs_of"]
 
@@ -43,7 +44,6 @@ def test_the_device_reaches_the_run(capsys, options, tmp_path):
     [
         ("cuda", "--device cuda: PyTorch found no CUDA device; use auto or cpu"),
         ("tpu", "--device tpu: give auto, cpu, cuda, cuda:N or mps"),
-        ("", "give auto, cpu"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused_and_leaves_no_folder(capsys, options, tmp_path, device, words):
@@ -79,7 +79,7 @@ def test_a_finished_run_of_a_gpu_is_calibrated_analysed_and_reported_on_the_cpu(
 def test_an_interrupted_run_of_a_gpu_is_resumed_on_the_cpu(capsys, tmp_path):
     data, run = f"arrays:{images(tmp_path)}", tmp_path / "run"
     with pytest.raises(StopRun):
-        train.run(out=run, data=data, **SMALL, observe=lambda event: STOP if getattr(event, "round", 0) == 1 else None)
+        train.run(out=run, data=data, **SMALL, observe=stop_after(1))
     of_a_machine_with_a_gpu(run)
     assert "no CUDA device; use auto or cpu" in refused(capsys, "resume", run)
     assert command(capsys, "resume", run, "--device", "cpu")[0] == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import unskew
+from observers import stop_after
 from unskew.console.main import main
 from unskew.report.write import make_report
 
@@ -77,12 +78,8 @@ def test_it_does_so_with_memories_statistics_and_after_a_stop(page, method):
     options = {"method": method, "rounds": 3, "epochs": 1, "clients": 4, "per_round": 3, "checkpoint_seconds": 0}
     name = re.sub(r"\W+", "-", method)
     loop = unskew.run(engine="loop", out=f"runs/loop-{name}", **options)
-
-    def stop(event):
-        return unskew.STOP if getattr(event, "round", 0) == 2 else None
-
     with pytest.raises(unskew.StopRun):
-        unskew.run(engine="mine:threads", out=f"runs/threads-{name}", observe=stop, **options)
+        unskew.run(engine="mine:threads", out=f"runs/threads-{name}", observe=stop_after(2), **options)
     resumed = unskew.resume(f"runs/threads-{name}")
     assert resumed.weights_sha256 == loop.weights_sha256
     assert resumed.engine == "mine:threads"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from analysis.finished import EVERYTHING
 from commands import shell, started
 from federation import federation
 from unskew import engines
@@ -28,7 +29,8 @@ from unskew.runs.prepare import Overview
 BOTH, FEDDYN = "moon(mu=1) + scaffold", "feddyn(alpha=0.1)"
 SLOWLY = " + outside_methods:sleeps(0.05)"  # a step changes nothing by it, and no round ends before it is noticed
 ROUNDS = 8
-OPTIONS = {"data": "digits", "clients": 8, "per_round": 3, "rounds": ROUNDS, "epochs": 1, "lr": 0.05}
+OPTIONS = {"data": "digits", "clients": 8, "per_round": 3, "rounds": ROUNDS, "epochs": 1, "lr": 0.05,
+           "during": EVERYTHING}  # fmt: skip
 
 
 def hoards(kilobytes: int = 512):
@@ -49,14 +51,15 @@ def words(**options):
 
 
 def outcome(run: Path):
-    """All that must be the same in a run that was never stopped: weights, and every round but for its seconds."""
+    """All that must be the same in a run that was never stopped: weights, records, states, rounds but for seconds."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
         del row["seconds"]
     result = json.loads((run / "result.json").read_text())
     assert result["bytes_up"] == sum(row["bytes_up"] for row in rows)
     assert result["bytes_down"] == sum(row["bytes_down"] for row in rows)
-    return result["weights_sha256"], rows
+    kept = sorted(file.name for file in (run / "states").iterdir())
+    return result["weights_sha256"], rows, (run / "during.jsonl").read_bytes(), kept
 
 
 def resumed(run: Path, *options):

@@ -51,16 +51,6 @@ def test_it_works_in_a_run_after_a_run_and_from_python(tmp_path, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.heavy
-def test_its_workers_find_it_too(tmp_path):
-    one, other = tmp_path / "loop", tmp_path / "pool"
-    assert command("run", *FAST, "--method", f"fedavg + {MINE}", "--out", one) == 0
-    words = [*FAST[:-1], "pool", "--workers", "1"]
-    assert command("run", *words, "--method", f"fedavg + {MINE}", "--out", other) == 0
-    files = [next(run.glob("calibration-*.safetensors")).read_bytes() for run in (one, other)]
-    assert files[0] == files[1]
-
-
 @pytest.mark.parametrize("method", ["mine_calibration:absent", "mine_calibration:nameless", "mine_calibration:number"])
 def test_one_that_is_wrong_is_refused_before_a_folder_is_made(tmp_path, capsys, method):
     assert command("run", *FAST, "--method", f"fedavg + {method}", "--out", tmp_path / "run") == 2

@@ -62,36 +62,16 @@ def test_the_server_alone_finds_the_same(whole, copied):
     assert done.stdout == whole[0].stdout
 
 
-def not_a_number(values):
-    values["second"][0, 0] = float("nan")
-
-
-def negative_count(values):
-    values["number"][0] = -1
-
-
-def wrong_shape(values):
-    values["sums"] = values["sums"][:, 1:].contiguous()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "why"),
-    [
-        (not_a_number, "second contains NaN or infinity"),
-        pytest.param(negative_count, "counts must be from 1", marks=pytest.mark.heavy),
-        pytest.param(wrong_shape, "second has the shape", marks=pytest.mark.heavy),
-    ],
-)
-def test_a_spoilt_file_stops_the_server_and_is_named(copied, spoil, why):
+def test_a_spoilt_file_stops_the_server_and_is_named(copied):
     file = copied / "federation" / "client-3.safetensors"
     with safe_open(file, framework="pt") as content:
         about = content.metadata()
         values = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
-    spoil(values)
+    values["second"][0, 0] = float("nan")
     save_file(values, file, metadata=about)
     done = started("server", cwd=copied)
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert str(Path("federation") / "client-3.safetensors") in line
-    assert why in line
+    assert "second contains NaN or infinity" in line

@@ -53,22 +53,6 @@ def test_ctrl_c_ends_cleanly_with_a_checkpoint_without_workers_and_says_how_to_g
     assert metrics(run) == metrics(whole)
 
 
-@pytest.mark.heavy
-def test_every_engine_gives_the_same_weights(tmp_path, whole):
-    for words in (["loop"], ["pool", "--workers", "1"], ["pool", "--workers", "3"]):
-        out = "-".join(words).replace("--", "")
-        shell("run", *FAST, "--method", "fedavgm(0.5)", "--engine", *words, "--out", out, cwd=tmp_path, check=True)
-        assert result(tmp_path / out)["weights_sha256"] == result(whole)["weights_sha256"]
-        assert metrics(tmp_path / out) == metrics(whole)
-
-
-@pytest.mark.heavy
-def test_the_resolved_configuration_repeats_the_run(tmp_path, whole):
-    shell("run", whole / "config.toml", "--out", "again", cwd=tmp_path, check=True)
-    assert result(tmp_path / "again")["weights_sha256"] == result(whole)["weights_sha256"]
-    assert (tmp_path / "again" / "config.toml").read_text() == (whole / "config.toml").read_text()
-
-
 def test_the_run_folder_holds_what_the_interface_promises(whole):
     from safetensors.torch import load_file
 

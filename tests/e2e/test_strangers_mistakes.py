@@ -68,7 +68,7 @@ def test_a_name_that_leads_nowhere(capsys, flag, change, message):
             "outside_data:answer(what=text)",
             "must have a whole number for each of 1,438 training examples",
         ),
-        ("--model", "outside_methods:nothing", "outside_methods:nothing"),
+        ("--model", "outside_methods:nothing", "returns None; it must return a torch.nn.Module"),
         ("--method", "outside_methods:empty", "must return a function from Algorithm to Algorithm"),
         ("--method", "outside_engines:no_setup", "is not a method"),
         ("--engine", "outside_engines:raises", "engine outside_engines:raises raises ConnectionError: no server"),

@@ -1,7 +1,6 @@
 """analyse and report as a user has them: what is printed, what is written, what is refused and how."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,6 @@ from unskew.analysis import MEASURES
 
 __all__ = ["finished", "run", "runs_of"]
 
-UNSKEW = [sys.executable, "-m", "unskew"]
 FAST = ["--without", "projection", "--without", "inversion", "--without", "separability"]
 
 

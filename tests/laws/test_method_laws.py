@@ -65,7 +65,7 @@ def test_each_method_of_a_composition_takes_part(texts):
         assert largest_difference(whole, without) > 1e-7, text
 
 
-# Knobs at zero, and federations in which a method has nothing to do
+# Federations in which a method has nothing to do
 
 
 def test_one_client_alone_that_is_everyone_has_nothing_to_weigh():

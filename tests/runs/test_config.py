@@ -136,6 +136,8 @@ def test_a_value_of_another_type_is_refused_by_name(key, value, wanted):
         ("checkpoint_seconds", (-1.0, math.inf, math.nan)),
         ("seed", (-1, 2**63)),
         ("on_failure", ("", "go on")),
+        ("patience", (0, -1)),
+        ("monitor", ("speed",)),
     ],
 )
 def test_an_impossible_value_is_refused_under_its_flag(key, values):

@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
+from observers import stop_after
 from unskew.analysis import analyse
 from unskew.core.errors import UserError
 from unskew.core.tensors import sha256
-from unskew.round.driver import Metrics
 from unskew.runs import execute, train
 from unskew.runs.checkpoint import load_state, state_file
 from unskew.runs.execute import best_row, is_better
@@ -113,7 +113,7 @@ def test_stopped_by_hand_or_killed_it_resumes_to_the_same_bits(tmp_path, scripte
     whole = train.run(out=tmp_path / "whole", **options)
     assert calls == [1, 2, 3, 4, 5]
     with pytest.raises(train.StopRun):
-        train.run(out=tmp_path / "cut5", observe=lambda event: _stop_after(event, 5), **options)
+        train.run(out=tmp_path / "cut5", observe=stop_after(5), **options)
     for name in ("before3", "before5", "cut5"):
         resumed = train.resume(tmp_path / name)
         assert resumed.weights_sha256 == whole.weights_sha256, name
@@ -122,14 +122,10 @@ def test_stopped_by_hand_or_killed_it_resumes_to_the_same_bits(tmp_path, scripte
         assert resumed.calibrations["lda"].accuracy == whole.calibrations["lda"].accuracy
 
 
-def _stop_after(event, number):
-    return train.STOP if isinstance(event, Metrics) and event.round == number else None
-
-
 def test_a_lost_or_foreign_best_state_is_refused_in_a_sentence(tmp_path, scripted):
     path = tmp_path / "run"
     with pytest.raises(train.StopRun):
-        train.run(out=path, observe=lambda event: train.STOP if getattr(event, "round", 0) == 4 else None, **OPTIONS)
+        train.run(out=path, observe=stop_after(4), **OPTIONS)
     file = state_file(path, 2)
     content = file.read_bytes()
     file.unlink()
@@ -143,7 +139,7 @@ def test_a_lost_or_foreign_best_state_is_refused_in_a_sentence(tmp_path, scripte
         train.resume(path)
     other = tmp_path / "other"
     with pytest.raises(train.StopRun):
-        train.run(out=other, observe=lambda event: _stop_after(event, 4), **(OPTIONS | {"seed": 1}))
+        train.run(out=other, observe=stop_after(4), **(OPTIONS | {"seed": 1}))
     shutil.copy(state_file(other, 2), file)
     with pytest.raises(UserError, match="it is from another round or run"):
         train.resume(path)
@@ -166,15 +162,3 @@ def test_a_stopped_run_is_calibrated_and_looked_at_as_of_its_best_round(tmp_path
     assert result.weights_sha256
     assert read_model(path)
     analyse(path, "curves")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"patience": 0}, "--patience 0: give 1 or more"),
-        ({"monitor": "speed"}, "--monitor speed: choose from: accuracy, loss"),
-    ],
-)
-def test_what_cannot_be_is_refused(tmp_path, wrong, message):
-    with pytest.raises(UserError, match=message):
-        train.run(out=tmp_path / "run", **(OPTIONS | wrong))

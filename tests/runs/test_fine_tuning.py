@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import unskew
+from observers import stop_after
 from unskew import models
 from unskew.checks.laws import image_set
 from unskew.core.errors import Missing, UserError
@@ -38,10 +39,6 @@ def tuned(source, tmp_path):
 
 def weights(result):
     return load_file(result.path / "model.safetensors")
-
-
-def stop(event):
-    return unskew.STOP if getattr(event, "round", 0) == 1 else None
 
 
 def test_only_the_last_layers_are_trained_sent_and_counted(source, tuned):
@@ -145,7 +142,9 @@ def test_a_killed_run_resumes_to_the_same_bits(source, tuned, tmp_path):
     whole, _ = tuned("whole", rounds=3, checkpoint_seconds=0.0)
     given = {"pretrained": source / "model.safetensors", "train": "last(2)"}
     with pytest.raises(unskew.StopRun):
-        unskew.run(**OPTIONS | given | {"rounds": 3, "checkpoint_seconds": 0.0}, out=tmp_path / "cut", observe=stop)
+        unskew.run(
+            **OPTIONS | given | {"rounds": 3, "checkpoint_seconds": 0.0}, out=tmp_path / "cut", observe=stop_after(1)
+        )
     assert unskew.resume(tmp_path / "cut").weights_sha256 == whole.weights_sha256
 
 
@@ -154,7 +153,7 @@ def test_resuming_with_another_file_is_refused(source, tmp_path):
     state = load_file(source / "model.safetensors")
     save_file(state, file)
     with pytest.raises(unskew.StopRun):
-        unskew.run(**OPTIONS | {"pretrained": file, "train": "classifier"}, out=tmp_path / "cut", observe=stop)
+        unskew.run(**OPTIONS | {"pretrained": file, "train": "classifier"}, out=tmp_path / "cut", observe=stop_after(1))
     save_file({name: value * 2 for name, value in state.items()}, file)
     with pytest.raises(UserError, match="is not the file that the run was started with"):
         unskew.resume(tmp_path / "cut")

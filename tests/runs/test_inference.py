@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors import safe_open
 
 import unskew
-from unskew.console.main import main
+from analysis.finished import command
 from unskew.core.errors import UserError
 from unskew.runs import folder as folders
 from unskew.runs.inference import load_predictor
@@ -45,13 +45,6 @@ def trained(tmp_path_factory):
     return top / "moved", top / "elsewhere" / "test", run
 
 
-def says(capsys, *words):
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, " ".join(said.err.split())
-
-
 def test_a_moved_run_predicts_without_its_data_as_accurately_as_it_was_evaluated(trained):
     path, pictures, run = trained
     assert read_model_info(path).classes == NAMES
@@ -76,7 +69,7 @@ def test_a_table_with_labels_gives_the_accuracy_and_a_csv(trained, tmp_path, cap
     path, pictures, _ = trained
     table = tmp_path / "new.csv"
     table.write_text(f"path,label\n{pictures}/dark/100.png,dark\n{pictures}/bright/100.png,dark\n")
-    code, out, _ = says(capsys, "predict", path, table, "--out", tmp_path / "p.csv", "--calibration", "lda")
+    code, out, _ = command(capsys, "predict", path, table, "--out", tmp_path / "p.csv", "--calibration", "lda")
     assert code == 0
     assert "accuracy 50.00% on 2 labeled pictures" in out
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
@@ -86,7 +79,7 @@ def test_a_table_with_labels_gives_the_accuracy_and_a_csv(trained, tmp_path, cap
 
 def test_json_has_every_class(trained, capsys):
     path, pictures, _ = trained
-    code, out, _ = says(capsys, "predict", path, pictures / "dark" / "100.png", "--json")
+    code, out, _ = command(capsys, "predict", path, pictures / "dark" / "100.png", "--json")
     (row,) = json.loads(out)
     assert code == 0
     assert set(row["probabilities"]) == set(NAMES)
@@ -118,7 +111,7 @@ def test_what_cannot_be_classified_is_one_message(trained, tmp_path, make, messa
 
 
 def test_an_unknown_calibration_is_named(trained, capsys):
-    code, _, err = says(capsys, "predict", trained[0], trained[1], "--calibration", "ccvr")
+    code, _, err = command(capsys, "predict", trained[0], trained[1], "--calibration", "ccvr")
     assert code == 2
     assert "has no calibration 'ccvr'; available: lda" in err
 
@@ -165,10 +158,10 @@ def test_safetensors_carry_the_names(trained, tmp_path):
 
 def test_exports_overwrite_nothing_and_name_their_formats(trained, tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("x")
-    code, _, err = says(capsys, "export", trained[0], "--format", "onnx", "--out", tmp_path)
+    code, _, err = command(capsys, "export", trained[0], "--format", "onnx", "--out", tmp_path)
     assert code == 2
     assert "is not an empty folder; choose another --out" in err
-    code, _, err = says(capsys, "export", trained[0], "--format", "tflite", "--out", tmp_path / "new")
+    code, _, err = command(capsys, "export", trained[0], "--format", "tflite", "--out", tmp_path / "new")
     assert code == 2
     assert "onnx, torchscript, torch-export, safetensors" in err
     assert not (tmp_path / "new").exists()

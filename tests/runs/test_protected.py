@@ -1,12 +1,13 @@
 """Runs with secure or private updates: refused where a protection cannot hold, and what their folder says of it."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 
 import unskew
+from analysis.finished import metrics
+from observers import stop_after
 from unskew.console.main import main
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
@@ -26,14 +27,10 @@ def run(out, **options):
     return unskew.run(out=out, **{**SMALL, **options})
 
 
-def rows(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_secure_updates_give_the_rounded_result_to_the_last_bit_and_send_words_of_8_bytes(tmp_path):
     masked, rounded = run(tmp_path / "a", method=f"{SECURE} + lda"), run(tmp_path / "b", method="rounded + lda")
     assert masked.weights_sha256 == rounded.weights_sha256
-    one, other = (rows(each.path)[1] for each in (masked, rounded))
+    one, other = (metrics(each.path)[1] for each in (masked, rounded))
     same = ("clients", "examples", "train_loss", "accuracy", "loss")
     assert [one[name] for name in same] == [other[name] for name in same]
     words = other["bytes_up"] // 4 + 6 * 6  # the model's values; weight, scaled, three metrics and the check
@@ -66,9 +63,9 @@ def test_what_a_protection_cannot_cover_is_refused_before_a_folder_is_made(tmp_p
 def test_a_run_says_what_its_updates_promise_by_round_and_in_its_result(tmp_path, capsys):
     result = run(tmp_path / "a", method=f"{PRIVATE} + lda")
     expected = [accounting.get_epsilon_gaussian(2 / math.sqrt(count), 1e-5) for count in (1, 2)]
-    assert [row["epsilon"] for row in rows(result.path)] == pytest.approx(expected)
-    assert [row["delta"] for row in rows(result.path)] == [1e-5, 1e-5]
-    assert "train_loss" not in rows(result.path)[0]
+    assert [row["epsilon"] for row in metrics(result.path)] == pytest.approx(expected)
+    assert [row["delta"] for row in metrics(result.path)] == [1e-5, 1e-5]
+    assert "train_loss" not in metrics(result.path)[0]
     spent = read_result(result.path).privacy
     assert (spent.epsilon, spent.delta) == pytest.approx((expected[1], 1e-5))
     assert (spent.updates.rounds, spent.updates.sampling, spent.updates.replaced) == (2, "everyone", False)
@@ -86,12 +83,8 @@ def test_a_run_says_what_its_updates_promise_by_round_and_in_its_result(tmp_path
 def test_a_private_run_that_was_stopped_and_resumed_equals_one_that_was_not(tmp_path):
     method = "private-updates(sampling=fixed) + secure(updates=true)"
     whole = run(tmp_path / "a", method=method, per_round=4, rounds=3)
-
-    def stopping(event):
-        return unskew.STOP if getattr(event, "round", 0) == 2 else None
-
     with pytest.raises(unskew.StopRun):
-        run(tmp_path / "b", method=method, per_round=4, rounds=3, observe=stopping)
+        run(tmp_path / "b", method=method, per_round=4, rounds=3, observe=stop_after(2))
     assert unskew.resume(tmp_path / "b").weights_sha256 == whole.weights_sha256
     assert whole.privacy.updates.replaced
     assert "for every client whose data are replaced, over 3 rounds" in whole.privacy.describe()
@@ -112,4 +105,4 @@ def test_a_run_whose_first_round_draws_nobody_runs(tmp_path):
     sampler, roster = parse_method("private-updates").sampler, Roster(np.ones(6, dtype=np.int64))
     seed = next(s for s in range(100) if not sampler(Key(s).fold("round", 1, "sample"), roster, 1))
     result = run(tmp_path / "a", method="private-updates", per_round=1, rounds=1, seed=seed, engine="auto")
-    assert (rows(result.path)[0]["clients"], result.privacy.updates.sampling) == (0, "poisson")
+    assert (metrics(result.path)[0]["clients"], result.privacy.updates.sampling) == (0, "poisson")

@@ -13,6 +13,7 @@ import outside_methods
 import outside_models
 import unskew
 from federation import image_set
+from observers import stop_after
 from unskew import methods
 from unskew.core.types import Local
 from unskew.data.population import Partition
@@ -30,11 +31,6 @@ def in_a_new_folder(tmp_path, monkeypatch):
 
 def config_of(result):
     return tomllib.loads((result.path / "config.toml").read_text())
-
-
-def plain(algorithm: Algorithm) -> Algorithm:
-    """A method by itself, as another module would have it."""
-    return replace(algorithm, local=replace(algorithm.local, epochs=1))
 
 
 def small_model(shape, classes):
@@ -80,14 +76,10 @@ def test_what_cannot_cross_is_refused_for_the_pool_with_advice(option, tmp_path)
 def test_a_stopped_run_with_values_is_resumed_with_the_same_values_only():
     images = image_set(60)
     whole = unskew.run(data=images, method=fedprox(0.1), out="whole", **{**SMALL, "rounds": 3})
-
-    def stop(event):
-        return unskew.STOP if getattr(event, "round", 0) == 1 else None
-
     with pytest.raises(
         unskew.StopRun, match=r"after round 1; .*unskew.resume\('.*/part', data=…, method=…\)"
     ) as stopped:
-        unskew.run(data=images, method=fedprox(0.1), out="part", observe=stop, **{**SMALL, "rounds": 3})
+        unskew.run(data=images, method=fedprox(0.1), out="part", observe=stop_after(1), **{**SMALL, "rounds": 3})
     assert (Path(stopped.value.path), stopped.value.round) == (Path("part").absolute(), 1)
     with pytest.raises(unskew.UserError, match=r"data was passed from Python .*; pass it again"):
         unskew.resume("part")

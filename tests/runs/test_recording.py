@@ -1,24 +1,19 @@
 """What is written down while training: what was asked for, when it was asked for, and without changing a bit."""
 
-import itertools
 import re
-import shutil
 
 import pytest
 import torch
 
-from analysis.finished import EVERYTHING, SMALL, finished, finished_run, metrics, recorded, result, runs_of
+from analysis.finished import finished, finished_run, metrics, recorded, result, runs_of
 from federation import federation, total
 from unskew import engines
-from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.types import Visit
 from unskew.engines.blueprint import build
 from unskew.round import driver
 from unskew.round.client import Train
-from unskew.round.driver import Metrics
-from unskew.runs import execute, recording, train
-from unskew.runs.checkpoint import load_state, state_file
+from unskew.runs import recording
 from unskew.runs.config import Config
 from unskew.runs.folder import read_model
 from unskew.runs.prepare import prepare
@@ -72,14 +67,6 @@ def test_it_is_due_at_every_so_many_rounds_in_the_first_and_in_the_last(every, f
     assert [number for number in range(1, rounds + 1) if asked.due(number, rounds)] == wanted
 
 
-def test_a_recorder_looks_at_clients_only_for_what_is_seen_there():
-    recorder = Recorder(parse_recording("norms(every=2) + silhouette + model(every=3) + drift(every=4)"), 6, None, None)
-    assert [recorder.due(n) for n in (1, 2, 3, 4)] == [
-        ["silhouette"], ["norms", "silhouette"], ["silhouette", "model"], ["norms", "silhouette", "drift"],
-    ]  # fmt: skip
-    assert [recorder.watched(n) for n in (1, 2, 3, 4)] == [[], ["norms"], [], ["norms", "drift"]]
-
-
 # In a run
 
 
@@ -103,14 +90,6 @@ def test_the_last_line_tells_of_the_model_that_the_run_ends_with(finished):
         side = opened.side
         side.load(opened.model, training=False)
         assert last["silhouette"] == silhouette_of(*some_features(side, opened.key))
-
-
-def test_a_kept_state_is_the_one_that_the_round_left(finished, runs_of):
-    """A run of two rounds ends where the run of three stood after two."""
-    shorter = runs_of(rounds=2, per_round=4)
-    state, _ = load_state(state_file(finished, 2))
-    assert state.round == 2
-    assert tensors.sha256(state.tensors) == result(shorter)["weights_sha256"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -144,53 +123,6 @@ def test_clients_that_fail_and_are_skipped_have_no_row(tmp_path, runs_of):
         assert len(row["norms"]["local"]) == len(row["norms"]["clients"])
     assert result(watched)["weights_sha256"] == result(alone)["weights_sha256"]
     assert metrics(watched) == metrics(alone)
-
-
-# Stopped and resumed
-
-
-def like(whole, **options):
-    """The options of a finished run, to be run again beside it."""
-    return {"data": f"arrays:{whole.parent / 'digits.npz'}", **SMALL, "during": EVERYTHING, **options}
-
-
-def images_of(run, folder, monkeypatch, **options):
-    """The run's folder as kill -9 would leave it after each round, before that round has its checkpoint."""
-    taken = []
-
-    def after_round(event):
-        if isinstance(event, Metrics):
-            taken.append(folder / f"after round {event.round}")
-            shutil.copytree(run, taken[-1])
-
-    with monkeypatch.context() as patched:
-        patched.setattr(execute.time, "monotonic", itertools.count(0.0).__next__)
-        train.run(out=run, observe=after_round, **options)
-    return taken
-
-
-def same_end(run, whole):
-    assert result(run)["weights_sha256"] == result(whole)["weights_sha256"]
-    assert metrics(run) == metrics(whole)
-    assert (run / "during.jsonl").read_bytes() == (whole / "during.jsonl").read_bytes()
-    assert sorted(file.name for file in (run / "states").iterdir()) == sorted(
-        file.name for file in (whole / "states").iterdir()
-    )
-
-
-@pytest.mark.parametrize("seconds", [0, pytest.param(3, marks=pytest.mark.heavy), 1000])
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_a_run_killed_after_any_round_and_resumed_writes_the_same_lines(
-    runs_of, tmp_path, monkeypatch, method, seconds
-):
-    """A checkpoint after every round, after some, after none: lines beyond it go, and are written again."""
-    options = {"method": method, "rounds": 4, "per_round": 3}
-    whole = runs_of(during=EVERYTHING, **options)
-    taken = images_of(tmp_path / "run", tmp_path, monkeypatch, checkpoint_seconds=seconds, **like(whole, **options))
-    same_end(tmp_path / "run", whole)
-    for run in taken[:3]:
-        train.resume(run)
-        same_end(run, whole)
 
 
 # What the visits of a round record

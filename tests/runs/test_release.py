@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import unskew
+from analysis.finished import metrics
 from unskew import methods
 from unskew.calibration import federated
 from unskew.calibration.protection import add_noise
@@ -34,10 +35,6 @@ SECURE = "secure(updates=true)"
 
 def run(out, **options):
     return unskew.run(out=out, **{**SMALL, **options})
-
-
-def rows(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
 # Who takes part, and what clients are sent
@@ -249,7 +246,7 @@ def test_a_round_that_is_trained_again_after_a_crash_is_counted_twice(tmp_path, 
     result = unskew.resume(tmp_path / "a")
     mechanism = methods.parse_method(UPDATES).mechanism
     expected = [mechanism.epsilon(count, 6, 6) for count in (1, 2, 4)]
-    assert [row["epsilon"] for row in rows(result.path)] == pytest.approx(expected)
+    assert [row["epsilon"] for row in metrics(result.path)] == pytest.approx(expected)
     assert (result.privacy.epsilon, result.privacy.updates.rounds) == (pytest.approx(expected[2]), 4)
     assert not (result.path / "checkpoint" / "begun").exists()
 
@@ -293,7 +290,7 @@ def test_the_unit_is_stated_wherever_epsilon_is_shown(tmp_path, capsys):
     assert "for every client" in said
     assert "for every example" in said
     assert "the noise follows from the seed: ε holds only against those who do not know it" in said
-    assert rows(tmp_path / "a")[0]["unit"] == "client"
+    assert metrics(tmp_path / "a")[0]["unit"] == "client"
     privacy = json.loads((tmp_path / "a" / "result.json").read_text())["privacy"]
     assert privacy["updates"]["unit"] == "client"
     assert privacy["unit"] == privacy["releases"][0]["unit"] == "example"

@@ -3,7 +3,7 @@
 import pytest
 
 import unskew
-from unskew.console.main import main
+from analysis.finished import command
 from unskew.core.errors import UserError
 from unskew.runs import config as configs
 from unskew.runs import seeds as seeding
@@ -11,13 +11,6 @@ from unskew.runs.train import run
 
 SMALL = {"rounds": 2, "epochs": 1, "clients": 3, "engine": "loop", "partition": "iid"}
 WORDS = ["--rounds", "2", "--epochs", "1", "--clients", "3", "--engine", "loop", "--partition", "iid"]
-
-
-def unskew_says(capsys, *words):
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
 
 
 @pytest.fixture(scope="module")
@@ -129,24 +122,24 @@ def test_a_recipe_lists_seeds(three, tmp_path):
 
 def test_the_command_trains_each_seed_and_ends_with_mean_and_deviation(three, capsys):
     words = ["run", *WORDS, "--seeds", "0-2", "--out", three.path, "--report"]
-    code, said, _ = unskew_says(capsys, *words)
+    code, said, _ = command(capsys, *words)
     assert code == 0
     assert "3 seeds, 3 finished already" in said
     assert three.accuracy.format(100) in said
     assert "3 runs compared" in (three.path / "report.html").read_text()
-    code, _, error = unskew_says(capsys, "run", "--seeds", "0", "--seed", "1")
+    code, _, error = command(capsys, "run", "--seeds", "0", "--seed", "1")
     assert (code, "seed and seeds were both given" in error) == (2, True)
 
 
 def test_compare_takes_the_folder_and_shows_one_row_unless_each_is_asked_for(three, capsys):
-    code, said, _ = unskew_says(capsys, "compare", three.path, "--format", "csv")
+    code, said, _ = command(capsys, "compare", three.path, "--format", "csv")
     assert code == 0
     head, row = (line.split(",") for line in said.strip().splitlines())
     cells = dict(zip(head, row, strict=True))
     assert (cells["n"], cells["seeds"], cells["run"]) == ("3", "0 1 2", str(three.path))
     assert cells["accuracy"] == f"{100 * three.accuracy.mean:.2f}"
     assert cells["accuracy ±"] == f"{100 * three.accuracy.deviation:.2f}"
-    assert len(unskew_says(capsys, "compare", three.path, "--format", "csv", "--each")[1].strip().splitlines()) == 4
+    assert len(command(capsys, "compare", three.path, "--format", "csv", "--each")[1].strip().splitlines()) == 4
 
 
 def test_folders_are_looked_into_and_what_is_not_finished_is_left_out(three, tmp_path, capsys):
@@ -162,7 +155,7 @@ def test_folders_are_looked_into_and_what_is_not_finished_is_left_out(three, tmp
         found, left = seeding.finished_runs([three.results[0].path, three.path])
         assert [each.name for each in found] == ["seed0", "seed1", "seed2"]
         assert left == [begun]
-        assert "1 run left out: not finished" in unskew_says(capsys, "compare", three.path)[2]
+        assert "1 run left out: not finished" in command(capsys, "compare", three.path)[2]
     finally:
         (begun / "config.toml").unlink()
         begun.rmdir()

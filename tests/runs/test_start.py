@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import unskew
+from analysis.finished import done, metrics, refused
 from unskew.calibration.federated import Gathering
 from unskew.calibration.statistics import ClassStatistics
-from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.round.driver import Metrics
 from unskew.runs.execute import Calibrated, InitialModel
@@ -23,12 +23,6 @@ def run(out, **options):
     return unskew.run(out=out, **{**SMALL, **options})
 
 
-def done(*words):
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    return ended.value.code
-
-
 def told(path):
     """All of a result that a repetition must have too: no seconds, no place."""
     values = json.loads((path / "result.json").read_text())
@@ -36,11 +30,6 @@ def told(path):
         row.pop("seconds", None)
         row.pop("examples_per_second", None)
     return values
-
-
-def rows(path):
-    found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
 
 
 def without_bias(shape, classes):
@@ -86,15 +75,13 @@ def test_all_that_reads_a_run_reads_one_without_rounds(untrained, tmp_path, caps
     path = untrained.path
     other = run(tmp_path / "trained", rounds=1, method="fedavg + lda")
     for form in ("table", "markdown", "csv", "latex", "json"):
-        assert done("compare", path, other.path, "--format", form) == 0
-    assert done("check", path) == 0
-    assert done("analyse", path, "norms", "confusion") == 0
-    assert done("report", path, "--only", "curves", "--only", "skew", "--out", tmp_path / "one.html") == 0
-    assert done("report", path, other.path, "--out", tmp_path / "two.html") == 0
+        done(capsys, "compare", path, other.path, "--format", form)
+    done(capsys, "check", path)
+    done(capsys, "analyse", path, "norms", "confusion")
+    done(capsys, "report", path, "--only", "curves", "--only", "skew", "--out", tmp_path / "one.html")
+    done(capsys, "report", path, other.path, "--out", tmp_path / "two.html")
     assert "there is no curve" in (tmp_path / "one.html").read_text()
-    capsys.readouterr()
-    assert done("analyse", path, "curves") == 2
-    assert "the run has no rounds (--rounds 0)" in capsys.readouterr().err
+    assert "the run has no rounds (--rounds 0)" in refused(capsys, "analyse", path, "curves")
 
 
 @pytest.mark.parametrize("kind", [Gathering, Calibrated])
@@ -159,7 +146,7 @@ def test_stopped_at_any_time_a_started_run_resumes_to_the_same(started, tmp_path
         run(tmp_path / "run", **options, observe=stopping_at(kind))
     unskew.resume(tmp_path / "run")
     assert told(tmp_path / "run") == told(result.path)
-    assert rows(tmp_path / "run") == rows(result.path)
+    assert metrics(tmp_path / "run") == metrics(result.path)
 
 
 def test_loop_and_pool_start_alike(started, tmp_path):
@@ -167,13 +154,6 @@ def test_loop_and_pool_start_alike(started, tmp_path):
     options = {"rounds": 3, "start": "ridge", "method": "moon + fedavgm(0.5) + prototypes"}
     other = run(tmp_path / "run", **options, engine="pool", workers=1)
     assert other.weights_sha256 == result.weights_sha256
-
-
-def test_a_replayed_round_starts_from_it_too(started):
-    result, _ = started
-    with FinishedRun(result.path) as seen:
-        assert seen.state(0).tensors["params/classifier.weight"].norm() > 5  # the network's own is shorter than 2
-        assert len(seen.local_models(0, 2)) == 2
 
 
 REFUSED = {

@@ -1,18 +1,13 @@
 """Local steps instead of epochs, and one partition for all seeds."""
 
-import json
-
 import numpy as np
 import pytest
 
 import unskew
+from analysis.finished import metrics
 from unskew.runs.config import read_run
 
 SMALL = {"data": "digits", "clients": 4, "rounds": 2, "engine": "loop", "batch": 32}
-
-
-def lines(result):
-    return [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
 
 
 def clients_of(result):
@@ -23,7 +18,7 @@ def clients_of(result):
 @pytest.mark.parametrize("method", ["fedavg", "fedvc(40)", "scaffold", "fednova", "centralised"])
 def test_every_visit_takes_that_many_steps(tmp_path, method):
     result = unskew.run(out=tmp_path / "run", method=method, steps=3, **SMALL)
-    assert [line["batches_max"] for line in lines(result)] == [3, 3]
+    assert [line["batches_max"] for line in metrics(result.path)] == [3, 3]
     assert read_run(result.path).steps == 3
     assert result.settings["steps"] == 3
 
