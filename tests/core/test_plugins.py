@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from unskew.core.errors import Ended, UserError
+from unskew.core.language import apply, parse_calls
 from unskew.core.plugins import find_plugins, guard_plugins, load_function, parse_plugin, plugin_sha256
-from unskew.core.text import apply, parse_calls
 
 NOT_PLUGINS = [
     "this:-",

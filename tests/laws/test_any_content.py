@@ -18,7 +18,7 @@ from unskew.calibration import CALIBRATIONS, parse_calibration
 from unskew.calibration.covariances import FORMS, parse_form
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.text import MAX_COUNT, MAX_TEXT
+from unskew.core.language import MAX_COUNT, MAX_TEXT
 from unskew.data.partition import SCHEMES, partition_examples
 from unskew.data.sources import load
 from unskew.engines import NAMES, check_name

@@ -32,7 +32,7 @@ from unskew.analysis.separability import SEPARABILITY
 from unskew.analysis.skew import PLACES, SKEW
 from unskew.charts import Chart
 from unskew.charts.files import chart_bytes, check_format, for_paper, length
-from unskew.core import text
+from unskew.core import language
 from unskew.core.errors import Missing, UserError, accepts, nearest
 from unskew.core.files import write_whole
 from unskew.core.machine import neutral
@@ -56,18 +56,18 @@ def parse_measure(source: MeasureSource) -> MeasureRequest:
         if known.get(source.name, source) is not source:
             raise UserError(f"measure {source.name}: a built-in measure already has this name; choose another")
         return MeasureRequest(source.name, source.name, source, source.take, outside=source.name not in known)
-    calls = text.parse_calls(source, "measure")
+    calls = language.parse_calls(source, "measure")
     if len(calls) > 1:
-        raise text.complain(source, calls[1].start, "give measures separately, not joined with +")
+        raise calls[1].error("give measures separately, not joined with +")
     call = calls[0]
     if ":" in call.name:
-        measure = text.apply(call, load_function(call.name, "measure"), "measure")
+        measure = language.apply(call, load_function(call.name, "measure"), "measure")
         check_measure(measure, str(call))
         return MeasureRequest(call.name, str(call), measure, measure.take, outside=True)
     if call.name not in known:
-        raise text.complain(source, call.start, f"no measure is called {call.name!r}; {nearest(call.name, known)}")
+        raise call.error(f"no measure is called {call.name!r}; {nearest(call.name, known)}")
     measure = known[call.name]
-    return MeasureRequest(call.name, str(call), measure, text.apply(call, bind_knobs(measure.take), "measure"))
+    return MeasureRequest(call.name, str(call), measure, language.apply(call, bind_knobs(measure.take), "measure"))
 
 
 def bind_knobs(take: Callable[..., Any]) -> Callable[..., Any]:

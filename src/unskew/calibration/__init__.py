@@ -7,7 +7,7 @@ from unskew.calibration.finisher import Finisher
 from unskew.calibration.lda import lda, qda
 from unskew.calibration.oracle import oracle
 from unskew.calibration.ridge import ridge
-from unskew.core import text
+from unskew.core import language
 from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.plugins import load_function, unknown_plugins
 
@@ -25,7 +25,7 @@ def parse_calibration(source: str | Finisher) -> Finisher:
         return source
     if not isinstance(source, str):
         raise UserError(f"a calibration must be a text such as 'ccvr(per_class=500)' or a Finisher, not {source!r}")
-    return _build(text.parse_call(source, "calibration"))
+    return _build(language.parse_call(source, "calibration"))
 
 
 def is_bound(name: str) -> bool:
@@ -35,16 +35,16 @@ def is_bound(name: str) -> bool:
     that the user has never named: a result may come from anybody.
     """
     try:
-        return not unknown_plugins(name) and _build(text.parse_calls(name, "calibration")[0]).bound
+        return not unknown_plugins(name) and _build(language.parse_calls(name, "calibration")[0]).bound
     except UserError:
         return False
 
 
-def _build(call: text.Call) -> Finisher:
+def _build(call: language.Call) -> Finisher:
     build = load_function(call.name, "calibration") if ":" in call.name else CALIBRATIONS.get(call.name)
     if build is None:
         raise call.error(f"no calibration is called {call.name!r}; {nearest(call.name, CALIBRATIONS)}")
-    finisher = text.apply(call, build, "calibration")
+    finisher = language.apply(call, build, "calibration")
     if not isinstance(finisher, Finisher):
         raise call.error(f"{call.name} returns {a_kind(finisher)}; a calibration must return a Finisher")
     return finisher.named()

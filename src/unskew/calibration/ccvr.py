@@ -20,8 +20,8 @@ from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finis
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.language import check_not_negative, check_positive
 from unskew.core.tensors import one_thread
-from unskew.core.text import check_not_negative, check_positive
 from unskew.core.types import Local
 from unskew.round.local_optimizers import sgd
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unskew.core import text
+from unskew.core import language
 from unskew.core.errors import UserError, brief, whole_number
 from unskew.core.key import Key
 from unskew.core.machine import available_memory, physical_memory
@@ -331,10 +331,10 @@ def parse_form(source: str | Form) -> Form:
     """Parse a form such as ``low-rank(32)``; a form is returned unchanged."""
     if isinstance(source, Form):
         return source
-    calls = text.parse_calls(source, "covariance form") if isinstance(source, str) else []
+    calls = language.parse_calls(source, "covariance form") if isinstance(source, str) else []
     if len(calls) != 1 or calls[0].name not in FORMS:
         raise UserError(f"no covariance form is called {brief(source)}; give full, diagonal, shared or low-rank(32)")
-    form: Form = text.apply(calls[0], FORMS[calls[0].name], "covariance form")
+    form: Form = language.apply(calls[0], FORMS[calls[0].name], "covariance form")
     return form
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unskew.calibration.classifier import Lift, Transformation, device_of, limit_length
 from unskew.calibration.covariances import ClassReport, Form, Full, parse_form
-from unskew.core import text
+from unskew.core import language
 from unskew.core.errors import UserError, a_kind
 from unskew.models.any_module import evaluating
 from unskew.models.cut import cut
@@ -196,6 +196,6 @@ def finisher(build: Callable[Knobs, Finisher]) -> Callable[Knobs, Finisher]:
         signature = inspect.signature(build)
         arguments = signature.bind(*values, **knobs).arguments
         other = {knob: value for knob, value in arguments.items() if value != signature.parameters[knob].default}
-        return replace(result, text=str(text.Call(name, (), other, 0, "")))
+        return replace(result, text=str(language.Call(name, (), other, 0, "")))
 
     return spelled

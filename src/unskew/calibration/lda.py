@@ -24,7 +24,7 @@ from unskew.calibration.protection import pooled_edge
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.text import check_not_negative, check_positive
+from unskew.core.language import check_not_negative, check_positive
 
 GRID = [10 ** (step / 4) for step in range(-12, 13)]  # the ridges tried: 0.001 to 1000, four per decade
 TOLERANCE = 1e-3  # a ridge that loses at most this share of the best separation is as good

@@ -12,8 +12,8 @@ from unskew.calibration.covariances import ClassReport
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, finisher
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.language import check_positive
 from unskew.core.tensors import one_thread
-from unskew.core.text import check_positive
 
 TOLERANCE = 1e-8  # of f above its minimum, in nats
 MAX_STEPS = 100

@@ -14,7 +14,7 @@ from unskew.calibration.protection import pooled_edge, raise_eigenvalues
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.text import check_not_negative, check_positive
+from unskew.core.language import check_not_negative, check_positive
 
 GRID = [10 ** (step / 4) for step in range(-16, 9)]  # the strengths tried: 0.0001 to 100, four per decade
 MOST_LEVERAGE = 0.999

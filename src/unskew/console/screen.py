@@ -15,7 +15,7 @@ from rich.text import Text
 
 from unskew.calibration.federated import Forecasted, Gathering
 from unskew.console.progress import PlainConsole, StageProgress
-from unskew.core import text
+from unskew.core import language
 from unskew.core.types import EVERYONE, Local
 from unskew.core.units import counted, format_bytes, format_duration, format_emd, format_rate
 from unskew.data.batches import RESIZED_CROP
@@ -87,8 +87,10 @@ def _overruled(seen: Overview) -> list[str]:
     used, notes = asdict(seen.local), []
     for key, value in asdict(seen.config.local()).items():
         if value != used[key] and not (key == "epochs" and seen.local.steps):
-            flag = f"--{key.replace('_', '-')} {text.spell(value)}"
-            notes.append(f"the method sets {key.replace('_', ' ')} to {text.spell(used[key])}; {flag} has no effect")
+            flag = f"--{key.replace('_', '-')} {language.spell(value)}"
+            notes.append(
+                f"the method sets {key.replace('_', ' ')} to {language.spell(used[key])}; {flag} has no effect"
+            )
     return notes
 
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from unskew.core.errors import Ended, MissingExtra, UserError, brief, describe_error
 from unskew.core.files import append_secret, parse_json, read_content
-from unskew.core.text import parse_calls
+from unskew.core.language import parse_calls
 
 _PLUGIN = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*:[^\W\d]\w*")
 _NOT_PLUGINS = re.compile(

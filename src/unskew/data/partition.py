@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key
+from unskew.core.language import Call, apply, check_not_negative, check_positive, parse_call
 from unskew.core.plugins import load_function, require_extra
-from unskew.core.text import Call, apply, check_not_negative, check_positive, parse_call
 from unskew.core.units import counted
 from unskew.data.partition_files import read_partition
 from unskew.data.population import Clients, Ints, Partition, number_users

@@ -21,9 +21,9 @@ import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from unskew.core.errors import UserError
+from unskew.core.language import cut
 from unskew.core.limits import cache_folder, parse_size
 from unskew.core.machine import physical_memory
-from unskew.core.text import cut
 
 ENTRY = np.dtype([
     ("stamp", "V16"), ("sha256", "V32"), ("offset", "<i8"), ("crc", "<u4"), ("height", "<u2"), ("width", "<u2"),

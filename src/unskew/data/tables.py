@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from unskew.core.errors import UserError, brief
 from unskew.core.files import in_pieces
+from unskew.core.language import cut
 from unskew.core.limits import MAX_CLASSES, check_memory, check_plain, check_unpacked, size_on_disk, user_path
 from unskew.core.plugins import require_extra
-from unskew.core.text import cut
 from unskew.data import photographs
 from unskew.data.arrays import every_fifth
 from unskew.data.interface import OWN, DataRequest, Rows, Source

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from unskew.core import text
+from unskew.core import language
 from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.key import Key, seeded
 from unskew.core.machine import deterministic, neutral, resolve_device, synchronize
@@ -105,7 +105,7 @@ PARTS = ("roster", "visit", "close")  # required members of an engine
 def check_name(name: str) -> None:
     """Refuse an engine that does not exist."""
     if ":" in name:
-        load_function(text.parse_call(name, "engine").name, "engine")
+        load_function(language.parse_call(name, "engine").name, "engine")
     elif name not in NAMES:
         raise UserError(f"no engine is called {name!r}; {nearest(name, NAMES)}, or package.module:function")
 
@@ -123,8 +123,8 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
     """The engine of that name, ready to work."""
     if name in ENGINES:
         return ENGINES[name](setup)
-    call = text.parse_call(name, "engine")
-    engine: Any = text.apply(call, partial(load_function(call.name, "engine"), setup), "engine")
+    call = language.parse_call(name, "engine")
+    engine: Any = language.apply(call, partial(load_function(call.name, "engine"), setup), "engine")
     if missing := [part for part in PARTS if not hasattr(engine, part)]:
         returned = f"engine {call} returns {a_kind(engine)} without {', '.join(missing)}"
         raise UserError(f"{returned}; return an object with every member of unskew.extend.Engine")

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from unskew.core import text
+from unskew.core import language
 from unskew.core.errors import UserError, accepts, nearest
 from unskew.core.files import write_whole
 from unskew.core.plugins import load_function, require_extra
@@ -326,10 +326,10 @@ def open_logger(name: str, note: Callable[[str], None] | None = None) -> Logger:
     """
     make = LOGGERS.get(name)
     if ":" in name:
-        call, *others = text.parse_calls(name, "--log")
+        call, *others = language.parse_calls(name, "--log")
         if others:
-            raise text.complain(name, others[0].start, "give one --log per logger")
-        make = partial(text.apply, call, load_function(call.name, "--log"), "--log")
+            raise others[0].error("give one --log per logger")
+        make = partial(language.apply, call, load_function(call.name, "--log"), "--log")
     if make is None:
         raise UserError(f"--log {name}: {nearest(name, LOGGERS)}; or give package.module:function")
     try:

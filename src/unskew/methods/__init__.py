@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unskew.calibration import CALIBRATIONS
-from unskew.core import text
+from unskew.core import language
 from unskew.core.errors import UserError, nearest
 from unskew.core.plugins import load_function
 from unskew.core.types import Local
@@ -63,7 +63,7 @@ def parse_method(source: str, local: Local | None = None, base: Algorithm | None
 def with_release(source: str) -> str:
     """The text with ``release=true`` where ``release`` is not given: in a federation others know the seed."""
     calls = []
-    for call in text.parse_calls(source, "method"):
+    for call in language.parse_calls(source, "method"):
         before = RELEASING.get(call.name)
         if before is not None and "release" not in call.knobs and len(call.values) <= before:
             call = replace(call, knobs={**call.knobs, "release": True})
@@ -73,7 +73,7 @@ def with_release(source: str) -> str:
 
 def refuse_on_frozen_features(source: str) -> None:
     """Refuse methods that act on the features, for a run that trains only the classifier."""
-    for call in text.parse_calls(source, "method"):
+    for call in language.parse_calls(source, "method"):
         if call.name in ON_FEATURES:
             conflict = f"{call.name} has no effect with --train classifier: it acts on the features, which are frozen"
             raise UserError(f'{conflict}; train more layers, such as --train "last(2)", or leave out {call.name}')
@@ -91,7 +91,7 @@ def parse_calibrations(source: str) -> Algorithm:
 def parse_methods(source: str) -> list[Named]:
     """The methods in a text with their canonical spelling; a function from another package may be a method itself."""
     methods, names = [], set()
-    for call in text.parse_calls(source, "method"):
+    for call in language.parse_calls(source, "method"):
         if call.name in names:
             raise call.error(f"method {call.name} is given twice; give it once")
         names.add(call.name)
@@ -99,7 +99,7 @@ def parse_methods(source: str) -> list[Named]:
         if build is None:
             raise call.error(f"no method is called {call.name!r}; {nearest(call.name, METHODS)}")
         itself = not call.values and not call.knobs and takes_algorithm(build)
-        method = build if itself else text.apply(call, build, "method")
+        method = build if itself else language.apply(call, build, "method")
         methods.append(Named(getattr(method, "spelling", str(call)), method))
     return methods
 
@@ -186,7 +186,7 @@ def _spell(knob: inspect.Parameter) -> str:
     if knob.default is knob.empty:
         return f"{knob.name}=…"
     plain = isinstance(knob.default, int | float | bool | str)
-    return f"{knob.name}={text.spell(knob.default) if plain else repr(knob.default)}"
+    return f"{knob.name}={language.spell(knob.default) if plain else repr(knob.default)}"
 
 
 def _choose_group(slots: set[str]) -> str:

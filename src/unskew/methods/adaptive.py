@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from unskew.core.text import check_positive
+from unskew.core.language import check_positive
 from unskew.round.algorithm import Method
 from unskew.round.server import adaptive
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unskew.core import text
+from unskew.core import language
 from unskew.core.errors import UserError
 from unskew.core.files import read_content
 from unskew.core.key import Key
@@ -138,7 +138,7 @@ class _FromTrace:
     def spelling(self) -> str:
         """The method's text with the absolute path and the content's hash, which identify the trace."""
         known = self.sha256 or hashlib.sha256(_read_content(self.path)).hexdigest()[:DIGITS]
-        return f"available({text.spell(str(self.path))}, sha256={text.spell(known)})"
+        return f"available({language.spell(str(self.path))}, sha256={language.spell(known)})"
 
     @cached_property
     def trace(self) -> Callable[[int, int], Mask]:

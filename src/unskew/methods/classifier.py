@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch.nn.functional as F
 from torch import Tensor
 
+from unskew.core.language import check_not_negative
 from unskew.core.tensors import half_squared_distance
-from unskew.core.text import check_not_negative
 from unskew.core.types import Loss, Step
 from unskew.round.algorithm import Method
 

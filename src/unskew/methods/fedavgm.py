@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from unskew.core.text import check_positive
+from unskew.core.language import check_positive
 from unskew.round.algorithm import Method
 from unskew.round.server import momentum, sgd
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from unskew.core.text import check_not_negative
+from unskew.core.language import check_not_negative
 from unskew.core.types import Loss, Step
 from unskew.round.algorithm import Method
 

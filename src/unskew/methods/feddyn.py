@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 
 from unskew.core import tensors
+from unskew.core.language import check_positive
 from unskew.core.tensors import parameters
-from unskew.core.text import check_positive
 from unskew.core.types import Loss, Memory, RoundInfo, ServerOptimizer, Step, Tensors, Visited
 from unskew.round.algorithm import Method
 from unskew.round.server import apply_step

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unskew.core.text import check_not_negative, check_positive
+from unskew.core.language import check_not_negative, check_positive
 from unskew.core.types import Step
 from unskew.round.algorithm import Method
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from unskew.core.errors import UserError
-from unskew.core.text import check_not_negative
+from unskew.core.language import check_not_negative
 from unskew.core.types import Loss, Statistic, Step, Tensors
 from unskew.round.algorithm import Method
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from unskew.core.errors import nearest
+from unskew.core.language import check_not_negative
 from unskew.core.tensors import half_squared_distance
-from unskew.core.text import check_not_negative
 from unskew.core.types import Loss, Step
 from unskew.round.algorithm import Method
 from unskew.round.local_optimizers import DECAYS, is_weight

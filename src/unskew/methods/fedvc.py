@@ -6,7 +6,7 @@ from itertools import groupby
 import numpy as np
 
 from unskew.core.key import Key
-from unskew.core.text import check_positive
+from unskew.core.language import check_positive
 from unskew.core.types import Roster, Visit
 from unskew.round.algorithm import Method
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unskew.core.text import check_not_negative
+from unskew.core.language import check_not_negative
 from unskew.core.types import Step
 from unskew.round.algorithm import Method
 

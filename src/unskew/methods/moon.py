@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch.nn.functional as F
 
-from unskew.core.text import check_not_negative, check_positive
+from unskew.core.language import check_not_negative, check_positive
 from unskew.core.types import Loss, Step
 from unskew.round.algorithm import Method
 from unskew.round.client_memory import whole_model

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from unskew.core.key import Key, system_key
-from unskew.core.text import check_not_negative, check_positive
+from unskew.core.language import check_not_negative, check_positive
 from unskew.core.types import THRESHOLD, PrivacyBudget, Roster, Sampler, SecureAggregation, Visit
 from unskew.privacy.noise import PrivateUpdates
 from unskew.privacy.secure_sum import RoundedUpdates, SecureUpdates

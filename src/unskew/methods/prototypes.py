@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unskew.calibration.ccvr import uscc
-from unskew.core.text import check_positive
+from unskew.core.language import check_positive
 from unskew.core.types import RoundInfo, Statistic, Step, Sums, Tensors, Visited
 from unskew.round.algorithm import Method
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
+from unskew.core.language import check_not_negative
 from unskew.core.tensors import parameters, under
-from unskew.core.text import check_not_negative
 from unskew.core.types import Displacement, Memory, Tensors
 from unskew.round.algorithm import Method
 

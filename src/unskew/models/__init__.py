@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from unskew.core import tensors
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.key import Key
+from unskew.core.language import apply, parse_call
 from unskew.core.plugins import load_function, require_extra
-from unskew.core.text import apply, parse_call
 from unskew.core.units import counted
 from unskew.models.any_module import (
     AnyNetwork,

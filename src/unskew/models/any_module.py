@@ -18,8 +18,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from unskew.core.errors import UserError, a_kind, describe_error
 from unskew.core.key import Key, seeded
+from unskew.core.language import apply, parse_call
 from unskew.core.plugins import load_function
-from unskew.core.text import apply, parse_call
 from unskew.models.networks import Network, Shape
 
 CLASS_KNOBS = ("classes", "num_classes", "n_classes", "nclasses")

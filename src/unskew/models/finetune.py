@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from unskew.core.errors import UserError, nearest
-from unskew.core.text import apply, parse_call
+from unskew.core.language import apply, parse_call
 from unskew.core.units import counted
 from unskew.models.any_module import TABLES, AnyNetwork, evaluating, run_probe, same_output
 from unskew.models.networks import Network, Shape

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from unskew.analysis import bind_knobs, parse_measure
 from unskew.analysis.curves import volatility
 from unskew.analysis.norms import unevenness as uneven
-from unskew.core import text
+from unskew.core import language
 from unskew.core.errors import UserError, brief, nearest
 from unskew.reproduce.recipe import (
     SCALES,
@@ -220,11 +220,12 @@ RELATIVE = ("rounds-to", "rounds-ratio", "relative", "extra-seconds", "overhead"
 
 def parse_reading(source: str) -> Reading:
     """The reading of a text such as ``accuracy`` or ``at-round(1000)``."""
-    call = text.parse_calls(source, "reading")[0]
+    call = language.parse_calls(source, "reading")[0]
     if call.name not in READINGS:
-        raise text.complain(source, call.start, f"no reading is called {call.name!r}; {nearest(call.name, READINGS)}")
+        raise call.error(f"no reading is called {call.name!r}; {nearest(call.name, READINGS)}")
     function, unit, decimals = READINGS[call.name]
-    return Reading(str(call), text.apply(call, bind_knobs(function), "reading"), unit, decimals, call.name in RELATIVE)
+    value = language.apply(call, bind_knobs(function), "reading")
+    return Reading(str(call), value, unit, decimals, call.name in RELATIVE)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from unskew.core import text
+from unskew.core import language
 from unskew.core.errors import UserError, brief
 from unskew.core.files import read_json, write_whole
 from unskew.core.key import Key, seeded
@@ -162,7 +162,7 @@ def find_size(data: str, partition: str = "") -> DataSize | None:
         size = find_size(data)
         return size and replace(size, train=min(size.train, int(part[1])))
     if sizes := SIZES.get(data.partition("(")[0]):
-        knobs = text.parse_calls(data, "data set")[0].knobs
+        knobs = language.parse_calls(data, "data set")[0].knobs
         names = ("examples", "test", "classes", "users", "size")
         train, test, classes, users, side = (int(knobs.get(*known)) for known in zip(names, sizes, strict=True))
         return DataSize(train, test, classes, (3, side, side), users)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from unskew.core import text
+from unskew.core import language
 from unskew.core.errors import UserError, nearest
 from unskew.core.types import Local, Tensors
 
@@ -97,10 +97,10 @@ def parse_optimizer(source: str) -> Optimizer:
 
 
 def _parse_one(source: str, kind: str, table: Mapping[str, Callable[..., Any]]) -> Any:
-    call = text.parse_call(source, kind)
+    call = language.parse_call(source, kind)
     if call.name not in table:
         raise call.error(f"no {kind} is called {call.name!r}; {nearest(call.name, table)}")
-    return text.apply(call, table[call.name], kind)
+    return language.apply(call, table[call.name], kind)
 
 
 def uses_sgd(local: Local) -> bool:

@@ -14,14 +14,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from unskew.core import text
+from unskew.core import language
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.files import read_content
 from unskew.core.key import Key
+from unskew.core.language import MAX_COUNT
 from unskew.core.limits import usable_path, user_path
 from unskew.core.machine import check_device_name
 from unskew.core.plugins import plugins_in, unknown_plugins
-from unskew.core.text import MAX_COUNT
 from unskew.core.types import Local
 from unskew.data.augment import NAMES as NORMALISATIONS
 from unskew.data.batches import AUGMENTATIONS, RESIZED_CROP, SHIFT
@@ -374,7 +374,7 @@ def checked(config: Config) -> Config:
         if isinstance(value, str) and not from_python(value):
             check_text(flag, value)
         if option.choices and value not in option.choices:
-            raise UserError(f"{flag} {text.cut(value)}: {nearest(value, option.choices)}")
+            raise UserError(f"{flag} {language.cut(value)}: {nearest(value, option.choices)}")
         if option.check is not None:
             option.check(value)
         if option.kind in (int, float):
@@ -403,9 +403,9 @@ def check_text(name: str, value: str) -> None:
     """Refuse a text that config.toml cannot contain."""
     with suppress(UnicodeEncodeError):
         value.encode()
-        if len(value) <= text.MAX_TEXT and "\0" not in value:
+        if len(value) <= language.MAX_TEXT and "\0" not in value:
             return
-    problem = f"is not UTF-8, has null bytes, or has too many characters; the limit is {text.MAX_TEXT:,}"
+    problem = f"is not UTF-8, has null bytes, or has too many characters; the limit is {language.MAX_TEXT:,}"
     raise UserError(f"{name} {brief(value)} {problem}")
 
 
@@ -420,7 +420,7 @@ def to_toml(config: Config) -> str:
 def _recipe(header: str, values: Mapping[str, Any]) -> str:
     def spell(value: Value) -> str:  # TOML's strings are JSON's, but for the character DEL
         quoted = isinstance(value, str)
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if quoted else text.spell(value)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if quoted else language.spell(value)
 
     given = [f"{name} = {spell(value)}\n" for name, value in values.items() if value is not None]
     return f"{header}\n{''.join(given)}"

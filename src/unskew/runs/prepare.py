@@ -16,10 +16,10 @@ from unskew.calibration.finisher import RealFeatures
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.language import parse_calls
 from unskew.core.limits import cache_folder
 from unskew.core.machine import physical_memory, resolve_device
 from unskew.core.plugins import require_extra, unknown_plugins
-from unskew.core.text import parse_calls
 from unskew.core.types import Engine, Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.core.units import counted, format_bytes
 from unskew.data.augment import DATA, HALF, set_normalisation

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unskew.core import tensors, text
+from unskew.core import language, tensors
 from unskew.core.errors import nearest
 from unskew.core.key import Key
 from unskew.core.types import ServerState, Tensors
@@ -51,10 +51,10 @@ RECORDED: dict[str, Callable[..., Recorded]] = {
 def parse_recording(source: str) -> tuple[Recorded, ...]:
     """Parse a text such as ``"silhouette(every=5) + norms"``."""
     recordings: dict[str, Recorded] = {}
-    for call in text.parse_calls(source, "recording"):
+    for call in language.parse_calls(source, "recording"):
         if call.name not in RECORDED or call.name in recordings:
             raise call.error(f"{call.name!r} cannot be recorded, or is given twice; {nearest(call.name, RECORDED)}")
-        recordings[call.name] = text.apply(call, RECORDED[call.name], "recording")
+        recordings[call.name] = language.apply(call, RECORDED[call.name], "recording")
     return tuple(recordings.values())
 
 

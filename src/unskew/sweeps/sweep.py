@@ -23,7 +23,7 @@ from unskew import methods
 from unskew.calibration.feasible import named
 from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Words
 from unskew.charts.files import chart_bytes, check_format
-from unskew.core import text as language
+from unskew.core import language
 from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.files import read_json, write_whole
 from unskew.core.key import Key

@@ -22,7 +22,7 @@ from unskew.calibration import CALIBRATIONS
 from unskew.calibration.federated import protected_request
 from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.jobs import EvaluateCalibrated, FixedPointMoments, Moments
-from unskew.core import text
+from unskew.core import language
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.files import record_from, toml_record
 from unskew.core.plugins import find_plugins, parse_plugin, plugin_sha256
@@ -210,12 +210,12 @@ class Policy:
         """Refuse methods, calibrations, networks and code that the owner has not allowed. Imports nothing."""
         local = blueprint.local
         for source in (blueprint.method, blueprint.model, local.schedule, local.optimizer):
-            if len(source) > text.MAX_TEXT:
+            if len(source) > language.MAX_TEXT:
                 raise BadMessage("a text in its blueprint is too long")
             for plugin in find_plugins(source):
                 self.check_plugin(plugin)
-        names = [text.parse_calls(blueprint.model, "model")[0].name]
-        for call in text.parse_calls(blueprint.method, "method"):
+        names = [language.parse_calls(blueprint.model, "model")[0].name]
+        for call in language.parse_calls(blueprint.method, "method"):
             names.append(call.name)
             if call.name == "available" and (call.values or "file" in call.knobs):
                 raise BadMessage("available reads a file, but a server may not choose files on a node")
@@ -233,12 +233,12 @@ class Policy:
             raise BadMessage(f"its network takes images of {list(blueprint.shape)}, but this node's are {list(images)}")
         if ":" in blueprint.model:
             return  # code that the owner allows
-        call, size = text.parse_calls(blueprint.model, "model")[0], (blueprint.shape, blueprint.classes)
+        call, size = language.parse_calls(blueprint.model, "model")[0], (blueprint.shape, blueprint.classes)
         with torch.device("meta"):  # shapes without memory
             if call.name in models.NETWORKS:
                 network: torch.nn.Module = models.NETWORKS[call.name](*size)
             else:
-                network = text.apply(call, bind_factory(models.PUBLIC[call.name], *size), "model")
+                network = language.apply(call, bind_factory(models.PUBLIC[call.name], *size), "model")
         takes = sum(value.nbytes for value in network.state_dict().values())
         if takes > self.max_model * MEGABYTE:
             raise BadMessage(f"its network takes {format_bytes(takes)}; the limit here is {self.max_model:,} MB")

@@ -45,7 +45,7 @@ class Call:
 
     def error(self, message: str) -> UserError:
         """An error that shows the text and points at this call."""
-        return complain(self.source, self.start, message)
+        return _point_at(self.source, self.start, message)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def cut(shown: str, most: int = 80) -> str:
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
-def complain(source: str, start: int, message: str) -> UserError:
+def _point_at(source: str, start: int, message: str) -> UserError:
     """An error that shows the text, or the part of a long one around the column, and points at the column."""
     shown, first = re.sub(r"\s", " ", source), max(0, start - SHOWN // 2)
     if len(shown) > SHOWN:
@@ -94,7 +94,7 @@ def parse_calls(source: str, what: str) -> list[Call]:
         if tokens[at].kind == "end":
             return calls
         if tokens[at].text != "+":
-            raise complain(source, tokens[at].start, f"{what}: expected + or the end, found {brief(tokens[at].text)}")
+            raise _point_at(source, tokens[at].start, f"{what}: expected + or the end, found {brief(tokens[at].text)}")
         at += 1
 
 
@@ -183,10 +183,10 @@ def _tokens(source: str) -> list[_Token]:
         if match is None:
             start = at + len(source[at:]) - len(source[at:].lstrip())
             hint = "; put file names in quotes" if source[start] in "/\\~" else ""
-            raise complain(source, start, f"cannot read {source[start]!r} here{hint}")
+            raise _point_at(source, start, f"cannot read {source[start]!r} here{hint}")
         kind = str(match.lastgroup)
         if kind in ("name", "number") and len(match.group(kind)) > MAX_WORD:
-            raise complain(source, match.start(kind), f"this {kind} has more than {MAX_WORD:,} characters")
+            raise _point_at(source, match.start(kind), f"this {kind} has more than {MAX_WORD:,} characters")
         tokens.append(_Token(kind, match.group(kind), match.start(kind)))
         at = match.end()
     return [*tokens, _Token("end", "the end", end)]
@@ -195,7 +195,7 @@ def _tokens(source: str) -> list[_Token]:
 def _call(source: str, tokens: list[_Token], at: int, what: str) -> tuple[Call, int]:
     name = tokens[at]
     if name.kind != "name":
-        raise complain(source, name.start, f"{what}: expected a name, found {brief(name.text)}")
+        raise _point_at(source, name.start, f"{what}: expected a name, found {brief(name.text)}")
     values: list[Value] = []
     knobs: dict[str, Value] = {}
     at += 1
@@ -205,19 +205,19 @@ def _call(source: str, tokens: list[_Token], at: int, what: str) -> tuple[Call, 
             if tokens[at].kind == "name" and tokens[at + 1].text == "=":
                 if tokens[at].text in knobs:
                     twice = f"{what} {cut(name.text)}: {cut(tokens[at].text)} is given twice"
-                    raise complain(source, tokens[at].start, twice)
+                    raise _point_at(source, tokens[at].start, twice)
                 knobs[tokens[at].text] = _value(source, tokens[at + 2], what)
                 at += 3
             else:
                 if knobs:
-                    raise complain(source, tokens[at].start, f"{what}: a bare value cannot follow knob=value")
+                    raise _point_at(source, tokens[at].start, f"{what}: a bare value cannot follow knob=value")
                 values.append(_value(source, tokens[at], what))
                 at += 1
             if tokens[at].text == ",":
                 at += 1
             elif tokens[at].text != ")":
                 found = brief(tokens[at].text)
-                raise complain(source, tokens[at].start, f"{what}: expected , or ) after a value, found {found}")
+                raise _point_at(source, tokens[at].start, f"{what}: expected , or ) after a value, found {found}")
         at += 1
     return Call(name.text, tuple(values), knobs, name.start, source), at
 
@@ -225,10 +225,10 @@ def _call(source: str, tokens: list[_Token], at: int, what: str) -> tuple[Call, 
 def _value(source: str, token: _Token, what: str) -> Value:
     if token.kind == "number":
         if not math.isfinite(float(token.text)):
-            raise complain(source, token.start, f"{what}: this number is too large")
+            raise _point_at(source, token.start, f"{what}: this number is too large")
         return int(token.text) if re.fullmatch(r"[-+]?\d+", token.text) else float(token.text)
     if token.kind == "name":
         return {"true": True, "false": False}.get(token.text.lower(), token.text)
     if token.kind == "string":
         return token.text[1:-1]
-    raise complain(source, token.start, f"{what}: expected a value, found {brief(token.text)}")
+    raise _point_at(source, token.start, f"{what}: expected a value, found {brief(token.text)}")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from unskew import methods
 from unskew.core.errors import UserError
-from unskew.core.text import Call, apply, parse_calls
+from unskew.core.language import Call, apply, parse_calls
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.:-]{0,8}", fullmatch=True)
 words = st.text(st.characters(exclude_characters="'\"", exclude_categories=["Cs"]), max_size=8)
@@ -178,5 +178,5 @@ def test_a_functions_other_errors_are_shown_with_their_place():
     def build():
         raise ZeroDivisionError
 
-    with pytest.raises(UserError, match=r"method f raises ZeroDivisionError.*\n.*test_text.py.*in build"):
+    with pytest.raises(UserError, match=r"method f raises ZeroDivisionError.*\n.*test_language.py.*in build"):
         apply(parse_calls("f", "method")[0], build, "method")
