@@ -245,7 +245,7 @@ def start_worker(module: str, *descriptors: int) -> Child:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "OMP_NUM_THREADS": "1"}
     try:
         return Child(
-            module,
+            "a worker process",
             [sys.executable, "-P", "-m", "unskew.core.child", module, *map(str, inherited)],
             environment=environment,
             inherited=inherited,
