@@ -504,8 +504,7 @@ class _Session:
         self._count(present, up=PUBLIC_BYTES, down=PUBLIC_BYTES * len(present))
 
         outcome, sharing = self._ask(MaskShares(*common, keys, terms=terms), present, "distributed shares")
-        contents = self._contents(outcome, "shares")
-        boxes = [_cut(sent or bytes(count * BOX_BYTES), BOX_BYTES) for sent in contents]  # from each, to each
+        boxes = [sent or bytes(count * BOX_BYTES) for sent in self._contents(outcome, "shares")]  # to all members
         self._count(sharing, up=BOX_BYTES * (len(present) - 1))
         consents: tuple[bytes, ...] = ()
         if terms is not None:
@@ -561,15 +560,16 @@ class _Session:
         return left
 
     def _ask(
-        self, job: SecureJob, who: Sequence[int], verb: str, boxes: Sequence[Sequence[bytes]] = ()
+        self, job: SecureJob, who: Sequence[int], verb: str, boxes: Sequence[bytes] = ()
     ) -> tuple[Outcome, list[int]]:
         """A job's outcome for these visits, and which of them answered, by their index among the members.
 
-        Of the ``boxes``, by sender and recipient, each visit's parcel has those for its member.
+        Of the ``boxes`` that each member sent to all, a visit's parcel has those for its member.
         """
         visits, shared = [self.visits[index] for index in who], self.shared
         if not isinstance(job, Masked):  # only the work itself needs the model, and stores memories
-            parcels = [b"".join(sent[index] for sent in boxes) for index in who]
+            spans = [slice(index * BOX_BYTES, (index + 1) * BOX_BYTES) for index in who]
+            parcels = [b"".join(sent[span] for sent in boxes) for span in spans]
             visits = [
                 replace(visit, ticket=None, keep=False, slot=None, parcel=parcel)
                 for visit, parcel in zip(visits, parcels, strict=True)
