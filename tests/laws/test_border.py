@@ -262,7 +262,7 @@ def test_to_a_worker_process_go_numbers_texts_and_places_of_tensors(monkeypatch)
     small.run(2, "pool", 1)
     kinds = {message["type"]: set(message) - {"type"} for message in lines}
     assert kinds == {
-        "hello": {"blueprint", "data", "number", "path", "secret"},
+        "hello": {"blueprint", "data", "number", "secret"},
         "begin": {"number", "job", "weights", "seed", "key"},
         "group": {"slot", "visits"},
     }

@@ -25,7 +25,7 @@ def drawn(method, number=1, roster=EVEN, per_round=100, seed=0):
 
 def rounds_of(small, rounds, per_round=5):
     """Every state and every round's metrics."""
-    engine = small._open(small.algorithm, "loop", 1, None)
+    engine = small.open()
     try:
         return list(driver.run(small.algorithm, engine, small.state(), small.key, rounds=rounds, per_round=per_round))
     finally:

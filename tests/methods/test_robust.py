@@ -36,7 +36,7 @@ class Hostile:
 
 def one_round(method, **hostile):
     small = federation(method, sizes=SIZES, epochs=1)
-    engine = small._open(small.algorithm, "loop", 1, None)
+    engine = small.open()
     try:
         ours = Hostile(engine, **hostile) if hostile else engine
         before = small.state()

@@ -211,10 +211,7 @@ class SmallFederation:
         is the planned total, if these rounds are a part of it.
         """
         algorithm, last = self.algorithm, state or self.state()
-        memories = open_memories(folder) if folder and algorithm.remember else None
-        built = None if self.value is None else replace(build(self.blueprint, self.data), algorithm=self.value)
-        setup = engines.EngineSetup(self.blueprint, self.data, workers, memories, built)
-        opened = engines.open_engine(engine, setup)
+        opened = self.open(engine, workers, folder)
         if opened.memory is not None:
             opened.memory.pin(last.clients.values())
         per_round, planned = per_round or opened.roster.clients, rounds_planned or rounds
@@ -226,6 +223,13 @@ class SmallFederation:
                 yield last
         finally:
             opened.close()
+
+    def open(self, engine: str = "loop", workers: int = 2, folder: Path | None = None) -> types.Engine:
+        """An engine of that name for this federation."""
+        memories = open_memories(folder) if folder and self.algorithm.remember else None
+        built = None if self.value is None else replace(build(self.blueprint, self.data), algorithm=self.value)
+        setup = engines.EngineSetup(self.blueprint, self.data, workers, memories, built)
+        return engines.open_engine(engine, setup)
 
     def run(self, *values: Any, state: types.ServerState | None = None, **more: Any) -> types.ServerState:
         """The last of ``states``; ``state``, or the first one, if no round is left."""

@@ -12,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Any
 
 from unskew.core.errors import IN_PLUGIN, UserError, brief, describe_error, nearest
+from unskew.core.units import counted
 
 Value = int | float | bool | str
 
@@ -111,7 +112,9 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise call.error(f"{what} {call.name} cannot be called from a text: its signature is unknown") from error
+        first = len(getattr(function, "args", ()))  # those of a partial
+        reason = f"it must take {counted(first, 'argument')} before its knobs" if first else "its signature is unknown"
+        raise call.error(f"{what} {call.name} cannot be called from a text: {reason}") from error
     knobs = list(signature.parameters)
     for knob in call.knobs:
         if knob not in signature.parameters:

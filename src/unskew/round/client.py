@@ -221,10 +221,15 @@ class ClientSide:
         """The trained parameters."""
         return list(self.params.values())
 
+    @property
+    def outside(self) -> bool:
+        """Whether the network is a user's own."""
+        return bool(self.network.origin)
+
     @cached_property
     def passes(self) -> Passes | None:
         """The network's hand-written passes, if all its layers have them."""
-        return None if self.network.origin else build_passes(self.network)
+        return None if self.outside else build_passes(self.network)
 
     @cached_property
     def classifier(self) -> tuple[str, ...]:
@@ -345,7 +350,7 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
         memory = {} if side.memory is None else side.memory.recall(visit)
         before = side.start(shared)
         received, recalled = side.received(shared), tensors.on_device(memory, side.device)
-        with seeded(key.fold("forward")) if side.network.origin else nullcontext():
+        with seeded(key.fold("forward")) if side.outside else nullcontext():
             loss = descend(side, received, recalled, visit.client, batches.to(side.device), local)
 
         steps = len(batches.counts)
