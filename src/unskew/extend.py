@@ -43,6 +43,8 @@ An engine
     Progress                called after each visit with the visits done and the total
     ClientSide              the client's data and network; Job: the work to do; PluginJob: a job of your own
     answer                  does a job for one visit, as every engine's worker does
+    Blueprint               the simulation as text, from which another process builds its ClientSide
+    encode_job, decode_job  a job as JSON, for another process
 A logger
     Backend                 writes figures: start, write, close; its inputs are Facts, Figures and an Overview
 Everywhere
@@ -71,27 +73,28 @@ if TYPE_CHECKING:  # isort would put every name on its own line
     from unskew.core.types import TestPart, Visit, Visited
     from unskew.data.population import Partition
     from unskew.engines import EngineSetup, open_loop
+    from unskew.engines.blueprint import Blueprint
     from unskew.loggers import Backend, Facts, Figures
     from unskew.models.networks import Network, Shape
     from unskew.round.algorithm import Algorithm, Method
     from unskew.round.client import ClientSide
     from unskew.round.client_memory import whole_model
-    from unskew.round.jobs import PluginJob, add, answer
+    from unskew.round.jobs import PluginJob, add, answer, decode_job, encode_job
     from unskew.round.local_optimizers import require_sgd
     from unskew.runs.finished import FinishedRun
     from unskew.runs.prepare import Overview
     # isort: on
 
 __all__ = [
-    "Aggregate", "Algorithm", "Arrive", "Available", "Axis", "Backend", "Band", "Bars", "Blend", "Cells", "Chart",
-    "Choice", "ClassStatistics", "ClientSide", "Column", "Comparison", "Correction", "Diagonal", "Displacement", "Dots",
-    "Engine", "EngineSetup", "Facts", "Failure", "Figures", "FinishedRun", "Finisher", "Full", "Head", "ImageSet",
-    "Job", "Key", "LawBroken", "Line", "Local", "Loss", "LowRank", "Made", "Margin", "Measure", "Memory", "Method",
-    "Missing", "Network", "Note", "Outcome", "Overview", "Partition", "Perturbation", "Picture", "PluginJob",
-    "Progress", "RealFeatures", "Reply", "Roster", "RoundInfo", "Rule", "Sampler", "Scale", "ServerOptimizer", "Shape",
-    "Shared", "Split", "Statistic", "StatisticsRequest", "Step", "Sums", "Table", "Tensors", "Term", "TestPart",
-    "UserError", "Visit", "Visited", "Words", "add", "answer", "check_method", "finisher", "open_loop", "require_sgd",
-    "whole_model",
+    "Aggregate", "Algorithm", "Arrive", "Available", "Axis", "Backend", "Band", "Bars", "Blend", "Blueprint", "Cells",
+    "Chart", "Choice", "ClassStatistics", "ClientSide", "Column", "Comparison", "Correction", "Diagonal",
+    "Displacement", "Dots", "Engine", "EngineSetup", "Facts", "Failure", "Figures", "FinishedRun", "Finisher", "Full",
+    "Head", "ImageSet", "Job", "Key", "LawBroken", "Line", "Local", "Loss", "LowRank", "Made", "Margin", "Measure",
+    "Memory", "Method", "Missing", "Network", "Note", "Outcome", "Overview", "Partition", "Perturbation", "Picture",
+    "PluginJob", "Progress", "RealFeatures", "Reply", "Roster", "RoundInfo", "Rule", "Sampler", "Scale",
+    "ServerOptimizer", "Shape", "Shared", "Split", "Statistic", "StatisticsRequest", "Step", "Sums", "Table", "Tensors",
+    "Term", "TestPart", "UserError", "Visit", "Visited", "Words", "add", "answer", "check_method", "decode_job",
+    "encode_job", "finisher", "open_loop", "require_sgd", "whole_model",
 ]  # fmt: skip
 
 _NAMES = {
@@ -108,12 +111,13 @@ _NAMES = {
     "Split Statistic Step Sums Tensors Term TestPart Visit Visited",
     "data.population": "Partition",
     "engines": "EngineSetup open_loop",
+    "engines.blueprint": "Blueprint",
     "loggers": "Backend Facts Figures",
     "models.networks": "Network Shape",
     "round.algorithm": "Algorithm Method",
     "round.client": "ClientSide",
     "round.client_memory": "whole_model",
-    "round.jobs": "PluginJob add answer",
+    "round.jobs": "PluginJob add answer decode_job encode_job",
     "round.local_optimizers": "require_sgd",
     "runs.prepare": "Overview",
     "runs.finished": "FinishedRun",

@@ -1,8 +1,10 @@
 import gzip
 import hashlib
 import pickle
+import re
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,8 +34,13 @@ def write_python(folder, images, labels, key, names):
         (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
 
 
-def test_every_promised_name_is_in_the_table():
-    assert list(sources.SOURCES) == [*NAMES, *PHOTOGRAPHS, "folder", "table", "coco", "hf", "arrays"]
+def test_every_promised_name_is_in_the_table_and_every_source_in_the_docs():
+    assert {*NAMES, *PHOTOGRAPHS, "folder", "table", "coco", "hf", "arrays"} <= set(sources.SOURCES)
+    page = (Path(__file__).parents[2] / "docs/how-to/data.md").read_text()
+    variants = re.compile("emnist-(by|di|mn)")  # of one set, which the page lists once
+    assert [
+        s.name for s in sources.SOURCES.values() if not variants.match(s.name) and f"`{s.spelling}`" not in page
+    ] == []
 
 
 def test_digits_come_inside_scikit_learn_with_every_fifth_as_test():

@@ -1,8 +1,11 @@
 """Replies are added in visit order, the only ordered addition there is; failures, tickets and extras are kept apart."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from unskew.core.errors import UserError
 from unskew.core.types import Failure, Note, Outcome, Reply, Visit
 from unskew.extend import add
 
@@ -62,8 +65,18 @@ def test_other_entries_are_refused():
 
 
 def test_an_engine_that_answers_fewer_visits_than_it_was_given_is_noticed():
-    with pytest.raises(RuntimeError, match="the engine answered 1 of 3 visits"):
+    with pytest.raises(UserError, match="the engine answered 1 of 3 visits"):
         add([reply(1.0)], VISITS)
+
+
+def test_what_is_not_a_reply_or_not_in_the_order_of_the_visits_is_refused():
+    with pytest.raises(UserError, match="the engine yields None; yield what answer returns, or a Failure"):
+        add([None], VISITS)
+    late = replace(reply(1.0), visit=VISITS[1])
+    for replies in ([late], [reply(1.0)] * 4):
+        with pytest.raises(UserError, match="not in the order of the visits"):
+            add(replies, VISITS)
+    assert add([reply(1.0), late], VISITS[:2]).sums["weight"].item() == 2.0
 
 
 def test_progress_is_reported_after_every_visit():

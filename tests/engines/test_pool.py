@@ -125,7 +125,7 @@ def test_a_worker_that_cannot_start_says_why():
     data = SharedFile()
     side = engines.EngineSetup(broken.blueprint, broken.data).client_side()
     pool = Pool(broken.with_method("nowhere:method").blueprint, data, data.write(broken.data), 1, side)
-    with pytest.raises(UserError, match="a worker process cannot start: .*nowhere"):
+    with pytest.raises(UserError, match=r"a worker process cannot start: .*nowhere"):
         total(pool, Train(), {}, [Visit(0, 1.0)], Key(0))
     pool.close()
 

@@ -321,13 +321,15 @@ class Reply:
 
     Everything in ``sums`` may be added to other clients' sums: float64, or int64 modulo 2⁶⁴ (masked words). ``extra``
     belongs to this visit alone: keys, shares, recordings, marks. In ``keep`` a job returns what the client stores for
-    its next visit; it never leaves the client, which sends the ``ticket`` for it instead.
+    its next visit; it never leaves the client, which sends the ``ticket`` for it instead. With its ``visit``, a reply
+    in the wrong place is noticed.
     """
 
     sums: Mapping[str, Tensor]
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     ticket: str | None = None
     keep: Tensors | None = None
+    visit: "Visit | TestPart | None" = None
 
 
 @dataclass(frozen=True)

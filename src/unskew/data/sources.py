@@ -41,9 +41,19 @@ from unskew.data.tables import HUGGING_FACE, TABLE
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
-        *PUBLISHED, INATURALIST, LANDMARKS, CINIC10, TINY_IMAGENET, OMNIGLOT, FOLDER, TABLE, COCO, HUGGING_FACE, ARRAYS
+        *PUBLISHED,
+        INATURALIST,
+        LANDMARKS,
+        CINIC10,
+        TINY_IMAGENET,
+        OMNIGLOT,
+        FOLDER,
+        TABLE,
+        COCO,
+        HUGGING_FACE,
+        ARRAYS,
     )
-}  # fmt: skip
+}
 SIDE = 224  # pixels: the size of photographs without a network
 NAMED = 5  # classes, users or photographs in a note
 SAMPLED = 50  # ``check`` looks for every 50th picture of a published set

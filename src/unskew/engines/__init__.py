@@ -171,7 +171,7 @@ def processes(name: str, workers: int) -> Processes:
     if name == "torchrun":
         ranks = launched().ranks
         return Processes(ranks + 1, ranks, ranks + 1, counted(ranks, "rank"))
-    return Processes(1, 1, 1, "this process")
+    return Processes(1, 1, 1, "a plug-in" if ":" in name else "this process")
 
 
 def seconds_per_step(side: ClientSide, batch: int) -> float:

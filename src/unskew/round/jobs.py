@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from unskew.core.errors import StorageFailure, describe_error, nearest
+from unskew.core.errors import StorageFailure, UserError, a_kind, describe_error, nearest
 from unskew.core.key import Key
 from unskew.core.machine import deterministic, neutral
 from unskew.core.plugins import load_function
@@ -104,7 +104,7 @@ def answer(side: "ClientSide", job: Job, shared: Tensors, visit: Visit | TestPar
     ticket = None
     if side.memory is not None and reply.keep is not None and isinstance(visit, Visit) and visit.slot is not None:
         ticket = side.memory.write(visit.slot, reply.keep)
-    return Reply(sums, reply.extra, ticket)
+    return Reply(sums, reply.extra, ticket, visit=visit)
 
 
 def collect(
@@ -131,6 +131,10 @@ def add(
                 continue
             if isinstance(item, Failure):
                 failures.append(item)
+            elif not isinstance(item, Reply):
+                raise UserError(f"the engine yields {a_kind(item)}; yield what answer returns, or a Failure")
+            elif done == len(visits) or (item.visit is not None and item.visit != visits[done]):
+                raise UserError("the engine's replies are not in the order of the visits; yield them in this order")
             else:
                 sums = PackedSums.of(item.sums)
                 if total is None:
@@ -146,6 +150,6 @@ def add(
             if progress is not None:
                 progress(done, len(visits))
     if done != len(visits):
-        raise RuntimeError(f"the engine answered {done} of {len(visits)} visits")
+        raise UserError(f"the engine answered {done} of {len(visits)} visits; yield a reply or a Failure for each")
     sums_by_name = {} if total is None else total.by_name()
     return Outcome(sums_by_name, tuple(failures), tickets, tuple(notes), extra, tuple(replied))

@@ -407,7 +407,8 @@ class FinishedRun:
         before = self.result.data_sha256, self.result.partition_hash if saved else None
         now = prepared.data_sha256, prepared.partition.hash
         if any(known not in (None, found) for known, found in zip(before, now, strict=True)):
-            raise UserError(f"the data set {config.data} or its partition is not the one that {path} was trained on")
+            changed = f"the data set {config.data} or its partition is not the one that {path} was trained on"
+            raise UserError(f"{changed}; restore it")
         return prepared
 
     @property
