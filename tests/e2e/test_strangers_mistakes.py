@@ -76,7 +76,7 @@ def test_a_name_that_leads_nowhere(capsys, flag, change, message):
         (
             "--engine",
             "outside_engines:no_setup",
-            "engine outside_engines:no_setup cannot be called from a text: its signature is unknown",
+            "engine outside_engines:no_setup cannot be called from a text: it must take 1 argument before its knobs",
         ),
         ("--engine", "outside_engines:knobs(seed=high)", "seed must be a whole number, not high"),
         ("--log", "outside_loggers:broken", "--log outside_loggers:broken raises ConnectionError: no server"),
