@@ -73,7 +73,7 @@ def _federation(images, blueprint, folder):
         list(session.answers())
     session.agree_on(RunAgreement(session.run, blueprint, images.classes, images.mean, images.std, {}), {})
     template = Template(blueprint, images.mean, images.std, {})
-    return FederatedEngine(session, None, template, blueprint.local.epochs), exchange
+    return FederatedEngine(session, None, template, blueprint.local), exchange
 
 
 def _counting(exchange):

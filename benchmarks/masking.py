@@ -133,7 +133,7 @@ def _session(sides):
     if sides[0].signer is not None:
         statements = tuple(side.signer.state(member, 600) for side, member in zip(sides, members, strict=True))
         terms = SignedTerms(digest_of({}), digest_of_key(Key(0)), (1.0,) * CLIENTS, (None,) * CLIENTS, statements)
-    agreement = Agreement(session, about[1], publics, describe(Work(), terms))
+    agreement = Agreement(session, about[1], publics, describe(Work(), terms, about[3]))
     late = None if terms is None else terms.unsigned()
     if terms is not None:
         consents = tuple(sign(member, CONSENT, agreement) for member in members)
