@@ -98,15 +98,12 @@ def plan_layout(tensors: Tensors) -> tuple[Layout, int]:
     return layout, max(end, ALIGN)
 
 
-def views(memory: Tensor | mmap.mmap | bytearray, layout: Layout) -> Tensors:
-    """Tensors over the memory, by name; a vector must have numbers of their size."""
+def views(memory: mmap.mmap | bytearray | memoryview, layout: Layout) -> Tensors:
+    """Tensors over the memory, by name."""
     tensors = {}
     for name, dtype, shape, offset in layout:
-        kind, count = getattr(torch, dtype), math.prod(shape)
-        if isinstance(memory, Tensor):
-            start = offset // memory.element_size()
-            tensors[name] = memory[start : start + count].view(kind).view(shape)
-        elif count:
+        kind = getattr(torch, dtype)
+        if count := math.prod(shape):
             tensors[name] = torch.frombuffer(memory, dtype=kind, count=count, offset=offset).view(shape)
         else:
             tensors[name] = torch.empty(shape, dtype=kind)
@@ -170,8 +167,19 @@ class Packed:
     """A vector that holds a network's tensors; ``others`` names the tensors outside it."""
 
     vector: Tensor
-    layout: Layout
+    positions: dict[str, tuple[torch.Size, tuple[int, ...], int]]  # shape, strides and first element
     others: tuple[str, ...]
+
+    def views(self, vector: Tensor) -> Tensors:
+        """The tensors in a vector of this layout, not copied."""
+        return {name: vector.as_strided(*position) for name, position in self.positions.items()}
+
+    def copied(self, tensors: Tensors, dtype: torch.dtype) -> Tensor:
+        """A new vector of this layout with the values of these tensors, zeros in the gaps."""
+        vector = torch.zeros_like(self.vector, dtype=dtype)
+        for name, view in self.views(vector).items():
+            view.copy_(tensors[name])
+        return vector
 
 
 def pack(module: nn.Module) -> Packed:
@@ -182,19 +190,22 @@ def pack(module: nn.Module) -> Packed:
     params = {f"params/{name}": value for name, value in module.named_parameters()}
     tensors: Tensors = {**params, **{f"buffers/{name}": value for name, value in module.named_buffers()}}
     first = next(iter(tensors.values()), torch.empty(0))
+    step = max(1, ALIGN // first.element_size())
     sharing = Counter(value.untyped_storage().data_ptr() for value in tensors.values())
-    inside: Tensors = {}
+    positions: dict[str, tuple[torch.Size, tuple[int, ...], int]] = {}
+    end = 0
     for name, value in tensors.items():
-        storage, strides = value.untyped_storage(), torch.empty(value.shape, device="meta").stride()
+        storage = value.untyped_storage()
         alone = sharing[storage.data_ptr()] == 1 and storage.nbytes() == value.numel() * value.element_size()
-        if alone and value.stride() == strides and (value.dtype, value.device) == (first.dtype, first.device):
-            inside[name] = value
-    layout, end = plan_layout(inside)
-    vector = torch.zeros(end // first.element_size(), dtype=first.dtype, device=first.device)
-    for name, view in views(vector, layout).items():
+        if alone and value.is_contiguous() and (value.dtype, value.device) == (first.dtype, first.device):
+            positions[name] = value.shape, value.stride(), end
+            end += -(-value.numel() // step) * step
+    vector = torch.zeros(end, dtype=first.dtype, device=first.device)
+    packed = Packed(vector, positions, tuple(name for name in tensors if name not in positions))
+    for name, view in packed.views(vector).items():
         view.copy_(tensors[name].detach())
         tensors[name].data = view
-    return Packed(vector, layout, tuple(name for name in tensors if name not in inside))
+    return packed
 
 
 class PackedSums(Mapping[str, Tensor]):
@@ -216,7 +227,11 @@ class PackedSums(Mapping[str, Tensor]):
 
     def by_name(self) -> Sums:
         """The sums by name: views of the vector."""
-        return views(self.vector, self.layout)
+        sums = {}
+        for name, dtype, shape, offset in self.layout:
+            part = self.vector[offset // DOUBLE : offset // DOUBLE + math.prod(shape)].view(shape)
+            sums[name] = part if dtype == "float64" else part.view(torch.int64)
+        return sums
 
     _named = cached_property(by_name)  # for single entries
 
@@ -233,7 +248,8 @@ class PackedSums(Mapping[str, Tensor]):
 
     def finite(self) -> bool:
         """Whether no float is NaN or infinite; if their sum is finite, all are."""
-        return finite({"": self.vector[: self._floats]})
+        floats = self.vector[: self._floats]
+        return math.isfinite(floats.sum().item()) or bool(floats.isfinite().all())
 
     @property
     def _floats(self) -> int:

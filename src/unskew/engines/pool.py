@@ -376,7 +376,8 @@ class Worker:
         """A visit's reply: views of the slot's memory."""
         assert result.where is not None
         file = self._results[slot]
-        return Reply(PackedSums(self.layout, file.vector(*result.where)), file.read(result.extra), result.ticket)
+        extra = file.read(result.extra) if result.extra else {}
+        return Reply(PackedSums(self.layout, file.vector(*result.where)), extra, result.ticket)
 
     def running(self) -> int | None:
         """The index of the visit during which the worker died; None if there was none."""
@@ -462,7 +463,7 @@ class Desk:
             return VisitResult(index, reply.reason)
         assert isinstance(reply.sums, PackedSums)
         where, layout = self._file.append(reply.sums.vector), reply.sums.layout
-        extra = self._file.append_tensors(dict(reply.extra))
+        extra = self._file.append_tensors(dict(reply.extra)) if reply.extra else []
         new = layout is not self._layout and layout != self._layout
         self._layout = layout
         return VisitResult(index, None, where, layout if new else None, extra, reply.ticket)

@@ -211,8 +211,8 @@ class ClientSide:
         """The layout of an update's vector: the numbers, then the tensors as in the network."""
         numbers: Layout = [(name, "float64", [], index * DOUBLE) for index, name in enumerate(NUMBERS)]
         deltas: Layout = [
-            (f"delta/{name}", "float64", shape, (HEAD + offset // self.packed.vector.element_size()) * DOUBLE)
-            for name, _, shape, offset in self.packed.layout
+            (f"delta/{name}", "float64", list(shape), (HEAD + start) * DOUBLE)
+            for name, (shape, _, start) in self.packed.positions.items()
         ]
         return [*numbers[:2], *deltas, *numbers[2:]]
 
@@ -268,9 +268,7 @@ class ClientSide:
         They are packed once per round, not per visit.
         """
         if not self._starts or self._starts[0][0] is not shared:
-            model, received = torch.zeros_like(self.packed.vector), self.received(shared)
-            for name, view in tensors.views(model, self.packed.layout).items():
-                view.copy_(received[name])
+            model = self.packed.copied(self.received(shared), self.packed.vector.dtype)
             self._starts[:] = [(shared, model, model.cpu().double())]
         _, model, exact = self._starts[0]
         self.packed.vector.copy_(model)
