@@ -1,16 +1,14 @@
 """What calibration costs: statistics beside a forward pass, re-training, and the size of a real-world label set."""
 
 import json
-import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import torch
 
 import unskew
-from measure import Row, at_least, at_most, medians
+from measure import Row, at_least, at_most, medians, peak_memory
 from unskew import models
 from unskew.calibration.covariances import Full, check_memory, pack, parse_form, statistics_bytes
 from unskew.calibration.statistics import ClassStatistics
@@ -160,8 +158,7 @@ def _one_large(form, method):
     total = ClassStatistics.merged(client(number) for number in range(CLIENTS))
     unskew.calibrate(classifier, total, method)
     seconds = time.perf_counter() - began
-    peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]  # ru_maxrss includes the parent's
-    print(json.dumps({"seconds": seconds, "gb": int(peak) * 1024 / 1e9}))
+    print(json.dumps({"seconds": seconds, "gb": peak_memory() / 1e9}))
 
 
 if __name__ == "__main__":

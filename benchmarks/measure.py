@@ -1,9 +1,11 @@
 """Timing side by side: variants take turns, so that a busy moment hits all of them; medians and ratios come out."""
 
+import re
 import statistics
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ def medians(variants, repeats, clock=time.perf_counter):
             if turn:
                 times[name].append(clock() - began)
     return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def peak_memory():
+    """The most memory that this process has had, in bytes; ``ru_maxrss`` would include the process that started it."""
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def at_least(name, value, unit, bound, remark=""):

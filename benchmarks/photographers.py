@@ -5,7 +5,6 @@ The whole has 120,300 images, which take long through the encoder on two cores: 
 
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from measure import Row, at_most
+from measure import Row, at_most, peak_memory
 from unskew.core.units import format_bytes
 from unskew.data.synthetic_set import Shape, write_population
 
@@ -67,10 +66,9 @@ def _run(table, folder):
         engine="loop", cache_memory=f"{CACHE_MEMORY}B", cache_disk=f"{CACHE_DISK}B", out=Path(folder) / "run",
     )  # fmt: skip
     whole, rounds = time.perf_counter() - began, [row["seconds"] for row in result.history]
-    unit = 1 if sys.platform == "darwin" else 1024
     about = {
         "rounds": sum(rounds), "round": statistics.median(rounds), "before": whole - sum(rounds),
-        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "clients": result.clients,
+        "memory": peak_memory(), "clients": result.clients,
     }  # fmt: skip
     print(json.dumps(about))
 
