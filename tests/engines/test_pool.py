@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import unskew
 from federation import federation, same, total
 from unskew import engines
 from unskew.core.errors import ClientFailure, UserError
@@ -145,3 +146,14 @@ def test_a_pool_with_too_few_open_files_says_so_before_a_worker_starts():
             federation().run(1, "pool", 4)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_engine_of_processes_written_from_the_documentation_has_the_bits_of_the_loop(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    options = {"rounds": 2, "epochs": 1, "clients": 4, "workers": 2, "method": "moon + ccvr(per_class=50) + secure"}
+    one, other = (
+        unskew.run(**options, engine=engine, out=tmp_path / engine[:4])
+        for engine in ("outside_processes:processes", "loop")
+    )
+    assert (one.weights_sha256, one.calibrations.keys()) == (other.weights_sha256, other.calibrations.keys())
+    assert [row.accuracy for row in one.calibrations.values()] == [row.accuracy for row in other.calibrations.values()]

@@ -46,6 +46,8 @@ class EngineSetup:
     workers : how many processes to use, if the engine has several.
     memories : the descriptor of the file for what clients keep between visits; None: a temporary file.
     built : the client side, if this process has already built it.
+    sessions : the descriptor of the file for the record of secure sums; None: a temporary file.
+    secret : what the clients' masks are derived from; empty: a new one.
     """
 
     blueprint: Blueprint
@@ -53,6 +55,8 @@ class EngineSetup:
     workers: int = 1
     memories: int | None = None
     built: ClientSide | None = None
+    sessions: int | None = None
+    secret: bytes = b""
 
     def client_side(self) -> ClientSide:
         """Everything that this process needs to do any client's work; the engine closes it."""
@@ -60,7 +64,8 @@ class EngineSetup:
         if side.algorithm.remember:
             descriptor = anonymous_file() if self.memories is None else self.memories
             side = replace(side, memory=ClientMemory(side.algorithm.remember, side.weights, descriptor))
-        return replace(side, secret=os.urandom(32), sessions=Sessions.temporary())
+        sessions = Sessions.temporary() if self.sessions is None else Sessions(self.sessions)
+        return replace(side, secret=self.secret or os.urandom(32), sessions=sessions)
 
     def copy_side(self, side: ClientSide) -> ClientSide:
         """Another client side for a second thread; it shares the files of the first, which must close them."""
