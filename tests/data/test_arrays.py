@@ -103,7 +103,7 @@ def test_bytes_saved_as_floats_come_back_exactly(tmp_path):
         ({"x_train": X[:0], "y_train": Y[:0]}, "y_train is int64 [0]"),
         ({"x_train": np.zeros((5, 4, 4, 4), np.uint8), "y_train": Y[:5]}, "has shape [5, 4, 4, 4]"),
         ({"x_train": X[:4], "y_train": Y[:4]}, "nor five examples"),
-        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "must have one shape"),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "must have the same shape"),
         ({"x_train": X, "y_train": Y, "users": np.arange(9)}, "users is int64 [9]"),
         ({"x_train": X, "y_train": Y, "users": np.arange(10.0)}, "users is float64"),
         ({"x_train": X, "y_train": Y, "classes": np.array(["a", "b"])}, "range from 0 to 2"),

@@ -91,7 +91,7 @@ def test_pictures_deeper_inside_a_class_and_one_folder_around_all_are_read(tmp_p
 
 
 def test_what_is_no_folder_of_pictures_is_refused(tmp_path):
-    assert "contains no pictures in folders" in refused(load_folder, tmp_path)
+    assert "has no class folders with pictures" in refused(load_folder, tmp_path)
     assert "is not a folder" in refused(load_folder, tmp_path / "absent")
     (tmp_path / "bad.zip").write_bytes(b"PK")
     assert "bad.zip cannot be read as a zip archive" in refused(load_folder, tmp_path / "bad.zip")

@@ -270,7 +270,7 @@ def test_the_check_of_a_table_counts_its_photographs(tmp_path, cache):
     assert {(each.status, each.detail) for each in broken} == {(BROKEN, "is not a picture")}
     assert whole.status == DAMAGED
     assert whole.detail.startswith("7 of 10 photographs cannot be read; replace them, or leave them out: table:")
-    with pytest.raises(UserError, match=r"no.csv cannot be read: No such file .*; give the path of a table"):
+    with pytest.raises(UserError, match=r"no.csv cannot be read: No such file .*; give the path to a table"):
         sources.check(f"table:{tmp_path / 'no.csv'}", None, cache)
 
 

@@ -50,7 +50,7 @@ def read_folder(request: DataRequest) -> Rows:
     inside = [parts for parts in pictures if len(parts) > depth + 1 and parts[top] in parts_used]
     paths = sorted(inside, key=lambda parts: depth > top and parts[top] == test)  # train first
     if not paths:
-        raise UserError(f"{root} contains no pictures in folders; expected {LAYOUT}")
+        raise UserError(f"{root} has no class folders with pictures; expected {LAYOUT}")
     classes, seen, listed = sorted({parts[depth] for parts in paths}), Counter[str](), list[Listed]()
     number = {name: at for at, name in enumerate(classes)}
     for parts in paths:
@@ -107,7 +107,7 @@ def cinic10_rows(folder: Path, *, valid: str = "out") -> Rows:
     90,000 images each, in folders named after CIFAR-10's classes (Darlow et al. 2018).
     """
     if valid not in ("out", "train"):
-        raise UserError(f"cinic10(valid={valid}): give train to train on the validation images, or out to ignore them")
+        raise UserError(f"cinic10(valid={valid}): give 'train' to train on the validation images, or 'out' to ignore them")
     classes = _entries(folder / "train")
     parts = ["train", *["valid"] * (valid == "train"), "test"]
     listed = [

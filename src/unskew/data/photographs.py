@@ -200,7 +200,7 @@ def _at_once(parquet: Any, column: str) -> int:
 
 
 def check_pages(parquet: Any, column: str, file: Path) -> None:
-    """Refuse a file whose pages do not fit in memory."""
+    """Reject a file whose pages do not fit in memory."""
     most = max((parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups)), default=0)
     needed = 2 * (column_bytes(parquet, [column]) // max(1, parquet.metadata.num_rows)) * min(PAGE, most)
     check_memory(needed, str(file), "write it again with row groups of 100 rows")
@@ -225,7 +225,7 @@ def open_parquet(file: Path) -> Any:
     try:
         return parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
     except FileNotFoundError as error:
-        raise UserError(f"{file} does not exist; give the path of a table") from error
+        raise UserError(f"{file} does not exist; give the path to a Parquet file") from error
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{file} is not a parquet file ({reason(error)}); write it again") from error
 

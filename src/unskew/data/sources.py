@@ -38,22 +38,9 @@ from unskew.data.published import PUBLISHED
 from unskew.data.store import Cache, cache_of
 from unskew.data.tables import HUGGING_FACE, TABLE
 
-SOURCES: dict[str, Source] = {
-    source.name: source
-    for source in (
-        *PUBLISHED,
-        INATURALIST,
-        LANDMARKS,
-        CINIC10,
-        TINY_IMAGENET,
-        OMNIGLOT,
-        FOLDER,
-        TABLE,
-        COCO,
-        HUGGING_FACE,
-        ARRAYS,
-    )
-}
+_PHOTOGRAPHS = (INATURALIST, LANDMARKS, CINIC10, TINY_IMAGENET, OMNIGLOT)
+_YOURS = (FOLDER, TABLE, COCO, HUGGING_FACE, ARRAYS)
+SOURCES: dict[str, Source] = {source.name: source for source in (*PUBLISHED, *_PHOTOGRAPHS, *_YOURS)}
 SIDE = 224  # pixels: the size of photographs without a network
 NAMED = 5  # classes, users or photographs in a note
 SAMPLED = 50  # ``check`` looks for every 50th picture of a published set
@@ -127,9 +114,8 @@ def load(
 
 def _add_review(request: DataRequest, images: ImageSet) -> ImageSet:
     """Add notes on the user's own data."""
-    return (
-        replace(images, notes=(*images.notes, *review(summarize(images)))) if request.source.origin == OWN else images
-    )
+    notes = review(summarize(images)) if request.source.origin == OWN else ()
+    return replace(images, notes=(*images.notes, *notes))
 
 
 def load_examples(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> Examples:
@@ -258,15 +244,15 @@ def _assemble(request: DataRequest, rows: Rows, scanned: Scan) -> ImageSet:
     if not all(map(len, parts)):
         raise UserError(f"{request.name} has no photographs in the train or the test part; add rows with that split")
     train, test = (rows.part(numbers) for numbers in parts)
-    first, second = (Split(scanned.photographs(numbers), rows.labels[numbers]) for numbers in parts)
+    splits = (Split(scanned.photographs(numbers), rows.labels[numbers]) for numbers in parts)
     mean, std = moments(scanned.counts[: scanned.channels])
     disk = f"{format_bytes(scanned.on_disk)} on disk (at most {format_bytes(cache.disk)})"
     notes.append(f"images: {disk}, at most {format_bytes(cache.memory)} in memory")
     if beyond := int(scanned.beyond.sum()):
         limit = f"--cache-disk {format_bytes(cache.disk)} (or half of the free space there)"
         notes.append(f"{counted(beyond, 'photograph')} beyond {limit}: decoded again whenever needed")
-    images = ImageSet(request.name, rows.classes, first, second, mean, std, notes=tuple(notes))
-    return _add_review(request, replace(images, users=train.users, test_users=test.users, places=train.places))
+    images = ImageSet(request.name, rows.classes, *splits, mean, std, notes=tuple(notes), test_users=test.users)
+    return _add_review(request, replace(images, users=train.users, places=train.places))
 
 
 def _note_repeated(rows: Rows, scanned: Scan) -> list[str]:

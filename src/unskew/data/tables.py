@@ -106,7 +106,7 @@ def read_csv(path: Path, wanted: Sequence[str] = (), only: set[str] | None = Non
                     for column, at in cells:
                         column.append(row[at])
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}; give the path of a table") from error
+        raise UserError(f"{path} cannot be read: {error.strerror or error}; give the path to a table") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is not a CSV file in UTF-8: {error}; write it again") from error
     finally:
