@@ -6,15 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from photo_tables import load_arrays
-from unskew.core.errors import UserError
+from photo_tables import load_arrays, refused
 from unskew.data import arrays
-
-
-def refused(read, text):
-    with pytest.raises(UserError, match=r"\A[^\n]+\Z") as caught:
-        read(str(text))
-    return str(caught.value)
 
 
 def save(tmp_path, **given):

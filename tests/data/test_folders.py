@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from photo_tables import load_folder
-from unskew.core.errors import UserError
+from photo_tables import load_folder, refused
 from unskew.data.photographs import open_photographs
 
 
@@ -14,12 +13,6 @@ def paint(path, size=(6, 4), mode="RGB", colour=None):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, colour or 0).save(path)
     return path
-
-
-def refused(read, text):
-    with pytest.raises(UserError, match=r"\A[^\n]+\Z") as caught:
-        read(str(text))
-    return str(caught.value)
 
 
 @pytest.fixture

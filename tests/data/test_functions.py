@@ -69,7 +69,8 @@ def test_a_function_that_draws_from_the_key_gives_the_same_for_the_same_seed():
         *((what, "must be a list of 20 integers, one per training example") for what in (
             "float", "short", "negative", "none", "nobody", "table", "text", "ragged", "nan"
         )),
-        ("large", "assigns an example to client 4, but clients are numbered from 0 to 3"), ("raises", "raises RuntimeError: no luck"),
+        ("large", "assigns an example to client 4, but clients are numbered from 0 to 3"),
+        ("raises", "raises RuntimeError: no luck"),
     ],
 )  # fmt: skip
 def test_a_wrong_answer_is_refused_with_the_functions_name(what, complaint):

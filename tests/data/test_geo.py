@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.data.partition import leaf_cells, parents, partition_examples
+from unskew.data.partition import leaf_cells, partition_examples
 from unskew.data.population import Population
 
 s2 = pytest.importorskip("s2geometry")
@@ -127,15 +126,6 @@ near_or_far = st.one_of(
 @given(places=st.lists(near_or_far, min_size=1, max_size=40), most=st.integers(1, 6))
 def test_it_is_what_the_library_alone_gives(places, most):
     assert as_groups(deal(places, f"geo(max={most}, min=0)")) == plain_cells(places, most)
-
-
-@settings(max_examples=40, deadline=None)
-@given(ids=hnp.arrays(np.uint64, st.integers(0, 30), elements=st.integers(0, 6 * 2**61 - 1)), level=st.integers(0, 30))
-def test_parents_are_the_librarys(ids, level):
-    leaves = ids | np.uint64(1)
-    for leaf, parent in zip(leaves.tolist(), parents(leaves, level).tolist(), strict=True):
-        cell = s2.S2CellId(leaf).parent(level) if level < 30 else s2.S2CellId(leaf)
-        assert cell.id() == parent
 
 
 # Places at the edge

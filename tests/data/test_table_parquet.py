@@ -16,11 +16,6 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache", 10**9, 10**8)
-
-
-@pytest.fixture
 def table(tmp_path):
     """A CSV and the columns of a parquet file with the same photographs as bytes."""
     path = write_table(tmp_path, 30)

@@ -7,23 +7,12 @@ import numpy as np
 import pytest
 
 import unskew
-from photo_tables import HEADER, as_arrays, command, load_table, write_table
+from photo_tables import HEADER, as_arrays, command, load_table, refused, write_table
 from unskew.core.errors import UserError
 from unskew.data import sources
 from unskew.data.interface import BROKEN, DAMAGED
-from unskew.data.store import Cache, cache_of
+from unskew.data.store import cache_of
 from unskew.data.tables import check_columns, read_csv
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache", 10**9, 10**8)
-
-
-def refused(text, cache):
-    with pytest.raises(UserError, match=r"\A[^\n]+\Z") as caught:
-        load_table(str(text), cache)
-    return str(caught.value)
 
 
 def test_a_table_is_an_image_set_with_users_and_places(tmp_path, cache):
@@ -143,7 +132,7 @@ HEADERS = {
 @pytest.mark.parametrize("header", HEADERS)
 def test_a_header_is_checked_by_name(tmp_path, cache, header):
     (tmp_path / "t.csv").write_text(header + "\n")
-    assert HEADERS[header] in refused(tmp_path / "t.csv", cache)
+    assert HEADERS[header] in refused(load_table, tmp_path / "t.csv", cache)
 
 
 LINES = {
@@ -160,7 +149,7 @@ LINES = {
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_is_named_where_it_is_wrong(tmp_path, cache, line):
     (tmp_path / "t.csv").write_text(f"{','.join(HEADER)}\na.png,bee,u,,,test\n{line}\n")
-    assert LINES[line] in refused(tmp_path / "t.csv", cache)
+    assert LINES[line] in refused(load_table, tmp_path / "t.csv", cache)
 
 
 def test_equal_photographs_and_those_with_two_labels_are_noted(tmp_path, cache):
@@ -178,15 +167,15 @@ def test_equal_photographs_and_those_with_two_labels_are_noted(tmp_path, cache):
 
 def test_what_is_not_a_table_is_refused(tmp_path, cache):
     path = tmp_path / "t.csv"
-    assert "No such file" in refused(path, cache)
+    assert "No such file" in refused(load_table, path, cache)
     path.write_bytes("path,label\n\xe9,1\n".encode("latin-1"))
-    assert "is not a CSV file in UTF-8" in refused(path, cache)
+    assert "is not a CSV file in UTF-8" in refused(load_table, path, cache)
     path.write_text("path,label\n")
-    assert "has a header but no rows" in refused(path, cache)
-    assert "is not a table; give FILE.csv or FILE.parquet" in refused(tmp_path / "t.xlsx", cache)
+    assert "has a header but no rows" in refused(load_table, path, cache)
+    assert "is not a table; give FILE.csv or FILE.parquet" in refused(load_table, tmp_path / "t.xlsx", cache)
     path.unlink()
     os.mkfifo(path)
-    assert "it is not a regular file" in refused(path, cache)
+    assert "it is not a regular file" in refused(load_table, path, cache)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +235,7 @@ def test_broken_photographs_are_named_counted_and_refused_or_left_out(tmp_path, 
     (tmp_path / "pictures" / "3.png").write_text("not a picture")
     (tmp_path / "pictures" / "7.png").unlink()
     (tmp_path / "pictures" / "9.png").write_bytes(b"")
-    message = refused(f"{path}(size=8)", cache)
+    message = refused(load_table, f"{path}(size=8)", cache)
     assert "3 of 20 photographs cannot be read" in message
     assert "pictures/3.png is not a picture" in message
     assert "pictures/7.png cannot be read (No such file" in message
