@@ -11,7 +11,7 @@ from partitions import counts_table
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data.partition import log_gamma, partition_examples, polya
-from unskew.data.population import Population, emd
+from unskew.data.population import Population
 
 LABELS = np.arange(5000) * 7919 % 5000 // 500  # ten classes of 500, well mixed
 
@@ -234,18 +234,6 @@ def test_polyas_urn_is_hsus_procedure_in_distribution(alpha):
     assert chi_square < freedom + 4 * np.sqrt(2 * freedom)
 
 
-def test_dirichlet_client_gives_equal_sizes_to_the_last_client_too():
-    for alpha in ("0", "1e-300", "0.001", "0.5", "100"):
-        assert set(sizes_of(deal(f"dirichlet-client({alpha})", 100))) == {50}
-        assert set(sizes_of(deal(f"dirichlet-client({alpha})", 7))) == {714, 715}
-
-
-def test_dirichlet_client_with_alpha_zero_goes_on_when_a_class_runs_out():
-    labels = np.repeat([0, 1, 3], [7, 8, 5])  # class 2 has no example
-    found = deal("dirichlet-client(0)", 4, labels, classes=4)
-    assert sizes_of(found).tolist() == [5, 5, 5, 5]
-
-
 def test_ten_thousand_clients_of_1203_classes_take_less_than_a_second():
     rng = np.random.default_rng(0)
     labels = rng.choice(1203, 120_000, p=rng.dirichlet(np.ones(1203)))
@@ -259,14 +247,6 @@ def test_ten_thousand_clients_of_1203_classes_take_less_than_a_second():
 
 
 # Edges that every scheme meets
-
-
-@pytest.mark.parametrize("text", ["iid", "dirichlet(0.5, min_size=0)", "dirichlet-client(0.5)", "shards"])
-def test_one_class_alone_and_classes_without_examples_are_legal(text):
-    labels = np.full(40, 3)
-    found = deal(text, 4, labels, classes=6)
-    assert sizes_of(found).sum() == 40
-    assert emd(found.client, labels, 6) == 0.0
 
 
 # users
