@@ -349,16 +349,10 @@ def test_missing_and_malformed_csvs_are_one_sentence(tmp_path, break_it, says):
 
 def test_the_command_writes_a_table_that_reads_back(inat, tmp_path, capsys):
     folder = inat()
-    table = [
-        "data",
-        "table",
-        "inaturalist(balance=4)",
-        "--data-dir",
-        str(folder),
-        "--out",
-        str(tmp_path / "t" / "a.csv"),
-    ]
-    app(args=table, standalone_mode=False)
+    out = str(tmp_path / "t" / "a.csv")
+    app(
+        args=["data", "table", "inaturalist(balance=4)", "--data-dir", str(folder), "--out", out], standalone_mode=False
+    )
     told = capsys.readouterr().out
     assert "12 training examples and 6 test examples of 3 classes" in told
     with (tmp_path / "t" / "a.csv").open(newline="") as file:
