@@ -359,7 +359,6 @@ CHUNK_BYTES = 64 * 10**6
 READING = "reading the photographs"
 
 Bools = npt.NDArray[np.bool_]
-Counts = npt.NDArray[np.int64]
 Say = Callable[[str, int, int], None]  # the stage, done, total
 
 
@@ -379,7 +378,7 @@ class Scan:
         self.folder, self.number = store.folder, store.number
         self.scaled = ""  # why photographs were scaled without a given size
         self.broken: dict[int, str] = {}  # row -> reason
-        self.counts: Counts = np.zeros((3, 256), np.int64)  # of the training photographs
+        self.counts: Numbers = np.zeros((3, 256), np.int64)  # of the training photographs
         self.stamps, stored = source.stamps(), store.entries()
         entry_of = {stamp: at for at, stamp in enumerate(stored["stamp"].tolist())}
         index = np.array([entry_of.get(stamp, -1) for stamp in self.stamps], np.int64)
@@ -506,7 +505,7 @@ def scan(source: Pictures, name: str, size: int | None, side: int, train: Bools,
 class _Decoded:
     pixels: Pixels
     entry: tuple[Any, ...]  # of ENTRY
-    counts: Counts
+    counts: Numbers
 
 
 def _decode_chunks(
@@ -542,13 +541,13 @@ def _examine(content: Picture | None, stamp: bytes, size: int | None) -> _Decode
     return _Decoded(pixels, entry, count_values(center(pixels, size)[None]))
 
 
-def count_values(images: Pixels) -> Counts:
+def count_values(images: Pixels) -> Numbers:
     """[3, 256], the pixels of each channel with each value; a gray image counts for all three channels."""
     channels = [np.bincount(images[:, channel].ravel(), minlength=256) for channel in range(images.shape[1])]
     return np.broadcast_to(np.stack(channels), (3, 256)).astype(np.int64)
 
 
-def _read_counts(path: Path, pixels: int) -> Counts | None:
+def _read_counts(path: Path, pixels: int) -> Numbers | None:
     """The stored counts, if they match the number of pixels."""
     with suppress(UserError, ValueError, TypeError, KeyError, OverflowError):
         values = np.array(parse_json(read_content(path) or b"")["counts"], np.int64).reshape(3, 256)

@@ -263,16 +263,13 @@ def find_files(facts: PublishedSet, data_dir: Path | None) -> tuple[FileLayout, 
     raise UserError(f"{facts.name}: {where}; {give}, or download it: unskew data fetch {facts.name} --data-dir DIR")
 
 
-def locate_published(source: Source, data_dir: Path | None) -> Path:
-    """Find the folder of a set's files."""
-    return find_files(SETS[source.name], data_dir)[1]
-
-
 def _make_source(facts: PublishedSet) -> Source:
-    known: dict[str, Any] = {name: getattr(facts, name) for name in ("name", "what", "origin", "shape", "sizes")}
-    files = {"load": load_published, "check": check_published, "locate": locate_published}
-    known |= files if facts.layouts else {"load": load_digits}
-    return Source(**known, classes=len(facts.classes), download=facts.download)
+    names = ("name", "what", "origin", "shape", "sizes", "download")
+    known: dict[str, Any] = {name: getattr(facts, name) for name in names} | {"classes": len(facts.classes)}
+    if not facts.layouts:
+        return Source(**known, load=load_digits)
+    known["locate"] = lambda _, data_dir: find_files(facts, data_dir)[1]
+    return Source(**known, load=load_published, check=check_published)
 
 
 PUBLISHED = tuple(map(_make_source, _TABLE))
