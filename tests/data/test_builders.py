@@ -164,7 +164,6 @@ def test_missing_and_malformed_annotations_are_one_sentence(inat, change, says):
     ("name", "says"),
     [
         ("inaturalist(balanced=4)", "has no knob 'balanced'; did you mean 'balance'"),
-        ("inaturalist(balance=4, balance=5)", "balance is given twice"),
         ("inaturalist(balance=4) + digits", "give one data set; several cannot be added"),
         ("digits(size=4)", "data set digits has no knob 'size'; it takes none"),
         ("inaturalist(balance=few)", "whole number"),

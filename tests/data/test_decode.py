@@ -30,15 +30,16 @@ def colours():
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 14, 3), dtype=np.uint8))
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA"])
-def test_grey_stays_one_channel(colours, mode):
-    assert decode(saved(colours.convert(mode)), None).shape == (1, 9, 14)
+GREY = ("1", "L", "LA")
 
 
-@pytest.mark.parametrize(("form", "mode"), [("JPEG", "CMYK"), ("JPEG", "L"), ("WEBP", "RGB"), ("BMP", "RGB"),
-                                            ("TIFF", "RGB"), ("GIF", "P")])  # fmt: skip
-def test_common_formats_are_read(colours, form, mode):
-    assert decode(saved(colours.convert(mode), form), None).shape == (1 if mode == "L" else 3, 9, 14)
+@pytest.mark.parametrize(
+    ("form", "mode"),
+    [*(("PNG", grey) for grey in GREY), ("JPEG", "CMYK"), ("JPEG", "L"), ("WEBP", "RGB"), ("BMP", "RGB"),
+     ("TIFF", "RGB"), ("GIF", "P")],
+)  # fmt: skip
+def test_common_formats_are_read_and_grey_stays_one_channel(colours, form, mode):
+    assert decode(saved(colours.convert(mode), form), None).shape == (1 if mode in GREY else 3, 9, 14)
 
 
 @pytest.mark.parametrize("form", ["PNG", "TIFF", "JPEG", "WEBP"])

@@ -9,7 +9,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models import build, initialise
 from unskew.models.cut import cut
-from unskew.models.networks import Network
+from unskew.models.networks import InParts, Network
 
 ENDS = {"simple-cnn": 5, "lenet-64": 3, "tiny-cnn": 2}  # linear layers after the last convolution
 CUTS = [(name, layers) for name, most in ENDS.items() for layers in range(1, most + 1)]
@@ -63,19 +63,9 @@ def test_more_layers_than_there_are_is_refused_with_how_many_there_are(name):
             cut(made, layers)
 
 
-class Opaque(nn.Module):
-    """An encoder that keeps its layers to itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(16, 8), nn.Linear(8, 6)
-
-    def forward(self, x):
-        return self.second(self.first(x.flatten(1)).relu()).relu()
-
-
 def test_an_encoder_that_is_no_sequence_has_its_classifier_alone():
-    made = ready(Opaque(), nn.Linear(6, 3))
+    layers = nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU()
+    made = ready(InParts(nn.Sequential(*layers)), nn.Linear(6, 3))
     same_function(made, 1, images(4, SHAPE))
     with pytest.raises(UserError, match=r"cannot be split earlier .*; give layers=1$"):
         cut(made, 2)

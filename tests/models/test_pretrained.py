@@ -23,26 +23,36 @@ def fitted(network, path, model="outside_models:resnet"):
     return fit(network, read_weights(path), str(path), model)
 
 
+def save_legacy(values, path):
+    torch.save(values, path, _use_new_zipfile_serialization=False)  # as torchvision's older files are
+
+
+def save_safely(values, path):
+    save_file({name: value.contiguous() for name, value in values.items()}, path)
+
+
 @pytest.mark.parametrize(
-    "wrap",
+    ("save", "wrap"),
     [
-        lambda s: s,
-        lambda s: {"state_dict": s, "epoch": 3},
-        lambda s: {"model": {f"module.{n}": v for n, v in s.items()}},
-        lambda s: {f"module.model.{n}": v for n, v in s.items()},
-        lambda s: {n: v.double() for n, v in s.items()},
-        lambda s: {n: v for n, v in s.items() if not n.endswith("num_batches_tracked")},
-        lambda s: {f"backbone.{n}": v for n, v in s.items()},
+        (torch.save, lambda s: s),
+        (torch.save, lambda s: {"state_dict": s, "epoch": 3}),
+        (torch.save, lambda s: {"model": {f"module.{n}": v for n, v in s.items()}}),
+        (torch.save, lambda s: {f"module.model.{n}": v for n, v in s.items()}),
+        (torch.save, lambda s: {n: v.double() for n, v in s.items()}),
+        (torch.save, lambda s: {f"backbone.{n}": v for n, v in s.items()}),
+        (save_legacy, lambda s: {n: v for n, v in s.items() if not n.endswith("num_batches_tracked")}),
+        (save_safely, lambda s: s),
+        (save_safely, lambda s: {f"module.{n}": v for n, v in s.items()}),
     ],
-    ids=["plain", "state_dict", "model and module.", "two prefixes", "float64", "no counters", "any prefix"],
 )
-def test_the_weights_are_found_whatever_is_around_them(wrap, tmp_path):
+def test_the_weights_are_found_whatever_is_around_them(save, wrap, tmp_path):
     source, target = resnet_like(), resnet_like()
-    torch.save(wrap(source.state_dict()), tmp_path / "w.pth")
+    path = tmp_path / ("w.safetensors" if save is save_safely else "w.pth")
+    save(wrap(source.state_dict()), path)
     with torch.no_grad():
         for value in target.parameters():
             value.fill_(7)
-    found = fitted(target, tmp_path / "w.pth")
+    found = fitted(target, path)
     tensors.overwrite_some(target, found.values)
     assert found.left_out == ()
     assert all(torch.equal(v, target.state_dict()[n]) for n, v in source.state_dict().items() if v.is_floating_point())

@@ -71,7 +71,7 @@ def read_annotations(
 
 
 def classify(read: AnnotationFile, path: Path) -> dict[int, int]:
-    """The category of each annotated photograph; a file that contradicts itself is refused."""
+    """The category of each annotated photograph; a file that contradicts itself is rejected."""
     known = {category.id for category in read.categories}
     areas: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for note in read.annotations:

@@ -90,7 +90,7 @@ class Files:
             return [self.root / self._name(row) for row in rows]
         archive, members = _open_zip(self.root, self.root.stat().st_mtime_ns), list[Picture | None]()
         for row in rows:
-            members.append(None)  # decode refuses it
+            members.append(None)  # decode rejects it
             with suppress(KeyError, zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error, *DAMAGE):
                 if archive.getinfo(name := self._name(row)).file_size <= MEMBER_BYTES:
                     members[-1] = archive.read(name)
@@ -358,6 +358,7 @@ CHUNK, FEW = 256, 4  # the most and the fewest photographs at a time
 CHUNK_BYTES = 64 * 10**6
 READING = "reading the photographs"
 
+_Decoded = tuple[Pixels, tuple[Any, ...], Numbers]  # a photograph, its entry of ENTRY and the counts of its values
 Bools = npt.NDArray[np.bool_]
 Say = Callable[[str, int, int], None]  # the stage, done, total
 
@@ -451,10 +452,10 @@ class Scan:
         self.broken |= {int(row): result for row, result in zip(rows, results, strict=True) if isinstance(result, str)}
         fine = rows[[not isinstance(result, str) for result in results]]
         decoded = [result for result in results if not isinstance(result, str)]
-        entries = np.array([result.entry for result in decoded], ENTRY)
-        written = store.append(entries, [result.pixels for result in decoded], room)
+        entries = np.array([entry for _, entry, _ in decoded], ENTRY)
+        written = store.append(entries, [pixels for pixels, _, _ in decoded], room)
         self.entries[fine], self.good[fine] = entries, True
-        self.counts += sum(result.counts for row, result in zip(fine, decoded, strict=True) if self.train[row])
+        self.counts += sum(counts for row, (_, _, counts) in zip(fine, decoded, strict=True) if self.train[row])
         return written
 
     def _count_values(self, rest: Numbers, say: Say) -> None:
@@ -501,13 +502,6 @@ def scan(source: Pictures, name: str, size: int | None, side: int, train: Bools,
         return result
 
 
-@dataclass(frozen=True)
-class _Decoded:
-    pixels: Pixels
-    entry: tuple[Any, ...]  # of ENTRY
-    counts: Numbers
-
-
 def _decode_chunks(
     source: Pictures, stamps: list[bytes], todo: Numbers, size: int | None
 ) -> Iterator[tuple[Numbers, list[_Decoded | str]]]:
@@ -518,7 +512,7 @@ def _decode_chunks(
             rows = todo[start : start + (min(most, _together(largest)) if largest else FEW)]
             chosen = [stamps[row] for row in rows]
             results = list(pool.map(_examine, source.contents(rows.tolist()), chosen, [size] * len(rows)))
-            largest = max([largest, *(result.pixels.nbytes for result in results if isinstance(result, _Decoded))])
+            largest = max([largest, *(result[0].nbytes for result in results if not isinstance(result, str))])
             start += len(rows)
             yield rows, results
 
@@ -538,7 +532,7 @@ def _examine(content: Picture | None, stamp: bytes, size: int | None) -> _Decode
     digest.update(pixels.data)
     channels, height, width = pixels.shape
     entry = (stamp, digest.digest(), NOT_STORED, zlib.crc32(pixels.data), height, width, channels, b"", 0)
-    return _Decoded(pixels, entry, count_values(center(pixels, size)[None]))
+    return pixels, entry, count_values(center(pixels, size)[None])
 
 
 def count_values(images: Pixels) -> Numbers:

@@ -1,7 +1,7 @@
 """The image sets with published files: digits, CIFAR and the MNIST family; finding, reading and checking their files.
 
 A file that differs from the published one may be used if it can be read completely; one that differs from its format is
-refused. Shapes: N records in a file, images [N, ch, H, W] (CIFAR) or [N, H, W] (idx), labels [N].
+rejected. Shapes: N records in a file, images [N, ch, H, W] (CIFAR) or [N, H, W] (idx), labels [N].
 """
 
 import gzip
@@ -362,7 +362,7 @@ def cifar_python(raw: bytes, path: Path, *, key: str, classes: int) -> tuple[Ima
 
 
 def _check_labels(labels: Labels, path: Path, classes: int, first: int = 0) -> None:
-    """Refuse a label that is no class; in the file, the smallest one is ``first``."""
+    """Reject a label that is no class; in the file, the smallest one is ``first``."""
     if len(wrong := np.flatnonzero((labels < 0) | (labels >= classes))):
         label = f"the label of record {wrong[0]} is {labels[wrong[0]] + first}"
         raise UserError(f"{path}: {label}, but labels range from {first} to {first + classes - 1}; {REPLACE}")

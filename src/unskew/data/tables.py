@@ -120,7 +120,7 @@ def read_columns(path: Path, wanted: Sequence[str], *, only: set[str] | None = N
 
 
 def choose_columns(header: Sequence[str], where: Path, without: str = "") -> tuple[dict[str, int], tuple[str, ...]]:
-    """The positions of the known columns, and a note on the others; refuses a header without the required ones."""
+    """The positions of the known columns, and a note on the others; rejects a header without the required ones."""
     positions = {name: list(header).index(name) for name in COLUMNS if name in header and name != without}
     known_as = {other: name for name, others in OTHER_NAMES.items() for other in others}
     unused = ", ".join(

@@ -185,7 +185,7 @@ class AnyNetwork(Network):
 
 
 def check_forward(module: nn.Module, name: str, shape: Shape, classes: int) -> None:
-    """Refuse a module that does not return logits."""
+    """Reject a module that does not return logits."""
     logits = run_probe(module, name, shape)
     if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, classes):
         output = list(logits.shape) if isinstance(logits, Tensor) else a_kind(logits)
