@@ -119,36 +119,27 @@ def test_whole_numbers_keep_their_order_and_texts_are_sorted(tmp_path):
     assert check_columns(read_csv(path)).classes == ("10", "9", "a", "b")
 
 
-HEADERS = {
+GOOD = f"{','.join(HEADER)}\na.png,bee,u,,,test\n"
+TABLES = {
     "": "has no column label; other columns: none",
     "path,category": "has no column label; other columns: category (rename it to label?)",
     "filename,label": "has no column path; other columns: filename (rename it to path?)",
     "path,label,latitude": "has no column longitude",
     "image,label": "has no column path",
+    GOOD + "x.png,ant,u,1,2,nowhere": "line 3: split is 'nowhere'; give train, test or validation",
+    GOOD + "x.png,,u,1,2,train": "line 3: the label is empty",
+    GOOD + "x.png,ant,u,91,2,train": "line 3: the latitude is '91'; give degrees from -90 to 90",
+    GOOD + "x.png,ant,u,north,2,train": "line 3: the latitude is 'north'",
+    GOOD + "x.png,ant,u,1,181,train": "line 3: the longitude is '181'",
+    GOOD + "x.png,ant": "line 3 has 2 values for 6 columns",
+    GOOD + 'x.png,"ant': "is not a CSV file in UTF-8: unexpected end of data",
 }
 
 
-@pytest.mark.parametrize("header", HEADERS)
-def test_a_header_is_checked_by_name(tmp_path, cache, header):
-    (tmp_path / "t.csv").write_text(header + "\n")
-    assert HEADERS[header] in refused(load_table, tmp_path / "t.csv", cache)
-
-
-LINES = {
-    "x.png,ant,u,1,2,nowhere": "line 3: split is 'nowhere'; give train, test or validation",
-    "x.png,,u,1,2,train": "line 3: the label is empty",
-    "x.png,ant,u,91,2,train": "line 3: the latitude is '91'; give degrees from -90 to 90",
-    "x.png,ant,u,north,2,train": "line 3: the latitude is 'north'",
-    "x.png,ant,u,1,181,train": "line 3: the longitude is '181'",
-    "x.png,ant": "line 3 has 2 values for 6 columns",
-    'x.png,"ant': "is not a CSV file in UTF-8: unexpected end of data",
-}
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_a_line_is_named_where_it_is_wrong(tmp_path, cache, line):
-    (tmp_path / "t.csv").write_text(f"{','.join(HEADER)}\na.png,bee,u,,,test\n{line}\n")
-    assert LINES[line] in refused(load_table, tmp_path / "t.csv", cache)
+@pytest.mark.parametrize("content", TABLES)
+def test_a_header_is_checked_by_name_and_a_line_is_named_where_it_is_wrong(tmp_path, cache, content):
+    (tmp_path / "t.csv").write_text(content + "\n")
+    assert TABLES[content] in refused(load_table, tmp_path / "t.csv", cache)
 
 
 def test_equal_photographs_and_those_with_two_labels_are_noted(tmp_path, cache):
