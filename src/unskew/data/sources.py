@@ -244,15 +244,15 @@ def _assemble(request: DataRequest, rows: Rows, scanned: Scan) -> ImageSet:
     if not all(map(len, parts)):
         raise UserError(f"{request.name} has no photographs in the train or the test part; add rows with that split")
     train, test = (rows.part(numbers) for numbers in parts)
-    splits = (Split(scanned.photographs(numbers), rows.labels[numbers]) for numbers in parts)
+    first, second = (Split(scanned.photographs(numbers), rows.labels[numbers]) for numbers in parts)
     mean, std = moments(scanned.counts[: scanned.channels])
     disk = f"{format_bytes(scanned.on_disk)} on disk (at most {format_bytes(cache.disk)})"
     notes.append(f"images: {disk}, at most {format_bytes(cache.memory)} in memory")
     if beyond := int(scanned.beyond.sum()):
         limit = f"--cache-disk {format_bytes(cache.disk)} (or half of the free space there)"
         notes.append(f"{counted(beyond, 'photograph')} beyond {limit}: decoded again whenever needed")
-    images = ImageSet(request.name, rows.classes, *splits, mean, std, notes=tuple(notes), test_users=test.users)
-    return _add_review(request, replace(images, users=train.users, places=train.places))
+    images = ImageSet(request.name, rows.classes, first, second, mean, std, notes=tuple(notes))
+    return _add_review(request, replace(images, users=train.users, test_users=test.users, places=train.places))
 
 
 def _note_repeated(rows: Rows, scanned: Scan) -> list[str]:

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -157,10 +157,10 @@ def check_columns(columns: Columns) -> Rows:
     labels, classes = _number_labels(columns)
     owners = [user.strip() for user in texts.get("user", ())]  # empty: the example belongs to no client
     users = np.array(owners, np.str_) if any(owners) else None
-    rows = Rows(columns.file.absolute().parent, texts.get("path", []), labels, classes, test, users, _places(columns))
+    file, facts = columns.file.absolute(), (labels, classes, test, users, _places(columns), tuple(notes))
     if columns.image is not None:
-        rows = replace(rows, root=columns.file.absolute(), numbers=np.arange(count), column=columns.image)
-    return replace(rows.part(used), notes=tuple(notes))
+        return Rows(file, [], *facts, numbers=np.arange(count), column=columns.image).part(used)
+    return Rows(file.parent, texts["path"], *facts).part(used)
 
 
 def _number_labels(columns: Columns) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
