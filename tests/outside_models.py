@@ -1,5 +1,7 @@
 """Networks that live outside the package, named ``outside_models:function`` in tests."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -9,8 +11,7 @@ from unskew.models.networks import Network
 
 def linear(shape, classes) -> Network:
     """Pixels straight into the classifier: small enough to be worked out by hand."""
-    channels, height, width = shape
-    return Network(nn.Flatten(), nn.Linear(channels * height * width, classes))
+    return Network(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
 def batch_norm(shape, classes) -> Network:
@@ -32,11 +33,9 @@ def norm_and_dropout(shape, classes) -> Network:
 
 def norms(shape, classes) -> Network:
     """Every norm that needs no draw."""
-    channels, height, width = shape
-    encoder = nn.Sequential(
-        nn.GroupNorm(1, channels), nn.BatchNorm2d(channels), nn.Flatten(), nn.LayerNorm(channels * height * width)
-    )
-    return Network(encoder, nn.Linear(channels * height * width, classes))
+    size = math.prod(shape)
+    parts = nn.GroupNorm(1, shape[0]), nn.BatchNorm2d(shape[0]), nn.Flatten(), nn.LayerNorm(size)
+    return Network(nn.Sequential(*parts), nn.Linear(size, classes))
 
 
 class Shift(nn.Module):
@@ -52,8 +51,7 @@ class Shift(nn.Module):
 
 def constant(shape, classes) -> Network:
     """A network with a constant of its own among its buffers."""
-    channels, height, width = shape
-    return Network(nn.Sequential(Shift(), nn.Flatten()), nn.Linear(channels * height * width, classes))
+    return Network(nn.Sequential(Shift(), nn.Flatten()), nn.Linear(math.prod(shape), classes))
 
 
 number = 3  # no function
@@ -140,7 +138,7 @@ class Palette(nn.Module):
         self.colours = nn.Embedding(16, 3)
         self.scale = nn.Parameter(torch.ones(()))
         self.register_buffer("images_seen", torch.zeros((), dtype=torch.int64))
-        self.out = nn.Linear(3 * shape[0] * shape[1] * shape[2], classes, bias=False)
+        self.out = nn.Linear(3 * math.prod(shape), classes, bias=False)
         self.unused = nn.Parameter(torch.ones(2))
         self.frozen = nn.Parameter(torch.full((1,), 2.0), requires_grad=False)
 

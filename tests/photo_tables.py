@@ -1,12 +1,15 @@
 """A stranger's photographs for tests: pictures of differing sizes in folders, and a CSV that lists them."""
 
 import csv
+import struct
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from unskew.console.main import main
+from unskew.core.errors import UserError
 from unskew.data.photographs import silent
 from unskew.data.sources import load
 
@@ -66,6 +69,23 @@ def load_folder(text):
 
 def load_arrays(text):
     return load(f"arrays:{text}", None)
+
+
+def refused(read, *given):
+    """The message, of one line, with which ``read`` refuses what it is given."""
+    with pytest.raises(UserError, match=r"\A[^\n]+\Z") as caught:
+        read(*given)
+    return str(caught.value)
+
+
+def hollow_png(side):
+    """A PNG of a few bytes whose header claims that size."""
+
+    def chunk(name, body):
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 def command(capsys, *words):

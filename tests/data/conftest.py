@@ -1,21 +1,17 @@
 """What the tests of the readers share: small files of their own, and the real data where somebody has it."""
 
 import gzip
-import os
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from unskew.data.store import Cache
+
 
 @pytest.fixture
-def real_data():
-    """An unpacked folder of the published sets, named by UNSKEW_TEST_DATA."""
-    folder = os.environ.get("UNSKEW_TEST_DATA")
-    if not folder or not Path(folder).is_dir():
-        pytest.skip("UNSKEW_TEST_DATA names no folder with the published data sets")
-    return Path(folder)
+def cache(tmp_path):
+    return Cache(tmp_path / "cache", 10**9, 10**8)
 
 
 @pytest.fixture

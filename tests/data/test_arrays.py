@@ -6,15 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from photo_tables import load_arrays
-from unskew.core.errors import UserError
+from photo_tables import load_arrays, refused
 from unskew.data import arrays
-
-
-def refused(read, text):
-    with pytest.raises(UserError, match=r"\A[^\n]+\Z") as caught:
-        read(str(text))
-    return str(caught.value)
 
 
 def save(tmp_path, **given):
@@ -78,13 +71,6 @@ def test_floats_are_rounded_to_the_nearest_byte(x):
     assert np.abs(images[:, 0] / 255 - x.astype(np.float64)).max() <= 0.5 / 255 + 1e-12
 
 
-def test_bytes_saved_as_floats_come_back_exactly(tmp_path):
-    x = np.arange(256, dtype=np.uint8).reshape(4, 8, 8).repeat(2, axis=0)
-    for dtype in (np.float32, np.float64):
-        path = save(tmp_path, x_train=(x / 255).astype(dtype), y_train=np.arange(8) % 2)
-        np.testing.assert_array_equal(load_arrays(str(path)).train.images[:4, 0], x[:4])
-
-
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
@@ -103,7 +89,7 @@ def test_bytes_saved_as_floats_come_back_exactly(tmp_path):
         ({"x_train": X[:0], "y_train": Y[:0]}, "y_train is int64 [0]"),
         ({"x_train": np.zeros((5, 4, 4, 4), np.uint8), "y_train": Y[:5]}, "has shape [5, 4, 4, 4]"),
         ({"x_train": X[:4], "y_train": Y[:4]}, "nor five examples"),
-        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "must have one shape"),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "must have the same shape"),
         ({"x_train": X, "y_train": Y, "users": np.arange(9)}, "users is int64 [9]"),
         ({"x_train": X, "y_train": Y, "users": np.arange(10.0)}, "users is float64"),
         ({"x_train": X, "y_train": Y, "classes": np.array(["a", "b"])}, "range from 0 to 2"),

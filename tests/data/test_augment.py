@@ -52,16 +52,6 @@ def test_draws_cover_all_crops_and_flips_evenly():
     assert ((seen - count / 162) ** 2 / (count / 162)).sum() < 269
 
 
-@pytest.mark.parametrize("count", [0, 1, 7])
-def test_draws_have_these_shapes_and_types_and_follow_the_key(count):
-    shift, flip = draw(Key(3).numpy(), count)
-    assert (shift.shape, shift.dtype) == ((count, 2), np.uint8)
-    assert (flip.shape, flip.dtype) == ((count,), bool)
-    again = draw(Key(3).numpy(), count)
-    assert np.array_equal(again[0], shift)
-    assert np.array_equal(again[1], flip)
-
-
 def test_enlarging_by_two_is_bilinear_between_the_centres_of_pixels():
     made = resize_images(torch.tensor([[[[0.0, 4.0]]]]), (1, 1, 4))
     assert made.flatten().tolist() == [0.0, 1.0, 3.0, 4.0]  # centres at −¼, ¼, ¾, 1¼; the ends are repeated

@@ -34,18 +34,11 @@ def test_a_batch_is_the_twins_images(shape):
     rng = np.random.default_rng(1)
     images = torch.from_numpy(rng.integers(0, 256, (40, *shape), dtype=np.uint8))
     box, flip = (torch.from_numpy(each) for each in draw_crops(rng, 40))
+    box[:2] = torch.tensor([0.0, 0.0, 1.0, 1.0])  # as much of the image as there can be
     made = resized_crop(images, box, flip)
     wanted = torch.stack([twin(*each) for each in zip(images, box, flip, strict=True)])
     assert made.dtype == torch.float32
     torch.testing.assert_close(made.double(), wanted, rtol=0, atol=0.02)
-
-
-def test_the_whole_image_is_the_image():
-    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 3, 64, 64), dtype=np.uint8))
-    box = torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 2)
-    made = resized_crop(images, box, torch.tensor([False, True]))
-    torch.testing.assert_close(made[0], images[0].float(), rtol=0, atol=0.02)
-    torch.testing.assert_close(made[1], images[1].flip(2).float(), rtol=0, atol=0.02)
 
 
 def test_nothing_outside_the_part_and_no_black_edge_is_seen():

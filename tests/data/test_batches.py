@@ -69,20 +69,6 @@ def test_augmentation_does_not_change_the_order():
     assert torch.equal(with_crops.index, without.index)
 
 
-@pytest.mark.parametrize(
-    ("size", "batch", "counts"),
-    [
-        *[(0, 4, ()), (1, 4, (1,)), (3, 4, (3,)), (4, 4, (4,)), (5, 4, (4, 1)), (8, 4, (4, 4))],
-        *[(2, 1, (1, 1)), (3, 10**6, (3,))],
-    ],
-)
-def test_how_a_clients_examples_fall_into_batches(size, batch, counts):
-    local = Local(epochs=3, batch=batch)
-    found = plan(np.arange(size, dtype=np.int32), None, local, Key(0))
-    assert found.counts == counts * 3
-    assert steps_for(size, local) == len(counts) * 3
-
-
 # Pixels
 
 
@@ -143,15 +129,3 @@ def test_with_steps_a_visit_has_that_many_batches_and_begins_as_with_epochs(exam
     longer = plan(examples, None, Local(epochs=30, batch=batch), Key(3))
     assert torch.equal(found.index, longer.index[: len(found.index)])
     assert found.counts == longer.counts[: len(found.counts)]
-
-
-def test_steps_that_are_whole_epochs_are_the_plan_of_these_epochs():
-    examples = np.arange(23, dtype=np.int32)
-    by_steps, by_epochs = (plan(examples, None, Local(batch=5, augment=True, **n), Key(1)) for n in LENGTHS)
-    assert by_steps.counts == by_epochs.counts
-    assert torch.equal(by_steps.index, by_epochs.index)
-    assert torch.equal(by_steps.shift, by_epochs.shift)
-    assert torch.equal(by_steps.flip, by_epochs.flip)
-
-
-LENGTHS = ({"steps": 15}, {"epochs": 3})

@@ -117,16 +117,7 @@ def test_a_pickle_that_would_run_a_command_is_refused_by_name_and_not_run(protoc
         b"\xff.",
         b"",
         b".",
-    ],
-)
-def test_what_no_batch_needs_is_refused(raw):
-    refused(raw)
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b"x.",  # BINBYTES8
+        b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b"x.",  # BINBYTES8: from here on, sizes that are not true
         b"\x80\x05\x96" + struct.pack("<Q", 2**63) + b"x.",  # BYTEARRAY8
         b"\x80\x02T\xff\xff\xff\xff.",
         b"\x80\x02\x8b\xff\xff\xff\x7f.",  # LONG4
@@ -135,8 +126,8 @@ def test_what_no_batch_needs_is_refused(raw):
         python2(shape=b"(" + b"K\x01" * 70 + b"K\x0ct"),
         python2(code=b"i8"),
     ],
-)  # fmt: skip
-def test_a_size_that_the_bytes_do_not_bear_out_is_refused(raw):
+)
+def test_what_no_batch_needs_and_a_size_that_the_bytes_do_not_bear_out_are_refused(raw):
     refused(raw)
 
 

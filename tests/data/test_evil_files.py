@@ -9,7 +9,6 @@ import tarfile
 import tracemalloc
 import warnings
 import zipfile
-import zlib
 from contextlib import contextmanager
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from photo_tables import load_arrays, load_folder
+from photo_tables import hollow_png, load_arrays, load_folder
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import limits
 from unskew.core.errors import UserError
@@ -140,16 +139,6 @@ def test_a_named_pipe_does_not_hang(tmp_path):
 # Pictures
 
 
-def picture_of(side):
-    """A grey PNG that claims side × side pixels and has none of them."""
-
-    def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    size = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-
-
 @pytest.fixture
 def pictures(tmp_path):
     for name in ("cat", "dog"):
@@ -161,7 +150,7 @@ def pictures(tmp_path):
 
 
 def test_one_picture_beyond_what_pillow_opens_is_named(pictures):
-    (pictures / "cat" / "huge.png").write_bytes(picture_of(20_000))
+    (pictures / "cat" / "huge.png").write_bytes(hollow_png(20_000))
     with refused(r"huge\.png is damaged .Image size"):
         load_folder(str(pictures))
 

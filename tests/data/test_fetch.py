@@ -35,9 +35,9 @@ def server(monkeypatch):
             else:
                 self.give(answer)
 
-        def give(self, raw, cut=None, ranges=True):
+        def give(self, raw, cut=None):
             """The file, or what was asked for of it; the connection ends after ``cut`` bytes of the body."""
-            asked = self.headers.get("Range") if ranges else None
+            asked = self.headers.get("Range")
             start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
             if start >= len(raw) > 0:
                 self.send_error(416)
@@ -78,13 +78,29 @@ def md5(raw):
     return hashlib.md5(raw).hexdigest()
 
 
-def tar(members):
+FILE = tarfile.REGTYPE
+
+
+def tarred(*entries):
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, raw in members.items():
+        for name, kind, raw in entries:
             info = tarfile.TarInfo(name)
-            info.size = len(raw)
+            info.type, info.size = kind, len(raw)
+            info.linkname = "/etc/passwd" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
             archive.addfile(info, io.BytesIO(raw))
+    return packed.getvalue()
+
+
+def tar(members):
+    return tarred(*((name, FILE, raw) for name, raw in members.items()))
+
+
+def zipped(members):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, raw in members.items() if isinstance(members, dict) else members:
+            archive.writestr(name, raw)
     return packed.getvalue()
 
 
@@ -127,14 +143,11 @@ def test_what_is_there_and_whole_is_not_fetched_again_and_what_is_damaged_is(tmp
 
 
 def test_a_zip_is_fetched_and_only_its_expected_members_are_kept(tmp_path, server, monkeypatch, write_idx):
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr("gzip/emnist-balanced-mapping.txt", b"x")
-        for split in ("balanced", "byclass", "bymerge", "digits", "letters", "mnist"):
-            write_idx(tmp_path / "made", f"emnist-{split}-", "test", first=int(split == "letters"))
-        for path in (tmp_path / "made").iterdir():
-            archive.writestr(f"gzip/{path.name}", path.read_bytes())
-    publish(monkeypatch, server, "emnist-letters", "gzip.zip", packed.getvalue())
+    for split in ("balanced", "byclass", "bymerge", "digits", "letters", "mnist"):
+        write_idx(tmp_path / "made", f"emnist-{split}-", "test", first=int(split == "letters"))
+    members = {f"gzip/{path.name}": path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    raw = zipped({"gzip/emnist-balanced-mapping.txt": b"x"} | members)
+    publish(monkeypatch, server, "emnist-letters", "gzip.zip", raw)
     folder = fetch("emnist-letters", tmp_path / "data", mirror=server.address, report=silent)
     assert len(list(folder.iterdir())) == 24
     assert len(sources.load("emnist", tmp_path / "data").train) == 7
@@ -175,36 +188,14 @@ def test_a_silent_server_is_given_up(tmp_path, server, monkeypatch):
 WHOLE = tar({**CIFAR100, "cifar-100-binary/other": hashlib.sha512(b"").digest() * 200})
 
 
-@pytest.fixture
-def cut(server, monkeypatch):
-    """Publishes CIFAR-100 on a server whose first answers are cut; ``how`` says what it does with a range."""
-
-    def start(cuts=1, **how):
-        publish(monkeypatch, server, "cifar100", "cifar-100-binary.tar.gz", WHOLE)
-        left = [cuts]
-
-        def answer(handler):
-            left[0] -= 1
-            handler.give(WHOLE, cut=len(WHOLE) // 3 if left[0] >= 0 else None, **how)
-
-        server.files["/cifar-100-binary.tar.gz"] = answer
-        return server
-
-    return start
-
-
-def fetched(folder, server, **options):
-    said = []
-    fetch("cifar100", folder, mirror=server.address, report=silent, say=said.append, **options)
-    assert (folder / "cifar-100-binary" / "train.bin").read_bytes() == RECORD * 3
-    assert sorted(p.name for p in folder.rglob("*") if p.is_file()) == ["test.bin", "train.bin"]
-    return said
-
-
-def test_a_cut_connection_is_continued_where_it_broke_off(tmp_path, cut):
-    server = cut()
-    said = fetched(tmp_path, server)
-    third = len(WHOLE) // 3
+def test_a_cut_connection_is_continued_where_it_broke_off(tmp_path, server, monkeypatch):
+    publish(monkeypatch, server, "cifar100", "cifar-100-binary.tar.gz", WHOLE)
+    third, said = len(WHOLE) // 3, []
+    ends = [third, None]
+    server.files["/cifar-100-binary.tar.gz"] = lambda handler: handler.give(WHOLE, cut=ends.pop(0))
+    fetch("cifar100", tmp_path, mirror=server.address, report=silent, say=said.append)
+    assert (tmp_path / "cifar-100-binary" / "train.bin").read_bytes() == RECORD * 3
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["test.bin", "train.bin"]
     assert [asked[1] for asked in server.asked] == [None, f"bytes={third}-"]
     lost = f"the connection was lost after {third:,} of {len(WHOLE):,} bytes; continuing"
     assert said[0] == f"{server.address}/cifar-100-binary.tar.gz: {lost}"
@@ -235,14 +226,6 @@ def test_mirrors_are_tried_in_turn_and_it_is_said(tmp_path, server, monkeypatch)
 
 
 # Archives that are unpacked whole
-
-
-def zipped(members, **flags):
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, raw in members.items() if isinstance(members, dict) else members:
-            archive.writestr(name, raw)
-    return packed.getvalue()
 
 
 OMNIGLOT = {
@@ -338,24 +321,12 @@ def test_a_redirection_is_followed_and_continued(tmp_path, server, monkeypatch):
     assert [asked[1] for asked in server.asked if asked[0] == "/there"] == [None, "bytes=4-"]
 
 
-def tarred(*entries):
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, kind, raw in entries:
-            info = tarfile.TarInfo(name)
-            info.type, info.size = kind, len(raw)
-            info.linkname = "/etc/passwd" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
-            archive.addfile(info, io.BytesIO(raw))
-    return packed.getvalue()
-
-
 def zip_link():
     info = zipfile.ZipInfo("set/link")
     info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
     return zipped([("set/a.png", b"x"), (info, b"/etc/passwd")])
 
 
-FILE = tarfile.REGTYPE
 EVIL = {
     "tar: a path above": (tarred(("set/a", FILE, b"x"), ("../evil", FILE, b"x")), "points outside its folder"),
     "tar: a path above, inside": (tarred(("set/../../evil", FILE, b"x")), "points outside its folder"),
@@ -419,11 +390,8 @@ def test_every_published_set_can_be_fetched_by_checksum():
 
 def test_published_splits_are_fetched_next_to_the_set_and_stay(tmp_path, server):
     for name in ("inaturalist-user-120k", "inaturalist-geo"):
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w") as archive:
-            archive.writestr(f"{name}/federated_train_{name[12:]}.csv", f"user_id,image_id,class\n{name},1,0\n")
-            archive.writestr(f"{name}/test.csv", "image_id,class\n2,0\n")
-        server.files[f"/{name}.zip"] = packed.getvalue()
+        train = f"{name}/federated_train_{name[12:]}.csv", f"user_id,image_id,class\n{name},1,0\n"
+        server.files[f"/{name}.zip"] = zipped([train, (f"{name}/test.csv", "image_id,class\n2,0\n")])
     said = []
 
     def get():

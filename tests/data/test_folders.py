@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from photo_tables import load_folder
-from unskew.core.errors import UserError
+from photo_tables import load_folder, refused
 from unskew.data.photographs import open_photographs
 
 
@@ -14,12 +13,6 @@ def paint(path, size=(6, 4), mode="RGB", colour=None):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, colour or 0).save(path)
     return path
-
-
-def refused(read, text):
-    with pytest.raises(UserError, match=r"\A[^\n]+\Z") as caught:
-        read(str(text))
-    return str(caught.value)
 
 
 @pytest.fixture
@@ -91,7 +84,7 @@ def test_pictures_deeper_inside_a_class_and_one_folder_around_all_are_read(tmp_p
 
 
 def test_what_is_no_folder_of_pictures_is_refused(tmp_path):
-    assert "contains no pictures in folders" in refused(load_folder, tmp_path)
+    assert "has no class folders with pictures" in refused(load_folder, tmp_path)
     assert "is not a folder" in refused(load_folder, tmp_path / "absent")
     (tmp_path / "bad.zip").write_bytes(b"PK")
     assert "bad.zip cannot be read as a zip archive" in refused(load_folder, tmp_path / "bad.zip")

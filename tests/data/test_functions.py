@@ -66,10 +66,11 @@ def test_a_function_that_draws_from_the_key_gives_the_same_for_the_same_seed():
 @pytest.mark.parametrize(
     ("what", "complaint"),
     [
-        *((what, "must have a whole number for each of 20 training examples") for what in (
+        *((what, "must be a list of 20 integers, one per training example") for what in (
             "float", "short", "negative", "none", "nobody", "table", "text", "ragged", "nan"
         )),
-        ("large", "assigns an example to client 4, but there are 4"), ("raises", "raises RuntimeError: no luck"),
+        ("large", "assigns an example to client 4, but clients are numbered from 0 to 3"),
+        ("raises", "raises RuntimeError: no luck"),
     ],
 )  # fmt: skip
 def test_a_wrong_answer_is_refused_with_the_functions_name(what, complaint):

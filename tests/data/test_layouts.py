@@ -33,7 +33,7 @@ def test_cinic10_has_train_and_test_and_validation_on_demand(cinic):
     both = sources.load_rows("cinic10(valid=train)", cinic)
     assert (~both.test).sum() == 15
     assert both.notes == ("the validation images are used for training too",)
-    with pytest.raises(UserError, match=r"give train .* or out"):
+    with pytest.raises(UserError, match=r"give 'train' .* or 'out'"):
         sources.load_rows("cinic10(valid=some)", cinic)
 
 

@@ -1,6 +1,7 @@
 """Partitions to files and back; what is foreign, changed or damaged is named."""
 
 import csv
+import hashlib
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data.partition import partition_examples
 from unskew.data.partition_files import from_arrays, from_csv, read_partition, to_arrays, to_csv_rows
-from unskew.data.population import emd, number_users
+from unskew.data.population import Partition, emd, number_users
 
 LABELS = np.arange(600) * 7 % 10
 MADE = partition_examples("dirichlet(0.5, min_size=3)", LABELS, clients=8, key=Key(3), classes=10)
@@ -28,13 +29,6 @@ def read(path, labels=LABELS, clients=None, seed=0):
 # The artefact
 
 
-def test_the_artefact_gives_the_partition_again():
-    again = from_arrays(ARRAYS, LABELS, 10)
-    for field in ("clients", "scheme", "seed", "hash", "names", "redraws", "notes"):
-        assert getattr(again, field) == getattr(MADE, field)
-    assert again.client.tolist() == MADE.client.tolist()
-
-
 def test_the_artefact_holds_sizes_label_counts_and_emd():
     assert ARRAYS["sizes"].tolist() == np.bincount(MADE.client, minlength=8).tolist()
     assert ARRAYS["emd"] == emd(MADE.client, LABELS, 10)
@@ -43,11 +37,22 @@ def test_the_artefact_holds_sizes_label_counts_and_emd():
     assert ARRAYS["counts"][:, 2].sum() == 600
 
 
-def test_names_notes_and_a_long_seed_survive(tmp_path):
+def test_the_artefact_gives_the_partition_again_with_names_and_a_long_seed(tmp_path):
     users = np.array(["zoë", "a,b", "日本"])[np.arange(600) % 3]
     made = partition_examples("users", LABELS, clients=None, key=Key(2**80), users=users, classes=10)
-    again = from_arrays(dict(np.load(saved(tmp_path / "p.npz", to_arrays(made, LABELS, 10)))), LABELS, 10)
-    assert (again.names, again.seed) == (("a,b", "zoë", "日本"), 2**80)
+    for partition in (made, MADE):
+        again = from_arrays(dict(np.load(saved(tmp_path / "p.npz", to_arrays(partition, LABELS, 10)))), LABELS, 10)
+        assert again.client.tolist() == partition.client.tolist()
+        for field in ("clients", "scheme", "seed", "hash", "names", "redraws", "notes"):
+            assert getattr(again, field) == getattr(partition, field)
+    assert (made.names, made.seed) == (("a,b", "zoë", "日本"), 2**80)
+
+
+def test_the_hash_covers_the_clients_and_their_number():
+    written = bytes.fromhex("00000000 01000000 ffffffff 0200000000000000")
+    client = np.array([0, 1, -1], np.int32)
+    assert Partition(client, 2, "by hand", 0).hash == hashlib.sha256(written).hexdigest()
+    assert Partition(client, 3, "by hand", 0).hash != Partition(client, 2, "by hand", 0).hash
 
 
 def test_a_file_keeps_its_text_as_scheme_and_notes_how_it_was_made(tmp_path):

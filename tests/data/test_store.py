@@ -16,11 +16,6 @@ from unskew.data.store import ENTRY, HEADER, Cache
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache", 10**9, 10**8)
-
-
-@pytest.fixture
 def table(tmp_path):
     return f"{write_table(tmp_path, 20, low=30, high=31)}(size=16)"
 

@@ -116,20 +116,16 @@ def test_a_population_that_cannot_be_is_refused(shape):
         Shape(**shape)
 
 
-def test_it_has_users_places_and_the_sizes_that_were_asked_for():
-    made = population(**FEW)
+def test_it_is_a_data_set_by_name_with_users_places_and_the_sizes_that_were_asked_for():
+    knobs = ", ".join(f"{name}={value}" for name, value in FEW.items())
+    made = load(f"unskew.data.synthetic_set:population({knobs})", None)
+    assert (made.train.images == population(**FEW).train.images).all()
     assert made.train.images.shape == (60, 3, 8, 8)
     assert len(made.test) == 20
     assert len(np.unique(made.users)) == 12
     assert made.places.shape == (60, 2)
     assert len(made.test_users) == 20
     assert np.bincount(made.train.labels).tolist() == [12] * 5
-
-
-def test_it_is_a_data_set_by_name():
-    knobs = ", ".join(f"{name}={value}" for name, value in FEW.items())
-    made = load(f"unskew.data.synthetic_set:population({knobs})", None)
-    assert (made.train.images == population(**FEW).train.images).all()
     with pytest.raises(UserError, match="4 to 512"):
         load("unskew.data.synthetic_set:population(size=2)", None)
 

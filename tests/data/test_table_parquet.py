@@ -16,17 +16,11 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache", 10**9, 10**8)
-
-
-@pytest.fixture
 def table(tmp_path):
-    """A CSV and the columns of a parquet file with the same photographs as bytes."""
+    """A CSV, its columns, and the photographs and labels as columns of a parquet file."""
     path = write_table(tmp_path, 30)
-    columns = read_csv(path)
-    contents = [(tmp_path / name).read_bytes() for name in columns.texts["path"]]
-    return path, columns, contents
+    texts = read_csv(path).texts
+    return path, texts, {"image": [(tmp_path / n).read_bytes() for n in texts["path"]], "label": texts["label"]}
 
 
 def write(path, columns, groups=7, metadata=None):
@@ -43,13 +37,13 @@ def same(one, other):
 
 @pytest.mark.parametrize("form", ["bytes", "struct", "path"])
 def test_bytes_structs_and_paths_give_the_images_of_the_csv(tmp_path, cache, table, form):
-    path, columns, contents = table
+    path, texts, plain = table
     image = {
-        "bytes": {"image": contents},
-        "struct": {"image": [{"bytes": each, "path": None} for each in contents]},
-        "path": {"path": columns.texts["path"]},
+        "bytes": {"image": plain["image"]},
+        "struct": {"image": [{"bytes": each, "path": None} for each in plain["image"]]},
+        "path": {"path": texts["path"]},
     }[form]
-    facts = {"label": columns.texts["label"], "user": columns.texts["user"], "split": columns.texts["split"]}
+    facts = {name: texts[name] for name in ("label", "user", "split")}
     made = write(tmp_path / "t.parquet", {**image, **facts})
     images = load_table(f"{made}(size=16)", cache)
     wanted = load_table(f"{path}(size=16)", cache)
@@ -59,15 +53,15 @@ def test_bytes_structs_and_paths_give_the_images_of_the_csv(tmp_path, cache, tab
 
 
 def test_hugging_faces_class_names_are_used(tmp_path, cache, table):
-    _, columns, contents = table
-    numbers = [{"ant": 2, "bee": 0, "cat": 1}[label] for label in columns.texts["label"]]
+    *_, plain = table
+    numbers = [{"ant": 2, "bee": 0, "cat": 1}[label] for label in plain["label"]]
     about = {"info": {"features": {"label": {"names": ["bee", "cat", "ant", "dog"], "_type": "ClassLabel"}}}}
-    made = write(tmp_path / "t.parquet", {"image": contents, "label": numbers}, metadata=about)
+    made = write(tmp_path / "t.parquet", plain | {"label": numbers}, metadata=about)
     images = load_table(f"{made}(size=16)", cache)
     assert images.classes == ("bee", "cat", "ant", "dog")
     train = [number for row, number in enumerate(numbers) if row % 5 != 4]
     assert images.train.labels.tolist() == train
-    broken = write(tmp_path / "u.parquet", {"image": contents, "label": [9] * 30}, metadata=about)
+    broken = write(tmp_path / "u.parquet", plain | {"label": [9] * 30}, metadata=about)
     with pytest.raises(UserError, match="row 0: the label is 9, but there are 4 classes"):
         load_table(f"{broken}(size=16)", cache)
 
@@ -81,9 +75,9 @@ def test_a_reader_finds_every_row_whatever_the_groups(tmp_path):
 
 
 def test_a_photograph_without_bytes_is_broken(tmp_path, cache, table):
-    _, columns, contents = table
-    contents[3] = None
-    made = write(tmp_path / "t.parquet", {"image": contents, "label": columns.texts["label"]})
+    *_, plain = table
+    plain["image"][3] = None
+    made = write(tmp_path / "t.parquet", plain)
     with pytest.raises(UserError, match=r"1 of 30 photographs cannot be read.*t\.parquet row 3 has no bytes"):
         load_table(f"{made}(size=16)", cache)
 
@@ -104,21 +98,16 @@ def test_columns_of_other_types_are_refused(tmp_path, cache, columns, message):
 
 
 def test_whole_numbers_among_which_some_are_missing_are_read(tmp_path, cache, table):
-    _, columns, contents = table
     users = [None if row == 3 else float("nan") if row == 4 else float(row % 7) for row in range(30)]
-    made = write(tmp_path / "t.parquet", {"image": contents, "label": columns.texts["label"], "user": users})
+    made = write(tmp_path / "t.parquet", table[2] | {"user": users})
     images = load_table(f"{made}(size=16)", cache)
     assert images.users.tolist() == ["" if r == 3 else str(r % 7) for r in range(30) if r % 5 != 4]
 
 
 def test_large_photographs_are_read_a_few_at_a_time(tmp_path, cache, table, monkeypatch):
-    path, columns, contents = table
-    made = write(
-        tmp_path / "t.parquet",
-        {"image": contents, "label": columns.texts["label"], "split": columns.texts["split"]},
-        100,
-    )
-    average = sum(map(len, contents)) / 30
+    path, texts, plain = table
+    made = write(tmp_path / "t.parquet", plain | {"split": texts["split"]}, 100)
+    average = sum(map(len, plain["image"])) / 30
     monkeypatch.setattr(photographs, "BATCH_BYTES", int(3.5 * average))
     asked, contents_of = [], Parquet.contents
     monkeypatch.setattr(Parquet, "contents", lambda self, rows: asked.append(len(rows)) or contents_of(self, rows))
@@ -128,8 +117,7 @@ def test_large_photographs_are_read_a_few_at_a_time(tmp_path, cache, table, monk
 
 
 def test_a_column_of_images_that_is_damaged_inside_is_refused(tmp_path, cache, table):
-    _, columns, contents = table
-    path = write(tmp_path / "t.parquet", {"image": contents, "label": columns.texts["label"]})
+    path = write(tmp_path / "t.parquet", table[2])
     raw = bytearray(path.read_bytes())
     start = parquet.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
     raw[start : start + 12] = b"\xff" * 12
@@ -140,8 +128,7 @@ def test_a_column_of_images_that_is_damaged_inside_is_refused(tmp_path, cache, t
 
 
 def test_a_damaged_file_is_refused(tmp_path, cache, table):
-    _, columns, contents = table
-    path = write(tmp_path / "t.parquet", {"image": contents, "label": columns.texts["label"]})
+    path = write(tmp_path / "t.parquet", table[2])
     whole = path.read_bytes()
     for content in (b"", b"PAR1", whole[:-20], whole[:1000], b"PAR1" + bytes(3000) + whole[-200:]):
         path.write_bytes(content)

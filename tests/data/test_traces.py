@@ -12,25 +12,22 @@ def trace(tmp_path, content):
     return read_trace(tmp_path / "t.csv")
 
 
-def there(made, rounds, clients=4):
-    return [np.flatnonzero(made(number, clients)).tolist() for number in range(1, rounds + 1)]
+WEEK = [[0], [0, 3], [], [3], [0], [0, 3], []]  # four rounds, and from the start again
 
 
-def test_both_forms_say_the_same_and_start_again_after_their_last_round(tmp_path):
-    by_round = trace(tmp_path, "round,client\n1,0\n2,0\n2,3\n4,3\n")
-    stays = trace(tmp_path, "client,from,to\n0,1,2\n3,2,2\n3,4,4\n")
-    expected = [[0], [0, 3], [], [3], [0], [0, 3], []]
-    assert there(by_round, 7) == there(stays, 7) == expected
-
-
-def test_columns_in_any_order_others_beside_them_a_byte_order_mark_and_blank_lines(tmp_path):
-    made = trace(tmp_path, "\ufeffTo , note,FROM,client\r\n2,x,1,1\r\n\r\n3,,3,0\r\n")
-    assert there(made, 3) == [[1], [1], [0]]
-
-
-def test_stays_may_overlap_and_one_row_is_enough(tmp_path):
-    assert there(trace(tmp_path, "client,from,to\n2,1,3\n2,2,5\n"), 5) == [[2]] * 5
-    assert there(trace(tmp_path, "round,client\n1,2\n"), 3) == [[2]] * 3
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("round,client\n1,0\n2,0\n2,3\n4,3\n", WEEK),
+        ("client,from,to\n0,1,2\n3,2,2\n3,4,4\n", WEEK),
+        ("\ufeffTo , note,FROM,client\r\n2,x,1,1\r\n\r\n3,,3,0\r\n", [[1], [1], [0]]),  # columns in any order
+        ("client,from,to\n2,1,3\n2,2,5\n", [[2]] * 5),  # stays may overlap
+        ("round,client\n1,2\n", [[2]] * 3),
+    ],
+)
+def test_both_forms_are_read_and_start_again_after_their_last_round(tmp_path, content, expected):
+    made = trace(tmp_path, content)
+    assert [np.flatnonzero(made(number, 4)).tolist() for number in range(1, len(expected) + 1)] == expected
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_a_name_that_leads_nowhere(capsys, flag, change, message):
         (
             "--partition",
             "outside_data:answer(what=text)",
-            "must have a whole number for each of 1,438 training examples",
+            "must be a list of 1,438 integers, one per training example",
         ),
         ("--model", "outside_methods:nothing", "returns None; it must return a torch.nn.Module"),
         ("--method", "outside_methods:empty", "must return a function from Algorithm to Algorithm"),

@@ -275,7 +275,7 @@ def test_a_sequential_end_can_be_cut_and_activations_in_place_leave_the_features
 
 
 def test_other_ends_cannot_be_cut_and_say_so():
-    with pytest.raises(UserError, match=r"only an nn\.Sequential can be split"):
+    with pytest.raises(UserError, match=r"cannot be split earlier .it must be an nn.Sequential"):
         cut(made("resnet"), 2)
     relu = nn.ReLU()
     shared = made(

@@ -104,12 +104,8 @@ class Wavering(nn.Module):
         return self.last(x)
 
 
-class Doubtful(nn.Module):
+class Doubtful(Wavering):
     """Its dropout is a function that is told the mode: traced, it would keep the mode of that moment."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(48, 8), nn.Linear(8, 8), nn.Linear(8, 10)
 
     def forward(self, images):
         x = self.second(torch.relu(self.first(images.flatten(1))))

@@ -34,7 +34,7 @@ def both_ways(conv, images, input_gradient):
     found = []
     for form in (conv.forward, conv.plain):
         x = images.clone().requires_grad_(input_gradient)
-        wanted = [conv.weight, *([] if conv.bias is None else [conv.bias]), *([x] if input_gradient else [])]
+        wanted = [conv.weight, conv.bias, *([x] if input_gradient else [])]
         output = form(x)
         above = torch.randint(-3, 4, output.shape, generator=Key(2).torch()).to(output.dtype)
         found.append((output.detach(), torch.autograd.grad(output, wanted, above)))
@@ -77,43 +77,21 @@ def test_convolution_and_pooling_as_one_are_their_plain_definition(
 
 
 @settings(deadline=None, max_examples=60)
-@given(*[st.integers(1, 4)] * 4, st.integers(0, 6), st.integers(0, 6), st.booleans())
+@given(*[st.integers(1, 4)] * 3, st.tuples(*[st.integers(1, 4)] * 2), *[st.integers(0, 6)] * 2, st.booleans())
 def test_whatever_the_sizes_the_fast_form_is_exact_on_whole_numbers(
     batch, inside, outside, kernel, taller, wider, input_gradient
 ):
     """Small whole numbers have no rounding, and many ties: even which of four equals gets the gradient must agree."""
     conv, draw = layer(inside, outside, kernel, whole=True)
-    images = torch.randint(-1, 2, (batch, inside, kernel + 1 + taller, kernel + 1 + wider), generator=draw).float()
+    size = batch, inside, kernel[0] + 1 + taller, kernel[1] + 1 + wider
+    images = torch.randint(-1, 2, size, generator=draw).float()
     assert_alike(conv, images, 0.0, input_gradient=input_gradient)
 
 
-@pytest.mark.parametrize("input_gradient", [False, True])
-@pytest.mark.parametrize("value", [0.0, 1.0, -2.0])
-def test_ties_go_where_pooling_sends_them(value, input_gradient):
-    conv, _ = layer(1, 2, whole=True)
-    assert_alike(conv, torch.full((2, 1, 9, 10), value), 0.0, input_gradient=input_gradient)
-
-
-@pytest.mark.parametrize("kernel", [1, 2, 3, (3, 5)])
-@pytest.mark.parametrize("input_gradient", [False, True])
-def test_gradients_pass_gradcheck(kernel, input_gradient):
-    conv, draw = layer(2, 3, kernel, dtype=torch.float64)
-    images = torch.randn(2, 2, 7, 8, generator=draw, dtype=torch.float64, requires_grad=input_gradient)
-
-    def function(x, weight, bias):
-        return torch.func.functional_call(conv, {"weight": weight, "bias": bias}, (x,))
-
-    assert torch.autograd.gradcheck(function, (images, conv.weight, conv.bias))
-
-
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("side", [8, 28, 32, 33])
+@pytest.mark.parametrize("side", [16, 28, 32, 33])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_takes_these_images_and_gives_finite_logits_and_gradients(name, side, channels):
-    if name == "simple-cnn" and side == 8:
-        with pytest.raises(UserError, match=r"simple-cnn needs images of .*16x16 pixels.*8"):
-            build(name, (channels, side, side), 7)
-        return
     network = build(name, (channels, side, side), 7)
     initialise(network, Key(0))
     images = torch.randn(2, channels, side, side, generator=Key(1).torch())
@@ -127,25 +105,21 @@ def test_every_network_takes_these_images_and_gives_finite_logits_and_gradients(
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "wanted"),
+    ("name", "shape", "features", "wanted"),
     [
         # conv1 3·6·25+6, conv2 6·16·25+16, fc1 400·120+120, fc2 120·84+84, fc3 84·84+84, fc4 84·256+256,
         # classifier 256·10+10
-        ("simple-cnn", (3, 32, 32), 456 + 2_416 + 48_120 + 10_164 + 7_140 + 21_760 + 2_570),  # 92,626
+        ("simple-cnn", (3, 32, 32), 256, 456 + 2_416 + 48_120 + 10_164 + 7_140 + 21_760 + 2_570),  # 92,626
         # conv1 3·64·25+64, conv2 64·64·25+64, fc1 64·8·8·384+384, fc2 384·192+192, classifier 192·10+10
-        ("lenet-64", (3, 32, 32), 4_864 + 102_464 + 1_573_248 + 73_920 + 1_930),
+        ("lenet-64", (3, 32, 32), 192, 4_864 + 102_464 + 1_573_248 + 73_920 + 1_930),
         # conv1 16·9+16, conv2 16·32·9+32, fc1 32·2·2·64+64, classifier 64·10+10
-        ("tiny-cnn", (1, 8, 8), 160 + 4_640 + 8_256 + 650),
+        ("tiny-cnn", (1, 8, 8), 64, 160 + 4_640 + 8_256 + 650),
     ],
 )
-def test_parameters_are_as_many_as_the_papers_layers_have(name, shape, wanted):
-    assert sum(value.numel() for value in build(name, shape, 10).parameters()) == wanted
-
-
-def test_features_are_those_that_the_papers_calibrate():
-    assert {name: build(name, (3, 32, 32), 10).classifier.in_features for name in NETWORKS} == {
-        "simple-cnn": 256, "lenet-64": 192, "tiny-cnn": 64,
-    }  # fmt: skip
+def test_parameters_and_features_are_as_many_as_the_papers_layers_have(name, shape, features, wanted):
+    network = build(name, shape, 10)
+    assert sum(value.numel() for value in network.parameters()) == wanted
+    assert network.classifier.in_features == features
 
 
 def test_simple_cnn_is_the_papers_network_layer_by_layer():
@@ -178,18 +152,6 @@ def test_images_that_are_too_small_are_refused_with_the_least_size(name, turned)
         build(name, shape, 2)
 
 
-@pytest.mark.parametrize("name", ["simple-cn", "Simple-CNN"])
-def test_an_unknown_network_is_told_the_nearest(name):
-    with pytest.raises(UserError, match=f"no model is called '{name}'; did you mean 'simple-cnn'"):
-        build(name, (3, 32, 32), 10)
-
-
-@pytest.mark.parametrize("name", ["nowhere:net", "outside_models:missing", "outside_models:number", "outside_models:"])
-def test_a_network_that_cannot_be_imported_is_refused_by_name(name):
-    with pytest.raises(UserError, match="model"):
-        build(name, (1, 8, 8), 2)
-
-
 # Weights
 
 
@@ -200,8 +162,10 @@ def drawn(name, key, shape=(3, 16, 16)):
 
 
 @pytest.mark.parametrize("name", [*NETWORKS, "outside_models:batch_norm"])
-def test_the_same_key_gives_the_same_weights_and_another_key_others(name):
+def test_the_same_key_gives_the_same_weights_another_key_others_and_nothing_global_is_drawn(name):
+    before = torch.random.get_rng_state()
     first, again, other = (drawn(name, Key(seed)).state_dict() for seed in (0, 0, 1))
+    assert torch.equal(torch.random.get_rng_state(), before)
     assert all(torch.equal(first[n], again[n]) for n in first)
     weights = [n for n, value in first.items() if value.dim() > 1]
     assert not any(torch.equal(first[n], other[n]) for n in weights)
@@ -224,25 +188,16 @@ def test_weights_are_uniform_within_one_over_the_root_of_the_inputs(name):
             assert abs(module.weight.mean().item()) < 5 * spread
 
 
-def test_neither_building_nor_drawing_touches_the_global_generator():
-    before = torch.random.get_rng_state()
-    for name in (*NETWORKS, "outside_models:norms"):
-        drawn(name, Key(0))
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
 @pytest.mark.parametrize("name", ["outside_models:batch_norm", "outside_models:norms"])
 def test_norms_begin_with_ones_and_zeros(name):
     network = drawn(name, Key(0))
     norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm)]
     assert len(norms) == (1 if name.endswith("batch_norm") else 3)
     for norm in norms:
-        assert bool((norm.weight == 1).all())
-        assert bool((norm.bias == 0).all())
-        if isinstance(norm, nn.BatchNorm2d):
-            assert bool((norm.running_mean == 0).all())
-            assert bool((norm.running_var == 1).all())
-            assert norm.num_batches_tracked.item() == 0
+        ones = [norm.weight, *([norm.running_var] if isinstance(norm, nn.BatchNorm2d) else [])]
+        assert all(bool((value == 1).all()) for value in ones)
+        others = [value for value in norm.state_dict(keep_vars=True).values() if all(value is not one for one in ones)]
+        assert not any(bool(value.any()) for value in others)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

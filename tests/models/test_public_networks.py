@@ -27,21 +27,10 @@ def test_the_imagenet_form_has_the_published_number_of_parameters(name, paramete
     assert (classifier.in_features, classifier.out_features) == (features, 1000)
 
 
-@pytest.mark.parametrize(
-    ("name", "shapes"),
-    [
-        ("resnet-18", {"layer2.0.downsample.0.weight": (128, 64, 1, 1), "layer4.1.bn2.running_var": (512,)}),
-        ("resnet-50", {"layer1.0.conv3.weight": (256, 64, 1, 1), "layer4.2.bn3.bias": (2048,), "fc.bias": (1000,)}),
-        ("mobilenet-v2", {"features.2.conv.1.0.weight": (96, 1, 3, 3), "features.18.0.weight": (1280, 320, 1, 1)}),
-        (
-            "efficientnet-lite0",
-            {"_blocks.15._project_conv.weight": (320, 1152, 1, 1), "_conv_head.weight": (1280, 320, 1, 1)},
-        ),
-    ],
-)
-def test_parameters_have_the_names_of_the_public_checkpoints(name, shapes):
-    state = PUBLIC[name](IMAGENET, 1000).state_dict()
-    assert {key: tuple(state[key].shape) for key in shapes} == shapes
+def test_parameters_of_efficientnet_have_the_names_of_its_public_checkpoint():
+    state = PUBLIC["efficientnet-lite0"](IMAGENET, 1000).state_dict()
+    assert state["_blocks.15._project_conv.weight"].shape == (320, 1152, 1, 1)
+    assert state["_conv_head.weight"].shape == (1280, 320, 1, 1)
 
 
 def test_small_images_keep_their_size_in_the_first_layers():
@@ -95,6 +84,9 @@ def test_same_padding_is_tensorflows(size, kernel, stride):
     ("text", "message"),
     [
         ("resnet-19", "did you mean 'resnet-18'"),
+        ("simple-cn", "no model is called 'simple-cn'; did you mean 'simple-cnn'"),
+        ("Simple-CNN", "no model is called 'Simple-CNN'; did you mean 'simple-cnn'"),
+        *((name, "model") for name in ("nowhere:net", *(f"outside_models:{n}" for n in ("missing", "number", "")))),
         ("resnet-18(norm=layer)", "choose from: batch, group"),
         ("resnet-18(depth=3)", "has no knob 'depth'"),
         ("resnet-18 + resnet-50", "give one model"),

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import unskew
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.units import counted
 from unskew.models import build
-from unskew.models.pretrained import fit, read_weights
+from unskew.models.pretrained import fit
 
 PHOTOGRAPH = (3, 64, 64)  # the smallest images for which the first layers are as for ImageNet
 
@@ -89,35 +88,6 @@ def test_a_published_checkpoint_fits_whatever_the_norm(name, norm):
     wanted = [key for key in file if not key.startswith(head[0]) and (norm == "batch" or "_" not in key.split(".")[-1])]
     assert all(torch.equal(own[key], file[key]) for key in wanted)
     assert len(wanted) + 2 == len(own)
-
-
-def test_a_head_of_as_many_classes_is_taken_too():
-    found = fit(build("resnet-18(norm=group)", PHOTOGRAPH, 1000), checkpoint("resnet-18"), "w.pth", "resnet-18")
-    assert found.left_out == ()
-    assert found.values["params/fc.weight"].shape == (1000, 512)
-
-
-def save_legacy(values, path):
-    torch.save(values, path, _use_new_zipfile_serialization=False)  # as torchvision's older files are
-
-
-@pytest.mark.parametrize(
-    ("file", "save", "wrap"),
-    [
-        ("w.pth", torch.save, lambda values: values),
-        ("w.pth", save_legacy, lambda values: {n: v for n, v in values.items() if "num_batches" not in n}),
-        ("w.tar", torch.save, lambda values: {"epoch": 90, "state_dict": {f"module.{n}": values[n] for n in values}}),
-        ("w.safetensors", lambda values, path: save_file(values, path), lambda values: values),
-        ("w.safetensors", lambda values, path: save_file(values, path), lambda v: {f"module.{n}": v[n] for n in v}),
-    ],
-    ids=["pth", "legacy", "nested", "safetensors", "safetensors with module."],
-)
-def test_every_form_of_file_fits_a_network_with_group_norm(tmp_path, file, save, wrap):
-    save(wrap(checkpoint("mobilenet-v2")), tmp_path / file)
-    network = build("mobilenet-v2(norm=group, bottleneck=64)", PHOTOGRAPH, 10)
-    found = fit(network, read_weights(tmp_path / file), file, "mobilenet-v2")
-    assert found.left_out == ("bottleneck", "classifier.1")
-    assert found.norms == 52
 
 
 def test_running_statistics_of_a_layer_that_is_not_there_are_refused():

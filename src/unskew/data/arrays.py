@@ -253,12 +253,14 @@ def check_image_set(images: ImageSet, name: str, fewest: int = 2) -> ImageSet:
             raise UserError(f"{name}: {part}.labels must be {wanted}")
     channels, count = images.shape[0], len(images.train)
     rules = {
-        "images in train and test must have one shape": images.test.images.shape[1:] == images.shape,
+        "images in train and test must have the same shape": images.test.images.shape[1:] == images.shape,
         "training examples of two or more classes are needed": len(np.unique(images.train.labels)) >= fewest,
         f"mean and std need {channels} numbers each, std above 0": (
             len(images.mean) == len(images.std) == channels and min(images.std) > 0
         ),
-        f"users must be {count:,}, one per training example": images.users is None or len(images.users) == count,
+        f"users must have {count:,} entries, one per training example": (
+            images.users is None or len(images.users) == count
+        ),
         f"places must be an array [{count}, 2]": images.places is None or np.shape(images.places) == (count, 2),
     }
     if broken := next((rule for rule, kept in rules.items() if not kept), None):
@@ -274,7 +276,7 @@ def _array(value: Any, where: str) -> Array:
         plain = value.detach().cpu()
         return (plain.permute(0, 2, 3, 1) if plain.dim() == 4 and plain.shape[1] in (1, 3) else plain).numpy()
     except (ValueError, TypeError) as error:  # rows of different lengths; a dtype that NumPy does not have
-        raise UserError(f"{where} cannot be made into one array ({error}); give images of one shape") from error
+        raise UserError(f"{where} cannot be converted to an array ({error}); give items of the same shape") from error
 
 
 def _is_dataset(value: Any) -> bool:
@@ -302,7 +304,7 @@ def _read_datasets(datasets: Sequence[Any], name: str) -> dict[str, Any]:
         except UserError:
             raise
         except Exception as error:  # a Dataset may raise anything
-            wanted = "give a Dataset with __len__ whose examples are pairs (image, label), all images of one shape"
+            wanted = "give a Dataset with __len__ whose examples are pairs (image, label), all images of the same shape"
             raise UserError(f"{name}: {part}: example {len(labels)}: {describe_error(error)}; {wanted}") from error
         arrays[f"y_{part}"] = labels
     return arrays

@@ -43,14 +43,10 @@ def crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
 @lru_cache(maxsize=4)
 def _sources(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The source of each row [2·PAD+1, H] and column [2·(2·PAD+1), W] of a crop; columns plain, then mirrored."""
-    rows, columns = map(_reflected, (height, width))
+    padded = (np.pad(np.arange(size), PAD, mode="reflect") for size in (height, width))  # the border is not repeated
+    windows = map(np.lib.stride_tricks.sliding_window_view, padded, (height, width))  # [2·PAD+1, size] each
+    rows, columns = (torch.from_numpy(window.copy()) for window in windows)
     return (rows * width).to(device), torch.stack((columns, columns.flip(1)), 1).flatten(0, 1).to(device)
-
-
-def _reflected(size: int) -> Tensor:
-    """[2·PAD+1, size], the source of each position of a crop; the border is not repeated."""
-    padded = np.pad(np.arange(size), PAD, mode="reflect")
-    return torch.from_numpy(np.lib.stride_tricks.sliding_window_view(padded, size).copy())
 
 
 SCALE = (0.08, 1.0)  # the crop's share of the image's area

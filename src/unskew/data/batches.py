@@ -190,7 +190,7 @@ def visit_bytes(examples: int, local: Local, shape: tuple[int, int, int]) -> int
 
 
 def check_visit(examples: int, local: Local, shape: tuple[int, int, int]) -> None:
-    """Refuse a visit whose plan and largest batch do not fit in memory."""
+    """Reject a visit whose plan and largest batch do not fit in memory."""
     needed, most = visit_bytes(examples, local, shape), physical_memory() / 2
     if needed > most:
         length = f"epochs {local.epochs:,}" if local.steps is None else f"steps {local.steps:,}"

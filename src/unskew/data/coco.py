@@ -33,18 +33,14 @@ class CocoImage(msgspec.Struct, gc=False):  # here and below: only the fields th
     location: Any = None
 
 
-class Annotation(msgspec.Struct, gc=False):
-    """An object in a photograph."""
-
+class _Annotation(msgspec.Struct, gc=False):
     image_id: Id
     category_id: Id
     area: float | None = None
     bbox: tuple[float, float, float, float] | None = None
 
 
-class Category(msgspec.Struct, gc=False):
-    """A class."""
-
+class _Category(msgspec.Struct, gc=False):
     id: Id
     name: str
 
@@ -53,8 +49,8 @@ class AnnotationFile(msgspec.Struct):
     """A COCO file."""
 
     images: list[CocoImage]
-    annotations: list[Annotation]
-    categories: list[Category]
+    annotations: list[_Annotation]
+    categories: list[_Category]
 
 
 def read_annotations(
@@ -75,7 +71,7 @@ def read_annotations(
 
 
 def classify(read: AnnotationFile, path: Path) -> dict[int, int]:
-    """The category of each annotated photograph; a file that contradicts itself is refused."""
+    """The category of each annotated photograph; a file that contradicts itself is rejected."""
     known = {category.id for category in read.categories}
     areas: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for note in read.annotations:

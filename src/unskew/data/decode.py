@@ -1,4 +1,4 @@
-"""Decodes one photograph to pixels: formats, reasons to refuse a file, scaling of the shorter side.
+"""Decodes one photograph to pixels: formats, reasons to reject a file, scaling of the shorter side.
 
 Shapes: [ch, H, W] one image, bytes; ch is 1 for a gray photograph, otherwise 3.
 """

@@ -50,7 +50,7 @@ def read_folder(request: DataRequest) -> Rows:
     inside = [parts for parts in pictures if len(parts) > depth + 1 and parts[top] in parts_used]
     paths = sorted(inside, key=lambda parts: depth > top and parts[top] == test)  # train first
     if not paths:
-        raise UserError(f"{root} contains no pictures in folders; expected {LAYOUT}")
+        raise UserError(f"{root} has no class folders with pictures; expected {LAYOUT}")
     classes, seen, listed = sorted({parts[depth] for parts in paths}), Counter[str](), list[Listed]()
     number = {name: at for at, name in enumerate(classes)}
     for parts in paths:
@@ -107,7 +107,8 @@ def cinic10_rows(folder: Path, *, valid: str = "out") -> Rows:
     90,000 images each, in folders named after CIFAR-10's classes (Darlow et al. 2018).
     """
     if valid not in ("out", "train"):
-        raise UserError(f"cinic10(valid={valid}): give train to train on the validation images, or out to ignore them")
+        instead = "give 'train' to train on the validation images, or 'out' to ignore them"
+        raise UserError(f"cinic10(valid={valid}): {instead}")
     classes = _entries(folder / "train")
     parts = ["train", *["valid"] * (valid == "train"), "test"]
     listed = [
@@ -182,13 +183,8 @@ def _pictures(root: Path, below: str) -> list[str]:
 def _entries(directory: Path, endings: tuple[str, ...] = ()) -> list[str]:
     """The names of a folder's files with these endings, or of its folders; there must be some."""
     try:
-        with os.scandir(directory) as entries:
-            names = sorted(
-                entry.name
-                for entry in entries
-                if (entry.name.lower().endswith(endings) if endings else entry.is_dir())
-                and not entry.name.startswith(".")
-            )
+        wanted = (e for e in os.scandir(directory) if (e.name.lower().endswith(endings) if endings else e.is_dir()))
+        names = sorted(entry.name for entry in wanted if not entry.name.startswith("."))
     except OSError as error:
         raise UserError(f"{directory} cannot be read: {error.strerror or error}; {UNPACK}") from error
     if not names:
@@ -197,57 +193,37 @@ def _entries(directory: Path, endings: tuple[str, ...] = ()) -> list[str]:
 
 
 CINIC10 = Source(
-    "cinic10",
-    "CIFAR-10's classes, with pictures from ImageNet too",
-    "Darlow et al. 2018, github.com/BayesWatch/cinic-10",
-    rows=cinic10_rows,
+    "cinic10", "CIFAR-10's classes, with pictures from ImageNet too",
+    "Darlow et al. 2018, github.com/BayesWatch/cinic-10", rows=cinic10_rows,
     locate=find_by("cinic10 CINIC-10 cinic-10 CINIC10", "train/airplane"),
-    classes=10,
-    shape=(3, 32, 32),
-    sizes=(90_000, 90_000),
+    classes=10, shape=(3, 32, 32), sizes=(90_000, 90_000),
     download=Download(
-        "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/",
-        "CINIC-10",
-        {"CINIC-10.tar.gz": "6ee4d0c996905fe93221de577967a372"},
+        "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/", "CINIC-10",
+        {"CINIC-10.tar.gz": "6ee4d0c996905fe93221de577967a372"}, tree="", whole="(valid=train)",
         mirrors=("https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/",),
-        tree="",
-        whole="(valid=train)",
     ),
-)
+)  # fmt: skip
 TINY_IMAGENET = Source(
-    "tiny-imagenet",
-    "small pictures from ImageNet",
-    "Le & Yang 2015, cs231n.stanford.edu/tiny-imagenet-200.zip",
-    rows=tiny_imagenet_rows,
+    "tiny-imagenet", "small pictures from ImageNet",
+    "Le & Yang 2015, cs231n.stanford.edu/tiny-imagenet-200.zip", rows=tiny_imagenet_rows,
     locate=find_by("tiny-imagenet-200 tiny-imagenet", "wnids.txt"),
-    classes=200,
-    shape=(3, 64, 64),
-    sizes=(100_000, 10_000),
+    classes=200, shape=(3, 64, 64), sizes=(100_000, 10_000),
     download=Download(
-        "http://cs231n.stanford.edu/",
-        "tiny-imagenet-200",
-        {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
-        tree="tiny-imagenet-200/",
+        "http://cs231n.stanford.edu/", "tiny-imagenet-200",
+        {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"}, tree="tiny-imagenet-200/",
     ),
-)
+)  # fmt: skip
 OMNIGLOT = Source(
-    "omniglot",
-    "handwritten characters, with their writers as users",
-    "Lake et al. 2015, github.com/brendenlake/omniglot",
-    rows=omniglot_rows,
+    "omniglot", "handwritten characters, with their writers as users",
+    "Lake et al. 2015, github.com/brendenlake/omniglot", rows=omniglot_rows,
     locate=find_by("omniglot omniglot-py omniglot/python", "images_background images_evaluation"),
-    classes=964,
-    shape=(1, 105, 105),
-    sizes=(15_424, 3_856),
+    classes=964, shape=(1, 105, 105), sizes=(15_424, 3_856),
     download=Download(
-        "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",
-        "omniglot",
+        "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/", "omniglot",
         {
             "images_background.zip": "68d2efa1b9178cc56df9314c21c6e718",
             "images_evaluation.zip": "6b91aef0f799c5bb55b94e3f2daec811",
         },
-        mirrors=("https://github.com/brendenlake/omniglot/raw/master/python/",),
-        tree="",
-        whole="(part=all)",
+        mirrors=("https://github.com/brendenlake/omniglot/raw/master/python/",), tree="", whole="(part=all)",
     ),
-)
+)  # fmt: skip

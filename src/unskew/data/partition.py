@@ -206,7 +206,7 @@ class Geo:
     def __post_init__(self) -> None:
         check_positive("geo", max=self.max)
         if not 0 <= self.least <= self.max:
-            raise ValueError(f"geo(min={self.min}): min must be 0 to {self.max}, the max")
+            raise ValueError(f"geo(min={self.min}): min must be between 0 and max ({self.max})")
 
     @property
     def least(self) -> float:
@@ -270,11 +270,11 @@ def partition_from(value: Any, labels: Ints, clients: int, seed: int, scheme: st
     except (ValueError, TypeError):
         client = np.zeros(0)
     if client.shape != (len(labels),) or client.dtype.kind not in "iu" or not -1 <= client.min() <= client.max() >= 0:
-        wanted = f"a whole number for each of {len(labels):,} training examples: its client from 0, or −1 for none"
-        raise UserError(f"{scheme} must have {wanted}")
+        wanted = f"{len(labels):,} integers, one per training example: its client, counting from 0, or -1 for none"
+        raise UserError(f"{scheme} must be a list of {wanted}")
     if client.max() >= clients:
-        excess = f"{scheme} assigns an example to client {client.max()}, but there are {clients}"
-        raise UserError(f"{excess}; raise --clients")
+        excess = f"{scheme} assigns an example to client {client.max()}"
+        raise UserError(f"{excess}, but clients are numbered from 0 to {clients - 1}; raise --clients")
     left = int(np.count_nonzero(client < 0))
     notes = (f"{left} of {len(labels)} training examples belong to no client",) if left else ()
     return Partition(client.astype(np.int32), clients, scheme, seed, notes=notes)
@@ -329,7 +329,7 @@ def partition_examples(
 
 def _enough(name: str, clients: int | None, labels: Ints) -> int:
     if clients is None:
-        raise UserError(f"partition {name} needs the number of clients: --clients 10")
+        raise UserError(f"partition {name} needs a number of clients; give --clients, such as --clients 10")
     if not 1 <= clients <= len(labels):
         raise UserError(f"{clients} clients for {len(labels)} training examples: give 1 to {len(labels)}")
     return clients

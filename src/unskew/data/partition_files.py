@@ -89,7 +89,7 @@ def to_arrays(partition: Partition, labels: Ints, classes: int) -> dict[str, npt
 def from_arrays(
     arrays: Mapping[str, npt.NDArray[Any]], labels: Ints, classes: int, *, name: str = "the partition"
 ) -> Partition:
-    """Rebuild a partition from ``to_arrays``; refuses one that was modified or made for other labels."""
+    """Rebuild a partition from ``to_arrays``; rejects one that was modified or made for other labels."""
     partition = _rebuild(arrays, name)
     same = len(partition.client) == len(labels)
     if not same or not np.array_equal(arrays["counts"], np.stack(cells(partition.client, labels, classes), axis=1)):

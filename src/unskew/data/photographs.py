@@ -90,7 +90,7 @@ class Files:
             return [self.root / self._name(row) for row in rows]
         archive, members = _open_zip(self.root, self.root.stat().st_mtime_ns), list[Picture | None]()
         for row in rows:
-            members.append(None)  # decode refuses it
+            members.append(None)  # decode rejects it
             with suppress(KeyError, zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error, *DAMAGE):
                 if archive.getinfo(name := self._name(row)).file_size <= MEMBER_BYTES:
                     members[-1] = archive.read(name)
@@ -200,7 +200,7 @@ def _at_once(parquet: Any, column: str) -> int:
 
 
 def check_pages(parquet: Any, column: str, file: Path) -> None:
-    """Refuse a file whose pages do not fit in memory."""
+    """Reject a file whose pages do not fit in memory."""
     most = max((parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups)), default=0)
     needed = 2 * (column_bytes(parquet, [column]) // max(1, parquet.metadata.num_rows)) * min(PAGE, most)
     check_memory(needed, str(file), "write it again with row groups of 100 rows")
@@ -225,7 +225,7 @@ def open_parquet(file: Path) -> Any:
     try:
         return parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
     except FileNotFoundError as error:
-        raise UserError(f"{file} does not exist; give the path of a table") from error
+        raise UserError(f"{file} does not exist; give the path to a Parquet file") from error
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{file} is not a parquet file ({reason(error)}); write it again") from error
 
@@ -358,8 +358,8 @@ CHUNK, FEW = 256, 4  # the most and the fewest photographs at a time
 CHUNK_BYTES = 64 * 10**6
 READING = "reading the photographs"
 
+_Decoded = tuple[Pixels, tuple[Any, ...], Numbers]  # a photograph, its entry of ENTRY and the counts of its values
 Bools = npt.NDArray[np.bool_]
-Counts = npt.NDArray[np.int64]
 Say = Callable[[str, int, int], None]  # the stage, done, total
 
 
@@ -379,7 +379,7 @@ class Scan:
         self.folder, self.number = store.folder, store.number
         self.scaled = ""  # why photographs were scaled without a given size
         self.broken: dict[int, str] = {}  # row -> reason
-        self.counts: Counts = np.zeros((3, 256), np.int64)  # of the training photographs
+        self.counts: Numbers = np.zeros((3, 256), np.int64)  # of the training photographs
         self.stamps, stored = source.stamps(), store.entries()
         entry_of = {stamp: at for at, stamp in enumerate(stored["stamp"].tolist())}
         index = np.array([entry_of.get(stamp, -1) for stamp in self.stamps], np.int64)
@@ -452,10 +452,10 @@ class Scan:
         self.broken |= {int(row): result for row, result in zip(rows, results, strict=True) if isinstance(result, str)}
         fine = rows[[not isinstance(result, str) for result in results]]
         decoded = [result for result in results if not isinstance(result, str)]
-        entries = np.array([result.entry for result in decoded], ENTRY)
-        written = store.append(entries, [result.pixels for result in decoded], room)
+        entries = np.array([entry for _, entry, _ in decoded], ENTRY)
+        written = store.append(entries, [pixels for pixels, _, _ in decoded], room)
         self.entries[fine], self.good[fine] = entries, True
-        self.counts += sum(result.counts for row, result in zip(fine, decoded, strict=True) if self.train[row])
+        self.counts += sum(counts for row, (_, _, counts) in zip(fine, decoded, strict=True) if self.train[row])
         return written
 
     def _count_values(self, rest: Numbers, say: Say) -> None:
@@ -502,13 +502,6 @@ def scan(source: Pictures, name: str, size: int | None, side: int, train: Bools,
         return result
 
 
-@dataclass(frozen=True)
-class _Decoded:
-    pixels: Pixels
-    entry: tuple[Any, ...]  # of ENTRY
-    counts: Counts
-
-
 def _decode_chunks(
     source: Pictures, stamps: list[bytes], todo: Numbers, size: int | None
 ) -> Iterator[tuple[Numbers, list[_Decoded | str]]]:
@@ -519,7 +512,7 @@ def _decode_chunks(
             rows = todo[start : start + (min(most, _together(largest)) if largest else FEW)]
             chosen = [stamps[row] for row in rows]
             results = list(pool.map(_examine, source.contents(rows.tolist()), chosen, [size] * len(rows)))
-            largest = max([largest, *(result.pixels.nbytes for result in results if isinstance(result, _Decoded))])
+            largest = max([largest, *(result[0].nbytes for result in results if not isinstance(result, str))])
             start += len(rows)
             yield rows, results
 
@@ -539,16 +532,16 @@ def _examine(content: Picture | None, stamp: bytes, size: int | None) -> _Decode
     digest.update(pixels.data)
     channels, height, width = pixels.shape
     entry = (stamp, digest.digest(), NOT_STORED, zlib.crc32(pixels.data), height, width, channels, b"", 0)
-    return _Decoded(pixels, entry, count_values(center(pixels, size)[None]))
+    return pixels, entry, count_values(center(pixels, size)[None])
 
 
-def count_values(images: Pixels) -> Counts:
+def count_values(images: Pixels) -> Numbers:
     """[3, 256], the pixels of each channel with each value; a gray image counts for all three channels."""
     channels = [np.bincount(images[:, channel].ravel(), minlength=256) for channel in range(images.shape[1])]
     return np.broadcast_to(np.stack(channels), (3, 256)).astype(np.int64)
 
 
-def _read_counts(path: Path, pixels: int) -> Counts | None:
+def _read_counts(path: Path, pixels: int) -> Numbers | None:
     """The stored counts, if they match the number of pixels."""
     with suppress(UserError, ValueError, TypeError, KeyError, OverflowError):
         values = np.array(parse_json(read_content(path) or b"")["counts"], np.int64).reshape(3, 256)

@@ -123,7 +123,7 @@ def describe_sizes(sizes: Ints) -> str:
 
 
 def check_clients(clients: int, examples: int, name: str) -> None:
-    """Refuse more than a million clients if there are fewer examples: empty clients take memory too."""
+    """Reject more than a million clients if there are fewer examples: empty clients take memory too."""
     if clients > (most := max(EMPTY_CLIENTS, examples)):
         excess = f"{name} has {clients:,} clients for {examples:,} examples; the limit is {most:,}"
         raise UserError(f"{excess}; number the clients without gaps")

@@ -1,7 +1,7 @@
 """The image sets with published files: digits, CIFAR and the MNIST family; finding, reading and checking their files.
 
 A file that differs from the published one may be used if it can be read completely; one that differs from its format is
-refused. Shapes: N records in a file, images [N, ch, H, W] (CIFAR) or [N, H, W] (idx), labels [N].
+rejected. Shapes: N records in a file, images [N, ch, H, W] (CIFAR) or [N, H, W] (idx), labels [N].
 """
 
 import gzip
@@ -263,16 +263,13 @@ def find_files(facts: PublishedSet, data_dir: Path | None) -> tuple[FileLayout, 
     raise UserError(f"{facts.name}: {where}; {give}, or download it: unskew data fetch {facts.name} --data-dir DIR")
 
 
-def locate_published(source: Source, data_dir: Path | None) -> Path:
-    """Find the folder of a set's files."""
-    return find_files(SETS[source.name], data_dir)[1]
-
-
 def _make_source(facts: PublishedSet) -> Source:
-    known: dict[str, Any] = {name: getattr(facts, name) for name in ("name", "what", "origin", "shape", "sizes")}
-    files = {"load": load_published, "check": check_published, "locate": locate_published}
-    known |= files if facts.layouts else {"load": load_digits}
-    return Source(**known, classes=len(facts.classes), download=facts.download)
+    names = ("name", "what", "origin", "shape", "sizes", "download")
+    known: dict[str, Any] = {name: getattr(facts, name) for name in names} | {"classes": len(facts.classes)}
+    if not facts.layouts:
+        return Source(**known, load=load_digits)
+    known["locate"] = lambda _, data_dir: find_files(facts, data_dir)[1]
+    return Source(**known, load=load_published, check=check_published)
 
 
 PUBLISHED = tuple(map(_make_source, _TABLE))
@@ -365,7 +362,7 @@ def cifar_python(raw: bytes, path: Path, *, key: str, classes: int) -> tuple[Ima
 
 
 def _check_labels(labels: Labels, path: Path, classes: int, first: int = 0) -> None:
-    """Refuse a label that is no class; in the file, the smallest one is ``first``."""
+    """Reject a label that is no class; in the file, the smallest one is ``first``."""
     if len(wrong := np.flatnonzero((labels < 0) | (labels >= classes))):
         label = f"the label of record {wrong[0]} is {labels[wrong[0]] + first}"
         raise UserError(f"{path}: {label}, but labels range from {first} to {first + classes - 1}; {REPLACE}")

@@ -38,22 +38,9 @@ from unskew.data.published import PUBLISHED
 from unskew.data.store import Cache, cache_of
 from unskew.data.tables import HUGGING_FACE, TABLE
 
-SOURCES: dict[str, Source] = {
-    source.name: source
-    for source in (
-        *PUBLISHED,
-        INATURALIST,
-        LANDMARKS,
-        CINIC10,
-        TINY_IMAGENET,
-        OMNIGLOT,
-        FOLDER,
-        TABLE,
-        COCO,
-        HUGGING_FACE,
-        ARRAYS,
-    )
-}
+_PHOTOGRAPHS = (INATURALIST, LANDMARKS, CINIC10, TINY_IMAGENET, OMNIGLOT)
+_YOURS = (FOLDER, TABLE, COCO, HUGGING_FACE, ARRAYS)
+SOURCES: dict[str, Source] = {source.name: source for source in (*PUBLISHED, *_PHOTOGRAPHS, *_YOURS)}
 SIDE = 224  # pixels: the size of photographs without a network
 NAMED = 5  # classes, users or photographs in a note
 SAMPLED = 50  # ``check`` looks for every 50th picture of a published set
@@ -127,9 +114,8 @@ def load(
 
 def _add_review(request: DataRequest, images: ImageSet) -> ImageSet:
     """Add notes on the user's own data."""
-    return (
-        replace(images, notes=(*images.notes, *review(summarize(images)))) if request.source.origin == OWN else images
-    )
+    notes = review(summarize(images)) if request.source.origin == OWN else ()
+    return replace(images, notes=(*images.notes, *notes))
 
 
 def load_examples(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> Examples:

@@ -62,7 +62,7 @@ def cache_of(folder: str | None = None, disk: str | None = None, memory: str | N
 
 
 def check_size(option: str) -> Callable[[str], object]:
-    """Make a check that refuses a text that is not a size."""
+    """Make a check that rejects a text that is not a size."""
     return lambda text: parse_size(text, f"--{option} {cut(text)}")
 
 

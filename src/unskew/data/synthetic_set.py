@@ -6,7 +6,7 @@ In memory: ``--data "unskew.data.synthetic_set:population(users=300)"``.
 import io
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import NormalDist
@@ -199,5 +199,7 @@ def population(
     pixels = images[~rows.test].reshape(len(train), 3, -1) / 255
     mean, std = tuple(pixels.mean((0, 2)).tolist()), tuple(pixels.std((0, 2)).tolist())
     splits = Split(images[~rows.test], train.labels), Split(images[rows.test], held.labels)
-    result = ImageSet("population", rows.classes, *splits, mean, std, notes=rows.notes, places=train.places)
-    return replace(result, users=train.users, test_users=held.users)
+    return ImageSet(
+        "population", rows.classes, *splits, mean, std, users=train.users, notes=rows.notes, places=train.places,
+        test_users=held.users,
+    )  # fmt: skip

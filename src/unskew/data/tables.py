@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -106,7 +106,7 @@ def read_csv(path: Path, wanted: Sequence[str] = (), only: set[str] | None = Non
                     for column, at in cells:
                         column.append(row[at])
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}; give the path of a table") from error
+        raise UserError(f"{path} cannot be read: {error.strerror or error}; give the path to a table") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is not a CSV file in UTF-8: {error}; write it again") from error
     finally:
@@ -120,7 +120,7 @@ def read_columns(path: Path, wanted: Sequence[str], *, only: set[str] | None = N
 
 
 def choose_columns(header: Sequence[str], where: Path, without: str = "") -> tuple[dict[str, int], tuple[str, ...]]:
-    """The positions of the known columns, and a note on the others; refuses a header without the required ones."""
+    """The positions of the known columns, and a note on the others; rejects a header without the required ones."""
     positions = {name: list(header).index(name) for name in COLUMNS if name in header and name != without}
     known_as = {other: name for name, others in OTHER_NAMES.items() for other in others}
     unused = ", ".join(
@@ -157,10 +157,10 @@ def check_columns(columns: Columns) -> Rows:
     labels, classes = _number_labels(columns)
     owners = [user.strip() for user in texts.get("user", ())]  # empty: the example belongs to no client
     users = np.array(owners, np.str_) if any(owners) else None
-    rows = Rows(columns.file.absolute().parent, texts.get("path", []), labels, classes, test, users, _places(columns))
+    file, facts = columns.file.absolute(), (labels, classes, test, users, _places(columns), tuple(notes))
     if columns.image is not None:
-        rows = replace(rows, root=columns.file.absolute(), numbers=np.arange(count), column=columns.image)
-    return replace(rows.part(used), notes=tuple(notes))
+        return Rows(file, [], *facts, numbers=np.arange(count), column=columns.image).part(used)
+    return Rows(file.parent, texts["path"], *facts).part(used)
 
 
 def _number_labels(columns: Columns) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:

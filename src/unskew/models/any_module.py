@@ -77,9 +77,10 @@ def make_module(call: Callable[[], Any], name: str, shape: Shape, key: Key) -> n
             module.train()
     for weight, value in (*module.named_parameters(), *module.named_buffers()):
         whole = isinstance(value, nn.Parameter) and not value.is_floating_point()
-        if whole or value.is_complex() or value.is_meta or value.is_quantized:
-            kind = f"{value.dtype} on the device {value.device}"
-            raise UserError(f"model {name!r}: {weight} is {kind}; weights must be floating-point numbers")
+        if whole or value.is_complex() or value.is_quantized:
+            raise UserError(f"model {name!r}: {weight} is {value.dtype}; weights must be floating-point numbers")
+        if value.is_meta:
+            raise UserError(f"model {name!r}: {weight} is on the device meta, which stores no values; use another")
     if not any(value.requires_grad for value in module.parameters()):
         raise UserError(f"model {name!r} has no parameter with requires_grad, so nothing could be trained")
     return module.to("cpu", torch.float32)
@@ -184,7 +185,7 @@ class AnyNetwork(Network):
 
 
 def check_forward(module: nn.Module, name: str, shape: Shape, classes: int) -> None:
-    """Refuse a module that does not return logits."""
+    """Reject a module that does not return logits."""
     logits = run_probe(module, name, shape)
     if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, classes):
         output = list(logits.shape) if isinstance(logits, Tensor) else a_kind(logits)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 Saved = tuple[Tensor, ...]
-Gradients = tuple[Tensor | None, Tensor, Tensor]  # of input, weight and bias
+Gradients = tuple[Tensor | None, tuple[Tensor, Tensor]]  # of the input, and of weight and bias
 Form = tuple[Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Saved]], Callable[[Tensor, Saved], Gradients]]
 
 _pool = torch.ops.aten.max_pool2d_with_indices.default
@@ -67,10 +67,10 @@ def first_backward(gradient: Tensor, saved: Saved) -> Gradients:
     above = gradient.reshape(len(x), 1, 1, -1).permute(0, 3, 1, 2)
     unpooled = _pool_backward(above, stacked, [4, 1], [4, 1], [0, 0], [1, 1], False, index).permute(0, 2, 3, 1)
     unpooled = unpooled.reshape(len(x), 4 * out, *gradient.shape[2:])
-    _, wide_gradient, bias_gradient = _weight_gradients(unpooled, x, wide, stride=2)
+    wide_gradient, bias_gradient = _weight_gradients(unpooled, x, wide, stride=2)
     by_pixel = wide_gradient.view(4, out, inside, -1).permute(1, 2, 0, 3).reshape(out * inside, -1)
     weight_gradient = (by_pixel @ _placement(height, width, wide.dtype).t()).view(out, inside, height, width)
-    return None, weight_gradient, bias_gradient.view(4, out).sum(0)
+    return None, (weight_gradient, bias_gradient.view(4, out).sum(0))
 
 
 def later_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Saved]:
@@ -87,8 +87,7 @@ def later_backward(gradient: Tensor, saved: Saved) -> Gradients:
     shaped = last.new_empty(len(last), out, sides[0] - kernel[0] + 1, sides[1] - kernel[1] + 1)
     unpooled = _pool_backward(gradient, shaped, [2, 2], [2, 2], [0, 0], [1, 1], False, index)
     over = unpooled.contiguous(memory_format=torch.channels_last)
-    _, weight_gradient, bias_gradient = _weight_gradients(over, last, weight, stride=1)
-    return F.conv_transpose2d(unpooled, weight), weight_gradient, bias_gradient
+    return F.conv_transpose2d(unpooled, weight), _weight_gradients(over, last, weight, stride=1)
 
 
 FIRST: Form = (first_forward, first_backward)
@@ -106,15 +105,15 @@ class _Formed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.form[1](gradients[0], ctx.saved_tensors)
+        below, (weight, bias) = ctx.form[1](gradients[0], ctx.saved_tensors)
+        return None, below, weight, bias
 
 
-def _weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor, Tensor]:
+def _weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     """PyTorch's gradients of a convolution with respect to weight and bias, not to its input."""
-    gradients: tuple[Tensor, Tensor, Tensor] = _conv_backward(
-        gradient, x, weight, [len(weight)], [stride, stride], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True]
-    )
-    return gradients
+    sizes = [len(weight)], [stride, stride], [0, 0], [1, 1]  # of the bias; stride, padding, dilation
+    _, *gradients = _conv_backward(gradient, x, weight, *sizes, False, [0, 0], 1, [False, True, True])
+    return gradients[0], gradients[1]
 
 
 @lru_cache(maxsize=8)

@@ -22,9 +22,12 @@ def cut(network: Network, layers: int = 1) -> tuple[nn.Module, nn.Module]:
         return network.encoder, network.classifier
     before = _before_classifier(network)
     starts = _starts([part for _, part in before])
-    if not 1 < layers <= len(starts) + 1:
-        most = f"1 to {len(starts) + 1}" if starts else "1 (only an nn.Sequential can be split)"
-        raise UserError(f"layers={layers}: this network ends in {len(starts) + 1} linear layers; give {most}")
+    most = len(starts) + 1
+    if not starts:
+        needed = "it must be an nn.Sequential ending in several linear layers"
+        raise UserError(f"layers={layers}: this network cannot be split earlier ({needed}); give layers=1")
+    if not 1 < layers <= most:
+        raise UserError(f"layers={layers}: this network ends in {most} linear layers; give 1 to {most}")
     start = starts[layers - 2]
     rest = nn.Sequential(OrderedDict((name, _not_in_place(part)) for name, part in before[start:]))
     if isinstance(network, AnyNetwork):

@@ -146,27 +146,9 @@ def find_cut(network: Network, shape: Shape, count: int) -> Cut | None:
         return Cut(network.encoder, Tail(nn.Identity(), (network.classifier.in_features,)))
     trained = last_layers(network, shape, count)[0]
     module = network.module if isinstance(network, AnyNetwork) else network
-    with evaluating(module):
-        return _traced_cut(network, module, trained, shape)
-
-
-def fine_tune(network: Network, shape: Shape, count: int, *, stored: bool) -> FineTuned:
-    """The network with its last ``count`` layers trained; ``stored``: its input is the frozen part's output."""
-    trained, live = last_layers(network, shape, count)
-    cut = find_cut(network, shape, count) if stored else None
-    return FineTuned(network, trained, live, None if cut is None else cut.tail)
-
-
-class _Innermost(fx.Tracer):
-    """Traces into every module that has children."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return not m._modules
-
-
-def _traced_cut(network: Network, module: nn.Module, trained: Sequence[nn.Module], shape: Shape) -> Cut | None:
     try:
-        graph = _Innermost().trace(module)
+        with evaluating(module):
+            graph = _Innermost().trace(module)
     except Exception:  # noqa: BLE001  tracing a data-dependent forward may raise anything
         return None
     by_name = dict(module.named_modules())
@@ -192,6 +174,20 @@ def _traced_cut(network: Network, module: nn.Module, trained: Sequence[nn.Module
         if same_output(module, first, nn.Sequential(cut.tail, network.classifier), shape):
             return cut
     return None
+
+
+def fine_tune(network: Network, shape: Shape, count: int, *, stored: bool) -> FineTuned:
+    """The network with its last ``count`` layers trained; ``stored``: its input is the frozen part's output."""
+    trained, live = last_layers(network, shape, count)
+    cut = find_cut(network, shape, count) if stored else None
+    return FineTuned(network, trained, live, None if cut is None else cut.tail)
+
+
+class _Innermost(fx.Tracer):
+    """Traces into every module that has children."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return not m._modules
 
 
 def _between(nodes: Sequence[fx.Node], start: fx.Node, end: fx.Node) -> list[fx.Node] | None:

@@ -147,12 +147,7 @@ def _flatten(part: nn.Flatten, first: bool) -> Layer:
 def _conv_pool(part: ConvPool, first: bool) -> Layer:
     weight, bias = part.weight.detach(), part.bias.detach()  # type: ignore[union-attr]  # _known requires a bias
     forward, backward = FIRST if first else LATER
-
-    def back(gradient: Tensor, saved: tuple[Tensor, ...]) -> tuple[Tensor | None, tuple[Tensor, Tensor]]:
-        below, weight_gradient, bias_gradient = backward(gradient, saved)
-        return below, (weight_gradient, bias_gradient)
-
-    return lambda x: forward(x, weight, bias), back
+    return lambda x: forward(x, weight, bias), backward
 
 
 LAYERS: Mapping[type[nn.Module], Callable[[Any, bool], Layer]] = {

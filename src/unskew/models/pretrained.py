@@ -89,11 +89,6 @@ def read_weights(path: Path) -> Tensors:
     }
 
 
-def hash_weights(values: Tensors) -> str:
-    """16 digits that identify the initial weights in a run's configuration, independent of the file format."""
-    return tensors.sha256(values)[:16]
-
-
 def fit(network: Network, values: Tensors, where: str, model: str) -> FittedWeights:
     """The file's tensors by the network's names; a classifier of another width is left out, all else must fit.
 
