@@ -59,7 +59,7 @@ def test_without_a_second_file_every_fifth_is_test_and_locations_are_users(coco)
     ("change", "message"),
     [
         (lambda text: text.replace('"category_id": 7', '"category_id": 8'), "unknown category"),
-        (lambda text: text.replace("0.png", "absent.png"), r"give its folder as \(images=DIR\)"),
+        (lambda text: text.replace("0.png", "absent.png"), r"give its folder as \(images=\"DIR\"\)"),
         (lambda text: text[:40], "is damaged, or another kind of file"),
         (lambda text: text.replace('"id": 1,', '"id": 0,'), "lists an image twice"),
     ],
@@ -71,3 +71,13 @@ def test_a_file_that_contradicts_itself_is_refused(coco, change, message):
         sources.load(f"coco:{path}(size=8)", None)
     with pytest.raises(UserError, match="No such file"):
         sources.load(f"coco:{path}x", None)
+
+
+def test_its_paths_are_made_absolute_so_that_a_run_can_be_used_from_any_folder(coco, tmp_path, monkeypatch):
+    for part in ("train2017", "other"):
+        coco(part, [one(n, 3 if n % 2 else 7) for n in range(6)])
+    monkeypatch.chdir(tmp_path / "annotations")
+    text = sources.make_absolute('coco:instances_train2017.json(images="../train2017", test="instances_other.json")')
+    monkeypatch.chdir("/")
+    images = sources.load(text, None)
+    assert (len(images.train), len(images.test)) == (6, 6)

@@ -156,7 +156,14 @@ def test_fashion_mnist_is_not_taken_for_mnist(tmp_path, write_idx, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("CIFAR10", "cifar10"), ("cifar-100", "cifar100"), ("digit", "digits"), ("fashion", None)]
+    ("given", "meant"),
+    [
+        ("CIFAR10", "cifar10"),
+        ("cifar-100", "cifar100"),
+        ("digit", "digits"),
+        ("fashion", None),
+        ("foldr:pics", "folder:DIR"),
+    ],
 )
 def test_an_unknown_name_brings_the_nearest(given, meant):
     message = refused(given)

@@ -119,7 +119,14 @@ def read_coco(request: DataRequest, *, images: str = "", test: str = "") -> Rows
     return found if held else replace(found, test=every_fifth(len(found)))
 
 
-COCO = Source("coco", "photographs with COCO annotations, one class each", OWN, rows=read_coco, path="FILE.json")
+COCO = Source(
+    "coco",
+    "photographs with COCO annotations, one class each",
+    OWN,
+    rows=read_coco,
+    path="FILE.json",
+    paths=("images", "test"),
+)
 
 
 def _find_folder(file: Path, option: str, images: list[CocoImage]) -> Path:
@@ -131,4 +138,4 @@ def _find_folder(file: Path, option: str, images: list[CocoImage]) -> Path:
     if found := next((folder for folder in searched if not images or (folder / first).is_file()), None):
         return found
     looked = f"looked in {', '.join(map(str, searched))}"
-    raise UserError(f"{brief(first)} of {file} was not found; {looked}; give its folder as (images=DIR)")
+    raise UserError(f'{brief(first)} of {file} was not found; {looked}; give its folder as (images="DIR")')

@@ -155,6 +155,7 @@ INATURALIST = Source(
     "photographs of species with users and places (iNaturalist-2017)",
     f"Van Horn et al. 2018, {INAT}",
     rows=inaturalist_rows,
+    paths=("split",),
     locate=find_by("inaturalist inaturalist-2017 inat2017 2017", "train2017.json train_val2017.zip"),
     download=Download(SPLITS, "inaturalist", {"inaturalist-user-120k.zip": "", "inaturalist-geo.zip": ""}, splits=True),
 )
@@ -241,6 +242,7 @@ LANDMARKS = Source(
     "photographs of landmarks with users (Google Landmarks v2, cleaned)",
     "Weyand et al. 2020, github.com/cvdfoundation/google-landmark",
     rows=landmarks_rows,
+    paths=("split",),
     locate=find_by("landmarks google-landmark gldv2", "train_clean.csv"),
     download=Download(
         SPLITS, "landmarks", {"landmarks-user-160k.zip": "53c36bd7d5fc12f927af2820b7e4a57c"}, splits=True

@@ -149,6 +149,7 @@ class Source:
     sizes: tuple[int, int] | None = None  # of train and test
     download: Download | None = None
     remote: bool = False  # whether the text after the colon may be a name instead of a file
+    paths: tuple[str, ...] = ()  # options that are paths
 
     @property
     def spelling(self) -> str:

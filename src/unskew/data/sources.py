@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.language import Call, Value, apply, cut, parse_call
 from unskew.core.limits import user_path
+from unskew.core.plugins import add_working_directory
 from unskew.core.types import Examples, ImageSet, Split
 from unskew.core.units import counted, format_bytes
 from unskew.data.arrays import ARRAYS, FUNCTION, moments
@@ -52,7 +55,7 @@ def parse(
     """Find the source that a text names, and check its options; the parameters are described in ``DataRequest``."""
     kind, colon, rest = text.partition(":")
     base, path = text.partition("(")[0].strip(), ""
-    if is_function(text):
+    if is_function(text) and not _misspelled(kind):
         return DataRequest(FUNCTION, text, Call(text, (), {}, 0, text), "", data_dir, cache, say, side)
     if colon and kind in SOURCES and SOURCES[kind].path:
         base = kind
@@ -69,6 +72,13 @@ def parse(
     if (size is not None and not 1 <= size <= 4096) or broken not in ("stop", "skip"):
         raise UserError(f"{cut(text)}: size must be 1 to 4096, and broken must be stop or skip")
     return DataRequest(source, text, call, path, data_dir, cache, say, side, options, size, broken)
+
+
+def _misspelled(kind: str) -> bool:
+    """Whether this is no module, but almost the name of a source."""
+    add_working_directory()
+    close = get_close_matches(kind, [name for name, source in SOURCES.items() if source.path], cutoff=0.8)
+    return bool(close) and find_spec(kind) is None
 
 
 def _hint(text: str) -> str:
@@ -189,9 +199,9 @@ def make_absolute(text: str) -> str:
     """Make the paths in a data set's text absolute, so that a run can be resumed from any folder."""
     if re.split(r"[:(]", text)[0].strip() not in SOURCES:
         return text
-    request, changed = parse(text), {}
-    if split := request.options.get("split"):
-        changed["split"] = str(user_path(split).absolute())
+    request = parse(text)
+    given = {name: value for name in request.source.paths if (value := request.options.get(name))}
+    changed = {name: str(user_path(value).absolute()) for name, value in given.items()}
     named = request.source.remote and not user_path(request.path).exists()
     path = "" if named or not request.path else str(user_path(request.path).absolute())
     return replace(request, path=path or request.path).spell(**changed) if path or changed else text

@@ -26,7 +26,7 @@ from unskew.core.types import Local
 from unskew.data.augment import NAMES as NORMALISATIONS
 from unskew.data.batches import AUGMENTATIONS, RESIZED_CROP, SHIFT
 from unskew.data.partition_files import make_file_absolute
-from unskew.data.sources import is_function, make_absolute
+from unskew.data.sources import FUNCTION, SOURCES, is_function, make_absolute
 from unskew.data.store import DISK, MEMORY, check_size
 from unskew.engines import check_name
 from unskew.models.finetune import parse_train
@@ -94,8 +94,7 @@ class Config:
 
     data: str = _option(
         "digits",
-        "digits | cifar10 | … | folder:DIR | table:FILE.csv | coco:FILE.json | hf:NAME | arrays:FILE.npz | "
-        "package.module:function",
+        " | ".join(["digits", "cifar10", "…", *(s.spelling for s in SOURCES.values() if s.path), FUNCTION.name]),
         metavar="NAME",
     )
     data_dir: str | None = _work(
