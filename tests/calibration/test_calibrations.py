@@ -453,9 +453,9 @@ MISFITS = {
     "a classifier of more classes": (lambda: linear(outputs=4), QUICK, "of 4 features and 4 classes, not"),
     "parts that were not measured": (linear, "ccvr(components=2)", "of 4 features and 6 classes, not full"),
     "random features that were not": (linear, "lda(expand=7)", "of 11 features and 3 classes, not full"),
-    "a head of several layers": (deep, QUICK, "must be an nn.Linear, or have as many linear layers as layers=1"),
+    "a head of several layers": (deep, QUICK, "must be an nn.Linear, not a Sequential with 2 linear layers; end"),
     "another width before several": (deep, "ccvr(layers=2)", "maps 6 features to 3 classes"),
-    "a module without linear layer": (nn.ReLU, "ccvr(layers=2)", "not a ReLU with 0 of them"),
+    "a module without linear layer": (nn.ReLU, "ccvr(layers=2)", "2 linear layers, not a ReLU with 0 linear layers"),
     "no module": (lambda: "linear", QUICK, "a torch module and ClassStatistics, not a str and a ClassStatistics"),
 }  # fmt: skip
 

@@ -428,7 +428,7 @@ def test_what_clients_lay_out_has_one_order_whatever_they_hold(form):
 def test_sums_that_their_squares_do_not_allow_are_refused(tmp_path, form):
     found = example(form)
     values = found.tensors() | {"sums": found.sums["sums"] * 1e6}
-    with pytest.raises(UserError, match=r"odd.* refused: its sums are larger than its sums of squares allow"):
+    with pytest.raises(UserError, match=r"odd are inconsistent: the sums are too large for the sums of squares"):
         ClassStatistics.load(written(tmp_path / "odd", values, form=form))
 
 
@@ -505,7 +505,7 @@ def test_statistics_that_cannot_be_true_are_refused_in_their_files_name(case, tm
     make, words = FALSE[case]
     tensors, about = make()
     path = written(tmp_path / "stranger", tensors, **about)
-    with pytest.raises(UserError, match=rf"the statistics of \S*stranger are refused: .*{words}"):
+    with pytest.raises(UserError, match=rf"the statistics of \S*stranger are rejected: .*{words}"):
         ClassStatistics.load(path)
 
 

@@ -73,6 +73,12 @@ def device_of(module: nn.Module) -> torch.device:
     return next((value.device for value in (*module.parameters(), *module.buffers())), torch.device("cpu"))
 
 
+def require_finite(features: Tensor) -> None:
+    """Reject features with NaN or infinity."""
+    if not bool(features.isfinite().all()):
+        raise UserError("the features contain NaN or infinity; check the encoder and its images")
+
+
 class Transformation(nn.Module):
     """ReLU, then Tukey's power: x^λ for λ above 0, log x for 0. It makes the features more Gaussian."""
 

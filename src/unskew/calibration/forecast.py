@@ -69,8 +69,7 @@ def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, 
         return Forecast(mean)
     if not features_vary(gaussians.means, gaussians.within):
         return Forecast(mean)
-    rival = discriminate(statistics)
-    if rival.inflation > 1 / (1 - LEVERAGE):
+    if (rival := discriminate(statistics)).inflation > 1 / (1 - LEVERAGE):
         return Forecast(mean)
     wide = None
     if statistics.noise is not None:

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unskew.calibration.ccvr import mean_loss, retrain, training_settings
-from unskew.calibration.classifier import copy_head, last_linear
+from unskew.calibration.classifier import copy_head, last_linear, require_finite
 from unskew.calibration.covariances import ClassReport
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, finisher
-from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.language import check_positive
 from unskew.core.tensors import one_thread
@@ -35,8 +35,7 @@ def minimise(
     assert isinstance(linear, nn.Linear)
     free = torch.tensor([label for label in range(linear.out_features) if label not in set(frozen)])
     values = features.detach().cpu().double()
-    if not bool(values.isfinite().all()):
-        raise UserError("the features contain NaN or infinity; check the encoder and its images")
+    require_finite(values)
     bordered = torch.cat([values, values.new_ones(len(values), 1)], 1)  # [n, D], the last column is for the bias
     constant = values.new_full((len(values),), float("-inf"))  # [n], log Σ exp of the frozen classes' logits
     if len(frozen):
@@ -176,15 +175,11 @@ def oracle(
     if type(count) is not int or (count < 1 and per_class != "all"):
         raise ValueError(f"oracle(per_class={per_class}): give all, or the number of features per class")
     check_positive("oracle", layers=layers)
-    stepwise = paper or any(knob is not None for knob in (epochs, lr, batch, momentum))
-    local = training_settings(
-        "oracle",
-        50 if epochs is None else epochs,
-        64 if batch is None else batch,
-        0.001 if lr is None else lr,
-        0.9 if momentum is None else momentum,
-        weight_decay,
-    )
+    sgd: dict[str, Any] = {"epochs": epochs, "batch": batch, "lr": lr, "momentum": momentum}
+    given = {knob: value for knob, value in sgd.items() if value is not None}
+    defaults = {"epochs": 50, "batch": 64, "lr": 0.001, "momentum": 0.9}
+    local = training_settings("oracle", **defaults | given, weight_decay=weight_decay)
+    stepwise = paper or bool(given)
     if weight_decay == 0 and not stepwise and layers == 1:
         raise ValueError("oracle(weight_decay=0): there may be no minimum; give a number above 0, or paper=true")
 

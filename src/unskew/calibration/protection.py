@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unskew.calibration.classifier import limit_length
+from unskew.calibration.classifier import limit_length, require_finite
 from unskew.calibration.covariances import Diagonal, Form, LowRank, Shared, pack, packed_diagonal, parse_form, unpack
 from unskew.calibration.statistics import MAX_EXAMPLES, ClassStatistics, KnownNoise, check_statistics, from_sums
 from unskew.core import tensors
@@ -64,8 +64,8 @@ class Guarantee:
     def of(radius: float, epsilon: float, delta: float, *, in_masks: bool = False) -> "Guarantee":
         """Find the noise that the guarantee requires; with ``in_masks`` the discrete noise that clients add."""
         if not (0 < radius < math.inf and 0 < epsilon < math.inf and 0 < delta < 1):
-            given = f"radius={radius}, epsilon={epsilon}, delta={delta}"
-            raise UserError(f"{given}: give finite numbers above 0, delta well below 1 / the number of examples")
+            rule = "give finite numbers above 0, and a delta below 1 (well below 1/n for n examples)"
+            raise UserError(f"radius={radius}, epsilon={epsilon}, delta={delta}: {rule}")
         if in_masks:
             return Guarantee(epsilon, delta, radius, SENSITIVITY * (2 * concentration(epsilon, delta)) ** -0.5)
         least = float(require_extra("dp_accounting").get_sigma_gaussian(epsilon, delta))  # for a sensitivity of 1
@@ -74,8 +74,9 @@ class Guarantee:
 
 def clip_features(features: Tensor, radius: float) -> Tensor:
     """Scale features [n, d] that are longer than the radius (L2) down to just below it."""
-    if not 0 < radius < math.inf or not bool(features.isfinite().all()):
-        raise UserError(f"radius={radius}: give a finite radius above 0, and features without NaN or infinity")
+    if not 0 < radius < math.inf:
+        raise UserError(f"radius={radius}: give a finite radius above 0")
+    require_finite(features)
     return limit_length(features, radius)
 
 
@@ -317,17 +318,14 @@ class Layout:
         """[W] int64, the statistics in fixed point; refused, naming ``who``, if their sum could overflow."""
         statistics = check_statistics(statistics.classes, statistics.form, statistics.tensors(), who)
         if (statistics.classes, statistics.width, statistics.form) != (self.classes, self.width, self.form):
-            raise UserError(f"the statistics of {who} are refused: {statistics.about()}; expected {self.about()}")
-        if bool((statistics.number > MAX_EXAMPLES // clients).any()):
-            most = MAX_EXAMPLES // clients
-            raise UserError(f"the statistics of {who} are refused: a class has more than {most} examples")
-        flat, sums = [statistics.counts], statistics.to_sums()
-        for name in self._shapes:
-            what, hint = (
-                f"the statistics of {who} are refused: an entry of {name}",
-                "use fewer bits or clip the features",
-            )
-            flat.append(to_steps(sums[name].flatten(), self.bits, clients, what, hint))
+            raise UserError(f"the statistics of {who} are rejected: {statistics.about()}; expected {self.about()}")
+        if bool((statistics.number > (most := MAX_EXAMPLES // clients)).any()):
+            raise UserError(f"the statistics of {who} are rejected: a class has more than {most} examples")
+        flat, hint = [statistics.counts], "use fewer bits or clip the features"
+        for name, value in statistics.to_sums().items():
+            if name != "number":
+                what = f"the statistics of {who} are rejected: an entry of {name}"
+                flat.append(to_steps(value.flatten(), self.bits, clients, what, hint))
         return torch.cat(flat)
 
     def with_share(self, vector: Tensor, guarantee: Guarantee, needed: int, members: int) -> Tensor:
