@@ -104,7 +104,7 @@ def test_the_layer_whose_rows_are_the_classes_is_the_last_linear_one():
     last = linear(4, C)
     assert last_linear(last) is last
     assert last_linear(nn.Sequential(linear(D, 4), nn.Sequential(nn.ReLU(), last))) is last
-    with pytest.raises(UserError, match=r"a classifier must end in an nn.Linear, but a ReLU without one was given"):
+    with pytest.raises(UserError, match=r"a classifier must end in an nn.Linear, but a ReLU contains none"):
         last_linear(nn.ReLU())
 
 

@@ -136,10 +136,10 @@ def _check_fit(classifier: nn.Module, statistics: ClassStatistics, needs: Statis
         raise UserError(f"calibrate takes a torch module and ClassStatistics, not {given}")
     layers = [part for part in classifier.modules() if isinstance(part, nn.Linear)]
     if len(layers) != needs.layers or (needs.layers == 1 and not isinstance(classifier, nn.Linear)):
-        wanted = "an nn.Linear" if needs.layers == 1 else f"a module with {needs.layers} linear layers"
+        rule = "an nn.Linear" if needs.layers == 1 else f"a module with {needs.layers} linear layers"
         given = f"{a_kind(classifier)} with {counted(len(layers), 'linear layer')}"
         hint = "end the encoder just before the classifier's first linear layer"
-        raise UserError(f"the classifier must be {wanted}, not {given}; {hint}")
+        raise UserError(f"the classifier must be {rule}, not {given}; {hint}")
     classes = layers[-1].out_features
     wanted = (classes * needs.components, layers[0].in_features + needs.expand)
     if (statistics.classes, statistics.width) != wanted:

@@ -42,7 +42,7 @@ def last_linear(head: nn.Module) -> nn.Linear:
     """The layer whose rows belong to the classes."""
     layers = [part for part in head.modules() if isinstance(part, nn.Linear)]
     if not layers:
-        raise UserError(f"a classifier must end in an nn.Linear, but {a_kind(head)} without one was given")
+        raise UserError(f"a classifier must end in an nn.Linear, but {a_kind(head)} contains none")
     return layers[-1]
 
 

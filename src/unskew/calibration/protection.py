@@ -271,7 +271,8 @@ class Layout:
     def of(classes: int, width: int, form: str | Form = "full", *, bits: int = 24) -> "Layout":
         """The layout for this number of classes and features."""
         if classes < 1 or width < 1 or not 0 <= bits <= 52:
-            raise UserError(f"a layout of {classes} classes, {width} features and {bits} bits: give 1, 1 and 0 to 52")
+            given = f"a layout of {classes} classes, {width} features and {bits} bits"
+            raise UserError(f"{given}: give at least 1 class, at least 1 feature, and 0 to 52 bits")
         return Layout(classes, width, parse_form(form), bits)
 
     @property
