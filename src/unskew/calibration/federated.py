@@ -133,8 +133,8 @@ class Forecasted:
     forecast: Forecast
 
 
-Question = tuple[StatisticsRequest, bool, PrivacyBudget | None]
-Known = dict[Question, tuple[ClassStatistics, int, float]]  # statistics, and the bytes and seconds to gather them
+# statistics by request and protections, and the bytes and seconds to gather them
+Known = dict[tuple[StatisticsRequest, bool, PrivacyBudget | None], tuple[ClassStatistics, int, float]]
 
 
 @dataclass(frozen=True)
@@ -317,8 +317,6 @@ def real_features(side: ClientSide, needs: RealFeatures, key: Key) -> tuple[Tens
         index = index[torch.randperm(len(index), generator=key.fold("oracle", "examples").torch())]
         classes = range(int(labels[index].max()) + 1)
         index = torch.cat([index[labels[index] == label][: needs.per_class] for label in classes]).sort().values
-    features = []
     with torch.no_grad():
-        for some in torch.split(index, IMAGES_AT_ONCE):
-            features.append(encoder(side.train.batch(some)[0]).cpu())
+        features = [encoder(side.train.batch(some)[0]).cpu() for some in torch.split(index, IMAGES_AT_ONCE)]
     return torch.cat(features), labels[index]

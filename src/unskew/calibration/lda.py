@@ -10,15 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew.calibration.classifier import NEVER, last_linear, replace_rows
-from unskew.calibration.covariances import (
-    CLIPPED,
-    TINY,
-    ClassReport,
-    Full,
-    negative_share,
-    parse_form,
-    require_memory,
-)
+from unskew.calibration.covariances import CLIPPED, TINY, ClassReport, Full, negative_share, parse_form, require_memory
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
 from unskew.calibration.protection import pooled_edge
 from unskew.calibration.statistics import ClassStatistics
