@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ import torch
 from torch import nn
 
 import unskew
+from calibration import heads
+from calibration.heads import same, weights
 from unskew.calibration import covariances, is_bound, parse_calibration
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
 from unskew.calibration.ccvr import draw_virtual_features, retrain
-from unskew.calibration.classifier import CalibratedClassifier, Lift, Transformation
+from unskew.calibration.classifier import Lift, Transformation
 from unskew.calibration.lda import solve_discriminant
 from unskew.calibration.oracle import minimise
 from unskew.calibration.statistics import ClassStatistics
@@ -25,20 +28,11 @@ QUICK = "ccvr(per_class=20, epochs=2, lr=0.1)"
 EVERY = (QUICK, "uscc(per_class=20, epochs=2, lr=0.1)", "lda", "ridge")
 
 
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=Key(seed).torch(), dtype=dtype)
-
-
-def linear(inputs=D, outputs=C, *, bias=True, dtype=torch.float32, seed=0):
-    made = nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
-    with torch.no_grad():
-        for place, value in enumerate(made.parameters()):
-            value.copy_(normal(*value.shape, seed=seed + place))
-    return made
+normal, linear = partial(heads.normal, dtype=torch.float32), partial(heads.linear, inputs=D, outputs=C)
 
 
 def deep(*, dtype=torch.float32, inputs=6):
-    return nn.Sequential(nn.ReLU(), linear(inputs, D, dtype=dtype), nn.ReLU(), linear(dtype=dtype))
+    return nn.Sequential(nn.ReLU(), linear(inputs=inputs, outputs=D, dtype=dtype), nn.ReLU(), linear(dtype=dtype))
 
 
 def examples(counts=(30, 20, 40), seed=0, width=D):
@@ -59,14 +53,6 @@ def fitting(method, *, width=D, classes=C, counts=(30, 20, 40)):
         features = Lift.of(width, wanted.expand)(features)
     parts = labels * wanted.components + torch.arange(len(labels)) % wanted.components
     return ClassStatistics.of_features(features, parts, classes * wanted.components, wanted.form)
-
-
-def weights(head):
-    return [value.detach().clone() for value in head.parameters()]
-
-
-def same(left, right):
-    return all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
 
 
 # virtual features
@@ -187,7 +173,7 @@ def test_several_gaussians_a_class_follow_what_one_cannot():
     ]
     assert between[0] > 0.3
     assert between[1] == 0
-    found = calibrate(linear(1, 1), two, "ccvr(per_class=20, epochs=1, components=2)")
+    found = calibrate(linear(inputs=1, outputs=1), two, "ccvr(per_class=20, epochs=1, components=2)")
     assert [(row.label, row.count) for row in found.report.classes] == [(0, 200), (0, 200)]
 
 
@@ -201,16 +187,6 @@ def test_lda_is_the_discriminant_of_means_and_pooled_covariance_and_draws_nothin
         assert same(weights(calibrate(linear(), statistics, "lda(0.25)", seed=seed).head), weights(wanted))
     first, second = (calibrate(linear(), statistics, "lda", seed=seed) for seed in (0, 1))
     assert same(weights(first.head), weights(second.head))
-
-
-def test_lda_with_random_features_passes_them_to_its_classifier():
-    statistics = fitting("lda(expand=10)")
-    found = calibrate(linear(), statistics, "lda(expand=10)")
-    assert isinstance(found.before, Lift)
-    assert found.head.in_features == D + 10
-    with torch.no_grad():
-        real = normal(8, D)
-        assert torch.equal(found(real), found.head(Lift.of(D, 10)(real)))
 
 
 # what all of them have in common
@@ -339,14 +315,6 @@ def test_the_report_says_what_was_done():
     assert report.notes() == []
 
 
-def test_the_new_classifier_is_a_module_to_put_in_the_old_ones_place():
-    network = nn.Sequential(nn.Flatten(), linear())
-    network[1] = unskew.calibrate(network[1], statistics_of(), QUICK)
-    assert isinstance(network[1], CalibratedClassifier)
-    assert network(normal(5, 2, 2)).shape == (5, C)
-    assert set(network.state_dict()) == {"1.head.weight", "1.head.bias"}
-
-
 # the oracle
 
 
@@ -373,7 +341,7 @@ def test_the_oracle_trains_on_the_features_it_is_given(make):
     assert found.report.notes() == []  # of covariances there is nothing to say
 
 
-def test_the_papers_oracle_is_sgd_with_the_papers_knobs_and_so_is_one_with_a_knob_of_sgd():
+def test_the_papers_oracle_is_sgd_with_the_papers_knobs_and_so_is_one_with_a_knob_of_sgd_or_several_layers():
     features, labels = examples((30, 0, 1))
     classifier = linear()
     wanted, _, _ = retrain(classifier, features, labels, Local(50, 64, 0.001, 0.9, 1e-5), Key(5).fold("oracle"), (1,))
@@ -381,6 +349,9 @@ def test_the_papers_oracle_is_sgd_with_the_papers_knobs_and_so_is_one_with_a_kno
         found = calibrate_on_features(classifier, features, labels, text, seed=5)
         assert same(weights(found.head), weights(wanted)), text
         assert found.report.notes() == []
+    texts = "oracle(layers=2)", "oracle(layers=2, paper=true)"
+    several = [calibrate_on_features(deep(inputs=D), features, labels, text, seed=5).head for text in texts]
+    assert same(*map(weights, several))
 
 
 def test_the_oracle_goes_to_the_minimum_and_says_how_near_it_is():
@@ -396,16 +367,6 @@ def test_the_oracle_goes_to_the_minimum_and_says_how_near_it_is():
         < calibrate_on_features(classifier, features, labels, "oracle(paper=true)").report.loss_after
     )
     assert found.report.kept_rows == (1,)
-
-
-def test_an_oracle_of_several_layers_is_trained_by_sgd():
-    features, labels = examples((30, 0, 1))
-    head = nn.Sequential(nn.Linear(D, D), nn.ReLU(), linear())
-    found, paper = (
-        calibrate_on_features(head, features, labels, text, seed=5)
-        for text in ("oracle(layers=2)", "oracle(layers=2, paper=true)")
-    )
-    assert same(weights(found.head), weights(paper.head))
 
 
 def test_a_bound_for_study_is_known_by_its_name_in_results():
@@ -449,7 +410,7 @@ def test_a_text_that_is_no_calibration_is_refused_in_words(source):
 
 
 MISFITS = {
-    "a classifier of more features": (lambda: linear(5), QUICK, "maps 5 features to 3 classes and needs"),
+    "a classifier of more features": (lambda: linear(inputs=5), QUICK, "maps 5 features to 3 classes and needs"),
     "a classifier of more classes": (lambda: linear(outputs=4), QUICK, "of 4 features and 4 classes, not"),
     "parts that were not measured": (linear, "ccvr(components=2)", "of 4 features and 6 classes, not full"),
     "random features that were not": (linear, "lda(expand=7)", "of 11 features and 3 classes, not full"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from calibration.heads import normal
 from unskew.calibration import forecast as forecasts
 from unskew.calibration.covariances import Gaussians, Spread
 from unskew.calibration.forecast import DIRECTIONS, Forecast, forecast
@@ -22,10 +23,6 @@ FORMS = ("full", "diagonal", "shared", "low-rank(2)")
 def separability(statistics, key):
     """The mean over all pairs of classes."""
     return forecast(None, statistics, statistics.classes, key).separability
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=Key(seed).torch(), dtype=torch.float64)
 
 
 def statistics_of(*classes, form="full", total=None):
