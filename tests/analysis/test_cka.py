@@ -32,12 +32,6 @@ def rotation(d):
     return torch.linalg.qr(drawn(d, d, seed=9))[0]
 
 
-def definition(x, y):
-    """For features [n, d] and [n, d′] of the same n images."""
-    x, y = x - x.mean(0), y - y.mean(0)
-    return float((y.t() @ x).square().sum() / ((x.t() @ x).norm() * (y.t() @ y).norm()))
-
-
 def plain(x, y):
     """The definition by Gram matrices: tr(KHLH) / √(tr(KHKH)·tr(LHLH)), in NumPy; ours multiplies features instead."""
     n = len(x)
@@ -56,6 +50,11 @@ def batched(sums, models, sizes):
     return sums.value()
 
 
+def cka_of(x, y):
+    """Ours, of all images at once."""
+    return float(batched(Exact(), [x, y], [len(x)])[0, 1])
+
+
 def sizes_of(n, batch):
     return [min(batch, n - start) for start in range(0, n, batch)]
 
@@ -65,15 +64,11 @@ def sizes_of(n, batch):
 
 def test_cka_does_not_notice_rotation_scale_or_shift():
     x, y = related()
-    there = definition(x, y)
+    there = cka_of(x, y)
     assert 0.05 < there < 0.95
-    assert definition(x @ rotation(7), 3.5 * y @ rotation(5) + 11) == pytest.approx(there, abs=1e-12)
-    assert definition(x, -0.01 * x @ rotation(7)) == pytest.approx(1, abs=1e-12)
-
-
-def test_the_definition_is_the_one_by_gram_matrices():
-    x, y = related()
-    assert definition(x, y) == pytest.approx(plain(x, y), abs=1e-12)
+    assert there == pytest.approx(plain(x, y), abs=1e-12)
+    assert cka_of(x @ rotation(7), 3.5 * y @ rotation(5) + 11) == pytest.approx(there, abs=1e-12)
+    assert cka_of(x, -0.01 * x @ rotation(7)) == pytest.approx(1, abs=1e-12)
 
 
 # Batch by batch, exactly
@@ -83,7 +78,7 @@ def test_the_definition_is_the_one_by_gram_matrices():
 @given(
     n=st.integers(2, 40), batch=st.integers(1, 41), mean=st.sampled_from([0.0, 1.0, -1e4, 1e4]), seed=st.integers(0, 50)
 )
-def test_batches_of_any_size_give_the_definition(n, batch, mean, seed):
+def test_batches_of_any_size_give_the_plain(n, batch, mean, seed):
     """With a mean of 10⁴ products are 10⁸ times what is left of them: sums that were not shifted lose eight digits."""
     models = [drawn(n, d, seed=seed + d) + mean for d in (3, 5, 4)]
     models[2] = models[0] @ drawn(3, 4, seed=7) + 0.1 * models[2]
@@ -164,10 +159,10 @@ def test_features_that_do_not_vary_are_like_none_in_the_unbiased_form_too(dtype,
 
 
 @given(seed=st.integers(0, 200), n=st.integers(4, 30), d=st.sampled_from([1, 3, 90]))
-def test_kernels_of_all_images_at_once_give_the_definition(seed, n, d):
+def test_kernels_of_all_images_at_once_give_the_plain(seed, n, d):
     x, y = drawn(n, d, seed=seed) + 5, drawn(n, 2, seed=seed + 1000)
     found = batched(Kernels(1), [x, y], [n])
-    assert float(found[0, 1]) == pytest.approx(definition(x, y), abs=1e-10)
+    assert float(found[0, 1]) == pytest.approx(plain(x, y), abs=1e-10)
     assert found.diagonal().tolist() == pytest.approx([1, 1])
 
 
@@ -210,7 +205,7 @@ def test_pairs_are_the_definition_on_outputs_found_without_hooks(finished, monke
     for layer, (table, mean) in enumerate(zip(found.pairs, found.means, strict=True)):
         for i, one in enumerate(outputs):
             for j, other in enumerate(outputs):
-                assert table[i][j] == pytest.approx(definition(one[layer], other[layer]), abs=1e-5)
+                assert table[i][j] == pytest.approx(plain(one[layer], other[layer]), abs=1e-5)
         apart = [value for i, row in enumerate(table) for j, value in enumerate(row) if i != j]
         assert mean == pytest.approx(sum(apart) / len(apart), abs=1e-12)
         assert max(map(max, table)) <= 1 + 1e-6
@@ -340,7 +335,7 @@ def test_a_layer_is_called_least_similar_only_where_other_clients_would_not_chan
     )
 
 
-def test_the_jackknife_is_its_definition():
+def test_the_jackknife_is_its_plain():
     draw = Key(5).numpy()
     tables = draw.uniform(0.3, 0.9, (2, 7, 7))
     tables = (tables + tables.transpose(0, 2, 1)) / 2
