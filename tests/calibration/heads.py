@@ -25,3 +25,12 @@ def weights(head):
 
 def same(left, right):
     return all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
+
+
+def same_statistics(left, right):
+    """To the last bit."""
+    assert left.about() == right.about()
+    for name, value in left.tensors().items():
+        other = right.tensors()[name]
+        assert (value.dtype, value.device.type) == (other.dtype, "cpu")
+        assert torch.equal(value, other), name
