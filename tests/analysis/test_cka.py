@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from analysis.finished import finished_run, undisturbed
 from unskew.analysis import cka
 from unskew.analysis.cka import Exact, Kernels, Similarity, kernel
-from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
-from unskew.round import driver
-from unskew.runs.checkpoint import load_checkpoint
 
 
 def drawn(*shape, seed=0, dtype=torch.float64):
@@ -209,36 +206,6 @@ def test_pairs_are_the_definition_on_outputs_found_without_hooks(finished, monke
         apart = [value for i, row in enumerate(table) for j, value in enumerate(row) if i != j]
         assert mean == pytest.approx(sum(apart) / len(apart), abs=1e-12)
         assert max(map(max, table)) <= 1 + 1e-6
-
-
-def next_round(run, state, number):
-    """What ``driver.run_round`` itself makes of the state: the clients' models, seen through the engine."""
-    with finished_run(run) as opened:
-        seen = []
-        driver.run_round(
-            opened.algorithm, opened.engine, state, opened.key, per_round=opened.config.per_round,
-            rounds=opened.config.rounds, watch=["model"], record=lambda sent, clients: seen.append(clients),
-        )  # fmt: skip
-        names = list(opened.side.weights)
-        return {c: {name: found[f"model/{name}"] for name in names} for c, found in seen[0].items()}
-
-
-def assert_equal_models(found, wanted):
-    assert list(found) == list(wanted)
-    for client, model in found.items():
-        assert list(model) == list(wanted[client])
-        for name, value in model.items():
-            assert torch.equal(value.double(), wanted[client][name]), (client, name)
-
-
-@pytest.mark.parametrize("number", [3, 0])
-def test_local_models_are_those_that_one_more_round_makes(finished, number):
-    with finished_run(finished) as opened:
-        found, state = opened.local_models(number), opened.state(number)
-        assert state.round == number
-        assert number == 0 or tensors.sha256(load_checkpoint(finished)[0].tensors) == opened.result.weights_sha256
-    assert_equal_models(found, next_round(finished, state, number + 1))
-    assert len({tensors.sha256(model) for model in found.values()}) == 4
 
 
 def test_fewer_clients_are_taken_evenly(finished):

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.finished import changed, finished_run, known, measured, undisturbed, unsealed
 from unskew import analysis
-from unskew.analysis import MEASURES, parse_measure, skew, write_charts
+from unskew.analysis import MEASURES, parse_measure, skew
 from unskew.analysis.measure import Measured, slug
 from unskew.core.errors import Missing, UserError
 from unskew.runs import finished
@@ -186,16 +186,6 @@ def test_recorded_lines_that_came_later_are_seen(run):
 
 
 # Pictures
-
-
-@pytest.mark.parametrize(("form", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_pictures_are_written_in_each_form(run, form, begins):
-    with finished_run(run) as opened:
-        charts = measured(opened, "skew").charts
-    files = write_charts(run / "figures", charts, form)
-    assert [file.name for file in files] == [f"{chart.name}.{form}" for chart in charts]
-    for file in files:
-        assert file.read_bytes().startswith(begins)
 
 
 def test_another_form_is_refused_before_anything_is_measured(run):

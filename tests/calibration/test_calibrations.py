@@ -389,7 +389,6 @@ WRONG_TEXTS = {
     "ccvr(weight_decay=-1)": "ccvr(weight_decay=-1.0): weight_decay must be 0 or more",
     "ccvr(tukey=0.5)": "below 1 it needs relu=true",
     "ccvr(tukey=2, relu=true)": "give a power from 0 (the logarithm) to 1",
-    "ccvr(covariance=ful)": "no covariance form is called 'ful'; give full, diagonal, shared or low-rank(32)",
     "ccvr(covariance='low-rank(0)')": "rank=0: give a whole number from 1",
     "ridge(-1)": "ridge(strength=-1.0): strength must be 0 or more",
     "ridge(layers=0)": "ridge(layers=0): give a number above 0",

@@ -17,7 +17,6 @@ from unskew.calibration.classifier import (
     Transformation,
     copy_head,
     last_linear,
-    limit_length,
     load_calibrated,
 )
 from unskew.calibration.covariances import ClassReport
@@ -63,16 +62,6 @@ def test_a_lift_works_in_the_features_own_type():
     assert found.dtype == torch.float64
     assert lift.weight.dtype == torch.float32
     assert torch.allclose(found.float(), lift(normal(6, D, dtype=torch.float64).float()), atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_features_are_cut_in_use_as_they_were_for_the_statistics(dtype):
-    features, radius = 3 * normal(50, D, dtype=dtype), 5.0
-    found = limit_length(features, radius)
-    assert torch.equal(found, clip_features(features, radius))
-    assert float(found.double().norm(dim=1).max()) <= radius
-    assert 0 < int((features.double().norm(dim=1) <= radius).sum()) < 50  # some are longer, some are not
-    assert torch.equal(limit_length(features, 0.0), features)
 
 
 def test_features_are_cut_before_a_transformation_and_after_a_lift():

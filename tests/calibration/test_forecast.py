@@ -12,7 +12,6 @@ from unskew.calibration.covariances import Gaussians
 from unskew.calibration.forecast import DIRECTIONS, forecast
 from unskew.calibration.lda import discriminate
 from unskew.calibration.statistics import ClassStatistics
-from unskew.core.errors import UserError
 from unskew.core.key import Key
 
 KEY = Key(7)
@@ -176,10 +175,3 @@ def test_features_that_do_not_vary_are_no_reason_to_stop(form):
         found = forecast(head_of([[0.0, 0.0]] * 2, [0.0, 0.0]), statistics_of(rows, rows + 2, form=form), 2, KEY)
         assert (found.before, found.after) == (None, None)
         assert found.separability == pytest.approx(2, rel=0.1)
-
-
-def test_classes_of_one_example_each_have_no_spread_to_draw_from():
-    one = [exactly(place, 1)[:1] for place in range(2)]
-    assert forecast(head_of([[0.0]] * 2, [0.0, 0.0]), statistics_of(*one, form="shared"), 2, KEY).before is None
-    with pytest.raises(UserError, match="no class has two examples"):
-        forecast(head_of([[0.0]] * 2, [0.0, 0.0]), statistics_of(*one), 2, KEY)
