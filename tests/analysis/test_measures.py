@@ -215,12 +215,3 @@ def test_a_named_measure_that_cannot_be_taken_is_an_error_after_the_others(run):
         analysis.analyse(run, "cka", "skew", observe=lambda source, *_: told.append(source))
     assert told == ["cka", "skew"]
     assert stored(run, "skew").exists()
-
-
-def test_without_names_what_cannot_be_taken_is_told_and_no_error(run):
-    (run.parent / "digits.npz").unlink()
-    told = {}
-    found = analysis.analyse(run, observe=lambda source, each, _: told.update({source: each}))
-    assert list(found) == ["skew", "curves", "norms", "drift", "separability", "fairness"]
-    assert list(told) == list(MEASURES)
-    assert all(isinstance(told[name], Missing) for name in MEASURES if name not in found)

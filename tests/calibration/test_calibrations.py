@@ -192,42 +192,27 @@ def test_lda_is_the_discriminant_of_means_and_pooled_covariance_and_draws_nothin
 # what all of them have in common
 
 
-@pytest.mark.parametrize("method", [*EVERY, "lda(expand=5)", "ridge(expand=5)"])
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_classifier_is_left_as_it_was_and_the_new_one_has_memory_of_its_own(method, bias):
-    classifier, statistics = linear(bias=bias), fitting(method)
-    kept, mode = weights(classifier), classifier.training
+@pytest.mark.parametrize(
+    "method", [*EVERY, "lda(expand=5)", "ridge(expand=5)", "ccvr(per_class=9, layers=2)", "lda(layers=2)"]
+)
+@pytest.mark.parametrize("given", [{}, {"dtype": torch.float64}, {"bias": False}], ids=str)
+def test_a_new_classifier_has_the_old_ones_type_and_its_own_memory_and_disturbs_no_generator(method, given):
+    several, dtype = "layers" in method, given.get("dtype", torch.float32)
+    classifier = deep(dtype=dtype) if several else linear(**given)
+    statistics = statistics_of(width=6) if several else fitting(method)
+    kept, mode, state = weights(classifier), classifier.training, torch.random.get_rng_state()
     sums = {name: value.clone() for name, value in statistics.tensors().items()}
     found = calibrate(classifier, statistics, method)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    logits = found(normal(7, 6 if several else D, dtype=dtype))
+    assert logits.dtype == dtype
+    assert logits.isfinite().all()
     with torch.no_grad():
         for value in found.parameters():
             value.add_(1)
     assert same(weights(classifier), kept)
     assert classifier.training == mode
     assert all(torch.equal(value, sums[name]) for name, value in statistics.tensors().items())
-    assert found.head.bias is not None
-
-
-@pytest.mark.parametrize("method", [*EVERY, "lda(expand=5)", "lda(layers=2)"])
-def test_the_global_generator_is_not_disturbed(method):
-    classifier, statistics = deep() if "layers" in method else linear(), fitting(method)
-    if "layers" in method:
-        statistics = statistics_of(width=6)
-    state = torch.random.get_rng_state()
-    calibrate(classifier, statistics, method)
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("method", [*EVERY, "lda(expand=5)", "ccvr(per_class=9, layers=2)", "lda(layers=2)"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_new_classifier_works_in_the_old_ones_type(method, dtype):
-    classifier, statistics = linear(dtype=dtype), fitting(method)
-    if "layers" in method:
-        classifier, statistics = deep(dtype=dtype), statistics_of(width=6)
-    found = calibrate(classifier, statistics, method)
-    logits = found(normal(7, 6 if "layers" in method else D, dtype=dtype))
-    assert logits.dtype == dtype
-    assert logits.isfinite().all()
 
 
 @pytest.mark.parametrize("method", EVERY)
