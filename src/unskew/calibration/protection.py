@@ -3,15 +3,14 @@
 docs/explanation/privacy.md has the guarantees.
 
 **Differential privacy.** One example with ‖z‖ ≤ R changes, in one class only, the count by 1, Σz by at most R and the
-second moment by at most R² (‖zzᵀ‖_F = ‖z‖², ‖z²‖ ≤ ‖z‖²). In units of 1, R and R² that is at most √3 in total (L2), so
-one Gaussian mechanism releases all three.
+second moment by at most R² (‖zzᵀ‖_F = ‖z‖², ‖z²‖ ≤ ‖z‖²): in units of 1, R and R² by at most √3 in total (L2). One
+Gaussian mechanism releases all three.
 
-**Noise of a known size.** The size of the noise is public. On a second moment it is a symmetric matrix whose
-off-diagonal entries have the deviation s. Its eigenvalues fill the semicircle from −2·s·√d to 2·s·√d, so those of a
-noisy covariance below the edge 2·s·√d cannot be distinguished from noise. To draw features, they are set to their mean
-(never below 0), which noise does not change on average. To invert the covariance (lda, ridge), they are raised to the
-edge: the ridge that this noise needs, and no more. Both use only released numbers, so they cost no privacy. The noise
-of the class means also enters a covariance, with a rank of twice the number of classes; it is not removed.
+**Noise of a known size.** Noise on a second moment is a symmetric matrix with the deviation s off the diagonal. Its
+eigenvalues fill the semicircle from −2·s·√d to 2·s·√d, so those of a noisy covariance below the edge 2·s·√d cannot be
+distinguished from noise. To draw features, they are set to their mean (never below 0), which noise does not change on
+average; to invert the covariance (lda, ridge), they are raised to the edge. The noise of the class means, with a rank
+of twice the number of classes, also enters a covariance; it is not removed.
 
 **Fixed point.** A `Layout` turns statistics into a vector of whole numbers that can be masked and added modulo 2⁶⁴.
 

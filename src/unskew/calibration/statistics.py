@@ -214,8 +214,6 @@ class ClassStatistics:
         features = features.detach().cpu()
         order = torch.argsort(labels, stable=True)
         held, number = torch.unique_consecutive(labels[order], return_counts=True)
-        if not len(held):
-            return ClassStatistics.empty(classes, features.shape[1], form)
         check_memory(form, len(held), features.shape[1])
         shapes = form.shapes(len(held), features.shape[1])
         sums = {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes.items()}
