@@ -28,11 +28,6 @@ class Forecast:
     before: float | None = None  # accuracy of the trained classifier
     after: float | None = None  # accuracy of the linear discriminant of the same Gaussians
 
-    @property
-    def gain(self) -> float | None:
-        """The difference in accuracy."""
-        return None if self.before is None or self.after is None else self.after - self.before
-
 
 def pairwise_separability(statistics: ClassStatistics, key: Key) -> Tensor:
     """[P·(P − 1)/2], the sliced Wasserstein distance of each pair of class Gaussians, in the order of triu_indices.
