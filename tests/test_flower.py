@@ -138,7 +138,7 @@ def test_what_cannot_be_real_is_refused_as_a_strangers_file_is():
         record = {} if content is None else {"statistics": Array("uint8", (len(content),), "unskew", content)}
         return Message(RecordDict({unskew.flower.RECORD: ArrayRecord(record)}), reply_to=message)
 
-    with pytest.raises(UserError, match="node 1: the statistics of its answer are refused") as refused:
+    with pytest.raises(UserError, match="node 1: the statistics of its answer are rejected") as refused:
         unskew.flower.gather(grid_of(app, {node: {} for node in answers}), weights(), classes=3)
     said = str(refused.value)
     assert "node 2: its answer does not contain class statistics" in said

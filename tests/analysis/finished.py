@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from unskew.analysis import measure, parse_measure
+from unskew.charts.files import svg
 from unskew.console.main import main
 from unskew.data import sources
 from unskew.runs import train
@@ -122,6 +123,12 @@ def content(
         for name, path in sorted(inside.items())
         if name.parts[0] not in but
     }
+
+
+def drawn(charts) -> list[str]:
+    """The names of the charts; each of them can be drawn."""
+    assert all(svg(chart).startswith("<svg") for chart in charts)
+    return [chart.name for chart in charts]
 
 
 def recorded(run: Path) -> list[dict]:

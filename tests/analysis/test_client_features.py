@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from analysis.finished import finished_run, undisturbed
+from analysis.finished import drawn, finished_run, undisturbed
 from unskew.analysis import parse_measure
 from unskew.analysis.curves import CURVES, Curves, volatility
 from unskew.analysis.drift import CLIENT_FEATURES, DRIFT, ClientFeatures, Drift, take_client_features
 from unskew.analysis.skew import PLACES, Places, take_places
-from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError
 
 
@@ -33,7 +32,7 @@ def test_shifts_by_hand(finished):
     assert found.held[1] == [counts[label] > 0 for label in counts]
     (sentence,) = CLIENT_FEATURES.findings(found)
     assert "spreads for classes they have" in sentence
-    assert [svg(chart) for chart in CLIENT_FEATURES.draw(found)]
+    assert drawn(CLIENT_FEATURES.draw(found))
 
 
 def test_a_sentence_has_only_what_there_is():
@@ -59,7 +58,7 @@ def test_places_are_those_of_the_classes_that_were_named(tmp_path):
     assert [len(points) for points in found.points] == found.counts
     assert all(-180 <= east <= 180 and -90 <= north <= 90 for east, north in found.points[0])
     assert len(largest.classes) == 2
-    assert [svg(chart) for chart in PLACES.draw(found)]
+    assert drawn(PLACES.draw(found))
 
 
 def test_without_places_nothing_is_drawn(finished):

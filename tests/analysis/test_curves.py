@@ -6,12 +6,11 @@ from statistics import mean, stdev
 
 import pytest
 
-from analysis.finished import finished_run, unsealed
+from analysis.finished import drawn, finished_run, unsealed
 from unskew.analysis import curves
 from unskew.analysis.curves import Curves
 from unskew.analysis.ranking import name_settings
 from unskew.charts import Band, Line
-from unskew.charts.files import svg
 from unskew.core.errors import UserError
 
 
@@ -48,7 +47,7 @@ def test_a_run_without_metrics_says_so(run):
     with finished_run(run) as opened:
         found = curves.take_curves(opened)
     assert curves.CURVES.findings(found) == ["The run was never evaluated."]
-    assert all(svg(chart).startswith("<svg") for chart in curves.CURVES.draw(found))
+    assert drawn(curves.CURVES.draw(found))
 
 
 SETTINGS = {"method": "fedavg", "data": "digits", "partition": "iid", "per_round": "5", "lr": "0.01"}
@@ -134,10 +133,9 @@ def test_an_option_that_some_settings_were_not_given_is_named_so():
 
 def test_pictures_of_one_run():
     charts = curves.CURVES.draw(made([0.1, 0.4]))
-    assert [chart.name for chart in charts] == [
+    assert drawn(charts) == [
         "curves-round", "curves-batches", "curves-bytes", "curves-seconds", "curves-loss",
     ]  # fmt: skip
-    assert all(svg(chart).startswith("<svg") for chart in charts)
     assert "40.00%" in charts[0].alt
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.finished import changed, finished_run, known, measured, undisturbed, unsealed
 from unskew import analysis
-from unskew.analysis import MEASURES, parse_measure, skew, write_charts
+from unskew.analysis import MEASURES, parse_measure, skew
 from unskew.analysis.measure import Measured, slug
 from unskew.core.errors import Missing, UserError
 from unskew.runs import finished
@@ -188,16 +188,6 @@ def test_recorded_lines_that_came_later_are_seen(run):
 # Pictures
 
 
-@pytest.mark.parametrize(("form", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_pictures_are_written_in_each_form(run, form, begins):
-    with finished_run(run) as opened:
-        charts = measured(opened, "skew").charts
-    files = write_charts(run / "figures", charts, form)
-    assert [file.name for file in files] == [f"{chart.name}.{form}" for chart in charts]
-    for file in files:
-        assert file.read_bytes().startswith(begins)
-
-
 def test_another_form_is_refused_before_anything_is_measured(run):
     for words in (lambda: analysis.draw_runs([run], form="gif"), lambda: analysis.analyse(run, "skew", form="gif")):
         with pytest.raises(UserError, match="--format gif"):
@@ -225,12 +215,3 @@ def test_a_named_measure_that_cannot_be_taken_is_an_error_after_the_others(run):
         analysis.analyse(run, "cka", "skew", observe=lambda source, *_: told.append(source))
     assert told == ["cka", "skew"]
     assert stored(run, "skew").exists()
-
-
-def test_without_names_what_cannot_be_taken_is_told_and_no_error(run):
-    (run.parent / "digits.npz").unlink()
-    told = {}
-    found = analysis.analyse(run, observe=lambda source, each, _: told.update({source: each}))
-    assert list(found) == ["skew", "curves", "norms", "drift", "separability", "fairness"]
-    assert list(told) == list(MEASURES)
-    assert all(isinstance(told[name], Missing) for name in MEASURES if name not in found)

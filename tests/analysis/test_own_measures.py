@@ -16,42 +16,6 @@ from unskew.charts import Bars, Chart
 from unskew.core.errors import UserError
 from unskew.report.write import make_report
 
-EXAMPLE = '''"""How mixed the labels of each client are: the entropy of its label shares, in bits."""
-
-from dataclasses import dataclass
-
-import numpy as np
-
-from unskew.extend import Axis, Bars, Chart, Measure
-
-
-@dataclass(frozen=True)
-class Entropy:
-    mean: float
-    counts: list[int]
-    edges: list[float]
-
-
-def entropy(bins: int = 10) -> Measure:
-    def take(run) -> Entropy:
-        client, _, examples = run.holdings.cells.T
-        shares = examples / run.holdings.sizes[client]
-        bits = np.bincount(client, shares * np.log2(1 / shares))
-        counts, edges = np.histogram(bits, bins)
-        return Entropy(float(bits.mean()), counts.tolist(), edges.tolist())
-
-    def draw(values: Entropy) -> list[Chart]:
-        middles = [(low + high) / 2 for low, high in zip(values.edges, values.edges[1:])]
-        bars = Bars(middles, values.counts, width=0.9 * (values.edges[1] - values.edges[0]))
-        alt = f"Clients by label entropy, {values.mean:.2f} bits on average."
-        return [Chart("histogram", "Label entropy of clients", alt, [bars], x=Axis("bits"), y=Axis("clients"))]
-
-    def findings(values: Entropy) -> list[str]:
-        return [f"A client's labels have {values.mean:.2f} bits of entropy on average."]
-
-    return Measure(name="entropy", values=Entropy, take=take, draw=draw, findings=findings, title="Label entropy")
-'''
-
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
@@ -71,16 +35,14 @@ def mine(tmp_path, monkeypatch):
 def one_fact(**fields) -> str:
     """A module with a small measure, some of its fields replaced by other code."""
     whole = {
-        "name": '"fact"', "values": "Fact", "take": "lambda run: Fact(1.5)", "draw": "draw",
+        "name": '"fact"', "values": "Fact", "take": "lambda run: Fact(0.5 + knob)", "draw": "draw",
         "findings": 'lambda values: [f"It is {values.fact}."]',
     } | fields  # fmt: skip
     inside = ", ".join(f"{name}={code}" for name, code in whole.items())
     return f"""
 from dataclasses import dataclass
 import torch
-from unskew.analysis import Measure
-from unskew.charts import Bars, Chart, Line
-from unskew.core.errors import Missing
+from unskew.extend import Bars, Chart, Line, Measure, Missing
 
 @dataclass(frozen=True)
 class Fact:
@@ -100,51 +62,44 @@ def fact(knob: int = 1):
 """
 
 
-# As the documentation has it
+# By its name and as a value
 
 
-def test_the_example_of_the_docs_is_taken_and_drawn_from_the_command_line(run, capsys, mine):
-    name = mine(EXAMPLE)
-    said = done(capsys, "analyse", run, f"{name}:entropy", f"{name}:entropy(bins=5)")
-    assert re.search(rf"^{name}:entropy: A client's labels have \d\.\d\d bits of entropy on average\.$", said, re.M)
+def test_it_is_taken_and_drawn_from_the_command_line(run, capsys, mine):
+    name = mine(one_fact())
+    said = done(capsys, "analyse", run, f"{name}:fact", f"{name}:fact(knob=5)")
+    assert re.search(rf"^{name}:fact: It is 1\.5\.$", said, re.M)
     files = {file.name for file in (run / "figures").iterdir()}
-    assert files == {
-        f"{name}-entropy{knobs}{end}" for knobs in ("", "-bins-5") for end in (".json", "-histogram.svg")
-    }  # fmt: skip
-    values = json.loads((run / "figures" / f"{name}-entropy-bins-5.json").read_text())["values"]
-    assert sum(values["counts"]) == 5
-    assert len(values["counts"]) == 5
+    assert files == {f"{name}-fact{knobs}{end}" for knobs in ("", "-knob-5") for end in (".json", "-bar.svg")}
+    assert json.loads((run / "figures" / f"{name}-fact-knob-5.json").read_text())["values"] == {"fact": 5.5}
 
 
-def test_the_example_is_a_section_of_the_report_after_the_others(run, capsys, mine):
-    name = mine(EXAMPLE)
-    said = done(capsys, "report", run, "--only", f"{name}:entropy", "--only", "skew")
+def test_it_is_a_section_of_the_report_after_the_others(run, capsys, mine):
+    name = mine(one_fact(title='"A fact"'))
+    assert "It is 1.5." in done(capsys, "report", run, "--only", f"{name}:fact", "--only", "skew")
     page = (run / "report.html").read_text()
-    assert "bits of entropy on average" in said
-    assert page.index('id="skew"') < page.index("Label entropy of clients")
-    assert ">Label entropy</h2>" in page
+    assert page.index('id="skew"') < page.index(">A fact</h2>") < page.index("One bar.")
 
 
 def test_from_python_it_is_a_text_or_a_value(run, mine):
-    name = mine(EXAMPLE)
-    text = f"{name}:entropy(bins=5)"
+    name = mine(one_fact())
+    text = f"{name}:fact(knob=5)"
     by_name = unskew.analyse(run, text)[text]
-    measure = importlib.import_module(name).entropy(bins=5)
-    by_value = unskew.analyse(run, measure)["entropy"]
-    assert by_name.values.counts == by_value.values.counts
+    measure = importlib.import_module(name).fact(knob=5)
+    by_value = unskew.analyse(run, measure)["fact"]
+    assert by_name.values.fact == by_value.values.fact == 5.5
     assert by_name.findings == by_value.findings
-    assert [chart.name for chart in by_value.charts] == ["entropy-histogram"]
+    assert [chart.name for chart in by_value.charts] == ["fact-bar"]
     _, made = make_report(run, only=[measure], out=run / "mine.html")
-    assert [section.name for section in made.sections] == ["entropy", "probabilities", "cost", "made"]
+    assert [section.name for section in made.sections] == ["fact", "probabilities", "cost", "made"]
 
 
 def test_its_values_are_stored_and_used_until_its_file_changes(run, mine):
-    text = f"{mine(EXAMPLE)}:entropy"
+    text = f"{mine(one_fact())}:fact"
     with finished_run(run) as opened:
         first = measured(opened, text)
         assert known(opened, text).values == first.values
-        stored = run / "figures" / "mine_in_a_test-entropy.json"
-        changed(stored, lambda content: content.update(notes=["seen before"]))
+        changed(run / "figures" / "mine_in_a_test-fact.json", lambda content: content.update(notes=["seen before"]))
         assert measured(opened, text, again=False).notes == ("seen before",)
         file = run.parent / "mine_in_a_test.py"
         file.write_text(file.read_text() + "\n# one more line\n")

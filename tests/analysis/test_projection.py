@@ -54,13 +54,9 @@ def test_impossible_knobs_are_refused(finished, knobs):
         projection.take_projection(opened, **knobs)
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
-def test_features_of_few_dimensions_have_places_too(d):
-    assert embed(features(20, d), 5.0, 0).isfinite().all()
-
-
-def test_features_that_do_not_vary_have_places_too():
-    assert embed(torch.full((12, 4), 0.3), 30.0, 0).isfinite().all()
+@pytest.mark.parametrize("given", [*(features(20, d) for d in (1, 2, 3)), torch.full((12, 4), 0.3)])
+def test_features_of_few_dimensions_or_without_spread_have_places_too(given):
+    assert embed(given, 5.0, 0).isfinite().all()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -5,16 +5,8 @@ from pathlib import Path
 import pytest
 
 import unskew
-from analysis.finished import copied
-from unskew.console.main import main
+from analysis.finished import command, copied
 from unskew.core.errors import UserError
-
-
-def unskew_says(capsys, *words):
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
 
 
 @pytest.fixture
@@ -35,20 +27,20 @@ def test_runs_of_one_setting_are_one_line_with_a_band(runs, tmp_path):
 
 def test_one_axis_size_title_and_format_are_chosen(runs, tmp_path, capsys):
     words = ["analyse", *runs, "--against", "bytes", "--width", "8cm", "--title", "Mine", "--out", tmp_path]
-    code, said, _ = unskew_says(capsys, *words)
+    code, said, _ = command(capsys, *words)
     assert (code, said.strip()) == (0, str(tmp_path / "curves-bytes.svg"))
     text = (tmp_path / "curves-bytes.svg").read_text()
     assert 'width="3.15in"' in text
     assert ">Mine<" in text
-    assert unskew_says(capsys, *words, "--format", "pdf")[0] == 0
+    assert command(capsys, *words, "--format", "pdf")[0] == 0
     assert (tmp_path / "curves-bytes.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_the_lines_have_the_names_that_were_given(runs, tmp_path, capsys):
     words = ["analyse", *runs, "--out", tmp_path / "c", "--against", "round", "--serif"]
-    code, _, error = unskew_says(capsys, *words, "--names", "Ours,Theirs,Mine")
+    code, _, error = command(capsys, *words, "--names", "Ours,Theirs,Mine")
     assert (code, "--names has 3 names, but the legend has 2: fedavg (2 seeds); fedavgm(0.5)" in error) == (2, True)
-    assert unskew_says(capsys, *words, "--names", "Ours, Theirs")[0] == 0
+    assert command(capsys, *words, "--names", "Ours, Theirs")[0] == 0
     text = (tmp_path / "c/curves-round.svg").read_text()
     assert ">Ours<" in text
     assert ">Theirs<" in text
@@ -59,10 +51,8 @@ def test_figures_go_beside_the_runs(runs, tmp_path, capsys, monkeypatch):
         (tmp_path / "all" / f"run{place}").parent.mkdir(exist_ok=True)
         (tmp_path / "all" / f"run{place}").symlink_to(run)
     monkeypatch.chdir(tmp_path)
-    assert (
-        unskew_says(capsys, "analyse", "all", "--against", "round")[1].strip().endswith("all/figures/curves-round.svg")
-    )
-    said = unskew_says(capsys, "analyse", "all/run0", "all/run2", "curves", "--against", "round")[1]
+    assert command(capsys, "analyse", "all", "--against", "round")[1].strip().endswith("all/figures/curves-round.svg")
+    said = command(capsys, "analyse", "all/run0", "all/run2", "curves", "--against", "round")[1]
     assert said.strip().endswith("all/figures/curves-round.svg")
 
 
@@ -84,7 +74,7 @@ def test_one_run_in_a_chosen_size(runs, tmp_path):
     ],
 )
 def test_a_mistake_is_one_message(runs, tmp_path, capsys, words, message):
-    code, _, error = unskew_says(capsys, "analyse", *runs[:2], *words, "--out", tmp_path / "figures")
+    code, _, error = command(capsys, "analyse", *runs[:2], *words, "--out", tmp_path / "figures")
     assert code == 2
     assert message in error
     assert not Path(tmp_path / "figures").exists()

@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ import torch
 from torch import nn
 
 import unskew
+from calibration import heads
+from calibration.heads import same, weights
 from unskew.calibration import covariances, is_bound, parse_calibration
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
 from unskew.calibration.ccvr import draw_virtual_features, retrain
-from unskew.calibration.classifier import CalibratedClassifier, Lift, Transformation
+from unskew.calibration.classifier import Lift, Transformation
 from unskew.calibration.lda import solve_discriminant
 from unskew.calibration.oracle import minimise
 from unskew.calibration.statistics import ClassStatistics
@@ -25,20 +28,11 @@ QUICK = "ccvr(per_class=20, epochs=2, lr=0.1)"
 EVERY = (QUICK, "uscc(per_class=20, epochs=2, lr=0.1)", "lda", "ridge")
 
 
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=Key(seed).torch(), dtype=dtype)
-
-
-def linear(inputs=D, outputs=C, *, bias=True, dtype=torch.float32, seed=0):
-    made = nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
-    with torch.no_grad():
-        for place, value in enumerate(made.parameters()):
-            value.copy_(normal(*value.shape, seed=seed + place))
-    return made
+normal, linear = partial(heads.normal, dtype=torch.float32), partial(heads.linear, inputs=D, outputs=C)
 
 
 def deep(*, dtype=torch.float32, inputs=6):
-    return nn.Sequential(nn.ReLU(), linear(inputs, D, dtype=dtype), nn.ReLU(), linear(dtype=dtype))
+    return nn.Sequential(nn.ReLU(), linear(inputs=inputs, outputs=D, dtype=dtype), nn.ReLU(), linear(dtype=dtype))
 
 
 def examples(counts=(30, 20, 40), seed=0, width=D):
@@ -59,14 +53,6 @@ def fitting(method, *, width=D, classes=C, counts=(30, 20, 40)):
         features = Lift.of(width, wanted.expand)(features)
     parts = labels * wanted.components + torch.arange(len(labels)) % wanted.components
     return ClassStatistics.of_features(features, parts, classes * wanted.components, wanted.form)
-
-
-def weights(head):
-    return [value.detach().clone() for value in head.parameters()]
-
-
-def same(left, right):
-    return all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
 
 
 # virtual features
@@ -187,7 +173,7 @@ def test_several_gaussians_a_class_follow_what_one_cannot():
     ]
     assert between[0] > 0.3
     assert between[1] == 0
-    found = calibrate(linear(1, 1), two, "ccvr(per_class=20, epochs=1, components=2)")
+    found = calibrate(linear(inputs=1, outputs=1), two, "ccvr(per_class=20, epochs=1, components=2)")
     assert [(row.label, row.count) for row in found.report.classes] == [(0, 200), (0, 200)]
 
 
@@ -203,55 +189,30 @@ def test_lda_is_the_discriminant_of_means_and_pooled_covariance_and_draws_nothin
     assert same(weights(first.head), weights(second.head))
 
 
-def test_lda_with_random_features_passes_them_to_its_classifier():
-    statistics = fitting("lda(expand=10)")
-    found = calibrate(linear(), statistics, "lda(expand=10)")
-    assert isinstance(found.before, Lift)
-    assert found.head.in_features == D + 10
-    with torch.no_grad():
-        real = normal(8, D)
-        assert torch.equal(found(real), found.head(Lift.of(D, 10)(real)))
-
-
 # what all of them have in common
 
 
-@pytest.mark.parametrize("method", [*EVERY, "lda(expand=5)", "ridge(expand=5)"])
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_classifier_is_left_as_it_was_and_the_new_one_has_memory_of_its_own(method, bias):
-    classifier, statistics = linear(bias=bias), fitting(method)
-    kept, mode = weights(classifier), classifier.training
+@pytest.mark.parametrize(
+    "method", [*EVERY, "lda(expand=5)", "ridge(expand=5)", "ccvr(per_class=9, layers=2)", "lda(layers=2)"]
+)
+@pytest.mark.parametrize("given", [{}, {"dtype": torch.float64}, {"bias": False}], ids=str)
+def test_a_new_classifier_has_the_old_ones_type_and_its_own_memory_and_disturbs_no_generator(method, given):
+    several, dtype = "layers" in method, given.get("dtype", torch.float32)
+    classifier = deep(dtype=dtype) if several else linear(**given)
+    statistics = statistics_of(width=6) if several else fitting(method)
+    kept, mode, state = weights(classifier), classifier.training, torch.random.get_rng_state()
     sums = {name: value.clone() for name, value in statistics.tensors().items()}
     found = calibrate(classifier, statistics, method)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    logits = found(normal(7, 6 if several else D, dtype=dtype))
+    assert logits.dtype == dtype
+    assert logits.isfinite().all()
     with torch.no_grad():
         for value in found.parameters():
             value.add_(1)
     assert same(weights(classifier), kept)
     assert classifier.training == mode
     assert all(torch.equal(value, sums[name]) for name, value in statistics.tensors().items())
-    assert found.head.bias is not None
-
-
-@pytest.mark.parametrize("method", [*EVERY, "lda(expand=5)", "lda(layers=2)"])
-def test_the_global_generator_is_not_disturbed(method):
-    classifier, statistics = deep() if "layers" in method else linear(), fitting(method)
-    if "layers" in method:
-        statistics = statistics_of(width=6)
-    state = torch.random.get_rng_state()
-    calibrate(classifier, statistics, method)
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("method", [*EVERY, "lda(expand=5)", "ccvr(per_class=9, layers=2)", "lda(layers=2)"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_new_classifier_works_in_the_old_ones_type(method, dtype):
-    classifier, statistics = linear(dtype=dtype), fitting(method)
-    if "layers" in method:
-        classifier, statistics = deep(dtype=dtype), statistics_of(width=6)
-    found = calibrate(classifier, statistics, method)
-    logits = found(normal(7, 6 if "layers" in method else D, dtype=dtype))
-    assert logits.dtype == dtype
-    assert logits.isfinite().all()
 
 
 @pytest.mark.parametrize("method", EVERY)
@@ -339,14 +300,6 @@ def test_the_report_says_what_was_done():
     assert report.notes() == []
 
 
-def test_the_new_classifier_is_a_module_to_put_in_the_old_ones_place():
-    network = nn.Sequential(nn.Flatten(), linear())
-    network[1] = unskew.calibrate(network[1], statistics_of(), QUICK)
-    assert isinstance(network[1], CalibratedClassifier)
-    assert network(normal(5, 2, 2)).shape == (5, C)
-    assert set(network.state_dict()) == {"1.head.weight", "1.head.bias"}
-
-
 # the oracle
 
 
@@ -373,7 +326,7 @@ def test_the_oracle_trains_on_the_features_it_is_given(make):
     assert found.report.notes() == []  # of covariances there is nothing to say
 
 
-def test_the_papers_oracle_is_sgd_with_the_papers_knobs_and_so_is_one_with_a_knob_of_sgd():
+def test_the_papers_oracle_is_sgd_with_the_papers_knobs_and_so_is_one_with_a_knob_of_sgd_or_several_layers():
     features, labels = examples((30, 0, 1))
     classifier = linear()
     wanted, _, _ = retrain(classifier, features, labels, Local(50, 64, 0.001, 0.9, 1e-5), Key(5).fold("oracle"), (1,))
@@ -381,6 +334,9 @@ def test_the_papers_oracle_is_sgd_with_the_papers_knobs_and_so_is_one_with_a_kno
         found = calibrate_on_features(classifier, features, labels, text, seed=5)
         assert same(weights(found.head), weights(wanted)), text
         assert found.report.notes() == []
+    texts = "oracle(layers=2)", "oracle(layers=2, paper=true)"
+    several = [calibrate_on_features(deep(inputs=D), features, labels, text, seed=5).head for text in texts]
+    assert same(*map(weights, several))
 
 
 def test_the_oracle_goes_to_the_minimum_and_says_how_near_it_is():
@@ -396,16 +352,6 @@ def test_the_oracle_goes_to_the_minimum_and_says_how_near_it_is():
         < calibrate_on_features(classifier, features, labels, "oracle(paper=true)").report.loss_after
     )
     assert found.report.kept_rows == (1,)
-
-
-def test_an_oracle_of_several_layers_is_trained_by_sgd():
-    features, labels = examples((30, 0, 1))
-    head = nn.Sequential(nn.Linear(D, D), nn.ReLU(), linear())
-    found, paper = (
-        calibrate_on_features(head, features, labels, text, seed=5)
-        for text in ("oracle(layers=2)", "oracle(layers=2, paper=true)")
-    )
-    assert same(weights(found.head), weights(paper.head))
 
 
 def test_a_bound_for_study_is_known_by_its_name_in_results():
@@ -428,7 +374,6 @@ WRONG_TEXTS = {
     "ccvr(weight_decay=-1)": "ccvr(weight_decay=-1.0): weight_decay must be 0 or more",
     "ccvr(tukey=0.5)": "below 1 it needs relu=true",
     "ccvr(tukey=2, relu=true)": "give a power from 0 (the logarithm) to 1",
-    "ccvr(covariance=ful)": "no covariance form is called 'ful'; give full, diagonal, shared or low-rank(32)",
     "ccvr(covariance='low-rank(0)')": "rank=0: give a whole number from 1",
     "ridge(-1)": "ridge(strength=-1.0): strength must be 0 or more",
     "ridge(layers=0)": "ridge(layers=0): give a number above 0",
@@ -449,13 +394,13 @@ def test_a_text_that_is_no_calibration_is_refused_in_words(source):
 
 
 MISFITS = {
-    "a classifier of more features": (lambda: linear(5), QUICK, "maps 5 features to 3 classes and needs"),
+    "a classifier of more features": (lambda: linear(inputs=5), QUICK, "maps 5 features to 3 classes and needs"),
     "a classifier of more classes": (lambda: linear(outputs=4), QUICK, "of 4 features and 4 classes, not"),
     "parts that were not measured": (linear, "ccvr(components=2)", "of 4 features and 6 classes, not full"),
     "random features that were not": (linear, "lda(expand=7)", "of 11 features and 3 classes, not full"),
-    "a head of several layers": (deep, QUICK, "must be an nn.Linear, or have as many linear layers as layers=1"),
+    "a head of several layers": (deep, QUICK, "must be an nn.Linear, not a Sequential with 2 linear layers; end"),
     "another width before several": (deep, "ccvr(layers=2)", "maps 6 features to 3 classes"),
-    "a module without linear layer": (nn.ReLU, "ccvr(layers=2)", "not a ReLU with 0 of them"),
+    "a module without linear layer": (nn.ReLU, "ccvr(layers=2)", "2 linear layers, not a ReLU with 0 linear layers"),
     "no module": (lambda: "linear", QUICK, "a torch module and ClassStatistics, not a str and a ClassStatistics"),
 }  # fmt: skip
 

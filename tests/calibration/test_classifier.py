@@ -1,6 +1,7 @@
 """What features pass before a calibrated classifier, and that a classifier on a disk is the one that was made."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
+from calibration import heads
 from unskew.calibration.classifier import (
     CalibratedClassifier,
     Lift,
@@ -15,7 +17,6 @@ from unskew.calibration.classifier import (
     Transformation,
     copy_head,
     last_linear,
-    limit_length,
     load_calibrated,
 )
 from unskew.calibration.covariances import ClassReport
@@ -29,20 +30,7 @@ D, C = 5, 3
 REPORT = Report("ccvr", (), (), 1.0, 0.5, 0.1)
 
 
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=Key(seed).torch(), dtype=dtype)
-
-
-def linear(inputs=D, outputs=C, *, bias=True, dtype=torch.float32, seed=0):
-    made = nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
-    with torch.no_grad():
-        for place, value in enumerate(made.parameters()):
-            value.copy_(normal(*value.shape, seed=seed + place, dtype=dtype))
-    return made
-
-
-def reported(*rows):
-    return Report("ccvr", rows, (), 1.0, 0.5, 0.1).notes()
+normal, linear = partial(heads.normal, dtype=torch.float32), partial(heads.linear, inputs=D, outputs=C)
 
 
 # what features pass
@@ -76,22 +64,12 @@ def test_a_lift_works_in_the_features_own_type():
     assert torch.allclose(found.float(), lift(normal(6, D, dtype=torch.float64).float()), atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_features_are_cut_in_use_as_they_were_for_the_statistics(dtype):
-    features, radius = 3 * normal(50, D, dtype=dtype), 5.0
-    found = limit_length(features, radius)
-    assert torch.equal(found, clip_features(features, radius))
-    assert float(found.double().norm(dim=1).max()) <= radius
-    assert 0 < int((features.double().norm(dim=1) <= radius).sum()) < 50  # some are longer, some are not
-    assert torch.equal(limit_length(features, 0.0), features)
-
-
 def test_features_are_cut_before_a_transformation_and_after_a_lift():
     """Statistics are of cut features, which the transformation changes; but of cut random features."""
     features, head = 3 * normal(50, D), linear()
     found = CalibratedClassifier(Transformation(True, 0.5), head, REPORT, clip=2.0)(features)
     assert torch.equal(found, head(clip_features(features, 2.0).relu().sqrt()))
-    lift, wide = Lift.of(D, 7), linear(D + 7)
+    lift, wide = Lift.of(D, 7), linear(inputs=D + 7)
     assert torch.equal(
         CalibratedClassifier(lift, wide, REPORT, clip=2.0)(features), wide(clip_features(lift(features), 2.0))
     )
@@ -101,37 +79,35 @@ def test_features_are_cut_before_a_transformation_and_after_a_lift():
 
 
 def test_the_layer_whose_rows_are_the_classes_is_the_last_linear_one():
-    last = linear(4, C)
+    last = linear(inputs=4)
     assert last_linear(last) is last
-    assert last_linear(nn.Sequential(linear(D, 4), nn.Sequential(nn.ReLU(), last))) is last
-    with pytest.raises(UserError, match=r"a classifier must end in an nn.Linear, but a ReLU without one was given"):
+    assert last_linear(nn.Sequential(linear(outputs=4), nn.Sequential(nn.ReLU(), last))) is last
+    with pytest.raises(UserError, match=r"a classifier must end in an nn.Linear, but a ReLU contains none"):
         last_linear(nn.ReLU())
 
 
 # what is said of a calibration
 
-
-def test_nothing_is_said_where_covariances_were_used_as_they_are():
-    assert reported() == []
-    assert reported(ClassReport(0, 100), ClassReport(1, 90, clipped=1e-9)) == []
-
-
-def test_what_was_done_to_covariances_is_said_in_words():
-    few, fewer = ClassReport(0, 4, shrunk=0.25), ClassReport(1, 2, shrunk=0.75)
-    assert reported(few, fewer, ClassReport(2, 100)) == [
-        "2 of 3 class Gaussians have fewer examples than features: their covariance was mixed with the pooled one, "
-        "with weight up to 0.75"
-    ]
-    assert reported(ClassReport(0, 100, clipped=0.031)) == [
-        "negative eigenvalues were set to zero, at most 0.031 of a covariance"
-    ]
-    assert reported(ClassReport(0, 100, left_over=0.126)) == [
-        "the low-rank form leaves at most 13% of a class's variance to the diagonal"
-    ]
+SAID = [
+    ([], []),
+    ([ClassReport(0, 100), ClassReport(1, 90, clipped=1e-9)], []),
+    ([ClassReport(0, 1), ClassReport(1, 1)], []),  # one real example has nothing to do with covariances
+    (
+        [ClassReport(0, 4, shrunk=0.25), ClassReport(1, 2, shrunk=0.75), ClassReport(2, 100)],
+        ["2 of 3 class Gaussians have fewer examples than features: their covariance was mixed with the pooled one, "
+         "with weight up to 0.75"],
+    ),
+    ([ClassReport(0, 100, clipped=0.031)], ["negative eigenvalues were set to zero, at most 0.031 of a covariance"]),
+    (
+        [ClassReport(0, 100, left_over=0.126)],
+        ["the low-rank form leaves at most 13% of a class's variance to the diagonal"],
+    ),
+]  # fmt: skip
 
 
-def test_one_real_example_of_a_class_has_nothing_to_do_with_covariances():
-    assert reported(ClassReport(0, 1), ClassReport(1, 1)) == []
+@pytest.mark.parametrize(("rows", "notes"), SAID)
+def test_what_was_done_to_covariances_is_said_in_words(rows, notes):
+    assert Report("ccvr", tuple(rows), (), 1.0, 0.5, 0.1).notes() == notes
 
 
 # on a wire and on a disk
@@ -143,31 +119,29 @@ def network(dtype=torch.float32):
     return made.eval()
 
 
+KINDS = {  # what comes before the head, the head's features, its layers, and the length of features
+    "linear": (Transformation(), 64, 1, 0.0),
+    "transformed": (Transformation(True, 0.37), 64, 1, 0.0),
+    "logarithm": (Transformation(True, 0.0), 64, 1, 0.0),
+    "two layers": (Transformation(), None, 2, 0.0),
+    "one for two layers": (Transformation(), 128, 2, 0.0),
+    "lifted": (Lift.of(64, 10), 74, 1, 0.0),
+    "lifted and cut": (Lift.of(64, 10), 74, 1, 0.123),
+    "cut": (Transformation(True, 0.5), 64, 1, 0.123),
+}
+
+
 def calibrated(kind, made):
     """A calibrated classifier of every kind that the methods make, for this network."""
-    dtype = made.classifier.weight.dtype
-    if kind == "linear":
-        return CalibratedClassifier(Transformation(), linear(64, dtype=dtype), REPORT)
-    if kind == "transformed":
-        return CalibratedClassifier(Transformation(True, 0.37), linear(64, dtype=dtype), REPORT)
-    if kind == "logarithm":
-        return CalibratedClassifier(Transformation(True, 0.0), linear(64, dtype=dtype), REPORT)
-    if kind == "two layers":
+    before, width, layers, clip = KINDS[kind]
+    if width is None:
         head = copy_head(cut(made, 2)[1])
         with torch.no_grad():
             for place, value in enumerate(head.parameters()):
-                value.add_(normal(*value.shape, seed=place, dtype=dtype))
-        return CalibratedClassifier(Transformation(), head, REPORT, layers=2)
-    if kind == "one for two layers":
-        return CalibratedClassifier(Transformation(), linear(128, dtype=dtype), REPORT, layers=2)
-    before = Lift.of(64, 10) if kind.startswith("lifted") else Transformation(True, 0.5)
-    width = 74 if kind.startswith("lifted") else 64
-    return CalibratedClassifier(before, linear(width, dtype=dtype), REPORT, clip=0.123 if "cut" in kind else 0.0)
-
-
-KINDS = [
-    "linear", "transformed", "logarithm", "two layers", "one for two layers", "lifted", "lifted and cut", "cut"
-]  # fmt: skip
+                value.add_(normal(*value.shape, seed=place, dtype=value.dtype))
+    else:
+        head = linear(inputs=width, dtype=made.classifier.weight.dtype)
+    return CalibratedClassifier(before, head, REPORT, layers, clip)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -185,10 +159,5 @@ def test_a_classifier_is_back_from_its_tensors_bit_for_bit(kind, dtype):
     for name, value in again.tensors().items():
         assert torch.equal(value, values[name]), name
         assert value.dtype == values[name].dtype
+        assert not value.requires_grad
     assert set(again.tensors()) == set(values)
-
-
-def test_tensors_carry_no_gradient_and_tell_every_step_in_full():
-    values = calibrated("transformed", network()).tensors()
-    assert not any(value.requires_grad for value in values.values())
-    assert values["steps"].tolist() == [1.0, 1.0, 0.37, 0.0]  # layers, ReLU, Tukey's power in full, no clipping

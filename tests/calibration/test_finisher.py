@@ -75,14 +75,6 @@ def test_a_finisher_is_a_method_that_appends_itself():
     assert [each.text for each in parse_method("fedavg + ccvr(per_class=2000) + lda").finish] == ["ccvr", "lda"]
 
 
-def test_text_and_value_make_the_same_classifier():
-    head, statistics = nn.Linear(D, C), statistics_of()
-    by_text = calibrate(head, statistics, "ccvr(per_class=20, epochs=2)", seed=3)
-    by_value = calibrate(head, statistics, ccvr(per_class=20, epochs=2), seed=3)
-    assert torch.equal(by_text.head.weight, by_value.head.weight)
-    assert by_text.report.method == by_value.report.method == "ccvr(per_class=20, epochs=2)"
-
-
 def test_a_calibration_from_outside_by_text_and_by_value(outside):
     head, statistics = nn.Linear(D, C), statistics_of("diagonal")
     by_text = unskew.calibrate(head, statistics, method="outside_calibrations:shrink(1.0)")

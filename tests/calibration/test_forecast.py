@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from unskew.calibration import forecast as forecasts
-from unskew.calibration.covariances import Gaussians, Spread
-from unskew.calibration.forecast import DIRECTIONS, Forecast, forecast
+from calibration.heads import normal
+from unskew.calibration.covariances import Gaussians
+from unskew.calibration.forecast import DIRECTIONS, forecast
 from unskew.calibration.lda import discriminate
 from unskew.calibration.statistics import ClassStatistics
-from unskew.core.errors import UserError
 from unskew.core.key import Key
 
 KEY = Key(7)
@@ -22,10 +21,6 @@ FORMS = ("full", "diagonal", "shared", "low-rank(2)")
 def separability(statistics, key):
     """The mean over all pairs of classes."""
     return forecast(None, statistics, statistics.classes, key).separability
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=Key(seed).torch(), dtype=torch.float64)
 
 
 def statistics_of(*classes, form="full", total=None):
@@ -118,15 +113,15 @@ def head_of(weight, bias):
 FAR = (exactly(-10, 1), exactly(10, 1))
 
 
-def test_a_classifier_that_always_says_one_class_may_gain_all_the_others():
-    found = forecast(head_of([[0.0], [0.0]], [1.0, 0.0]), statistics_of(*FAR), 2, KEY)
-    assert (found.before, found.after, found.gain) == (0.5, 1.0, 0.5)
+@pytest.mark.parametrize(
+    ("weight", "bias", "wanted"),
+    [([[0.0], [0.0]], [1.0, 0.0], (0.5, 1.0)), ([[-1.0], [1.0]], [0.0, 0.0], (1.0, 1.0))],
+    ids=["always one class", "always right"],
+)
+def test_what_may_be_gained_is_what_the_classifier_gets_wrong(weight, bias, wanted):
+    found = forecast(head_of(weight, bias), statistics_of(*FAR), 2, KEY)
+    assert (found.before, found.after) == wanted
     assert found.separability == pytest.approx(20, rel=1e-9)
-
-
-def test_a_classifier_that_is_right_has_nothing_to_gain():
-    found = forecast(head_of([[-1.0], [1.0]], [0.0, 0.0]), statistics_of(*FAR), 2, KEY)
-    assert (found.before, found.after, found.gain) == (1.0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("number", [60, 1000])
@@ -144,39 +139,22 @@ def test_the_forecast_for_gaussians_is_what_unseen_features_of_them_get(number):
     assert found.before == pytest.approx(float((head(unseen.float()).argmax(1) == labels).double().mean()), abs=0.06)
 
 
-@pytest.mark.parametrize("form", ["shared", "diagonal", "low-rank(2)"])
-def test_nothing_is_forecast_where_classes_have_no_covariance_of_their_own(form):
-    statistics = statistics_of(normal(60, 3), normal(50, 3, seed=1) + 1, form=form)
-    found = forecast(head_of(normal(2, 3, seed=3).tolist(), [0.0] * 2), statistics, 2, KEY)
-    assert (found.before, found.after, found.gain) == (None, None, None)
+@pytest.mark.parametrize(
+    ("form", "width", "count"),
+    [("shared", 3, 50), ("diagonal", 3, 50), ("low-rank(2)", 3, 50), ("full", 40, 6), ("full", 3, 50)],
+    ids=["shared", "diagonal", "low-rank", "few examples", "no head"],
+)
+def test_without_own_covariances_enough_examples_or_a_head_there_is_the_separability_alone(form, width, count):
+    statistics = statistics_of(normal(count, width), normal(count, width, seed=1) + 1, form=form)
+    head = head_of(normal(2, width, seed=3).tolist(), [0.0] * 2)
+    found = forecast(None if form == "full" and width == 3 else head, statistics, 2, KEY)
+    assert (found.before, found.after) == (None, None)
     assert found.separability > 0
-
-
-def test_nothing_is_forecast_from_fewer_examples_than_it_takes():
-    few = statistics_of(normal(6, 40), normal(6, 40, seed=1) + 1)
-    assert forecast(head_of(normal(2, 40, seed=3).tolist(), [0.0] * 2), few, 2, KEY).after is None
 
 
 def test_classes_that_nobody_holds_are_neither_drawn_nor_answered_by_the_discriminant():
     found = forecast(head_of([[0.0]] * 4, [0.0, 0.0, 1.0, 0.0]), statistics_of(*FAR, total=4), 4, KEY)
     assert (found.before, found.after) == (0.0, 1.0)
-
-
-def test_many_classes_share_a_number_of_draws(monkeypatch):
-    monkeypatch.setattr(forecasts, "MAX_FEATURES", 50)
-    drawn = []
-    draw = Spread.draw
-
-    def counted(self, count, generator):
-        drawn.append(count)
-        return draw(self, count, generator)
-
-    monkeypatch.setattr(Spread, "draw", counted)
-    forecast(head_of([[0.0]] * 5, [0.0] * 5), statistics_of(*(exactly(place, 1) for place in range(5))), 5, KEY)
-    assert drawn == [10] * 5
-    drawn.clear()
-    forecast(head_of([[0.0]] * 40, [0.0] * 40), statistics_of(*(exactly(place, 1) for place in range(40))), 40, KEY)
-    assert drawn == [2] * 40
 
 
 def test_heads_of_several_layers_and_of_any_type_are_tried_and_left_as_they_were():
@@ -190,12 +168,6 @@ def test_heads_of_several_layers_and_of_any_type_are_tried_and_left_as_they_were
         assert all(value.dtype == dtype for value in head.parameters())
 
 
-def test_without_a_head_there_is_the_separability_alone():
-    found = forecast(None, statistics_of(*FAR), 2, KEY)
-    assert found == Forecast(separability(statistics_of(*FAR), KEY))
-    assert (found.before, found.after, found.gain) == (None, None, None)
-
-
 @pytest.mark.parametrize("form", ["full", "shared", "diagonal"])
 def test_features_that_do_not_vary_are_no_reason_to_stop(form):
     """A network whose features have all died is calibrated all the same: only the forecast has less to say."""
@@ -203,10 +175,3 @@ def test_features_that_do_not_vary_are_no_reason_to_stop(form):
         found = forecast(head_of([[0.0, 0.0]] * 2, [0.0, 0.0]), statistics_of(rows, rows + 2, form=form), 2, KEY)
         assert (found.before, found.after) == (None, None)
         assert found.separability == pytest.approx(2, rel=0.1)
-
-
-def test_classes_of_one_example_each_have_no_spread_to_draw_from():
-    one = [exactly(place, 1)[:1] for place in range(2)]
-    assert forecast(head_of([[0.0]] * 2, [0.0, 0.0]), statistics_of(*one, form="shared"), 2, KEY).before is None
-    with pytest.raises(UserError, match="no class has two examples"):
-        forecast(head_of([[0.0]] * 2, [0.0, 0.0]), statistics_of(*one), 2, KEY)

@@ -124,12 +124,6 @@ def test_a_ridge_of_your_own_is_the_ridge():
     assert torch.equal(own.weight, solve_discriminant(head, statistics, 0.3).weight)
 
 
-def test_without_noise_nothing_is_raised():
-    features, labels = examples()
-    plain = ClassStatistics.of_features(features, labels, C, "shared")
-    assert calibrate(torch.nn.Linear(D, C), plain, "lda").report.notes() == []
-
-
 def test_more_noise_shrinks_class_means_further():
     shrinkage = [discriminate(released(epsilon)).shrinkage.mean() for epsilon in (1.0, 8.0, 1e6)]
     assert shrinkage == sorted(shrinkage)

@@ -8,6 +8,7 @@ from operator import add
 import pytest
 import torch
 
+from calibration.heads import same_statistics as same
 from unskew.calibration.statistics import ClassStatistics, KnownNoise
 from unskew.core.key import Key
 
@@ -24,13 +25,6 @@ def part(client, form="full"):
 
 def parts(form="full"):
     return [part(client, form) for client in range(len(HELD))]
-
-
-def same(left, right):
-    assert left.about() == right.about()
-    for name, value in right.tensors().items():
-        assert left.tensors()[name].dtype == value.dtype
-        assert torch.equal(left.tensors()[name], value), name
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calibration.heads import normal
 from unskew.calibration.covariances import Gaussians
 from unskew.calibration.jobs import PASSES, by_part, find_centres, move_centres
 from unskew.calibration.statistics import ClassStatistics
@@ -12,10 +13,6 @@ from unskew.core.key import Key
 
 C, K, D = 3, 2, 4
 KEY = Key(3)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=Key(seed).torch(), dtype=torch.float64)
 
 
 def examples(count=60, seed=0):

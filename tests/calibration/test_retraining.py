@@ -1,5 +1,6 @@
 """Re-training is SGD as the textbook has it, frozen rows stay to the last bit; the discriminant is Fisher's."""
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import nn
 
+from calibration import heads
+from calibration.heads import normal, same, weights
 from unskew.calibration.calibrate import calibrate
 from unskew.calibration.ccvr import draw_virtual_features, retrain
 from unskew.calibration.lda import solve_discriminant
@@ -22,16 +25,7 @@ KEY = Key(5)
 QUICK = Local(epochs=3, batch=4, lr=0.3, momentum=0.9, weight_decay=0.05)
 
 
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=Key(seed).torch(), dtype=dtype)
-
-
-def linear(*, bias=True, dtype=torch.float64, inputs=D, outputs=C, seed=0):
-    made = nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
-    with torch.no_grad():
-        for place, value in enumerate(made.parameters()):
-            value.copy_(normal(*value.shape, seed=seed + place))
-    return made
+linear = partial(heads.linear, inputs=D, outputs=C, dtype=torch.float64)
 
 
 def deep(dtype=torch.float64, sizes=(D, 6, 5, C)):
@@ -45,14 +39,6 @@ def deep(dtype=torch.float64, sizes=(D, 6, 5, C)):
 def examples(count=10, classes=C, seed=0):
     labels = torch.arange(count) % classes
     return normal(count, D, seed=seed) + labels[:, None], labels
-
-
-def weights(head):
-    return [value.detach().clone() for value in head.parameters()]
-
-
-def same(left, right):
-    return all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
 
 
 # SGD

@@ -7,18 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from calibration.heads import normal
 from unskew.calibration.calibrate import calibrate
 from unskew.calibration.classifier import Lift
 from unskew.calibration.ridge import GRID, Regression
 from unskew.calibration.statistics import ClassStatistics, KnownNoise
 from unskew.core.errors import UserError
-from unskew.core.key import Key
 
 D, C = 5, 3
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=Key(seed).torch(), dtype=dtype)
 
 
 def examples(counts=(30, 8, 50), *, apart=2.0, width=D, seed=0):

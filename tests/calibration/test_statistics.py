@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import nn
 
+from calibration.heads import same_statistics as same
 from unskew.calibration import statistics
 from unskew.calibration.covariances import pack
 from unskew.calibration.statistics import ClassStatistics, check_statistics
@@ -43,15 +44,6 @@ def example(form="full", count=30):
     """Class 2 is nobody's."""
     labels = labels_of(count)
     return ClassStatistics.of_features(features_of(count), labels + (labels == 2).long(), C, form)
-
-
-def same(left, right):
-    """To the last bit."""
-    assert left.about() == right.about()
-    for name, value in left.tensors().items():
-        other = right.tensors()[name]
-        assert value.dtype == other.dtype
-        assert torch.equal(value, other), name
 
 
 def close(left, right, relative=1e-10):
@@ -131,15 +123,11 @@ def test_addition_commutes_to_the_last_bit_and_associates_but_for_rounding(form)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_client_that_holds_nothing_adds_nothing_and_addition_changes_no_operand(form):
+def test_a_client_that_holds_nothing_adds_nothing(form):
     a, nothing = example(form), ClassStatistics.empty(C, D, form)
-    before = {name: value.clone() for name, value in a.tensors().items()}
     same(a + nothing, a)
     same(nothing + a, a)
     same(nothing + nothing, nothing)
-    double = a + a
-    double.sums["sums"].zero_()
-    assert all(torch.equal(value, a.tensors()[name]) for name, value in before.items())
 
 
 def test_classes_that_nobody_holds_take_no_room_in_a_sum_either():
@@ -346,15 +334,6 @@ def test_empty_batches_alone_tell_the_width_and_no_batch_tells_nothing():
         ClassStatistics.measure(nn.Identity(), [], C)
 
 
-def test_an_encoder_that_gives_no_tensor_is_refused():
-    class Pair(nn.Module):
-        def forward(self, images):
-            return images, images
-
-    with pytest.raises(UserError, match=r"features must be a tensor .* not a tuple"):
-        ClassStatistics.measure(Pair(), [(features_of(2), labels_of(2))], C)
-
-
 # all classes at once
 
 
@@ -368,7 +347,8 @@ def test_what_is_spread_out_over_all_classes_adds_up_entry_by_entry_and_is_gathe
     spread = [part.to_sums() for part in parts]
     shapes = {"number": (C,), **parts[0].form.shapes(C, D)}
     for part, wide in zip(parts, spread, strict=True):
-        assert {name: tuple(value.shape) for name, value in wide.items()} == shapes
+        # in one order, by which engines add: a client that withholds everything must not stop the others
+        assert [(name, tuple(value.shape)) for name, value in wide.items()] == list(shapes.items())
         assert all(value.dtype == torch.float64 for value in wide.values())
         absent = [label for label in range(C) if label not in part.held]
         assert not any(bool(wide[name][absent].any()) for name in ("number", "sums"))
@@ -418,17 +398,10 @@ def test_a_file_that_is_not_there_or_cannot_be_written_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_clients_lay_out_has_one_order_whatever_they_hold(form):
-    """Engines add sums by their order: a client that withholds everything must not stop the others."""
-    nothing, some = ClassStatistics.empty(C, D, form), example(form)
-    assert list(nothing.to_sums()) == list(some.to_sums()) == list((some + some).to_sums())
-
-
-@pytest.mark.parametrize("form", FORMS)
 def test_sums_that_their_squares_do_not_allow_are_refused(tmp_path, form):
     found = example(form)
     values = found.tensors() | {"sums": found.sums["sums"] * 1e6}
-    with pytest.raises(UserError, match=r"odd.* refused: its sums are larger than its sums of squares allow"):
+    with pytest.raises(UserError, match=r"odd are inconsistent: the sums are too large for the sums of squares"):
         ClassStatistics.load(written(tmp_path / "odd", values, form=form))
 
 
@@ -505,7 +478,7 @@ def test_statistics_that_cannot_be_true_are_refused_in_their_files_name(case, tm
     make, words = FALSE[case]
     tensors, about = make()
     path = written(tmp_path / "stranger", tensors, **about)
-    with pytest.raises(UserError, match=rf"the statistics of \S*stranger are refused: .*{words}"):
+    with pytest.raises(UserError, match=rf"the statistics of \S*stranger are rejected: .*{words}"):
         ClassStatistics.load(path)
 
 
@@ -530,13 +503,6 @@ def test_metadata_that_is_missing_or_somebody_elses_is_refused_in_its_files_name
     path.write_bytes(save(example().tensors(), metadata=metadata))
     with pytest.raises(UserError, match=r"\S*stranger does not contain class statistics of this version"):
         ClassStatistics.load(path)
-
-
-def test_a_good_file_passes_where_the_broken_ones_fail(tmp_path):
-    """Else the tests above would prove nothing."""
-    for form in FORMS:
-        tensors, about = changed(form)()
-        same(ClassStatistics.load(written(tmp_path / "friend", tensors, **about)), example(form))
 
 
 def test_labels_that_ascend_only_because_their_differences_overflow_are_refused():

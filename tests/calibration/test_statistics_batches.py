@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from calibration.heads import same_statistics as same
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -21,13 +22,6 @@ def measured(*batches, encoder=ENCODER):
     return ClassStatistics.measure(encoder, batches, C)
 
 
-def assert_same(one, other):
-    assert one.tensors().keys() == other.tensors().keys()
-    for name, value in one.tensors().items():
-        assert torch.equal(value, other.tensors()[name]), name
-        assert value.device.type == "cpu"
-
-
 PAIRS = {
     "list": [IMAGES, LABELS],
     "arrays": (IMAGES.numpy(), LABELS.numpy()),
@@ -40,12 +34,12 @@ PAIRS = {
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_tensors_arrays_and_lists_give_the_same_sums(kind):
-    assert_same(measured(PAIRS[kind]), measured((IMAGES, LABELS)))
+    same(measured(PAIRS[kind]), measured((IMAGES, LABELS)))
 
 
 @pytest.mark.parametrize(("image", "label"), [("image", "label"), ("pixel_values", "labels"), ("x", "y")])
 def test_dict_batches_give_the_same_sums(image, label):
-    assert_same(measured({image: IMAGES.numpy(), label: LABELS, "id": 7}), measured((IMAGES, LABELS)))
+    same(measured({image: IMAGES.numpy(), label: LABELS, "id": 7}), measured((IMAGES, LABELS)))
 
 
 PAIR, NUMBERS = (
@@ -85,7 +79,7 @@ class Elsewhere(nn.Module):
 
 @pytest.mark.parametrize("batch", [(IMAGES, LABELS), (IMAGES.numpy(), LABELS), {"image": IMAGES, "label": LABELS}])
 def test_images_are_moved_to_the_encoders_device_and_sums_stay_on_the_cpu(batch):
-    assert_same(measured(batch, encoder=Elsewhere()), ClassStatistics.of_features(IMAGES, LABELS, C))
+    same(measured(batch, encoder=Elsewhere()), ClassStatistics.of_features(IMAGES, LABELS, C))
 
 
 def test_images_that_are_no_numbers_are_the_encoders_own_affair():
@@ -96,4 +90,4 @@ def test_images_that_are_no_numbers_are_the_encoders_own_affair():
     class Batch:
         count = 9
 
-    assert_same(measured((Batch(), LABELS), encoder=Words()), ClassStatistics.of_features(IMAGES, LABELS, C))
+    same(measured((Batch(), LABELS), encoder=Words()), ClassStatistics.of_features(IMAGES, LABELS, C))

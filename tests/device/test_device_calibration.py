@@ -10,8 +10,7 @@ from placed import on, side_of, small
 from unskew.calibration import CALIBRATIONS, parse_calibration
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
 from unskew.calibration.classifier import Lift, load_calibrated
-from unskew.calibration.feasible import check
-from unskew.calibration.federated import Calibrator, Forecasted
+from unskew.calibration.federated import Calibrator, Forecasted, check
 from unskew.calibration.forecast import forecast
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key

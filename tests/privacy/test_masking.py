@@ -225,13 +225,13 @@ def test_the_largest_sum_that_fits_is_exact_and_one_step_more_is_refused():
     held = {client: one_class([most, -most, 0.0]) for client in range(3)}
     assert secure_sum(callables(held), layout).sums["sums"].tolist() == [[float(3 * int(most)), -3 * most, 0.0]]
     for value in (most + 512, -most - 512, 1e300):
-        with pytest.raises(UserError, match=r"client 1 are refused: an entry of sums reaches .* use fewer bits"):
+        with pytest.raises(UserError, match=r"client 1 are rejected: an entry of sums reaches .* use fewer bits"):
             secure_sum(callables({**held, 1: one_class([0.0, value, 0.0])}), layout)
 
 
 def test_counts_without_bounds_are_refused():
     many = replace(one_class([0.0] * D), number=torch.tensor([2**40]))
-    with pytest.raises(UserError, match="client 0 are refused: a class has more than"):
+    with pytest.raises(UserError, match="client 0 are rejected: a class has more than"):
         secure_sum(callables(dict.fromkeys(range(3), many)), Layout.of(1, D, "diagonal"))
 
 
@@ -246,7 +246,7 @@ def test_statistics_that_cannot_be_true_are_refused_in_their_clients_name():
     }
     for words, value in broken.items():
         clients = callables({0: statistics_of(0), 1: statistics_of(1), 7: value})
-        with pytest.raises(UserError, match=f"client 7 are refused: .*{words}"):
+        with pytest.raises(UserError, match=f"client 7 are rejected: .*{words}"):
             secure_sum(clients, Layout.of(C, D))
 
 

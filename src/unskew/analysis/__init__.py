@@ -150,16 +150,13 @@ def analyse(
     return results
 
 
-DrawObserver = Callable[[str, Sequence[str], list[Path]], None]  # the measure, its findings, the files
-
-
 @neutral()
 @accepts
 def draw_runs(
     paths: Sequence[str | Path], *sources: MeasureSource, out: str | Path | None = None, form: str = "svg",
     width: str | None = None, height: str | None = None, title: str | None = None, against: str | None = None,
     names: str | Sequence[str] = (), serif: bool = False, data_dir: str | Path | None = None, trust: bool = False,
-    say: Say | None = None, observe: DrawObserver | None = None,
+    say: Say | None = None, observe: Callable[[str, Sequence[str], list[Path]], None] | None = None,
 ) -> list[Path]:  # fmt: skip
     """Draw finished runs in one figure, for a paper; runs that differ only in the seed are one line with a band.
 

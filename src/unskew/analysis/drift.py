@@ -212,7 +212,7 @@ CLIENT_FEATURES = Measure(
             "Mean shift of class features between clients and server",
             {name: fmean(shift for row in values.shifts for shift in row) for name, values in runs.items()},
             ".2f",
-        ),
+        )
     ),
     headline=None,
 )

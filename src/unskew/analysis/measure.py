@@ -64,7 +64,6 @@ Element = Chart | Choice | Table
 
 
 Values = TypeVar("Values")
-LAST = 100  # default position of a headline
 
 
 def _nothing(values: Any) -> list[Any]:
@@ -112,7 +111,7 @@ class Measure(Generic[Values]):
     compare: Comparison[Values] | None = None
     calibrations: bool = False  # True: a new calibration changes its values
     folder_only: str = ""  # its text if the data set is missing; "": it needs the data set
-    headline: int | None = LAST  # position of its first finding at the top of the page; None: not at the top
+    headline: int | None = 100  # position of its first finding at the top of the page; None: not at the top
 
 
 MeasureSource = str | Measure[Any]  # "cka(clients=20)", "package.module:function", or a Measure

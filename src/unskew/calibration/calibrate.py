@@ -18,6 +18,7 @@ from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError, a_kind, accepts
 from unskew.core.key import Key
 from unskew.core.machine import neutral
+from unskew.core.units import counted
 
 
 @neutral()
@@ -135,10 +136,10 @@ def _check_fit(classifier: nn.Module, statistics: ClassStatistics, needs: Statis
         raise UserError(f"calibrate takes a torch module and ClassStatistics, not {given}")
     layers = [part for part in classifier.modules() if isinstance(part, nn.Linear)]
     if len(layers) != needs.layers or (needs.layers == 1 and not isinstance(classifier, nn.Linear)):
-        raise UserError(
-            f"the classifier must be an nn.Linear, or have as many linear layers as layers={needs.layers}, not "
-            f"{a_kind(classifier)} with {len(layers)} of them; let the encoder end with the parts before it"
-        )
+        rule = "an nn.Linear" if needs.layers == 1 else f"a module with {needs.layers} linear layers"
+        given = f"{a_kind(classifier)} with {counted(len(layers), 'linear layer')}"
+        hint = "end the encoder just before the classifier's first linear layer"
+        raise UserError(f"the classifier must be {rule}, not {given}; {hint}")
     classes = layers[-1].out_features
     wanted = (classes * needs.components, layers[0].in_features + needs.expand)
     if (statistics.classes, statistics.width) != wanted:

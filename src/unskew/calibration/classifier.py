@@ -42,7 +42,7 @@ def last_linear(head: nn.Module) -> nn.Linear:
     """The layer whose rows belong to the classes."""
     layers = [part for part in head.modules() if isinstance(part, nn.Linear)]
     if not layers:
-        raise UserError(f"a classifier must end in an nn.Linear, but {a_kind(head)} without one was given")
+        raise UserError(f"a classifier must end in an nn.Linear, but {a_kind(head)} contains none")
     return layers[-1]
 
 
@@ -71,6 +71,12 @@ def replace_rows(head: nn.Module, weight: Tensor, bias: Tensor, held: Tensor) ->
 def device_of(module: nn.Module) -> torch.device:
     """The device of a module's first parameter or buffer; the CPU if it has none."""
     return next((value.device for value in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+
+
+def require_finite(features: Tensor) -> None:
+    """Reject features with NaN or infinity."""
+    if not bool(features.isfinite().all()):
+        raise UserError("the features contain NaN or infinity; check the encoder and its images")
 
 
 class Transformation(nn.Module):

@@ -28,11 +28,6 @@ class Forecast:
     before: float | None = None  # accuracy of the trained classifier
     after: float | None = None  # accuracy of the linear discriminant of the same Gaussians
 
-    @property
-    def gain(self) -> float | None:
-        """The difference in accuracy."""
-        return None if self.before is None or self.after is None else self.after - self.before
-
 
 def pairwise_separability(statistics: ClassStatistics, key: Key) -> Tensor:
     """[P·(P − 1)/2], the sliced Wasserstein distance of each pair of class Gaussians, in the order of triu_indices.
@@ -69,8 +64,7 @@ def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, 
         return Forecast(mean)
     if not features_vary(gaussians.means, gaussians.within):
         return Forecast(mean)
-    rival = discriminate(statistics)
-    if rival.inflation > 1 / (1 - LEVERAGE):
+    if (rival := discriminate(statistics)).inflation > 1 / (1 - LEVERAGE):
         return Forecast(mean)
     wide = None
     if statistics.noise is not None:

@@ -98,7 +98,7 @@ def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, request: 
     index = torch.from_numpy(examples[enough])
     classes = side.network.classifier.out_features * request.components
     relabel = by_part(shared["centres"]) if "centres" in shared else None
-    if relabel is not None and request.min_count > 1:
+    if relabel is not None and request.min_count > 1 and len(index):
         index = _in_large_parts(side, encoder, index, relabel, request.min_count)
     if len(index):
         batches = (side.train.batch(some) for some in torch.split(index, IMAGES_AT_ONCE))
@@ -108,13 +108,10 @@ def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, request: 
 
 def _in_large_parts(side: ClientSide, encoder: nn.Module, index: Tensor, relabel: Relabel, least: int) -> Tensor:
     """The examples whose component has at least ``least`` of them."""
-    parts = list[Tensor]()
+    batches = map(side.train.batch, torch.split(index, IMAGES_AT_ONCE))
     with torch.no_grad():
-        for some in torch.split(index, IMAGES_AT_ONCE):
-            images, labels = side.train.batch(some)
-            parts.append(relabel(encoder(images), labels.cpu()))
-    part = torch.cat(parts) if parts else index
-    return index[torch.bincount(part)[part] >= least] if len(part) else index
+        part = torch.cat([relabel(encoder(images), labels.cpu()) for images, labels in batches])
+    return index[torch.bincount(part)[part] >= least]
 
 
 @register

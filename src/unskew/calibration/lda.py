@@ -10,15 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew.calibration.classifier import NEVER, last_linear, replace_rows
-from unskew.calibration.covariances import (
-    CLIPPED,
-    TINY,
-    ClassReport,
-    Full,
-    negative_share,
-    parse_form,
-    require_memory,
-)
+from unskew.calibration.covariances import CLIPPED, TINY, ClassReport, Full, negative_share, parse_form, require_memory
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
 from unskew.calibration.protection import pooled_edge
 from unskew.calibration.statistics import ClassStatistics
@@ -189,7 +181,7 @@ def require_variation(name: str, means: Tensor, within: Tensor) -> None:
     if not features_vary(means, within):
         raise UserError(
             f"{name} has no solution: the features do not vary within classes; check the encoder, and if it has "
-            "BatchNorm, train it for some dozen steps first"
+            "BatchNorm, train it for a few dozen steps first"
         )
 
 
@@ -254,7 +246,7 @@ def qda(pooled: float = 0.9, layers: int = 1) -> Finisher:
             covariance = statistics.form.scatter(statistics, row) / max(count - 1, 1)
             factor, failed = torch.linalg.cholesky_ex((1 - weight) * covariance + weight * within)
             if bool(failed):
-                raise UserError(f"qda: the covariance of class {label} has no inverse; give a larger pooled")
+                raise UserError(f"qda: the covariance of class {label} is singular; increase pooled")
             inverse = torch.linalg.solve_triangular(factor, torch.eye(width, dtype=torch.float64), upper=False).t()
             mean = centre + float(linear.shrinkage[row]) * (means[row] - centre)
             factors[:, label], shifts[label] = inverse.to(like), (mean @ inverse).to(like)

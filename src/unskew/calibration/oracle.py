@@ -1,16 +1,16 @@
 """The oracle: the classifier retrained on real features, for study."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unskew.calibration.ccvr import mean_loss, retrain, training_settings
-from unskew.calibration.classifier import copy_head, last_linear
+from unskew.calibration.classifier import copy_head, last_linear, require_finite
 from unskew.calibration.covariances import ClassReport
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, finisher
-from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.language import check_positive
 from unskew.core.tensors import one_thread
@@ -35,85 +35,70 @@ def minimise(
     assert isinstance(linear, nn.Linear)
     free = torch.tensor([label for label in range(linear.out_features) if label not in set(frozen)])
     values = features.detach().cpu().double()
-    if not bool(values.isfinite().all()):
-        raise UserError("the features contain NaN or infinity; check the encoder and its images")
+    require_finite(values)
     bordered = torch.cat([values, values.new_ones(len(values), 1)], 1)  # [n, D], the last column is for the bias
     constant = values.new_full((len(values),), float("-inf"))  # [n], log Σ exp of the frozen classes' logits
     if len(frozen):
         rows = torch.cat([linear.weight, linear.bias[:, None]], 1).detach().cpu().double()[list(frozen)]
         constant = torch.logsumexp(bordered @ rows.t(), 1)
-    loss = _LogisticLoss(bordered, bordered.float(), torch.searchsorted(free, labels.cpu().long()), constant, penalty)
+    target = torch.searchsorted(free, labels.cpu().long())
     with one_thread():
-        weights, gap, steps = _newton(loss, len(free))
+        weights, gap, steps = _newton(bordered, target, constant, penalty, len(free))
     with torch.no_grad():
         linear.weight[free.to(linear.weight.device)] = weights[:, :-1].to(linear.weight)
         linear.bias[free.to(linear.bias.device)] = weights[:, -1].to(linear.bias)
     return linear, gap, steps
 
 
-@dataclass(frozen=True, eq=False)
-class _LogisticLoss:
-    """f, its gradient and its curvature, for the weights [K, D] of the K classes that are not frozen."""
+def _newton(
+    features: Tensor, target: Tensor, constant: Tensor, penalty: float, classes: int
+) -> tuple[Tensor, float, int]:
+    """The weights [K, D] of the K classes that are not frozen, an upper bound on the gap, and the number of steps.
 
-    features: Tensor  # [n, D]
-    rounded: Tensor  # the features in float32
-    target: Tensor  # [n], each label's index among the K classes
-    constant: Tensor  # [n]
-    penalty: float
+    ``target`` [n] is each label's index among the K classes.
+    """
+    rounded = features.float()  # for the curvature: the gradient must be exact, a step need not
 
-    def value(self, weights: Tensor) -> tuple[float, Tensor]:
+    def value(weights: Tensor) -> tuple[float, Tensor]:
         """f, and the probabilities [n, K]."""
-        logits = self.features @ weights.t()
-        total = torch.logaddexp(torch.logsumexp(logits, 1), self.constant)
-        loss = (total - logits.gather(1, self.target[:, None])[:, 0]).mean()
-        return float(loss + self.penalty / 2 * weights.square().sum()), (logits - total[:, None]).exp()
+        logits = features @ weights.t()
+        total = torch.logaddexp(torch.logsumexp(logits, 1), constant)
+        loss = (total - logits.gather(1, target[:, None])[:, 0]).mean()
+        return float(loss + penalty / 2 * weights.square().sum()), (logits - total[:, None]).exp()
 
-    def gradient(self, weights: Tensor, probabilities: Tensor) -> Tensor:
-        """[K, D]."""
-        error = probabilities.clone()
-        error[torch.arange(len(error)), self.target] -= 1
-        return error.t() @ self.features / len(error) + self.penalty * weights
+    def curvature(probabilities: Tensor, direction: Tensor) -> Tensor:
+        """The Hessian times a direction [K, D]."""
+        change = (rounded @ direction.float().t()).mul_(probabilities)  # [n, K]
+        change = change.addcmul_(probabilities, change.sum(1, keepdim=True), value=-1)
+        product: Tensor = (change.t() @ rounded).double() / len(probabilities) + penalty * direction
+        return product
 
-    def curvature(self, probabilities: Tensor) -> Callable[[Tensor], Tensor]:
-        """The Hessian times a direction [K, D], in float32: the gradient must be exact, a step need not."""
-        probabilities = probabilities.float()
+    def precondition(inverse: Tensor, residual: Tensor) -> Tensor:
+        scaled: Tensor = (residual @ eigenvectors * inverse) @ eigenvectors.t()
+        return scaled
 
-        def multiply(direction: Tensor) -> Tensor:
-            change = (self.rounded @ direction.float().t()).mul_(probabilities)  # [n, K]
-            change = change.addcmul_(probabilities, change.sum(1, keepdim=True), value=-1)
-            return (change.t() @ self.rounded).double() / len(probabilities) + self.penalty * direction
-
-        return multiply
-
-
-def _newton(loss: _LogisticLoss, classes: int) -> tuple[Tensor, float, int]:
-    """The weights, an upper bound on the gap of f to its minimum, and the number of steps."""
-    features = loss.features
     eigenvalues, eigenvectors = torch.linalg.eigh(features.t() @ features / len(features))
     weights = features.new_zeros(classes, features.shape[1])
-    value, probabilities = loss.value(weights)
-    gradient = loss.gradient(weights, probabilities)
+    loss, probabilities = value(weights)
     for step in range(MAX_STEPS + 1):
-        gap = float(gradient.square().sum()) / (2 * loss.penalty)
+        error = probabilities.clone()
+        error[torch.arange(len(error)), target] -= 1
+        gradient = error.t() @ features / len(error) + penalty * weights
+        gap = float(gradient.square().sum()) / (2 * penalty)
         if gap <= TOLERANCE or step == MAX_STEPS:
             break
         mean_curvature = float((probabilities * (1 - probabilities)).mean())
-        inverse = 1 / (mean_curvature * eigenvalues.clamp(min=0) + loss.penalty)
-        direction = _conjugate_gradients(
-            loss.curvature(probabilities),
-            -gradient,
-            lambda residual, inverse=inverse: (residual @ eigenvectors * inverse) @ eigenvectors.t(),  # type: ignore[misc]
-        )
+        inverse = 1 / (mean_curvature * eigenvalues.clamp(min=0) + penalty)
+        multiply = partial(curvature, probabilities.float())
+        direction = _conjugate_gradients(multiply, -gradient, partial(precondition, inverse))
         slope = float((gradient * direction).sum())
-        for halving in range(HALVINGS):
-            rate = 0.5**halving
-            new_value, new_probabilities = loss.value(weights + rate * direction)
-            if new_value <= value + 1e-4 * rate * slope:
+        for rate in (0.5**halving for halving in range(HALVINGS)):
+            new_loss, new_probabilities = value(weights + rate * direction)
+            if new_loss <= loss + 1e-4 * rate * slope:
                 break
         else:
             break  # f cannot decrease further in float64
-        weights, value, probabilities = weights + rate * direction, new_value, new_probabilities
-        gradient = loss.gradient(weights, probabilities)
+        weights, loss, probabilities = weights + rate * direction, new_loss, new_probabilities
     return weights, gap, step
 
 
@@ -176,15 +161,11 @@ def oracle(
     if type(count) is not int or (count < 1 and per_class != "all"):
         raise ValueError(f"oracle(per_class={per_class}): give all, or the number of features per class")
     check_positive("oracle", layers=layers)
-    stepwise = paper or any(knob is not None for knob in (epochs, lr, batch, momentum))
-    local = training_settings(
-        "oracle",
-        50 if epochs is None else epochs,
-        64 if batch is None else batch,
-        0.001 if lr is None else lr,
-        0.9 if momentum is None else momentum,
-        weight_decay,
-    )
+    sgd: dict[str, Any] = {"epochs": epochs, "batch": batch, "lr": lr, "momentum": momentum}
+    given = {knob: value for knob, value in sgd.items() if value is not None}
+    defaults = {"epochs": 50, "batch": 64, "lr": 0.001, "momentum": 0.9}
+    local = training_settings("oracle", **defaults | given, weight_decay=weight_decay)
+    stepwise = paper or bool(given)
     if weight_decay == 0 and not stepwise and layers == 1:
         raise ValueError("oracle(weight_decay=0): there may be no minimum; give a number above 0, or paper=true")
 

@@ -3,15 +3,14 @@
 docs/explanation/privacy.md has the guarantees.
 
 **Differential privacy.** One example with ‖z‖ ≤ R changes, in one class only, the count by 1, Σz by at most R and the
-second moment by at most R² (‖zzᵀ‖_F = ‖z‖², ‖z²‖ ≤ ‖z‖²). In units of 1, R and R² that is at most √3 in total (L2), so
-one Gaussian mechanism releases all three.
+second moment by at most R² (‖zzᵀ‖_F = ‖z‖², ‖z²‖ ≤ ‖z‖²): in units of 1, R and R² by at most √3 in total (L2). One
+Gaussian mechanism releases all three.
 
-**Noise of a known size.** The size of the noise is public. On a second moment it is a symmetric matrix whose
-off-diagonal entries have the deviation s. Its eigenvalues fill the semicircle from −2·s·√d to 2·s·√d, so those of a
-noisy covariance below the edge 2·s·√d cannot be distinguished from noise. To draw features, they are set to their mean
-(never below 0), which noise does not change on average. To invert the covariance (lda, ridge), they are raised to the
-edge: the ridge that this noise needs, and no more. Both use only released numbers, so they cost no privacy. The noise
-of the class means also enters a covariance, with a rank of twice the number of classes; it is not removed.
+**Noise of a known size.** Noise on a second moment is a symmetric matrix with the deviation s off the diagonal. Its
+eigenvalues fill the semicircle from −2·s·√d to 2·s·√d, so those of a noisy covariance below the edge 2·s·√d cannot be
+distinguished from noise. To draw features, they are set to their mean (never below 0), which noise does not change on
+average; to invert the covariance (lda, ridge), they are raised to the edge. The noise of the class means, with a rank
+of twice the number of classes, also enters a covariance; it is not removed.
 
 **Fixed point.** A `Layout` turns statistics into a vector of whole numbers that can be masked and added modulo 2⁶⁴.
 
@@ -32,7 +31,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unskew.calibration.classifier import limit_length
+from unskew.calibration.classifier import limit_length, require_finite
 from unskew.calibration.covariances import Diagonal, Form, LowRank, Shared, pack, packed_diagonal, parse_form, unpack
 from unskew.calibration.statistics import MAX_EXAMPLES, ClassStatistics, KnownNoise, check_statistics, from_sums
 from unskew.core import tensors
@@ -64,8 +63,8 @@ class Guarantee:
     def of(radius: float, epsilon: float, delta: float, *, in_masks: bool = False) -> "Guarantee":
         """Find the noise that the guarantee requires; with ``in_masks`` the discrete noise that clients add."""
         if not (0 < radius < math.inf and 0 < epsilon < math.inf and 0 < delta < 1):
-            given = f"radius={radius}, epsilon={epsilon}, delta={delta}"
-            raise UserError(f"{given}: give finite numbers above 0, delta well below 1 / the number of examples")
+            rule = "give finite numbers above 0, and a delta below 1 (well below 1/n for n examples)"
+            raise UserError(f"radius={radius}, epsilon={epsilon}, delta={delta}: {rule}")
         if in_masks:
             return Guarantee(epsilon, delta, radius, SENSITIVITY * (2 * concentration(epsilon, delta)) ** -0.5)
         least = float(require_extra("dp_accounting").get_sigma_gaussian(epsilon, delta))  # for a sensitivity of 1
@@ -74,8 +73,9 @@ class Guarantee:
 
 def clip_features(features: Tensor, radius: float) -> Tensor:
     """Scale features [n, d] that are longer than the radius (L2) down to just below it."""
-    if not 0 < radius < math.inf or not bool(features.isfinite().all()):
-        raise UserError(f"radius={radius}: give a finite radius above 0, and features without NaN or infinity")
+    if not 0 < radius < math.inf:
+        raise UserError(f"radius={radius}: give a finite radius above 0")
+    require_finite(features)
     return limit_length(features, radius)
 
 
@@ -270,7 +270,8 @@ class Layout:
     def of(classes: int, width: int, form: str | Form = "full", *, bits: int = 24) -> "Layout":
         """The layout for this number of classes and features."""
         if classes < 1 or width < 1 or not 0 <= bits <= 52:
-            raise UserError(f"a layout of {classes} classes, {width} features and {bits} bits: give 1, 1 and 0 to 52")
+            given = f"a layout of {classes} classes, {width} features and {bits} bits"
+            raise UserError(f"{given}: give at least 1 class, at least 1 feature, and 0 to 52 bits")
         return Layout(classes, width, parse_form(form), bits)
 
     @property
@@ -317,17 +318,14 @@ class Layout:
         """[W] int64, the statistics in fixed point; refused, naming ``who``, if their sum could overflow."""
         statistics = check_statistics(statistics.classes, statistics.form, statistics.tensors(), who)
         if (statistics.classes, statistics.width, statistics.form) != (self.classes, self.width, self.form):
-            raise UserError(f"the statistics of {who} are refused: {statistics.about()}; expected {self.about()}")
-        if bool((statistics.number > MAX_EXAMPLES // clients).any()):
-            most = MAX_EXAMPLES // clients
-            raise UserError(f"the statistics of {who} are refused: a class has more than {most} examples")
-        flat, sums = [statistics.counts], statistics.to_sums()
-        for name in self._shapes:
-            what, hint = (
-                f"the statistics of {who} are refused: an entry of {name}",
-                "use fewer bits or clip the features",
-            )
-            flat.append(to_steps(sums[name].flatten(), self.bits, clients, what, hint))
+            raise UserError(f"the statistics of {who} are rejected: {statistics.about()}; expected {self.about()}")
+        if bool((statistics.number > (most := MAX_EXAMPLES // clients)).any()):
+            raise UserError(f"the statistics of {who} are rejected: a class has more than {most} examples")
+        flat, hint = [statistics.counts], "use fewer bits or clip the features"
+        for name, value in statistics.to_sums().items():
+            if name != "number":
+                what = f"the statistics of {who} are rejected: an entry of {name}"
+                flat.append(to_steps(value.flatten(), self.bits, clients, what, hint))
         return torch.cat(flat)
 
     def with_share(self, vector: Tensor, guarantee: Guarantee, needed: int, members: int) -> Tensor:

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import device_of
+from unskew.calibration.classifier import device_of, require_finite
 from unskew.calibration.covariances import (
     MAX_FEATURES,
     Form,
@@ -214,16 +214,13 @@ class ClassStatistics:
         features = features.detach().cpu()
         order = torch.argsort(labels, stable=True)
         held, number = torch.unique_consecutive(labels[order], return_counts=True)
-        if not len(held):
-            return ClassStatistics.empty(classes, features.shape[1], form)
         check_memory(form, len(held), features.shape[1])
         shapes = form.shapes(len(held), features.shape[1])
         sums = {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes.items()}
         parts = torch.split_with_sizes(features.index_select(0, order).double(), number.tolist())
         for part, total in zip(parts, sums["sums"], strict=True):
             torch.sum(part, 0, out=total)
-        if not bool(sums["sums"].isfinite().all()):  # thousands of times fewer numbers than features
-            raise UserError("the features contain NaN or infinity; check the encoder and its images")
+        require_finite(sums["sums"])  # thousands of times fewer numbers than features
         form.measure(features, parts, sums)
         return ClassStatistics(classes, form, held, number, sums)
 
@@ -426,7 +423,8 @@ class ClassStatistics:
         least = statistics.sums["sums"].square() / statistics.number[:, None]
         least = least.sum(0) if statistics.form.common else least
         if bool((least > statistics.squares() * (1 + 1e-6) + 1e-6).any()):
-            raise UserError(f"the statistics of {path} are refused: its sums are larger than its sums of squares allow")
+            reason = "the sums are too large for the sums of squares; compute them again"
+            raise UserError(f"the statistics in {path} are inconsistent: {reason}")
         return replace(statistics, noise=noise)
 
     def squares(self) -> Tensor:
@@ -497,7 +495,7 @@ def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> Cla
 
     def require(condition: object, rule: str) -> None:
         if not condition:
-            raise UserError(f"the statistics of {who} are refused: {rule}")
+            raise UserError(f"the statistics of {who} are rejected: {rule}")
 
     whole = isinstance(classes, int) and not isinstance(classes, bool)
     require(whole and 1 <= classes <= MAX_CLASSES, f"the number of classes must be from 1 to {MAX_CLASSES:,}")

@@ -10,8 +10,7 @@ from typing import Any
 
 from unskew import engines
 from unskew.calibration.classifier import CalibratedClassifier
-from unskew.calibration.feasible import named, protections
-from unskew.calibration.federated import Calibrator, Forecasted, Gathering, Known
+from unskew.calibration.federated import Calibrator, Forecasted, Gathering, Known, named, protections
 from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.calibration.jobs import EvaluateCalibrated
 from unskew.core import tensors

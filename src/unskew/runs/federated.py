@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from unskew.calibration.feasible import named
+from unskew.calibration.federated import named
 from unskew.core.errors import Missing, UserError
 from unskew.core.files import json_object, record_from
 from unskew.core.machine import neutral

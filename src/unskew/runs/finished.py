@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from unskew import engines, methods, models
 from unskew.calibration.classifier import load_calibrated
-from unskew.calibration.feasible import check, named, protections
-from unskew.calibration.federated import Calibrator, Known
+from unskew.calibration.federated import Calibrator, Known, check, named, protections
 from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError, accepts

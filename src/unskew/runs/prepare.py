@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from unskew import engines, methods, models
-from unskew.calibration.feasible import check, named, protections
+from unskew.calibration.federated import check, named, protections
 from unskew.calibration.finisher import RealFeatures
 from unskew.core import tensors
 from unskew.core.errors import UserError

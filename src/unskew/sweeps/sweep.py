@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from unskew import methods
-from unskew.calibration.feasible import named
+from unskew.calibration.federated import named
 from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Words
 from unskew.charts.files import chart_bytes, check_format
 from unskew.core import language
