@@ -397,7 +397,7 @@ WRONG = {
     ),
     "too many features to sum": ("lda(expand=20000)", None, "GB per client, more than 2.1 GB; use covariance=diagonal"),
     "an unfinished run": (QUICK, lambda run: (run / "result.json").unlink(), "finish it with: unskew resume"),
-    "another partition": (QUICK, another_partition, "or its partition is not the one that"),
+    "another partition": (QUICK, another_partition, "or its partition changed after"),
     "no model": (QUICK, lambda run: (run / "model.safetensors").unlink(), "model.safetensors is damaged or missing"),
     "a bit of the model": (QUICK, lambda run: tampered(run, "model.safetensors", flipped), "does not match the hash"),
     "another network": (

@@ -89,7 +89,7 @@ def test_a_resumed_run_notices_that_its_data_changed(tmp_path):
     write(1)
     done = shell("resume", "run", cwd=tmp_path)
     assert done.returncode == 2
-    assert "is not the one that run was started with" in done.stderr
+    assert "changed after run was started" in done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -114,7 +114,9 @@ def test_a_value_beyond_all_bounds_is_refused_before_any_training(capsys, flag, 
 def test_an_engine_from_python_is_a_function_of_a_module():
     import outside_engines
 
-    with pytest.raises(unskew.UserError, match="engine must be a name, or an importable function of an EngineSetup"):
+    with pytest.raises(
+        unskew.UserError, match="engine must be a name, or an importable function that takes an EngineSetup"
+    ):
         unskew.run(engine=lambda setup: None, rounds=1)
     with pytest.raises(unskew.UserError, match="not 3"):
         unskew.run(engine=3, rounds=1)

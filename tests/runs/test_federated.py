@@ -363,7 +363,7 @@ def test_the_run_configuration_goes_over_the_recipes_table(tmp_path):
         ("[federation]\nmin-replies = 0.5", "min-replies"),
         ('[federation]\nclasses = "cat"', "classes"),
         ("[federation]\nclases = []", "unknown field `clases`"),
-        ("federation = 3", r"the table \[federation\] cannot be used"),
+        ("federation = 3", r"the \[federation\] table is invalid"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused(tmp_path, text, wrong):

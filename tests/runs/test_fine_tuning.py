@@ -221,8 +221,8 @@ def test_the_first_convolution_is_found_wherever_it_is_in_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"views": 3}, "give --train too"),
-        ({"views": 3, "train": "classifier", "augment": False}, "and not --no-augment"),
+        ({"views": 3}, "add --train"),
+        ({"views": 3, "train": "classifier", "augment": False}, "and leave out --no-augment"),
         ({"train": "last(99)"}, "give fewer, or --train all"),
         ({"pretrained": "none.pth"}, "does not exist"),
         ({"pretrained": "imagenet"}, "these weights are for efficientnet-lite0"),

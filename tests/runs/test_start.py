@@ -162,7 +162,7 @@ REFUSED = {
     "ccvr(relu=true, tukey=0.5)": "cannot become the network's classifier",
     "oracle": "cannot become the network's classifier",
     "lda + private(epsilon=1, clip=1)": "cannot become the network's classifier",
-    "lda + ridge": "cannot become the network's classifier; give one of lda, ridge and ccvr",
+    "lda + ridge": "cannot become the network's classifier; give lda, ridge or ccvr",
     "fedprox": "give only calibrations",
     "secure": "give only calibrations",
     "nonsense": "no method is called 'nonsense'",

@@ -119,14 +119,14 @@ def test_an_interrupted_sweep_goes_on_and_ends_like_one_that_never_stopped(made,
 )
 def test_the_folder_of_another_sweep_is_refused(made, changes):
     before = (made.path / "sweep.json").read_bytes()
-    with pytest.raises(UserError, match=r"contains another sweep, over lr=.*; momentum=0,0.9, or with"):
+    with pytest.raises(UserError, match=r"contains a different sweep \(over lr=.*; momentum=0,0.9\)"):
         sweep(**{"over": OVER, "out": made.path, **SMALL, **changes})
     assert (made.path / "sweep.json").read_bytes() == before
 
 
 def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="is not the folder of a sweep"):
+    with pytest.raises(UserError, match="is not a sweep folder"):
         sweep(over=OVER, out=tmp_path, **SMALL)
     damaged = tmp_path / "damaged"
     damaged.mkdir()
@@ -142,7 +142,7 @@ def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(tmp_path):
         ({"over": ["per_round=1,9"]}, "with per round 9: --per-round 9: there are only 3 clients"),
         ({"lr": 0.1}, "lr is both fixed and varied"),
         ({"validation": 0.0}, "a sweep never uses the test images"),
-        ({"by": "ccvr", "method": "fedavg + lda"}, r"--by ccvr: fedavg \+ lda has the calibrations \['lda'\]"),
+        ({"by": "ccvr", "method": "fedavg + lda"}, r"--by ccvr: fedavg \+ lda has only the calibrations \['lda'\]"),
         (
             {"over": ["method=fedavg,scaffold", "optimizer=sgd,adam"]},
             "with method scaffold, optimizer adam: scaffold needs SGD",
@@ -183,7 +183,7 @@ def test_a_search_is_the_same_for_the_same_seed_and_goes_on(tmp_path):
     more = sweep(over=over, trials=3, out=tmp_path / "search", **options)
     assert [each.values for each in more.outcomes[:2]] == [each.values for each in first.outcomes]
     assert len(more.outcomes) == 3
-    with pytest.raises(UserError, match="contains another sweep"):
+    with pytest.raises(UserError, match="contains a different sweep"):
         sweep(over=["lr=0.01..2 log", *over[1:]], trials=3, out=tmp_path / "search", **options)
 
 

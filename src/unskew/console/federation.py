@@ -253,7 +253,7 @@ def run_(
     """Train, evaluate and calibrate across the nodes; run this on the server's machine."""
     federation = folders.read_federation(folder)
     if resume is None and back_to is not None:
-        raise UserError("--back-to needs --resume RUN, the run to return to an earlier round of")
+        raise UserError("--back-to needs --resume RUN, the run to roll back")
     if resume is not None and (recipe is not None or (place is not None and back_to is None)):
         raise UserError("--resume continues a run with its own settings; leave out the recipe and --out")
     if resume is not None and back_to is not None:
@@ -337,7 +337,7 @@ def audit(
     found: Any
     is_run = (place / FEDERATION).exists()
     if (key is None) != place.is_dir() or (receipt is not None and (is_run or not place.is_dir())):
-        raise UserError("give --receipt only with a node's folder; give --key NAME.pub with a receipt, and only there")
+        raise UserError("--receipt needs a node's folder; a receipt needs --key NAME.pub, which nothing else takes")
     if is_run:
         logs = [audit_file(place.absolute(), released=released) for released in (False, True)]
         found = audits.read_audit(logs[logs[1].exists()])

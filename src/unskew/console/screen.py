@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unskew.calibration.federated import Forecasted, Gathering
+from unskew.charts.accuracy import accuracy_picture
 from unskew.console.progress import PlainConsole, StageProgress
 from unskew.core import language
 from unskew.core.types import EVERYONE, Local
@@ -25,7 +26,7 @@ from unskew.round.local_optimizers import uses_sgd
 from unskew.runs.execute import Event, InitialModel, Stage
 from unskew.runs.journal import read_metrics
 from unskew.runs.prepare import Overview
-from unskew.runs.result import Result, accuracy_picture, measured_on, summary_rows
+from unskew.runs.result import Result, measured_on, summary_rows
 
 
 def overview_rows(seen: Overview) -> list[tuple[str, str]]:

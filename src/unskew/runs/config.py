@@ -273,7 +273,7 @@ _KINDS: dict[type, tuple[Any, str]] = {
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
     bool: (bool, "true or false"),
-    str: (str | PathLike, "a text"),
+    str: (str | PathLike, "text"),
 }
 
 
@@ -405,7 +405,7 @@ def check_text(name: str, value: str) -> None:
         value.encode()
         if len(value) <= language.MAX_TEXT and "\0" not in value:
             return
-    problem = f"is not UTF-8, has null bytes, or has too many characters; the limit is {language.MAX_TEXT:,}"
+    problem = f"is not UTF-8, contains null bytes, or has too many characters; the limit is {language.MAX_TEXT:,}"
     raise UserError(f"{name} {brief(value)} {problem}")
 
 

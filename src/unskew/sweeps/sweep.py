@@ -102,7 +102,7 @@ def _parse_dimension(text: str) -> Dimension:
     if ends is None:
         return Dimension(option.name, text, option.kind, tuple(dict.fromkeys(values)))
     if not values[0] < values[1] or (ends[3] and values[0] <= 0):
-        raise UserError("give the lower end of a range first, for a logarithmic one above 0")
+        raise UserError("give the lower end of a range first; a logarithmic range must be above 0")
     return Dimension(option.name, text, option.kind, tuple(values), ranged=True, log=bool(ends[3]))
 
 
@@ -154,7 +154,7 @@ def with_setting(base: Config, values: Mapping[str, Value]) -> Config:
         method, _, knob = name.rpartition(".")
         index = next((index for index, call in enumerate(calls) if call.name == method), None)
         if index is None or knob in (*calls[index].knobs, *list(_knobs(method))[: len(calls[index].values)]):
-            raise UserError(f"--over {name}: --method {config.method!r} must contain {method} without a {knob}")
+            raise UserError(f"--over {name}: --method {config.method!r} must contain {method} without its {knob}")
         calls[index] = replace(calls[index], knobs={**calls[index].knobs, knob: value})
     return replace(config, method=" + ".join(map(str, calls))) if knobs else config
 
@@ -465,7 +465,7 @@ class Trials:
         path, begun = self.path, (self.path / ABOUT).exists()
         try:
             if path.exists() and not begun and any(file.name != ".lock" for file in path.iterdir()):
-                raise UserError(f"{path} exists but is not the folder of a sweep; choose another --out")
+                raise UserError(f"{path} exists but is not a sweep folder; choose another --out")
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--out {path}: {error.strerror}; choose another --out") from error
@@ -536,8 +536,8 @@ class Trials:
         except (LookupError, TypeError, AttributeError, UserError) as error:
             raise UserError(f"{file} is damaged: {error!r}; restore it from a backup, or delete it") from error
         if not same or {one.option for one in over} != {one.option for one in self.over}:
-            texts, other = "; ".join(one.text for one in over), "with other settings; choose another --out"
-            raise UserError(f"{self.path} contains another sweep, over {texts}, or {other}")
+            texts = "; ".join(one.text for one in over)
+            raise UserError(f"{self.path} contains a different sweep (over {texts}); choose another --out")
         self.failures.update(failures)
 
 
@@ -639,7 +639,7 @@ def _check_settings(trials: Trials, settings: Sequence[dict[str, Value]] | None,
                 parse_start(config.start, algorithm)
             calibrations = [named(finisher, algorithm) for finisher in algorithm.finish]
             if trials.by not in (*SCORES, *calibrations):
-                raise UserError(f"--by {trials.by}: {config.method} has the calibrations {calibrations}; add it there")
+                raise UserError(f"--by {trials.by}: {config.method} has only the calibrations {calibrations}; add it")
             changed = {name for name in values if values[name] != first[name]}
             if values == first or (values in tried and changed & costly):
                 prepare(replace(config, seed=trials.seeds[0]), say=say)
