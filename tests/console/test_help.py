@@ -1,8 +1,6 @@
 """Help in groups and with examples; an unknown option names the one that was meant."""
 
 import shlex
-import subprocess
-import sys
 
 import click
 import pytest
@@ -90,12 +88,3 @@ def test_commands_are_listed_whole_on_a_narrow_terminal(capsys, monkeypatch):
     text = " ".join(unskew(capsys, "--help")[1].split())
     assert all(words in text for _, words in COMMANDS.values())
     assert "..." not in unskew(capsys, "federation", "--help")[1].replace("[ARGS]...", "")
-
-
-def test_help_does_not_import_torch():
-    code = (
-        "import sys\nfrom unskew.console.main import main\ntry:\n    main(['--help'])\n"
-        "except SystemExit:\n    pass\nprint('torch' in sys.modules)"
-    )
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert made.stdout.splitlines()[-1] == "False"

@@ -69,29 +69,6 @@ def test_the_run_folder_holds_what_the_interface_promises(whole):
     assert result(whole)["accuracy"] == metrics(whole)[-1]["accuracy"]
 
 
-def test_a_resumed_run_notices_that_its_data_changed(tmp_path):
-    import numpy as np
-
-    from unskew.core.key import Key
-
-    def write(seed):
-        draw = Key(seed).numpy()
-        images = draw.integers(0, 256, (200, 8, 8), dtype=np.uint8)
-        np.savez(
-            tmp_path / "own.npz", x_train=images, y_train=np.arange(200) % 4, x_test=images, y_test=np.arange(200) % 4
-        )
-
-    write(0)
-    words = ["run", *FAST, "--rounds", "4000", "--data", "arrays:own.npz", "--clients", "3", "--out", "run"]
-    process = started(*words, cwd=tmp_path, run=tmp_path / "run", rounds=2)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    write(1)
-    done = shell("resume", "run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "changed after run was started" in done.stderr
-
-
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """A run stopped in the middle, to be copied and tampered with."""

@@ -10,12 +10,8 @@ from analysis.finished import command as unskew
 from unskew.console.schema import recipe_schema, result_schema
 from unskew.runs.config import OPTIONS
 
+pytestmark = pytest.mark.usefixtures("in_a_new_folder")
 FAST = ["--rounds", "1", "--epochs", "1", "--engine", "loop", "--clients", "3", "--partition", "iid"]
-
-
-@pytest.fixture(autouse=True)
-def in_a_new_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_methods_and_seeds_are_trained_in_one_folder_compared_and_continued(capsys, tmp_path):

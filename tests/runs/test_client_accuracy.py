@@ -68,10 +68,8 @@ def test_own_images_are_found_by_the_users_names():
     assert found.counted.tolist() == [0, 2, 1]
     assert np.isnan(found.accuracy[0])
     assert found.accuracy[1:].tolist() == [0.5, 1.0]
-    assert owners_of(None, ["anna"]) is None
-    assert owners_of(("anna",), None) is None
-    assert owners_of(("anna",), ["ann", "annas"]) is None
-    assert owners_of(("anna",), ["anna"], images=2) is None
+    unknown = [(None, ["anna"]), (("anna",), None), (("anna",), ["ann", "annas"]), (("anna",), ["anna"], 2)]
+    assert [owners_of(*given) for given in unknown] == [None] * 4
 
 
 def owners_of(names, users, images=None):

@@ -21,9 +21,7 @@ from unskew.runs.checkpoint import CHECKPOINT, CheckpointRecord, load_checkpoint
 from unskew.runs.folder import create_run_folder, locked_folder, model_bytes, write_arrays
 from unskew.runs.journal import LineFile, Mark, metrics_row, read_metrics
 
-PROGRESS = CheckpointRecord(
-    metrics_bytes=123, seconds=4.5, data_sha256="d" * 64, partition_hash="p" * 64, config_sha256="c" * 64
-)
+PROGRESS = CheckpointRecord(123, 4.5, data_sha256="d" * 64, partition_hash="p" * 64, config_sha256="c" * 64)
 
 
 def metrics(number=1, **changes):

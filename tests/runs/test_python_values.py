@@ -21,12 +21,8 @@ from unskew.methods.fedprox import fedprox
 from unskew.round.algorithm import Algorithm
 from unskew.runs.python_values import describe_function, import_name, parse_method_value, split_values
 
+pytestmark = pytest.mark.usefixtures("in_a_new_folder")
 SMALL = {"rounds": 2, "epochs": 1, "clients": 3, "partition": "iid"}
-
-
-@pytest.fixture(autouse=True)
-def in_a_new_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def config_of(result):
@@ -62,14 +58,10 @@ def test_a_lambda_gives_the_same_run_as_its_name_in_the_loop_engine():
     assert "mu=0.1" in said["method"]
 
 
-@pytest.mark.parametrize("option", ["model", "method"])
+@pytest.mark.parametrize("option", [{"model": lambda shape, classes: None}, {"method": lambda algorithm: algorithm}])
 def test_what_cannot_cross_is_refused_for_the_pool_with_advice(option, tmp_path):
-    value = {
-        "model": lambda shape, classes: outside_models.linear(shape, classes),
-        "method": lambda algorithm: algorithm,
-    }
     with pytest.raises(unskew.UserError, match=r"--engine pool with .*another process; give --engine loop, or define"):
-        unskew.run(**{option: value[option]}, engine="pool", **SMALL)
+        unskew.run(**option, engine="pool", **SMALL)
     assert list(tmp_path.iterdir()) == []
 
 

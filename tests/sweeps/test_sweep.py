@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import unskew
-from unskew.console.main import main
+from analysis.finished import command
+from commands import flags
 from unskew.core.errors import UserError
 from unskew.runs import config as configs
 from unskew.runs.config import Config
@@ -18,15 +19,7 @@ from unskew.sweeps.sweep import effective_rate, sweep
 from unskew.sweeps.tasks import RunFailure, Task, run_task
 
 SMALL = {"rounds": 1, "epochs": 1, "clients": 3, "partition": "iid", "engine": "loop", "jobs": 1}
-WORDS = ["--rounds", "1", "--epochs", "1", "--clients", "3", "--partition", "iid", "--engine", "loop", "--jobs", "1"]
 OVER = ["lr=0.3,1000", "momentum=0,0.9"]
-
-
-def unskew_says(capsys, *words):
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
 
 
 def weights(made):
@@ -94,14 +87,14 @@ def test_an_interrupted_sweep_goes_on_and_ends_like_one_that_never_stopped(made,
         whole(tasks[:1], jobs, done, progress)
         raise KeyboardInterrupt
 
-    words = ["sweep", "--over", OVER[0], "--over", OVER[1], *WORDS, "--out", tmp_path / "cut"]
+    words = ["sweep", "--over", OVER[0], "--over", OVER[1], *flags(**SMALL), "--out", tmp_path / "cut"]
     monkeypatch.setattr(sweep_module, "run_tasks", cut)
-    code, _, error = unskew_says(capsys, *words)
+    code, _, error = command(capsys, *words)
     assert (code, error) == (
         130, f"unskew: interrupted; to continue, repeat the command with --out {tmp_path / 'cut'}\n",
     )  # fmt: skip
     monkeypatch.setattr(sweep_module, "run_tasks", whole)
-    code, said, _ = unskew_says(capsys, *words)
+    code, said, _ = command(capsys, *words)
     assert code == 0
     assert "best: lr 0.3, momentum" in said
     assert weights(sweep(over=OVER, out=tmp_path / "cut", **SMALL)) == weights(made)
