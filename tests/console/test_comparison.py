@@ -185,19 +185,19 @@ def test_a_table_displays_itself_and_is_a_frame(tmp_path):
         compare()
 
 
-def seeded(accuracies, method, start=0):
+def seeded(method, accuracies):
     return [
-        replace(PLAIN, path=Path(f"{method}-{seed}"), method=method, seed=seed, accuracy=accuracy)
-        for seed, accuracy in enumerate(accuracies, start)
+        replace(PLAIN, path=Path(f"runs/{method}/seed{seed}"), method=method, seed=seed, accuracy=accuracy)
+        for seed, accuracy in enumerate(accuracies)
     ]
 
 
 def test_the_table_ends_with_a_winner_only_where_the_seeds_support_one():
-    clear = shown(*seeded([0.5, 0.51, 0.52], "one"), *seeded([0.4, 0.42, 0.41], "two"))
+    clear = shown(*seeded("one", [0.5, 0.51, 0.52]), *seeded("two", [0.4, 0.42, 0.41]))
     assert "one is the clear winner: 51.00 ± 1.00% over 3 seeds" in clear
-    unclear = shown(*seeded([0.5, 0.41, 0.52], "one"), *seeded([0.4, 0.52, 0.41], "two"))
+    unclear = shown(*seeded("one", [0.5, 0.41, 0.52]), *seeded("two", [0.4, 0.52, 0.41]))
     assert "No clear winner" in unclear
-    single = shown(*seeded([0.5], "one"), *seeded([0.4], "two"))
+    single = shown(*seeded("one", [0.5]), *seeded("two", [0.4]))
     assert "Too few seeds to name a winner (one seed each): one 50.00%; two 40.00%." in single
     assert "ahead" not in unclear + single
 

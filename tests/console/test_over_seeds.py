@@ -10,17 +10,9 @@ from statistics import stdev
 import pytest
 from rich.console import Console
 
-from console.test_comparison import CENTRAL, PLAIN, compared, rounds
+from console.test_comparison import CENTRAL, PLAIN, compared, rounds, seeded
 from unskew.report.table import group_by_setting, make_table
 from unskew.runs.result import Calibration
-
-
-def seeded(method, accuracies, **changes):
-    return [
-        replace(PLAIN, path=Path(f"runs/{method}/seed{seed}"), method=method, seed=seed, accuracy=value, **changes)
-        for seed, value in enumerate(accuracies)
-    ]
-
 
 ONE, TWO = seeded("one", [0.5, 0.51, 0.55]), seeded("two", [0.4])
 BOTH = compared(*ONE, *TWO)

@@ -27,9 +27,7 @@ def test_seeds_are_listed_or_counted():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("", "is not a seed or a range"),
-        ("a", "is not a seed or a range"),
-        ("4-0", "is not a seed or a range"),
+        *((text, "is not a seed or a range") for text in ("", "a", "4-0")),
         ("0-99999", "at most 1,000"),
         ("1,1", "give each seed once"),
         ("9" * 19, "--seed .*less than 2"),

