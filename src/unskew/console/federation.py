@@ -86,7 +86,7 @@ def demo(
             submit(federation, federation.path / "recipe.toml", run, say)
             say("the run has finished; stopping the server and the nodes")
     finally:
-        for mark in (server_mark(federation), *map(node_mark, nodes)):  # what a busy machine did not end in time
+        for mark in (server_mark(federation), *map(node_mark, nodes)):  # those that a busy machine did not end in time
             end_all(mark)
     report(paths=[run])
     say(f"done in {format_duration(time.monotonic() - began)}: {run}")
@@ -99,7 +99,7 @@ def _write_service(node: NodeFolder, settings: dict[str, Any], header: str) -> N
 
 
 def _start(group: ProcessGroup, federation: FederationFolder, nodes: list[NodeFolder], say: Say) -> None:
-    """Start what one would type in four terminals, and wait until all nodes are connected."""
+    """Start the server and the nodes as in four terminals, and wait until all nodes are connected."""
     missing = {f"node {node.settings.name}" for node in nodes}
     folders = {"server": federation.path, **{f"node {node.settings.name}": node.path for node in nodes}}
     children = []

@@ -112,7 +112,7 @@ class Screen:
         self._console = console
         self._bar: Progress | None = None
         self._stages: StageProgress | None = None
-        self._rounds = self._first = self._done = 0  # of them, the first and the last that were done
+        self._rounds = self._first = self._done = 0  # all rounds, the first of this process, the last that is done
         self._began = 0.0
 
     def __call__(self, event: Overview | Metrics | Event) -> None:
@@ -208,7 +208,7 @@ def calibration_lines(event: Event) -> list[str]:
 
 
 def summary(result: Result) -> Table:
-    """The last table: the result without what the overview said already, accuracies in bold."""
+    """The last table: the result without what the overview already shows, accuracies in bold."""
     rows: list[tuple[str, str | Text]] = []
     for word, fact in summary_rows(result):
         accuracy, share, rest = fact.partition("%")
@@ -251,7 +251,7 @@ class NotebookView:
         self._rows, self._lines = list[dict[str, Any]](), list[str]()
 
     def __call__(self, event: Overview | Metrics | Event) -> None:
-        """Take the event in, and draw if the last drawing is old enough."""
+        """Record the event, and draw if the last drawing is old enough."""
         if isinstance(event, Overview):
             config = event.config
             self._title = f"{config.method} on {event.images.name}, {config.model}, {event.engine} engine"
