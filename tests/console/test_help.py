@@ -28,10 +28,7 @@ def test_the_groups_come_in_order_and_examples_last():
     heads = [line[:-1] for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert heads == ["Arguments", *GROUPS, "Examples"]
     assert text.index("--data NAME") < text.index("--cache-dir") < text.index("--partition")
-
-
-def test_a_command_with_few_options_lists_them_together():
-    assert "\nOptions:" in help_of("compare")
+    assert "\nOptions:" in help_of("compare")  # a command with few options
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

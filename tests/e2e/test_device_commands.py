@@ -39,18 +39,6 @@ def test_the_device_reaches_the_run(capsys, options, tmp_path):
     assert hashes[0] == hashes[1]
 
 
-@pytest.mark.parametrize(
-    ("device", "words"),
-    [
-        ("cuda", "--device cuda: PyTorch found no CUDA device; use auto or cpu"),
-        ("tpu", "--device tpu: give auto, cpu, cuda, cuda:N or mps"),
-    ],
-)
-def test_a_device_that_is_not_there_is_refused_and_leaves_no_folder(capsys, options, tmp_path, device, words):
-    assert words in refused(capsys, "run", *options, "--device", device, "--out", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def of_a_machine_with_a_gpu(run):
     """The run's folder as if it had been made with --device cuda."""
     text = (run / "config.toml").read_text()

@@ -5,33 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.finished import (
-    EVERYTHING,
-    SMALL,
-    content,
-    copied,
-    done,
-    finished,
-    images,
-    recorded,
-    refused,
-    run,
-    runs_of,
-    unsealed,
-)  # fmt: skip
-from commands import flags
+from analysis.finished import content, copied, done, finished, refused, run, runs_of, unsealed
 
 __all__ = ["finished", "run", "runs_of"]
 
 FAST = ["--without", "projection", "--without", "inversion", "--without", "separability"]
-
-
-def away(run):
-    """Move the images where the run does not look; the folder they are in then."""
-    other = run.parent / "elsewhere"
-    other.mkdir()
-    (run.parent / "digits.npz").rename(other / "digits.npz")
-    return other
 
 
 # analyse
@@ -51,7 +29,7 @@ def test_analyse_says_what_it_found_and_where_the_pictures_are(run, capsys):
 
 
 def test_without_names_all_are_taken_and_what_is_missing_is_said(run, capsys):
-    away(run)
+    (run.parent / "digits.npz").unlink()
     said = done(capsys, "analyse", run)
     for name in ("skew", "curves", "norms", "drift", "separability"):
         assert re.search(rf"^{name}: (?!not shown)", said, re.M), name
@@ -138,18 +116,3 @@ def test_a_folder_that_is_spoilt_is_one_message(run, capsys, how):
     spoil_it, message = SPOILT[how]
     spoil_it(unsealed(run))
     assert message in refused(capsys, "analyse", run, "skew", "curves", "norms", "confusion")
-
-
-# While training
-
-
-def test_during_is_an_option_of_run(tmp_path, capsys):
-    file = images(tmp_path)
-    words = flags(**SMALL, data=f"arrays:{file}", out=tmp_path / "run")
-    done(capsys, "run", *words, "--during", EVERYTHING)
-    assert [row["round"] for row in recorded(tmp_path / "run")] == [1, 2, 3]
-    assert f'during = "{EVERYTHING}"' in (tmp_path / "run" / "config.toml").read_text()
-    error = refused(capsys, "run", *words[:-1], str(tmp_path / "other"), "--during", "norm(every=2)")
-    assert "did you mean 'norms'?" in error
-    assert error.splitlines()[-1].strip() == "^"
-    assert not (tmp_path / "other").exists()

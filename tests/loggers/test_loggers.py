@@ -164,15 +164,12 @@ def test_every_round_is_logged_once_with_the_figures_of_the_run(tmp_path, name):
     agrees(found, rows)
     assert found["seconds"] == [(row["round"], pytest.approx(row["seconds"], rel=1e-6)) for row in rows]
     assert found["examples_per_second"][0][1] == pytest.approx(rows[0]["examples"] / rows[0]["seconds"], rel=1e-6)
-    calibrated = result.calibrations["ccvr"]
-    assert found["calibration-ccvr/accuracy"] == [(5, pytest.approx(calibrated.accuracy))]
-    assert found["calibration-ccvr/loss"] == [(5, pytest.approx(calibrated.loss))]
-    assert found["calibration-ccvr/bytes_up"] == [(5, calibrated.bytes_up)]
+    for figure in ("accuracy", "loss", "bytes_up"):
+        value = getattr(result.calibrations["ccvr"], figure)
+        assert found[f"calibration-ccvr/{figure}"] == [(5, pytest.approx(value))]
     said = facts(tmp_path / "a")
-    assert said["method"] == "fedavg + ccvr"
-    assert said["data"] == "digits"
-    assert said["engine"] == "loop"
-    assert said["partition_hash"] == result.partition_hash
+    names = ("method", "data", "engine", "partition_hash")
+    assert {name: said[name] for name in names} == {name: getattr(result, name) for name in names}
     assert float(said["emd"]) == pytest.approx(result.emd)
 
 

@@ -15,16 +15,9 @@ from unskew.engines.flower.messages import ClientFacts, Description, read_header
 from unskew.engines.flower.node import Node, read_node_data
 from unskew.report.write import make_report
 from unskew.runs import execute
+from unskew.runs import federated as federations
 from unskew.runs.checkpoint import CHECKPOINT, earlier_checkpoints, keep_checkpoint, roll_back
-from unskew.runs.federated import (
-    FederatedRequest,
-    FederationTerms,
-    agree_on_terms,
-    check_nodes,
-    describe_oddities,
-    settings_of,
-    why_not,
-)
+from unskew.runs.federated import FederatedRequest, check_nodes, settings_of
 from unskew.runs.finished import calibrate_run, load
 from unskew.runs.journal import read_during, read_metrics
 from unskew.runs.result import read_result
@@ -518,7 +511,7 @@ def test_terms_for_many_classes_take_no_scan_per_class():  # Landmarks has 203,0
         for name, classes in (("all", many), ("half", many[20_000:]))
     ]
     began = time.process_time()
-    terms = agree_on_terms(FederationTerms(run="0" * 32), nodes, ())
-    assert [why_not(node, terms) for node in nodes] == [None, None]
-    assert describe_oddities(nodes, terms) == []
+    terms = federations.agree_on_terms(federations.FederationTerms(run="0" * 32), nodes, ())
+    assert [federations.why_not(node, terms) for node in nodes] == [None, None]
+    assert federations.describe_oddities(nodes, terms) == []
     assert time.process_time() - began < 3

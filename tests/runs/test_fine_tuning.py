@@ -176,8 +176,9 @@ def test_a_finished_run_needs_its_file_no_more(source, tuned, tmp_path, monkeypa
 
 def test_what_was_pretrained_is_in_the_result_and_in_the_configuration(source, tuned):
     result, _ = tuned(train="classifier")
+    sha256 = json.loads((source / "result.json").read_text())["weights_sha256"][:16]
     config = (result.path / "config.toml").read_text()
-    assert f'pretrained = "{source / "model.safetensors"}?sha256={source_hash(source)}"' in config
+    assert f'pretrained = "{source / "model.safetensors"}?sha256={sha256}"' in config
     notes = json.loads((result.path / "result.json").read_text())["notes"]
     assert any(note.startswith(f"starts from {source}") for note in notes)
     assert any("650 of 13,706 parameters are trained and sent" in note for note in notes)
@@ -191,10 +192,6 @@ def test_a_classifier_that_is_not_taken_is_said_with_the_reason(source, tuned, t
     torch.save(headless, tmp_path / "headless.pth")
     result, _ = tuned("headless", pretrained=tmp_path / "headless.pth")
     assert any("initialized from the seed: classifier" in note for note in result.notes)
-
-
-def source_hash(source):
-    return json.loads((source / "result.json").read_text())["weights_sha256"][:16]
 
 
 def test_grey_images_become_colour_for_a_network_that_takes_it(tmp_path):

@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors import safe_open
 
 import unskew
-from analysis.finished import command, refused
+from analysis.finished import command, done, refused
 from unskew.core.errors import UserError
 from unskew.runs import folder as folders
 from unskew.runs.inference import load_predictor
@@ -69,14 +69,12 @@ def test_a_table_with_labels_gives_the_accuracy_a_csv_and_json(trained, tmp_path
     path, pictures, _ = trained
     table = tmp_path / "new.csv"
     table.write_text(f"path,label\n{pictures}/dark/100.png,dark\n{pictures}/bright/100.png,dark\n")
-    code, out, _ = command(capsys, "predict", path, table, "--out", tmp_path / "p.csv", "--calibration", "lda")
-    assert code == 0
-    assert "accuracy 50.00% on 2 labeled pictures" in out
+    words = ["predict", path, table, "--calibration", "lda"]
+    assert "accuracy 50.00% on 2 labeled pictures" in done(capsys, *words, "--out", tmp_path / "p.csv")
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
     assert [row["class"] for row in rows] == ["dark", "bright"]
     assert float(rows[0]["probability"]) == max(float(rows[0][name]) for name in NAMES)
-    _, out, _ = command(capsys, "predict", path, table, "--calibration", "lda", "--json")
-    for row, record in zip(rows, json.loads(out), strict=True):
+    for row, record in zip(rows, json.loads(command(capsys, *words, "--json")[1]), strict=True):
         assert record["probabilities"] == {name: float(row[name]) for name in NAMES}
         assert (record["class"], record["label"]) == (row["class"], row["label"])
 

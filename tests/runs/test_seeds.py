@@ -3,7 +3,7 @@
 import pytest
 
 import unskew
-from analysis.finished import command
+from analysis.finished import command, done, refused
 from commands import flags
 from observers import stop_after
 from unskew.core.errors import UserError
@@ -106,25 +106,20 @@ def test_a_recipe_lists_seeds(three, tmp_path):
 
 
 def test_the_command_trains_each_seed_and_ends_with_mean_and_deviation(three, capsys):
-    words = ["run", *flags(**SMALL), "--seeds", "0-2", "--out", three.path, "--report"]
-    code, said, _ = command(capsys, *words)
-    assert code == 0
+    said = done(capsys, "run", *flags(**SMALL), "--seeds", "0-2", "--out", three.path, "--report")
     assert "3 seeds, 3 finished already" in said
     assert three.accuracy.format(100) in said
     assert "3 runs compared" in (three.path / "report.html").read_text()
-    code, _, error = command(capsys, "run", "--seeds", "0", "--seed", "1")
-    assert (code, "seed and seeds were both given" in error) == (2, True)
+    assert "seed and seeds were both given" in refused(capsys, "run", "--seeds", "0", "--seed", "1")
 
 
 def test_compare_takes_the_folder_and_shows_one_row_unless_each_is_asked_for(three, capsys):
-    code, said, _ = command(capsys, "compare", three.path, "--format", "csv")
-    assert code == 0
-    head, row = (line.split(",") for line in said.strip().splitlines())
+    head, row = (line.split(",") for line in done(capsys, "compare", three.path, "--format", "csv").splitlines())
     cells = dict(zip(head, row, strict=True))
     assert (cells["n"], cells["seeds"], cells["run"]) == ("3", "0 1 2", str(three.path))
     assert cells["accuracy"] == f"{100 * three.accuracy.mean:.2f}"
     assert cells["accuracy ±"] == f"{100 * three.accuracy.deviation:.2f}"
-    assert len(command(capsys, "compare", three.path, "--format", "csv", "--each")[1].strip().splitlines()) == 4
+    assert len(done(capsys, "compare", three.path, "--format", "csv", "--each").splitlines()) == 4
 
 
 def test_folders_are_looked_into_and_what_is_not_finished_is_left_out(three, tmp_path, capsys):
