@@ -11,6 +11,11 @@ TESTS = str(Path(__file__).parent)
 SEES_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])}
 
 
+def flags(**options):
+    """The options as a user types them."""
+    return [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+
+
 def shell(*words, cwd=None, check=False):
     command = [*UNSKEW, *map(str, words)]
     done = subprocess.run(command, cwd=cwd, env=SEES_TESTS, capture_output=True, text=True, timeout=300)

@@ -57,6 +57,11 @@ def real_data() -> Path:
     return Path(folder)
 
 
+@pytest.fixture
+def in_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_state(tmp_path_factory):
     """No test, and nothing that several tests share, sees or changes which plug-ins its user has named."""

@@ -28,7 +28,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _leave()
     except SystemExit as ending:
-        if ending.code == INTERRUPTED:  # said already; an interrupt that passed eval() would let Python end by signal
+        if ending.code == INTERRUPTED:  # reported; an interrupt that passed eval() would let Python end by signal
             _end()
         raise
 

@@ -6,14 +6,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import unskew
+from observers import stop_after
 from unskew.console import screen
 
+pytestmark = pytest.mark.usefixtures("in_a_new_folder")
 SMALL = {"rounds": 3, "epochs": 1, "clients": 3, "partition": "iid", "engine": "loop"}
-
-
-@pytest.fixture(autouse=True)
-def in_a_new_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -41,21 +38,16 @@ def test_a_notebook_shows_progress_unless_told_not_to(pages, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_every_round_is_drawn_where_they_are_slow(pages, monkeypatch):
-    monkeypatch.setattr(screen, "SECONDS", 0.0)
+@pytest.mark.parametrize(("seconds", "drawn"), [(0.0, [0, 1, 2, 3]), (1e9, [0, 3])])
+def test_slow_rounds_are_drawn_one_by_one_and_fast_ones_are_not(pages, monkeypatch, seconds, drawn):
+    monkeypatch.setattr(screen, "SECONDS", seconds)
     unskew.run(**SMALL)
-    assert all(any(f"round {number} of 3" in page for page in pages) for number in (0, 1, 2, 3))
-
-
-def test_fast_rounds_are_not_drawn_one_by_one(pages, monkeypatch):
-    monkeypatch.setattr(screen, "SECONDS", 1e9)
-    unskew.run(**SMALL)
-    assert not any("round 2 of 3" in page for page in pages)
+    assert [number for number in range(4) if any(f"round {number} of 3" in page for page in pages)] == drawn
 
 
 def test_a_resumed_run_shows_the_rounds_before(pages):
     with pytest.raises(unskew.StopRun):
-        unskew.run(out="a", observe=lambda event: unskew.STOP if getattr(event, "round", 0) == 2 else None, **SMALL)
+        unskew.run(out="a", observe=stop_after(2), **SMALL)
     pages.clear()
     unskew.resume("a")
     assert "round 2 of 3" in pages[0]

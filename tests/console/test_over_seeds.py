@@ -8,18 +8,11 @@ from pathlib import Path
 from statistics import stdev
 
 import pytest
+from rich.console import Console
 
-from console.test_comparison import CENTRAL, PLAIN, compared, rounds
+from console.test_comparison import CENTRAL, PLAIN, compared, rounds, seeded
 from unskew.report.table import group_by_setting, make_table
 from unskew.runs.result import Calibration
-
-
-def seeded(method, accuracies, **changes):
-    return [
-        replace(PLAIN, path=Path(f"runs/{method}/seed{seed}"), method=method, seed=seed, accuracy=value, **changes)
-        for seed, value in enumerate(accuracies)
-    ]
-
 
 ONE, TWO = seeded("one", [0.5, 0.51, 0.55]), seeded("two", [0.4])
 BOTH = compared(*ONE, *TWO)
@@ -40,13 +33,9 @@ def test_what_is_the_same_in_all_rows_is_behind_them():
     assert sheet.columns[-len(sheet.same) :] == sheet.same
 
 
-def test_the_same_seed_twice_is_not_two_seeds():
-    twice = compared(PLAIN, replace(PLAIN, path=Path("runs/copy")))
-    assert group_by_setting(twice) == [[0], [1]]
-
-
-def test_other_data_under_the_same_name_is_another_setting():
-    assert group_by_setting(compared(PLAIN, replace(PLAIN, seed=1, data_sha256="e" * 64))) == [[0], [1]]
+@pytest.mark.parametrize("changes", [{"path": Path("runs/copy")}, {"seed": 1, "data_sha256": "e" * 64}])
+def test_the_same_seed_twice_or_other_data_under_the_same_name_are_not_one_setting(changes):
+    assert group_by_setting(compared(PLAIN, replace(PLAIN, **changes))) == [[0], [1]]
 
 
 def test_a_calibration_that_some_runs_lack_says_of_how_many_it_is():
@@ -95,8 +84,6 @@ def test_json_keeps_a_record_for_each_run_and_adds_what_its_setting_comes_to():
 
 
 def test_the_table_fits_the_terminal():
-    from rich.console import Console
-
     out = io.StringIO()
     Console(file=out, width=80).print(make_table(BOTH).render(80))
     assert "52.00 ± 2.65" in out.getvalue()

@@ -100,7 +100,7 @@ def test_a_run_says_what_it_was_evaluated_on_and_the_test_images_play_no_part(tm
     plain = unskew.run(data=images, out=tmp_path / "plain", **small | {"validation": 0.0})
     assert plain.evaluated_on == "test"
     assert "validation" not in plain.settings
-    with pytest.raises(UserError, match="cannot be compared with; give a run on the same data"):
+    with pytest.raises(UserError, match="is not comparable; give a run on the same data"):
         run(data=images, baseline=str(tmp_path / "plain"), out=tmp_path / "new", **small)
 
 

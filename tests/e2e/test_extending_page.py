@@ -83,9 +83,8 @@ def test_it_does_so_with_memories_statistics_and_after_a_stop(page, method):
     resumed = unskew.resume(f"runs/threads-{name}")
     assert resumed.weights_sha256 == loop.weights_sha256
     assert resumed.engine == "mine:threads"
-    assert [each.accuracy for each in resumed.calibrations.values()] == [
-        each.accuracy for each in loop.calibrations.values()
-    ]
+    ours, theirs = ([row.accuracy for row in run.calibrations.values()] for run in (resumed, loop))
+    assert ours == theirs
 
 
 def test_the_logger_has_each_round_once_and_only_what_was_asked_for(page):

@@ -54,12 +54,8 @@ def test_the_campaign_counts_a_surprise_and_goes_on(tmp_path):
         raise ZeroDivisionError("x")
 
     def trials(folder, seed):
-        yield from (
-            Trial("a", lambda: SAME),
-            Trial("b", crashes),
-            Trial("c", lambda: "another"),
-            Trial("d", lambda: REFUSED),
-        )
+        made = {"a": lambda: SAME, "b": crashes, "c": lambda: "another", "d": lambda: REFUSED}
+        yield from (Trial(name, make) for name, make in made.items())
 
     tally = conduct(Section("s", "", trials), tmp_path, 0, 60)
     assert (tally.same, tally.refused, tally.trials, tally.complete) == (1, 1, 4, True)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from analysis.finished import EVERYTHING
-from commands import shell, started
+from commands import flags, shell, started
 from federation import federation
 from unskew import engines
 from unskew.console.main import main
@@ -43,11 +43,6 @@ def hoards(kilobytes: int = 512):
 
     hoard = Memory("hoard", blank=lambda model: {"x": torch.zeros(size)}, keep=keep)
     return lambda algorithm: replace(algorithm, remember=(*algorithm.remember, hoard))
-
-
-def words(**options):
-    """The options as a user types them."""
-    return [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
 
 
 def outcome(run: Path):
@@ -117,7 +112,7 @@ def test_a_pool_killed_in_the_middle_and_resumed_equals_a_run_that_never_stopped
     """It goes on in one process: how the work is done is the user's to change."""
     run = tmp_path / "run"
     options = {**OPTIONS, "method": BOTH + SLOWLY, "checkpoint_seconds": 0, "out": run}
-    process = started("run", *words(**options, engine="pool", workers=2), run=run, rounds=2)
+    process = started("run", *flags(**options, engine="pool", workers=2), run=run, rounds=2)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert (run / MEMORIES).stat().st_size > 0
@@ -215,10 +210,14 @@ def stopped(tmp_path_factory):
     return run
 
 
-def test_a_run_stopped_in_the_loop_goes_on_in_a_pool(tmp_path, stopped, whole):
+@pytest.mark.parametrize("words", [["--engine", "pool", "--workers", "1"], []], ids=["in a pool", "in the loop"])
+def test_a_run_stopped_in_the_loop_goes_on_whatever_grew_beyond_its_checkpoint(tmp_path, stopped, whole, words):
+    """A crash may leave slots that no checkpoint knows of, half of them written."""
     run = tmp_path / "run"
     shutil.copytree(stopped, run)
-    assert resumed(run, "--engine", "pool", "--workers", "1") == 0
+    with open(run / MEMORIES, "ab") as file:
+        file.write(b"\xff" * 123_457)
+    assert resumed(run, *words) == 0
     assert outcome(run) == whole[BOTH]
 
 
@@ -246,16 +245,6 @@ def test_client_memory_lost_meanwhile_are_one_clear_message(tmp_path, stopped, c
     assert load_checkpoint(run)[0].round == 6
 
 
-def test_what_grew_beyond_the_checkpoint_is_no_damage(tmp_path, stopped, whole):
-    """A crash may leave slots that no checkpoint knows of, half of them written."""
-    run = tmp_path / "run"
-    shutil.copytree(stopped, run)
-    with open(run / MEMORIES, "ab") as file:
-        file.write(b"\xff" * 123_457)
-    assert resumed(run) == 0
-    assert outcome(run) == whole[BOTH]
-
-
 def test_a_full_disk_stops_the_run_by_name_and_it_goes_on_when_there_is_room(tmp_path, whole, capsys):
     """A file may hold four memories of 109,6xx bytes and no more: the second round has no place for its second."""
     run = tmp_path / "run"
@@ -263,7 +252,7 @@ def test_a_full_disk_stops_the_run_by_name_and_it_goes_on_when_there_is_room(tmp
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 * 110_000, hard))
     try:
         with pytest.raises(SystemExit) as ended:
-            main(["run", *words(**OPTIONS, method=BOTH, engine="loop", checkpoint_seconds=0), "--out", str(run)])
+            main(["run", *flags(**OPTIONS, method=BOTH, engine="loop", checkpoint_seconds=0, out=run)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     errors = capsys.readouterr().err

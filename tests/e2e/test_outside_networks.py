@@ -1,7 +1,6 @@
 """A stranger's network and data set go the whole way: run, resume, calibrate, analyse, report, load."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +8,7 @@ from safetensors.torch import load_file
 
 import outside_models
 import unskew
-from commands import shell
 
-TESTS = Path(__file__).parent.parent
 SMALL = {"rounds": 2, "epochs": 1, "lr": 0.01, "clients": 3, "checkpoint_seconds": 0, "data": "outside_data:stripes"}
 
 
@@ -67,21 +64,3 @@ def test_dropout_draws_from_the_visits_key(tmp_path):
     torch.rand(3)  # moves the global generator
     again = unskew.run(out=tmp_path / "again", **options)
     assert first.weights_sha256 == again.weights_sha256
-
-
-@pytest.mark.heavy
-def test_from_the_command_line_in_a_folder_of_its_own(tmp_path):
-    (tmp_path / "mine.py").write_text((TESTS / "outside_models.py").read_text())
-    (tmp_path / "pictures.py").write_text((TESTS / "outside_data.py").read_text())
-    words = ["--model", "mine:resnet(width=4)", "--data", "pictures:stripes", "--partition", "pictures:by_class",
-             "--clients", 3, "--rounds", 1, "--epochs", 1, "--engine", "loop", "--out", "run"]  # fmt: skip
-    done = shell("run", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = shell("calibrate", "run", "lda", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = shell(
-        "run", *[w if w != "mine:resnet(width=4)" else "mine:number" for w in words[:-1]], "other", cwd=tmp_path
-    )
-    assert (done.returncode, (tmp_path / "other").exists()) == (2, False)
-    assert "mine:number" in done.stderr
-    assert "Traceback" not in done.stderr

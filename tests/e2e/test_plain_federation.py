@@ -18,10 +18,6 @@ def started(*words, cwd):
     return subprocess.run([sys.executable, RECIPE, *words], cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
-def accuracies(done):
-    return {name: float(share.rstrip("%")) for name, share in map(str.split, done.stdout.splitlines())}
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The recipe from beginning to end: what it said, and the folder it was started in."""
@@ -38,13 +34,13 @@ def copied(whole, tmp_path):
     return tmp_path
 
 
-def test_calibration_makes_the_plain_federation_more_accurate(whole):
+def test_calibration_makes_the_plain_federation_more_accurate_and_the_server_alone_finds_the_same(whole, copied):
     done, _ = whole
-    found = accuracies(done)
+    found = {name: float(share.rstrip("%")) for name, share in map(str.split, done.stdout.splitlines())}
     assert list(found) == ["before", "ccvr", "lda"]
-    assert found["ccvr"] > found["before"]
-    assert found["lda"] > found["before"]
-    assert done.stderr == ""
+    assert min(found["ccvr"], found["lda"]) > found["before"]
+    again = started("server", cwd=copied)
+    assert (again.stdout, again.stderr, done.stderr) == (done.stdout, "", "")
 
 
 def test_every_client_leaves_a_statistics_file(whole):
@@ -54,12 +50,6 @@ def test_every_client_leaves_a_statistics_file(whole):
     parts = [ClassStatistics.load(file) for file in files]
     assert all(2 <= len(part.held) <= 4 for part in parts)
     assert int(ClassStatistics.merged(parts).counts.sum()) == 1438
-
-
-def test_the_server_alone_finds_the_same(whole, copied):
-    done = started("server", cwd=copied)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == whole[0].stdout
 
 
 def test_a_spoilt_file_stops_the_server_and_is_named(copied):

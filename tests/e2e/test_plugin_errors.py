@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from unskew.console.main import main
+from analysis.finished import refused
 
 METHOD = """
 import random
@@ -80,10 +80,7 @@ def a_plugin_here(tmp_path, monkeypatch):
 
 def fail(capsys, method, *options):
     short = ("--rounds", "2", "--epochs", "1", "--clients", "4", "--batch", "32", "--partition", "iid", "--out", "a")
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--method", f"my_plugin:{method}", *short, "--engine", "loop", *options])
-    assert ended.value.code == 2
-    return capsys.readouterr().err
+    return refused(capsys, "run", "--method", f"my_plugin:{method}", *short, "--engine", "loop", *options)
 
 
 @pytest.mark.parametrize("method", WHERE)
@@ -94,7 +91,6 @@ def test_a_mistake_is_shown_with_its_file_its_line_and_its_code(capsys, method):
     assert f'File "my_plugin.py", line {line}, in ' in error
     assert code in error
     assert "on-failure" not in error
-    assert "Traceback" not in error
 
 
 def test_workers_of_a_pool_show_it_too(capsys):

@@ -26,12 +26,10 @@ def test_a_skewed_federation_learns_cifar10_the_same_in_loop_and_pool(real_data,
 def test_the_published_splits_grow_more_skewed_as_alpha_falls(real_data, name):
     images = load(name, real_data)
     found = []
-    for file in sorted(
-        (real_data / "hsu-splits").glob(f"{name}_alpha_*.csv"), key=lambda f: float(f.stem.split("_")[-1])
-    ):
-        split = partition_examples(
-            f"file:{file}", images.train.labels, clients=None, key=Key(0), classes=len(images.classes)
-        )
+    files = (real_data / "hsu-splits").glob(f"{name}_alpha_*.csv")
+    for file in sorted(files, key=lambda file: float(file.stem.split("_")[-1])):
+        options = {"clients": None, "key": Key(0), "classes": len(images.classes)}
+        split = partition_examples(f"file:{file}", images.train.labels, **options)
         assert split.clients == 100
         found.append(emd(split.client, images.train.labels, len(images.classes)))
     assert len(found) > 2
@@ -40,13 +38,6 @@ def test_the_published_splits_grow_more_skewed_as_alpha_falls(real_data, name):
 
 @pytest.mark.heavy
 def test_fashion_mnist_trains_on_grey_images(real_data, tmp_path):
-    result = unskew.run(
-        data="fashion-mnist",
-        data_dir=str(real_data),
-        partition="iid",
-        rounds=3,
-        epochs=1,
-        lr=0.05,
-        out=tmp_path / "run",
-    )
+    options = {"data": "fashion-mnist", "data_dir": str(real_data), "partition": "iid"}
+    result = unskew.run(**options, rounds=3, epochs=1, lr=0.05, out=tmp_path / "run")
     assert result.accuracy > 0.6  # simple-cnn starts slowly: 46 % after the first round

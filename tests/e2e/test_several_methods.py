@@ -7,21 +7,17 @@ import pytest
 
 import unskew as package
 from analysis.finished import command as unskew
+from analysis.finished import done, refused
 from unskew.console.schema import recipe_schema, result_schema
 from unskew.runs.config import OPTIONS
 
+pytestmark = pytest.mark.usefixtures("in_a_new_folder")
 FAST = ["--rounds", "1", "--epochs", "1", "--engine", "loop", "--clients", "3", "--partition", "iid"]
-
-
-@pytest.fixture(autouse=True)
-def in_a_new_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_methods_and_seeds_are_trained_in_one_folder_compared_and_continued(capsys, tmp_path):
     words = ["run", *FAST, "--method", "fedavg", "--method", "fedprox(0.1) + lda", "--seeds", "0,1"]
-    code, text, error = unskew(capsys, *words)
-    assert code == 0, error
+    text = done(capsys, *words)
     folder = tmp_path / "runs" / "digits-fedavg-vs-fedprox-0.1-lda"
     runs = sorted(str(path.parent.relative_to(folder)) for path in folder.rglob("result.json"))
     assert runs == ["fedavg/seed0", "fedavg/seed1", "fedprox-0.1-lda/seed0", "fedprox-0.1-lda/seed1"]
@@ -41,9 +37,7 @@ def test_methods_and_seeds_are_trained_in_one_folder_compared_and_continued(caps
 
 
 def test_one_of_several_methods_that_is_wrong_is_refused_before_anything_is_trained(capsys, tmp_path):
-    code, _, error = unskew(capsys, "run", *FAST, "--method", "fedavg", "--method", "fedprx")
-    assert code == 2
-    assert "did you mean 'fedprox'?" in error
+    assert "did you mean 'fedprox'?" in refused(capsys, "run", *FAST, "--method", "fedavg", "--method", "fedprx")
     assert not (tmp_path / "runs").exists()
 
 

@@ -5,36 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.finished import (
-    EVERYTHING,
-    SMALL,
-    changed,
-    command,
-    content,
-    copied,
-    done,
-    finished,
-    images,
-    recorded,
-    refused,
-    result,
-    run,
-    runs_of,
-    unsealed,
-)  # fmt: skip
-from unskew.analysis import MEASURES
+from analysis.finished import content, copied, done, finished, refused, run, runs_of, unsealed
 
 __all__ = ["finished", "run", "runs_of"]
 
 FAST = ["--without", "projection", "--without", "inversion", "--without", "separability"]
-
-
-def away(run):
-    """Move the images where the run does not look; the folder they are in then."""
-    other = run.parent / "elsewhere"
-    other.mkdir()
-    (run.parent / "digits.npz").rename(other / "digits.npz")
-    return other
 
 
 # analyse
@@ -54,21 +29,13 @@ def test_analyse_says_what_it_found_and_where_the_pictures_are(run, capsys):
 
 
 def test_without_names_all_are_taken_and_what_is_missing_is_said(run, capsys):
-    away(run)
+    (run.parent / "digits.npz").unlink()
     said = done(capsys, "analyse", run)
     for name in ("skew", "curves", "norms", "drift", "separability"):
         assert re.search(rf"^{name}: (?!not shown)", said, re.M), name
     for name in ("cka", "projection", "confusion", "inversion"):
         assert re.search(rf"^{name}: not shown: .*digits\.npz does not exist", said, re.M), name
     assert re.search(r"^norms: note: norms of local classifiers are shown only as recorded", said, re.M)
-
-
-@pytest.mark.parametrize(("form", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_pictures_come_in_the_form_that_is_asked_for(run, capsys, form, begins):
-    done(capsys, "analyse", run, "drift", "--format", form)
-    files = list((run / "figures").glob(f"*.{form}"))
-    assert len(files) >= 2
-    assert all(file.read_bytes().startswith(begins) for file in files)
 
 
 @pytest.mark.parametrize(
@@ -99,36 +66,6 @@ def test_a_report_is_one_file_that_says_what_it_found(run, capsys):
     assert re.search(r"projection.*left out|left out.*projection", said)
 
 
-def test_a_report_without_its_data_set_is_made_with_what_can_be_shown(run, capsys):
-    other = away(run)
-    said = done(capsys, "report", run)
-    page = (run / "report.html").read_text()
-    for text in (said, page):
-        assert "digits.npz does not exist" in text
-    assert "Who has what" in page
-    said = done(capsys, "report", run, "--data-dir", other, "--only", "cka", "--only", "confusion")
-    assert "does not exist" not in said
-
-
-def test_values_taken_by_analyse_are_used_by_the_report_and_again_takes_them_anew(run, capsys):
-    done(capsys, "analyse", run, "skew", "cka")
-    file = run / "figures" / "cka.json"
-    changed(file, lambda values: values["values"].update(means=[0.123, 0.456, 0.789, 0.012]))
-    said = done(capsys, "report", run, "--only", "cka")
-    assert "the most similar is fc1 (0.79)" in said
-    said = done(capsys, "report", run, "--only", "cka", "--again")
-    assert "0.79" not in said
-    assert "0.789" not in file.read_text()
-
-
-def test_what_is_stored_and_damaged_is_made_anew(run, capsys):
-    done(capsys, "analyse", run, "skew")
-    (run / "figures" / "skew.json").write_text('{"unskew": 1')
-    assert "was changed, added or removed" in refused(capsys, "report", run, "--only", "skew")
-    unsealed(run)
-    assert "5 clients hold" in done(capsys, "report", run, "--only", "skew")
-
-
 def test_a_report_goes_where_it_is_told_and_makes_the_folder(run, capsys, tmp_path):
     target = tmp_path / "new" / "folder" / "page.html"
     done(capsys, "report", run, "--only", "skew", "--out", target)
@@ -139,14 +76,6 @@ def test_a_report_goes_where_it_is_told_and_makes_the_folder(run, capsys, tmp_pa
         assert not (tmp_path / wrong).exists()
     (tmp_path / "taken.html").mkdir()
     assert "cannot be written" in refused(capsys, "report", run, "--only", "skew", "--out", tmp_path / "taken.html")
-
-
-@pytest.mark.parametrize("options", [{"method": "centralised"}, {"clients": 1, "partition": "iid"}])
-def test_runs_of_one_client_are_reported(runs_of, tmp_path, capsys, options):
-    path = copied(runs_of(**options), tmp_path)
-    said = done(capsys, "report", path, *FAST)
-    assert "compares local models of at least two clients" in said
-    assert (path / "report.html").exists()
 
 
 def test_two_runs_make_a_comparison(run, runs_of, capsys, tmp_path):
@@ -187,31 +116,3 @@ def test_a_folder_that_is_spoilt_is_one_message(run, capsys, how):
     spoil_it, message = SPOILT[how]
     spoil_it(unsealed(run))
     assert message in refused(capsys, "analyse", run, "skew", "curves", "norms", "confusion")
-
-
-# While training
-
-
-def test_during_is_an_option_of_run(tmp_path, capsys):
-    file = images(tmp_path)
-    words = [word for key, value in SMALL.items() for word in (f"--{key}", str(value))]
-    words += ["--data", f"arrays:{file}", "--out", str(tmp_path / "run")]
-    done(capsys, "run", *words, "--during", EVERYTHING)
-    assert [row["round"] for row in recorded(tmp_path / "run")] == [1, 2, 3]
-    assert f'during = "{EVERYTHING}"' in (tmp_path / "run" / "config.toml").read_text()
-    error = refused(capsys, "run", *words[:-1], str(tmp_path / "other"), "--during", "norm(every=2)")
-    assert "did you mean 'norms'?" in error
-    assert error.splitlines()[-1].strip() == "^"
-    assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.heavy
-def test_everything_of_a_run_by_the_shell(run, capsys):
-    said = done(capsys, "analyse", run)
-    for name in MEASURES:
-        assert re.search(rf"^{name}: (?!not shown)", said, re.M), name
-    said = done(capsys, "report", run)
-    assert "not shown" not in said
-    code, _, _ = command(capsys, "report", run)
-    assert code == 0
-    assert f"{result(run)['accuracy']:.2%}" in (run / "report.html").read_text()

@@ -56,15 +56,11 @@ def rows(*values, monitor="accuracy"):
     return [{"round": n, monitor: v} if v is not None else {"round": n} for n, v in enumerate(values, 1)]
 
 
-def test_the_best_round_is_the_first_of_equal_ones_and_unevaluated_rounds_do_not_count():
-    assert best_row(rows(None, 0.3, 0.5, None, 0.5, 0.4), "accuracy")["round"] == 3
-    assert best_row(rows(2.0, 0.5, 0.5, monitor="loss"), "loss")["round"] == 2
-    assert best_row(rows(None, None), "accuracy") is None
-    assert best_row([], "accuracy") is None
-
-
-def test_nan_is_never_better():
+def test_the_best_round_is_the_first_of_equal_ones_and_unevaluated_rounds_and_nan_do_not_count():
     nan = float("nan")
+    assert best_row(rows(None, 0.3, 0.5, None, 0.5, nan, 0.4), "accuracy")["round"] == 3
+    assert best_row(rows(2.0, 0.5, nan, 0.5, monitor="loss"), "loss")["round"] == 2
+    assert best_row(rows(None, None), "accuracy") is best_row([], "accuracy") is None
     assert not any(is_better(nan, 0.5, monitor) for monitor in ("accuracy", "loss"))
 
 
@@ -85,17 +81,20 @@ def test_a_run_stops_when_patience_has_run_out_and_ends_with_the_best_rounds_mod
     assert "stopping" not in str(two)
 
 
-def test_a_run_whose_patience_does_not_run_out_ends_with_its_best_round_too(tmp_path, scripted):
-    result = train.run(out=tmp_path / "run", **(OPTIONS | {"patience": 8}))
-    assert (result.best_round, result.stopped_at, result.rounds) == (7, None, 8)
-    assert result.accuracy == 0.9
-    assert "ran to its last round; the model is from the best round, 7" in str(result)
-
-
-def test_the_loss_may_be_watched_and_evaluations_may_be_rare(tmp_path, scripted):
-    scripted([0.0, 0.6, 0.0, 0.5, 0.0, 0.4, 0.0, 0.9])
-    result = train.run(out=tmp_path / "run", **(OPTIONS | {"monitor": "loss", "evaluate_every": 2}))
-    assert (result.best_round, result.stopped_at) == (2, 6)  # not after round 5, which was not evaluated
+@pytest.mark.parametrize(
+    ("accuracies", "options", "best", "stopped"),
+    [
+        (ACCURACIES, {"patience": 8}, 7, None),
+        ([0.0, 0.6, 0.0, 0.5, 0.0, 0.4, 0.0, 0.9], {"monitor": "loss", "evaluate_every": 2}, 2, 6),
+    ],
+    ids=["patience that does not run out", "rare evaluations of the loss: round 5 was not evaluated"],
+)
+def test_a_run_ends_with_its_best_round(tmp_path, scripted, accuracies, options, best, stopped):
+    scripted(accuracies)
+    result = train.run(out=tmp_path / "run", **(OPTIONS | options))
+    assert (result.best_round, result.stopped_at, result.rounds) == (best, stopped, stopped or 8)
+    assert result.accuracy == accuracies[best - 1]
+    assert ("ran to its last round; the model is from the best round, 7" in str(result)) == (stopped is None)
 
 
 def test_stopped_by_hand_or_killed_it_resumes_to_the_same_bits(tmp_path, scripted, monkeypatch):

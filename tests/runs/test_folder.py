@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,16 +22,14 @@ from unskew.runs.checkpoint import CHECKPOINT, CheckpointRecord, load_checkpoint
 from unskew.runs.folder import create_run_folder, locked_folder, model_bytes, write_arrays
 from unskew.runs.journal import LineFile, Mark, metrics_row, read_metrics
 
-PROGRESS = CheckpointRecord(
-    metrics_bytes=123, seconds=4.5, data_sha256="d" * 64, partition_hash="p" * 64, config_sha256="c" * 64
-)
+PROGRESS = CheckpointRecord(123, 4.5, data_sha256="d" * 64, partition_hash="p" * 64, config_sha256="c" * 64)
+
+
+ROW = Metrics(1, clients=2, examples=30, train_loss=1.5, batches_max=4, bytes_up=10, bytes_down=20, seconds=0.25)
 
 
 def metrics(number=1, **changes):
-    return metrics_row(Metrics(**{
-        "round": number, "clients": 2, "examples": 30, "train_loss": 1.5, "batches_max": 4, "bytes_up": 10,
-        "bytes_down": 20, "seconds": 0.25, **changes,
-    }))  # fmt: skip
+    return metrics_row(replace(ROW, round=number, **changes))
 
 
 def state():

@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors import safe_open
 
 import unskew
-from analysis.finished import command
+from analysis.finished import command, done, refused
 from unskew.core.errors import UserError
 from unskew.runs import folder as folders
 from unskew.runs.inference import load_predictor
@@ -65,24 +65,18 @@ def test_loading_needs_no_data_and_gives_the_logits_behind_the_probabilities(tra
     assert torch.allclose(predictor(image), expected, atol=1e-6)
 
 
-def test_a_table_with_labels_gives_the_accuracy_and_a_csv(trained, tmp_path, capsys):
+def test_a_table_with_labels_gives_the_accuracy_a_csv_and_json(trained, tmp_path, capsys):
     path, pictures, _ = trained
     table = tmp_path / "new.csv"
     table.write_text(f"path,label\n{pictures}/dark/100.png,dark\n{pictures}/bright/100.png,dark\n")
-    code, out, _ = command(capsys, "predict", path, table, "--out", tmp_path / "p.csv", "--calibration", "lda")
-    assert code == 0
-    assert "accuracy 50.00% on 2 labeled pictures" in out
+    words = ["predict", path, table, "--calibration", "lda"]
+    assert "accuracy 50.00% on 2 labeled pictures" in done(capsys, *words, "--out", tmp_path / "p.csv")
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
     assert [row["class"] for row in rows] == ["dark", "bright"]
     assert float(rows[0]["probability"]) == max(float(rows[0][name]) for name in NAMES)
-
-
-def test_json_has_every_class(trained, capsys):
-    path, pictures, _ = trained
-    code, out, _ = command(capsys, "predict", path, pictures / "dark" / "100.png", "--json")
-    (row,) = json.loads(out)
-    assert code == 0
-    assert set(row["probabilities"]) == set(NAMES)
+    for row, record in zip(rows, json.loads(command(capsys, *words, "--json")[1]), strict=True):
+        assert record["probabilities"] == {name: float(row[name]) for name in NAMES}
+        assert (record["class"], record["label"]) == (row["class"], row["label"])
 
 
 def test_grey_and_odd_sized_pictures_are_brought_to_the_training_size(trained, tmp_path):
@@ -97,8 +91,8 @@ def test_grey_and_odd_sized_pictures_are_brought_to_the_training_size(trained, t
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda top: top / "missing.png", "missing.png has no pictures"),
-        (lambda top: top, "has no pictures"),
+        (lambda top: top / "missing.png", "missing.png contains no pictures"),
+        (lambda top: top, "contains no pictures"),
         (lambda top: (top / "t.csv", (top / "t.csv").write_text("file\nx\n"))[0], "has no column 'path'"),
         (lambda top: (top / "x.png", (top / "x.png").write_bytes(b"no"))[0], "x.png is not a picture; replace it"),
         (lambda top: np.zeros((1, 3, 5, 5), np.uint8), r"give uint8 \[N, 3, 20, 20\]"),
@@ -108,12 +102,6 @@ def test_grey_and_odd_sized_pictures_are_brought_to_the_training_size(trained, t
 def test_what_cannot_be_classified_is_one_message(trained, tmp_path, make, message):
     with pytest.raises(UserError, match=message):
         unskew.predict(trained[0], make(tmp_path))
-
-
-def test_an_unknown_calibration_is_named(trained, capsys):
-    code, _, err = command(capsys, "predict", trained[0], trained[1], "--calibration", "ccvr")
-    assert code == 2
-    assert "has no calibration 'ccvr'; available: lda" in err
 
 
 def test_a_damaged_model_json_is_refused(trained, tmp_path):
@@ -156,12 +144,12 @@ def test_safetensors_carry_the_names(trained, tmp_path):
         assert set(content.keys()) == set(unskew.load(trained[0]).state_dict())
 
 
-def test_exports_overwrite_nothing_and_name_their_formats(trained, tmp_path, capsys):
+def test_exports_overwrite_nothing_and_what_is_unknown_is_named(trained, tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("x")
-    code, _, err = command(capsys, "export", trained[0], "--format", "onnx", "--out", tmp_path)
-    assert code == 2
-    assert "is not an empty folder; choose another --out" in err
-    code, _, err = command(capsys, "export", trained[0], "--format", "tflite", "--out", tmp_path / "new")
-    assert code == 2
-    assert "onnx, torchscript, torch-export, safetensors" in err
+    said = refused(capsys, "export", trained[0], "--format", "onnx", "--out", tmp_path)
+    assert "is not an empty folder; choose another --out" in said
+    said = refused(capsys, "export", trained[0], "--format", "tflite", "--out", tmp_path / "new")
+    assert "onnx, torchscript, torch-export, safetensors" in said
+    said = refused(capsys, "predict", *trained[:2], "--calibration", "ccvr")
+    assert "has no calibration 'ccvr'; available: lda" in said
     assert not (tmp_path / "new").exists()

@@ -13,23 +13,20 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("number", "accuracy"), [(1, None), (3, 0.3), (1000, 0.6)])
-def test_accuracy_at_a_round_is_that_of_the_last_evaluated_round_up_to_it(number, accuracy):
-    assert accuracy_at_round(ROWS, number) == accuracy
-
-
-@pytest.mark.parametrize(("count", "accuracy"), [(9, None), (29, None), (30, 0.3), (44, 0.3), (45, 0.6), (1000, 0.6)])
-def test_accuracy_at_a_batch_count_is_that_of_the_last_evaluated_round_within_it(count, accuracy):
-    assert accuracy_at_batch(ROWS, count) == accuracy
+@pytest.mark.parametrize(
+    ("measure", "found"),
+    [
+        (accuracy_at_round, {1: None, 3: 0.3, 1000: 0.6}),
+        (accuracy_at_batch, {9: None, 29: None, 30: 0.3, 44: 0.3, 45: 0.6, 1000: 0.6}),
+        (rounds_to, {0.0: 2, 0.3: 2, 0.31: 4, 0.6: 4, 0.61: None}),
+    ],
+)
+def test_a_milestone_counts_evaluated_rounds_alone(measure, found):
+    assert {at: measure(ROWS, at) for at in found} == found
 
 
 def test_batches_are_those_of_the_largest_clients_summed_over_rounds():
     assert batches(ROWS) == 10 + 20 + 5 + 10
-
-
-@pytest.mark.parametrize(("accuracy", "number"), [(0.0, 2), (0.3, 2), (0.31, 4), (0.6, 4), (0.61, None)])
-def test_rounds_to_an_accuracy_end_with_the_first_evaluated_round_that_has_it(accuracy, number):
-    assert rounds_to(ROWS, accuracy) == number
 
 
 def test_a_share_that_is_rounded_up_is_still_reached():

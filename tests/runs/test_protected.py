@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import unskew
-from analysis.finished import metrics
+from analysis.finished import done, metrics
 from observers import stop_after
-from unskew.console.main import main
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
 from unskew.core.types import Roster
@@ -49,7 +48,7 @@ def test_prototypes_over_sampled_clients_warn_before_the_first_round(tmp_path):
     ({"method": SECURE, "per_round": 2}, r"secure\(updates=true\): 2 of 6 clients take part .*give --per-round 3 to"),
     ({"method": SECURE, "during": "norms"}, "--during norms records single clients, which the method hides"),
     ({"method": PRIVATE, "during": "silhouette + drift"}, "--during drift records single clients"),
-    ({"method": PRIVATE, "start": "lda"}, "private-updates does not cover --start lda"),
+    ({"method": PRIVATE, "start": "lda"}, "guarantee does not cover --start lda"),
     ({"method": f"{SECURE} + {PRIVATE}", "per_round": 4}, "would show who was drawn; give sampling=fixed"),
     ({"method": PRIVATE, "model": "outside_models:batch_norm"}, "running statistics .* GroupNorm"),
     ({"method": "secure"}, "there is no calibration whose statistics"),
@@ -72,9 +71,7 @@ def test_a_run_says_what_its_updates_promise_by_round_and_in_its_result(tmp_path
     assert spent.updates.example_epsilon > spent.epsilon
     assert spent.describe() == f"ε {expected[1]:.4g} at δ 1e-05 for every client, over 2 rounds of updates"
     assert result.notes == ["lda: its statistics have no noise, so (ε, δ) does not cover it"]
-    with pytest.raises(SystemExit):
-        main(["calibrate", str(result.path), "lda + private(epsilon=50, clip=3)"])
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(done(capsys, "calibrate", result.path, "lda + private(epsilon=50, clip=3)").split())
     both = 50 + spent.updates.example_epsilon
     assert f"ε {both:.4g} at δ 2e-05 for every example, over one release of statistics and all updates" in said
     assert f"the updates alone: ε {expected[1]:.4g} at δ 1e-05 for every client" in said

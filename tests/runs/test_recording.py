@@ -14,9 +14,7 @@ from unskew.engines.blueprint import build
 from unskew.round import driver
 from unskew.round.client import Train
 from unskew.runs import recording
-from unskew.runs.config import Config
 from unskew.runs.folder import read_model
-from unskew.runs.prepare import prepare
 from unskew.runs.recording import Recorded, Recorder, parse_recording, silhouette_of, some_features
 
 __all__ = ["finished", "runs_of"]
@@ -31,12 +29,6 @@ def test_a_text_says_what_and_when():
     assert parse_recording("silhouette(every=5) + norms(first=3)+drift + model") == (
         Recorded("silhouette", 5, 0), Recorded("norms", 1, 3), Recorded("drift", 1, 0), Recorded("model", 10, 0),
     )  # fmt: skip
-
-
-def test_a_run_keeps_the_plain_spelling():
-    assert prepare(Config(during="  norms( every = 2 )+drift")).config.during == "norms(every=2) + drift"
-    spelled = prepare(Config(during="model(3, first=1)")).config.during
-    assert parse_recording(spelled) == parse_recording("model(every=3, first=1)")
 
 
 @pytest.mark.parametrize(
@@ -55,12 +47,7 @@ def test_what_cannot_be_read_is_pointed_at(source, message, column):
 
 @pytest.mark.parametrize(
     ("every", "first", "rounds", "wanted"),
-    [
-        (1, 0, 4, [1, 2, 3, 4]),
-        (3, 0, 8, [3, 6, 8]),
-        (3, 2, 8, [1, 2, 3, 6, 8]),
-        (100, 0, 5, [5]),
-    ],
+    [(1, 0, 4, [1, 2, 3, 4]), (3, 0, 8, [3, 6, 8]), (3, 2, 8, [1, 2, 3, 6, 8]), (100, 0, 5, [5])],
 )
 def test_it_is_due_at_every_so_many_rounds_in_the_first_and_in_the_last(every, first, rounds, wanted):
     asked = Recorded("norms", every, first)

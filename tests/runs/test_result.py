@@ -34,9 +34,7 @@ def test_the_history_is_the_rows_of_the_rounds(finished):
 
 
 def test_a_result_has_every_option_that_decides_it(finished):
-    assert finished.settings["lr"] == 0.01
-    assert finished.settings["method"] == "fedavg + lda"
-    assert finished.settings["seed"] == 0
+    assert finished.settings.items() >= {"lr": 0.01, "method": "fedavg + lda", "seed": 0}.items()
     assert not {"engine", "workers", "data_dir", "during"} & set(finished.settings)
     assert read_result(finished.path).settings == finished.settings
 
@@ -56,8 +54,7 @@ def test_a_notebook_gets_a_table_and_a_picture(finished):
     page = finished._repr_html_()
     assert f"{finished.accuracy:.2%}" in page
     assert "after lda" in page
-    start, end = page.index("<svg"), page.index("</svg>") + len("</svg>")
-    picture = ElementTree.fromstring(page[start:end])
+    picture = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + len("</svg>")])
     assert picture.tag.endswith("svg")
     assert "after lda" in "".join(picture.itertext())
 

@@ -51,19 +51,15 @@ def with_header(content, old, new):
 def test_a_seal_counts_names_types_shapes_bytes_and_words():
     entries = {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.zeros(0, 2)}
     others = [
-        {**entries, "a": entries["a"].view(torch.int32)},
-        {**entries, "a": entries["a"].reshape(3, 2)},
-        {**entries, "a": entries["a"] + 1},
+        *(
+            {**entries, "a": other}
+            for other in (entries["a"].view(torch.int32), entries["a"].view(3, 2), entries["a"] + 1)
+        ),
         {"c" if name == "a" else name: value for name, value in entries.items()},
         {"a": entries["a"]},
         {**entries, "b": torch.zeros(2, 0)},
     ]
-    seals = [
-        seal(entries, {}),
-        seal(entries, {"x": "y"}),
-        seal(entries, {"x": "z"}),
-        *(seal(each, {}) for each in others),
-    ]
+    seals = [*(seal(entries, about) for about in ({}, {"x": "y"}, {"x": "z"})), *(seal(each, {}) for each in others)]
     assert len(set(seals)) == len(seals)
     assert seal(dict(reversed(entries.items())), {}) == seals[0]
     assert seal({"a": entries["a"].t().contiguous().t(), "b": entries["b"]}, {}) == seals[0]

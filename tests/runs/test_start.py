@@ -1,7 +1,6 @@
 """Runs without rounds, and runs that start from the classifier of a calibration."""
 
 import json
-import re
 
 import pytest
 import torch
@@ -97,14 +96,13 @@ def test_stopped_while_it_calibrates_a_run_of_0_rounds_resumes_to_the_same(untra
 # a start
 
 
+STARTED = {"rounds": 3, "start": "ridge", "method": "moon + fedavgm(0.5) + prototypes"}
+
+
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
     events = []
-    result = run(
-        tmp_path_factory.mktemp("started") / "run", rounds=3, start="ridge", method="moon + fedavgm(0.5) + prototypes",
-        observe=events.append,
-    )  # fmt: skip
-    return result, events
+    return run(tmp_path_factory.mktemp("started") / "run", **STARTED, observe=events.append), events
 
 
 def test_training_starts_from_the_calibrated_classifier_of_the_initial_model(started):
@@ -141,9 +139,8 @@ def test_its_bytes_are_in_the_result_and_in_the_first_round(started, tmp_path):
 @pytest.mark.parametrize("kind", [Gathering, InitialModel, Metrics])
 def test_stopped_at_any_time_a_started_run_resumes_to_the_same(started, tmp_path, kind):
     result, _ = started
-    options = {"rounds": 3, "start": "ridge", "method": "moon + fedavgm(0.5) + prototypes"}
     with pytest.raises(Stop):
-        run(tmp_path / "run", **options, observe=stopping_at(kind))
+        run(tmp_path / "run", **STARTED, observe=stopping_at(kind))
     unskew.resume(tmp_path / "run")
     assert told(tmp_path / "run") == told(result.path)
     assert metrics(tmp_path / "run") == metrics(result.path)
@@ -151,38 +148,34 @@ def test_stopped_at_any_time_a_started_run_resumes_to_the_same(started, tmp_path
 
 def test_loop_and_pool_start_alike(started, tmp_path):
     result, _ = started
-    options = {"rounds": 3, "start": "ridge", "method": "moon + fedavgm(0.5) + prototypes"}
-    other = run(tmp_path / "run", **options, engine="pool", workers=1)
+    other = run(tmp_path / "run", **STARTED, engine="pool", workers=1)
     assert other.weights_sha256 == result.weights_sha256
 
 
-REFUSED = {
-    "lda(layers=2)": "cannot become the network's classifier",
-    "ridge(expand=5)": "cannot become the network's classifier",
-    "ccvr(relu=true, tukey=0.5)": "cannot become the network's classifier",
-    "oracle": "cannot become the network's classifier",
-    "lda + private(epsilon=1, clip=1)": "cannot become the network's classifier",
-    "lda + ridge": "cannot become the network's classifier; give one of lda, ridge and ccvr",
-    "fedprox": "give only calibrations",
-    "secure": "give only calibrations",
-    "nonsense": "no method is called 'nonsense'",
-}
+CANNOT = "cannot become the network's classifier; give lda, ridge or ccvr without .*, and a method without clsnorm"
+UNFIT = ("lda(layers=2)", "ridge(expand=5)", "ccvr(relu=true, tukey=0.5)", "oracle", "lda + ridge",
+         "lda + private(epsilon=1, clip=1)")  # fmt: skip
+SECURE = {"method": "fedavg + ridge + secure"}
 
 
-@pytest.mark.parametrize("text", REFUSED)
-def test_what_cannot_become_the_classifier_is_refused_by_name_before_a_folder_is_made(text, tmp_path):
-    with pytest.raises(UserError, match=re.escape(REFUSED[text])):
-        run(tmp_path / "run", rounds=1, start=text)
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        *((text, {}, CANNOT) for text in UNFIT),
+        ("lda", {"method": "clsnorm"}, CANNOT),
+        ("fedprox", {}, "give only calibrations"),
+        ("secure", {}, "give only calibrations"),
+        ("nonsense", {}, "no method is called 'nonsense'"),
+        ("lda", SECURE, r"without the method's secure; give --start .lda \+ secure.$"),
+        ("lda", {"model": without_bias}, "the network's has none; add one to it"),
+    ],
+)
+def test_what_cannot_become_the_classifier_is_refused_by_name_before_a_folder_is_made(text, options, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        run(tmp_path / "run", rounds=1, start=text, **options)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_the_method_does_to_its_classifier_or_its_statistics_counts(tmp_path):
-    with pytest.raises(UserError, match="and a method without clsnorm"):
-        run(tmp_path / "run", rounds=1, start="lda", method="clsnorm")
-    with pytest.raises(UserError, match=r"without the method's secure; give --start .lda \+ secure.$"):
-        run(tmp_path / "run", rounds=1, start="lda", method="fedavg + ridge + secure")
-    with pytest.raises(UserError, match="the network's has none; add one to it"):
-        run(tmp_path / "run", rounds=1, start="lda", model=without_bias)
-    assert not (tmp_path / "run").exists()
-    found = run(tmp_path / "run", rounds=0, start="lda + secure", method="fedavg + ridge + secure")
+def test_a_start_is_masked_where_the_method_masks_its_statistics(tmp_path):
+    found = run(tmp_path / "run", rounds=0, start="lda + secure", **SECURE)
     assert found.start.name == "lda + secure"

@@ -8,12 +8,10 @@ import torch
 from analysis.finished import EVERYTHING, content, copied, finished_run, recorded, undisturbed, unsealed
 from unskew import analysis
 from unskew.analysis import drift, norms
-from unskew.calibration.classifier import load_calibrated
 from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.models.cut import cut
 from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, state_file
-from unskew.runs.finished import FinishedRun, Missing
+from unskew.runs.finished import FinishedRun, Missing, load
 
 METHODS = ["fedavg", "moon", "scaffold", "feddyn", "fedir", "fedvc(20)", "prototypes", "clsnorm", "centralised"]
 
@@ -125,9 +123,8 @@ def test_predictions_are_those_of_the_model_that_anybody_may_load(finished):
             features = side.network.encoder(images)
             assert torch.equal(outputs.features, features)
             assert torch.equal(outputs.predicted[""], side.network.classifier(features).argmax(1))
-            for name, values in opened.calibrated.items():
-                encoder, classifier = load_calibrated(values, lambda layers: cut(side.network, layers))
-                assert torch.equal(outputs.predicted[name], classifier(encoder(images)).argmax(1)), name
+            for name in opened.result.calibrations:
+                assert torch.equal(outputs.predicted[name], load(finished, name)(images).argmax(1)), name
         assert torch.equal(outputs.labels, labels)
     assert list(outputs.predicted) == ["", *opened.result.calibrations]
 

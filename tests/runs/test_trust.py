@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import unskew
+from analysis.finished import done
 from unskew.calibration import is_bound
 from unskew.console.main import main
 from unskew.core.errors import UserError
@@ -104,24 +105,18 @@ def test_with_trust_it_runs(name, here):
     assert (here / "ran").exists()
 
 
-def test_what_only_reads_results_runs_nothing(here):
+def test_what_only_reads_results_runs_nothing(here, capsys):
     """A calibration of somebody's own may be a bound for study; it is not asked."""
     file = here / "plain" / "result.json"
     file.write_text(file.read_text().replace('"calibrations": []', CALIBRATIONS))
     seal_folder(here / "plain")
-    assert unskew_exit(["compare", "plain", "finished"]) == 0
-    assert unskew_exit(["report", "plain", "--only", "skew"]) == 0
+    done(capsys, "compare", "plain", "finished")
+    done(capsys, "report", "plain", "--only", "skew")
     assert not is_bound("evil:net")
     assert not (here / "ran").exists()
 
 
 CALIBRATIONS = '"calibrations": [{"name": "evil:method", "accuracy": 0.5, "loss": 1.0, "bytes_up": 0, "seconds": 0.1}]'
-
-
-def unskew_exit(words):
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    return ended.value.code
 
 
 def test_a_baseline_from_somebody_else_is_compared_and_does_not_run(here):

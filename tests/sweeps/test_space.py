@@ -45,7 +45,7 @@ def test_values_have_the_type_of_their_option_and_commas_in_brackets_are_theirs(
         (["workers=1,2"], "workers cannot be varied; it does not affect the result"),
         (["velocity=1"], "no option is called 'velocity'"),
         (["lr=0.3..0.1"], "give the lower end of a range first"),
-        (["momentum=0..0.9 log"], "for a logarithmic one above 0"),
+        (["momentum=0..0.9 log"], "a logarithmic range must be above 0"),
         (["momentum=0..1"], "--momentum 1.0: give 0 or more and less than 1"),
     ],
 )

@@ -85,7 +85,7 @@ def test_workers_that_never_start_are_one_message(workers, tmp_path, monkeypatch
         return child
 
     monkeypatch.setattr(tasks, "start_worker", start_and_kill)
-    with pytest.raises(UserError, match=r"a worker process could not start: its process ended with signal 9"):
+    with pytest.raises(UserError, match=r"a worker process could not start: it ended with signal 9"):
         run_tasks([Task(SMALL, tmp_path / str(place)) for place in range(2)], 2, ended.__setitem__, lambda *_: None)
     assert ended == {}
 

@@ -86,7 +86,7 @@ def demo(
             submit(federation, federation.path / "recipe.toml", run, say)
             say("the run has finished; stopping the server and the nodes")
     finally:
-        for mark in (server_mark(federation), *map(node_mark, nodes)):  # what a busy machine did not end in time
+        for mark in (server_mark(federation), *map(node_mark, nodes)):  # those that a busy machine did not end in time
             end_all(mark)
     report(paths=[run])
     say(f"done in {format_duration(time.monotonic() - began)}: {run}")
@@ -99,7 +99,7 @@ def _write_service(node: NodeFolder, settings: dict[str, Any], header: str) -> N
 
 
 def _start(group: ProcessGroup, federation: FederationFolder, nodes: list[NodeFolder], say: Say) -> None:
-    """Start what one would type in four terminals, and wait until all nodes are connected."""
+    """Start the server and the nodes as in four terminals, and wait until all nodes are connected."""
     missing = {f"node {node.settings.name}" for node in nodes}
     folders = {"server": federation.path, **{f"node {node.settings.name}": node.path for node in nodes}}
     children = []
@@ -253,7 +253,7 @@ def run_(
     """Train, evaluate and calibrate across the nodes; run this on the server's machine."""
     federation = folders.read_federation(folder)
     if resume is None and back_to is not None:
-        raise UserError("--back-to needs --resume RUN, the run to return to an earlier round of")
+        raise UserError("--back-to needs --resume RUN, the run to roll back")
     if resume is not None and (recipe is not None or (place is not None and back_to is None)):
         raise UserError("--resume continues a run with its own settings; leave out the recipe and --out")
     if resume is not None and back_to is not None:
@@ -337,7 +337,7 @@ def audit(
     found: Any
     is_run = (place / FEDERATION).exists()
     if (key is None) != place.is_dir() or (receipt is not None and (is_run or not place.is_dir())):
-        raise UserError("give --receipt only with a node's folder; give --key NAME.pub with a receipt, and only there")
+        raise UserError("--receipt needs a node's folder; a receipt needs --key NAME.pub, which nothing else takes")
     if is_run:
         logs = [audit_file(place.absolute(), released=released) for released in (False, True)]
         found = audits.read_audit(logs[logs[1].exists()])

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -33,16 +34,18 @@ def predict(
     """Classify new pictures, without the training data."""
     check_suffix("--out", file, ".csv")
     predictions = inference.predict(run, pictures, calibration=calibration, device=device, trust=trust)
+    records, count = inference.list_predictions(predictions), len(predictions.names)
     if file is not None:
-        text = io.StringIO()
-        header, table = inference.predictions_table(predictions)
-        csv.writer(text, lineterminator="\n").writerows([header, *table])
+        text, label = io.StringIO(), [] if predictions.labels is None else ["label"]
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["picture", "class", "probability", *label, *predictions.classes])
+        for *about, shares in map(dict.values, records):
+            cells = (*about, *shares.values())
+            writer.writerow([f"{cell:.6f}" if isinstance(cell, float) else cell for cell in cells])
         write_whole(file, text.getvalue().encode())
     if as_json:
-        print(inference.predictions_json(predictions))  # noqa: T201
-    count = len(predictions.names)
-    rows = zip(predictions.names, predictions.answers, predictions.probabilities, strict=True)
-    lines = [f"{name}: {answer} ({row.max():.1%})" for name, answer, row in rows]
+        print(json.dumps(records, indent=2, ensure_ascii=False))  # noqa: T201
+    lines = [f"{record['picture']}: {record['class']} ({record['probability']:.1%})" for record in records]
     out.say(*(lines if file is None else [f"{counted(count, 'picture')}: {file}"]))
     if predictions.accuracy is not None:
         out.say(f"accuracy {predictions.accuracy:.2%} on {counted(count, 'labeled picture')}")

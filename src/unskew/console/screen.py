@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unskew.calibration.federated import Forecasted, Gathering
+from unskew.charts.accuracy import accuracy_picture
 from unskew.console.progress import PlainConsole, StageProgress
 from unskew.core import language
 from unskew.core.types import EVERYONE, Local
@@ -25,7 +26,7 @@ from unskew.round.local_optimizers import uses_sgd
 from unskew.runs.execute import Event, InitialModel, Stage
 from unskew.runs.journal import read_metrics
 from unskew.runs.prepare import Overview
-from unskew.runs.result import Result, accuracy_picture, measured_on, summary_rows
+from unskew.runs.result import Result, measured_on, summary_rows
 
 
 def overview_rows(seen: Overview) -> list[tuple[str, str]]:
@@ -111,7 +112,7 @@ class Screen:
         self._console = console
         self._bar: Progress | None = None
         self._stages: StageProgress | None = None
-        self._rounds = self._first = self._done = 0  # of them, the first and the last that were done
+        self._rounds = self._first = self._done = 0  # all rounds, the first of this process, the last that is done
         self._began = 0.0
 
     def __call__(self, event: Overview | Metrics | Event) -> None:
@@ -207,7 +208,7 @@ def calibration_lines(event: Event) -> list[str]:
 
 
 def summary(result: Result) -> Table:
-    """The last table: the result without what the overview said already, accuracies in bold."""
+    """The last table: the result without what the overview already shows, accuracies in bold."""
     rows: list[tuple[str, str | Text]] = []
     for word, fact in summary_rows(result):
         accuracy, share, rest = fact.partition("%")
@@ -250,7 +251,7 @@ class NotebookView:
         self._rows, self._lines = list[dict[str, Any]](), list[str]()
 
     def __call__(self, event: Overview | Metrics | Event) -> None:
-        """Take the event in, and draw if the last drawing is old enough."""
+        """Record the event, and draw if the last drawing is old enough."""
         if isinstance(event, Overview):
             config = event.config
             self._title = f"{config.method} on {event.images.name}, {config.model}, {event.engine} engine"

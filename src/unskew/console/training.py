@@ -153,7 +153,7 @@ def calibrate(
 
 
 def _run_several(recipe: Path | None, log: Sequence[str] | None, **options: Any) -> list[Result]:
-    """Train each method with each seed, unless it is already finished; show the comparison."""
+    """Train each method with each seed unless that run is finished, and show the comparison."""
     with StageProgress(out) as say:
         plans = plan_runs(recipe, say=say, **options)
     target = plans[0].path if len(plans) == 1 else plans[0].path.parent

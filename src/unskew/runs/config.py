@@ -36,10 +36,6 @@ from unskew.runs.folder import MANIFEST, read_sealed
 
 Value = str | int | float | bool
 
-MONITORS = ("accuracy", "loss")
-MAX_SIDE = 4096  # pixels that images are scaled to
-MAX_VIEWS = 81  # an augmented view is one of 162 crops and flips
-
 
 @dataclass(frozen=True)
 class Option:
@@ -141,9 +137,7 @@ class Config:
         'What is trained: all | classifier | "last(2)"; the rest is frozen, and its output is stored.',
         check=parse_train,
     )
-    resize: int | None = _count(
-        None, "Scale the images to N×N pixels before the network.", "as they are", most=MAX_SIDE
-    )
+    resize: int | None = _count(None, "Scale the images to N×N pixels before the network.", "as they are", most=4096)
     normalise: str | None = _option(
         None,
         "How pixels are normalised: data | half | imagenet | lite. half is (x − 127.5) / 127.5, lite (x − 127) / 128.",
@@ -155,7 +149,7 @@ class Config:
         None,
         "Augmented views of each image to store behind a frozen part.",
         "none: only the plain image",
-        most=MAX_VIEWS,
+        most=81,  # an augmented view is one of 162 crops and flips
     )
     rounds: int = _count(20, "Number of rounds; 0 trains nothing and calibrates the initial model.", least=0)
     start: str | None = _option(
@@ -188,7 +182,7 @@ class Config:
         "Stop after this many rounds without a better --monitor; the best round's model is the result.",
         "no stopping",
     )
-    monitor: str = _option("accuracy", "What --patience watches.", choices=MONITORS)
+    monitor: str = _option("accuracy", "What --patience watches.", choices=("accuracy", "loss"))
     augment: bool | None = _option(None, "Random crops and flips.", "as suits the data")
     augmentation: str = _option(
         "auto",
@@ -272,7 +266,7 @@ _KINDS: dict[type, tuple[Any, str]] = {
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
     bool: (bool, "true or false"),
-    str: (str | PathLike, "a text"),
+    str: (str | PathLike, "text"),
 }
 
 
@@ -404,7 +398,7 @@ def check_text(name: str, value: str) -> None:
         value.encode()
         if len(value) <= language.MAX_TEXT and "\0" not in value:
             return
-    problem = f"is not UTF-8, has null bytes, or has too many characters; the limit is {language.MAX_TEXT:,}"
+    problem = f"is not UTF-8, contains null bytes, or has too many characters; the limit is {language.MAX_TEXT:,}"
     raise UserError(f"{name} {brief(value)} {problem}")
 
 

@@ -386,11 +386,8 @@ def remove_private_files(path: Path) -> None:
 
 def best_row(rows: Iterable[Mapping[str, Any]], monitor: str) -> Mapping[str, Any] | None:
     """The first evaluated round with the best measure; None if no round was evaluated."""
-    best: Mapping[str, Any] | None = None
-    for row in rows:
-        if row.get(monitor) is not None and (best is None or is_better(row[monitor], best[monitor], monitor)):
-            best = row
-    return best
+    evaluated = (row for row in rows if row.get(monitor) is not None)
+    return (max if monitor == "accuracy" else min)(evaluated, key=lambda row: row[monitor], default=None)
 
 
 def is_better(value: float, other: float, monitor: str) -> bool:
@@ -409,7 +406,7 @@ def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, checkpoi
     names = f"the data set {prepared.config.data}", folders.PARTITION, configs.CONFIG
     pairs = zip(names, checkpoint[1].run, expected, strict=True)
     if changed := " and ".join(name for name, before, now in pairs if before != now):
-        raise UserError(f"{changed} is not the one that {path} was started with; restore it, or start another run")
+        raise UserError(f"{changed} changed after {path} was started; restore the original, or start another run")
     return checkpoint
 
 

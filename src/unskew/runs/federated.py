@@ -99,7 +99,7 @@ def _in_colour(node: Description, shape: tuple[int, int, int]) -> Description:
 def why_not(node: Description, terms: FederationTerms) -> str | None:
     """Why a node's data do not fit the terms; None if they do."""
     if _in_colour(node, terms.shape).shape != terms.shape:
-        return f"its images are {_shape(node.shape)}, but the others' are {_shape(terms.shape)}; scale them to that"
+        return f"its images are {_shape(node.shape)}, but the others' are {_shape(terms.shape)}; scale them to match"
     agreed = set(terms.classes)
     if (unknown := next((name for name in node.classes if name not in agreed), None)) is not None:
         return f"its class {unknown!r} is not among those agreed on; rename it, or list it in the recipe"
@@ -145,7 +145,7 @@ def describe_oddities(nodes: Sequence[Description], terms: FederationTerms) -> l
         if 0 < others < own and agreed.issuperset(node.classes):
             notes.append(
                 f"node {node.node} has {own:,} classes that no other node has, the others have {others:,} together; "
-                "the network predicts all of them; to decide yourself, list classes in the recipe's table [federation]"
+                "the network predicts all of them; to decide yourself, list classes in the recipe's [federation] table"
             )
     return notes
 
@@ -398,7 +398,7 @@ def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
     try:
         settings = msgspec.convert(table, FederationTable)
     except msgspec.ValidationError as error:
-        raise UserError(f"{recipe}: the table [federation] cannot be used: {error}") from error
+        raise UserError(f"{recipe}: the [federation] table is invalid: {error}") from error
     rules = flower.Rules(settings.deadline, settings.min_replies, settings.wait)
     submitter = str(options.get("submitter", ""))
     return FederatedRequest(recipe, out, resume, rules, settings.classes, bool(options.get("check")), submitter)

@@ -21,6 +21,7 @@ from unskew.calibration.federated import Calibrator, Known, check, named, protec
 from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError, accepts
+from unskew.core.files import parse_json
 from unskew.core.key import Key
 from unskew.core.limits import CACHE_VARIABLE, usable_path
 from unskew.core.machine import neutral
@@ -162,9 +163,19 @@ def open_network(
     network.eval()
     if name is None:
         return run, name, network.module if isinstance(network, AnyNetwork) else network
-    values = folders.read_calibration(run.path, name)
-    encoder, classifier = calibrated_parts(run.path, name, values, network)
+    encoder, classifier = calibrated_parts(run.path, name, read_calibration(run.path, name), network)
     return run, name, nn.Sequential(OrderedDict(encoder=encoder, classifier=classifier)).eval()
+
+
+def read_calibration(path: Path, name: str) -> Tensors:
+    """A calibrated classifier's tensors, from its file."""
+    file = folders.calibration_file(path, name)
+    folders.require_sealed(path, file.name)
+    with folders.reading(file):
+        values, about = folders.read_tensors(file)
+        if (method := parse_json(about["unskew"])["method"]) != name:
+            raise ValueError(f"it contains another calibration, {method!r}")
+        return values
 
 
 def calibrated_parts(path: Path, name: str, values: Tensors, network: Any) -> tuple[nn.Module, nn.Module]:
@@ -406,8 +417,8 @@ class FinishedRun:
         before = self.result.data_sha256, self.result.partition_hash if saved else None
         now = prepared.data_sha256, prepared.partition.hash
         if any(known not in (None, found) for known, found in zip(before, now, strict=True)):
-            changed = f"the data set {config.data} or its partition is not the one that {path} was trained on"
-            raise UserError(f"{changed}; restore it")
+            changed = f"the data set {config.data} or its partition changed after {path} was trained"
+            raise UserError(f"{changed}; restore the original")
         return prepared
 
     @property
@@ -474,7 +485,7 @@ class FinishedRun:
     @cached_property
     def calibrated(self) -> dict[str, Tensors]:
         """The calibrated classifiers' tensors by name."""
-        return {name: folders.read_calibration(self.path, name) for name in self.result.calibrations}
+        return {name: read_calibration(self.path, name) for name in self.result.calibrations}
 
     @property
     def classes(self) -> list[str]:
@@ -510,10 +521,10 @@ class FinishedRun:
         if not len(side.test.labels):
             raise Missing("the test images are at the nodes of the federation")
         side.load(self.model, training=False)
-        pairs = {"": (side.network.encoder, side.network.classifier)}
+        pairs: dict[str, tuple[nn.Module, nn.Module]] = {"": (side.network.encoder, side.network.classifier)}
         for name, values in self.calibrated.items():
             encoder, classifier = calibrated_parts(self.path, name, values, side.network)
-            pairs[name] = (encoder, classifier.cpu())  # type: ignore[assignment]
+            pairs[name] = encoder, classifier.cpu()
         count = len(side.test.labels)
         with torch.no_grad():
             for batch in torch.split(torch.arange(count), IMAGES_AT_ONCE):

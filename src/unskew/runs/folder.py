@@ -293,14 +293,3 @@ def calibration_bytes(name: str, classifier: CalibratedClassifier) -> bytes:
     rows = [asdict(row) for row in classifier.report.classes]
     about = {"unskew": json.dumps({"method": name, "classes": rows, "kept_rows": classifier.report.kept_rows})}
     return save({key: value.contiguous() for key, value in classifier.tensors().items()}, metadata=about)
-
-
-def read_calibration(path: Path, name: str) -> Tensors:
-    """A calibrated classifier's tensors, for ``unskew.calibration.classifier.load_calibrated``."""
-    file = calibration_file(path, name)
-    require_sealed(path, file.name)
-    with reading(file):
-        values, about = read_tensors(file)
-        if (method := parse_json(about["unskew"])["method"]) != name:
-            raise ValueError(f"it contains another calibration, {method!r}")
-        return values

@@ -3,7 +3,7 @@
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -114,10 +114,8 @@ def predict(
         The calibrated classifier to use instead of the run's own.
     device
         Where to compute: cpu, cuda, cuda:N, mps or auto.
-    trust
-        Whether the network may be a plug-in of somebody else's run directory.
-    model
-        The run's network, if it was passed from Python.
+    trust, model
+        As for ``unskew.load``.
 
     Returns
     -------
@@ -157,7 +155,7 @@ def find_pictures(pictures: str | Path | Sequence[str | Path]) -> tuple[Pictures
         pictures_here = [path] if path.is_file() else [p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES]
         if not pictures_here:
             kinds = ", ".join(SUFFIXES)
-            raise UserError(f"{path} has no pictures; give files or folders of {kinds}, or a single table")
+            raise UserError(f"{path} contains no pictures; give files or folders of {kinds}, or a single table")
         names += sorted(map(str, pictures_here))
     return Files.of(Path(), names), None
 
@@ -202,30 +200,16 @@ def _read(source: Pictures, rows: range, shape: Shape) -> Bytes:
     return images
 
 
-def predictions_table(predictions: Predictions) -> tuple[list[str], list[list[str]]]:
-    """The header and rows of a table: each picture, its class, and the probability of every class."""
-    labelled = predictions.labels is not None
-    rows = [
-        [name, answer, f"{row.max():.6f}", *([label] if labelled else []), *(f"{value:.6f}" for value in row)]
-        for name, answer, label, row in _each(predictions)
+def list_predictions(predictions: Predictions) -> list[dict[str, Any]]:
+    """A record for each picture: its class, its label if known, and the probability of every class."""
+    rows = [[round(share, 6) for share in row] for row in predictions.probabilities.tolist()]
+    labels = [{"label": label} for label in predictions.labels or ()] or [{}] * len(rows)
+    return [
+        {"picture": name, "class": answer, "probability": max(row)}
+        | label
+        | {"probabilities": dict(zip(predictions.classes, row, strict=True))}
+        for name, answer, label, row in zip(predictions.names, predictions.answers, labels, rows, strict=True)
     ]
-    return ["picture", "class", "probability", *(["label"] if labelled else []), *predictions.classes], rows
-
-
-def predictions_json(predictions: Predictions) -> str:
-    """The predictions as JSON: a list with a record for each picture."""
-    records = [
-        {"picture": name, "class": answer, "probability": round(float(row.max()), 6)}
-        | ({} if predictions.labels is None else {"label": label})
-        | {"probabilities": {of: round(float(value), 6) for of, value in zip(predictions.classes, row, strict=True)}}
-        for name, answer, label, row in _each(predictions)
-    ]
-    return json.dumps(records, indent=2, ensure_ascii=False)
-
-
-def _each(predictions: Predictions) -> Iterable[tuple[str, str, str, npt.NDArray[np.float32]]]:
-    labels = predictions.labels or [""] * len(predictions.names)
-    return zip(predictions.names, predictions.answers, labels, predictions.probabilities, strict=True)
 
 
 # Export
@@ -262,7 +246,7 @@ def export(
     out
         The folder to write, which must be new or empty (default: the run's name and the format).
     trust, model
-        As for ``unskew.predict``.
+        As for ``unskew.load``.
 
     Returns
     -------

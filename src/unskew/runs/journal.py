@@ -113,20 +113,19 @@ def metrics_row(metrics: Metrics) -> dict[str, Any]:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rounds of a run, without a last line that a crash cut short."""
-    with reading(path / METRICS):
-        rows = json_lines(read_sealed(path, METRICS) or b"", path / METRICS)
-        for row in rows:
-            optional = LEFT_OUT if row.get("released") is True else ("train_loss",)
-            record_from(Metrics, {**dict.fromkeys(optional), **row})
-        return rows
+    return _read_rows(path / METRICS, Metrics, "train_loss")
 
 
 def read_during(path: Path) -> list[dict[str, Any]]:
     """The rows that were recorded while training, without a last line that a crash cut short."""
-    with reading(path / DURING):
-        rows = json_lines(read_sealed(path, DURING) or b"", path / DURING)
+    return _read_rows(path / DURING, DuringRow)
+
+
+def _read_rows(file: Path, kind: type, *optional: str) -> list[dict[str, Any]]:
+    with reading(file):
+        rows = json_lines(read_sealed(file.parent, file.name) or b"", file)
         for row in rows:
-            record_from(DuringRow, row)
+            record_from(kind, dict.fromkeys(LEFT_OUT if row.get("released") is True else optional) | row)
         return rows
 
 

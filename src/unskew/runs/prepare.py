@@ -243,7 +243,7 @@ def _read_baseline(config: Config, sha256: str) -> Result:
     same_part = result.settings.get("validation", 0.0) == config.validation
     if result.data_sha256 not in (sha256, None) or not same_part or not result.accuracy > 0:
         needed = f"a run on the same data, with --validation {config.validation:g} and an accuracy above 0"
-        raise UserError(f"--baseline {path} cannot be compared with; give {needed}")
+        raise UserError(f"--baseline {path} is not comparable; give {needed}")
     return result
 
 
@@ -323,7 +323,7 @@ def _plan_model(
     images = set_normalisation(images, config.normalise or DATA, shape[0])
     if config.views is not None and (layers is None or config.augment is False):
         problem = f"--views {config.views}: views are augmented images behind a frozen part"
-        raise UserError(f"{problem}; give --train too, and not --no-augment")
+        raise UserError(f"{problem}; add --train, and leave out --no-augment")
     if config.augment is None:  # a frozen part's output is stored once, or once for each view
         config = replace(config, augment=config.views is not None or (images.augment and layers is None))
     weights, stored = dict[str, Tensor](), False
@@ -403,8 +403,8 @@ def parse_start(source: str, algorithm: Algorithm) -> Algorithm:
     finisher, needs = start.finish[0], start.finish[0].needs
     plain = not isinstance(needs, RealFeatures) and needs.layers == 1 and not needs.expand and not finisher.bends
     if len(start.finish) > 1 or not plain or start.private is not None or algorithm.head is not None:
-        possible = "lda, ridge and ccvr, without layers, expand, relu, tukey and private, and a method without clsnorm"
-        raise UserError(f"--start {source} cannot become the network's classifier; give one of {possible}")
+        possible = "lda, ridge or ccvr without layers, expand, relu, tukey or private, and a method without clsnorm"
+        raise UserError(f"--start {source} cannot become the network's classifier; give {possible}")
     if missing := " + ".join(name for name in protections(algorithm) if name not in protections(start)):
         needed = f'"{source} + {missing}"'
         raise UserError(f"--start {source} would send statistics without the method's {missing}; give --start {needed}")
@@ -453,12 +453,14 @@ def check_protections(prepared: Prepared) -> None:
         noisy = algorithm.private is not None and algorithm.private.release
         exact = [finisher for finisher in algorithm.finish if isinstance(finisher.needs, RealFeatures) or not noisy]
         if published := [*(["--validation"] if config.validation else []), *(finisher.text for finisher in exact)]:
-            problem = f"{published[0]} with release=true would publish something without noise"
-            raise UserError(f"{problem}; leave it out, or, for a calibration, add private(release=true)")
+            problem = f"{published[0]} with release=true would publish results without noise; leave it out"
+            raise UserError(problem if config.validation else f"{problem}, or add private(release=true)")
     if private:
         require_extra("dp_accounting")
         if prepared.start is not None:
-            raise UserError(f"private-updates does not cover --start {config.start}; leave one of them out")
+            raise UserError(
+                f"the private-updates guarantee does not cover --start {config.start}; leave out one of them"
+            )
         if buffer := next((name for name, _ in prepared.blueprint.network().named_buffers()), None):
             raise UserError(f"private-updates adds no noise to running statistics ({buffer}); use GroupNorm instead")
         poisson = isinstance(algorithm.mechanism, PrivateUpdates) and algorithm.mechanism.poisson

@@ -63,7 +63,9 @@ def split_values(options: Mapping[str, Any]) -> tuple[dict[str, Any], PythonValu
     if not isinstance(engine := options.get("engine"), str | None):
         texts["engine"] = import_name(engine)
         if texts["engine"] is None:
-            raise UserError(f"engine must be a name, or an importable function of an EngineSetup, not {engine!r}")
+            raise UserError(
+                f"engine must be a name, or an importable function that takes an EngineSetup, not {engine!r}"
+            )
     return texts, PythonValues(**values)
 
 
@@ -167,7 +169,7 @@ def _method(value: Any) -> tuple[str, Any]:
         return FROM_PYTHON + describe_function(value), value
     parts = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not parts or not all(isinstance(part, str) or callable(part) for part in parts):
-        raise UserError(f"method must be an Algorithm, or texts and functions of an Algorithm, not {value!r}")
+        raise UserError(f"method must be an Algorithm, or names and functions that take one, not {value!r}")
     names = [part if isinstance(part, str) else _method_name(part) for part in parts]
     if None not in names:
         return " + ".join(name for name in names if name), None

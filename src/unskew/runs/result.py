@@ -1,6 +1,6 @@
 """A finished run's records: result.json and how it is displayed, model.json for inference, clients.npz by client."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unskew.charts import Axis, Chart, Line
-from unskew.charts.files import svg
+from unskew.charts.accuracy import accuracy_picture
 from unskew.core.errors import UserError
 from unskew.core.files import json_object, record_from
 from unskew.core.types import ImageSet
@@ -25,7 +24,6 @@ from unskew.runs.journal import read_metrics
 RESULT = "result.json"
 MODEL_INFO = "model.json"
 TEST, VALIDATION, AT_NODES = "test", "validation", "nodes"
-MAX_POINTS_MARKED = 40  # of a line in a chart; with more the dots would hide it
 
 
 @dataclass(frozen=True)
@@ -210,23 +208,6 @@ def format_ece(scores: Result | Calibration) -> str:
     if scores.ece is None:
         return ""
     return f", ECE {scores.ece:.3f} ({scores.ece_scaled:.3f} at temperature {scores.temperature:.3g})"
-
-
-def accuracy_picture(
-    rows: Sequence[Mapping[str, Any]], calibrated: Mapping[str, float] | None = None, on: str = "the test set"
-) -> str:
-    """Accuracy by round as inline SVG, with a dashed line for each calibration; empty if no round was evaluated."""
-    evaluated = [(row["round"], row["accuracy"]) for row in rows if row.get("accuracy") is not None]
-    if not evaluated:
-        return ""
-    rounds, scores = zip(*evaluated, strict=True)
-    marks = [Line(rounds, scores, "trained", 0, points=len(scores) <= MAX_POINTS_MARKED)]
-    for colour, (name, accuracy) in enumerate((calibrated or {}).items(), 1):
-        ends = [rounds[0], rounds[-1]] if rounds[-1] > rounds[0] else [rounds[0], rounds[0] + 1]
-        marks.append(Line(ends, [accuracy, accuracy], f"after {name}", colour % 10, dashed=True))
-    alt = f"Accuracy by round; the last is {scores[-1]:.2%}."
-    x, y = Axis("round", kind="count"), Axis("accuracy", kind="percent")
-    return svg(Chart("accuracy", f"Accuracy on {on}", alt, marks, x=x, y=y))
 
 
 def to_json(result: Result) -> dict[str, Any]:

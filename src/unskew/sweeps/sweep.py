@@ -102,7 +102,7 @@ def _parse_dimension(text: str) -> Dimension:
     if ends is None:
         return Dimension(option.name, text, option.kind, tuple(dict.fromkeys(values)))
     if not values[0] < values[1] or (ends[3] and values[0] <= 0):
-        raise UserError("give the lower end of a range first, for a logarithmic one above 0")
+        raise UserError("give the lower end of a range first; a logarithmic range must be above 0")
     return Dimension(option.name, text, option.kind, tuple(values), ranged=True, log=bool(ends[3]))
 
 
@@ -154,7 +154,7 @@ def with_setting(base: Config, values: Mapping[str, Value]) -> Config:
         method, _, knob = name.rpartition(".")
         index = next((index for index, call in enumerate(calls) if call.name == method), None)
         if index is None or knob in (*calls[index].knobs, *list(_knobs(method))[: len(calls[index].values)]):
-            raise UserError(f"--over {name}: --method {config.method!r} must contain {method} without a {knob}")
+            raise UserError(f"--over {name}: --method {config.method!r} must contain {method} without its {knob}")
         calls[index] = replace(calls[index], knobs={**calls[index].knobs, knob: value})
     return replace(config, method=" + ".join(map(str, calls))) if knobs else config
 
@@ -178,7 +178,6 @@ def folder_name(values: Mapping[str, Value]) -> str:
     return f"{plain[:LONGEST].strip('-.')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-OTHER_SERVERS = {"fedadam", "fedyogi", "fedadagrad", "feddyn"}  # their rate is not a single number
 TABLE, BEST = "table.csv", "best.toml"
 SCORES = ("accuracy", "loss")  # any other score is the name of a calibration
 
@@ -250,7 +249,7 @@ def effective_rate(config: Config) -> tuple[float, str] | None:
     """
     knobs: dict[str, Any] = {}
     for call in language.parse_calls(config.method, "method"):
-        if call.name in OTHER_SERVERS:
+        if call.name in ("fedadam", "fedyogi", "fedadagrad", "feddyn"):
             return None
         if call.name in ("fedavg", "fedavgm"):
             bound = inspect.signature(methods.METHODS[call.name]).bind(*call.values, **call.knobs)
@@ -465,7 +464,7 @@ class Trials:
         path, begun = self.path, (self.path / ABOUT).exists()
         try:
             if path.exists() and not begun and any(file.name != ".lock" for file in path.iterdir()):
-                raise UserError(f"{path} exists but is not the folder of a sweep; choose another --out")
+                raise UserError(f"{path} exists but is not a sweep folder; choose another --out")
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--out {path}: {error.strerror}; choose another --out") from error
@@ -536,8 +535,8 @@ class Trials:
         except (LookupError, TypeError, AttributeError, UserError) as error:
             raise UserError(f"{file} is damaged: {error!r}; restore it from a backup, or delete it") from error
         if not same or {one.option for one in over} != {one.option for one in self.over}:
-            texts, other = "; ".join(one.text for one in over), "with other settings; choose another --out"
-            raise UserError(f"{self.path} contains another sweep, over {texts}, or {other}")
+            texts = "; ".join(one.text for one in over)
+            raise UserError(f"{self.path} contains a different sweep (over {texts}); choose another --out")
         self.failures.update(failures)
 
 
@@ -558,10 +557,6 @@ def _suggest(trial: Any, dimension: Dimension) -> Any:
         return int(trial.suggest_int(dimension.option, low, high, log=dimension.log))
     value = trial.suggest_float(dimension.option, low, high, log=dimension.log)
     return min(max(float(f"{value:.{DIGITS}g}"), low), high)
-
-
-VALIDATION = 0.15  # of the training images, as in the papers
-WORST = {"loss": 1e6}  # the score of a failed setting in a search; 0 for an accuracy
 
 
 @neutral()
@@ -598,7 +593,7 @@ def sweep(
         raise UserError(f"--trials {trials}: give 1 to {MAX_SETTINGS:,}")
     base, listed = configs.read_recipe(Path(recipe), trust=trust) if recipe else (Config(), ())
     base = configs.with_values(base, options, "sweep")
-    share = validation if validation is not None else base.validation or VALIDATION
+    share = validation if validation is not None else base.validation or 0.15  # as in the papers
     if not share > 0:
         raise UserError(f"--validation {share:g}: a sweep never uses the test images; give a share above 0")
     base = configs.checked(replace(base, validation=float(share)))
@@ -639,7 +634,7 @@ def _check_settings(trials: Trials, settings: Sequence[dict[str, Value]] | None,
                 parse_start(config.start, algorithm)
             calibrations = [named(finisher, algorithm) for finisher in algorithm.finish]
             if trials.by not in (*SCORES, *calibrations):
-                raise UserError(f"--by {trials.by}: {config.method} has the calibrations {calibrations}; add it there")
+                raise UserError(f"--by {trials.by}: {config.method} has only the calibrations {calibrations}; add it")
             changed = {name for name in values if values[name] != first[name]}
             if values == first or (values in tried and changed & costly):
                 prepare(replace(config, seed=trials.seeds[0]), say=say)
@@ -652,11 +647,12 @@ def _search(trials: Trials) -> list[TriedSetting]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=Key(trials.seeds[0]).fold("sweep").number() % 2**32)
     study = optuna.create_study(sampler=sampler, direction="minimize" if trials.by == "loss" else "maximize")
+    worst = 1e6 if trials.by == "loss" else 0.0  # the score of a failed setting
     count, outcomes = trials.trials or 0, list[TriedSetting]()
     for start in range(0, count, TOGETHER):
         chosen = [study.ask() for _ in range(min(TOGETHER, count - start))]
         tried = trials.run([{varied.option: _suggest(trial, varied) for varied in trials.over} for trial in chosen])
         for trial, outcome in zip(chosen, tried, strict=True):
-            study.tell(trial, outcome.score.mean if outcome.score else WORST.get(trials.by, 0.0))
+            study.tell(trial, outcome.score.mean if outcome.score else worst)
         outcomes += tried
     return outcomes

@@ -147,16 +147,16 @@ def run_tasks(tasks: Sequence[Task], jobs: int | None, done: Done, progress: Pro
 
         def replace_dead(child: Child) -> None:
             selector.unregister(child)
-            number, reason = workers.pop(child), f"its process ended with {child.exit_reason()}"
+            number, reason = workers.pop(child), child.exit_reason()
             child.end(patience=0)
             died[number] += 1
             if number is None:
                 if waiting and died[None] > MAX_STARTS:
-                    raise UserError(f"a worker process could not start: {reason}; try --jobs 1")
+                    raise UserError(f"a worker process could not start: it ended with {reason}; try --jobs 1")
             elif died[number] < ATTEMPTS:
                 waiting.insert(0, number)
             else:
-                done(number, RunFailure(reason))
+                done(number, RunFailure(f"its process ended with {reason}"))
             if waiting:
                 start()
 
