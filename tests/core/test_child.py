@@ -95,7 +95,7 @@ def test_a_worker_answers_messages_until_its_connection_is_closed(worker):
         assert selector.select(timeout=60)
     assert child.receive() == [{"a": [1, 0.1, "ä\n"]}]
     assert child.receive() == [2]
-    assert not child.messages.pending()
+    assert not child.pending()
     child.end(patience=60)
     assert child.code == 0
 
