@@ -174,13 +174,13 @@ def test_a_runs_text_has_the_whole_path_and_the_hash_and_needs_the_file_only_to_
     with pytest.raises(UserError, match="the trace"):
         algorithm.available(Key(0), 1, EVEN)
     (tmp_path / "my trace.csv").write_text("round,client\n1,1\n")
-    with pytest.raises(UserError, match="has changed since the run was started"):
+    with pytest.raises(UserError, match="has changed since the run began"):
         parse_method(named.name).available(Key(0), 1, EVEN)
 
 
 def test_a_run_with_a_trace_of_other_clients_is_refused_before_its_folder_is_made(tmp_path):
     (tmp_path / "t.csv").write_text("round,client\n1,99\n")
-    with pytest.raises(UserError, match="has a client 99, but clients are numbered from 0 to 3"):
+    with pytest.raises(UserError, match="lists client 99, but clients are numbered from 0 to 3"):
         train.run(method=f"available('{tmp_path}/t.csv')", clients=4, partition="iid", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
