@@ -152,13 +152,11 @@ class Scheduler:
         """Whether every result has been passed on."""
         return self._next == len(self.visits)
 
-    def take(self) -> Reply | Failure | None:
-        """The next result in visit order; None if it is not available yet."""
-        if self._next not in self._results:
-            return None
-        result = self._results.pop(self._next)
-        self._next += 1
-        return result
+    def results(self) -> Iterator[Reply | Failure]:
+        """Pass on the next results in visit order, as far as they are available."""
+        while (result := self._results.pop(self._next, None)) is not None:
+            self._next += 1
+            yield result
 
     def waits(self, indices: Iterable[int]) -> bool:
         """Whether a result of these visits has not been passed on yet."""
@@ -262,8 +260,7 @@ class Pool:
             worker.child.send(begin)
         schedule = Scheduler(job, visits, self.roster, self._local, self._numbers)
         while True:
-            while (result := schedule.take()) is not None:
-                yield result
+            yield from schedule.results()
             if schedule.done:
                 return
             for worker in self._workers:
@@ -328,7 +325,7 @@ class Pool:
             elif isinstance(message, Ready) and message.refused:
                 raise UserError(f"{worker.child.name} cannot start: {message.refused}")
             worker.ready = worker.ready or isinstance(message, Ready)
-            if not worker.child.messages.pending():
+            if not worker.child.pending():
                 return
 
     def _record(self, worker: "Worker", message: GroupResults, schedule: Scheduler) -> None:

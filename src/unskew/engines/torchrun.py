@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+from unskew.core.child import INTERRUPTED
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.machine import neutral
@@ -53,7 +54,6 @@ CLOSE_SECONDS = 5.0  # for a rank to confirm the end of a run
 BEAT = 1.0  # seconds between heartbeats
 PIECE = 16 * 2**20  # bytes sent at once; a piece must arrive before the other side counts as lost
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ def _accept(launch: Launched) -> list["Rank"]:
         try:
             connection, _ = listener.accept()
         except TimeoutError:
-            late = f"rank {', '.join(map(str, missing))} has not joined within {JOIN_SECONDS:.0f} s"
+            late = f"after {JOIN_SECONDS:.0f} s, still waiting for rank {', '.join(map(str, missing))}"
             check = "check that the same command with --engine torchrun was started on every machine and did not fail"
             raise UserError(f"{late}; {check}") from None
         connection.settimeout(SILENT_SECONDS)
@@ -314,11 +314,6 @@ class Rank:
     def fileno(self) -> int:
         """The descriptor, so that a selector can wait for messages."""
         return self._stream.connection.fileno()
-
-    @property
-    def messages(self) -> "Rank":
-        """Itself: the messages of a child process are another object."""
-        return self
 
     def pending(self) -> bool:
         """Nothing is buffered."""

@@ -202,8 +202,8 @@ def check_rounds(local: Local, rounds: int) -> None:
         return
     schedule = parse_schedule(local.schedule)
     if schedule.warmup >= rounds:
-        excess = f"a warm-up of {schedule.warmup} rounds leaves none of --rounds {rounds} to train at the full rate"
-        raise UserError(f"--schedule {local.schedule}: {excess}; give a shorter warm-up")
+        excess = f"a warm-up of {schedule.warmup} rounds leaves no rounds at the full rate (--rounds {rounds})"
+        raise UserError(f"--schedule {local.schedule}: {excess}; shorten it")
     schedule.rate(local.lr, rounds, rounds)
 
 
