@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from test_objectives_golden import everyone, examples_of, some, virtual
 
-from federation import federation, image_set
-from unskew import engines, methods, models
+from federation import federation, image_set, plain_sgd
+from unskew import methods
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import EVERYONE, Visit
-from unskew.data.batches import Pixels, plan
+from unskew.data.batches import plan
 from unskew.data.population import Population
 from unskew.round import driver
 from unskew.round.client import accumulated
@@ -47,7 +46,7 @@ class Ran:
 
 
 def ran(fed, rounds, per_round=None):
-    engine = engines.open_engine("loop", engines.EngineSetup(fed.blueprint, fed.data, 1))
+    engine = fed.open()
     per_round = per_round or engine.roster.clients
     try:
         every = list(driver.run(fed.algorithm, engine, fed.state(), fed.key, rounds=rounds, per_round=per_round))
@@ -381,34 +380,12 @@ def test_departs_from_the_paper_feddyn_weighs_clients_by_their_examples_in_h_too
 # Centralised
 
 
-def plain_sgd(fed, rounds, share=None):
-    """Ordinary PyTorch on all that anybody holds; each round a fresh optimiser, and ``share`` of the examples."""
-    blueprint, local = fed.blueprint, fed.blueprint.local
-    dtype = getattr(torch, blueprint.dtype)
-    network = models.build(blueprint.model, blueprint.shape, blueprint.classes).to(dtype)
-    network.load_state_dict({name.partition("/")[2]: value for name, value in fed.state().tensors.items()})
-    train = Pixels.of(*(fed.data[name] for name in ("train/images", "train/labels", "mean", "std")), dtype)
-    held = fed.data["population/order"].numpy()
-    for number in range(1, rounds + 1):
-        key = fed.key.fold("round", number).fold("client", EVERYONE, 0)
-        batches = plan(held, share and round(share * len(held)), local, key)
-        optimizer = torch.optim.SGD(
-            network.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
-        )
-        for index, count in zip(batches.index, batches.counts, strict=True):
-            images, labels = train.batch(index[:count])
-            optimizer.zero_grad()
-            F.cross_entropy(network(images), labels).backward()
-            optimizer.step()
-    return {f"params/{name}": value.detach() for name, value in network.named_parameters()}
-
-
 @BOTH
 @pytest.mark.parametrize(("count", "share"), [(None, None), (2, 2 / 5)], ids=["all", "two of five"])
 def test_centralised_is_plain_sgd_on_the_pooled_data_bit_for_bit(count, share, sgd):
     """The momentum starts from zero in each round, as a client's does."""
     fed = federation("centralised", images=image_set(130), dtype="float32", **sgd)  # 30 images belong to nobody
-    found, wanted = fed.run(3, per_round=count).tensors, plain_sgd(fed, 3, share)
+    found, wanted = fed.run(3, per_round=count).tensors, plain_sgd(fed, 3, fused=True, client=EVERYONE, share=share)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
@@ -424,8 +401,3 @@ def test_centralised_has_the_budget_of_as_many_clients_and_sends_nothing(count):
 def test_centralised_has_fedavgs_budget_where_some_clients_hold_nothing():
     found, plain = (ran(small(m, (6, 6, 0, 0)), 2, 2).metrics for m in ("centralised", "fedavg"))
     assert [m.examples for m in found] == [m.examples for m in plain]
-
-
-@pytest.mark.parametrize("other", ["moon", "prototypes", "fedir", "fedir(uniform)", "clsnorm"])
-def test_centralised_sends_nothing_beside_other_methods_either(other):
-    assert all((m.bytes_up, m.bytes_down) == (0, 0) for m in ran(small(f"centralised + {other}"), 2).metrics)
