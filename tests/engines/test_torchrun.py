@@ -85,7 +85,7 @@ def test_what_is_larger_than_a_piece_arrives(far):
     small, scores = federation(images=replace(images, test=test)), []
     parts = [TestPart(0, 500), TestPart(count // 2, count // 2 + 500), TestPart(count - 500, count)]
     for engine in ("loop", "torchrun"):
-        working = engines.open_engine(engine, engines.EngineSetup(small.blueprint, small.data))
+        working = small.open(engine)
         scores.append(total(working, Evaluate(), small.state().tensors, parts, Key(0)).sums)
         working.close()
     assert all(torch.equal(scores[0][name], scores[1][name]) for name in scores[0])

@@ -123,7 +123,7 @@ def test_training_sends_only_what_the_table_names(method):
 
 def test_the_roster_is_all_that_the_server_knows_of_who_holds_what():
     small = federation("fedavg", sizes=SIZES)
-    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
+    engine = small.open()
     assert engine.roster.sizes.tolist() == list(SIZES)
     assert [name for name in vars(engine.roster) if not name.startswith("_")] == ["sizes"]
     public = [name for name in dir(engine) if not name.startswith("_")]
@@ -246,7 +246,7 @@ def test_the_look_at_the_wire_finds_an_update_that_is_rounded_and_not_masked():
 
 def test_fewer_clients_than_a_secure_sum_needs_are_refused():
     small = federation("fedavg", sizes=SIZES[: MIN_CLIENTS - 1], dtype="float32")
-    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
+    engine = small.open()
     needs = parse_calibration("lda").needs
     with pytest.raises(UserError, match=f"2 clients take part, but a secure sum needs {MIN_CLIENTS}"):
         secure_statistics(engine, small.state().tensors, needs, Layout.of(4, 64, needs.form), Key(0), 0.66)

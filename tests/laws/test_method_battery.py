@@ -35,16 +35,9 @@ TEXTS = [QUICK.get(name, name) for name in METHODS]
 PAIRS = list(combinations(TEXTS, 2))
 REFUSED = [pair for pair in PAIRS if laws.refusal(candidate(" + ".join(pair)))]
 COMPOSED = [pair for pair in PAIRS if pair not in REFUSED]
-STATEFUL = {
-    "moon",
-    "fedlesam",
-    "prototypes",
-    "fedir",
-    "fedvc(16)",
-    "scaffold",
-    "feddyn",
-    "fedavgm",
-}  # that resuming could forget
+STATEFUL = {  # that resuming could forget
+    "moon", "fedlesam", "prototypes", "fedir", "fedvc(16)", "scaffold", "feddyn", "fedavgm",
+}  # fmt: skip
 TRAINING = [text for text in TEXTS if candidate(text).trains()]
 
 # A pool takes seconds to start, so that methods share one
