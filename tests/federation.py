@@ -5,8 +5,8 @@ import torch.nn.functional as F
 
 from unskew.checks.laws import federation as _federation
 from unskew.checks.laws import image_set, largest_difference, partition_of, same
-from unskew.core.tensors import of_module
-from unskew.core.types import Local
+from unskew.core.tensors import copy, of_module
+from unskew.core.types import Local, Visit
 from unskew.data.batches import plan
 from unskew.engines.blueprint import build
 from unskew.round.jobs import add
@@ -42,9 +42,17 @@ def plain_sgd(whole, rounds, fused, make=None, client=0, share=None):
     return of_module(network)
 
 
+def remembered(engine, state):
+    """All that each client remembers, by client and name."""
+    return {
+        client: copy(engine.memory.recall(Visit(client, 1.0, ticket=ticket)))
+        for client, ticket in state.clients.items()
+    }
+
+
 def total(engine, job, shared, visits, key):
     """What a job's replies add up to."""
     return add(engine.visit(job, shared, visits, key), visits)
 
 
-__all__ = ["federation", "image_set", "largest_difference", "partition_of", "plain_sgd", "same", "total"]
+__all__ = ["federation", "image_set", "largest_difference", "partition_of", "plain_sgd", "remembered", "same", "total"]

@@ -6,10 +6,9 @@ from itertools import permutations
 import pytest
 import torch
 
-from federation import federation, largest_difference
+from federation import federation, largest_difference, remembered
 from unskew import methods
 from unskew.core.errors import UserError
-from unskew.core.types import Visit
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm, Named, compose
 from unskew.round.sampling import uniform
@@ -117,14 +116,6 @@ def test_only_slots_of_one_method_can_be_claimed(slot):
 # What clients remember
 
 
-def remembered(state, engine):
-    """What each client keeps, by name."""
-    return {
-        client: {k: v.clone() for k, v in engine._side.memory.recall(Visit(client, 1.0, ticket=place)).items()}
-        for client, place in state.clients.items()
-    }
-
-
 @pytest.mark.parametrize("method", ["moon(mu=2)", "scaffold", "feddyn(0.1)", "scaffold + moon(mu=2)"])
 def test_a_client_that_does_not_come_keeps_what_it_remembers(method):
     fed = small(method)
@@ -133,7 +124,7 @@ def test_a_client_that_does_not_come_keeps_what_it_remembers(method):
     for number in range(1, 5):
         visits = fed.algorithm.sampler(fed.key.fold("round", number).fold("sample"), engine.roster, 2)
         state, _ = driver.run_round(fed.algorithm, engine, state, fed.key, per_round=2, rounds=4)
-        now = remembered(state, engine)
+        now = remembered(engine, state)
         came = {visit.client for visit in visits}
         assert now.keys() == before.keys() | came
         for client, kept in before.items():
@@ -154,7 +145,7 @@ def test_a_client_that_fails_leaves_the_means_of_corrections_whole(method):
             fed.algorithm, engine, state, fed.key, per_round=4, rounds=3, skip_failures=True
         )
         assert [failure.client for failure in metrics.failures] == [2]
-    kept, name = remembered(state, engine), "params/classifier.weight"
+    kept, name = remembered(engine, state), "params/classifier.weight"
     assert kept.keys() == {0, 1, 3}
     own = method.partition("(")[0]
     wanted = sum(SIZES[client] / 30 * values[f"{own}/{name}"] for client, values in kept.items())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from federation import federation, image_set, same
+from federation import federation, image_set, remembered, same
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure, LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
@@ -139,24 +139,12 @@ def on_from(small, engine, state, rounds, planned=9, **options):
     return state
 
 
-def recalled(engine, state):
-    """All that anybody remembers."""
-    return {
-        client: tensors.copy(memory_of(engine).recall(Visit(client, 1.0, ticket=ticket)))
-        for client, ticket in state.clients.items()
-    }
-
-
 def slot_of(ticket):
     return int(ticket.partition("-")[0])
 
 
 def checksum_of(state, client):
     return state.clients[client].partition("-")[2]
-
-
-def memory_of(engine):
-    return engine._memory if hasattr(engine, "_memory") else engine._side.memory
 
 
 def alike(left, right):
@@ -247,9 +235,9 @@ def test_a_failed_visit_leaves_the_clients_memory_as_it_was(tmp_path, engine, ho
     small = federation(f'moon + scaffold + test_client_memory:fails(how="{how}")', dtype="float32")
     opened_engine = small.open(engine, 1, tmp_path)
     first = on_from(small, opened_engine, small.state(), 1)
-    before = recalled(opened_engine, first)
+    before = remembered(opened_engine, first)
     last = on_from(small, opened_engine, first, 3, skip_failures=True)
-    after = recalled(opened_engine, last)
+    after = remembered(opened_engine, last)
     assert last.clients[2] == first.clients[2]
     assert alike({2: after[2]}, {2: before[2]})
     assert all(checksum_of(last, client) != checksum_of(first, client) for client in (0, 1, 3, 4))
@@ -294,9 +282,9 @@ def test_rounds_after_a_checkpoint_leave_all_that_it_refers_to(tmp_path, method,
     engine = small.open("loop", 1, tmp_path)
     pinned = on_from(small, engine, small.state(), 2, per_round=per_round)
     engine.memory.pin(pinned.clients.values())
-    before = recalled(engine, pinned)
+    before = remembered(engine, pinned)
     whole = on_from(small, engine, pinned, 6, per_round=per_round)
-    assert alike(recalled(engine, pinned), before)
+    assert alike(remembered(engine, pinned), before)
     engine.close()
     engine = small.open("loop", 1, tmp_path)  # another process, after a crash
     engine.memory.pin(pinned.clients.values())
@@ -357,10 +345,10 @@ def test_a_memory_lost_on_disk_stops_the_run_in_one_message_that_names_the_clien
     file, slot = tmp_path / MEMORIES, slot_of(state.clients[4])
     if how == "damaged":
         with open(file, "r+b") as content:
-            content.seek(slot * memory_of(opened_engine).slot_bytes + 77)
+            content.seek(slot * opened_engine.memory.slot_bytes + 77)
             content.write(b"\xff\x00\xff")
     else:
-        os.truncate(file, slot * memory_of(opened_engine).slot_bytes + 77)
+        os.truncate(file, slot * opened_engine.memory.slot_bytes + 77)
     wanted = "^client 4's saved state is (damaged on disk|missing: its file is truncated); start a new run$"
     with pytest.raises(LostMemory, match=wanted) as said:
         on_from(small, opened_engine, state, 1)
@@ -398,12 +386,12 @@ def test_a_full_disk_stops_the_run_and_nothing_is_lost(tmp_path, monkeypatch, ta
     small = federation("moon + scaffold", dtype="float32")
     engine = small.open("loop", 1, tmp_path)
     state = on_from(small, engine, small.state(), 2, planned=4)
-    before = recalled(engine, state)
+    before = remembered(engine, state)
     monkeypatch.setattr(os, "pwrite", full_after(taken))
     with pytest.raises(StorageFailure, match="the clients' state cannot be saved: No space left on device"):
         on_from(small, engine, state, 1, planned=4)
     monkeypatch.undo()
-    assert alike(recalled(engine, state), before)
+    assert alike(remembered(engine, state), before)
     assert same(on_from(small, engine, state, 2, planned=4), small.run(4))
     engine.close()
 
@@ -414,7 +402,7 @@ def test_no_client_is_skipped_for_a_full_disk(tmp_path, engine):
     small = federation("moon + scaffold", dtype="float32")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     opened_engine = small.open(engine, 1, tmp_path)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * memory_of(opened_engine).slot_bytes, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * opened_engine.memory.slot_bytes, hard))
     if engine == "pool":  # workers inherit the limit when they start
         opened_engine.close()
         opened_engine = small.open(engine, 1, tmp_path)
