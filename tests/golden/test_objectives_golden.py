@@ -321,14 +321,21 @@ def sent(known, share):
     }
 
 
+@pytest.mark.parametrize("known", [(1, 1, 1), (1, 0, 1), (0, 1, 0)], ids=["all known", "two known", "one known"])
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize(("tau", "scale", "share"), [(0.5, 1.0, 0.75), (1.0, 0.1, 0.75), (0.5, 0.1, 0.25)])
-def test_the_prototype_loss_and_its_gradient_by_hand(own, tau, scale, share):
-    (l_ce, d_ce), (l_pc, d_pc) = entropies(FEATURES), contrast(FEATURES, (1, 1, 1), tau, own)
+def test_the_prototype_loss_and_its_gradient_by_hand_also_where_the_paper_is_silent(tau, scale, share, own, known):
+    """Classes without a prototype stay out of the sum, and their examples have plain cross-entropy.
+
+    A single prototype has nothing to be told from: −log 1 = 0, and no gradient, NaN least of all.
+    """
+    (l_ce, d_ce), (l_pc, d_pc) = entropies(FEATURES), contrast(FEATURES, known, tau, own)
     text = f"prototypes(tau={tau}, scale={scale}, own={str(own).lower()})"
-    value, gradient = loss_of(text, step_of(shared=sent((1, 1, 1), share)))
+    value, gradient = loss_of(text, step_of(shared=sent(known, share)))
+    share = np.where(np.array(known)[Y] > 0, share, 0.0)
     assert value == pytest.approx((share * scale * l_pc + (1 - share) * l_ce).mean(), abs=1e-13)
-    np.testing.assert_allclose(gradient, (share * scale * d_pc + (1 - share) * d_ce) / 4, rtol=0, atol=1e-13)
+    wanted = (share * scale)[:, None] * d_pc + (1 - share)[:, None] * d_ce
+    np.testing.assert_allclose(gradient, wanted / 4, rtol=0, atol=1e-13)
 
 
 def test_departs_from_the_paper_the_prototype_loss_has_a_minus_sign_and_the_own_class_in_its_denominator():
@@ -337,26 +344,6 @@ def test_departs_from_the_paper_the_prototype_loss_has_a_minus_sign_and_the_own_
     on, off = PROTOTYPES[Y] * 3.0, PROTOTYPES[(Y + 1) % 3]
     near, far = (loss_of("prototypes", step_of(features, shared=shared))[0] for features in (on, off))
     assert 0 < near < far
-
-
-@pytest.mark.parametrize("own", ["true", "false"])
-def test_where_the_paper_is_silent_an_example_whose_class_has_no_prototype_has_plain_cross_entropy(own):
-    (l_ce, d_ce), (l_pc, d_pc) = entropies(FEATURES), contrast(FEATURES, (1, 0, 1), 0.5, own == "true")
-    known = np.array([1, 0, 1])[Y] > 0
-    value, gradient = loss_of(f"prototypes(own={own})", step_of(shared=sent((1, 0, 1), 0.75)))
-    assert value == pytest.approx(np.where(known, 0.75 * l_pc + 0.25 * l_ce, l_ce).mean(), abs=1e-13)
-    wanted = np.where(known[:, None], 0.75 * d_pc + 0.25 * d_ce, d_ce) / 4
-    np.testing.assert_allclose(gradient, wanted, rtol=0, atol=1e-13)
-
-
-def test_where_the_paper_is_silent_classes_without_a_prototype_stay_out_of_the_sum():
-    """With one prototype its own class has nothing to be told from: −log 1 = 0, and no gradient, NaN least of all."""
-    l_ce, d_ce = entropies(FEATURES)
-    factor = np.where(Y == 1, 0.25, 1.0)
-    for own in ("true", "false"):
-        value, gradient = loss_of(f"prototypes(own={own})", step_of(shared=sent((0, 1, 0), 0.75)))
-        assert value == pytest.approx((factor * l_ce).mean(), abs=1e-13)
-        np.testing.assert_allclose(gradient, factor[:, None] * d_ce / 4, rtol=0, atol=1e-13)
 
 
 def plain_prototypes(fed, rounds, who=everyone, *, tau=0.5, scale=1.0, own=True, epochs=None):
@@ -491,14 +478,14 @@ def test_fedirs_weights_multiply_those_that_are_there_already():
     assert importance(given, step).value().item() == pytest.approx(wanted, abs=1e-13)
 
 
-def plain_fedir(fed, rounds, target, who=everyone):
+def plain_fedir(fed, rounds, target, who=everyone, epochs=None):
     def loss(own, server, images, labels, client, r):
         held = fed.data["train/labels"][examples_of(fed, client)].tolist()
         weights = torch.tensor([target[y] / (held.count(y) / len(held)) for y in labels.tolist()], dtype=torch.float64)
         each = torch.stack([F.cross_entropy(own(images)[i], labels[i]) for i in range(len(labels))])
         return (weights * each).sum() / weights.sum()
 
-    return [server for server, _ in plainly(fed, rounds, loss, who=who)][-1]
+    return [server for server, _ in plainly(fed, rounds, loss, who=who, epochs=epochs)][-1]
 
 
 ALL = "".join(HOLDS)
@@ -539,15 +526,8 @@ def test_a_class_that_nobody_holds_needs_no_weight(method):
 def test_fedir_counts_the_clients_own_shares_not_those_of_the_visit():
     """Under fedvc a visit draws 4 of 9 examples; q_k is of the nine."""
     fed = small("fedir + fedvc(size=4)", ("001112223",))
-    who = virtual(2, 4)
-    held, target = "001112223", [2 / 9, 3 / 9, 3 / 9, 1 / 9]
-
-    def loss(own, server, images, labels, client, r):
-        w = torch.tensor([target[y] / (held.count(str(y)) / 9) for y in labels.tolist()], dtype=torch.float64)
-        return (w * F.cross_entropy(own(images), labels, reduction="none")).sum() / w.sum()
-
-    server = [server for server, _ in plainly(fed, 2, loss, who=who, epochs=1)][-1]
-    assert distance(fed.run(2, per_round=2), server) < CLOSE
+    plain = plain_fedir(fed, 2, [2 / 9, 3 / 9, 3 / 9, 1 / 9], virtual(2, 4), epochs=1)
+    assert distance(fed.run(2, per_round=2), plain) < CLOSE
 
 
 @pytest.mark.parametrize(

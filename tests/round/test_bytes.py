@@ -30,7 +30,6 @@ class Weighing:
 
     job: str
     client: int
-    repeat: int
     shared: dict
     sums: dict | None
 
@@ -42,16 +41,13 @@ class Scales:
         self._engine = engine
         self.roster, self.memory = engine.roster, engine.memory
         self.seen: list[Weighing] = []
-        self.failed: set[tuple[str, int, int]] = set()
 
     def visit(self, job, shared, visits, key):
         """The loop's replies, each weighed."""
         name = job.__struct_config__.tag
         for visit, reply in zip(visits, self._engine.visit(job, shared, visits, key), strict=True):
             sums = None if isinstance(reply, Failure) else {name: value.clone() for name, value in reply.sums.items()}
-            self.seen.append(Weighing(name, visit.client, visit.repeat, dict(shared), sums))
-            if sums is None:
-                self.failed.add((name, visit.client, visit.repeat))
+            self.seen.append(Weighing(name, visit.client, dict(shared), sums))
             yield reply
 
     def close(self):
@@ -59,8 +55,8 @@ class Scales:
 
     def up(self) -> int:
         """Updates in the type of the tensor they change, statistics in the model's type; a few numbers: nothing."""
-        heard = [s for s in self.seen if s.client != EVERYONE and (s.job, s.client, s.repeat) not in self.failed]
-        return sum(self._size(s, name, value) for s in heard for name, value in (s.sums or {}).items())
+        heard = [s for s in self.seen if s.client != EVERYONE and s.sums is not None]
+        return sum(self._size(s, name, value) for s in heard for name, value in s.sums.items())
 
     def down(self) -> int:
         sent = [s.shared for s in self.seen if s.client != EVERYONE]
@@ -79,7 +75,7 @@ def rounds(method, number=2, *, per_round=3, dtype="float32", skip=False, model=
     engine.element_size = {"float32": 4, "float64": 8}[dtype]
     state, found = small.state(), []
     for _ in range(number):
-        engine.seen, engine.failed = [], set()
+        engine.seen = []
         state, row = driver.run_round(
             small.algorithm, engine, state, small.key, per_round=per_round, rounds=9, skip_failures=skip
         )
