@@ -15,7 +15,8 @@ from unskew.methods.adaptive import fedadagrad, fedadam, fedyogi
 from unskew.methods.attendance import absent, available
 from unskew.methods.centralised import centralised
 from unskew.methods.classifier import clsnorm, clsprox
-from unskew.methods.fedavgm import fedavg, fedavgm
+from unskew.methods.fedavg import fedavg
+from unskew.methods.fedavgm import fedavgm
 from unskew.methods.feddecorr import feddecorr
 from unskew.methods.feddyn import feddyn
 from unskew.methods.fedetf import fedetf
