@@ -167,9 +167,9 @@ class Packed:
         """The tensors in a vector of this layout, not copied."""
         return {name: vector.as_strided(*position) for name, position in self.positions.items()}
 
-    def copied(self, tensors: Tensors, dtype: torch.dtype) -> Tensor:
+    def copied(self, tensors: Tensors) -> Tensor:
         """A new vector of this layout with the values of these tensors, zeros in the gaps."""
-        vector = torch.zeros_like(self.vector, dtype=dtype)
+        vector = torch.zeros_like(self.vector)
         for name, view in self.views(vector).items():
             view.copy_(tensors[name])
         return vector

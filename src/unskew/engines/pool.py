@@ -17,7 +17,7 @@ import torch
 from unskew.core.child import Child, JsonLines, start_worker
 from unskew.core.errors import LostMemory, StorageFailure, UserError, describe_error
 from unskew.core.key import Key
-from unskew.core.machine import device_count, files_left, resolve_device, too_many_files, worker_device
+from unskew.core.machine import files_left, too_many_files, worker_device
 from unskew.core.tensors import DOUBLE, Layout, PackedSums
 from unskew.core.types import Failure, Job, Local, Note, Reply, Roster, Tensors, TestPart, Visit
 from unskew.data.batches import examples_for
@@ -405,8 +405,7 @@ def serve(parent: "JsonLines | RankZero", hello: Hello, data: int, weights: int,
     desk, (sessions, *memories) = None, others[SLOTS:]
     try:
         blueprint = Blueprint.from_json(hello.blueprint)
-        device = resolve_device(blueprint.device)
-        blueprint = replace(blueprint, device=worker_device(device, device_count(device), hello.number))
+        blueprint = replace(blueprint, device=worker_device(blueprint.device, hello.number))
         side = build(blueprint, SharedFile(data).read(hello.data), *memories)
         side = replace(side, secret=hello.secret, sessions=Sessions(sessions))
         desk = Desk(side, [ResultFile(descriptor) for descriptor in others[:SLOTS]])
