@@ -116,12 +116,7 @@ class WorkerFiles:
 class Scheduler:
     """The visits of one job: which are open or running, and which results wait for an earlier one.
 
-    Parameters
-    ----------
-    job, visits : the work, and the clients.
-    roster : the clients' numbers of examples.
-    local : the clients' training settings, for the length of a training visit.
-    numbers : how many numbers a reply has, by type of job; updated for the next job.
+    ``numbers`` has how many numbers a reply has, by type of job, and is updated for the next job.
     """
 
     def __init__(
