@@ -145,18 +145,6 @@ def test_fedvc_is_the_numpy_lines(epochs, sgd):
     assert [m.batches_max for m in found.metrics] == [2 * epochs] * 3  # ⌈6/4⌉ steps an epoch
 
 
-def test_a_client_comes_with_chance_proportional_to_its_examples_and_one_without_examples_never():
-    population = population_of(small("fedvc", UNEVEN)).roster
-    visits = methods.parse_method("fedvc").sampler(Key(3).fold("chance"), population, 20_000)
-    came = Counter(v.client for v in visits)
-    assert sum(came.values()) == 20_000
-    assert came.keys() == {1, 2, 5, 6, 7}
-    expected = {k: 20_000 * n / 32 for k, n in enumerate(UNEVEN) if n}
-    assert sum((came[k] - e) ** 2 / e for k, e in expected.items()) < 13.3  # χ² of four degrees at 1 %
-    owners = np.repeat(np.arange(9), UNEVEN)
-    assert came == Counter(owners[Key(3).fold("chance").numpy().integers(0, 32, 20_000)].tolist())
-
-
 def test_departs_from_the_paper_fedvc_draws_clients_with_replacement_so_that_the_expected_update_is_exact():
     """Were every draw to come up once, each client would come just n_k times: E[mean Δ] = Σ n_k/n·Δ_k."""
 
@@ -184,15 +172,6 @@ def test_a_visit_draws_without_replacement_if_the_client_holds_enough_and_with_o
     assert sorted(rows[0]) == sorted(rows[1])  # what was drawn for the visit serves all its epochs
     assert set(rows[0]) <= set(examples_of(fed, 0).tolist())
     assert (len(set(rows[0].tolist())) == 6) == (held >= 6)
-
-
-def test_two_visits_to_one_client_see_different_batches():
-    fed = small("fedvc(size=6)", (13,))
-    found = theta_of(fed.run(1, per_round=2).tensors)
-    theta = theta_of(fed.state().tensors)
-    twice = [visit(fed, theta, 1, 0, repeat, 6, epochs=1)[0] for repeat in (0, 1)]
-    assert np.abs(twice[0] - twice[1]).max() > 1e-3
-    close(found, (twice[0] + twice[1]) / 2)
 
 
 @pytest.mark.parametrize("text", ["fedvc(size=0)", "fedvc(epochs=0)"])

@@ -174,7 +174,7 @@ def test_check_method_refuses_what_is_not_a_method(wrong):
 
 CAUGHT = [
     (breaking.order_by_statistics, r"both orders.*: fedprox.*order changes the model by .* in round 2"),
-    (breaking.greedy, "only one order is refused"),
+    (breaking.greedy, "only one order is rejected"),
     (breaking.smoothing_term, r"keep to their slots.*claim the blend slot for that \(round 1\)"),
     (breaking.weight_thief, r"keep to their slots.*multiply them by its own \(round 1\)"),
     (breaking.penalty_thief, r"keep to their slots.*add its own with loss.plus\(…\) \(round 2\)"),

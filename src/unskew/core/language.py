@@ -144,7 +144,7 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
 
 
 def check_positive(name: str, **knobs: float) -> None:
-    """Refuse knobs that are not positive and finite, and counts above the limit."""
+    """Reject knobs that are not positive and finite, and counts above the limit."""
     for knob, value in knobs.items():
         if not 0 < value < math.inf:
             raise ValueError(f"{name}({knob}={value}): give a number above 0")
@@ -153,7 +153,7 @@ def check_positive(name: str, **knobs: float) -> None:
 
 
 def check_not_negative(name: str, **knobs: float) -> None:
-    """Refuse knobs that are negative or not finite."""
+    """Reject knobs that are negative or not finite."""
     for knob, value in knobs.items():
         if not 0 <= value < math.inf:
             raise ValueError(f"{name}({knob}={value}): {knob} must be 0 or more")

@@ -69,7 +69,7 @@ def too_many_files(wanted: str) -> str:
 
 
 def check_device_name(text: str) -> None:
-    """Refuse an invalid device name, whether or not this machine has such a device."""
+    """Reject an invalid device name, whether or not this machine has such a device."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", text):
         raise UserError(f"--device {text}: give {DEVICES}")
 

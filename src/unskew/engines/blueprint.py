@@ -72,7 +72,7 @@ class Blueprint:
         return whole if self.layers is None else fine_tune(whole, self.shape, self.layers, stored=self.stored)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers and strings; refused if another process could not build the same from them."""
+        """Plain numbers and strings; rejected if another process could not build the same from them."""
         if not self.crosses:
             raise UserError(f"method {self.method} with model {self.model}: {CANNOT_CROSS}")
         fields = asdict(replace(self, parsed=None, factory=None))

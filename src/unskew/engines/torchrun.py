@@ -88,7 +88,7 @@ def launched() -> Launched:
 
 
 def check_command(engine: str | None) -> None:
-    """Refuse a command that torchrun has started several times if each would be a separate run."""
+    """Reject a command that torchrun has started several times if each would be a separate run."""
     if "TORCHELASTIC_RUN_ID" in os.environ and engine != "torchrun" and (ranks := launched().ranks) > 1:
         hint = "give --engine torchrun to make it one run, or start it without torchrun"
         raise UserError(f"torchrun has started this command {ranks} times; {hint}")
@@ -251,7 +251,7 @@ def listen(launch: Launched) -> tuple[socket.socket, bytes, Store]:
 
 
 def gather(launch: Launched, *, processors: bool) -> list["Rank"]:
-    """On rank 0: the other ranks; refused if their results could differ.
+    """On rank 0: the other ranks; rejected if their results could differ.
 
     ``processors``: whether they compute on CPUs, which must then be of the same kind.
     """
@@ -372,7 +372,7 @@ class Rank:
         return message
 
     def check_heard(self) -> None:
-        """Refuse to wait any longer for a silent rank."""
+        """Stop waiting for a silent rank."""
         if time.monotonic() - self._heard > SILENT_SECONDS:
             self.exit_reason()
 

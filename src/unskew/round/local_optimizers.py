@@ -197,7 +197,7 @@ def parse_schedule(source: str) -> Schedule:
 
 
 def check_rounds(local: Local, rounds: int) -> None:
-    """Refuse a schedule that does not fit the number of rounds or the rate; without rounds, any fits."""
+    """Reject a schedule that does not fit the number of rounds or the rate; without rounds, any fits."""
     if local.schedule == "constant" or not rounds:
         return
     schedule = parse_schedule(local.schedule)
