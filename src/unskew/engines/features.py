@@ -25,9 +25,8 @@ from torch import Tensor
 
 from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.files import write_whole
+from unskew.core.files import CACHE_VARIABLE, write_whole
 from unskew.core.key import Key
-from unskew.core.limits import CACHE_VARIABLE
 from unskew.core.machine import cores, ready_device
 from unskew.core.types import ImageSet, Split, Tensors
 from unskew.core.units import format_bytes

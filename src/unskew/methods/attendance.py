@@ -12,8 +12,9 @@ import numpy as np
 
 from unskew.core import language
 from unskew.core.errors import UserError
+from unskew.core.files import user_path
 from unskew.core.key import Key
-from unskew.core.limits import read_plain, user_path
+from unskew.core.limits import read_plain
 from unskew.core.types import Mask, Roster, Visit
 from unskew.round.algorithm import Algorithm, Method
 
