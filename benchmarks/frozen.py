@@ -10,7 +10,7 @@ from pathlib import Path
 
 import unskew
 from measure import Row, at_least
-from unskew.core.limits import CACHE_VARIABLE
+from unskew.core.files import CACHE_VARIABLE
 from unskew.core.types import Split
 from unskew.runs import prepare
 

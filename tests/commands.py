@@ -37,5 +37,12 @@ def started(*words, cwd=None, run=None, rounds=0, until=None):
     raise AssertionError("it never got so far")
 
 
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def _lines(file):
     return file.read_bytes().count(b"\n") if file.exists() else -1

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from unskew.charts.files import check_format
 from unskew.core.errors import accepts
-from unskew.core.limits import working_directory
+from unskew.core.files import working_directory
 from unskew.core.machine import neutral
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition

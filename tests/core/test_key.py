@@ -26,15 +26,6 @@ def test_two_keys_give_the_same_number_only_if_seed_and_path_are_the_same(seed, 
     assert (left.number() == right.number()) == (left == right)
 
 
-@settings(deadline=None)
-@given(seeds, paths)
-def test_a_number_has_128_bits_and_both_generators_take_it(seed, path):
-    key = Key(seed, path)
-    assert 0 <= key.number() < 2**128
-    assert key.numpy().random() == key.numpy().random()
-    assert key.torch().initial_seed() == key.torch().initial_seed()
-
-
 @pytest.mark.parametrize(
     ("left", "right"),
     [

@@ -11,18 +11,8 @@ from unskew.core.language import apply, parse_calls
 from unskew.core.plugins import find_plugins, guard_plugins, load_function, parse_plugin, plugin_sha256
 
 NOT_PLUGINS = [
-    "this:-",
-    "wave:",
-    "mailbox::x",
-    "unittest.__main__:-",
-    ":",
-    "a",
-    "a:b:c",
-    "a:b.c",
-    ".a:b",
-    "a.:b",
-    "1a:b",
-]
+    "this:-", "wave:", "mailbox::x", "unittest.__main__:-", ":", "a", "a:b:c", "a:b.c", ".a:b", "a.:b", "1a:b",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NOT_PLUGINS)

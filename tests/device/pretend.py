@@ -19,6 +19,7 @@ never asks a driver. Only Python sees the pretended name.
 """
 
 from collections import Counter
+from contextlib import contextmanager
 from functools import cache
 from unittest.mock import patch
 
@@ -205,8 +206,13 @@ class _MetaFactories(TorchDispatchMode):
         self._home = home
         self._asked_for = 0
 
+    @contextmanager
     def left_alone(self):
-        return _Deeper(self)
+        self._asked_for += 1
+        try:
+            yield
+        finally:
+            self._asked_for -= 1
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -215,17 +221,6 @@ class _MetaFactories(TorchDispatchMode):
         if any(isinstance(each, PretendTensor) for each in _tensors((args, kwargs))):
             return func(*args, **kwargs)
         return PretendTensor(func(*args, **{**kwargs, "device": CPU}), self._home)
-
-
-class _Deeper:
-    def __init__(self, factories):
-        self._factories = factories
-
-    def __enter__(self):
-        self._factories._asked_for += 1
-
-    def __exit__(self, *_):
-        self._factories._asked_for -= 1
 
 
 def _plain(values):

@@ -49,7 +49,7 @@ class Unselective:
 
 def test_a_new_worker_takes_the_number_of_the_old_one(started):
     federated = small("scaffold")
-    pool = engines.open_engine("pool", engines.EngineSetup(federated.blueprint, federated.data, 3))
+    pool = federated.open("pool", 3)
     assert started == [(0, "cpu"), (1, "cpu"), (2, "cpu")]
     pool._replace(pool._workers[1], Scheduler(Train(), [], pool.roster, Local(), {}), None)
     assert started[3:] == [(1, "cpu")]
@@ -58,7 +58,7 @@ def test_a_new_worker_takes_the_number_of_the_old_one(started):
 
 def test_real_workers_train_on_the_device_that_they_are_told():
     federated = on("auto", small())
-    pool = engines.open_engine("pool", engines.EngineSetup(federated.blueprint, federated.data, 2))
+    pool = federated.open("pool", 2)
     try:
         outcome = total(pool, Train(), federated.state().tensors, [Visit(0, 1.0), Visit(1, 1.0)], Key(0))
     finally:
@@ -94,6 +94,6 @@ def test_a_step_is_timed_when_the_device_has_done_it(each_home):
 def test_the_parent_of_a_pool_leaves_the_device_to_its_workers(home, started):
     federated = on(home.device, small("scaffold"))
     arrived = home.arrivals
-    engines.open_engine("pool", engines.EngineSetup(federated.blueprint, federated.data, 1)).close()
+    federated.open("pool", 1).close()
     assert home.arrivals == arrived
     assert started == [(0, "mps")]

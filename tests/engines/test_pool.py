@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import unskew
+from commands import alive
 from federation import federation, same, total
 from unskew import engines
 from unskew.core.errors import ClientFailure, UserError
@@ -83,20 +84,13 @@ def test_workers_end_when_their_parent_is_killed_in_the_middle_of_a_visit():
     raise AssertionError(f"workers {workers} outlive their parent")
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_results_are_added_in_the_order_of_the_visits():
     """Float addition is not associative: another order would show in the last bits."""
     small = federation(dtype="float32", sizes=(60, 5, 33, 2, 17))
     visits = [Visit(client, weight) for client, weight in enumerate((1e9, 1e-9, 1.0, 1e5, 1e-3))]
     outcomes = []
     for engine, workers in (("loop", 1), ("pool", 3)):
-        opened = engines.open_engine(engine, engines.EngineSetup(small.blueprint, small.data, workers))
+        opened = small.open(engine, workers)
         outcomes.append(total(opened, Train(), small.state().tensors, visits, Key(0)).sums)
         opened.close()
     assert list(outcomes[0]) == list(outcomes[1])
@@ -109,7 +103,7 @@ def test_a_pool_gives_back_all_it_took():
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         small = federation()
-        pool = engines.open_engine("pool", engines.EngineSetup(small.blueprint, small.data, 2))
+        pool = small.open("pool", 2)
         children = [worker.child for worker in pool._workers]
         total(pool, Train(), small.state().tensors, [Visit(0, 1.0)], Key(0))
         pool.close()

@@ -34,15 +34,15 @@ def started():
         yield own
 
 
-@pytest.fixture
-def two(started, monkeypatch):
-    """Another rank beside this process, the same one for all tests."""
-    for name, value in started.items():
+def set_variables(monkeypatch, variables):
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
 
-def opened(small):
-    return engines.open_engine("torchrun", engines.EngineSetup(small.blueprint, small.data))
+@pytest.fixture
+def two(started, monkeypatch):
+    """Another rank beside this process, the same one for all tests."""
+    set_variables(monkeypatch, started)
 
 
 # The same bits
@@ -85,7 +85,7 @@ def test_what_is_larger_than_a_piece_arrives(far):
     small, scores = federation(images=replace(images, test=test)), []
     parts = [TestPart(0, 500), TestPart(count // 2, count // 2 + 500), TestPart(count - 500, count)]
     for engine in ("loop", "torchrun"):
-        working = engines.open_engine(engine, engines.EngineSetup(small.blueprint, small.data))
+        working = small.open(engine)
         scores.append(total(working, Evaluate(), small.state().tensors, parts, Key(0)).sums)
         working.close()
     assert all(torch.equal(scores[0][name], scores[1][name]) for name in scores[0])
@@ -131,16 +131,16 @@ def test_what_a_rank_cannot_build_is_told_by_its_name(two, monkeypatch):
 
 
 def test_the_ranks_work_for_one_run_at_a_time(two):
-    working = opened(federation())
+    working = federation().open("torchrun")
     with pytest.raises(UserError, match="still working on another run"):
-        opened(federation())
+        federation().open("torchrun")
     working.close()
-    opened(federation()).close()
+    federation().open("torchrun").close()
 
 
 def test_an_open_engine_gives_its_handlers_back_and_hears_the_first_interrupt_only(two):
     before = signal.getsignal(signal.SIGTERM)
-    working = opened(federation())
+    working = federation().open("torchrun")
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGINT)
@@ -163,8 +163,7 @@ def test_without_torchrun_one_message_has_the_line_that_starts_it(capsys, tmp_pa
 
 
 def test_a_command_that_torchrun_started_twice_wants_the_engine(monkeypatch, capsys):
-    for name, value in {**variables(1, 2, 29500), "TORCHELASTIC_RUN_ID": "x"}.items():
-        monkeypatch.setenv(name, value)
+    set_variables(monkeypatch, variables(1, 2, 29500) | {"TORCHELASTIC_RUN_ID": "x"})
     with pytest.raises(SystemExit) as ended:
         main(["run", "--rounds", "1"])
     assert ended.value.code == 2
@@ -188,8 +187,7 @@ def test_torchrun_understands_every_line_that_we_tell_people_to_type():
      ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"), ({"WORLD_SIZE": "-1"}, "WORLD_SIZE=-1")],
 )  # fmt: skip
 def test_odd_variables_are_named(monkeypatch, changed, message):
-    for name, value in {**variables(0, 2, 29500), **changed}.items():
-        monkeypatch.setenv(name, value)
+    set_variables(monkeypatch, variables(0, 2, 29500) | changed)
     with pytest.raises(UserError, match=message):
         torchrun.launched()
 
@@ -206,7 +204,7 @@ def test_a_rank_that_would_give_other_bits_is_refused_by_name(two, monkeypatch, 
 def test_a_rank_that_does_not_come_is_named(monkeypatch):
     monkeypatch.setattr(torchrun, "JOIN_SECONDS", 0.2)
     launched = torchrun.Launched(0, 3, "127.0.0.1", free_port())
-    with torchrun.listen(launched)[0], pytest.raises(UserError, match="rank 1, 2 has not joined within 0 s"):
+    with torchrun.listen(launched)[0], pytest.raises(UserError, match="after 0 s, still waiting for rank 1, 2"):
         torchrun.gather(launched, processors=True)
 
 
@@ -216,8 +214,7 @@ def test_a_sweep_says_that_it_is_for_one_machine(tmp_path):
 
 
 def test_the_overview_counts_a_process_and_a_copy_of_the_data_for_each_rank(monkeypatch):
-    for name, value in variables(0, 3, 29500).items():
-        monkeypatch.setenv(name, value)
+    set_variables(monkeypatch, variables(0, 3, 29500))
     assert engines.processes("torchrun", 8) == engines.Processes(4, 3, 4, "3 ranks")
     assert engines.processes("pool", 8) == engines.Processes(9, 8, 2, "8 workers")
 

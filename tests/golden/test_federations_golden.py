@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from test_objectives_golden import everyone, examples_of, some, virtual
 
-from federation import federation, image_set
-from unskew import engines, methods, models
+from federation import federation, image_set, plain_sgd, remembered
+from unskew import methods
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.types import EVERYONE, Visit
-from unskew.data.batches import Pixels, plan
+from unskew.core.types import EVERYONE
+from unskew.data.batches import plan
 from unskew.data.population import Population
 from unskew.round import driver
 from unskew.round.client import accumulated
@@ -47,14 +46,12 @@ class Ran:
 
 
 def ran(fed, rounds, per_round=None):
-    engine = engines.open_engine("loop", engines.EngineSetup(fed.blueprint, fed.data, 1))
+    engine = fed.open()
     per_round = per_round or engine.roster.clients
     try:
         every = list(driver.run(fed.algorithm, engine, fed.state(), fed.key, rounds=rounds, per_round=per_round))
         last = every[-1][0]
-        places = last.clients.items()
-        kept = {client: engine._side.memory.recall(Visit(client, 1.0, ticket=place)) for client, place in places}
-        return Ran(last, [metrics for _, metrics in every], kept)
+        return Ran(last, [metrics for _, metrics in every], remembered(engine, last))
     finally:
         engine.close()
 
@@ -148,18 +145,6 @@ def test_fedvc_is_the_numpy_lines(epochs, sgd):
     assert [m.batches_max for m in found.metrics] == [2 * epochs] * 3  # ⌈6/4⌉ steps an epoch
 
 
-def test_a_client_comes_with_chance_proportional_to_its_examples_and_one_without_examples_never():
-    population = population_of(small("fedvc", UNEVEN)).roster
-    visits = methods.parse_method("fedvc").sampler(Key(3).fold("chance"), population, 20_000)
-    came = Counter(v.client for v in visits)
-    assert sum(came.values()) == 20_000
-    assert came.keys() == {1, 2, 5, 6, 7}
-    expected = {k: 20_000 * n / 32 for k, n in enumerate(UNEVEN) if n}
-    assert sum((came[k] - e) ** 2 / e for k, e in expected.items()) < 13.3  # χ² of four degrees at 1 %
-    owners = np.repeat(np.arange(9), UNEVEN)
-    assert came == Counter(owners[Key(3).fold("chance").numpy().integers(0, 32, 20_000)].tolist())
-
-
 def test_departs_from_the_paper_fedvc_draws_clients_with_replacement_so_that_the_expected_update_is_exact():
     """Were every draw to come up once, each client would come just n_k times: E[mean Δ] = Σ n_k/n·Δ_k."""
 
@@ -187,15 +172,6 @@ def test_a_visit_draws_without_replacement_if_the_client_holds_enough_and_with_o
     assert sorted(rows[0]) == sorted(rows[1])  # what was drawn for the visit serves all its epochs
     assert set(rows[0]) <= set(examples_of(fed, 0).tolist())
     assert (len(set(rows[0].tolist())) == 6) == (held >= 6)
-
-
-def test_two_visits_to_one_client_see_different_batches():
-    fed = small("fedvc(size=6)", (13,))
-    found = theta_of(fed.run(1, per_round=2).tensors)
-    theta = theta_of(fed.state().tensors)
-    twice = [visit(fed, theta, 1, 0, repeat, 6, epochs=1)[0] for repeat in (0, 1)]
-    assert np.abs(twice[0] - twice[1]).max() > 1e-3
-    close(found, (twice[0] + twice[1]) / 2)
 
 
 @pytest.mark.parametrize("text", ["fedvc(size=0)", "fedvc(epochs=0)"])
@@ -236,15 +212,6 @@ def test_fednova_is_the_numpy_lines(count, who, sgd):
 def test_proximal_terms_of_other_methods_do_not_change_the_norm_of_a():
     fed = small("fednova + fedprox(mu=0.7)", momentum=0.9)
     close(theta_of(fed.run(2).tensors), plain_fednova(fed, 2, mu=0.7))
-
-
-def test_fednova_averages_buffers_plainly():
-    """In the first round the clients do the same under both; only what is made of it differs."""
-    found, plain = (
-        federation(m, sizes=(40, 5, 1), model="outside_models:batch_norm").run(1).tensors for m in ("fednova", "fedavg")
-    )
-    for name in plain:
-        assert torch.equal(found[name], plain[name]) == name.startswith("buffers/")
 
 
 # SCAFFOLD
@@ -381,34 +348,12 @@ def test_departs_from_the_paper_feddyn_weighs_clients_by_their_examples_in_h_too
 # Centralised
 
 
-def plain_sgd(fed, rounds, share=None):
-    """Ordinary PyTorch on all that anybody holds; each round a fresh optimiser, and ``share`` of the examples."""
-    blueprint, local = fed.blueprint, fed.blueprint.local
-    dtype = getattr(torch, blueprint.dtype)
-    network = models.build(blueprint.model, blueprint.shape, blueprint.classes).to(dtype)
-    network.load_state_dict({name.partition("/")[2]: value for name, value in fed.state().tensors.items()})
-    train = Pixels.of(*(fed.data[name] for name in ("train/images", "train/labels", "mean", "std")), dtype)
-    held = fed.data["population/order"].numpy()
-    for number in range(1, rounds + 1):
-        key = fed.key.fold("round", number).fold("client", EVERYONE, 0)
-        batches = plan(held, share and round(share * len(held)), local, key)
-        optimizer = torch.optim.SGD(
-            network.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
-        )
-        for index, count in zip(batches.index, batches.counts, strict=True):
-            images, labels = train.batch(index[:count])
-            optimizer.zero_grad()
-            F.cross_entropy(network(images), labels).backward()
-            optimizer.step()
-    return {f"params/{name}": value.detach() for name, value in network.named_parameters()}
-
-
 @BOTH
 @pytest.mark.parametrize(("count", "share"), [(None, None), (2, 2 / 5)], ids=["all", "two of five"])
 def test_centralised_is_plain_sgd_on_the_pooled_data_bit_for_bit(count, share, sgd):
     """The momentum starts from zero in each round, as a client's does."""
     fed = federation("centralised", images=image_set(130), dtype="float32", **sgd)  # 30 images belong to nobody
-    found, wanted = fed.run(3, per_round=count).tensors, plain_sgd(fed, 3, share)
+    found, wanted = fed.run(3, per_round=count).tensors, plain_sgd(fed, 3, fused=True, client=EVERYONE, share=share)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
@@ -424,8 +369,3 @@ def test_centralised_has_the_budget_of_as_many_clients_and_sends_nothing(count):
 def test_centralised_has_fedavgs_budget_where_some_clients_hold_nothing():
     found, plain = (ran(small(m, (6, 6, 0, 0)), 2, 2).metrics for m in ("centralised", "fedavg"))
     assert [m.examples for m in found] == [m.examples for m in plain]
-
-
-@pytest.mark.parametrize("other", ["moon", "prototypes", "fedir", "fedir(uniform)", "clsnorm"])
-def test_centralised_sends_nothing_beside_other_methods_either(other):
-    assert all((m.bytes_up, m.bytes_down) == (0, 0) for m in ran(small(f"centralised + {other}"), 2).metrics)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from test_objectives_golden import BOTH, CLOSE, FEATURES, HOLDS, WEIGHT, distance, loss_of, plainly, small
 
-from unskew import engines, methods
+from unskew import methods
 from unskew.core.errors import UserError
 from unskew.core.types import Step
 from unskew.round.client import objective
@@ -146,7 +146,7 @@ def test_evaluation_uses_plain_logits():
     state, results = plain.state(), []
     for method in ("fedavg", "fedlc", "fedrs", "balanced"):
         fed = plain.with_method(method)
-        engine = engines.open_engine("loop", engines.EngineSetup(fed.blueprint, fed.data, 1))
+        engine = fed.open()
         results.append(evaluate(engine, state.tensors, len(fed.data["test/labels"]), fed.key))
         engine.close()
     assert all(result == results[0] for result in results)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from federation import federation
-from unskew import engines
 from unskew.core.types import ImageSet, Split
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import dataset
@@ -186,10 +185,7 @@ def by_hand():
 def run(method, rounds=2):
     small = by_hand().with_method(method)
     start = {"params/classifier.weight": torch.tensor(W0), "params/classifier.bias": torch.tensor(B0)}
-    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
-    state = driver.start(small.algorithm, start)
-    for _ in range(rounds):
-        state, _ = driver.run_round(small.algorithm, engine, state, small.key, per_round=2)
+    state = small.run(rounds, state=driver.start(small.algorithm, start))
     return np.c_[state.tensors["params/classifier.weight"].numpy(), state.tensors["params/classifier.bias"].numpy()]
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from federation import federation
-from unskew import engines, methods, models
+from unskew import methods, models
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import ImageSet, Loss, Split, Step
@@ -47,17 +47,6 @@ def small(method, holds=HOLDS, *, classes=4, side=4, model="tiny-cnn", seed=0, *
     who = np.repeat(np.arange(len(holds)), [len(held) for held in holds]).astype(np.int32)
     population = Population.from_partition(Partition(who, len(holds), "by hand", 0))
     return replace(base, data=dataset(images, population))
-
-
-def states(fed, rounds, per_round=None):
-    """The state after each round."""
-    engine = engines.open_engine("loop", engines.EngineSetup(fed.blueprint, fed.data, 1))
-    per_round = per_round or engine.roster.clients
-    try:
-        run = driver.run(fed.algorithm, engine, fed.state(), fed.key, rounds=rounds, per_round=per_round)
-        return [state for state, _ in run]
-    finally:
-        engine.close()
 
 
 # The same federation as a plain loop
@@ -290,7 +279,7 @@ def test_another_reference_than_the_clients_own_last_model_in_eval_mode_would_be
 
 
 def test_where_the_paper_is_silent_a_clients_first_visit_has_no_moon_term():
-    first, plain = (states(small(m, model="outside_models:batch_norm"), 1)[0] for m in ("moon(mu=5)", "fedavg"))
+    first, plain = (small(m, model="outside_models:batch_norm").run(1) for m in ("moon(mu=5)", "fedavg"))
     assert identical(first, plain)
 
 
@@ -332,14 +321,21 @@ def sent(known, share):
     }
 
 
+@pytest.mark.parametrize("known", [(1, 1, 1), (1, 0, 1), (0, 1, 0)], ids=["all known", "two known", "one known"])
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize(("tau", "scale", "share"), [(0.5, 1.0, 0.75), (1.0, 0.1, 0.75), (0.5, 0.1, 0.25)])
-def test_the_prototype_loss_and_its_gradient_by_hand(own, tau, scale, share):
-    (l_ce, d_ce), (l_pc, d_pc) = entropies(FEATURES), contrast(FEATURES, (1, 1, 1), tau, own)
+def test_the_prototype_loss_and_its_gradient_by_hand_also_where_the_paper_is_silent(tau, scale, share, own, known):
+    """Classes without a prototype stay out of the sum, and their examples have plain cross-entropy.
+
+    A single prototype has nothing to be told from: −log 1 = 0, and no gradient, NaN least of all.
+    """
+    (l_ce, d_ce), (l_pc, d_pc) = entropies(FEATURES), contrast(FEATURES, known, tau, own)
     text = f"prototypes(tau={tau}, scale={scale}, own={str(own).lower()})"
-    value, gradient = loss_of(text, step_of(shared=sent((1, 1, 1), share)))
+    value, gradient = loss_of(text, step_of(shared=sent(known, share)))
+    share = np.where(np.array(known)[Y] > 0, share, 0.0)
     assert value == pytest.approx((share * scale * l_pc + (1 - share) * l_ce).mean(), abs=1e-13)
-    np.testing.assert_allclose(gradient, (share * scale * d_pc + (1 - share) * d_ce) / 4, rtol=0, atol=1e-13)
+    wanted = (share * scale)[:, None] * d_pc + (1 - share)[:, None] * d_ce
+    np.testing.assert_allclose(gradient, wanted / 4, rtol=0, atol=1e-13)
 
 
 def test_departs_from_the_paper_the_prototype_loss_has_a_minus_sign_and_the_own_class_in_its_denominator():
@@ -348,26 +344,6 @@ def test_departs_from_the_paper_the_prototype_loss_has_a_minus_sign_and_the_own_
     on, off = PROTOTYPES[Y] * 3.0, PROTOTYPES[(Y + 1) % 3]
     near, far = (loss_of("prototypes", step_of(features, shared=shared))[0] for features in (on, off))
     assert 0 < near < far
-
-
-@pytest.mark.parametrize("own", ["true", "false"])
-def test_where_the_paper_is_silent_an_example_whose_class_has_no_prototype_has_plain_cross_entropy(own):
-    (l_ce, d_ce), (l_pc, d_pc) = entropies(FEATURES), contrast(FEATURES, (1, 0, 1), 0.5, own == "true")
-    known = np.array([1, 0, 1])[Y] > 0
-    value, gradient = loss_of(f"prototypes(own={own})", step_of(shared=sent((1, 0, 1), 0.75)))
-    assert value == pytest.approx(np.where(known, 0.75 * l_pc + 0.25 * l_ce, l_ce).mean(), abs=1e-13)
-    wanted = np.where(known[:, None], 0.75 * d_pc + 0.25 * d_ce, d_ce) / 4
-    np.testing.assert_allclose(gradient, wanted, rtol=0, atol=1e-13)
-
-
-def test_where_the_paper_is_silent_classes_without_a_prototype_stay_out_of_the_sum():
-    """With one prototype its own class has nothing to be told from: −log 1 = 0, and no gradient, NaN least of all."""
-    l_ce, d_ce = entropies(FEATURES)
-    factor = np.where(Y == 1, 0.25, 1.0)
-    for own in ("true", "false"):
-        value, gradient = loss_of(f"prototypes(own={own})", step_of(shared=sent((0, 1, 0), 0.75)))
-        assert value == pytest.approx((factor * l_ce).mean(), abs=1e-13)
-        np.testing.assert_allclose(gradient, factor[:, None] * d_ce / 4, rtol=0, atol=1e-13)
 
 
 def plain_prototypes(fed, rounds, who=everyone, *, tau=0.5, scale=1.0, own=True, epochs=None):
@@ -416,7 +392,7 @@ def compare_prototypes(state, wanted):
 def test_three_rounds_of_prototypes_are_the_plain_loop(knobs, sgd):
     text = ", ".join(f"{knob}={str(value).lower()}" for knob, value in knobs.items())
     fed = small(f"prototypes({text})" if text else "prototypes", **sgd)
-    for state, (server, prototypes) in zip(states(fed, 3), plain_prototypes(fed, 3, **knobs), strict=True):
+    for state, (server, prototypes) in zip(fed.states(3), plain_prototypes(fed, 3, **knobs), strict=True):
         assert distance(state, server) < CLOSE
         compare_prototypes(state, prototypes)
 
@@ -424,7 +400,7 @@ def test_three_rounds_of_prototypes_are_the_plain_loop(knobs, sgd):
 def test_a_class_that_nobody_held_in_a_round_keeps_its_old_prototype_and_one_never_held_has_none():
     fed = small("prototypes", ("0011", "1122", "0033"), classes=5, seed=8)  # clients 1, 2, 1
     assert [some(1)(fed, number)[0][0] for number in (1, 2, 3)] == [1, 2, 1]
-    found = states(fed, 3, per_round=1)
+    found = list(fed.states(3, per_round=1))
     for state, (server, prototypes) in zip(found, plain_prototypes(fed, 3, some(1)), strict=True):
         assert distance(state, server) < CLOSE
         compare_prototypes(state, prototypes)
@@ -435,7 +411,7 @@ def test_a_class_that_nobody_held_in_a_round_keeps_its_old_prototype_and_one_nev
 def test_a_prototype_is_the_mean_feature_after_training_in_eval_mode_without_augmentation():
     """One client: the server's model is its own."""
     fed = small("prototypes", ("000112",), side=8, model="outside_models:batch_norm", augment=True)
-    state = states(fed, 1)[0]
+    state = fed.run(1)
     compare_prototypes(state, local_prototypes(fed, 0, network_of(fed, state.tensors)))
     with torch.no_grad():
         raw = network_of(fed, state.tensors).train().encoder(pictures(fed, torch.arange(6))[0])
@@ -447,7 +423,7 @@ def test_departs_from_the_paper_a_global_prototype_is_the_plain_mean_over_the_cl
     fed = small("prototypes", ("00000", "01", "11"))
     ((_, visited),) = plainly(fed, 1, cross_entropy)
     locals_ = [local_prototypes(fed, client, network) for client, network in visited]
-    found = states(fed, 1)[0].sent["prototypes/mean"][0]
+    found = fed.run(1).sent["prototypes/mean"][0]
     torch.testing.assert_close(found, (locals_[0][0] + locals_[1][0]) / 2, rtol=0, atol=CLOSE)
     assert (found - (5 * locals_[0][0] + locals_[1][0]) / 6).abs().max() > 1e-4
 
@@ -462,11 +438,11 @@ def test_under_fedvc_a_prototype_is_of_the_examples_that_the_visit_drew_each_onc
         drawn = set(plan(examples_of(fed, client), size, local, key).index.flatten().tolist()) - {-1}
         locals_.append(local_prototypes(fed, client, network, sorted(drawn)))
     assert [client for client, *_ in who(fed, 1)] == [0, 0, 1]
-    compare_prototypes(states(fed, 1, per_round=3)[0], means_over_clients(locals_))
+    compare_prototypes(fed.run(1, per_round=3), means_over_clients(locals_))
 
 
 def test_no_gradient_flows_into_prototypes():
-    assert not any(value.requires_grad for state in states(small("prototypes"), 2) for value in state.sent.values())
+    assert not any(value.requires_grad for state in small("prototypes").states(2) for value in state.sent.values())
 
 
 # FedIR
@@ -502,14 +478,14 @@ def test_fedirs_weights_multiply_those_that_are_there_already():
     assert importance(given, step).value().item() == pytest.approx(wanted, abs=1e-13)
 
 
-def plain_fedir(fed, rounds, target, who=everyone):
+def plain_fedir(fed, rounds, target, who=everyone, epochs=None):
     def loss(own, server, images, labels, client, r):
         held = fed.data["train/labels"][examples_of(fed, client)].tolist()
         weights = torch.tensor([target[y] / (held.count(y) / len(held)) for y in labels.tolist()], dtype=torch.float64)
         each = torch.stack([F.cross_entropy(own(images)[i], labels[i]) for i in range(len(labels))])
         return (weights * each).sum() / weights.sum()
 
-    return [server for server, _ in plainly(fed, rounds, loss, who=who)][-1]
+    return [server for server, _ in plainly(fed, rounds, loss, who=who, epochs=epochs)][-1]
 
 
 ALL = "".join(HOLDS)
@@ -531,7 +507,7 @@ def test_fedir_is_the_plain_loop_with_each_target(method, sgd):
 
 @pytest.mark.parametrize("method", TARGETS)
 def test_fedirs_target_is_sent_as_shares(method):
-    found = states(small(method), 1)[0].sent["fedir/target"]
+    found = small(method).run(1).sent["fedir/target"]
     np.testing.assert_allclose(found.numpy(), TARGETS[method], rtol=0, atol=1e-15)
 
 
@@ -550,30 +526,8 @@ def test_a_class_that_nobody_holds_needs_no_weight(method):
 def test_fedir_counts_the_clients_own_shares_not_those_of_the_visit():
     """Under fedvc a visit draws 4 of 9 examples; q_k is of the nine."""
     fed = small("fedir + fedvc(size=4)", ("001112223",))
-    who = virtual(2, 4)
-    held, target = "001112223", [2 / 9, 3 / 9, 3 / 9, 1 / 9]
-
-    def loss(own, server, images, labels, client, r):
-        w = torch.tensor([target[y] / (held.count(str(y)) / 9) for y in labels.tolist()], dtype=torch.float64)
-        return (w * F.cross_entropy(own(images), labels, reduction="none")).sum() / w.sum()
-
-    server = [server for server, _ in plainly(fed, 2, loss, who=who, epochs=1)][-1]
-    assert distance(fed.run(2, per_round=2), server) < CLOSE
-
-
-def test_a_clients_shares_never_leave_it_unless_the_population_is_asked_once():
-    """Then C counts a client go up before the first round; else nothing but the model. The target goes down."""
-
-    def traffic(method):
-        fed = small(method)
-        engine = engines.open_engine("loop", engines.EngineSetup(fed.blueprint, fed.data, 1))
-        run = driver.run(fed.algorithm, engine, fed.state(), fed.key, rounds=2, per_round=2)
-        return [(metrics.bytes_up, metrics.bytes_down) for _, metrics in run]
-
-    (up, down), (up2, down2) = traffic("fedavg")
-    target = 2 * 4 * 8  # two visits, four classes, float64
-    assert traffic("fedir(uniform)") == [(up, down + target), (up2, down2 + target)]
-    assert traffic("fedir") == [(up + 4 * 4 * 8, down + target), (up2, down2 + target)]
+    plain = plain_fedir(fed, 2, [2 / 9, 3 / 9, 3 / 9, 1 / 9], virtual(2, 4), epochs=1)
+    assert distance(fed.run(2, per_round=2), plain) < CLOSE
 
 
 @pytest.mark.parametrize(
@@ -646,7 +600,7 @@ def test_clsnorm_evaluates_with_unit_rows_and_as_used_gives_a_model_whose_plain_
     accuracy = np.mean(logits.argmax(1) == labels.numpy())
     for method, model in (("clsnorm", state.tensors), ("fedavg", driver.as_used(fed.algorithm, state.tensors))):
         other = fed.with_method(method)
-        engine = engines.open_engine("loop", engines.EngineSetup(other.blueprint, other.data, 1))
+        engine = other.open()
         found = evaluate(engine, model, len(ALL), Key(0))
         assert found.loss == pytest.approx(loss, abs=1e-13)
         assert found.accuracy == accuracy

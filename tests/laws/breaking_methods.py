@@ -10,15 +10,14 @@ from unskew.round.client_memory import whole_model
 LARGE = 0.01  # a penalty's weight: enough to see, not enough to diverge
 
 
-def _term(term):
-    return lambda algorithm: replace(algorithm, terms=(*algorithm.terms, term))
+def _adding(**slots):
+    """A method that appends one thing to each of these shared slots."""
+    return lambda algorithm: replace(algorithm, **{name: (*getattr(algorithm, name), x) for name, x in slots.items()})
 
 
-def _remembering(term, name="breaking"):
+def _remembering(term):
     """A term, and a memory that is empty at a client's first visit."""
-    return lambda algorithm: replace(
-        algorithm, terms=(*algorithm.terms, term), remember=(*algorithm.remember, whole_model(name))
-    )
+    return _adding(terms=term, remember=whole_model("breaking"))
 
 
 # Order-dependent
@@ -56,12 +55,12 @@ def smoothing_term(amount: float = 0.1):
         uniform = -step.logits.log_softmax(1).mean(1)
         return replace(loss, example=(1 - amount) * loss.example + amount * uniform)
 
-    return _term(term)
+    return _adding(terms=term)
 
 
 def weight_thief():
     """Puts its weights in place of those of other methods."""
-    return _term(lambda loss, step: replace(loss, weight=1.0 + step.labels.to(step.logits)))
+    return _adding(terms=lambda loss, step: replace(loss, weight=1.0 + step.labels.to(step.logits)))
 
 
 def penalty_thief():
@@ -75,7 +74,7 @@ def penalty_thief():
 
 def tall_margin():
     """A margin with one column too many rows."""
-    return lambda algorithm: replace(algorithm, margin=(*algorithm.margin, lambda step: step.logits[:1]))
+    return _adding(margin=lambda step: step.logits[:1])
 
 
 def mean_blend():
@@ -164,7 +163,7 @@ def growing_memory():
         return {"all": torch.zeros(1) if not visited.memory else torch.zeros(2 * len(visited.memory["growing/all"]))}
 
     memory = Memory("growing", blank=lambda model: {"all": torch.zeros(1)}, keep=keep)
-    return lambda algorithm: replace(algorithm, remember=(*algorithm.remember, memory))
+    return _adding(remember=memory)
 
 
 def growing_statistic():
@@ -174,7 +173,7 @@ def growing_statistic():
         return {f"round {info.round}": torch.zeros((), dtype=torch.float64)}
 
     statistic = Statistic("growing", fold=fold)
-    return lambda algorithm: replace(algorithm, statistics=(*algorithm.statistics, statistic))
+    return _adding(statistics=statistic)
 
 
 def growing_server():
@@ -218,15 +217,15 @@ def scribbling():
 def floating():
     """A statistic that is not a tensor."""
     statistic = Statistic("x", measure=lambda visited: {"y": 1.0})
-    return lambda algorithm: replace(algorithm, statistics=(*algorithm.statistics, statistic))
+    return _adding(statistics=statistic)
 
 
 def folding():
     """A statistic whose fold raises."""
     statistic = Statistic("x", fold=lambda sent, sums, info: sums["nothing"])
-    return lambda algorithm: replace(algorithm, statistics=(*algorithm.statistics, statistic))
+    return _adding(statistics=statistic)
 
 
 def twin():
     """Gives its memory the name of MOON's."""
-    return lambda algorithm: replace(algorithm, remember=(*algorithm.remember, whole_model("moon")))
+    return _adding(remember=whole_model("moon"))

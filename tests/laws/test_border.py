@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from federation import federation
-from unskew import engines
 from unskew.calibration import parse_calibration
 from unskew.calibration.federated import Calibrator, secure_statistics
 from unskew.calibration.jobs import Moments
@@ -69,22 +68,27 @@ class Border:
         return [(job, visit, dict(reply.sums) | dict(reply.extra)) for job, both in pairs for visit, reply in both]
 
 
-def crossed_in(method, rounds=3, finish=()):
-    small = federation(method, sizes=SIZES, dtype="float32", epochs=1)
-    setup = engines.EngineSetup(small.blueprint, small.data, 1)
-    border, side = Border(engines.open_engine("loop", setup)), build(small.blueprint, small.data)
-    state = small.state()
+def border_of(small, rounds, finish=(), score=False):
+    """The border after some rounds, an evaluation if asked for, and calibrations."""
+    border, side, state = Border(small.open()), build(small.blueprint, small.data), small.state()
+    clients = border.roster.clients
     for _ in range(rounds):
         state, _ = driver.run_round(
-            small.algorithm, border, state, small.key, per_round=len(SIZES), rounds=rounds, skip_failures=True
+            small.algorithm, border, state, small.key, per_round=clients, rounds=rounds, skip_failures=True
         )
-    evaluate(border, state.tensors, len(small.data["test/labels"]), small.key, confidence=True)
+    if score:
+        evaluate(border, state.tensors, len(small.data["test/labels"]), small.key, confidence=True)
     for source in finish:
         algorithm = parse_method(source, small.blueprint.local)
         calibrating = Calibrator(border, side, state.tensors, algorithm, Key(0), lambda event: None, {})
         calibrating.calibrate(algorithm.finish[0])
     border.close()
-    return small, border.crossed
+    return border
+
+
+def crossed_in(method, rounds=3, finish=()):
+    small = federation(method, sizes=SIZES, dtype="float32", epochs=1)
+    return border_of(small, rounds, finish, score=True).crossed
 
 
 def looked_at(crossed):
@@ -112,7 +116,7 @@ def looked_at(crossed):
 
 @pytest.mark.parametrize("method", TRAINING)
 def test_training_sends_only_what_the_table_names(method):
-    _, crossed = crossed_in("fedvc(8)" if method == "fedvc" else method)
+    crossed = crossed_in("fedvc(8)" if method == "fedvc" else method)
     assert [job for job, *_ in crossed][-1] == "evaluate"
     assert not list(looked_at(crossed))
     held = sum(SIZES)
@@ -123,7 +127,7 @@ def test_training_sends_only_what_the_table_names(method):
 
 def test_the_roster_is_all_that_the_server_knows_of_who_holds_what():
     small = federation("fedavg", sizes=SIZES)
-    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
+    engine = small.open()
     assert engine.roster.sizes.tolist() == list(SIZES)
     assert [name for name in vars(engine.roster) if not name.startswith("_")] == ["sizes"]
     public = [name for name in dir(engine) if not name.startswith("_")]
@@ -132,7 +136,7 @@ def test_the_roster_is_all_that_the_server_knows_of_who_holds_what():
 
 
 def test_evaluation_speaks_of_parts_of_the_test_images_and_of_no_client():
-    _, crossed = crossed_in("fedavg", rounds=1)
+    crossed = crossed_in("fedavg", rounds=1)
     job, _, visits, _, replies = crossed[-1]
     assert job == "evaluate"
     assert all(isinstance(visit, TestPart) for visit in visits)
@@ -140,7 +144,7 @@ def test_evaluation_speaks_of_parts_of_the_test_images_and_of_no_client():
 
 
 def test_memories_stay_on_the_clients_side():
-    _, crossed = crossed_in("moon + scaffold")
+    crossed = crossed_in("moon + scaffold")
     trained = [(visits, replies) for job, _, visits, _, replies in crossed if job == "train"]
     (first, kept), (second, _), _ = trained
     assert all(visit.ticket is None for visit in first)
@@ -150,23 +154,17 @@ def test_memories_stay_on_the_clients_side():
 
 @pytest.mark.parametrize("source", ["ccvr(per_class=20)", "lda", "ridge", "ccvr(per_class=20, components=2)"])
 def test_calibration_sends_statistics_and_no_feature(source):
-    _, crossed = crossed_in("fedavg", rounds=1, finish=[f"{source} + withhold(1)"])
+    crossed = crossed_in("fedavg", rounds=1, finish=[f"{source} + withhold(1)"])
     assert not list(looked_at(crossed))
     assert "moments" in {job for job, *_ in crossed}
 
 
-def sent_under(method, finish=None):
+def sent_under(method, *finish):
     """One round, and a calibration: every client's messages, and what it would have sent in the clear, by client."""
     sizes = (23, 17, 9, 11)  # of one example the label counts are a one among zeros, which may be anything
     small = federation(method, sizes=sizes, dtype="float32", epochs=1)
-    setup = engines.EngineSetup(small.blueprint, small.data, 1)
-    wire, state = Border(engines.open_engine("loop", setup)), small.state()
-    driver.run_round(small.algorithm, wire, state, small.key, per_round=len(sizes))
-    if finish:
-        algorithm, side = parse_method(finish, small.blueprint.local), build(small.blueprint, small.data)
-        calibrating = Calibrator(wire, side, state.tensors, algorithm, Key(0), lambda event: None, {})
-        calibrating.calibrate(algorithm.finish[0])
-    plain, clear = engines.open_engine("loop", setup), {client: {} for client in range(len(sizes))}
+    wire = border_of(small, 1, finish)
+    plain, clear = small.open(), {client: {} for client in range(len(sizes))}
     for job, shared, visits, key, _ in wire.jobs:
         inner = getattr(job, "inner", None)
         if inner is None or named(job).startswith("mask-"):
@@ -178,7 +176,6 @@ def sent_under(method, finish=None):
             sums = add(plain.visit(inner, shared, [visit], key), [visit]).sums
             clear[visit.client] |= {f"{named(job)}/{name}": value for name, value in sums.items()}
     plain.close()
-    wire.close()
     return small, wire, clear
 
 
@@ -246,7 +243,7 @@ def test_the_look_at_the_wire_finds_an_update_that_is_rounded_and_not_masked():
 
 def test_fewer_clients_than_a_secure_sum_needs_are_refused():
     small = federation("fedavg", sizes=SIZES[: MIN_CLIENTS - 1], dtype="float32")
-    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
+    engine = small.open()
     needs = parse_calibration("lda").needs
     with pytest.raises(UserError, match=f"2 clients take part, but a secure sum needs {MIN_CLIENTS}"):
         secure_statistics(engine, small.state().tensors, needs, Layout.of(4, 64, needs.form), Key(0), 0.66)
@@ -273,7 +270,7 @@ def test_to_a_worker_process_go_numbers_texts_and_places_of_tensors(monkeypatch)
 
 def test_the_look_at_the_border_finds_what_should_not_cross():
     """The check itself: a label count that a job adds to its reply is seen."""
-    _, crossed = crossed_in("fedavg", rounds=1)
+    crossed = crossed_in("fedavg", rounds=1)
     job, shared, visits, key, replies = crossed[0]
     labels = torch.zeros(4, dtype=torch.float64)
     for bad in (replace(replies[0], sums={"labels": labels}), replace(replies[0], extra={"labels": labels})):

@@ -111,31 +111,20 @@ def everything(modules, folder):
 
 
 @contextmanager
-def set_and_restore(change, restore):
-    change()
+def setting(setter, inside, outside):
+    setter(inside)
     try:
         yield
     finally:
-        restore()
+        setter(outside)
 
 
 def default_dtype(kind):
-    return set_and_restore(lambda: torch.set_default_dtype(kind), lambda: torch.set_default_dtype(torch.float32))
-
-
-def default_device(kind):
-    return set_and_restore(lambda: torch.set_default_device(kind), lambda: torch.set_default_device(None))
+    return setting(torch.set_default_dtype, kind, torch.float32)
 
 
 def threads(count):
-    before = torch.get_num_threads()
-    return set_and_restore(lambda: torch.set_num_threads(count), lambda: torch.set_num_threads(before))
-
-
-def precision(kind):
-    return set_and_restore(
-        lambda: torch.set_float32_matmul_precision(kind), lambda: torch.set_float32_matmul_precision("highest")
-    )
+    return setting(torch.set_num_threads, count, torch.get_num_threads())
 
 
 CONTEXTS = {
@@ -145,20 +134,14 @@ CONTEXTS = {
     "autocast to float16": lambda: torch.autocast("cpu", torch.float16),
     "default type float64": lambda: default_dtype(torch.float64),
     "default type bfloat16": lambda: default_dtype(torch.bfloat16),
-    "default device meta": lambda: default_device("meta"),
+    "default device meta": lambda: setting(torch.set_default_device, "meta", None),
     "inside torch.device": lambda: torch.device("meta"),
-    "default device cpu": lambda: default_device("cpu"),
-    "deterministic algorithms": lambda: set_and_restore(
-        lambda: torch.use_deterministic_algorithms(True), lambda: torch.use_deterministic_algorithms(False)
-    ),
+    "default device cpu": lambda: setting(torch.set_default_device, "cpu", None),
+    "deterministic algorithms": lambda: setting(torch.use_deterministic_algorithms, True, False),
     "three threads": lambda: threads(3),
-    "float32 products in bfloat16": lambda: precision("medium"),
-    "without oneDNN": lambda: set_and_restore(
-        lambda: torch._C._set_mkldnn_enabled(False), lambda: torch._C._set_mkldnn_enabled(True)
-    ),
-    "small numbers are zero": lambda: set_and_restore(
-        lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False)
-    ),
+    "float32 products in bfloat16": lambda: setting(torch.set_float32_matmul_precision, "medium", "highest"),
+    "without oneDNN": lambda: setting(torch._C._set_mkldnn_enabled, False, True),
+    "small numbers are zero": lambda: setting(torch.set_flush_denormal, True, False),
     "NumPy raises": lambda: np.errstate(all="raise"),
     "warnings are errors": lambda: warnings.catch_warnings(action="error"),
 }

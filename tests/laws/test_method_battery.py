@@ -35,16 +35,9 @@ TEXTS = [QUICK.get(name, name) for name in METHODS]
 PAIRS = list(combinations(TEXTS, 2))
 REFUSED = [pair for pair in PAIRS if laws.refusal(candidate(" + ".join(pair)))]
 COMPOSED = [pair for pair in PAIRS if pair not in REFUSED]
-STATEFUL = {
-    "moon",
-    "fedlesam",
-    "prototypes",
-    "fedir",
-    "fedvc(16)",
-    "scaffold",
-    "feddyn",
-    "fedavgm",
-}  # that resuming could forget
+STATEFUL = {  # that resuming could forget
+    "moon", "fedlesam", "prototypes", "fedir", "fedvc(16)", "scaffold", "feddyn", "fedavgm",
+}  # fmt: skip
 TRAINING = [text for text in TEXTS if candidate(text).trains()]
 
 # A pool takes seconds to start, so that methods share one
@@ -141,14 +134,7 @@ def test_what_needs_a_package_that_is_not_installed_is_skipped(monkeypatch):
     ("words", "code", "text"),
     [
         (("fedrs", "--neutral", "fedrs(alpha=1)"), 0, f"kept: {COMMUTES}\nkept: {NEUTRAL}\n"),
-        pytest.param(
-            *(
-                ("fedrs", "--neutral", "fedrs"),
-                2,
-                "fedrs breaks a law (with its knob at its neutral value it is FedAvg)",
-            ),
-            marks=pytest.mark.heavy,
-        ),
+        pytest.param(("fedrs", "--neutral", "fedrs"), 2, f"fedrs breaks a law ({NEUTRAL})", marks=pytest.mark.heavy),
         (("fedros",), 2, "no method is called 'fedros'; did you mean 'fedrs'?"),
     ],
 )
@@ -188,7 +174,7 @@ def test_check_method_refuses_what_is_not_a_method(wrong):
 
 CAUGHT = [
     (breaking.order_by_statistics, r"both orders.*: fedprox.*order changes the model by .* in round 2"),
-    (breaking.greedy, "only one order is refused"),
+    (breaking.greedy, "only one order is rejected"),
     (breaking.smoothing_term, r"keep to their slots.*claim the blend slot for that \(round 1\)"),
     (breaking.weight_thief, r"keep to their slots.*multiply them by its own \(round 1\)"),
     (breaking.penalty_thief, r"keep to their slots.*add its own with loss.plus\(…\) \(round 2\)"),

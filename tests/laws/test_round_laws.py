@@ -4,37 +4,11 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from federation import federation, image_set, largest_difference, same
-from unskew.core import tensors
+from federation import federation, image_set, largest_difference, plain_sgd, same
 from unskew.core.key import Key
-from unskew.data.batches import plan
 from unskew.engines.blueprint import build
 from unskew.models import NETWORKS
-
-
-def plain_sgd(whole, rounds, fused, other=None):
-    """Ordinary PyTorch on one client's data: nn.Module, torch.optim.SGD or another for each round, cross_entropy."""
-    side = build(whole.blueprint, whole.data)
-    side.load(whole.state().tensors, training=True)
-    network, local = side.network.train(), side.algorithm.local
-    for number in range(1, rounds + 1):
-        key = whole.key.fold("round", number).fold("client", 0, 0)
-        batches = plan(side.population.examples(0), None, local, key)
-        optimizer = torch.optim.SGD(
-            network.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=fused
-        )
-        if other is not None:
-            optimizer = other(network.parameters(), number)
-        for step in range(len(batches.counts)):
-            images, labels = side.train.batch(*batches.row(step))
-            optimizer.zero_grad()
-            F.cross_entropy(network(images), labels).backward()
-            if local.clip:
-                torch.nn.utils.clip_grad_norm_(network.parameters(), local.clip)
-            optimizer.step()
-    return tensors.of_module(network)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -54,7 +28,7 @@ def test_one_client_holding_all_is_plain_adam_to_the_last_bit(text, kind):
         rate = 0.01 * (1 + math.cos(math.pi * (number - 1) / 3)) / 2
         return kind(parameters, lr=rate, weight_decay=0.01, fused=True)
 
-    got, want = whole.run(3).tensors, plain_sgd(whole, 3, fused=True, other=made)
+    got, want = whole.run(3).tensors, plain_sgd(whole, 3, fused=True, make=made)
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 

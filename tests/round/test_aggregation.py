@@ -39,20 +39,6 @@ def test_the_mean_of_the_reports_is_numpys_weighted_average(clients):
     np.testing.assert_allclose(found["params/w"].numpy(), wanted, rtol=1e-12, atol=1e-9)
 
 
-@settings(deadline=None)
-@given(st.tuples(weights, values), st.floats(0.01, 100))
-def test_only_the_ratio_of_the_weights_matters(client, factor):
-    weight, delta = client
-    one, other = weighted_mean(report(weight, delta)), weighted_mean(report(factor * weight, delta))
-    np.testing.assert_allclose(one["params/w"].numpy(), other["params/w"].numpy(), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(one["params/w"].numpy(), delta, rtol=1e-12, atol=1e-12)
-
-
-def test_by_hand():
-    total = added(report(1.0, [3.0, 0.0, 1.0]), report(3.0, [-1.0, 4.0, 1.0]))
-    assert weighted_mean(total)["params/w"].tolist() == [0.0, 3.0, 1.0]  # (3 − 3)/4, (0 + 12)/4, (1 + 3)/4
-
-
 def test_parameters_and_buffers_are_averaged_alike_and_nothing_else_is():
     sums = {
         "weight": torch.tensor(4.0).double(),

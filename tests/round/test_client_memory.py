@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from federation import federation, image_set, same
-from unskew import engines
+from federation import federation, image_set, remembered, same
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure, LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.types import Local, Memory, Statistic, Visit, Visited
 from unskew.round import driver
 from unskew.round.client_memory import ClientMemory, anonymous_file, whole_model, with_tickets
-from unskew.runs.checkpoint import MEMORIES, CheckpointRecord, load_checkpoint, open_memories, save_checkpoint
+from unskew.runs.checkpoint import MEMORIES, CheckpointRecord, load_checkpoint, save_checkpoint
 
 ODD = {
     "params/weight": torch.arange(6, dtype=torch.float32).reshape(2, 3) / 7,
@@ -36,10 +35,6 @@ NOTE = {"params/note": torch.zeros(3, dtype=torch.int64)}  # client, round, repe
 
 
 # Methods that fail where it matters; engines find them as "test_client_memory:name"
-
-
-def ticket_of(slot, checksum):
-    return f"{slot}-{checksum:08x}"
 
 
 def fails(how: str = "raises", on: int = 1):
@@ -99,37 +94,22 @@ def careless(what: str):
 # Helpers
 
 
-class Store:
+class Store(ClientMemory):
     """The file and its free slots, as an engine has them."""
 
     def __init__(self, remember, model, file: Path):
-        self.memory = ClientMemory(remember, model, os.open(file, os.O_RDWR | os.O_CREAT))
-        self.slot_bytes, self.descriptor = self.memory.slot_bytes, self.memory.descriptor
-        self.pin, self.recall, self.sync, self.close = (
-            self.memory.pin, self.memory.recall, self.memory.sync, self.memory.close
-        )  # fmt: skip
+        super().__init__(remember, model, os.open(file, os.O_RDWR | os.O_CREAT))
 
     def assign(self, visits, tickets):
-        return self.memory.assign(with_tickets(visits, tickets))
+        return super().assign(with_tickets(visits, tickets))
 
     def keep(self, visit, model):
         """The ticket, of a visit that keeps."""
-        if visit.slot is None:
-            return None
-        return self.memory.write(visit.slot, self.memory.format.values(visited(visit, model)))
+        return None if visit.slot is None else self.write(visit.slot, self.format.values(visited(visit, model)))
 
 
 def opened(file: Path, model=NOTE) -> Store:
     return Store([whole_model("own")], model, file)
-
-
-@pytest.fixture
-def slots(tmp_path):
-    """A file with room for ten slots, all of them free."""
-    store = opened(tmp_path / "slots")
-    os.truncate(tmp_path / "slots", 10 * store.slot_bytes)
-    yield store.memory
-    store.close()
 
 
 def visited(visit: Visit, model) -> Visited:
@@ -145,24 +125,10 @@ def visits_to(clients):
     return [Visit(client, 1.0, repeat=repeat) for client, repeat in seen]
 
 
-def one_round(store, tickets, clients, number):
-    """All visits succeed and keep their client, round and repeat."""
-    receipts = {}
-    for visit in store.assign(visits_to(clients), tickets):
-        if (ticket := store.keep(visit, note(visit.client, number, visit.repeat))) is not None:
-            receipts[visit.client] = ticket
-    store.memory.supersede(tickets[client] for client in receipts if client in tickets)
-    return {**tickets, **receipts}
-
-
 def told(store, client, tickets):
     """What the client kept: (client, round, repeat)."""
     kept = store.recall(Visit(client, 1.0, ticket=tickets[client]))
     return tuple(kept["own/params/note"].tolist())
-
-
-def engine_of(small, folder, name="loop"):
-    return engines.open_engine(name, engines.EngineSetup(small.blueprint, small.data, 1, open_memories(folder)))
 
 
 def on_from(small, engine, state, rounds, planned=9, **options):
@@ -173,24 +139,12 @@ def on_from(small, engine, state, rounds, planned=9, **options):
     return state
 
 
-def recalled(engine, state):
-    """All that anybody remembers."""
-    return {
-        client: tensors.copy(memory_of(engine).recall(Visit(client, 1.0, ticket=ticket)))
-        for client, ticket in state.clients.items()
-    }
-
-
 def slot_of(ticket):
     return int(ticket.partition("-")[0])
 
 
 def checksum_of(state, client):
     return state.clients[client].partition("-")[2]
-
-
-def memory_of(engine):
-    return engine._memory if hasattr(engine, "_memory") else engine._side.memory
 
 
 def alike(left, right):
@@ -217,40 +171,7 @@ def test_every_kind_of_tensor_comes_back_bit_for_bit(tmp_path):
     memories.close()
 
 
-@pytest.mark.parametrize("model", ["tiny-cnn", "outside_models:batch_norm"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_moon_finds_the_clients_own_model_of_its_last_visit(tmp_path, model, dtype):
-    """With one client the server's new model is the client's: exactly in float32, since its sums are in float64."""
-    small = federation("moon", sizes=(9,), model=model, dtype=dtype)
-    engine = engine_of(small, tmp_path)
-    state = small.state()
-    for _ in range(3):
-        state = on_from(small, engine, state, 1)
-        kept = recalled(engine, state)[0]
-        assert list(kept) == [f"moon/{name}" for name in state.tensors]
-        for name, value in state.tensors.items():
-            assert kept[f"moon/{name}"].dtype == value.dtype
-            difference = (kept[f"moon/{name}"].double() - value.double()).abs().max()
-            assert difference <= (0 if dtype == "float32" else 1e-14)
-    engine.close()
-
-
 # Slots
-
-
-def test_of_several_visits_all_read_what_the_round_before_left_and_the_last_keeps(tmp_path):
-    memories = opened(tmp_path / "m")
-    places = one_round(memories, {}, [4, 4, 2, 4], 1)
-    assert told(memories, 4, places) == (4, 1, 2)
-    visits = memories.assign(visits_to([4, 2, 4, 4]), places)
-    assert [visit.keep for visit in visits] == [False, True, False, True]
-    receipts = {}
-    for visit in reversed(visits):  # a pool does them in any order
-        receipts.setdefault(visit.client, memories.keep(visit, note(visit.client, 2, visit.repeat)))
-        for each in visits:
-            assert told(memories, each.client, {each.client: each.ticket}) == told(memories, each.client, places)
-    assert told(memories, 4, receipts) == (4, 2, 2)
-    memories.close()
 
 
 @pytest.mark.parametrize("engine", ["loop", "pool"])
@@ -260,27 +181,6 @@ def test_visits_of_one_round_do_not_see_each_other_in_either_engine(tmp_path, en
     plain = small.run(3, per_round=9)
     assert set(plain.clients) == {0, 1}
     assert same(small.run(3, engine, per_round=9, folder=tmp_path), plain)
-
-
-def test_slots_in_use_or_pinned_are_not_given_and_the_lowest_are_taken_first(slots):
-    slots.pin([ticket_of(0, 7), ticket_of(3, 7)])
-    visits = slots.assign(with_tickets(visits_to([5, 6, 5, 7]), {5: ticket_of(3, 7)}))
-    assert [visit.slot for visit in visits] == [None, 1, 2, 4]
-    assert [visit.ticket for visit in visits] == [ticket_of(3, 7), None, ticket_of(3, 7), None]
-
-
-def test_a_new_checkpoint_frees_what_the_last_one_held(slots):
-    slots.pin([ticket_of(0, 0), ticket_of(1, 0)])
-    slots.pin([ticket_of(2, 0)])
-    assert [visit.slot for visit in slots.assign(with_tickets(visits_to([5, 6, 7]), {}))] == [0, 1, 3]
-
-
-def test_slots_of_failed_visits_and_superseded_memories_are_used_again(slots):
-    visits = slots.assign(with_tickets(visits_to([5, 6, 7]), {}))
-    slots.release(visits, {5: ticket_of(0, 0), 7: ticket_of(2, 0)})  # client 6 failed
-    assert [visit.slot for visit in slots.assign(with_tickets(visits_to([6, 5]), {}))] == [1, 3]
-    slots.supersede([ticket_of(0, 0)])
-    assert [visit.slot for visit in slots.assign(with_tickets(visits_to([7]), {}))] == [0]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -314,11 +214,11 @@ def test_rounds_failures_checkpoints_and_crashes_in_any_order_lose_nothing(tmp_p
                     ticket = memories.keep(visit, note(visit.client, number, visit.repeat))
                     if at not in failed and ticket is not None:
                         receipts[visit.client], news[visit.client] = ticket, (visit.client, number, visit.repeat)
-            memories.memory.release(visits, receipts)
+            memories.release(visits, receipts)
             abandoned += len(receipts) if event == "failed round" else 0
             worst = max(worst, abandoned)
             if event == "round":
-                memories.memory.supersede(places[client] for client in receipts if client in places)
+                memories.supersede(places[client] for client in receipts if client in places)
                 state = ({**places, **receipts}, {**twin, **news})
         for places, twin in (state, checkpoint):
             assert {client: told(memories, client, places) for client in places} == twin
@@ -333,11 +233,11 @@ def test_rounds_failures_checkpoints_and_crashes_in_any_order_lose_nothing(tmp_p
 def test_a_failed_visit_leaves_the_clients_memory_as_it_was(tmp_path, engine, how):
     """Client 2 holds one example and fails from its second visit on, once before and once after it has written."""
     small = federation(f'moon + scaffold + test_client_memory:fails(how="{how}")', dtype="float32")
-    opened_engine = engine_of(small, tmp_path, engine)
+    opened_engine = small.open(engine, 1, tmp_path)
     first = on_from(small, opened_engine, small.state(), 1)
-    before = recalled(opened_engine, first)
+    before = remembered(opened_engine, first)
     last = on_from(small, opened_engine, first, 3, skip_failures=True)
-    after = recalled(opened_engine, last)
+    after = remembered(opened_engine, last)
     assert last.clients[2] == first.clients[2]
     assert alike({2: after[2]}, {2: before[2]})
     assert all(checksum_of(last, client) != checksum_of(first, client) for client in (0, 1, 3, 4))
@@ -350,7 +250,7 @@ def test_of_several_visits_it_is_the_failure_of_the_last_that_counts(tmp_path, k
     SCAFFOLD's server adds and what its client keeps go together."""
     method = f"fedvc(size=4) + scaffold + test_client_memory:one_fails({str(keeps).lower()})"
     small = federation(method, sizes=(30, 20), dtype="float32")
-    engine = engine_of(small, tmp_path)
+    engine = small.open("loop", 1, tmp_path)
     first = on_from(small, engine, small.state(), 1, per_round=8)
     last, row = driver.run_round(
         small.algorithm, engine, first, small.key, per_round=8, rounds=9, skip_failures=True
@@ -379,14 +279,14 @@ def test_a_worker_killed_with_half_a_memory_written_is_replaced_and_nothing_show
 @pytest.mark.parametrize("method", ["feddyn + moon", "fedvc(size=5) + scaffold"])
 def test_rounds_after_a_checkpoint_leave_all_that_it_refers_to(tmp_path, method, per_round):
     small = federation(method, sizes=(12, 9, 1, 7, 5, 3), dtype="float32")
-    engine = engine_of(small, tmp_path)
+    engine = small.open("loop", 1, tmp_path)
     pinned = on_from(small, engine, small.state(), 2, per_round=per_round)
     engine.memory.pin(pinned.clients.values())
-    before = recalled(engine, pinned)
+    before = remembered(engine, pinned)
     whole = on_from(small, engine, pinned, 6, per_round=per_round)
-    assert alike(recalled(engine, pinned), before)
+    assert alike(remembered(engine, pinned), before)
     engine.close()
-    engine = engine_of(small, tmp_path)  # another process, after a crash
+    engine = small.open("loop", 1, tmp_path)  # another process, after a crash
     engine.memory.pin(pinned.clients.values())
     assert same(on_from(small, engine, pinned, 6, per_round=per_round), whole)
     engine.close()
@@ -409,7 +309,7 @@ def test_an_engine_gives_the_file_back_and_one_without_a_name_is_gone_then(tmp_p
     for name in ("loop", "pool"):
         gc.collect()
         before = len(os.listdir("/proc/self/fd"))
-        engine = engines.open_engine(name, engines.EngineSetup(small.blueprint, small.data, 1))
+        engine = small.open(name, 1)
         on_from(small, engine, state, 1)
         engine.close()
         del engine
@@ -440,15 +340,15 @@ def test_every_damaged_byte_is_found_and_the_client_named(tmp_path):
 @pytest.mark.parametrize(("engine", "how"), [("loop", "damaged"), ("loop", "cut short"), ("pool", "damaged")])
 def test_a_memory_lost_on_disk_stops_the_run_in_one_message_that_names_the_client(tmp_path, engine, how):
     small = federation("moon + scaffold", dtype="float32")
-    opened_engine = engine_of(small, tmp_path, engine)
+    opened_engine = small.open(engine, 1, tmp_path)
     state = on_from(small, opened_engine, small.state(), 1)
     file, slot = tmp_path / MEMORIES, slot_of(state.clients[4])
     if how == "damaged":
         with open(file, "r+b") as content:
-            content.seek(slot * memory_of(opened_engine).slot_bytes + 77)
+            content.seek(slot * opened_engine.memory.slot_bytes + 77)
             content.write(b"\xff\x00\xff")
     else:
-        os.truncate(file, slot * memory_of(opened_engine).slot_bytes + 77)
+        os.truncate(file, slot * opened_engine.memory.slot_bytes + 77)
     wanted = "^client 4's saved state is (damaged on disk|missing: its file is truncated); start a new run$"
     with pytest.raises(LostMemory, match=wanted) as said:
         on_from(small, opened_engine, state, 1)
@@ -484,14 +384,14 @@ def full_after(calls):
 @pytest.mark.parametrize("taken", [0, 3])
 def test_a_full_disk_stops_the_run_and_nothing_is_lost(tmp_path, monkeypatch, taken):
     small = federation("moon + scaffold", dtype="float32")
-    engine = engine_of(small, tmp_path)
+    engine = small.open("loop", 1, tmp_path)
     state = on_from(small, engine, small.state(), 2, planned=4)
-    before = recalled(engine, state)
+    before = remembered(engine, state)
     monkeypatch.setattr(os, "pwrite", full_after(taken))
     with pytest.raises(StorageFailure, match="the clients' state cannot be saved: No space left on device"):
         on_from(small, engine, state, 1, planned=4)
     monkeypatch.undo()
-    assert alike(recalled(engine, state), before)
+    assert alike(remembered(engine, state), before)
     assert same(on_from(small, engine, state, 2, planned=4), small.run(4))
     engine.close()
 
@@ -501,11 +401,11 @@ def test_no_client_is_skipped_for_a_full_disk(tmp_path, engine):
     """The machine's failure and not the client's: going on would train on whoever came before the disk was full."""
     small = federation("moon + scaffold", dtype="float32")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    opened_engine = engine_of(small, tmp_path, engine)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * memory_of(opened_engine).slot_bytes, hard))
+    opened_engine = small.open(engine, 1, tmp_path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * opened_engine.memory.slot_bytes, hard))
     if engine == "pool":  # workers inherit the limit when they start
         opened_engine.close()
-        opened_engine = engine_of(small, tmp_path, engine)
+        opened_engine = small.open(engine, 1, tmp_path)
     try:
         with pytest.raises(StorageFailure, match="the clients' state cannot be saved: File too large"):
             on_from(small, opened_engine, small.state(), 1, skip_failures=True)

@@ -35,6 +35,7 @@ def test_the_error_is_its_definition_and_the_temperature_undoes_the_sharpening()
     assert found.temperature == pytest.approx(3.0, rel=0.1)
     assert found.ece > 0.15
     assert found.ece_scaled < 0.03
+    assert read_confidence(confidence_sums(*drawn(sharpness=1.0))).temperature == pytest.approx(1.0, rel=0.1)
 
 
 def test_parts_add_up_to_the_whole():
@@ -42,11 +43,6 @@ def test_parts_add_up_to_the_whole():
     whole = confidence_sums(logits, labels, numbers)
     parts = sum(confidence_sums(*(value[some] for value in (logits, labels, numbers))) for some in numbers.split(64))
     torch.testing.assert_close(parts, whole)
-
-
-def test_probabilities_that_are_right_keep_their_temperature():
-    found = read_confidence(confidence_sums(*drawn(sharpness=1.0)))
-    assert found.temperature == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_temperature_that_does_not_lower_the_error_is_not_used():
@@ -68,11 +64,6 @@ def test_logits_without_end_have_no_error():
     logits, labels, numbers = drawn(10)
     logits[3, 0] = math.nan
     assert read_confidence(confidence_sums(logits, labels, numbers)) is None
-
-
-def test_temperatures_contain_one_and_increase():
-    assert 1.0 in TEMPERATURES
-    assert sorted(TEMPERATURES) == TEMPERATURES
 
 
 def test_a_run_reports_the_error_of_every_classifier_in_any_engine(tmp_path):

@@ -48,31 +48,6 @@ def test_every_client_is_drawn_as_often_as_any_other_whatever_its_size():
     assert ((seen - expected) ** 2 / expected).sum() < 30
 
 
-def test_every_pair_comes_together_equally_often():
-    """2 of 5 over 3,000 rounds: ten pairs, each about 300 times; 9 degrees of freedom, 99.99 % lie below 34."""
-    seen = np.zeros((5, 5))
-    for number in range(3_000):
-        first, second = (visit.client for visit in uniform(Key(1).fold(number), population([2] * 5), 2))
-        seen[first, second] += 1
-    pairs = seen[np.triu_indices(5, 1)]
-    assert pairs.sum() == 3_000
-    assert ((pairs - 300) ** 2 / 300).sum() < 40
-
-
-def test_clients_that_hold_nothing_never_come():
-    held = population([0, 5, 0, 2, 0])
-    for number in range(50):
-        assert {visit.client for visit in uniform(Key(number), held, 1)} <= {1, 3}
-    for per_round in (2, 3, 5, 99):
-        assert [visit.client for visit in uniform(Key(0), held, per_round)] == [1, 3]
-
-
-def test_all_come_when_as_many_are_asked_for_as_there_are():
-    held = population([4, 1, 2])
-    for per_round in (3, 4, 10**9):
-        assert uniform(Key(0), held, per_round) == [Visit(0, 4.0), Visit(1, 1.0), Visit(2, 2.0)]
-
-
 def test_a_partition_that_holds_nothing_is_refused():
     nobody = Population.from_partition(partition_of([0, 0], examples=3)).roster
     with pytest.raises(UserError, match="no client in the partition has any examples"):

@@ -81,7 +81,7 @@ def test_what_is_no_schedule_is_refused_in_a_sentence(text, message):
 
 
 def test_a_schedule_that_does_not_fit_the_rounds_or_the_rate_is_refused():
-    with pytest.raises(UserError, match="a warm-up of 5 rounds leaves none of --rounds 5"):
+    with pytest.raises(UserError, match="a warm-up of 5 rounds leaves no rounds at the full rate"):
         check_rounds(Local(schedule="cosine(warmup=5)"), 5)
     with pytest.raises(UserError, match=r"least is above --lr 0\.01"):
         check_rounds(Local(schedule="cosine(least=0.02)"), 5)

@@ -34,8 +34,8 @@ from unskew.calibration.covariances import (
     unpack,
 )
 from unskew.core.errors import UserError, a_kind, accepts, whole_number
-from unskew.core.files import write_whole
-from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk, usable_path
+from unskew.core.files import usable_path, write_whole
+from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk
 from unskew.core.machine import neutral
 from unskew.core.types import Sums, Tensors
 from unskew.models.any_module import evaluating

@@ -416,12 +416,12 @@ def keeps_to_its_slots(method: Candidate) -> str | None:
 
 
 def commutes(one: Candidate, other: Candidate) -> str | None:
-    """Both orders give the same result, round by round, or are refused with both names."""
+    """Both orders give the same result, round by round, or are rejected with both names."""
     refusals = [refusal(one + other), refusal(other + one)]
     if any(refusals):
         if all(any(name in message for name in method.names) for message in refusals for method in (one, other)):
             return None
-        return f"only one order is refused, or the error does not name both methods: {' / '.join(refusals)}"
+        return f"only one order is rejected, or the error does not name both methods: {' / '.join(refusals)}"
     if not (one.trains() and other.trains()):
         return None
     forwards, backwards = (

@@ -15,7 +15,7 @@ from unskew.console.main import fail
 from unskew.console.options import DataDir, option
 from unskew.console.progress import Json, StageProgress, out, print_json
 from unskew.core.errors import UserError, brief
-from unskew.core.limits import usable_path
+from unskew.core.files import usable_path
 from unskew.core.units import counted, format_duration
 from unskew.reproduce import plan as plans
 from unskew.reproduce import results

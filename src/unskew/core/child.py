@@ -161,23 +161,26 @@ class Child:
         return self._process.poll()
 
     @property
-    def messages(self) -> JsonLines:
-        """The connection to a worker."""
+    def _connection(self) -> JsonLines:
         assert self._messages is not None, "only worker processes exchange messages"
         return self._messages
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when a worker sends a message or dies."""
-        return self.messages.fileno()
+        return self._connection.fileno()
 
     def send(self, message: Any) -> None:
         """Send a message to a worker. If it has died, ``receive`` reports it."""
         with suppress(OSError):
-            self.messages.send(message)
+            self._connection.send(message)
 
     def receive(self, kind: Any = Any) -> Any:
         """Wait for a worker's next message, checked against ``kind``; None once it has died."""
-        return self.messages.receive(kind)
+        return self._connection.receive(kind)
+
+    def pending(self) -> bool:
+        """Whether a worker's complete message is buffered."""
+        return self._connection.pending()
 
     def wait(self) -> int:
         """Wait until the process has ended and its output is in the log; return the exit code."""

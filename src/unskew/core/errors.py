@@ -1,4 +1,4 @@
-"""The exceptions, and what messages need: mistakes of the user, storage failures, failures inside a client."""
+"""The exceptions, the parts of their messages, and ``accepts``, which checks the arguments of public functions."""
 
 import functools
 import inspect

@@ -1,5 +1,6 @@
-"""Files: written completely or not at all, read with limits on size, JSON parsed strictly, fields checked by type."""
+"""Paths and files: written completely or not at all, read with limits, JSON parsed strictly, fields checked by type."""
 
+import errno
 import os
 import platform
 import re
@@ -16,8 +17,43 @@ import msgspec
 
 from unskew.core.errors import UserError, brief, nearest
 
+CACHE_VARIABLE = "UNSKEW_CACHE"
 FORGOTTEN_SECONDS = 24 * 3600  # no file takes a day to write, so its writer must have died
 _NAME = re.compile(r"\.([A-Za-z0-9-]+)\.([0-9]{1,10})\.part$")
+
+
+def user_path(text: str) -> Path:
+    """The path that a user wrote, with ``~`` expanded."""
+    try:
+        return Path(text).expanduser()
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"the path {brief(text)} cannot be used: {error}; give another") from error
+
+
+def usable_path(value: str | os.PathLike[str]) -> Path:
+    """A path that may exist or be created: without null bytes, not too long, UTF-8."""
+    path = Path(value)
+    try:
+        str(path).encode()
+        os.lstat(path)
+    except (ValueError, OSError) as error:  # ValueError: a null byte, or a surrogate
+        if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
+            why = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
+            raise UserError(f"the path {brief(str(path))} cannot be used: {why}; give another") from error
+    return path
+
+
+def working_directory() -> Path:
+    """The current directory; a UserError if it was deleted."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UserError("the working directory was deleted; change to another one") from error
+
+
+def cache_folder(option: str | None = None) -> Path:
+    """The folder given with --cache-dir or UNSKEW_CACHE, or ~/.cache/unskew; it may not exist yet."""
+    return usable_path(user_path(option or os.environ.get(CACHE_VARIABLE) or "~/.cache/unskew")).absolute()
 
 
 def part_beside(path: Path) -> Path:
@@ -146,7 +182,7 @@ def wipe(file: Path) -> None:
 
 
 def read_content(path: Path, most: int = MAX_BYTES) -> bytes | None:
-    """A file's bytes; None if it does not exist. A larger file, a pipe or a device is refused."""
+    """A file's bytes; None if it does not exist. A larger file, a pipe or a device is rejected."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with open(descriptor, "rb") as file:

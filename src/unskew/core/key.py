@@ -34,7 +34,7 @@ class Key:
     def __post_init__(self) -> None:
         parts = self.path if isinstance(self.path, tuple) else (None,)
         if not isinstance(self.seed, INTEGERS) or not all(isinstance(part, PARTS) for part in parts):
-            raise UserError(f"a key needs a whole seed, and a path of strings and whole numbers, not {self!r}")
+            raise UserError(f"a key needs an integer seed, and a path of strings and integers, not {self!r}")
 
     def fold(self, *parts: str | int) -> "Key":
         """The key one or more steps further down the path."""

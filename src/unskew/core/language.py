@@ -6,6 +6,7 @@ Only literals are read and nothing is evaluated. Every error shows the text with
 import inspect
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -88,15 +89,12 @@ def parse_calls(source: str, what: str) -> list[Call]:
     tokens = _tokens(source)
     if tokens[0].kind == "end":
         raise UserError(f"{what} is empty; give a name")
-    calls, at = [], 0
-    while True:
-        call, at = _call(source, tokens, at, what)
-        calls.append(call)
-        if tokens[at].kind == "end":
-            return calls
-        if tokens[at].text != "+":
-            raise _point_at(source, tokens[at].start, f"{what}: expected + or the end, found {brief(tokens[at].text)}")
-        at += 1
+    calls = [_call(source, tokens, what)]
+    while (token := tokens.popleft()).text == "+":
+        calls.append(_call(source, tokens, what))
+    if token.kind != "end":
+        raise _point_at(source, token.start, f"{what}: expected + or the end, found {brief(token.text)}")
+    return calls
 
 
 def parse_call(source: str, what: str) -> Call:
@@ -146,7 +144,7 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
 
 
 def check_positive(name: str, **knobs: float) -> None:
-    """Refuse knobs that are not positive and finite, and counts above the limit."""
+    """Reject knobs that are not positive and finite, and counts above the limit."""
     for knob, value in knobs.items():
         if not 0 < value < math.inf:
             raise ValueError(f"{name}({knob}={value}): give a number above 0")
@@ -155,7 +153,7 @@ def check_positive(name: str, **knobs: float) -> None:
 
 
 def check_not_negative(name: str, **knobs: float) -> None:
-    """Refuse knobs that are negative or not finite."""
+    """Reject knobs that are negative or not finite."""
     for knob, value in knobs.items():
         if not 0 <= value < math.inf:
             raise ValueError(f"{name}({knob}={value}): {knob} must be 0 or more")
@@ -179,8 +177,8 @@ def _convert(call: Call, what: str, knob: str, value: Value, annotation: Any) ->
     return value
 
 
-def _tokens(source: str) -> list[_Token]:
-    tokens, at, end = [], 0, len(source.rstrip())
+def _tokens(source: str) -> deque[_Token]:
+    tokens, at, end = deque[_Token](), 0, len(source.rstrip())
     while at < end:
         match = _TOKEN.match(source, at)
         if match is None:
@@ -192,37 +190,34 @@ def _tokens(source: str) -> list[_Token]:
             raise _point_at(source, match.start(kind), f"this {kind} has more than {MAX_WORD:,} characters")
         tokens.append(_Token(kind, match.group(kind), match.start(kind)))
         at = match.end()
-    return [*tokens, _Token("end", "the end", end)]
+    tokens.append(_Token("end", "the end", end))
+    return tokens
 
 
-def _call(source: str, tokens: list[_Token], at: int, what: str) -> tuple[Call, int]:
-    name = tokens[at]
+def _call(source: str, tokens: deque[_Token], what: str) -> Call:
+    """Take a call's tokens."""
+    name = tokens.popleft()
     if name.kind != "name":
         raise _point_at(source, name.start, f"{what}: expected a name, found {brief(name.text)}")
     values: list[Value] = []
     knobs: dict[str, Value] = {}
-    at += 1
-    if tokens[at].text == "(":
-        at += 1
-        while tokens[at].text != ")":
-            if tokens[at].kind == "name" and tokens[at + 1].text == "=":
-                if tokens[at].text in knobs:
-                    twice = f"{what} {cut(name.text)}: {cut(tokens[at].text)} is given twice"
-                    raise _point_at(source, tokens[at].start, twice)
-                knobs[tokens[at].text] = _value(source, tokens[at + 2], what)
-                at += 3
-            else:
-                if knobs:
-                    raise _point_at(source, tokens[at].start, f"{what}: a bare value cannot follow knob=value")
-                values.append(_value(source, tokens[at], what))
-                at += 1
-            if tokens[at].text == ",":
-                at += 1
-            elif tokens[at].text != ")":
-                found = brief(tokens[at].text)
-                raise _point_at(source, tokens[at].start, f"{what}: expected , or ) after a value, found {found}")
-        at += 1
-    return Call(name.text, tuple(values), knobs, name.start, source), at
+    token = tokens.popleft() if tokens[0].text == "(" else None
+    while token and (token := tokens.popleft()).text != ")":
+        if token.kind == "name" and tokens[0].text == "=":
+            if token.text in knobs:
+                raise _point_at(source, token.start, f"{what} {cut(name.text)}: {cut(token.text)} is given twice")
+            tokens.popleft()
+            knobs[token.text] = _value(source, tokens.popleft(), what)
+        elif knobs:
+            raise _point_at(source, token.start, f"{what}: a bare value cannot follow knob=value")
+        else:
+            values.append(_value(source, token, what))
+        if tokens[0].text == ",":
+            tokens.popleft()
+        elif tokens[0].text != ")":
+            found = brief(tokens[0].text)
+            raise _point_at(source, tokens[0].start, f"{what}: expected , or ) after a value, found {found}")
+    return Call(name.text, tuple(values), knobs, name.start, source)
 
 
 def _value(source: str, token: _Token, what: str) -> Value:

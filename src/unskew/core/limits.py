@@ -1,9 +1,8 @@
-"""Limits on paths and sizes from outside, checked before an input is read: a few bytes can claim gigabytes.
+"""Limits on the sizes of input files, checked before one is read: a few bytes can claim gigabytes.
 
 A file may unpack to ``RATIO`` times its size on disk or to ``FLOOR``, whichever is larger, but to no more than half of
 the memory. The variable ``UNSKEW_UNPACK_LIMIT`` sets another limit."""
 
-import errno
 import os
 import re
 import stat
@@ -11,12 +10,12 @@ from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
 
-from unskew.core.errors import UserError, brief
+from unskew.core.errors import UserError
+from unskew.core.files import usable_path
 from unskew.core.machine import physical_memory
 from unskew.core.units import format_bytes
 
 UNPACK_VARIABLE = "UNSKEW_UNPACK_LIMIT"
-CACHE_VARIABLE = "UNSKEW_CACHE"
 FLOOR = 256 * 10**6  # bytes that any file may unpack to
 RATIO = 100  # no format compresses photographs this much
 MAX_CLASSES = 1_000_000  # more than any image set has: a larger label is not a class number
@@ -46,14 +45,14 @@ def unpack_limit(on_disk: int, *, at_once: bool = True) -> int:
 
 
 def check_memory(needed: int, name: str, instead: str) -> None:
-    """Refuse a data set that needs too much memory; ``instead`` tells the user what to do."""
+    """Reject a data set that needs too much memory; ``instead`` tells the user what to do."""
     if needed > (most := _user_limit() or int(physical_memory() / 2)):
         excess = f"{name} needs {format_bytes(needed)} of memory, more than the limit of {format_bytes(most)}"
         raise UserError(f"{excess}; {instead}, or set {UNPACK_VARIABLE}={-(-needed // 10**6)}MB")
 
 
 def check_unpacked(claimed: int, on_disk: int, name: str, *, at_once: bool = True) -> None:
-    """Refuse a file that claims to unpack to more than the limit."""
+    """Reject a file that claims to unpack to more than the limit."""
     if claimed > (most := unpack_limit(on_disk, at_once=at_once)):
         excess = f"{name} unpacks to {format_bytes(claimed)} from {format_bytes(on_disk)} on disk"
         instead = f"if you trust it and have the memory, set {UNPACK_VARIABLE}={-(-claimed // 10**6)}MB"
@@ -70,37 +69,8 @@ def size_on_disk(paths: Iterable[Path]) -> int:
     return total
 
 
-def user_path(text: str) -> Path:
-    """The path that a user wrote, with ``~`` expanded."""
-    try:
-        return Path(text).expanduser()
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"the path {brief(text)} cannot be used: {error}; give another") from error
-
-
-def usable_path(value: str | os.PathLike[str]) -> Path:
-    """A path that may exist or be created: without null bytes, not too long, UTF-8."""
-    path = Path(value)
-    try:
-        str(path).encode()
-        os.lstat(path)
-    except (ValueError, OSError) as error:  # ValueError: a null byte, or a surrogate
-        if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
-            why = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
-            raise UserError(f"the path {brief(str(path))} cannot be used: {why}; give another") from error
-    return path
-
-
-def working_directory() -> Path:
-    """The current directory; a UserError if it was deleted."""
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise UserError("the working directory was deleted; change to another one") from error
-
-
 def check_plain(path: Path) -> None:
-    """Refuse an invalid path, and anything that exists but is not a file: reading a named pipe would never end."""
+    """Reject an invalid path, and anything that exists but is not a file: reading a named pipe would never end."""
     try:
         mode = usable_path(path).stat().st_mode
     except OSError:  # opening it will tell
@@ -119,8 +89,3 @@ def read_plain(path: Path, advice: str = "check the path and its permissions") -
             return file.read()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}; {advice}") from error
-
-
-def cache_folder(option: str | None = None) -> Path:
-    """The folder given with --cache-dir or UNSKEW_CACHE, or ~/.cache/unskew; it may not exist yet."""
-    return usable_path(user_path(option or os.environ.get(CACHE_VARIABLE) or "~/.cache/unskew")).absolute()

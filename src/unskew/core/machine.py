@@ -69,7 +69,7 @@ def too_many_files(wanted: str) -> str:
 
 
 def check_device_name(text: str) -> None:
-    """Refuse an invalid device name, whether or not this machine has such a device."""
+    """Reject an invalid device name, whether or not this machine has such a device."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", text):
         raise UserError(f"--device {text}: give {DEVICES}")
 
@@ -109,9 +109,11 @@ def default_workers(text: str) -> int:
     return device_count(resolve_device(text)) or cores()
 
 
-def worker_device(device: torch.device, count: int, worker: int) -> str:
-    """The device of a pool's worker: ``cuda`` without a number is spread over the ``count`` GPUs."""
-    return f"cuda:{worker % count}" if device.type == "cuda" and device.index is None else str(device)
+def worker_device(text: str, worker: int) -> str:
+    """The device of a pool's worker: ``cuda`` without a number is spread over the GPUs."""
+    device = resolve_device(text)
+    everywhere = device.type == "cuda" and device.index is None
+    return f"cuda:{worker % device_count(device)}" if everywhere else str(device)
 
 
 def synchronize(device: torch.device) -> None:

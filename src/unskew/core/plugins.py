@@ -59,13 +59,16 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
     if _NOT_PLUGINS.match(f"{module}."):
         raise UserError(f"{what} {name!r}: Unskew's own functions cannot be used as plug-ins")
     add_working_directory()
+    before = sys.modules["torch"].get_default_dtype() if "torch" in sys.modules else None
     try:
-        with _same_dtype():
-            function: Callable[..., Any] = getattr(importlib.import_module(module), function_name)
+        function: Callable[..., Any] = getattr(importlib.import_module(module), function_name)
     except (KeyboardInterrupt, Ended):
         raise
     except BaseException as error:  # importing a module may raise anything, SystemExit included
         raise UserError(f"{what} {name!r} cannot be imported: {describe_error(error)}") from error
+    finally:  # results must not depend on when a module was imported
+        if torch := sys.modules.get("torch"):
+            torch.set_default_dtype(before or torch.float32)
     if not callable(function):
         raise UserError(f"{what} {name!r} is not a function")
     return function
@@ -84,17 +87,6 @@ def plugin_sha256(plugin: str) -> str:
     if content is None:
         raise UserError(f"plug-in {plugin}: the module {module} has no source file to compute its hash from")
     return hashlib.sha256(content).hexdigest()
-
-
-@contextmanager
-def _same_dtype() -> Iterator[None]:
-    """Restore PyTorch's default dtype: results must not depend on when a module was imported."""
-    before = sys.modules["torch"].get_default_dtype() if "torch" in sys.modules else None
-    try:
-        yield
-    finally:
-        if torch := sys.modules.get("torch"):
-            torch.set_default_dtype(before or torch.float32)
 
 
 def add_working_directory() -> None:

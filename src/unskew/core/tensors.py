@@ -28,14 +28,7 @@ def of_module(module: nn.Module) -> Tensors:
 
 
 def overwrite(module: nn.Module, values: Tensors) -> None:
-    """Set all parameters and buffers of a network, in place."""
-    with torch.no_grad():
-        for name, target in of_module(module).items():
-            target.copy_(values[name])
-
-
-def overwrite_some(module: nn.Module, values: Tensors) -> None:
-    """Set some of a network's parameters and buffers, in place."""
+    """Set these parameters and buffers of a network, in place."""
     targets = of_module(module)
     with torch.no_grad():
         for name, value in values.items():
@@ -174,9 +167,9 @@ class Packed:
         """The tensors in a vector of this layout, not copied."""
         return {name: vector.as_strided(*position) for name, position in self.positions.items()}
 
-    def copied(self, tensors: Tensors, dtype: torch.dtype) -> Tensor:
+    def copied(self, tensors: Tensors) -> Tensor:
         """A new vector of this layout with the values of these tensors, zeros in the gaps."""
-        vector = torch.zeros_like(self.vector, dtype=dtype)
+        vector = torch.zeros_like(self.vector)
         for name, view in self.views(vector).items():
             view.copy_(tensors[name])
         return vector

@@ -24,9 +24,10 @@ from PIL import Image
 from torch import Tensor
 
 from unskew.core.errors import UserError, a_kind, describe_error
+from unskew.core.files import user_path
 from unskew.core.key import Key, seeded
 from unskew.core.language import apply, parse_call
-from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk, user_path
+from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk
 from unskew.core.plugins import load_function
 from unskew.core.types import ImageSet, Split, StoredImages
 from unskew.data.decode import Pixels as Images

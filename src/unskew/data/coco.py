@@ -15,7 +15,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from unskew.core.errors import UserError, brief
-from unskew.core.limits import check_unpacked, read_plain, size_on_disk, user_path
+from unskew.core.files import user_path
+from unskew.core.limits import check_unpacked, read_plain, size_on_disk
 from unskew.core.units import counted
 from unskew.data.arrays import every_fifth
 from unskew.data.folders import Listed, list_rows

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError
+from unskew.core.files import user_path
 from unskew.core.key import Key
-from unskew.core.limits import user_path
 from unskew.core.units import counted
 from unskew.data.coco import AnnotationFile, CocoImage, classify, read_annotations
 from unskew.data.interface import SPLITS, Download, Rows, Source, find_by

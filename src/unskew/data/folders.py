@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from unskew.core.errors import UserError, brief
+from unskew.core.files import user_path
 from unskew.core.language import cut
-from unskew.core.limits import check_plain, check_unpacked, read_plain, size_on_disk, user_path
+from unskew.core.limits import check_plain, check_unpacked, read_plain, size_on_disk
 from unskew.data.interface import OWN, DataRequest, Download, Rows, Source, find_by
 
 TESTS = ("test", "val", "valid", "validation")  # the first that exists is used

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError
+from unskew.core.files import usable_path, user_path
 from unskew.core.language import Call, Value
-from unskew.core.limits import usable_path, user_path
 from unskew.core.types import ImageSet
 from unskew.data.photographs import Files, Parquet, Pictures, Say, silent
 from unskew.data.store import Cache

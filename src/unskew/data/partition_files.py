@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError
+from unskew.core.files import user_path
 from unskew.core.language import Call, apply, parse_call
-from unskew.core.limits import check_plain, user_path
+from unskew.core.limits import check_plain
 from unskew.data.arrays import DAMAGED, read_npz
 from unskew.data.interface import split_options
 from unskew.data.population import Ints, Partition, cells, check_clients, emd_of_cells, number_users

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from unskew.core.errors import UserError, brief, nearest
+from unskew.core.files import user_path
 from unskew.core.language import Call, Value, apply, cut, parse_call
-from unskew.core.limits import user_path
 from unskew.core.plugins import add_working_directory
 from unskew.core.types import Examples, ImageSet, Split
 from unskew.core.units import counted, format_bytes

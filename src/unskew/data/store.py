@@ -21,8 +21,9 @@ import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from unskew.core.errors import UserError
+from unskew.core.files import cache_folder
 from unskew.core.language import cut
-from unskew.core.limits import cache_folder, parse_size
+from unskew.core.limits import parse_size
 from unskew.core.machine import physical_memory
 
 ENTRY = np.dtype([

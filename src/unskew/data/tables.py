@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError, brief
-from unskew.core.files import in_pieces
+from unskew.core.files import in_pieces, user_path
 from unskew.core.language import cut
-from unskew.core.limits import MAX_CLASSES, check_memory, check_plain, check_unpacked, size_on_disk, user_path
+from unskew.core.limits import MAX_CLASSES, check_memory, check_plain, check_unpacked, size_on_disk
 from unskew.core.plugins import require_extra
 from unskew.data import photographs
 from unskew.data.arrays import every_fifth

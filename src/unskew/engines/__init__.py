@@ -108,7 +108,7 @@ PARTS = ("roster", "visit", "close")  # required members of an engine
 
 
 def check_name(name: str) -> None:
-    """Refuse an engine that does not exist."""
+    """Reject the name of an unknown engine."""
     if ":" in name:
         load_function(language.parse_call(name, "engine").name, "engine")
     elif name not in NAMES:
@@ -139,7 +139,7 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
 
 
 def rehearse(name: str, setup: EngineSetup) -> None:
-    """Refuse an engine that cannot work before a run directory is created; a plug-in is opened and closed."""
+    """Reject an engine that cannot work before a run directory is created; a plug-in is opened and closed."""
     if ":" in name:
         open_engine(name, setup).close()
     elif name == "torchrun":

@@ -72,9 +72,9 @@ class Blueprint:
         return whole if self.layers is None else fine_tune(whole, self.shape, self.layers, stored=self.stored)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers and strings; refused if another process could not build the same from them."""
+        """Plain numbers and strings; rejected if another process could not build the same from them."""
         if not self.crosses:
-            raise UserError(f"{self.method}, {self.model}: {CANNOT_CROSS}")
+            raise UserError(f"method {self.method} with model {self.model}: {CANNOT_CROSS}")
         fields = asdict(replace(self, parsed=None, factory=None))
         return {name: value for name, value in fields.items() if name not in ("parsed", "factory")}
 
@@ -124,7 +124,7 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
     device, algorithm, network = ready_device(blueprint.device), blueprint.algorithm(), blueprint.network()
     parts = pixels(blueprint, data, device)
     if isinstance(network, FineTuned):
-        tensors.overwrite_some(network.whole, tensors.under(data, FROZEN))
+        tensors.overwrite(network.whole, tensors.under(data, FROZEN))
     network = network.to(getattr(torch, blueprint.dtype))
     memory = None if memories is None else ClientMemory(algorithm.remember, tensors.of_module(network), memories)
     return ClientSide(

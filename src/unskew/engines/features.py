@@ -25,9 +25,8 @@ from torch import Tensor
 
 from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.files import write_whole
+from unskew.core.files import CACHE_VARIABLE, write_whole
 from unskew.core.key import Key
-from unskew.core.limits import CACHE_VARIABLE
 from unskew.core.machine import cores, ready_device
 from unskew.core.types import ImageSet, Split, Tensors
 from unskew.core.units import format_bytes
@@ -53,7 +52,7 @@ class FrozenPart:
     ) -> None:
         self.blueprint, self.images, self.images_sha256, self.views = blueprint, images, sha256, views
         self.network = blueprint.whole()
-        tensors.overwrite_some(self.network, weights)
+        tensors.overwrite(self.network, weights)
         self.parts = pixels(blueprint, dataset(images, population))
         cut = find_cut(self.network, blueprint.shape, blueprint.layers or 0)
         assert cut is not None  # otherwise nothing is stored

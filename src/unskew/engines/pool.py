@@ -17,7 +17,7 @@ import torch
 from unskew.core.child import Child, JsonLines, start_worker
 from unskew.core.errors import LostMemory, StorageFailure, UserError, describe_error
 from unskew.core.key import Key
-from unskew.core.machine import device_count, files_left, resolve_device, too_many_files, worker_device
+from unskew.core.machine import files_left, too_many_files, worker_device
 from unskew.core.tensors import DOUBLE, Layout, PackedSums
 from unskew.core.types import Failure, Job, Local, Note, Reply, Roster, Tensors, TestPart, Visit
 from unskew.data.batches import examples_for
@@ -116,12 +116,7 @@ class WorkerFiles:
 class Scheduler:
     """The visits of one job: which are open or running, and which results wait for an earlier one.
 
-    Parameters
-    ----------
-    job, visits : the work, and the clients.
-    roster : the clients' numbers of examples.
-    local : the clients' training settings, for the length of a training visit.
-    numbers : how many numbers a reply has, by type of job; updated for the next job.
+    ``numbers`` has how many numbers a reply has, by type of job, and is updated for the next job.
     """
 
     def __init__(
@@ -152,13 +147,11 @@ class Scheduler:
         """Whether every result has been passed on."""
         return self._next == len(self.visits)
 
-    def take(self) -> Reply | Failure | None:
-        """The next result in visit order; None if it is not available yet."""
-        if self._next not in self._results:
-            return None
-        result = self._results.pop(self._next)
-        self._next += 1
-        return result
+    def results(self) -> Iterator[Reply | Failure]:
+        """Pass on the next results in visit order, as far as they are available."""
+        while (result := self._results.pop(self._next, None)) is not None:
+            self._next += 1
+            yield result
 
     def waits(self, indices: Iterable[int]) -> bool:
         """Whether a result of these visits has not been passed on yet."""
@@ -262,8 +255,7 @@ class Pool:
             worker.child.send(begin)
         schedule = Scheduler(job, visits, self.roster, self._local, self._numbers)
         while True:
-            while (result := schedule.take()) is not None:
-                yield result
+            yield from schedule.results()
             if schedule.done:
                 return
             for worker in self._workers:
@@ -328,7 +320,7 @@ class Pool:
             elif isinstance(message, Ready) and message.refused:
                 raise UserError(f"{worker.child.name} cannot start: {message.refused}")
             worker.ready = worker.ready or isinstance(message, Ready)
-            if not worker.child.messages.pending():
+            if not worker.child.pending():
                 return
 
     def _record(self, worker: "Worker", message: GroupResults, schedule: Scheduler) -> None:
@@ -408,8 +400,7 @@ def serve(parent: "JsonLines | RankZero", hello: Hello, data: int, weights: int,
     desk, (sessions, *memories) = None, others[SLOTS:]
     try:
         blueprint = Blueprint.from_json(hello.blueprint)
-        device = resolve_device(blueprint.device)
-        blueprint = replace(blueprint, device=worker_device(device, device_count(device), hello.number))
+        blueprint = replace(blueprint, device=worker_device(blueprint.device, hello.number))
         side = build(blueprint, SharedFile(data).read(hello.data), *memories)
         side = replace(side, secret=hello.secret, sessions=Sessions(sessions))
         desk = Desk(side, [ResultFile(descriptor) for descriptor in others[:SLOTS]])

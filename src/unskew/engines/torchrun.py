@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+from unskew.core.child import INTERRUPTED
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.machine import neutral
@@ -53,7 +54,6 @@ CLOSE_SECONDS = 5.0  # for a rank to confirm the end of a run
 BEAT = 1.0  # seconds between heartbeats
 PIECE = 16 * 2**20  # bytes sent at once; a piece must arrive before the other side counts as lost
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def launched() -> Launched:
 
 
 def check_command(engine: str | None) -> None:
-    """Refuse a command that torchrun has started several times if each would be a separate run."""
+    """Reject a command that torchrun has started several times if each would be a separate run."""
     if "TORCHELASTIC_RUN_ID" in os.environ and engine != "torchrun" and (ranks := launched().ranks) > 1:
         hint = "give --engine torchrun to make it one run, or start it without torchrun"
         raise UserError(f"torchrun has started this command {ranks} times; {hint}")
@@ -251,7 +251,7 @@ def listen(launch: Launched) -> tuple[socket.socket, bytes, Store]:
 
 
 def gather(launch: Launched, *, processors: bool) -> list["Rank"]:
-    """On rank 0: the other ranks; refused if their results could differ.
+    """On rank 0: the other ranks; rejected if their results could differ.
 
     ``processors``: whether they compute on CPUs, which must then be of the same kind.
     """
@@ -278,7 +278,7 @@ def _accept(launch: Launched) -> list["Rank"]:
         try:
             connection, _ = listener.accept()
         except TimeoutError:
-            late = f"rank {', '.join(map(str, missing))} has not joined within {JOIN_SECONDS:.0f} s"
+            late = f"after {JOIN_SECONDS:.0f} s, still waiting for rank {', '.join(map(str, missing))}"
             check = "check that the same command with --engine torchrun was started on every machine and did not fail"
             raise UserError(f"{late}; {check}") from None
         connection.settimeout(SILENT_SECONDS)
@@ -314,11 +314,6 @@ class Rank:
     def fileno(self) -> int:
         """The descriptor, so that a selector can wait for messages."""
         return self._stream.connection.fileno()
-
-    @property
-    def messages(self) -> "Rank":
-        """Itself: the messages of a child process are another object."""
-        return self
 
     def pending(self) -> bool:
         """Nothing is buffered."""
@@ -377,7 +372,7 @@ class Rank:
         return message
 
     def check_heard(self) -> None:
-        """Refuse to wait any longer for a silent rank."""
+        """Stop waiting for a silent rank."""
         if time.monotonic() - self._heard > SILENT_SECONDS:
             self.exit_reason()
 

@@ -15,7 +15,8 @@ from unskew.methods.adaptive import fedadagrad, fedadam, fedyogi
 from unskew.methods.attendance import absent, available
 from unskew.methods.centralised import centralised
 from unskew.methods.classifier import clsnorm, clsprox
-from unskew.methods.fedavgm import fedavg, fedavgm
+from unskew.methods.fedavg import fedavg
+from unskew.methods.fedavgm import fedavgm
 from unskew.methods.feddecorr import feddecorr
 from unskew.methods.feddyn import feddyn
 from unskew.methods.fedetf import fedetf
@@ -72,7 +73,7 @@ def with_release(source: str) -> str:
 
 
 def refuse_on_frozen_features(source: str) -> None:
-    """Refuse methods that act on the features, for a run that trains only the classifier."""
+    """Reject methods that act on the features, for a run that trains only the classifier."""
     for call in language.parse_calls(source, "method"):
         if call.name in ON_FEATURES:
             conflict = f"{call.name} has no effect with --train classifier: it acts on the features, which are frozen"
@@ -80,7 +81,7 @@ def refuse_on_frozen_features(source: str) -> None:
 
 
 def parse_calibrations(source: str) -> Algorithm:
-    """The calibrations in a text and the protections of their statistics; methods that change training are refused."""
+    """The calibrations in a text and the protections of their statistics; methods that change training are rejected."""
     base = Algorithm()
     algorithm = parse_method(source, base=base)
     if not algorithm.finish or not set(claimed_slots(base, algorithm)) <= {*AFTER_TRAINING}:

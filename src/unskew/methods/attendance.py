@@ -12,13 +12,12 @@ import numpy as np
 
 from unskew.core import language
 from unskew.core.errors import UserError
-from unskew.core.files import read_content
+from unskew.core.files import user_path
 from unskew.core.key import Key
-from unskew.core.limits import check_plain, user_path
+from unskew.core.limits import read_plain
 from unskew.core.types import Mask, Roster, Visit
 from unskew.round.algorithm import Algorithm, Method
 
-MAX_BYTES = 2**30
 DIGITS = 12  # of a trace's hash in a run's configuration
 
 
@@ -43,8 +42,8 @@ def read_trace(path: Path) -> Callable[[int, int], Mask]:
 
     def present(number: int, clients: int) -> Mask:
         if (most := int(client.max())) >= clients:
-            excess = f"{path} has a client {most}, but clients are numbered from 0 to {clients - 1:,}"
-            raise UserError(f"{excess}; give a trace of these clients")
+            excess = f"{path} lists client {most:,}, but clients are numbered from 0 to {clients - 1:,}"
+            raise UserError(f"{excess}; give a trace for these clients")
         now = (number - 1) % int(last.max()) + 1
         mask = np.zeros(clients, bool)
         mask[client[(first <= now) & (now <= last)]] = True
@@ -54,11 +53,7 @@ def read_trace(path: Path) -> Callable[[int, int], Mask]:
 
 
 def _read_content(path: Path) -> bytes:
-    check_plain(path)
-    content = read_content(path, MAX_BYTES)
-    if content is None:
-        raise UserError(f"the trace {path} does not exist; give the path of a CSV file")
-    return content
+    return read_plain(path, "check the path of the trace")
 
 
 def absent(share: float = 0.3) -> Method:
@@ -143,8 +138,7 @@ class _FromTrace:
     @cached_property
     def trace(self) -> Callable[[int, int], Mask]:
         if not hashlib.sha256(_read_content(self.path)).hexdigest().startswith(self.sha256):
-            changed = "has changed since the run was started"
-            raise UserError(f"the trace {self.path} {changed}; restore it, or start another run")
+            raise UserError(f"the trace {self.path} has changed since the run began; restore it, or start a new run")
         return read_trace(self.path)
 
     def __call__(self, algorithm: Algorithm) -> Algorithm:

@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-import torch
-
 from unskew.core import tensors
 from unskew.core.language import check_positive
 from unskew.core.tensors import parameters
 from unskew.core.types import Loss, Memory, RoundInfo, ServerOptimizer, Step, Tensors, Visited
 from unskew.round.algorithm import Method
-from unskew.round.server import apply_step
+from unskew.round.server import apply_step, filled
 
 
 def feddyn(alpha: float = 0.01) -> Method:
@@ -49,14 +47,11 @@ def feddyn(alpha: float = 0.01) -> Method:
         step = {name: g + h[name] / alpha for name, g in gradient.items()}
         return apply_step(params, step, 1.0), tensors.prefixed(h, "h/")
 
-    def init(params: Tensors) -> Tensors:
-        return {f"h/{name}": torch.zeros_like(value, dtype=torch.float64) for name, value in params.items()}
-
     return lambda algorithm: replace(
         algorithm,
         terms=(*algorithm.terms, proximal),
         correction=lambda shared, memory: {name: -g for name, g in tensors.under(memory, "feddyn/").items()},
-        server=ServerOptimizer(init, update),
+        server=ServerOptimizer(lambda params: filled(params, "h/", 0.0), update),
         remember=(*algorithm.remember, Memory("feddyn", blank=parameters, keep=keep)),
         claims=("sampler", "aggregate"),
     )

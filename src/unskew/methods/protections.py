@@ -47,7 +47,7 @@ def secure(updates: bool = False, threshold: float = THRESHOLD) -> Method:
     Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017.
     """
     if not 0.5 < threshold <= 1:
-        raise ValueError(f"secure(threshold={threshold:g}): give a share of the clients above 0.5 and at most 1")
+        raise ValueError(f"secure(threshold={threshold:g}): give a fraction of the clients, above 0.5 and at most 1")
     masked = SecureAggregation(threshold)
     if not updates:
         return lambda algorithm: replace(algorithm, secure=masked)
@@ -118,10 +118,14 @@ def private_updates(
     _check_delta("private-updates", delta)
     if sampling not in SAMPLERS:
         raise ValueError(f"private-updates(sampling={sampling}): give {' or '.join(SAMPLERS)}")
-    mechanism = PrivateUpdates(clip, noise, delta, sampling == "poisson", release)
+    mechanism, draw = PrivateUpdates(clip, noise, delta, sampling == "poisson", release), SAMPLERS[sampling]
+
+    def unpredictable(key: Key, roster: Roster, per_round: int) -> list[Visit]:  # ε assumes that nobody knows who comes
+        return draw(system_key(), roster, per_round)
+
     return lambda algorithm: replace(
         algorithm,
-        sampler=_unpredictable(SAMPLERS[sampling]) if release else SAMPLERS[sampling],
+        sampler=unpredictable if release else draw,
         mechanism=mechanism,
         claims=("available", "aggregate"),  # ε assumes a draw among all clients and the plain mean
     )
@@ -140,11 +144,6 @@ def _poisson(key: Key, roster: Roster, per_round: int) -> list[Visit]:
     """Each client independently with probability K/N; there may be none."""
     chosen = key.numpy().random(len(roster.inhabited)) < per_round / max(1, len(roster.inhabited))
     return [Visit(client, 1.0) for client in roster.inhabited[chosen].tolist()]
-
-
-def _unpredictable(sampler: Sampler) -> Sampler:
-    """Sample with the operating system's randomness: ε assumes that nobody knows who takes part."""
-    return lambda key, roster, per_round: sampler(system_key(), roster, per_round)
 
 
 SAMPLERS: Mapping[str, Sampler] = {"poisson": _poisson, "fixed": _fixed}

@@ -13,9 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from unskew.core import language
 from unskew.core.errors import UserError, brief
-from unskew.core.files import read_json, write_whole
+from unskew.core.files import cache_folder, read_json, write_whole
 from unskew.core.key import Key, seeded
-from unskew.core.limits import cache_folder
 from unskew.core.machine import neutral, resolve_device
 from unskew.data import sources
 from unskew.models import build, choose_model, initialise

@@ -153,7 +153,8 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
                 owner[slot] = named.name
                 continue
             if after[: len(before)] != before:
-                raise UserError(f"{named.name} drops the {slot} of the methods before it; append to them")
+                earlier = f"what earlier methods put in the {slot} slot"
+                raise UserError(f"{named.name} drops {earlier}; append to that slot instead")
             for added in after[len(before) :]:  # statistics and memories are stored by name
                 name = getattr(added, "name", None)
                 if name is not None and (other := owner.setdefault(f"{slot}/{name}", named.name)) != named.name:

@@ -268,7 +268,7 @@ class ClientSide:
         They are packed once per round, not per visit.
         """
         if not self._starts or self._starts[0][0] is not shared:
-            model = self.packed.copied(self.received(shared), self.packed.vector.dtype)
+            model = self.packed.copied(self.received(shared))
             self._starts[:] = [(shared, model, model.cpu().double())]
         _, model, exact = self._starts[0]
         self.packed.vector.copy_(model)

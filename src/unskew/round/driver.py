@@ -1,8 +1,9 @@
 """One round, from sampling to the server's update, and the loop over rounds."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -162,34 +163,19 @@ def run(
     record: Record | None = None,
 ) -> Iterator[tuple[ServerState, Metrics]]:
     """Run the rounds after the state's, up to ``rounds``, and yield each as it ends."""
+    one_round = partial(run_round, algorithm, engine, per_round=per_round, rounds=rounds, skip_failures=skip_failures)
     while state.round < rounds:
         number = state.round + 1
-        with plugin_errors(f"server, round {number}"), no_global_draws() if number == 1 else nullcontext():
-            state, metrics = run_round(
-                algorithm,
-                engine,
-                state,
-                key,
-                per_round=per_round,
-                rounds=rounds,
-                skip_failures=skip_failures,
-                watch=watch(number),
-                record=record,
-            )
-        yield state, metrics
-
-
-@contextmanager
-def plugin_errors(where: str) -> Iterator[None]:
-    """Report an error in a plug-in's server-side code, such as a sampler, with file and line."""
-    try:
-        yield
-    except (UserError, ClientFailure):
-        raise
-    except Exception as error:
-        if IN_PLUGIN not in (described := describe_error(error)):
+        try:
+            with no_global_draws() if number == 1 else nullcontext():
+                state, metrics = one_round(state, key, watch=watch(number), record=record)
+        except (UserError, ClientFailure):
             raise
-        raise ClientFailure(f"{where}: {described}") from error
+        except Exception as error:  # a plug-in's code on the server, such as a sampler
+            if IN_PLUGIN not in (described := describe_error(error)):
+                raise
+            raise ClientFailure(f"server, round {number}: {described}") from error
+        yield state, metrics
 
 
 def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key) -> tuple[ServerState, int]:

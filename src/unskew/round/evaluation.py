@@ -126,23 +126,18 @@ def score_images(
         for some in torch.split(index, IMAGES_AT_ONCE):
             images, labels = side.test.batch(some)
             predicted, labels = logits(images), labels.cpu()
-            right.append((predicted.argmax(1) == labels).double())
-            sums = score(predicted, labels)
+            hit = predicted.argmax(1) == labels
+            right.append(hit.double())
+            classes = predicted.shape[1]
+            sums = {
+                "metric/loss": F.cross_entropy(predicted.double(), labels, reduction="sum"),
+                "metric/right": torch.bincount(labels[hit], minlength=classes).double(),
+                "metric/total": torch.bincount(labels, minlength=classes).double(),
+            }
             if confidence and not own:
                 sums[CONFIDENCE] = confidence_sums(predicted, labels, some)
             total = {name: total[name] + value for name, value in sums.items()} if total else sums
     return Reply(total, {"marks": torch.cat(right)} if by_image and not own else {})
-
-
-def score(logits: Tensor, labels: Tensor) -> Sums:
-    """Loss, right answers and examples by class, as sums."""
-    classes = logits.shape[1]
-    right = labels[logits.argmax(1) == labels]
-    return {
-        "metric/loss": F.cross_entropy(logits.double(), labels, reduction="sum"),
-        "metric/right": torch.bincount(right, minlength=classes).double(),
-        "metric/total": torch.bincount(labels, minlength=classes).double(),
-    }
 
 
 def confidence_sums(logits: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:

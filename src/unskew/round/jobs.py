@@ -134,7 +134,7 @@ def add(
             elif not isinstance(item, Reply):
                 raise UserError(f"the engine yields {a_kind(item)}; yield what answer returns, or a Failure")
             elif done == len(visits) or (item.visit is not None and item.visit != visits[done]):
-                raise UserError("the engine's replies are not in the order of the visits; yield them in this order")
+                raise UserError("the engine's replies are not in the order of the visits; yield them in that order")
             else:
                 sums = PackedSums.of(item.sums)
                 if total is None:

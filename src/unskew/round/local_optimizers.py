@@ -197,13 +197,13 @@ def parse_schedule(source: str) -> Schedule:
 
 
 def check_rounds(local: Local, rounds: int) -> None:
-    """Refuse a schedule that does not fit the number of rounds or the rate; without rounds, any fits."""
+    """Reject a schedule that does not fit the number of rounds or the rate; without rounds, any fits."""
     if local.schedule == "constant" or not rounds:
         return
     schedule = parse_schedule(local.schedule)
     if schedule.warmup >= rounds:
-        excess = f"a warm-up of {schedule.warmup} rounds leaves none of --rounds {rounds} to train at the full rate"
-        raise UserError(f"--schedule {local.schedule}: {excess}; give a shorter warm-up")
+        excess = f"a warm-up of {schedule.warmup} rounds leaves no rounds at the full rate (--rounds {rounds})"
+        raise UserError(f"--schedule {local.schedule}: {excess}; shorten it")
     schedule.rate(local.lr, rounds, rounds)
 
 

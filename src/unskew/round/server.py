@@ -42,7 +42,7 @@ def momentum(beta: float, lr: float = 1.0, *, damped: bool = False) -> ServerOpt
         velocity = {name: beta * memory[f"velocity/{name}"] + share * g for name, g in gradient.items()}
         return apply_step(params, velocity, lr), tensors.prefixed(velocity, "velocity/")
 
-    return ServerOptimizer(init=lambda params: _filled(params, "velocity/", 0.0), update=update)
+    return ServerOptimizer(init=lambda params: filled(params, "velocity/", 0.0), update=update)
 
 
 def adaptive(second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float, tau: float) -> ServerOptimizer:
@@ -55,7 +55,7 @@ def adaptive(second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float
         return apply_step(params, step, lr), tensors.prefixed(first, "first/") | tensors.prefixed(squares, "second/")
 
     def init(params: Tensors) -> Tensors:
-        return _filled(params, "first/", 0.0) | _filled(params, "second/", tau * tau)
+        return filled(params, "first/", 0.0) | filled(params, "second/", tau * tau)
 
     return ServerOptimizer(init=init, update=update)
 
@@ -69,5 +69,6 @@ def apply_step(params: Tensors, step: Tensors, lr: float) -> Tensors:
     }
 
 
-def _filled(params: Tensors, prefix: str, value: float) -> Tensors:
+def filled(params: Tensors, prefix: str, value: float) -> Tensors:
+    """A server's memory at the start: for each parameter, that value in float64."""
     return {prefix + name: torch.full_like(p, value, dtype=torch.float64) for name, p in params.items()}

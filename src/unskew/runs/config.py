@@ -16,10 +16,9 @@ from typing import Any, get_args, get_type_hints
 
 from unskew.core import language
 from unskew.core.errors import UserError, brief, nearest
-from unskew.core.files import read_content
+from unskew.core.files import read_content, usable_path, user_path
 from unskew.core.key import Key
 from unskew.core.language import MAX_COUNT
-from unskew.core.limits import usable_path, user_path
 from unskew.core.machine import check_device_name
 from unskew.core.plugins import plugins_in, unknown_plugins
 from unskew.core.types import Local

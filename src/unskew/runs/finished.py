@@ -21,9 +21,8 @@ from unskew.calibration.federated import Calibrator, Known, check, named, protec
 from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError, accepts
-from unskew.core.files import parse_json
+from unskew.core.files import CACHE_VARIABLE, parse_json, usable_path
 from unskew.core.key import Key
-from unskew.core.limits import CACHE_VARIABLE, usable_path
 from unskew.core.machine import neutral
 from unskew.core.plugins import remember
 from unskew.core.types import CLASSIFIER, Engine, ImageSet, ServerState, Tensors

@@ -15,9 +15,9 @@ from unskew.calibration.federated import check, named, protections
 from unskew.calibration.finisher import RealFeatures
 from unskew.core import tensors
 from unskew.core.errors import UserError
+from unskew.core.files import cache_folder
 from unskew.core.key import Key
 from unskew.core.language import parse_calls
-from unskew.core.limits import cache_folder
 from unskew.core.machine import physical_memory, resolve_device
 from unskew.core.plugins import require_extra, unknown_plugins
 from unskew.core.types import Engine, Examples, ImageSet, Local, ServerState, Tensors, Visit
@@ -83,7 +83,7 @@ class Prepared:
             config, values = _read_pretrained(self.config)
             file, _ = _fit_pretrained(network, values, config)
         models.initialise(network, Key(self.config.seed).fold("model"))
-        tensors.overwrite_some(network, file)
+        tensors.overwrite(network, file)
         return tensors.copy(tensors.of_module(network))
 
     @cached_property

@@ -13,8 +13,8 @@ from typing import Any
 
 from unskew import engines
 from unskew.core.errors import UserError
+from unskew.core.files import usable_path
 from unskew.core.language import cut
-from unskew.core.limits import usable_path
 from unskew.data.photographs import Say, silent
 from unskew.runs import config as configs
 from unskew.runs import train

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from unskew import engines
 from unskew.core.errors import UserError
-from unskew.core.limits import usable_path
+from unskew.core.files import usable_path
 from unskew.core.machine import neutral
 from unskew.core.plugins import remember
 from unskew.data import partition_files

@@ -25,9 +25,8 @@ from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Words
 from unskew.charts.files import chart_bytes, check_format
 from unskew.core import language
 from unskew.core.errors import UserError, a_kind, nearest
-from unskew.core.files import read_json, write_whole
+from unskew.core.files import read_json, usable_path, write_whole
 from unskew.core.key import Key
-from unskew.core.limits import usable_path
 from unskew.core.machine import neutral
 from unskew.core.plugins import require_extra
 from unskew.core.units import counted

@@ -168,7 +168,7 @@ def run_tasks(tasks: Sequence[Task], jobs: int | None, done: Done, progress: Pro
                     child: Any = key.fileobj
                     while (message := child.receive()) is not None:
                         handle(child, message)
-                        if not child.messages.pending():
+                        if not child.pending():
                             break
                     else:
                         replace_dead(child)

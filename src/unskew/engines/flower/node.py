@@ -26,9 +26,8 @@ from torch import Tensor
 
 from unskew.core import tensors
 from unskew.core.errors import Ended, StorageFailure, UserError
-from unskew.core.files import clear_parts, read_content, write_whole
+from unskew.core.files import cache_folder, clear_parts, read_content, write_whole
 from unskew.core.key import Key
-from unskew.core.limits import cache_folder
 from unskew.core.machine import neutral, physical_memory
 from unskew.core.plugins import guard_plugins, parse_plugin
 from unskew.core.types import Failure, ImageSet, Job, Split, Tensors, Visit, Visited
