@@ -79,7 +79,7 @@ def test_a_roster_that_is_none_is_refused(tmp_path, content, wrong):
 def test_a_signing_key_that_is_none_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "node.key").write_bytes(content)
-    with pytest.raises(UserError, match=r"node\.key is no P-384 key; create one"):
+    with pytest.raises(UserError, match=r"node\.key is not a P-384 key; create one"):
         load_private(tmp_path / "node.key")
 
 

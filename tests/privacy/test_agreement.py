@@ -158,12 +158,12 @@ def test_a_member_refuses_to_answer_or_open_for_too_few_or_for_strangers():
     members, agreement = begun(6, 4)
     boxes = {number: bytes(50) for number in range(6)}
     for sharing in ([0, 1, 2], [1, 2, 3, 4], [0, 1, 2, 9]):
-        with pytest.raises(UserError, match=r"client 0 refuses: . of 6 members take part or answered; 4 must"):
+        with pytest.raises(UserError, match=r"client 0 refuses: the server lists . of 6 members; at least 4 must"):
             members[0].mask(vector_of(0), agreement, sharing)
     for sharing, answered in [
         (range(6), [0, 1, 2]), (range(6), [1, 2, 3, 4]), ([0, 1, 2, 3], range(5)), (range(7), range(6)),
     ]:  # fmt: skip
-        with pytest.raises(UserError, match=r"client 0 refuses: .* members take part or answered; 4 must"):
+        with pytest.raises(UserError, match=r"client 0 refuses: .* members; at least 4 must"):
             members[0].opened(agreement, boxes, sharing, answered)
 
 

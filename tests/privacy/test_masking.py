@@ -135,7 +135,7 @@ def test_a_session_is_answered_once_in_one_agreement_and_opened_one_way():
     layout = Layout.of(C, D)
     held = {client: statistics_of(client) for client in range(5)}
     maskings, agreement, boxes, vectors = exchanged(held, layout)
-    with pytest.raises(UserError, match="or has already answered it"):
+    with pytest.raises(UserError, match="or has already answered this visit"):
         maskings[1].masked(statistics_of(1), layout, held)
     with pytest.raises(UserError, match="it takes part in another agreement"):
         maskings[1].boxes(replace(agreement, threshold=5))
@@ -153,7 +153,7 @@ def test_nothing_is_answered_before_shares_are_out_and_nothing_opened_before_an_
     others = {client: Masking.new(client, SESSION) for client in (1, 2)} | {0: early}
     publics = {client: masking.public for client, masking in others.items()}
     early.boxes(Agreement(SESSION, 2, publics, layout.about()))
-    with pytest.raises(UserError, match="it has not answered this session"):
+    with pytest.raises(UserError, match="it has not answered in this session"):
         early.opened({}, range(3))
 
 
@@ -264,7 +264,7 @@ def test_too_few_clients_are_refused_by_server_and_clients():
     clients = callables({client: statistics_of(client) for client in range(5)})
     with pytest.raises(UserError, match="a sum over 2 clients would reveal too much"):
         secure_sum(clients, layout, dropped=[1, 2, 3])
-    with pytest.raises(UserError, match="client 0 refuses: 3 of 5 members take part or answered; 4 must"):
+    with pytest.raises(UserError, match="client 0 refuses: the server lists 3 of 5 members; at least 4 must"):
         secure_sum(clients, layout, dropped=[1, 2])
     two = [Masking.new(client, SESSION) for client in range(2)]
     with pytest.raises(UserError, match="a sum over 2 clients would reveal too much"):

@@ -198,7 +198,7 @@ def test_a_client_does_not_answer_a_question_twice(small):
     *_, masked, opened = engine.asked
     again = total(engine, *masked)
     assert len(again.failures) == 6
-    assert all("or has already answered it" in failure.reason for failure in again.failures)
+    assert all("or has already answered this visit" in failure.reason for failure in again.failures)
     assert not total(engine, *opened).failures  # the same question has the same answer
     job, shared, visits, key = opened
     others = msgspec.structs.replace(job, answered=(*job.answered[:5], False))
@@ -232,9 +232,9 @@ def test_a_client_refuses_to_answer_what_was_not_agreed_on(small, change):
     ({"members": ((9, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0))}, "members of the secure sum are not valid"),
     ({"session": b"short"}, "members of the secure sum are not valid"),
     ({"threshold": 0}, "members of the secure sum are not valid"),
-    ({"keys": ()}, "listed 0 of 6 members"),
+    ({"keys": ()}, "sent 0 entries for the 6 members"),
     ({"keys": (b"x" * 63,) * 6}, "a public key does not belong to its member"),
-    ({"sharing": (True,)}, "listed 1 of 6 members"),
+    ({"sharing": (True,)}, "sent 1 entries for the 6 members"),
 ])  # fmt: skip
 def test_a_question_that_is_none_is_refused(small, change, wrong):
     engine = losing(small, {})
@@ -260,6 +260,6 @@ def test_an_engine_without_a_secret_or_a_record_is_refused(small):
         engine = Loop(broken)
         job = MaskKeys(bytes(32), 1, Train(), ((0, 0),))
         (failure,) = engine.visit(job, {}, ALL[:1], Key(0))
-        assert "this engine has no secret or no record of sessions" in failure.reason
+        assert "this engine gave ClientSide no session record" in failure.reason
         if broken.sessions is not None:
             broken.sessions.close()

@@ -41,7 +41,7 @@ def socket_path(node: NodeFolder) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise UserError(f"{folder} is not this user's alone; remove it, or move {node.path} to a shorter path")
+        raise UserError(f"{folder} must belong to this user alone; remove it, or move {node.path} to a shorter path")
     return folder / "service.sock"
 
 
@@ -192,7 +192,7 @@ class _Node:
             self._say(f"{session}; retrying for up to a minute")
             time.sleep(3.0)
         elif time.monotonic() - self._refused_since > TAKEN_SECONDS:
-            raise UserError("another machine is connected with this node's key; give each machine a node of its own")
+            raise UserError("another machine is connected with this node's key; give each machine its own node")
         else:
             time.sleep(3.0)
 

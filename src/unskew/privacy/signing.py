@@ -126,7 +126,7 @@ def load_private(path: Path) -> Any:
     except (ValueError, TypeError):
         key = None
     if not _is_p384(key, "PrivateKey"):
-        raise UserError(f"{path} is no P-384 key; create one with: ssh-keygen -t ecdsa -b 384 -N '' -f node.key")
+        raise UserError(f"{path} is not a P-384 key; create one with: ssh-keygen -t ecdsa -b 384 -N '' -f node.key")
     return key
 
 

@@ -91,14 +91,14 @@ FAULTS = {
     "NaN": (set_tensor(BIAS, with_nan), "NaN or infinity"),
     "infinity": (set_tensor("metric/loss", lambda value: value + float("inf")), "NaN or infinity"),
     "another shape": (set_tensor(BIAS, lambda value: value[:5]), "differs in shape or type from the model's"),
-    "another shape of a sum": (set_tensor("weight", lambda value: value.repeat(2)), "not those of the job"),
+    "another shape of a sum": (set_tensor("weight", lambda value: value.repeat(2)), "do not match the job"),
     "another type": (set_tensor(BIAS, lambda value: value.double()), "differs in shape or type from the model's"),
-    "another name": (renamed, "not those of the job"),
-    "another order": (swapped, "not those of the job"),
+    "another name": (renamed, "do not match the job"),
+    "another order": (swapped, "do not match the job"),
     "a tensor more": (one_more, "do not match their description"),
     "a tensor less": (one_less, "do not match their description"),
-    "another weight": (set_tensor("weight", lambda value: value * 1000), "its weight or its number of visits"),
-    "more visits than one": (set_tensor("metric/visits", lambda value: value * 5), "its number of visits"),
+    "another weight": (set_tensor("weight", lambda value: value * 1000), "its weight or number of visits"),
+    "more visits than one": (set_tensor("metric/visits", lambda value: value * 5), "number of visits"),
     "too many examples": (set_tensor("metric/examples", lambda value: value * 2), "it reports 870 examples"),
     "another client": (set_result(client=2), "it answers other visits"),
     "another repeat": (set_result(repeat=1), "it answers other visits"),
@@ -106,9 +106,9 @@ FAULTS = {
     "a form more": (lambda fields, came: fields["results"][0]["forms"].append("plain"), "not match their"),
     "forms that are none": (set_result(forms="plain"), "at `$[0].forms`"),
     "an unknown form": (set_result(forms=["x"] * 13), "at `$[0].forms[0]`"),
-    "a sum as whole numbers": (set_tensor("weight", torch.Tensor.long), "not those of the job"),
-    "a sum as extra": (as_extra, "not those of the job"),
-    "an extra that nobody asked for": (with_extra, "not those of the job"),
+    "a sum as whole numbers": (set_tensor("weight", torch.Tensor.long), "do not match the job"),
+    "a sum as extra": (as_extra, "do not match the job"),
+    "an extra that nobody asked for": (with_extra, "do not match the job"),
     "an extra that does not come": (set_result(extra=1), "do not match their description"),
     "fewer extras than none": (set_result(extra=-1), "at `$[0].extra`"),
     "a factor of nothing": (set_result(factor=0), "at `$[0].factor`"),
@@ -189,5 +189,5 @@ def test_test_images_are_counted_as_the_node_said(nodes, shared):
     change = set_tensor("metric/total", lambda value: value * 3)
     engine = engine_over(exchange_of(nodes, between=spoiling("job", change)))
     outcome = outcome_of(engine, Evaluate(), first_state().tensors, VISITS, KEY)
-    assert "its counts of test images do not fit the 120 it has" in outcome.failures[0].reason
+    assert "its counts of test images are impossible for the 120 it has" in outcome.failures[0].reason
     assert float(outcome.sums["metric/total"].sum()) == 120 + 119

@@ -266,7 +266,7 @@ def test_a_node_that_comes_back_with_other_data_is_left_out(tmp_path, shared):
     exchange.pause(5)
     train(engine, shared)
     outcome = train(engine, shared, number=2)
-    wrong = "client 'node-1' had number 1 and 435 examples when the run began; restore its data"
+    wrong = "client 'node-1' was number 1 with 435 examples when the run began, not number 1 with 100;"
     assert f"node-1: node node-1 is left out: {wrong}" in reasons(outcome)[1]
     assert any(wrong in line for line in said)
 

@@ -363,7 +363,7 @@ def test_masks_with_some_are_not_taken_off_as_masks_with_others(tmp_path):
     server = LyingServer(tmp_path, fewer_masks)
     assert "the masks of a secure sum do not cancel" in server.train().void
     assert server.sent("masked")  # three signed the same, and are enough
-    assert "it has not answered this session under masks with these members" in server.refusals("mask-survivors")[0]
+    assert "it has not answered in this session under masks with these members" in server.refusals("mask-survivors")[0]
     assert not server.sent("mask-openings")
 
 

@@ -414,8 +414,8 @@ def test_the_slices_of_a_set_are_a_partition_of_its_images_and_of_its_test_image
     [
         ({"data": "digits", "clients": (0,)}, "give partition and client together"),
         ({"data": "digits", "partition": "iid", "of": 3}, "give partition and client together"),
-        ({"data": "digits", "partition": "iid", "of": 3, "clients": (3,)}, "count from 0"),
-        ({"data": "digits", "partition": "iid", "of": 3, "clients": (1, 1)}, "name each once"),
+        ({"data": "digits", "partition": "iid", "of": 3, "clients": (3,)}, "give distinct numbers from 0 to 2"),
+        ({"data": "digits", "partition": "iid", "of": 3, "clients": (1, 1)}, "give distinct numbers from 0 to 2"),
         ({"data": "nothing"}, "no data set is called"),
     ],
 )

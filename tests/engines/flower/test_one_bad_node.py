@@ -118,5 +118,5 @@ def test_the_other_sides_words_in_a_bad_reply_do_not_reach_the_log(tmp_path):
     shared = statistics.build_shared(first_state())
     engine = engine_over(exchange_of(make_nodes(tmp_path), between=spoiling("job", spoil)), said=said.append)
     outcome = train_round(engine, shared, VISITS)
-    assert "not those of the job" in outcome.failures[0].reason
+    assert "do not match the job" in outcome.failures[0].reason
     assert marker not in outcome.failures[0].reason + "\n".join(said)

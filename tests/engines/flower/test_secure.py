@@ -274,9 +274,9 @@ def test_masks_that_fewer_can_take_off_are_refused(wire):
 
 
 def test_a_session_is_answered_once_also_after_the_node_was_killed(wire):
-    assert "or has already answered it" in wire.again("masked")
+    assert "or has already answered this visit" in wire.again("masked")
     anew = make_node(wire.folder, 2, 4).answer
-    assert "or has already answered it" in wire.again("masked", node=anew)
+    assert "or has already answered this visit" in wire.again("masked", node=anew)
 
 
 def test_a_second_opening_for_other_members_is_refused_also_after_the_node_was_killed(wire):
@@ -330,7 +330,7 @@ FEWER = {"type": "rounded", "inner": {"type": "train", "round": 1}, "members": 3
     (put(members=[[0, 0], [1, 0], [5, 0], [3, 0]]), "members of the secure sum are not valid"),
     (put(members=[[5, 0], [1, 0], [2, 0], [3, 0]]), TOLD),
     (put(members=[[1, 0], [0, 0], [2, 0], [3, 0]]), TOLD),
-    (change_keys(lambda keys: keys[:3]), "listed 3 of 4 members"),
+    (change_keys(lambda keys: keys[:3]), "sent 3 entries for the 4 members"),
     (change_keys(lambda keys: [keys[0][:63], *keys[1:]]), "a public key does not belong to its member"),
     (change_keys(lambda keys: [keys[1], *keys[1:]]), "a public key does not belong to its member"),
     (change_keys(lambda keys: [*keys[:2], keys[3], keys[2]]), "a public key does not belong to its member"),
@@ -338,10 +338,10 @@ FEWER = {"type": "rounded", "inner": {"type": "train", "round": 1}, "members": 3
     (change_keys(lambda keys: [keys[1], keys[0], *keys[2:]]), TOLD),
     (put(keys=["€"] * 4), "Invalid base64 encoded string"),
     (put(sharing=[2, True, True, True]), "Expected `bool`, got `int`"),
-    (put(sharing=[True, True, True]), "listed 3 of 4 members"),
-    (put(sharing=[True, True, False, True]), "3 must, and it is one"),
+    (put(sharing=[True, True, True]), "sent 3 entries for the 4 members"),
+    (put(sharing=[True, True, False, True]), "at least 3 must take part, including this client"),
     (put(sharing=[False, False, True, True]), "a sum over 2 nodes would reveal too much about each"),
-    (without("sharing"), "listed 0 of 4 members"),
+    (without("sharing"), "sent 0 entries for the 4 members"),
     (put(session=b64encode(bytes(16)).decode()), "members of the secure sum are not valid"),
     (put(session="€"), "Invalid base64 encoded string"),
     (put(threshold=4), TOLD),
@@ -361,9 +361,9 @@ def test_a_question_that_is_none_is_refused_and_the_node_goes_on(wire, change, w
     (put_parcel(lambda boxes: boxes + bytes(BOX_BYTES)), "did not forward the shares"),
     (put_parcel(lambda boxes: bytes(len(boxes))), "shares of client 0's secrets: the message was modified"),
     (put_parcel(lambda boxes: boxes[BOX_BYTES:] + boxes[:BOX_BYTES]), "client 0's secrets: the message was modified"),
-    (put(answered=[True] * 3), "listed 3 of 4 members"),
+    (put(answered=[True] * 3), "sent 3 entries for the 4 members"),
     (put(answered=[False, False, True, True]), "a sum over 2 nodes would reveal too much about each"),
-    (without("answered"), "listed 0 of 4 members"),
+    (without("answered"), "sent 0 entries for the 4 members"),
 ])  # fmt: skip
 def test_shares_are_opened_only_from_the_boxes_of_the_others_and_for_enough_of_them(wire, change, wrong):
     assert wrong in wire.again("mask-openings", change)
@@ -432,21 +432,21 @@ def with_the_model(fields, came):
 
 
 @pytest.mark.parametrize(("job", "change", "wrong"), [
-    ("mask-keys", extra_as(lambda keys: keys[:63]), "not those of the job"),
-    ("mask-keys", extra_as(lambda keys: keys[:8].double()), "not those of the job"),
-    ("mask-keys", extra_as_a_sum, "not those of the job"),
-    ("mask-keys", renamed_extra, "not those of the job"),
-    ("mask-keys", without_extra, "not those of the job"),
-    ("mask-keys", with_another_extra, "not those of the job"),
-    ("mask-shares", extra_as(lambda boxes: boxes[BOX_BYTES:]), "not those of the job"),
-    ("mask-shares", without_extra, "not those of the job"),
-    ("masked", check_as(lambda word: word.double()), "not those of the job"),
-    ("masked", check_as(lambda word: word.view(1)), "not those of the job"),
+    ("mask-keys", extra_as(lambda keys: keys[:63]), "do not match the job"),
+    ("mask-keys", extra_as(lambda keys: keys[:8].double()), "do not match the job"),
+    ("mask-keys", extra_as_a_sum, "do not match the job"),
+    ("mask-keys", renamed_extra, "do not match the job"),
+    ("mask-keys", without_extra, "do not match the job"),
+    ("mask-keys", with_another_extra, "do not match the job"),
+    ("mask-shares", extra_as(lambda boxes: boxes[BOX_BYTES:]), "do not match the job"),
+    ("mask-shares", without_extra, "do not match the job"),
+    ("masked", check_as(lambda word: word.double()), "do not match the job"),
+    ("masked", check_as(lambda word: word.view(1)), "do not match the job"),
     ("masked", check_as(lambda word: word.repeat(2)), "oversized: its tensors take"),
     ("masked", check_as(lambda word: word.int()), "its form cannot have type torch.int32"),
-    ("masked", without_a_sum, "not those of the job"),
+    ("masked", without_a_sum, "do not match the job"),
     ("masked", with_the_model, "oversized: its tensors take"),
-    ("masked", with_an_empty_extra, "not those of the job"),
+    ("masked", with_an_empty_extra, "do not match the job"),
 ])  # fmt: skip
 def test_an_answer_that_is_none_is_left_out_by_name(tmp_path, job, change, wrong):
     exchange = exchange_of(make_nodes(tmp_path, 4), between=changed(job, change))

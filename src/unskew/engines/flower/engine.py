@@ -113,13 +113,14 @@ class Members:
             known, number = self.remembered.get(facts.name), facts.number
             if known is not None:
                 if known.examples != facts.examples or number not in (None, known.number):
-                    before = f"number {known.number} and {known.examples:,} examples"
-                    raise ValueError(f"client {facts.name!r} had {before} when the run began; restore its data")
+                    before = f"number {known.number} with {known.examples:,} examples when the run began"
+                    now = f"number {known.number if number is None else number} with {facts.examples:,}"
+                    raise ValueError(f"client {facts.name!r} was {before}, not {now}; restore its data or number")
                 number = known.number
             elif number is None:
                 number = next(free for free in range(len(taken) + 1) if free not in taken)
             elif number in taken:
-                raise ValueError(f"client {facts.name!r} states number {number}, but that is {taken[number]!r}")
+                raise ValueError(f"client {facts.name!r} asks for number {number}, which {taken[number]!r} has")
             taken[number] = facts.name
             new.append(FederatedClient(facts.name, number, facts.examples, facts.test, node, description.node))
         for one in new:
@@ -265,9 +266,9 @@ def _read_result(
     if expected.sums is None:
         updates = tensors.under(sums | extra, "delta/")
         if any(name in shared and shared[name].shape != value.shape for name, value in updates.items()):
-            raise BadMessage("its update has another shape than the model")
+            raise BadMessage("its update and the model differ in shape")
     elif list(_shapes(sums).items()) != list(expected.sums.items()) or _shapes(extra) != expected.extra:
-        raise BadMessage("its tensors are not those of the job, in names, types, shapes or order")
+        raise BadMessage("its tensors do not match the job: wrong names, types, shapes or order")
     if not tensors.finite({name: value for name, value in (sums | extra).items() if value.is_floating_point()}):
         raise BadMessage("it contains NaN or infinity")
     if result.ticket is not None:
@@ -285,14 +286,14 @@ def _check_numbers(sums: Sums, visit: Visit, member: FederatedClient, local: Loc
         raise BadMessage("one of its numbers is a tensor")
     exact = {"weight": visit.weight, "metric/visits": 1.0}
     if any(name in sums and float(sums[name]) != value for name, value in exact.items()):
-        raise BadMessage("its weight or its number of visits is not the one that was requested")
+        raise BadMessage("its weight or number of visits is not what was requested")
     limit = examples_for(member.examples if visit.take is None else visit.take, local)
     if "metric/examples" in sums and not 0 <= float(sums["metric/examples"]) <= limit:
         raise BadMessage(f"it reports {float(sums['metric/examples']):,.0f} examples; the limit is {limit:,}")
     if "metric/total" in sums and "metric/right" in sums:
         total, right = sums["metric/total"], sums["metric/right"]
         if float(total.sum()) > member.test or bool((right > total).any()) or bool((right < 0).any()):
-            raise BadMessage(f"its counts of test images do not fit the {member.test:,} it has")
+            raise BadMessage(f"its counts of test images are impossible for the {member.test:,} it has")
 
 
 NODES_INTERVAL = 2.0  # seconds between checks of who is connected
@@ -698,7 +699,7 @@ class FederatedEngine:
                 layouts[repr(result.sums.layout)].append(index)
         common = max(layouts.values(), key=len, default=[])
         others = [index for indices in layouts.values() if indices is not common for index in indices]
-        self._fail(work, others, LeftOut("its sums have other names or shapes than the other clients' sums"))
+        self._fail(work, others, LeftOut("its sums differ from the other clients' sums in names or shapes"))
 
     def _ask(self, work: _Work, until: float) -> None:
         """Send what can be sent now. A visit fails if the client's node is absent."""
