@@ -141,7 +141,7 @@ def engine_over(exchange, method="fedavg", rules=None, said=None, members=None):
         list(session.answers())
     images, blueprint = load("digits", None), blueprint_of(method)
     session.agree_on(RunAgreement(session.run, blueprint, images.classes, images.mean, images.std, {}), {})
-    session.take_notes()
+    session.notes.clear()
     return FederatedEngine(session, None, Template(blueprint, images.mean, images.std, {}), Local(epochs=1))
 
 

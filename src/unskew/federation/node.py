@@ -197,11 +197,9 @@ class _Node:
             time.sleep(3.0)
 
 
-def close_last_session(node: NodeFolder) -> bool:
-    """Close the session that a killed process of this node left open, as Flower's own part does when it ends normally.
-
-    If this fails, the node waits for a minute. Returns whether a session was closed.
-    """
+def close_last_session(node: NodeFolder) -> None:
+    """Close the session that a killed process of this node left open; if this fails, the node waits for a minute."""
     content = read_content(node.session, 100) or b""
     node.session.unlink(missing_ok=True)
-    return content.isdigit() and flower.deactivate(node, int(content))
+    if content.isdigit():
+        flower.deactivate(node, int(content))

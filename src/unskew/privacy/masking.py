@@ -272,10 +272,8 @@ def unmask(
 
 def survivors(sharing: Collection[int], answered: Collection[int]) -> bytes:
     """The digest of the members that share masks, and of those that answered."""
-    content = b"|".join(
-        b"".join(number.to_bytes(8, "big") for number in sorted(members)) for members in (sharing, answered)
-    )
-    return hashlib.sha256(b"unskew opening 2 " + len(sharing).to_bytes(8, "big") + content).digest()
+    content = b"|".join(b"".join(map(_number, sorted(members))) for members in (sharing, answered))
+    return hashlib.sha256(b"unskew opening 2 " + _number(len(sharing)) + content).digest()
 
 
 class Masking:

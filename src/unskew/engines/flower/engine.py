@@ -144,6 +144,7 @@ def roster_of(clients: Iterable[KnownClient]) -> Roster:
 SETUP_TIMEOUT = 120.0  # seconds for a description, or for setting up a run
 DISCONNECTED = "its node disconnected before it answered"
 TIMED_OUT = "it did not answer within the deadline"
+SILENT = "has not answered since its last deadline"
 
 
 @dataclass(frozen=True)
@@ -338,10 +339,9 @@ class Session:
         self._agreement: RunAgreement | None = None
         self._frozen = NO_TENSORS
         self.agreed: dict[int, str] = {}  # the agreement that each node has confirmed
-        self._refused: dict[int, str] = {}
+        self._passed_over: dict[int, str] = {}  # why a node is not asked: left out, or silent until it is heard again
         self._looked = -NODES_INTERVAL
         self.connected: Mapping[int, Presence] = {}
-        self._silent: dict[int, Presence] = {}  # nodes that did not answer, with their presence at that time
         self.open = True  # whether nodes become members when they describe themselves
 
     def send(
@@ -367,7 +367,8 @@ class Session:
         for name, reply in self.exchange.receive([*self._pending, *self._late]).items():
             late = name in self._late
             pending = (self._late if late else self._pending).pop(name)
-            self._silent.pop(pending.node, None)
+            if self._passed_over.get(pending.node) == SILENT:
+                del self._passed_over[pending.node]
             self.up[pending.node] += 0 if isinstance(reply, str) else len(reply)
             if late:
                 continue
@@ -388,7 +389,7 @@ class Session:
         for name in [name for name, pending in self._pending.items() if pending.until <= now]:
             pending = self._late[name] = self._pending.pop(name)
             if pending.node in self.connected:
-                self._silent[pending.node] = self.connected[pending.node]
+                self._passed_over.setdefault(pending.node, SILENT)
             yield Answer(pending, {}, problem=TIMED_OUT)
 
     def look(self) -> None:
@@ -397,15 +398,14 @@ class Session:
         if now - self._looked < NODES_INTERVAL:
             return
         self._looked, before, self.connected = now, self.connected, self.exchange.nodes()
-        self._silent = {node: was for node, was in self._silent.items() if was == self.connected.get(node)}
         changed = {node for node in before if before[node] != self.connected.get(node)}
         for name in [name for name, pending in self._pending.items() if pending.node in changed]:
             pending = self._late[name] = self._pending.pop(name)
             self._abandoned.append(Answer(pending, {}, problem=DISCONNECTED))
         for node in changed:  # gone, or back, perhaps with other data
-            self._refused.pop(node, None)
+            self._passed_over.pop(node, None)
             self.described.pop(node, None)
-        known = self.described.keys() | self.waiting("describe") | self._refused.keys() | self._silent.keys()
+        known = self.described.keys() | self.waiting("describe") | self._passed_over.keys()
         for node in sorted(self.connected.keys() - known):
             self.send("describe", node, {})
 
@@ -422,15 +422,12 @@ class Session:
         """Why the node cannot be asked now, or None."""
         if node not in self.connected:
             return "is not connected"
-        if node in self._silent:
-            return "has not answered since its last deadline"
-        if node in self._refused:
-            return f"is left out: {self._refused[node]}"
-        return None if node in self.described else "has not described itself since it reconnected"
+        unknown = None if node in self.described else "has not described itself since it reconnected"
+        return self._passed_over.get(node, unknown)
 
     def describing(self, node: int) -> bool:
         """Whether the node is back and about to describe itself."""
-        settled = self.described.keys() | self._silent.keys() | self._refused.keys()
+        settled = self.described.keys() | self._passed_over.keys()
         return node in self.connected and node not in settled and node in self.waiting("describe")
 
     def agree_on(self, agreement: RunAgreement, frozen: Tensors) -> None:
@@ -503,7 +500,7 @@ class Session:
         """Leave the node out and send it the reason."""
         description = self.described.pop(node, None)
         name = description.node if description else f"with id {node}"
-        self._refused[node] = reason
+        self._passed_over[node] = f"is left out: {reason}"
         self.note(f"node {name} is left out: {reason}")
         self.send("refuse", node, {"reason": reason[:2000] or "unknown"})
 
@@ -511,11 +508,6 @@ class Session:
         """Print a line and store it for the round's metrics."""
         self.say(line)
         self.notes.append(line)
-
-    def take_notes(self) -> list[str]:
-        """The notes since the last call."""
-        notes, self.notes = self.notes, []
-        return notes
 
     def finish(self) -> None:
         """Tell the nodes that the run is over, so that they delete their clients' memories."""
@@ -607,7 +599,8 @@ class FederatedEngine:
                 yield Failure(visit.client, name + result.reason, visit.repeat)
             else:
                 yield result
-        yield from map(Note, self._session.take_notes())
+        notes, self._session.notes = self._session.notes, []
+        yield from map(Note, notes)
 
     def _record(self, work: _Work) -> None:
         """Record who was asked and what each node was sent and replied, before any reply is used."""
