@@ -25,6 +25,7 @@ from unskew.engines.flower.policy import Policy
 from unskew.federation.folder import ROSTER, write_roster
 from unskew.federation.network import make_node_key
 from unskew.methods import parse_method
+from unskew.privacy.secure_sum import SecureUpdates
 from unskew.privacy.signing import Registered
 from unskew.round import driver, statistics
 from unskew.round.client import Train
@@ -176,13 +177,35 @@ def reply_with(reply, change):
     return seal(fields, came)
 
 
-def spoiling(kind, change, bad=101):
-    """A network that changes the bad node's replies to messages of this kind, as ``reply_with`` does."""
+def asked(question):
+    """The type of a message's job; empty where it is another message."""
+    return read_header(question).get("job", {}).get("type", "")
+
+
+def spoiling(what, change, bad=101):
+    """A network that changes the bad node's replies to messages of this kind, or with this job, as ``reply_with``."""
 
     def between(node, question, reply):
-        return reply_with(reply, change) if node == bad and read_header(question)["kind"] == kind else reply
+        wanted = node == bad and what in (read_header(question)["kind"], asked(question))
+        return reply_with(reply, change) if wanted else reply
 
     return between
+
+
+SECURE = "secure(updates=true)"
+FOUR = [Visit(number, float(size)) for number, size in enumerate((367, 235, 434, 402))]  # one to each of four clients
+
+
+def exchanged(exchange, engine, method="fedavg", visits=FOUR, number=1, shared=None):
+    """What a round's training comes to through an exchange such as SecureUpdates."""
+    shared = statistics.build_shared(first_state(method)) if shared is None else shared
+    return exchange(engine, Train(number), shared, visits, Key(1).fold("round", number))
+
+
+def secure_round(folder, between, **settings):
+    """What a secure sum over four nodes comes to, through this network."""
+    engine = engine_over(exchange_of(make_nodes(folder, 4), between=between), SECURE, **settings)
+    return exchanged(SecureUpdates(0.66), engine)
 
 
 def set_tensor(name, value):

@@ -412,15 +412,12 @@ def test_a_connection_is_one_nodes(door):
     assert len(door.flower.requests) == 1
 
 
-@pytest.mark.parametrize(
-    ("address", "source"),
-    [
-        ("192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-    ],
-)
+@pytest.mark.parametrize(("address", "source"), [
+    ("192.0.2.7", "192.0.2.7"),
+    ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+    ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+    ("fe80::1%eth0", "fe80::/64"),
+])  # fmt: skip
 def test_all_addresses_that_one_machine_may_have_count_as_one(address, source):
     assert module.source_of(address) == source
 

@@ -102,20 +102,17 @@ def test_each_token_opens_its_own_routes_alone(link):
     assert ask(link, [("POST", control, twice)]) == [401]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/fleet/../control/list-nodes",
-        "/v1/fleet/..%2fcontrol/list-nodes",
-        "/v1//control/list-nodes",
-        "//v1/control/list-nodes",
-        "/V1/control/list-nodes",
-        "/v1/%63ontrol/list-nodes",
-        "/v1/control/list-nodes/",
-        "/openapi.json",
-        "/docs",
-    ],
-)
+@pytest.mark.parametrize("path", [
+    "/v1/fleet/../control/list-nodes",
+    "/v1/fleet/..%2fcontrol/list-nodes",
+    "/v1//control/list-nodes",
+    "//v1/control/list-nodes",
+    "/V1/control/list-nodes",
+    "/v1/%63ontrol/list-nodes",
+    "/v1/control/list-nodes/",
+    "/openapi.json",
+    "/docs",
+])  # fmt: skip
 def test_the_gateways_token_opens_no_operators_route_in_any_spelling(link, path):
     async def run():
         answers = []
@@ -212,13 +209,10 @@ def test_every_attack_in_the_threat_model_has_its_test():
             assert f"def {name}(" in (root / "tests" / file).read_text(), name
 
 
-@pytest.mark.parametrize(
-    ("module", "kind"),
-    [
-        ("flwr.supercore.corestate.sql_corestate", "SqlCoreState"),
-        ("flwr.supercore.corestate.in_memory_corestate", "InMemoryCoreState"),
-    ],
-)
+@pytest.mark.parametrize(("module", "kind"), [
+    ("flwr.supercore.corestate.sql_corestate", "SqlCoreState"),
+    ("flwr.supercore.corestate.in_memory_corestate", "InMemoryCoreState"),
+])  # fmt: skip
 def test_an_app_that_starts_slowly_keeps_its_task(module, kind):
     """On a machine under load an app takes longer than Flower's 30 seconds; handing its task on would never end."""
     state = type("State", (getattr(importlib.import_module(module), kind),), {})

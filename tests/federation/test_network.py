@@ -187,15 +187,12 @@ def test_a_nodes_public_key_is_read_as_the_pem_that_the_node_sends(tmp_path):
     assert make_node_key().public != key.public
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"no key",
-        b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJGmYDZBBMlTJRqDcRYXbWXfRKmGq5XFZqYyyPqaiLBg x",
-        make_node_key().private,
-    ],
-)
+@pytest.mark.parametrize("content", [
+    b"",
+    b"no key",
+    b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJGmYDZBBMlTJRqDcRYXbWXfRKmGq5XFZqYyyPqaiLBg x",
+    make_node_key().private,
+])  # fmt: skip
 def test_what_flower_would_not_take_as_a_key_is_refused_with_how_to_make_one(tmp_path, content):
     (tmp_path / "a.pub").write_bytes(content)
     with pytest.raises(UserError, match=r"a\.pub is not a public key for Flower; make one with: ssh-keygen"):

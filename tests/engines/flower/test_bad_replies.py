@@ -152,15 +152,12 @@ def test_a_bad_reply_is_left_out_by_name_with_its_reason(nodes, shared, without_
     assert any(wrong in line for line in said)
 
 
-@pytest.mark.parametrize(
-    ("reply", "wrong"),
-    [
-        (Envelope(b"not JSON"), "not JSON"),
-        (Envelope(b""), "not JSON"),
-        (Envelope(json.dumps({"protocol": PROTOCOL, "tensors": []}).encode(), b"x" * 10**6), "oversized"),
-        ("ClientApp stopped responding.", "ClientApp stopped responding."),
-    ],
-)
+@pytest.mark.parametrize(("reply", "wrong"), [
+    (Envelope(b"not JSON"), "not JSON"),
+    (Envelope(b""), "not JSON"),
+    (Envelope(json.dumps({"protocol": PROTOCOL, "tensors": []}).encode(), b"x" * 10**6), "oversized"),
+    ("ClientApp stopped responding.", "ClientApp stopped responding."),
+])  # fmt: skip
 def test_what_is_no_reply_at_all_is_left_out(nodes, shared, without_client_1, reply, wrong):
     outcome, _ = ask(nodes, shared, lambda node, asked, came: reply if node == BAD and is_job(asked) else came)
     assert [failure.client for failure in outcome.failures] == [1]

@@ -77,18 +77,15 @@ def test_a_running_count_of_batches_goes_as_a_whole_number():
     assert round_trip(sums, WireContext({"buffers/n": old}, 30.0))["delta/buffers/n"] == (MODEL, 8)
 
 
-@pytest.mark.parametrize(
-    ("form", "sent", "wrong"),
-    [
-        ("none", torch.zeros(2), "its form cannot have type"),
-        (MODEL, torch.zeros(2, dtype=torch.int64), "differs in shape or type"),
-        (PLAIN, torch.zeros(2, dtype=torch.uint8), "cannot have type"),
-        (MODEL, torch.zeros(3), "differs in shape or type"),
-        (MODEL, torch.zeros(2, dtype=torch.float64), "differs in shape or type"),
-        (PLAIN, torch.zeros(2), "cannot have type"),
-        (SINGLE, torch.zeros(2, dtype=torch.float64), "cannot have type"),
-    ],
-)
+@pytest.mark.parametrize(("form", "sent", "wrong"), [
+    ("none", torch.zeros(2), "its form cannot have type"),
+    (MODEL, torch.zeros(2, dtype=torch.int64), "differs in shape or type"),
+    (PLAIN, torch.zeros(2, dtype=torch.uint8), "cannot have type"),
+    (MODEL, torch.zeros(3), "differs in shape or type"),
+    (MODEL, torch.zeros(2, dtype=torch.float64), "differs in shape or type"),
+    (PLAIN, torch.zeros(2), "cannot have type"),
+    (SINGLE, torch.zeros(2, dtype=torch.float64), "cannot have type"),
+])  # fmt: skip
 def test_a_form_that_cannot_be_is_refused(form, sent, wrong):
     with pytest.raises(BadMessage, match=wrong):
         restore("delta/params/w", form, sent, WireContext({"params/w": torch.zeros(2)}, 1.0))

@@ -78,15 +78,12 @@ def test_a_model_for_many_nodes_is_stored_once():
     assert sum(len(each.deflate()) for each in objects.values()) < 1.1e6
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        RecordDict({}),
-        RecordDict({"other": ArrayRecord({})}),
-        RecordDict({RECORD: ConfigRecord({"header": b"x"})}),
-        RecordDict({RECORD: ArrayRecord({})}),
-    ],
-)
+@pytest.mark.parametrize("content", [
+    RecordDict({}),
+    RecordDict({"other": ArrayRecord({})}),
+    RecordDict({RECORD: ConfigRecord({"header": b"x"})}),
+    RecordDict({RECORD: ArrayRecord({})}),
+])  # fmt: skip
 def test_another_content_is_refused(content):
     with pytest.raises(ValueError, match="not an unskew message"):
         unwrap(content)

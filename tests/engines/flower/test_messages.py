@@ -63,23 +63,20 @@ def test_the_bytes_are_those_of_the_tensors_and_a_short_header():
     assert len(envelope.header) < 150
 
 
-@pytest.mark.parametrize(
-    ("fields", "wrong"),
-    [
-        ({"protocol": 1}, "uses protocol 1, but this side uses 4"),
-        ({"protocol": None}, "uses protocol unknown"),
-        ({"tensors": None}, "not described"),
-        ({"tensors": [["x", "float32"]]}, "not described"),
-        ({"tensors": [["x", "float32", [2]]]}, "should take 8 bytes, but 16 arrived"),
-        ({"tensors": [["x", "float32", [-4]]]}, "not described"),
-        ({"tensors": [["x", "float32", [True, 4]]]}, "not described"),
-        ({"tensors": [["x", "complex64", [2]]]}, "not described"),
-        ({"tensors": [["x" * 301, "float32", [4]]]}, "not described"),
-        ({"tensors": [["x", "float32", [2**40, 2**40]]]}, "not described"),
-        ({"tensors": [["x", "float32", [2**33, 2**33]]]}, "should take"),
-        ({"tensors": [["x", "float32", [1] * 17]]}, "not described"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "wrong"), [
+    ({"protocol": 1}, "uses protocol 1, but this side uses 4"),
+    ({"protocol": None}, "uses protocol unknown"),
+    ({"tensors": None}, "not described"),
+    ({"tensors": [["x", "float32"]]}, "not described"),
+    ({"tensors": [["x", "float32", [2]]]}, "should take 8 bytes, but 16 arrived"),
+    ({"tensors": [["x", "float32", [-4]]]}, "not described"),
+    ({"tensors": [["x", "float32", [True, 4]]]}, "not described"),
+    ({"tensors": [["x", "complex64", [2]]]}, "not described"),
+    ({"tensors": [["x" * 301, "float32", [4]]]}, "not described"),
+    ({"tensors": [["x", "float32", [2**40, 2**40]]]}, "not described"),
+    ({"tensors": [["x", "float32", [2**33, 2**33]]]}, "should take"),
+    ({"tensors": [["x", "float32", [1] * 17]]}, "not described"),
+])  # fmt: skip
 def test_a_header_that_does_not_fit_is_refused(fields, wrong):
     with pytest.raises(BadMessage, match=wrong):
         unseal(changed(seal({}, [("x", torch.zeros(4))]), **fields))

@@ -68,49 +68,43 @@ def test_a_job_gives_what_one_process_gives(asking):
     assert tensors.sha256(sums) == tensors.sha256(expected.sums)
 
 
-@pytest.mark.parametrize(
-    ("fields", "wrong"),
-    [
-        ({"kind": "erase"}, "its kind is unknown"),
-        ({"kind": "_open"}, "its kind is unknown"),
-        ({"kind": None}, "at `$.kind`"),
-        ({"run": "../../etc/passwd"}, "at `$.run`"),
-        ({"number": 1.5}, "at `$.number`"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "wrong"), [
+    ({"kind": "erase"}, "its kind is unknown"),
+    ({"kind": "_open"}, "its kind is unknown"),
+    ({"kind": None}, "at `$.kind`"),
+    ({"run": "../../etc/passwd"}, "at `$.run`"),
+    ({"number": 1.5}, "at `$.number`"),
+])  # fmt: skip
 def test_a_message_that_is_none_is_refused(asking, fields, wrong):
     header, _ = unseal(asking.node.answer(seal({"kind": "describe", "run": RUN, "number": 77, **fields})))
     assert wrong in refused(header)
 
 
-@pytest.mark.parametrize(
-    ("fields", "wrong"),
-    [
-        ({"visits": [Visit(0, 1.0)]}, "client 0 does not belong to this node"),
-        ({"visits": [Visit(1, 436.0)]}, "client 1 cannot have weight 436"),
-        ({"visits": [Visit(1, 0.0)]}, "at `$.visits[0].weight`"),
-        ({"visits": [VISIT, VISIT]}, "the same visit twice"),
-        ({"visits": []}, "at `$.visits`"),
-        ({"visits": [replace(VISIT, take=0)]}, "at `$.visits[0].take`"),
-        ({"visits": [replace(VISIT, ticket="x" * 65)]}, "at `$.visits[0].ticket`"),
-        ({"key": [1.5]}, "at `$.key[0]`"),
-        ({"keep": [3]}, "at `$.keep[0]`"),
-        ({"visits": [{**PLAIN_VISIT, "parcel": "€"}]}, "at `$.visits[0].parcel`"),
-        ({"visits": [{**PLAIN_VISIT, "parcel": "A" * (2**20 + 4)}]}, "at `$.visits[0].parcel`"),
-        ({"visits": [{**PLAIN_VISIT, "keep": 1}]}, "at `$.visits[0].keep`"),
-        ({"visits": ["client 1"]}, "at `$.visits[0]`"),
-        ({"job": "train"}, "at `$.job`"),
-        ({"job": {"type": "erase"}}, "no job is called 'erase'"),
-        ({"job": {"type": "train", "round": "1"}}, "its job cannot be read: Expected `int`, got `str`"),
-        ({"job": {"type": "moments"}}, "its job cannot be read: Object missing required field `request`"),
-        ({"job": {"type": "rounded", "inner": {"type": "erase"}, "members": 4}}, "no job is called 'erase'"),
-        ({"job": nested(400)}, "too deep"),
-        ({"job": CODE}, "os:system is code that this node has not allowed"),
-        ({"job": {**CODE, "function": "unittest.__main__:-"}}, "cannot be imported: it does not have the form"),
-        ({"job": {"type": "rounded", "inner": CODE, "members": 4}}, "os:system is code that this node has not allowed"),
-        ({"seed": "0"}, "at `$.seed`"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "wrong"), [
+    ({"visits": [Visit(0, 1.0)]}, "client 0 does not belong to this node"),
+    ({"visits": [Visit(1, 436.0)]}, "client 1 cannot have weight 436"),
+    ({"visits": [Visit(1, 0.0)]}, "at `$.visits[0].weight`"),
+    ({"visits": [VISIT, VISIT]}, "the same visit twice"),
+    ({"visits": []}, "at `$.visits`"),
+    ({"visits": [replace(VISIT, take=0)]}, "at `$.visits[0].take`"),
+    ({"visits": [replace(VISIT, ticket="x" * 65)]}, "at `$.visits[0].ticket`"),
+    ({"key": [1.5]}, "at `$.key[0]`"),
+    ({"keep": [3]}, "at `$.keep[0]`"),
+    ({"visits": [{**PLAIN_VISIT, "parcel": "€"}]}, "at `$.visits[0].parcel`"),
+    ({"visits": [{**PLAIN_VISIT, "parcel": "A" * (2**20 + 4)}]}, "at `$.visits[0].parcel`"),
+    ({"visits": [{**PLAIN_VISIT, "keep": 1}]}, "at `$.visits[0].keep`"),
+    ({"visits": ["client 1"]}, "at `$.visits[0]`"),
+    ({"job": "train"}, "at `$.job`"),
+    ({"job": {"type": "erase"}}, "no job is called 'erase'"),
+    ({"job": {"type": "train", "round": "1"}}, "its job cannot be read: Expected `int`, got `str`"),
+    ({"job": {"type": "moments"}}, "its job cannot be read: Object missing required field `request`"),
+    ({"job": {"type": "rounded", "inner": {"type": "erase"}, "members": 4}}, "no job is called 'erase'"),
+    ({"job": nested(400)}, "too deep"),
+    ({"job": CODE}, "os:system is code that this node has not allowed"),
+    ({"job": {**CODE, "function": "unittest.__main__:-"}}, "cannot be imported: it does not have the form"),
+    ({"job": {"type": "rounded", "inner": CODE, "members": 4}}, "os:system is code that this node has not allowed"),
+    ({"seed": "0"}, "at `$.seed`"),
+])  # fmt: skip
 def test_a_job_that_is_not_for_this_node_is_refused_and_the_next_one_done(asking, fields, wrong):
     header, _ = asking.job(**fields)
     assert wrong in refused(header)
@@ -129,15 +123,12 @@ def with_changed(change):
     return shared
 
 
-@pytest.mark.parametrize(
-    ("change", "wrong"),
-    [
-        (lambda shared: shared.pop("params/classifier.bias"), "not the agreed network"),
-        (lambda shared: shared.update({"params/more": torch.zeros(1)}), "not the agreed network"),
-        (lambda shared: shared.update({"params/classifier.bias": torch.zeros(9)}), "not the agreed network"),
-        (lambda shared: shared["params/classifier.bias"].fill_(float("nan")), "NaN or infinity"),
-    ],
-)
+@pytest.mark.parametrize(("change", "wrong"), [
+    (lambda shared: shared.pop("params/classifier.bias"), "not the agreed network"),
+    (lambda shared: shared.update({"params/more": torch.zeros(1)}), "not the agreed network"),
+    (lambda shared: shared.update({"params/classifier.bias": torch.zeros(9)}), "not the agreed network"),
+    (lambda shared: shared["params/classifier.bias"].fill_(float("nan")), "NaN or infinity"),
+])  # fmt: skip
 def test_a_model_that_is_not_the_one_agreed_on_is_refused(asking, change, wrong):
     header, _ = asking.job(shared=with_changed(change))
     assert wrong in refused(header)
@@ -162,18 +153,15 @@ def test_bytes_that_are_no_message_are_refused(asking):
         assert unseal(asking.node.answer(envelope))[0]["kind"] == "refused"
 
 
-@pytest.mark.parametrize(
-    ("changes", "wrong"),
-    [
-        ({"method": "os.path:join"}, "os.path:join is code that this node has not allowed"),
-        ({"model": "torch.hub:load(1)"}, "torch.hub:load is code"),
-        ({"model": "this:-"}, "'this:-' cannot be imported: it does not have the form"),
-        ({"method": "fedavg + mailbox::x"}, "'mailbox::x' cannot be imported: it does not have the form"),
-        ({"model": "unittest.__main__:-"}, "cannot be imported: it does not have the form"),
-        ({"method": "no-such-method"}, "no-such-method"),
-        ({"model": "no-such-net"}, "no-such-net"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "wrong"), [
+    ({"method": "os.path:join"}, "os.path:join is code that this node has not allowed"),
+    ({"model": "torch.hub:load(1)"}, "torch.hub:load is code"),
+    ({"model": "this:-"}, "'this:-' cannot be imported: it does not have the form"),
+    ({"method": "fedavg + mailbox::x"}, "'mailbox::x' cannot be imported: it does not have the form"),
+    ({"model": "unittest.__main__:-"}, "cannot be imported: it does not have the form"),
+    ({"method": "no-such-method"}, "no-such-method"),
+    ({"model": "no-such-net"}, "no-such-net"),
+])  # fmt: skip
 def test_code_that_the_node_has_not_allowed_is_refused(tmp_path, changes, wrong):
     asking = Asking(make_node(tmp_path, 1))
     agreement = replace(asking.agreement, blueprint=replace(asking.agreement.blueprint, **changes))
@@ -409,16 +397,13 @@ def test_the_slices_of_a_set_are_a_partition_of_its_images_and_of_its_test_image
     assert sorted(np.concatenate([each.test for each in slices]).tolist()) == list(range(359))
 
 
-@pytest.mark.parametrize(
-    ("source", "wrong"),
-    [
-        ({"data": "digits", "clients": (0,)}, "give partition and client together"),
-        ({"data": "digits", "partition": "iid", "of": 3}, "give partition and client together"),
-        ({"data": "digits", "partition": "iid", "of": 3, "clients": (3,)}, "give distinct numbers from 0 to 2"),
-        ({"data": "digits", "partition": "iid", "of": 3, "clients": (1, 1)}, "give distinct numbers from 0 to 2"),
-        ({"data": "nothing"}, "no data set is called"),
-    ],
-)
+@pytest.mark.parametrize(("source", "wrong"), [
+    ({"data": "digits", "clients": (0,)}, "give partition and client together"),
+    ({"data": "digits", "partition": "iid", "of": 3}, "give partition and client together"),
+    ({"data": "digits", "partition": "iid", "of": 3, "clients": (3,)}, "give distinct numbers from 0 to 2"),
+    ({"data": "digits", "partition": "iid", "of": 3, "clients": (1, 1)}, "give distinct numbers from 0 to 2"),
+    ({"data": "nothing"}, "no data set is called"),
+])  # fmt: skip
 def test_a_source_that_cannot_be_is_refused(source, wrong):
     with pytest.raises(UserError, match=wrong):
         read_node_data("hospital", **source)
