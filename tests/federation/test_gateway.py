@@ -12,7 +12,7 @@ import pytest
 from door import ASK, JOIN, PUSH, Door, answer, reason
 
 from unskew.federation import gateway as module
-from unskew.federation.folder import initialise, renew_secrets
+from unskew.federation.folder import initialise
 from unskew.federation.gateway import ROUTES, Refused, read_head
 from unskew.federation.network import make_node_key, public_pem
 
@@ -432,13 +432,3 @@ def test_a_question_is_given_back_after_a_while(door, monkeypatch):
     began = time.monotonic()
     assert door.call(ASK)[1] == b""
     assert 0.2 < time.monotonic() - began < 4
-
-
-def test_tokens_differ_by_purpose_and_by_start(tmp_path):
-    federation = initialise(tmp_path)
-    renew_secrets(federation)
-    tokens = {federation.token("gateway"), federation.token("operator")}
-    renew_secrets(federation)
-    assert len(tokens | {federation.token("gateway"), federation.token("operator")}) == 4
-    assert federation.secret.stat().st_mode & 0o077 == 0
-    assert (federation.flower_home / "credentials.yaml").stat().st_mode & 0o077 == 0

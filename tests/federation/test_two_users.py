@@ -83,11 +83,6 @@ def test_the_other_part_may_ask_and_do_nothing_else_and_strangers_not_even_that(
             os.close(end)
 
 
-def test_in_a_folder_of_its_own_the_socket_is_its_owners_alone(tmp_path):
-    with listen(tmp_path / "own" / "service.sock"):
-        assert (tmp_path / "own" / "service.sock").stat().st_mode & 0o777 == 0o600
-
-
 def test_both_parts_find_the_socket_in_node_toml(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
