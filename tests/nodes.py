@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -135,6 +135,13 @@ def blueprint_of(method="fedavg", model="tiny-cnn"):
     return Blueprint(method, model, (1, 8, 8), 10, Local(epochs=1, batch=64, lr=0.05))
 
 
+@lru_cache
+def template_of(method):
+    """What replies to this method's jobs look like, tried once for all engines."""
+    images = load("digits", None)
+    return Template(blueprint_of(method), images.mean, images.std, {})
+
+
 def engine_over(exchange, method="fedavg", rules=None, said=None, members=None):
     """The federated engine over all nodes of the exchange, which have described themselves."""
     session = Session(exchange, os.urandom(16).hex(), 0, members or Members(), rules or Rules(), said or print)
@@ -143,7 +150,7 @@ def engine_over(exchange, method="fedavg", rules=None, said=None, members=None):
     images, blueprint = load("digits", None), blueprint_of(method)
     session.agree_on(RunAgreement(session.run, blueprint, images.classes, images.mean, images.std, {}), {})
     session.notes.clear()
-    return FederatedEngine(session, None, Template(blueprint, images.mean, images.std, {}), Local(epochs=1))
+    return FederatedEngine(session, None, template_of(method), Local(epochs=1))
 
 
 def loop_over(clients=3, method="fedavg"):
@@ -192,6 +199,7 @@ def spoiling(what, change, bad=101):
     return between
 
 
+THREE = [Visit(0, 556.0), Visit(1, 435.0), Visit(2, 447.0)]  # one to each of three clients
 SECURE = "secure(updates=true)"
 FOUR = [Visit(number, float(size)) for number, size in enumerate((367, 235, 434, 402))]  # one to each of four clients
 
@@ -241,9 +249,14 @@ class Asking:
         return unseal(self.node.answer(seal(header, list(sent))))
 
     def agree(self):
-        header, _ = self.ask("agree", agreement=self.agreement.to_json())
+        header = self.agree_on()
         assert header["kind"] == "agreed", header
         return self
+
+    def agree_on(self, blueprint=None, **changes):
+        """The answer to the agreement with these changes, those of its blueprint first."""
+        changed = replace(self.agreement.blueprint, **(blueprint or {}))
+        return self.ask("agree", agreement=replace(self.agreement, blueprint=changed, **changes).to_json())[0]
 
     def job(self, job=TRAIN, visits=(VISIT,), shared=None, **fields):
         shared = statistics.build_shared(first_state(self.method)) if shared is None else shared

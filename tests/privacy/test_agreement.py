@@ -13,8 +13,6 @@ from unskew.core.errors import UserError
 from unskew.privacy.ciphers import add_stream, derived_key, exchanged, private_key
 from unskew.privacy.masking import Agreement, Member, member_number, named, shares_needed, unmask
 
-pytest.importorskip("cryptography")
-
 SESSION, ABOUT, WORDS = bytes(range(32)), "numbers", 50
 
 

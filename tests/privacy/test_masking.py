@@ -16,8 +16,6 @@ from unskew.core.key import Key
 from unskew.privacy import ciphers
 from unskew.privacy.masking import Agreement, Masking, secure_sum, shares_needed, unmasked_sum
 
-pytest.importorskip("cryptography")
-
 C, D = 5, 3
 FORMS = ("full", "diagonal", "shared", "low-rank(2)")
 SESSION = bytes(range(32))
@@ -91,11 +89,6 @@ def test_the_sum_is_the_plain_sum_but_for_half_a_step_a_client(form, clients, bi
 def test_rounding_is_to_the_nearest_step(values, bits):
     found = Layout.of(1, D, "diagonal", bits=bits).quantise(one_class(values), 3, "test")
     assert found[1 : 1 + D].tolist() == [round(value * 2**bits) for value in values]
-
-
-def test_the_sum_does_not_depend_on_the_random_keys():
-    held = {client: statistics_of(client) for client in range(4)}
-    same(*(secure_sum(callables(held), Layout.of(C, D)) for _ in range(2)))
 
 
 def test_a_single_masked_vector_looks_uniform():
@@ -187,13 +180,6 @@ def test_a_mask_made_in_chunks_is_the_same_stream(monkeypatch):
     whole = masked_zeros(100)
     monkeypatch.setattr(ciphers, "CHUNK", 7)
     assert np.array_equal(masked_zeros(100), whole)
-
-
-def test_an_empty_client_and_absent_classes_leave_the_sum_as_it_is():
-    held = {0: statistics_of(0), 1: statistics_of(1), 3: statistics_of(3)}
-    found = secure_sum(callables(held), Layout.of(C, D))
-    assert found.held.tolist() == [0, 1]
-    assert torch.equal(found.counts, held[0].counts + held[1].counts)
 
 
 def test_the_sum_over_clients_that_hold_nothing_holds_nothing():

@@ -156,16 +156,21 @@ def test_of_many_threads_that_answer_at_once_one_does(sessions):
         assert sum(threads.map(answered, range(32))) == 1
 
 
+def started(file, client, then=""):
+    """A process that answers for the client, and then does something else."""
+    code = (
+        "import sys, os; from pathlib import Path; from unskew.privacy.sessions import Record, Sessions\n"
+        f"change = Sessions.in_file(Path({str(file)!r})).change\n"
+        f"change({client}, Record.agreed, {FIRST!r}, {AGREED!r})\n"
+        f"change({client}, Record.with_answer, {FIRST!r}, {AGREED!r}, {ALL!r}, 0); {then}"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+
+
 @pytest.mark.heavy
 def test_a_record_outlives_a_process_that_is_killed(tmp_path):
-    file = tmp_path / "sessions"
-    code = (
-        "import sys, os, signal; from pathlib import Path; from unskew.privacy.sessions import Record, Sessions\n"
-        f"sessions = Sessions.in_file(Path({str(file)!r})); sessions.change(7, Record.agreed, {FIRST!r}, {AGREED!r})\n"
-        f"sessions.change(7, Record.with_answer, {FIRST!r}, {AGREED!r}, {ALL!r}, 0); os.kill(os.getpid(), 9)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    again = Sessions.in_file(file)
+    assert started(tmp_path / "sessions", 7, "os.kill(os.getpid(), 9)").wait() == -9
+    again = Sessions.in_file(tmp_path / "sessions")
     with pytest.raises(UserError, match=r"client 7 refuses: .* or has already answered this visit"):
         answer(again, 7, FIRST, AGREED, 0)
     again.close()
@@ -173,13 +178,7 @@ def test_a_record_outlives_a_process_that_is_killed(tmp_path):
 
 @pytest.mark.heavy
 def test_of_many_processes_that_answer_at_once_one_does(tmp_path):
-    file = tmp_path / "sessions"
-    code = (
-        "import sys; from pathlib import Path; from unskew.privacy.sessions import Record, Sessions\n"
-        f"sessions = Sessions.in_file(Path({str(file)!r})); sessions.change(0, Record.agreed, {FIRST!r}, {AGREED!r})\n"
-        f"sessions.change(0, Record.with_answer, {FIRST!r}, {AGREED!r}, {ALL!r}, 0)"
-    )
-    running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) for _ in range(3)]
+    running = [started(tmp_path / "sessions", 0) for _ in range(3)]
     assert sorted(each.wait() for each in running) == [0, 1, 1]
 
 

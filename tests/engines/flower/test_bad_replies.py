@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from nodes import THREE as VISITS
 from nodes import (
     engine_over,
     exchange_of,
@@ -18,13 +19,10 @@ from nodes import (
 )
 from unskew.core import tensors
 from unskew.core.key import Key
-from unskew.core.types import Visit
 from unskew.engines.flower.engine import Rules
 from unskew.engines.flower.messages import PROTOCOL, Envelope, read_header
-from unskew.round import statistics
 from unskew.round.evaluation import Evaluate
 
-VISITS = [Visit(0, 556.0), Visit(1, 435.0), Visit(2, 447.0)]
 KEY = Key(0).fold("round", 1)
 BAD = 101  # the node of client 1
 
@@ -32,11 +30,6 @@ BAD = 101  # the node of client 1
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
     return make_nodes(tmp_path_factory.mktemp("nodes"))
-
-
-@pytest.fixture(scope="module")
-def shared():
-    return statistics.build_shared(first_state())
 
 
 @pytest.fixture(scope="module")

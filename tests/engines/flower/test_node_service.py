@@ -25,7 +25,6 @@ SOURCE = Path(unskew.__file__).parent / "engines" / "flower" / "client_app.py"
 @pytest.fixture(scope="module")
 def client_app():
     """The file as an app folder has it: a module of its own, outside the package."""
-    pytest.importorskip("flwr")
     spec = importlib.util.spec_from_file_location("copied_client_app", SOURCE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -104,7 +103,6 @@ def test_a_path_too_long_for_a_socket_says_so(tmp_path):
 
 def test_the_client_app_imports_flower_and_the_standard_library_alone():
     """Every message starts a process: PyTorch in it would cost more than all else."""
-    pytest.importorskip("flwr")
     program = f"""
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("copied", {str(SOURCE)!r})

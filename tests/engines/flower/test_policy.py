@@ -36,12 +36,6 @@ def asking_of(tmp_path, method="fedavg", **policy):
     return asking
 
 
-def agree(asking, **changes):
-    blueprint = replace(asking.agreement.blueprint, **changes)
-    agreement = replace(asking.agreement, blueprint=blueprint)
-    return asking.ask("agree", agreement=agreement.to_json())[0]
-
-
 # The file
 
 
@@ -99,36 +93,31 @@ def test_a_mistake_in_a_policy_is_one_message(tmp_path, text, wrong):
 ])  # fmt: skip
 def test_a_run_that_the_owner_does_not_allow_is_refused_before_it_begins(tmp_path, policy, changes, wrong):
     asking = asking_of(tmp_path, **policy)
-    assert wrong in refused(agree(asking, **changes))
-    assert agree(asking)["kind"] == "agreed" or policy.get("secure") or policy.get("networks") or policy.get("private")
+    assert wrong in refused(asking.agree_on(changes))
+    assert policy.keys() & {"secure", "networks", "private"} or asking.agree_on()["kind"] == "agreed"
 
 
 def test_a_network_that_does_not_fit_in_memory_is_refused_before_it_is_made(tmp_path):
     """Its parameters would take 2.5 GB; nothing of them is allocated."""
     classes = tuple(map(str, range(300_000)))
-    asking = asking_of(tmp_path)
-    blueprint = replace(asking.agreement.blueprint, model="resnet-50", classes=len(classes))
-    header, _ = asking.ask("agree", agreement=replace(asking.agreement, blueprint=blueprint, classes=classes).to_json())
+    header = asking_of(tmp_path).agree_on({"model": "resnet-50", "classes": len(classes)}, classes=classes)
     assert "the limit here is 1,000 MB" in refused(header)
 
 
 @pytest.mark.parametrize("number", [2**31 - 1, 10**6])
 def test_a_server_cannot_make_a_node_allocate_by_a_clients_number(tmp_path, number):
-    header, _ = (asking := asking_of(tmp_path)).ask(
-        "agree", agreement=replace(asking.agreement, numbers={"node-1": number}).to_json()
-    )
-    assert "it cannot be read" in refused(header)
+    assert "it cannot be read" in refused(asking_of(tmp_path).agree_on(numbers={"node-1": number}))
 
 
 def test_a_run_cannot_be_agreed_on_anew_without_its_masks(tmp_path):
     asking = asking_of(tmp_path, "fedavg + lda + secure").agree()
     wrong = "this run was agreed on with other settings"
-    assert wrong in refused(agree(asking, method="fedavg + lda"))
+    assert wrong in refused(asking.agree_on({"method": "fedavg + lda"}))
     assert "without masks" in refused(asking.job(MOMENTS)[0])
     asking.node = make_node(tmp_path, 1)  # a restart changes nothing, nor does the end of the run
-    assert wrong in refused(agree(asking, method="fedavg + lda"))
+    assert wrong in refused(asking.agree_on({"method": "fedavg + lda"}))
     asking.ask("finish")
-    assert wrong in refused(agree(asking, method="fedavg + lda"))
+    assert wrong in refused(asking.agree_on({"method": "fedavg + lda"}))
     asking.agree()
 
 
@@ -139,9 +128,9 @@ def test_a_plugin_is_allowed_with_the_content_that_it_had(tmp_path, monkeypatch)
     asking = asking_of(tmp_path, plugins={"own_methods:plain": hashlib.sha256(file.read_bytes()).hexdigest()})
     content = file.read_text()
     file.write_text(content.replace("plain", "more"))
-    assert "or its file has changed" in refused(agree(asking, method="own_methods:plain"))
+    assert "or its file has changed" in refused(asking.agree_on({"method": "own_methods:plain"}))
     file.write_text(content)
-    assert agree(asking, method="own_methods:plain")["kind"] == "agreed"
+    assert asking.agree_on({"method": "own_methods:plain"})["kind"] == "agreed"
 
 
 # What a job is
@@ -275,10 +264,10 @@ def test_rounds_spend_what_the_accountant_says(tmp_path):
 
 
 def test_statistics_that_are_masked_need_no_least_count_and_masked_noise_is_enough_by_itself(tmp_path):
-    assert agree(asking_of(tmp_path, min_class=None), method="fedavg + lda + secure")["kind"] == "agreed"
+    assert asking_of(tmp_path, min_class=None).agree_on({"method": "fedavg + lda + secure"})["kind"] == "agreed"
     both = "fedavg + lda + secure + private(epsilon=1, release=true)"
-    assert agree(asking_of(tmp_path / "b", min_class=5), method=both)["kind"] == "agreed"
-    assert agree(asking_of(tmp_path / "c", min_class=None), method="fedavg + lda + withhold(5)")["kind"] == "agreed"
+    assert asking_of(tmp_path / "b", min_class=5).agree_on({"method": both})["kind"] == "agreed"
+    assert asking_of(tmp_path / "c", min_class=None).agree_on({"method": "lda + withhold(5)"})["kind"] == "agreed"
 
 
 # What leaves, told beforehand
