@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-import msgspec
-
 from unskew import engines, models
 from unskew.core import tensors
 from unskew.core.files import write_whole
@@ -36,10 +34,9 @@ PARTITION, SEED = "dirichlet(alpha=0.3)", 3
 OPTIONS = {"data": "digits", "clients": 3, "method": "fedavg", "rounds": 2, "epochs": 1, "seed": SEED, "lr": 0.05}
 
 
-def slice_of_digits(number, clients=3, name=None):
+def slice_of_digits(number, clients=3):
     """Client ``number``'s part of the digits, as a node brings it."""
-    own = name or f"node-{number}"
-    return read_node_data(own, "digits", partition=PARTITION, clients=(number,), of=clients, seed=SEED)
+    return read_node_data(f"node-{number}", "digits", partition=PARTITION, clients=(number,), of=clients, seed=SEED)
 
 
 @lru_cache
@@ -78,7 +75,6 @@ class InProcess:
     answers: dict[int, Callable[[Envelope], Envelope]]
     between: Callable[[int, Envelope, Envelope], Response | None] = lambda node, question, reply: reply
     presence: dict[int, Presence] = field(default_factory=dict)
-    sent: int = 0  # bytes down
     received: int = 0  # bytes up
     _waiting: dict[str, tuple[int, Envelope]] = field(default_factory=dict)
     _count: int = 0
@@ -93,7 +89,6 @@ class InProcess:
         if node not in self.answers:
             return None
         self._count += 1
-        self.sent += len(message)
         self._waiting[name := f"message-{self._count}"] = node, message
         return name
 
@@ -142,9 +137,9 @@ def template_of(method):
     return Template(blueprint_of(method), images.mean, images.std, {})
 
 
-def engine_over(exchange, method="fedavg", rules=None, said=None, members=None):
+def engine_over(exchange, method="fedavg", rules=None, said=None):
     """The federated engine over all nodes of the exchange, which have described themselves."""
-    session = Session(exchange, os.urandom(16).hex(), 0, members or Members(), rules or Rules(), said or print)
+    session = Session(exchange, os.urandom(16).hex(), 0, Members(), rules or Rules(), said or print)
     for _ in range(2):
         list(session.answers())
     images, blueprint = load("digits", None), blueprint_of(method)
@@ -231,8 +226,9 @@ VISIT = Visit(1, 435.0)
 TRAIN = encode_job(Train(1))
 
 
-def without_slot(fields):
-    return {name: value for name, value in fields.items() if name != "slot"}
+def plain_visit(visit):
+    """A visit as the server sends it; what is none already goes as it is."""
+    return {name: value for name, value in vars(visit).items() if name != "slot"} if isinstance(visit, Visit) else visit
 
 
 class Asking:
@@ -260,11 +256,9 @@ class Asking:
 
     def job(self, job=TRAIN, visits=(VISIT,), shared=None, **fields):
         shared = statistics.build_shared(first_state(self.method)) if shared is None else shared
-        plain = [msgspec.to_builtins(each) for each in visits]
-        plain = [without_slot(each) if isinstance(each, dict) else each for each in plain]
         asked = {
             "agreement": self.agreement.digest, "job": job, "seed": 0, "key": ["round", 1],
-            "visits": plain, "keep": [], **fields,
+            "visits": list(map(plain_visit, visits)), "keep": [], **fields,
         }  # fmt: skip
         return self.ask("job", shared.items(), **asked)
 

@@ -5,7 +5,6 @@ import ssl
 import stat
 import subprocess
 import sys
-import threading
 import tomllib
 from pathlib import Path
 
@@ -161,32 +160,20 @@ def test_flower_takes_the_app_folder_as_it_is(tmp_path):
     assert list(tmp_path.glob("*.fab"))
 
 
-def test_an_authority_is_replaced_in_two_steps_and_no_node_is_locked_out_between_them(tmp_path):
+def test_an_authority_is_replaced_in_two_steps_and_no_node_is_locked_out_between_them(serve, tmp_path):
     federation = initialise(tmp_path, nodes=["a", "b"])
 
     def trusts(bundle):
         """Whether a node with this ca.crt accepts the server's certificate."""
         context, server = ssl.create_default_context(cadata=bundle.decode()), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.load_cert_chain(federation.certificate, federation.key)
-        one, other = socket.socketpair()
-        errors = []
-
-        def accept():
-            try:
-                server.wrap_socket(other, server_side=True).close()
-            except OSError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=accept)
-        thread.start()
+        port = serve(lambda connection: server.wrap_socket(connection, server_side=True).close())
         try:
-            with context.wrap_socket(one, server_hostname="127.0.0.1"):
-                return True
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
+                context.wrap_socket(plain, server_hostname="127.0.0.1").close()
         except ssl.SSLError:
             return False
-        finally:
-            one.close()
-            thread.join(20)
+        return True
 
     old = federation.authority.read_bytes()
     initialise(tmp_path, renew_authority=True)

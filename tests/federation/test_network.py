@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-import threading
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -23,34 +22,6 @@ from unskew.federation.network import (
 )
 
 SIGNER = network.make_authority("here")
-
-
-@pytest.fixture
-def serve(tmp_path):
-    """Start a server that answers each connection with ``answer``; gives the port."""
-    listeners = []
-
-    def start(answer):
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
-
-        def loop():
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                try:
-                    answer(connection)
-                except OSError:
-                    connection.close()
-
-        threading.Thread(target=loop, daemon=True).start()
-        return listener.getsockname()[1]
-
-    yield start
-    for listener in listeners:
-        listener.close()
 
 
 @pytest.fixture

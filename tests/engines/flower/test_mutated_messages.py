@@ -10,11 +10,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
-from nodes import VISIT, Asking, InProcess, engine_over, first_state, make_node, outcome_of, without_slot
+from nodes import VISIT, Asking, InProcess, engine_over, first_state, make_node, outcome_of, plain_visit
 from unskew.calibration.covariances import Diagonal
 from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.jobs import Moments
@@ -104,7 +103,7 @@ def test_a_node_answers_every_mutated_message(tmp_path, count):
     node = make_node(tmp_path, 1, say=said.append, policy=Policy(max_disk=50, min_class=1))
     asking = Asking(node, "fedavg + lda")
     shared = list(statistics.build_shared(first_state()).items())
-    visit = without_slot(msgspec.to_builtins(VISIT))
+    visit = plain_visit(VISIT)
     about = {"agreement": asking.agreement.digest, "seed": 0, "key": ["round", 1], "visits": [visit], "keep": []}
     request = StatisticsRequest(form=Diagonal()).to_plain()
     originals = [

@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import asdict, replace
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -20,10 +19,10 @@ from nodes import (
     first_state,
     loop_over,
     make_node,
+    plain_visit,
     refused,
     slice_of_digits,
     train_round,
-    without_slot,
 )
 from unskew.core import tensors
 from unskew.core.errors import UserError
@@ -52,7 +51,7 @@ def storing(tmp_path):
 KEEPING = replace(VISIT, keep=True)
 
 
-PLAIN_VISIT = without_slot(msgspec.to_builtins(VISIT))
+PLAIN_VISIT = plain_visit(VISIT)
 CODE = {"type": "call", "function": "os:system", "options": "ls"}
 
 
