@@ -221,6 +221,21 @@ def set_tensor(name, value):
     return change
 
 
+def rename_first(name):
+    """A change of the first tensor's name."""
+    return lambda fields, came: came.__setitem__(0, (name, came[0][1]))
+
+
+def add_extra(name, value):
+    """A change that adds an extra tensor, and says so."""
+
+    def change(fields, came):
+        came.append((name, value))
+        fields["results"][0]["extra"] += 1
+
+    return change
+
+
 RUN = "ab" * 16
 VISIT = Visit(1, 435.0)
 TRAIN = encode_job(Train(1))

@@ -99,10 +99,8 @@ def test_a_renewed_certificate_is_new_and_signed_by_the_same_authority(tmp_path)
 
 @pytest.mark.parametrize(("given", "message"), [
     ({"nodes": ["../a"]}, r"node name '\.\./a': give at most 32 letters"),
-    ({"nodes": ["a", "a"]}, "node a exists already"),
-    ({"port": 0, "host": "x"}, "--port 0"),
-    ({"port": 70000}, "--port 70000"),
-    ({"host": "http://x"}, "--host 'http://x': give the name or address"),
+    ({"nodes": ["a", "a"]}, "node a exists already"), ({"port": 0, "host": "x"}, "--port 0"),
+    ({"port": 70000}, "--port 70000"), ({"host": "http://x"}, "--host 'http://x': give the name or address"),
     ({"keys": {"c": Path("nowhere.pub")}}, "nowhere.pub is not a public key"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, given, message):

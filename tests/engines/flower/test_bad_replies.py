@@ -7,12 +7,14 @@ import torch
 
 from nodes import THREE as VISITS
 from nodes import (
+    add_extra,
     engine_over,
     exchange_of,
     first_state,
     loop_over,
     make_nodes,
     outcome_of,
+    rename_first,
     set_tensor,
     spoiling,
     train_round,
@@ -42,10 +44,6 @@ def set_result(**values):
     return lambda fields, came: fields["results"][0].update(values)
 
 
-def renamed(fields, came):
-    came[0] = ("wait", came[0][1])
-
-
 def one_more(fields, came):
     came.append(("more", torch.zeros(1)))
 
@@ -60,11 +58,6 @@ def swapped(fields, came):
 
 def as_extra(fields, came):
     fields["results"][0]["forms"].pop()
-    fields["results"][0]["extra"] = 1
-
-
-def with_extra(fields, came):
-    came.append(("diary", torch.zeros(3, dtype=torch.uint8)))
     fields["results"][0]["extra"] = 1
 
 
@@ -86,7 +79,7 @@ FAULTS = {
     "another shape": (set_tensor(BIAS, lambda value: value[:5]), "differs in shape or type from the model's"),
     "another shape of a sum": (set_tensor("weight", lambda value: value.repeat(2)), "do not match the job"),
     "another type": (set_tensor(BIAS, lambda value: value.double()), "differs in shape or type from the model's"),
-    "another name": (renamed, "do not match the job"),
+    "another name": (rename_first("wait"), "do not match the job"),
     "another order": (swapped, "do not match the job"),
     "a tensor more": (one_more, "do not match their description"),
     "a tensor less": (one_less, "do not match their description"),
@@ -101,7 +94,7 @@ FAULTS = {
     "an unknown form": (set_result(forms=["x"] * 13), "at `$[0].forms[0]`"),
     "a sum as whole numbers": (set_tensor("weight", torch.Tensor.long), "do not match the job"),
     "a sum as extra": (as_extra, "do not match the job"),
-    "an extra that nobody asked for": (with_extra, "do not match the job"),
+    "an extra that nobody asked for": (add_extra("diary", torch.zeros(3, dtype=torch.uint8)), "do not match the job"),
     "an extra that does not come": (set_result(extra=1), "do not match their description"),
     "fewer extras than none": (set_result(extra=-1), "at `$[0].extra`"),
     "a factor of nothing": (set_result(factor=0), "at `$[0].factor`"),

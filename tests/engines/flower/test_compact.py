@@ -83,8 +83,7 @@ def test_a_running_count_of_batches_goes_as_a_whole_number():
     (PLAIN, torch.zeros(2, dtype=torch.uint8), "cannot have type"),
     (MODEL, torch.zeros(3), "differs in shape or type"),
     (MODEL, torch.zeros(2, dtype=torch.float64), "differs in shape or type"),
-    (PLAIN, torch.zeros(2), "cannot have type"),
-    (SINGLE, torch.zeros(2, dtype=torch.float64), "cannot have type"),
+    (PLAIN, torch.zeros(2), "cannot have type"), (SINGLE, torch.zeros(2, dtype=torch.float64), "cannot have type"),
 ])  # fmt: skip
 def test_a_form_that_cannot_be_is_refused(form, sent, wrong):
     with pytest.raises(BadMessage, match=wrong):

@@ -45,19 +45,14 @@ def test_agreements_that_differ_in_anything_have_other_digests():
 
 
 @pytest.mark.parametrize(("fields", "wrong"), [
-    ({"node": ""}, r"\$.node"),
-    ({"node": "a\x1b[31m"}, "unprintable"),
-    ({"node": "x" * 201}, r"\$.node"),
+    ({"node": ""}, r"\$.node"), ({"node": "a\x1b[31m"}, "unprintable"), ({"node": "x" * 201}, r"\$.node"),
     ({"clients": []}, r"\$.clients"),
     ({"clients": [{"name": "a", "number": None, "examples": 1, "test": 0}] * 2}, "its clients"),
     ({"clients": [{"name": "a", "number": -1, "examples": 1, "test": 0}]}, "number"),
     ({"clients": [{"name": "a", "number": 0, "examples": -1, "test": 0}]}, "examples"),
     ({"clients": [{"name": "a", "number": 0, "examples": 2**50, "test": 0}]}, "examples"),
-    ({"classes": []}, r"\$.classes"),
-    ({"classes": ["cat", "cat"]}, "contain a duplicate"),
-    ({"shape": [3, 32]}, r"\$.shape"),
-    ({"mean": [0.5]}, "normalization"),
-    ({"std": [0.0, 0.1, 0.1]}, r"\$.std"),
+    ({"classes": []}, r"\$.classes"), ({"classes": ["cat", "cat"]}, "contain a duplicate"),
+    ({"shape": [3, 32]}, r"\$.shape"), ({"mean": [0.5]}, "normalization"), ({"std": [0.0, 0.1, 0.1]}, r"\$.std"),
     ({"augment": 1}, r"\$.augment"),
 ])  # fmt: skip
 def test_a_description_that_cannot_be_is_refused(fields, wrong):

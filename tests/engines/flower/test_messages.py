@@ -64,10 +64,8 @@ def test_the_bytes_are_those_of_the_tensors_and_a_short_header():
 
 
 @pytest.mark.parametrize(("fields", "wrong"), [
-    ({"protocol": 1}, "uses protocol 1, but this side uses 4"),
-    ({"protocol": None}, "uses protocol unknown"),
-    ({"tensors": None}, "not described"),
-    ({"tensors": [["x", "float32"]]}, "not described"),
+    ({"protocol": 1}, "uses protocol 1, but this side uses 4"), ({"protocol": None}, "uses protocol unknown"),
+    ({"tensors": None}, "not described"), ({"tensors": [["x", "float32"]]}, "not described"),
     ({"tensors": [["x", "float32", [2]]]}, "should take 8 bytes, but 16 arrived"),
     ({"tensors": [["x", "float32", [-4]]]}, "not described"),
     ({"tensors": [["x", "float32", [True, 4]]]}, "not described"),
@@ -139,8 +137,9 @@ def test_a_number_is_taken_once_in_whatever_order(tmp_path):
 
 
 def test_a_restart_forgets_nothing_and_what_is_too_old_to_be_remembered_is_refused(tmp_path):
+    seen = Seen(tmp_path / "seen.json")
     for number in range(1, REMEMBERED + 2):
-        Seen(tmp_path / "seen.json").take(number)
+        seen.take(number)
     for number in (0, 1, REMEMBERED + 1):
         with pytest.raises(BadMessage, match="replayed"):
             Seen(tmp_path / "seen.json").take(number)

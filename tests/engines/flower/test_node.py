@@ -76,11 +76,8 @@ def test_a_job_gives_what_one_process_gives(asking):
 
 
 @pytest.mark.parametrize(("fields", "wrong"), [
-    ({"kind": "erase"}, "its kind is unknown"),
-    ({"kind": "_open"}, "its kind is unknown"),
-    ({"kind": None}, "at `$.kind`"),
-    ({"run": "../../etc/passwd"}, "at `$.run`"),
-    ({"number": 1.5}, "at `$.number`"),
+    ({"kind": "erase"}, "its kind is unknown"), ({"kind": "_open"}, "its kind is unknown"),
+    ({"kind": None}, "at `$.kind`"), ({"run": "../../etc/passwd"}, "at `$.run`"), ({"number": 1.5}, "at `$.number`"),
 ])  # fmt: skip
 def test_a_message_that_is_none_is_refused(asking, fields, wrong):
     header, _ = unseal(asking.node.answer(seal({"kind": "describe", "run": RUN, "number": 77, **fields})))

@@ -134,16 +134,11 @@ def test_settings_say_where_the_data_are_and_which_clients_are_the_nodes(tmp_pat
 
 
 @pytest.mark.parametrize(("changes", "wrong"), [
-    ({"name": None}, "missing required field name"),
-    ({"name": 3}, "name: expected str, got int"),
-    ({"data": ""}, "data: expected str of length >= 1"),
-    ({"folder": None}, "missing required field folder"),
-    ({"client": -1}, "client: expected int >= 0"),
-    ({"client": "0"}, "client: expected int | array, got str"),
-    ({"clients": 1.5}, "clients: expected int | null, got float"),
-    ({"seed": "x"}, "seed: expected int, got str"),
-    ({"plugins": "mine:method"}, "plugins: expected array, got str"),
-    ({"colour": "red"}, "unknown key 'colour'"),
+    ({"name": None}, "missing required field name"), ({"name": 3}, "name: expected str, got int"),
+    ({"data": ""}, "data: expected str of length >= 1"), ({"folder": None}, "missing required field folder"),
+    ({"client": -1}, "client: expected int >= 0"), ({"client": "0"}, "client: expected int | array, got str"),
+    ({"clients": 1.5}, "clients: expected int | null, got float"), ({"seed": "x"}, "seed: expected int, got str"),
+    ({"plugins": "mine:method"}, "plugins: expected array, got str"), ({"colour": "red"}, "unknown key 'colour'"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(tmp_path, changes, wrong):
     with pytest.raises(UserError, match=re.escape(wrong)):

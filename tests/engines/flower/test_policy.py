@@ -50,12 +50,10 @@ def test_the_commented_defaults_are_the_defaults(tmp_path):
 @pytest.mark.parametrize(("text", "wrong"), [
     ("method = ['fedavg']", "unknown key 'method'; did you mean 'methods'?"),
     ("methods = ['fedavgg']", "methods: 'fedavgg' is unknown; did you mean 'fedavg'?"),
-    ("secure = ['everything']", "secure"),
-    ("min_clients = 2", "min_clients: expected int >= 3"),
+    ("secure = ['everything']", "secure"), ("min_clients = 2", "min_clients: expected int >= 3"),
     ("max_message = 'much'", "max_message: expected int, got str"),
     ("[plugins]\n'os' = ''", "it does not have the form"),
-    ("[plugins]\n'a:b' = 'abc'", "plugins: a:b needs the SHA-256"),
-    ("methods = [", "Invalid"),
+    ("[plugins]\n'a:b' = 'abc'", "plugins: a:b needs the SHA-256"), ("methods = [", "Invalid"),
 ])  # fmt: skip
 def test_a_mistake_in_a_policy_is_one_message(tmp_path, text, wrong):
     file = tmp_path / "policy.toml"

@@ -4,6 +4,7 @@ import json
 import re
 from base64 import b64decode, b64encode
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from nodes import (
     OPTIONS,
     PARTITION,
     SECURE,
+    add_extra,
     asked,
     engine_over,
     exchange_of,
@@ -23,6 +25,7 @@ from nodes import (
     loop_over,
     make_node,
     make_nodes,
+    rename_first,
     secure_round,
     set_tensor,
     spoiling,
@@ -355,6 +358,9 @@ def test_shares_are_opened_only_from_the_boxes_of_the_others_and_for_enough_of_t
 # What the server refuses
 
 
+check_as = partial(set_tensor, "check")  # the word that shows whether the masks cancel
+
+
 def extra_as(change):
     """Another tensor instead of the first extra."""
 
@@ -370,24 +376,9 @@ def without_extra(fields, came):
     fields["results"][0]["extra"] -= 1
 
 
-def with_another_extra(fields, came):
-    came.append(("opened", torch.zeros(64, dtype=torch.uint8)))
-    fields["results"][0]["extra"] += 1
-
-
 def extra_as_a_sum(fields, came):
     fields["results"][0].update(forms=["plain"], extra=1)
     came[0] = (came[0][0], came[0][1].long())
-
-
-def renamed_extra(fields, came):
-    came[0] = ("secret", came[0][1])
-
-
-def check_as(change):
-    """Another tensor instead of the word that shows whether the masks cancel."""
-
-    return set_tensor("check", change)
 
 
 def without_a_sum(fields, came):
@@ -395,24 +386,13 @@ def without_a_sum(fields, came):
     fields["results"][0]["forms"].pop()
 
 
-def with_an_empty_extra(fields, came):
-    came.append(("diary", torch.zeros(0)))
-    fields["results"][0]["extra"] = 1
-
-
-def with_the_model(fields, came):
-    """What a watched visit would have in addition: under masks nobody sends it."""
-    came.append(("model/params/classifier.bias", torch.zeros(10)))
-    fields["results"][0]["extra"] = 1
-
-
 @pytest.mark.parametrize(("job", "change", "wrong"), [
     ("mask-keys", extra_as(lambda keys: keys[:63]), "do not match the job"),
     ("mask-keys", extra_as(lambda keys: keys[:8].double()), "do not match the job"),
     ("mask-keys", extra_as_a_sum, "do not match the job"),
-    ("mask-keys", renamed_extra, "do not match the job"),
+    ("mask-keys", rename_first("secret"), "do not match the job"),
     ("mask-keys", without_extra, "do not match the job"),
-    ("mask-keys", with_another_extra, "do not match the job"),
+    ("mask-keys", add_extra("opened", torch.zeros(64, dtype=torch.uint8)), "do not match the job"),
     ("mask-shares", extra_as(lambda boxes: boxes[BOX_BYTES:]), "do not match the job"),
     ("mask-shares", without_extra, "do not match the job"),
     ("masked", check_as(lambda word: word.double()), "do not match the job"),
@@ -420,8 +400,8 @@ def with_the_model(fields, came):
     ("masked", check_as(lambda word: word.repeat(2)), "oversized: its tensors take"),
     ("masked", check_as(lambda word: word.int()), "its form cannot have type torch.int32"),
     ("masked", without_a_sum, "do not match the job"),
-    ("masked", with_the_model, "oversized: its tensors take"),
-    ("masked", with_an_empty_extra, "do not match the job"),
+    ("masked", add_extra("model/params/classifier.bias", torch.zeros(10)), "oversized: its tensors take"),
+    ("masked", add_extra("diary", torch.zeros(0)), "do not match the job"),
 ])  # fmt: skip
 def test_an_answer_that_is_none_is_left_out_by_name(tmp_path, job, change, wrong):
     outcome = secure_round(tmp_path, spoiling(job, change, LOST))
