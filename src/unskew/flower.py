@@ -64,7 +64,8 @@ def answer_statistics(app: "ClientApp", give: "Give", *, classes: int, least: in
     def answer(message: "Message", context: "Context") -> "Message":
         flower, request = require_extra("flwr.app", "flower"), cast(Any, message.content[RECORD])
         if request["classes"] != classes:
-            raise UserError(f"the server's classifier has {request['classes']} classes, but this node's data have {classes}")
+            asked = request["classes"]
+            raise UserError(f"the server's classifier has {asked} classes, but this node's data have {classes}")
         measured = ClassStatistics.measure(*give(message, context), classes, form=str(request["form"]))
         content = drop_small_classes(measured, least)[0].to_bytes()
         record = flower.ArrayRecord({"statistics": flower.Array("uint8", (len(content),), "unskew", content)})

@@ -355,9 +355,11 @@ def deactivate(node: NodeFolder, number: int) -> None:
 
     key: Any = load_ssh_private_key(node.key.read_bytes(), None)
     server, signer = node.settings.server, NodeAuthHttpInterceptor(key, key.public_key())
-    with suppress(httpx.HTTPError, OSError, RuntimeError, ValueError):
-        with FleetHttpClient.from_server_address(server, False, node.authority.read_bytes(), [signer]) as client:
-            client.DeactivateNode(DeactivateNodeRequest(node_id=number))
+    with (
+        suppress(httpx.HTTPError, OSError, RuntimeError, ValueError),
+        FleetHttpClient.from_server_address(server, False, node.authority.read_bytes(), [signer]) as client,
+    ):
+        client.DeactivateNode(DeactivateNodeRequest(node_id=number))
 
 
 def program(name: str) -> str:

@@ -263,7 +263,8 @@ class _Part:
         """A list from the server, by member; refused unless it has one entry for each."""
         found = list(values)
         if len(found) != len(self.numbers):
-            raise UserError(f"the server sent {len(found)} entries for the {len(self.numbers)} members of the secure sum")
+            members = f"the {len(self.numbers)} members of the secure sum"
+            raise UserError(f"the server sent {len(found)} entries for {members}")
         return dict(zip(self.numbers, found, strict=True))
 
     @cached_property

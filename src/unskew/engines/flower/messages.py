@@ -416,7 +416,8 @@ class Seen:
         try:
             self._below, self._numbers = (0, set()) if content is None else msgspec.json.decode(content, type=Numbers)
         except msgspec.MsgspecError as error:
-            raise UserError(f"{file} is damaged; delete the folder {file.parent} to let the node rejoin the run") from error
+            remedy = f"delete the folder {file.parent} to let the node rejoin the run"
+            raise UserError(f"{file} is damaged; {remedy}") from error
 
     def take(self, number: int, *, in_order: bool = False) -> None:
         """Record a number. Refuse it if it was seen, or is too old to tell.
