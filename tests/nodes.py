@@ -3,11 +3,9 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-
-import msgspec
 
 from unskew import engines, models
 from unskew.core import tensors
@@ -25,6 +23,7 @@ from unskew.engines.flower.policy import Policy
 from unskew.federation.folder import ROSTER, write_roster
 from unskew.federation.network import make_node_key
 from unskew.methods import parse_method
+from unskew.privacy.secure_sum import SecureUpdates
 from unskew.privacy.signing import Registered
 from unskew.round import driver, statistics
 from unskew.round.client import Train
@@ -35,10 +34,9 @@ PARTITION, SEED = "dirichlet(alpha=0.3)", 3
 OPTIONS = {"data": "digits", "clients": 3, "method": "fedavg", "rounds": 2, "epochs": 1, "seed": SEED, "lr": 0.05}
 
 
-def slice_of_digits(number, clients=3, name=None):
+def slice_of_digits(number, clients=3):
     """Client ``number``'s part of the digits, as a node brings it."""
-    own = name or f"node-{number}"
-    return read_node_data(own, "digits", partition=PARTITION, clients=(number,), of=clients, seed=SEED)
+    return read_node_data(f"node-{number}", "digits", partition=PARTITION, clients=(number,), of=clients, seed=SEED)
 
 
 @lru_cache
@@ -77,7 +75,6 @@ class InProcess:
     answers: dict[int, Callable[[Envelope], Envelope]]
     between: Callable[[int, Envelope, Envelope], Response | None] = lambda node, question, reply: reply
     presence: dict[int, Presence] = field(default_factory=dict)
-    sent: int = 0  # bytes down
     received: int = 0  # bytes up
     _waiting: dict[str, tuple[int, Envelope]] = field(default_factory=dict)
     _count: int = 0
@@ -92,7 +89,6 @@ class InProcess:
         if node not in self.answers:
             return None
         self._count += 1
-        self.sent += len(message)
         self._waiting[name := f"message-{self._count}"] = node, message
         return name
 
@@ -134,15 +130,22 @@ def blueprint_of(method="fedavg", model="tiny-cnn"):
     return Blueprint(method, model, (1, 8, 8), 10, Local(epochs=1, batch=64, lr=0.05))
 
 
-def engine_over(exchange, method="fedavg", rules=None, said=None, members=None):
+@lru_cache
+def template_of(method):
+    """What replies to this method's jobs look like, tried once for all engines."""
+    images = load("digits", None)
+    return Template(blueprint_of(method), images.mean, images.std, {})
+
+
+def engine_over(exchange, method="fedavg", rules=None, said=None):
     """The federated engine over all nodes of the exchange, which have described themselves."""
-    session = Session(exchange, os.urandom(16).hex(), 0, members or Members(), rules or Rules(), said or print)
+    session = Session(exchange, os.urandom(16).hex(), 0, Members(), rules or Rules(), said or print)
     for _ in range(2):
         list(session.answers())
     images, blueprint = load("digits", None), blueprint_of(method)
     session.agree_on(RunAgreement(session.run, blueprint, images.classes, images.mean, images.std, {}), {})
-    session.take_notes()
-    return FederatedEngine(session, None, Template(blueprint, images.mean, images.std, {}), Local(epochs=1))
+    session.notes.clear()
+    return FederatedEngine(session, None, template_of(method), Local(epochs=1))
 
 
 def loop_over(clients=3, method="fedavg"):
@@ -176,13 +179,36 @@ def reply_with(reply, change):
     return seal(fields, came)
 
 
-def spoiling(kind, change, bad=101):
-    """A network that changes the bad node's replies to messages of this kind, as ``reply_with`` does."""
+def asked(question):
+    """The type of a message's job; empty where it is another message."""
+    return read_header(question).get("job", {}).get("type", "")
+
+
+def spoiling(what, change, bad=101):
+    """A network that changes the bad node's replies to messages of this kind, or with this job, as ``reply_with``."""
 
     def between(node, question, reply):
-        return reply_with(reply, change) if node == bad and read_header(question)["kind"] == kind else reply
+        wanted = node == bad and what in (read_header(question)["kind"], asked(question))
+        return reply_with(reply, change) if wanted else reply
 
     return between
+
+
+THREE = [Visit(0, 556.0), Visit(1, 435.0), Visit(2, 447.0)]  # one to each of three clients
+SECURE = "secure(updates=true)"
+FOUR = [Visit(number, float(size)) for number, size in enumerate((367, 235, 434, 402))]  # one to each of four clients
+
+
+def exchanged(exchange, engine, method="fedavg", visits=FOUR, number=1, shared=None):
+    """What a round's training comes to through an exchange such as SecureUpdates."""
+    shared = statistics.build_shared(first_state(method)) if shared is None else shared
+    return exchange(engine, Train(number), shared, visits, Key(1).fold("round", number))
+
+
+def secure_round(folder, between, **settings):
+    """What a secure sum over four nodes comes to, through this network."""
+    engine = engine_over(exchange_of(make_nodes(folder, 4), between=between), SECURE, **settings)
+    return exchanged(SecureUpdates(0.66), engine)
 
 
 def set_tensor(name, value):
@@ -195,13 +221,29 @@ def set_tensor(name, value):
     return change
 
 
+def rename_first(name):
+    """A change of the first tensor's name."""
+    return lambda fields, came: came.__setitem__(0, (name, came[0][1]))
+
+
+def add_extra(name, value):
+    """A change that adds an extra tensor, and says so."""
+
+    def change(fields, came):
+        came.append((name, value))
+        fields["results"][0]["extra"] += 1
+
+    return change
+
+
 RUN = "ab" * 16
 VISIT = Visit(1, 435.0)
 TRAIN = encode_job(Train(1))
 
 
-def without_slot(fields):
-    return {name: value for name, value in fields.items() if name != "slot"}
+def plain_visit(visit):
+    """A visit as the server sends it; what is none already goes as it is."""
+    return {name: value for name, value in vars(visit).items() if name != "slot"} if isinstance(visit, Visit) else visit
 
 
 class Asking:
@@ -218,17 +260,20 @@ class Asking:
         return unseal(self.node.answer(seal(header, list(sent))))
 
     def agree(self):
-        header, _ = self.ask("agree", agreement=self.agreement.to_json())
+        header = self.agree_on()
         assert header["kind"] == "agreed", header
         return self
 
+    def agree_on(self, blueprint=None, **changes):
+        """The answer to the agreement with these changes, those of its blueprint first."""
+        changed = replace(self.agreement.blueprint, **(blueprint or {}))
+        return self.ask("agree", agreement=replace(self.agreement, blueprint=changed, **changes).to_json())[0]
+
     def job(self, job=TRAIN, visits=(VISIT,), shared=None, **fields):
         shared = statistics.build_shared(first_state(self.method)) if shared is None else shared
-        plain = [msgspec.to_builtins(each) for each in visits]
-        plain = [without_slot(each) if isinstance(each, dict) else each for each in plain]
         asked = {
             "agreement": self.agreement.digest, "job": job, "seed": 0, "key": ["round", 1],
-            "visits": plain, "keep": [], **fields,
+            "visits": list(map(plain_visit, visits)), "keep": [], **fields,
         }  # fmt: skip
         return self.ask("job", shared.items(), **asked)
 

@@ -143,13 +143,13 @@ def test_what_cannot_be_real_is_refused_as_a_strangers_file_is():
     said = str(refused.value)
     assert "node 2: its answer does not contain class statistics" in said
     assert "node 3: its answer does not contain class statistics" in said
-    assert "node 4: it sent full over 4 classes of 5 features, 0 held instead of full over 3 classes" in said
+    assert "node 4: it sent full statistics for 4 classes; expected full statistics for 3 classes" in said
 
 
 def test_a_node_keeps_rare_classes_at_home_and_says_when_classes_differ():
     app = an_app(lambda message, context: (nn.Identity(), [(torch.randn(9, 4), [0] * 5 + [1] * 4)]), least=5)
     assert unskew.flower.gather(grid_of(app, {1: {}}), weights(), classes=3).statistics.held.tolist() == [0]
-    with pytest.raises(UserError, match="the server's classifier has 4 classes, but this node's data 3"):
+    with pytest.raises(UserError, match="the server's classifier has 4 classes, but this node's data have 3"):
         unskew.flower.gather(grid_of(app, {1: {}}), weights(), classes=4)
 
 

@@ -64,7 +64,8 @@ def answer_statistics(app: "ClientApp", give: "Give", *, classes: int, least: in
     def answer(message: "Message", context: "Context") -> "Message":
         flower, request = require_extra("flwr.app", "flower"), cast(Any, message.content[RECORD])
         if request["classes"] != classes:
-            raise UserError(f"the server's classifier has {request['classes']} classes, but this node's data {classes}")
+            asked = request["classes"]
+            raise UserError(f"the server's classifier has {asked} classes, but this node's data have {classes}")
         measured = ClassStatistics.measure(*give(message, context), classes, form=str(request["form"]))
         content = drop_small_classes(measured, least)[0].to_bytes()
         record = flower.ArrayRecord({"statistics": flower.Array("uint8", (len(content),), "unskew", content)})
@@ -192,5 +193,6 @@ def _statistics(reply: "Message", classes: int, form: str) -> ClassStatistics:
         except UserError as error:
             raise UserError(str(error).replace(str(file), "its answer")) from error
     if (statistics.classes, str(statistics.form)) != (classes, form):
-        raise UserError(f"it sent {statistics.about()} instead of {form} over {classes} classes")
+        sent = f"{statistics.form} statistics for {statistics.classes}"
+        raise UserError(f"it sent {sent} classes; expected {form} statistics for {classes} classes")
     return statistics

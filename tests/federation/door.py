@@ -95,12 +95,21 @@ class Door:
             "flwr-signature": base64.b64encode(signature).decode(),
         }
 
-    def call(self, path=PUSH, body=b"hello", headers=None, *, method="POST", size=None, line=None, more=()):
+    def call(self, path=PUSH, body=b"hello", headers=None, *, method="POST", size=None, line=None):
         """One request over a connection of its own, or the one given; status and content."""
+        fields = f"content-length: {len(body) if size is None else size}"
+        return self.send(self.written(f"{method} {path} HTTP/1.1", fields, headers) + body, line)
+
+    def told(self, *given, **more):
+        """What ``call`` is answered: status and reason."""
+        status, content = self.call(*given, **more)
+        return status, reason((status, content))
+
+    def written(self, first, fields="content-length: 5", headers=None):
+        """A request's head with this first line and these fields, signed by node ``a`` unless there are headers."""
         headers = self.signed() if headers is None else headers
-        first = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body) if size is None else size}\r\n"
-        fields = "".join(f"{name}: {value}\r\n" for name, value in [*headers.items(), *more])
-        return self.send(f"{first}{fields}\r\n".encode("latin-1") + body, line)
+        proof = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"{first}\r\nhost: x\r\n{fields}\r\n{proof}\r\n".encode("latin-1")
 
     def send(self, content, line=None):
         """These bytes, and what comes back: status (0 for nothing) and content."""

@@ -102,20 +102,11 @@ def test_each_token_opens_its_own_routes_alone(link):
     assert ask(link, [("POST", control, twice)]) == [401]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/fleet/../control/list-nodes",
-        "/v1/fleet/..%2fcontrol/list-nodes",
-        "/v1//control/list-nodes",
-        "//v1/control/list-nodes",
-        "/V1/control/list-nodes",
-        "/v1/%63ontrol/list-nodes",
-        "/v1/control/list-nodes/",
-        "/openapi.json",
-        "/docs",
-    ],
-)
+@pytest.mark.parametrize("path", [
+    "/v1/fleet/../control/list-nodes", "/v1/fleet/..%2fcontrol/list-nodes", "/v1//control/list-nodes",
+    "//v1/control/list-nodes", "/V1/control/list-nodes", "/v1/%63ontrol/list-nodes", "/v1/control/list-nodes/",
+    "/openapi.json", "/docs",
+])  # fmt: skip
 def test_the_gateways_token_opens_no_operators_route_in_any_spelling(link, path):
     async def run():
         answers = []
@@ -128,15 +119,9 @@ def test_the_gateways_token_opens_no_operators_route_in_any_spelling(link, path)
 
         headers = [(GATEWAY_HEADER.encode(), token(SECRET, "gateway").encode())]
         scope = {
-            "type": "http",
-            "method": "POST",
-            "path": unquote(path),
-            "raw_path": path.encode(),
-            "headers": headers,
-            "query_string": b"",
-            "scheme": "https",
-            "server": ("127.0.0.1", 1),
-        }
+            "type": "http", "method": "POST", "path": unquote(path), "raw_path": path.encode(), "headers": headers,
+            "query_string": b"", "scheme": "https", "server": ("127.0.0.1", 1),
+        }  # fmt: skip
         await link(scope, receive, send)
         return answers[0]["status"]
 
@@ -192,9 +177,13 @@ def test_an_app_that_is_no_archive_or_a_bomb_is_refused(app):
         check_app(twice.getvalue())
 
 
-def test_what_flower_and_its_command_need_to_know_is_this_users_alone(tmp_path):
+def test_what_flower_and_its_command_need_to_know_is_this_users_alone_and_differs_by_purpose_and_start(tmp_path):
     federation = initialise(tmp_path / "fed", nodes=["a"])
-    renew_secrets(federation)
+    tokens = set()
+    for _ in range(2):
+        renew_secrets(federation)
+        tokens |= {federation.token("gateway"), federation.token("operator")}
+    assert len(tokens) == 4
     for file in (federation.secret, federation.local_key, federation.flower_home / "credentials.yaml"):
         assert file.stat().st_mode & 0o077 == 0, file
     for folder in ("ca", "server", "server/local", "nodes", "nodes/a"):
@@ -212,13 +201,10 @@ def test_every_attack_in_the_threat_model_has_its_test():
             assert f"def {name}(" in (root / "tests" / file).read_text(), name
 
 
-@pytest.mark.parametrize(
-    ("module", "kind"),
-    [
-        ("flwr.supercore.corestate.sql_corestate", "SqlCoreState"),
-        ("flwr.supercore.corestate.in_memory_corestate", "InMemoryCoreState"),
-    ],
-)
+@pytest.mark.parametrize(("module", "kind"), [
+    ("flwr.supercore.corestate.sql_corestate", "SqlCoreState"),
+    ("flwr.supercore.corestate.in_memory_corestate", "InMemoryCoreState"),
+])  # fmt: skip
 def test_an_app_that_starts_slowly_keeps_its_task(module, kind):
     """On a machine under load an app takes longer than Flower's 30 seconds; handing its task on would never end."""
     state = type("State", (getattr(importlib.import_module(module), kind),), {})

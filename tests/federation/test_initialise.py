@@ -5,7 +5,6 @@ import ssl
 import stat
 import subprocess
 import sys
-import threading
 import tomllib
 from pathlib import Path
 
@@ -79,7 +78,7 @@ def test_a_roster_that_is_none_is_refused(tmp_path, content, wrong):
 def test_a_signing_key_that_is_none_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "node.key").write_bytes(content)
-    with pytest.raises(UserError, match=r"node\.key is no P-384 key; create one"):
+    with pytest.raises(UserError, match=r"node\.key is not a P-384 key; create one"):
         load_private(tmp_path / "node.key")
 
 
@@ -98,17 +97,12 @@ def test_a_renewed_certificate_is_new_and_signed_by_the_same_authority(tmp_path)
     assert federation.authority.read_bytes() == authority
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"nodes": ["../a"]}, r"node name '\.\./a': give at most 32 letters"),
-        ({"nodes": ["a", "a"]}, "node a exists already"),
-        ({"port": 0, "host": "x"}, "--port 0"),
-        ({"port": 70000}, "--port 70000"),
-        ({"host": "http://x"}, "--host 'http://x': give the name or address"),
-        ({"keys": {"c": Path("nowhere.pub")}}, "nowhere.pub is not a public key"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), [
+    ({"nodes": ["../a"]}, r"node name '\.\./a': give at most 32 letters"),
+    ({"nodes": ["a", "a"]}, "node a exists already"), ({"port": 0, "host": "x"}, "--port 0"),
+    ({"port": 70000}, "--port 70000"), ({"host": "http://x"}, "--host 'http://x': give the name or address"),
+    ({"keys": {"c": Path("nowhere.pub")}}, "nowhere.pub is not a public key"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, given, message):
     with pytest.raises(UserError, match=message):
         initialise(tmp_path / "fed", **given)
@@ -164,32 +158,20 @@ def test_flower_takes_the_app_folder_as_it_is(tmp_path):
     assert list(tmp_path.glob("*.fab"))
 
 
-def test_an_authority_is_replaced_in_two_steps_and_no_node_is_locked_out_between_them(tmp_path):
+def test_an_authority_is_replaced_in_two_steps_and_no_node_is_locked_out_between_them(serve, tmp_path):
     federation = initialise(tmp_path, nodes=["a", "b"])
 
     def trusts(bundle):
         """Whether a node with this ca.crt accepts the server's certificate."""
         context, server = ssl.create_default_context(cadata=bundle.decode()), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.load_cert_chain(federation.certificate, federation.key)
-        one, other = socket.socketpair()
-        errors = []
-
-        def accept():
-            try:
-                server.wrap_socket(other, server_side=True).close()
-            except OSError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=accept)
-        thread.start()
+        port = serve(lambda connection: server.wrap_socket(connection, server_side=True).close())
         try:
-            with context.wrap_socket(one, server_hostname="127.0.0.1"):
-                return True
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
+                context.wrap_socket(plain, server_hostname="127.0.0.1").close()
         except ssl.SSLError:
             return False
-        finally:
-            one.close()
-            thread.join(20)
+        return True
 
     old = federation.authority.read_bytes()
     initialise(tmp_path, renew_authority=True)

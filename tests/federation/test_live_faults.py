@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import closing
 
 import pytest
 
@@ -15,12 +16,9 @@ pytestmark = pytest.mark.heavy
 
 @pytest.fixture
 def live(tmp_path):
-    made = Live(tmp_path / "f", ["a", "b", "c"])
-    try:
+    with closing(Live(tmp_path / "f", ["a", "b", "c"])) as made:
         made.start("server", "a", "b", "c")
         yield made
-    finally:
-        made.close()
 
 
 def test_a_node_killed_in_round_3_of_6_does_not_stop_the_run_and_comes_back(live, tmp_path):
@@ -64,7 +62,7 @@ def test_a_network_that_is_cut_for_ten_seconds_costs_time_and_no_round(tmp_path)
     node = read_node(live.federation.node("b"))
     (node.path / "node.toml").write_text(toml({"name": "b", "server": f"127.0.0.1:{relay.port}"}, "for a test"))
     out = tmp_path / "run"
-    try:
+    with closing(live), closing(relay):
         live.start("server", "a", "b")
         run = Run(live, out, recipe(2, 4), deadline=120.0)
         run.reaches(1)
@@ -74,18 +72,13 @@ def test_a_network_that_is_cut_for_ten_seconds_costs_time_and_no_round(tmp_path)
         run.wait()
         assert run.trouble is None, run.said
         assert [row["clients"] for row in rounds_done(out)] == [2, 2, 2, 2]
-    finally:
-        relay.close()
-        live.close()
 
 
 def test_a_program_of_the_server_that_dies_is_started_again(tmp_path):
-    live = Live(tmp_path / "f", ["a"])
-    try:
+    with closing(Live(tmp_path / "f", ["a"])) as live:
         live.start("server")
-        server = live.commands["server"]
         live.kill_program("server", "unskew.federation.gateway")
-        server.wait_for("gateway ended with signal 9")
+        live.commands["server"].wait_for("gateway ended with signal 9")
         live.start("a")
         second = Command("node", str(live.federation.node("a")))
         assert second.ends() == 2
@@ -94,5 +87,3 @@ def test_a_program_of_the_server_that_dies_is_started_again(tmp_path):
         live.kill_program("a", "node_service")
         live.commands["a"].wait_for("service ended with signal 9")
         until(lambda: sum("ready: node a" in line for line in live.commands["a"].lines) == 2)
-    finally:
-        live.close()

@@ -1,5 +1,7 @@
 """Twenty rounds in which nodes and server are killed at random: real processes, and the log explains the result."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
@@ -19,10 +21,10 @@ KILLS = ("server", *NODES, "server", "a")  # each at least once; when, and in wh
 def test_the_log_of_who_answered_explains_the_result_between_processes(tmp_path, method):
     """A few minutes: a round takes seconds, and a server that was killed half a minute until its nodes are back."""
     chance = np.random.default_rng(SEED)
-    live, out = Live(tmp_path / "f", list(NODES)), tmp_path / "run"
+    out = tmp_path / "run"
     text = recipe(3, ROUNDS, method, data="digits", checkpoint_seconds=0, seed=SEED)  # the server tests by itself
     rules = {"deadline": 60.0, "min_replies": 1}
-    try:
+    with closing(Live(tmp_path / "f", list(NODES))) as live:
         live.start("server", *NODES)
         run = Run(live, out, text, **rules)
         for victim in chance.permutation(KILLS):
@@ -37,14 +39,10 @@ def test_the_log_of_who_answered_explains_the_result_between_processes(tmp_path,
             live.start("server")
             run = Run(live, out, text, resume=True, **rules)
         assert run.wait(900).trouble is None, (run.trouble, run.said)
-    finally:
-        live.close()
     failed = failed_by_round(out)
     print(failed)
     assert len(failed) == ROUNDS
     assert any(failed.values())
     result = read_result(out)
-    assert (
-        replayed(one_process(live.partition, method, SEED), method, Local(**LOCAL), SEED, failed)
-        == result.weights_sha256
-    )
+    again = replayed(one_process(live.partition, method, SEED), method, Local(**LOCAL), SEED, failed)
+    assert again == result.weights_sha256

@@ -6,7 +6,7 @@ import shutil
 import socket
 import ssl
 import subprocess
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,12 +27,9 @@ pytestmark = pytest.mark.heavy
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory):
-    made = Live(tmp_path_factory.mktemp("f"), ["a"])
-    try:
+    with closing(Live(tmp_path_factory.mktemp("f"), ["a"])) as made:
         made.start("server")
         yield made
-    finally:
-        made.close()
 
 
 def supernode(tmp_path, *words):
@@ -63,9 +60,8 @@ def test_a_node_with_a_key_that_is_not_registered_is_refused_and_told_what_to_do
 
 
 def test_a_node_without_a_key_is_refused(live, tmp_path):
-    code, said = supernode(
-        tmp_path, "--superlink", address(live), "--root-certificates", str(live.federation.authority)
-    )
+    trust = ("--root-certificates", str(live.federation.authority))
+    code, said = supernode(tmp_path, "--superlink", address(live), *trust)
     assert code != 0
     assert "Failed to initialize the connection" in said
     live.commands["server"].wait_for("refused 127.0.0.1: this port is for the nodes of a federation")  # register-node
@@ -121,12 +117,8 @@ def test_a_node_with_its_own_key_reaches_no_operators_route(live):
         signed = datetime.now(UTC).isoformat()
         signature = base64.b64encode(key.sign(signed.encode(), ec.ECDSA(hashes.SHA256()))).decode()
         line = http.client.HTTPSConnection("127.0.0.1", live.federation.settings.port, context=trust, timeout=20)
-        line.request(
-            "POST",
-            path,
-            b"",
-            {"flwr-public-key": pem, "flwr-timestamp": signed, "flwr-signature": signature},
-        )
+        headers = {"flwr-public-key": pem, "flwr-timestamp": signed, "flwr-signature": signature}
+        line.request("POST", path, b"", headers)
         assert line.getresponse().status == 404
         line.close()
 
@@ -157,10 +149,8 @@ def test_a_replaced_key_joins_a_server_that_runs_and_the_old_one_is_refused(live
 def test_flowers_own_port_is_on_loopback_alone(live):
     context = ssl.create_default_context(cafile=str(live.federation.local_authority))
     port = live.federation.settings.control_port
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
-    ):
+    plain = socket.create_connection(("127.0.0.1", port), timeout=10)
+    with plain, context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
         assert secure.version() == "TLSv1.3"
     outside = socket.gethostbyname(socket.gethostname())
     if outside.startswith("127."):

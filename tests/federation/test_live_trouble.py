@@ -5,7 +5,7 @@ import os
 import resource
 import shutil
 import signal
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -17,12 +17,9 @@ SERVICE = "node_service"
 
 @pytest.fixture
 def live(tmp_path):
-    made = Live(tmp_path / "f", ["a", "b", "c"])
-    try:
+    with closing(Live(tmp_path / "f", ["a", "b", "c"])) as made:
         made.start("server", "a", "b")
         yield made
-    finally:
-        made.close()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Three nodes over TLS and one process give the same weights, for every kind of method: between real processes."""
 
 import subprocess
+from contextlib import closing
 
 import pytest
 
@@ -17,12 +18,9 @@ METHODS = ("fedavgm(0.9) + fedvc(64) + fedir + ccvr + withhold(5)", "moon", "sca
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory):
-    made = Live(tmp_path_factory.mktemp("f") / "f", ["a", "b", "c"])
-    try:
+    with closing(Live(tmp_path_factory.mktemp("f") / "f", ["a", "b", "c"])) as made:
         made.start("server", "a", "b", "c")
         yield made
-    finally:
-        made.close()
 
 
 @pytest.mark.parametrize("method", METHODS)

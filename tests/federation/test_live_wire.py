@@ -2,6 +2,7 @@
 
 import json
 import ssl
+from contextlib import closing
 
 import pytest
 
@@ -65,17 +66,15 @@ def test_under_secure_no_byte_that_real_nodes_send_or_get_is_of_a_single_client(
         node = read_node(live.federation.node(name))
         (node.path / "node.toml").write_text(toml({"name": name, "server": f"127.0.0.1:{tap.port}"}, "for a test"))
     passed = {}
-    try:
+    methods = {"secure": f"{METHOD} + secure(updates=true)", "plain": METHOD}
+    with closing(tap), closing(live):
         live.start("server", *NAMES)
-        for out, method in (("secure", f"{METHOD} + secure(updates=true)"), ("plain", METHOD)):
+        for out, method in methods.items():
             recipe = {**OPTIONS, "method": method}
             tap.taken()
             live.run(tmp_path / out, "".join(f"{name} = {json.dumps(value)}\n" for name, value in recipe.items()))
             passed[out] = tap.taken()
-    finally:
-        live.close()
-        tap.close()
-    for out, method in (("secure", f"{METHOD} + secure(updates=true)"), ("plain", METHOD)):
+    for out, method in methods.items():
         leaks, result = twin(tmp_path / f"twin-{out}", live.partition, method)
         written = json.loads((tmp_path / out / "result.json").read_text())
         assert written["weights_sha256"] == result.weights_sha256  # so this is what to look for

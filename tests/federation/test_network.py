@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-import threading
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -23,34 +22,6 @@ from unskew.federation.network import (
 )
 
 SIGNER = network.make_authority("here")
-
-
-@pytest.fixture
-def serve(tmp_path):
-    """Start a server that answers each connection with ``answer``; gives the port."""
-    listeners = []
-
-    def start(answer):
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
-
-        def loop():
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                try:
-                    answer(connection)
-                except OSError:
-                    connection.close()
-
-        threading.Thread(target=loop, daemon=True).start()
-        return listener.getsockname()[1]
-
-    yield start
-    for listener in listeners:
-        listener.close()
 
 
 @pytest.fixture
@@ -77,22 +48,15 @@ def test_nobody_there_is_not_reached(trusted):
         greet(f"127.0.0.1:{free_port()}", trusted)
 
 
-def test_another_federation_is_named_as_such(serve, trusted, tmp_path):
-    port = serve(tls(tmp_path, ["127.0.0.1"], network.make_authority("there")))
-    with pytest.raises(UserError, match=r"cannot be trusted: .*; this node's ca\.crt belongs to another federation"):
-        greet(f"127.0.0.1:{port}", trusted)
-
-
-def test_another_name_is_named_as_such(serve, trusted, tmp_path):
-    port = serve(tls(tmp_path, ["fed.example.org"]))
-    with pytest.raises(UserError, match=r"cannot be trusted: .*not valid for .*init DIR --host NAME"):
-        greet(f"127.0.0.1:{port}", trusted)
-
-
-def test_an_expired_certificate_is_named_as_such(serve, trusted, tmp_path, monkeypatch):
-    monkeypatch.setattr(network, "SERVER_DAYS", 0)
-    port = serve(tls(tmp_path, ["127.0.0.1"]))
-    with pytest.raises(UserError, match=r"expired; check both clocks, or renew it .*--renew"):
+@pytest.mark.parametrize(("name", "signer", "days", "wrong"), [
+    ("127.0.0.1", make_authority("there"), 825, r"trusted: .*; this node's ca\.crt belongs to another federation"),
+    ("fed.example.org", SIGNER, 825, r"cannot be trusted: .*not valid for .*init DIR --host NAME"),
+    ("127.0.0.1", SIGNER, 0, r"expired; check both clocks, or renew it .*--renew"),
+])  # fmt: skip
+def test_what_is_wrong_with_a_certificate_is_named(serve, trusted, tmp_path, monkeypatch, name, signer, days, wrong):
+    monkeypatch.setattr(network, "SERVER_DAYS", days)
+    port = serve(tls(tmp_path, [name], signer))
+    with pytest.raises(UserError, match=wrong):
         greet(f"127.0.0.1:{port}", trusted)
 
 
@@ -116,14 +80,13 @@ def test_a_port_in_use_is_said():
     check_free("127.0.0.1", port, "port in x")
 
 
-def test_a_connection_with_itself_is_no_server(tmp_path, monkeypatch):
+def test_a_connection_with_itself_is_no_server(trusted, monkeypatch):
     """Where nobody listens at a local port, TCP may connect a socket that has this port with itself."""
     port, connect = free_port(), socket.create_connection
     own = {"source_address": ("127.0.0.1", port)}
     monkeypatch.setattr(socket, "create_connection", lambda *given, **more: connect(*given, **more, **own))
-    (tmp_path / "ca.crt").write_bytes(SIGNER.public)
     with pytest.raises(NotReached, match="no program listens"):
-        greet(f"127.0.0.1:{port}", tmp_path / "ca.crt")
+        greet(f"127.0.0.1:{port}", trusted)
 
 
 def test_a_pair_of_ports_is_free():
@@ -148,18 +111,15 @@ def test_what_is_no_address_is_refused(text):
 def connect(port, name, trusted=SIGNER):
     context = ssl.create_default_context(cadata=trusted.public.decode())
     context.verify_flags |= getattr(ssl, "VERIFY_X509_STRICT", 0)
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
-        context.wrap_socket(plain, server_hostname=name) as secure,
-    ):
+    plain = socket.create_connection(("127.0.0.1", port), timeout=10)
+    with plain, context.wrap_socket(plain, server_hostname=name) as secure:
         return secure.version()
 
 
 def test_a_strict_verifier_that_trusts_the_authority_takes_every_name_of_the_server(serve, tmp_path):
-    port = serve(tls(tmp_path, ["fed.example.org", "localhost", "127.0.0.1", "10.0.0.7"]))
-    assert [connect(port, name) for name in ("fed.example.org", "localhost", "127.0.0.1", "10.0.0.7")] == [
-        "TLSv1.3"
-    ] * 4
+    names = ["fed.example.org", "localhost", "127.0.0.1", "10.0.0.7"]
+    port = serve(tls(tmp_path, names))
+    assert [connect(port, name) for name in names] == ["TLSv1.3"] * 4
 
 
 def test_another_name_is_refused_and_so_is_another_authority(serve, tmp_path):
@@ -187,15 +147,10 @@ def test_a_nodes_public_key_is_read_as_the_pem_that_the_node_sends(tmp_path):
     assert make_node_key().public != key.public
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"no key",
-        b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJGmYDZBBMlTJRqDcRYXbWXfRKmGq5XFZqYyyPqaiLBg x",
-        make_node_key().private,
-    ],
-)
+@pytest.mark.parametrize("content", [
+    b"", b"no key", make_node_key().private,
+    b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJGmYDZBBMlTJRqDcRYXbWXfRKmGq5XFZqYyyPqaiLBg x",
+])  # fmt: skip
 def test_what_flower_would_not_take_as_a_key_is_refused_with_how_to_make_one(tmp_path, content):
     (tmp_path / "a.pub").write_bytes(content)
     with pytest.raises(UserError, match=r"a\.pub is not a public key for Flower; make one with: ssh-keygen"):

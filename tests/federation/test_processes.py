@@ -5,10 +5,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
+from faults.live import until
 from unskew.core.errors import UserError
 from unskew.federation.processes import MARK, WATCHER, ProcessGroup, claim, end_all, marked
 
@@ -17,13 +17,6 @@ ENVIRONMENT = {"PATH": os.environ["PATH"]}
 
 def python(text):
     return [sys.executable, "-c", text]
-
-
-def until(condition, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_leaving_the_block_ends_programs_and_what_they_started_in_sessions_of_their_own(tmp_path):

@@ -1,5 +1,7 @@
 """One short federation between real processes, over TLS with node keys: the whole way, in every test run."""
 
+from contextlib import closing
+
 import pytest
 
 import unskew
@@ -17,15 +19,13 @@ def test_two_nodes_over_tls_give_the_weights_of_one_process_and_leave_nothing_ru
     live = Live(tmp_path / "f", ["a", "b"])
     with pytest.raises(UserError, match=r"the server of .* is not running on this machine; start it with"):
         live.run(tmp_path / "early", RECIPE)
-    try:
+    with closing(live):
         live.start("server", "a", "b")
         said = []
         live.run(tmp_path / "run", RECIPE, said.append)
         second = Command("server", str(live.path))
         assert second.ends() == 2
         assert second.says("is already running as process")
-    finally:
-        live.close()
     result = read_result(tmp_path / "run")
     alone = unskew.run(
         data="digits", partition=f"file:{live.partition}", clients=2, method="scaffold", rounds=1, engine="loop",

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from unskew.console.federation import federation_app
 from unskew.engines.flower.node_service import listen
@@ -16,14 +17,18 @@ from unskew.federation.node import socket_path
 SERVICE, LINK, STRANGER, SHARED = 20_001, 20_002, 20_003, 20_100
 
 
+def become(user, groups):
+    os.setgroups(groups)
+    os.setgid(user)
+    os.setuid(user)
+
+
 def as_user(user, groups, work):
     """Whether the work succeeds for this user, tried in a process of its own."""
     child = os.fork()
     if not child:
         try:
-            os.setgroups(groups)
-            os.setgid(user)
-            os.setuid(user)
+            become(user, groups)
             work()
             os._exit(0)
         except BaseException:  # noqa: BLE001  the exit code tells it
@@ -51,9 +56,7 @@ def test_the_other_part_may_ask_and_do_nothing_else_and_strangers_not_even_that(
     ready, done = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
-        os.setgroups([SHARED])
-        os.setgid(SERVICE)
-        os.setuid(SERVICE)
+        become(SERVICE, [SHARED])
         os.umask(0o077)
         with listen(place):
             os.write(ready[1], b"x")
@@ -83,14 +86,7 @@ def test_the_other_part_may_ask_and_do_nothing_else_and_strangers_not_even_that(
             os.close(end)
 
 
-def test_in_a_folder_of_its_own_the_socket_is_its_owners_alone(tmp_path):
-    with listen(tmp_path / "own" / "service.sock"):
-        assert (tmp_path / "own" / "service.sock").stat().st_mode & 0o777 == 0o600
-
-
 def test_both_parts_find_the_socket_in_node_toml(tmp_path, monkeypatch):
-    from typer.testing import CliRunner
-
     folder = initialise(tmp_path / "fed", nodes=["ward"]).node("ward")
     started = []
     monkeypatch.setattr("unskew.console.federation.watch", started.append)

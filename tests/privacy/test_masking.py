@@ -16,10 +16,9 @@ from unskew.core.key import Key
 from unskew.privacy import ciphers
 from unskew.privacy.masking import Agreement, Masking, secure_sum, shares_needed, unmasked_sum
 
-pytest.importorskip("cryptography")
-
 C, D = 5, 3
 FORMS = ("full", "diagonal", "shared", "low-rank(2)")
+LAYOUT = Layout.of(C, D)
 SESSION = bytes(range(32))
 
 
@@ -93,11 +92,6 @@ def test_rounding_is_to_the_nearest_step(values, bits):
     assert found[1 : 1 + D].tolist() == [round(value * 2**bits) for value in values]
 
 
-def test_the_sum_does_not_depend_on_the_random_keys():
-    held = {client: statistics_of(client) for client in range(4)}
-    same(*(secure_sum(callables(held), Layout.of(C, D)) for _ in range(2)))
-
-
 def test_a_single_masked_vector_looks_uniform():
     """A vector of zeros: its bytes are spread as if by chance (mean ± 7 standard errors), and so is what one peer's
     mask leaves; nothing of the counts shows."""
@@ -123,20 +117,18 @@ def test_two_clients_with_the_same_statistics_send_different_vectors_and_so_does
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_the_sum_stays_masked_where_a_vector_is_missing_that_all_say_has_come(missing):
     """What is left carries the masks that the others share with the missing one."""
-    layout = Layout.of(C, D)
-    maskings, agreement, boxes, vectors = exchanged({client: statistics_of(client) for client in range(4)}, layout)
+    maskings, agreement, boxes, vectors = exchanged({client: statistics_of(client) for client in range(4)}, LAYOUT)
     opened = opened_by(maskings, boxes, vectors)
     lost = torch.zeros_like(vectors.pop(missing))
     with pytest.raises(UserError, match="do not cancel"):
-        unmasked_sum({**vectors, missing: lost}, agreement, maskings, opened, layout)
+        unmasked_sum({**vectors, missing: lost}, agreement, maskings, opened, LAYOUT)
 
 
 def test_a_session_is_answered_once_in_one_agreement_and_opened_one_way():
-    layout = Layout.of(C, D)
     held = {client: statistics_of(client) for client in range(5)}
-    maskings, agreement, boxes, vectors = exchanged(held, layout)
-    with pytest.raises(UserError, match="or has already answered it"):
-        maskings[1].masked(statistics_of(1), layout, held)
+    maskings, agreement, boxes, vectors = exchanged(held, LAYOUT)
+    with pytest.raises(UserError, match="or has already answered this visit"):
+        maskings[1].masked(statistics_of(1), LAYOUT, held)
     with pytest.raises(UserError, match="it takes part in another agreement"):
         maskings[1].boxes(replace(agreement, threshold=5))
     received = {other: boxes[other][1] for other in held if other != 1}
@@ -146,34 +138,31 @@ def test_a_session_is_answered_once_in_one_agreement_and_opened_one_way():
 
 
 def test_nothing_is_answered_before_shares_are_out_and_nothing_opened_before_an_answer():
-    layout = Layout.of(C, D)
     early = Masking.new(0, SESSION)
     with pytest.raises(UserError, match=r"client 0 refuses: it has not distributed its shares \(boxes\)"):
-        early.masked(statistics_of(0), layout, range(3))
+        early.masked(statistics_of(0), LAYOUT, range(3))
     others = {client: Masking.new(client, SESSION) for client in (1, 2)} | {0: early}
     publics = {client: masking.public for client, masking in others.items()}
-    early.boxes(Agreement(SESSION, 2, publics, layout.about()))
-    with pytest.raises(UserError, match="it has not answered this session"):
+    early.boxes(Agreement(SESSION, 2, publics, LAYOUT.about()))
+    with pytest.raises(UserError, match="it has not answered in this session"):
         early.opened({}, range(3))
 
 
 def test_a_client_that_leaves_after_its_answer_is_in_the_sum_all_the_same():
-    layout = Layout.of(C, D)
     held = {client: statistics_of(client) for client in range(4)}
-    maskings, agreement, boxes, vectors = exchanged(held, layout)
+    maskings, agreement, boxes, vectors = exchanged(held, LAYOUT)
     opened = opened_by(maskings, boxes, vectors)
     del opened[2]
-    same(unmasked_sum(vectors, agreement, held, opened, layout), secure_sum(callables(held), layout))
+    same(unmasked_sum(vectors, agreement, held, opened, LAYOUT), secure_sum(callables(held), LAYOUT))
     del opened[0]
     with pytest.raises(UserError, match="2 clients opened their shares, but 3 must"):
-        unmasked_sum(vectors, agreement, held, opened, layout)
+        unmasked_sum(vectors, agreement, held, opened, LAYOUT)
 
 
 def test_another_layout_than_the_agreed_one_is_refused():
-    layout = Layout.of(C, D)
     maskings = {client: Masking.new(client, SESSION) for client in range(3)}
     publics = {client: masking.public for client, masking in maskings.items()}
-    maskings[0].boxes(Agreement(SESSION, 2, publics, layout.about()))
+    maskings[0].boxes(Agreement(SESSION, 2, publics, LAYOUT.about()))
     with pytest.raises(UserError, match=r"client 0 refuses to answer: the agreed layout was full .* 2\^-24"):
         maskings[0].masked(statistics_of(0), Layout.of(C, D, bits=20), publics)
 
@@ -187,13 +176,6 @@ def test_a_mask_made_in_chunks_is_the_same_stream(monkeypatch):
     whole = masked_zeros(100)
     monkeypatch.setattr(ciphers, "CHUNK", 7)
     assert np.array_equal(masked_zeros(100), whole)
-
-
-def test_an_empty_client_and_absent_classes_leave_the_sum_as_it_is():
-    held = {0: statistics_of(0), 1: statistics_of(1), 3: statistics_of(3)}
-    found = secure_sum(callables(held), Layout.of(C, D))
-    assert found.held.tolist() == [0, 1]
-    assert torch.equal(found.counts, held[0].counts + held[1].counts)
 
 
 def test_the_sum_over_clients_that_hold_nothing_holds_nothing():
@@ -251,24 +233,22 @@ def test_statistics_that_cannot_be_true_are_refused_in_their_clients_name():
 
 
 def test_a_vector_of_the_wrong_kind_is_refused_in_its_clients_name():
-    layout = Layout.of(C, D)
-    maskings, agreement, boxes, vectors = exchanged({client: statistics_of(client) for client in range(3)}, layout)
+    maskings, agreement, boxes, vectors = exchanged({client: statistics_of(client) for client in range(3)}, LAYOUT)
     opened = opened_by(maskings, boxes, vectors)
     for broken in (vectors[1][:-1], vectors[1].double()):
         with pytest.raises(UserError, match="the vector of client 1 is not int64"):
-            unmasked_sum({**vectors, 1: broken}, agreement, maskings, opened, layout)
+            unmasked_sum({**vectors, 1: broken}, agreement, maskings, opened, LAYOUT)
 
 
 def test_too_few_clients_are_refused_by_server_and_clients():
-    layout = Layout.of(C, D)
     clients = callables({client: statistics_of(client) for client in range(5)})
     with pytest.raises(UserError, match="a sum over 2 clients would reveal too much"):
-        secure_sum(clients, layout, dropped=[1, 2, 3])
-    with pytest.raises(UserError, match="client 0 refuses: 3 of 5 members take part or answered; 4 must"):
-        secure_sum(clients, layout, dropped=[1, 2])
+        secure_sum(clients, LAYOUT, dropped=[1, 2, 3])
+    with pytest.raises(UserError, match="client 0 refuses: the server lists 3 of 5 members; at least 4 must"):
+        secure_sum(clients, LAYOUT, dropped=[1, 2])
     two = [Masking.new(client, SESSION) for client in range(2)]
     with pytest.raises(UserError, match="a sum over 2 clients would reveal too much"):
-        two[0].boxes(Agreement(SESSION, 2, {each.client: each.public for each in two}, layout.about()))
+        two[0].boxes(Agreement(SESSION, 2, {each.client: each.public for each in two}, LAYOUT.about()))
 
 
 def test_a_layout_says_what_it_cannot_be():

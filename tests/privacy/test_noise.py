@@ -194,15 +194,12 @@ def hidden(statistics, clear):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"epsilon": 1.0}, {"epsilon": 8.0}),
-        ({"delta": 1e-5}, {"delta": 1e-6}),
-        ({"radius": 2.0}, {"radius": 3.0}),
-        ({"threshold": 1.0}, {"threshold": 2.0}),
-    ],
-)
+@pytest.mark.parametrize(("one", "other"), [
+    ({"epsilon": 1.0}, {"epsilon": 8.0}),
+    ({"delta": 1e-5}, {"delta": 1e-6}),
+    ({"radius": 2.0}, {"radius": 3.0}),
+    ({"threshold": 1.0}, {"threshold": 2.0}),
+])  # fmt: skip
 def test_the_clear_sums_do_not_come_out_by_subtraction(form, one, other):
     """Two releases with one key: were their draws the same, clear = (σ₂·a − σ₁·b) / (σ₂ − σ₁) to the last bits."""
     plain, usual = large(form, width=40), {"radius": 2.0, "epsilon": 1.0, "delta": 1e-5}

@@ -35,8 +35,6 @@ from unskew.privacy.sessions import Sessions
 from unskew.round import driver
 from unskew.round.client import Survey, Train
 
-pytest.importorskip("cryptography")
-
 SIZES = (12, 9, 1, 7, 5, 6)
 STEPS = [MaskKeys, MaskShares, Masked, MaskOpenings]
 ALL = [Visit(client, float(size)) for client, size in enumerate(SIZES)]
@@ -68,6 +66,20 @@ def losing(small, lost):
     return Losing(engines.open_engine("loop", setup), lost)
 
 
+@pytest.fixture
+def done(small):
+    """An engine after a secure sum, with all its questions."""
+    engine = losing(small, {})
+    SecureUpdates(0.66)(engine, Train(1), small.state().tensors, ALL, Key(3))
+    yield engine
+    engine.close()
+
+
+def check_same(outcome, plain):
+    assert outcome.sums.keys() == plain.sums.keys()
+    assert all(torch.equal(outcome.sums[name], plain.sums[name]) for name in plain.sums)
+
+
 def trained(small, exchange, visits=ALL, lost=None):
     engine = losing(small, lost or {})
     outcome = exchange(engine, Train(1), small.state().tensors, visits, Key(3))
@@ -81,8 +93,7 @@ def test_a_client_lost_before_its_answer_is_left_out_and_named(small, step):
     outcome, _ = trained(small, SecureUpdates(0.66), lost={step: [3]})
     staying = [visit for visit in ALL if visit.client != 3]
     plain, _ = trained(small, RoundedUpdates(), staying)
-    assert outcome.sums.keys() == plain.sums.keys()
-    assert all(torch.equal(outcome.sums[name], plain.sums[name]) for name in plain.sums)
+    check_same(outcome, plain)
     assert outcome.failures == (Failure(3, "gone"),)
     assert not outcome.void
 
@@ -90,7 +101,7 @@ def test_a_client_lost_before_its_answer_is_left_out_and_named(small, step):
 def test_a_client_lost_after_its_answer_is_in_the_sum(small):
     outcome, _ = trained(small, SecureUpdates(0.66), lost={MaskOpenings: [0, 5]})
     plain, _ = trained(small, RoundedUpdates())
-    assert all(torch.equal(outcome.sums[name], plain.sums[name]) for name in plain.sums)
+    check_same(outcome, plain)
     assert outcome.failures == ()
 
 
@@ -98,7 +109,7 @@ def test_clients_lost_at_every_step_at_once(small):
     lost = {MaskKeys: [0], Masked: [4], MaskOpenings: []}
     outcome, _ = trained(small, SecureUpdates(0.6), lost=lost)
     plain, _ = trained(small, RoundedUpdates(), [visit for visit in ALL if visit.client not in (0, 4)])
-    assert all(torch.equal(outcome.sums[name], plain.sums[name]) for name in plain.sums)
+    check_same(outcome, plain)
     assert [failure.client for failure in outcome.failures] == [0, 4]
 
 
@@ -125,7 +136,7 @@ def test_a_client_that_comes_twice_is_added_twice(small):
     visits = [Visit(0, 1.0, take=4), Visit(0, 1.0, take=4, repeat=1), *ALL[1:4]]
     outcome, _ = trained(small, SecureUpdates(0.66), visits)
     plain, _ = trained(small, RoundedUpdates(), visits)
-    assert all(torch.equal(outcome.sums[name], plain.sums[name]) for name in plain.sums)
+    check_same(outcome, plain)
     assert float(outcome.sums["metric/visits"]) == 5
 
 
@@ -191,21 +202,18 @@ def gathered_of(engine, shared, request, client):
     return from_sums(tensors.under(sums, "stat/moments/"), request.form)
 
 
-def test_a_client_does_not_answer_a_question_twice(small):
+def test_a_client_does_not_answer_a_question_twice(done):
     """A server that asks again for a masked answer, or to open for others, is refused by every client."""
-    engine = losing(small, {})
-    SecureUpdates(0.66)(engine, Train(1), small.state().tensors, ALL, Key(3))
-    *_, masked, opened = engine.asked
-    again = total(engine, *masked)
+    *_, masked, opened = done.asked
+    again = total(done, *masked)
     assert len(again.failures) == 6
-    assert all("or has already answered it" in failure.reason for failure in again.failures)
-    assert not total(engine, *opened).failures  # the same question has the same answer
+    assert all("or has already answered this visit" in failure.reason for failure in again.failures)
+    assert not total(done, *opened).failures  # the same question has the same answer
     job, shared, visits, key = opened
     others = msgspec.structs.replace(job, answered=(*job.answered[:5], False))
-    refused = total(engine, others, shared, visits[:5], key)
+    refused = total(done, others, shared, visits[:5], key)
     assert all("with both a client could be unmasked" in failure.reason for failure in refused.failures)
     assert len(refused.failures) == 5
-    engine.close()
 
 
 @pytest.mark.parametrize("change", [
@@ -232,26 +240,20 @@ def test_a_client_refuses_to_answer_what_was_not_agreed_on(small, change):
     ({"members": ((9, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0))}, "members of the secure sum are not valid"),
     ({"session": b"short"}, "members of the secure sum are not valid"),
     ({"threshold": 0}, "members of the secure sum are not valid"),
-    ({"keys": ()}, "listed 0 of 6 members"),
+    ({"keys": ()}, "sent 0 entries for the 6 members"),
     ({"keys": (b"x" * 63,) * 6}, "a public key does not belong to its member"),
-    ({"sharing": (True,)}, "listed 1 of 6 members"),
+    ({"sharing": (True,)}, "sent 1 entries for the 6 members"),
 ])  # fmt: skip
-def test_a_question_that_is_none_is_refused(small, change, wrong):
-    engine = losing(small, {})
-    SecureUpdates(0.66)(engine, Train(1), small.state().tensors, ALL, Key(3))
-    job, shared, visits, key = next(asked for asked in engine.asked if isinstance(asked[0], Masked))
-    outcome = total(engine, msgspec.structs.replace(job, **change), shared, visits[:1], key)
+def test_a_question_that_is_none_is_refused(done, change, wrong):
+    job, shared, visits, key = next(asked for asked in done.asked if isinstance(asked[0], Masked))
+    outcome = total(done, msgspec.structs.replace(job, **change), shared, visits[:1], key)
     assert wrong in outcome.failures[0].reason
-    engine.close()
 
 
-def test_a_parcel_of_another_size_is_refused(small):
-    engine = losing(small, {})
-    SecureUpdates(0.66)(engine, Train(1), small.state().tensors, ALL, Key(3))
-    job, shared, visits, key = engine.asked[-1]
-    outcome = total(engine, job, shared, [replace(visits[0], parcel=visits[0].parcel[:-1])], key)
+def test_a_parcel_of_another_size_is_refused(done):
+    job, shared, visits, key = done.asked[-1]
+    outcome = total(done, job, shared, [replace(visits[0], parcel=visits[0].parcel[:-1])], key)
     assert "did not forward the shares that the other members sealed" in outcome.failures[0].reason
-    engine.close()
 
 
 def test_an_engine_without_a_secret_or_a_record_is_refused(small):
@@ -260,6 +262,6 @@ def test_an_engine_without_a_secret_or_a_record_is_refused(small):
         engine = Loop(broken)
         job = MaskKeys(bytes(32), 1, Train(), ((0, 0),))
         (failure,) = engine.visit(job, {}, ALL[:1], Key(0))
-        assert "this engine has no secret or no record of sessions" in failure.reason
+        assert "this engine gave ClientSide no session record" in failure.reason
         if broken.sessions is not None:
             broken.sessions.close()

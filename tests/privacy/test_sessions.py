@@ -33,7 +33,7 @@ def sessions():
 
 def test_a_session_is_answered_once(sessions):
     answer(sessions, 3, FIRST, AGREED, 0)
-    with pytest.raises(UserError, match=r"client 3 refuses: .* or has already answered it"):
+    with pytest.raises(UserError, match=r"client 3 refuses: .* or has already answered this visit"):
         answer(sessions, 3, FIRST, AGREED, 0)
     answer(sessions, 3, FIRST, AGREED, 1)  # another visit of the same client
     answer(sessions, 4, FIRST, AGREED, 0)
@@ -51,7 +51,7 @@ def test_a_session_is_answered_and_opened_under_masks_with_the_same_members(sess
     answer(sessions, 3, FIRST, AGREED, 0)
     with pytest.raises(UserError, match="client 3 refuses: it has answered or opened its shares for other members"):
         sessions.change(3, Record.with_answer, FIRST, AGREED, OTHER, 1)
-    with pytest.raises(UserError, match="client 3 refuses: it has not answered this session under masks with these"):
+    with pytest.raises(UserError, match="client 3 refuses: it has not answered in this session under masks with these"):
         sessions.change(3, Record.with_opening, FIRST, AGREED, OTHER, b"q" * 32, 0)
     sessions.change(3, Record.with_opening, FIRST, AGREED, ALL, b"q" * 32, 0)
 
@@ -59,7 +59,7 @@ def test_a_session_is_answered_and_opened_under_masks_with_the_same_members(sess
 def test_an_earlier_session_is_never_answered_again(sessions):
     answer(sessions, 0, SECOND, AGREED, 0)
     for take_part in (agree, lambda *question: answer(*question, 0)):
-        with pytest.raises(UserError, match="client 0 refuses: it has already answered a later session"):
+        with pytest.raises(UserError, match="client 0 refuses: it has already taken part in a later session"):
             take_part(sessions, 0, FIRST, AGREED)
     twin = SECOND[:8] + b"x" * 24
     with pytest.raises(UserError, match="a later session"):
@@ -74,14 +74,14 @@ def test_a_client_takes_part_in_one_agreement_a_session(sessions):
 
 
 def test_a_session_is_opened_one_way_and_only_by_who_answered(sessions):
-    with pytest.raises(UserError, match="it has not answered this session"):
+    with pytest.raises(UserError, match="it has not answered in this session"):
         sessions.change(0, Record.with_opening, FIRST, AGREED, ALL, b"q" * 32, 0)
     answer(sessions, 0, FIRST, AGREED, 0)
     sessions.change(0, Record.with_opening, FIRST, AGREED, ALL, b"q" * 32, 0)
     sessions.change(0, Record.with_opening, FIRST, AGREED, ALL, b"q" * 32, 0)  # the same question: the same answer
     with pytest.raises(UserError, match="with both a client could be unmasked"):
         sessions.change(0, Record.with_opening, FIRST, AGREED, ALL, b"r" * 32, 0)
-    with pytest.raises(UserError, match="or has already answered it"):
+    with pytest.raises(UserError, match="or has already answered this visit"):
         answer(sessions, 0, FIRST, AGREED, 1)
 
 
@@ -93,7 +93,7 @@ def test_records_of_two_processes_join_to_what_both_did(sessions):
         sessions.join(0, other.content(0))
         other.close()
     for visit in (0, 3):
-        with pytest.raises(UserError, match="or has already answered it"):
+        with pytest.raises(UserError, match="or has already answered this visit"):
             answer(sessions, 0, FIRST, AGREED, visit)
     sessions.change(0, Record.with_opening, FIRST, AGREED, ALL, b"q" * 32, 0)
     before = sessions.content(0)
@@ -122,7 +122,7 @@ def test_a_record_is_what_was_written(sessions):
 
 
 def test_a_session_id_of_another_length_is_refused(sessions):
-    with pytest.raises(UserError, match="a session id must have 32 bytes, not 3"):
+    with pytest.raises(UserError, match="a session id must be 32 bytes long, not 3"):
         agree(sessions, 0, b"abc", AGREED)
 
 
@@ -138,7 +138,7 @@ def test_a_record_in_a_file_is_there_when_it_is_opened_again_and_nobody_else_may
     answer(first, 7, FIRST, AGREED, 0)
     first.close()
     again = Sessions.in_file(file)
-    with pytest.raises(UserError, match=r"client 7 refuses: .* or has already answered it"):
+    with pytest.raises(UserError, match=r"client 7 refuses: .* or has already answered this visit"):
         answer(again, 7, FIRST, AGREED, 0)
     again.close()
     assert file.stat().st_mode & 0o777 == 0o600
@@ -156,30 +156,29 @@ def test_of_many_threads_that_answer_at_once_one_does(sessions):
         assert sum(threads.map(answered, range(32))) == 1
 
 
+def started(file, client, then=""):
+    """A process that answers for the client, and then does something else."""
+    code = (
+        "import sys, os; from pathlib import Path; from unskew.privacy.sessions import Record, Sessions\n"
+        f"change = Sessions.in_file(Path({str(file)!r})).change\n"
+        f"change({client}, Record.agreed, {FIRST!r}, {AGREED!r})\n"
+        f"change({client}, Record.with_answer, {FIRST!r}, {AGREED!r}, {ALL!r}, 0); {then}"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+
+
 @pytest.mark.heavy
 def test_a_record_outlives_a_process_that_is_killed(tmp_path):
-    file = tmp_path / "sessions"
-    code = (
-        "import sys, os, signal; from pathlib import Path; from unskew.privacy.sessions import Record, Sessions\n"
-        f"sessions = Sessions.in_file(Path({str(file)!r})); sessions.change(7, Record.agreed, {FIRST!r}, {AGREED!r})\n"
-        f"sessions.change(7, Record.with_answer, {FIRST!r}, {AGREED!r}, {ALL!r}, 0); os.kill(os.getpid(), 9)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    again = Sessions.in_file(file)
-    with pytest.raises(UserError, match=r"client 7 refuses: .* or has already answered it"):
+    assert started(tmp_path / "sessions", 7, "os.kill(os.getpid(), 9)").wait() == -9
+    again = Sessions.in_file(tmp_path / "sessions")
+    with pytest.raises(UserError, match=r"client 7 refuses: .* or has already answered this visit"):
         answer(again, 7, FIRST, AGREED, 0)
     again.close()
 
 
 @pytest.mark.heavy
 def test_of_many_processes_that_answer_at_once_one_does(tmp_path):
-    file = tmp_path / "sessions"
-    code = (
-        "import sys; from pathlib import Path; from unskew.privacy.sessions import Record, Sessions\n"
-        f"sessions = Sessions.in_file(Path({str(file)!r})); sessions.change(0, Record.agreed, {FIRST!r}, {AGREED!r})\n"
-        f"sessions.change(0, Record.with_answer, {FIRST!r}, {AGREED!r}, {ALL!r}, 0)"
-    )
-    running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) for _ in range(3)]
+    running = [started(tmp_path / "sessions", 0) for _ in range(3)]
     assert sorted(each.wait() for each in running) == [0, 1, 1]
 
 

@@ -17,6 +17,7 @@ import tomllib
 import traceback
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
@@ -344,8 +345,8 @@ def check_app(content: bytes) -> None:
         raise WrongApp(f"the app that the server sent was refused: {error}") from error
 
 
-def deactivate(node: NodeFolder, number: int) -> bool:
-    """Tell the server that the node's session with this number is over; whether it knew the session."""
+def deactivate(node: NodeFolder, number: int) -> None:
+    """Tell the server that the node's session with this number is over; nothing happens if it cannot be reached."""
     import httpx
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.proto.fleet_pb2 import DeactivateNodeRequest
@@ -354,12 +355,11 @@ def deactivate(node: NodeFolder, number: int) -> bool:
 
     key: Any = load_ssh_private_key(node.key.read_bytes(), None)
     server, signer = node.settings.server, NodeAuthHttpInterceptor(key, key.public_key())
-    try:
-        with FleetHttpClient.from_server_address(server, False, node.authority.read_bytes(), [signer]) as client:
-            client.DeactivateNode(DeactivateNodeRequest(node_id=number))
-    except (httpx.HTTPError, OSError, RuntimeError, ValueError):
-        return False
-    return True
+    with (
+        suppress(httpx.HTTPError, OSError, RuntimeError, ValueError),
+        FleetHttpClient.from_server_address(server, False, node.authority.read_bytes(), [signer]) as client,
+    ):
+        client.DeactivateNode(DeactivateNodeRequest(node_id=number))
 
 
 def program(name: str) -> str:

@@ -41,7 +41,7 @@ def socket_path(node: NodeFolder) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise UserError(f"{folder} is not this user's alone; remove it, or move {node.path} to a shorter path")
+        raise UserError(f"{folder} must belong to this user alone; remove it, or move {node.path} to a shorter path")
     return folder / "service.sock"
 
 
@@ -192,16 +192,14 @@ class _Node:
             self._say(f"{session}; retrying for up to a minute")
             time.sleep(3.0)
         elif time.monotonic() - self._refused_since > TAKEN_SECONDS:
-            raise UserError("another machine is connected with this node's key; give each machine a node of its own")
+            raise UserError("another machine is connected with this node's key; give each machine its own node")
         else:
             time.sleep(3.0)
 
 
-def close_last_session(node: NodeFolder) -> bool:
-    """Close the session that a killed process of this node left open, as Flower's own part does when it ends normally.
-
-    If this fails, the node waits for a minute. Returns whether a session was closed.
-    """
+def close_last_session(node: NodeFolder) -> None:
+    """Close the session that a killed process of this node left open; if this fails, the node waits for a minute."""
     content = read_content(node.session, 100) or b""
     node.session.unlink(missing_ok=True)
-    return content.isdigit() and flower.deactivate(node, int(content))
+    if content.isdigit():
+        flower.deactivate(node, int(content))

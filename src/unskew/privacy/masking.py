@@ -116,16 +116,18 @@ class Member:
         if publics.get(self.number) != self.public or sizes != {PUBLIC_BYTES} or len(set(halves)) < len(halves):
             raise UserError(f"{named(self.number)} refuses: a public key does not belong to its member")
         if len(agreement.session) < MIN_SESSION or not count < 2 * agreement.threshold <= 2 * count:
-            shares = f"{agreement.threshold} of {count} shares would remove a mask, not more than half and at most all"
-            raise UserError(f"{named(self.number)} refuses: {shares}, or the session id is too short")
+            shares = f"{agreement.threshold} of {count} shares would remove a mask"
+            rule = "it must be more than half and at most all"
+            raise UserError(f"{named(self.number)} refuses: {shares}; {rule}, or the session id is too short")
 
     def require_present(self, agreement: Agreement, *groups: Collection[int]) -> None:
         """Refuse groups of members that are not one inside the other, or too small, or without this one."""
         inside: set[int] = set(agreement.members)
         for group in map(set, groups):
             if not {self.number} <= group <= inside or len(group) < agreement.threshold:
-                count = f"{len(group)} of {len(inside)} members take part or answered"
-                raise UserError(f"{named(self.number)} refuses: {count}; {agreement.threshold} must, and it is one")
+                listed = f"the server lists {len(group)} of {len(inside)} members"
+                least = f"at least {agreement.threshold} must take part, including this client"
+                raise UserError(f"{named(self.number)} refuses: {listed}; {least}")
             inside = group
 
     def boxes(self, agreement: Agreement) -> dict[int, bytes]:
@@ -254,7 +256,7 @@ def unmask(
     for member in sorted(sharing):
         shares = {point: opened[giver].get(member, b"") for giver, point in points.items()}
         if any(len(share) != SHARE_BYTES for share in shares.values()):
-            raise UserError(f"a share of {named(member)} is refused: it must have {SHARE_BYTES} bytes")
+            raise UserError(f"a share of {named(member)} is refused: it must be {SHARE_BYTES} bytes long")
         chosen = [point for point, share in shares.items() if any(share)][: agreement.threshold]  # zeros: no share
         if len(chosen) < agreement.threshold:
             raise NoShares(member)
@@ -271,10 +273,8 @@ def unmask(
 
 def survivors(sharing: Collection[int], answered: Collection[int]) -> bytes:
     """The digest of the members that share masks, and of those that answered."""
-    content = b"|".join(
-        b"".join(number.to_bytes(8, "big") for number in sorted(members)) for members in (sharing, answered)
-    )
-    return hashlib.sha256(b"unskew opening 2 " + len(sharing).to_bytes(8, "big") + content).digest()
+    content = b"|".join(b"".join(map(_number, sorted(members))) for members in (sharing, answered))
+    return hashlib.sha256(b"unskew opening 2 " + _number(len(sharing)) + content).digest()
 
 
 class Masking:

@@ -73,7 +73,7 @@ def as_steps(sums: Sums, clients: int, who: str) -> dict[str, Tensor]:
     """Round every sum to int64 steps of 2^-BITS; refused, naming ``who``, if a sum over ``clients`` could overflow."""
     if not tensors.finite(sums):
         raise UserError(f"{who}: {NOT_FINITE}")
-    room = "use a smaller --lr, fewer clients per round, or no secure"
+    room = "use a smaller --lr, fewer clients per round, or leave out secure"
     return {name: to_steps(value, BITS, clients, f"{who}: {name}", room) for name, value in sums.items()}
 
 
@@ -235,9 +235,8 @@ class _Part:
 
     def __init__(self, job: SecureJob, side: ClientSide, visit: Visit, shared: Tensors, key: Key) -> None:
         if len(side.secret) < MIN_SECRET or side.sessions is None:
-            raise UserError(
-                "this engine has no secret or no record of sessions; its author must pass both to ClientSide"
-            )
+            missing = f"no session record, or a secret shorter than {MIN_SECRET} bytes"
+            raise UserError(f"this engine gave ClientSide {missing}; its author must pass both")
         self.side, self.visit, self.signer, self._sessions = side, visit, side.signer, side.sessions
         self._job, self._shared, self._key = job, shared, key
         self._terms = None if side.signer is None else job.terms
@@ -264,7 +263,8 @@ class _Part:
         """A list from the server, by member; refused unless it has one entry for each."""
         found = list(values)
         if len(found) != len(self.numbers):
-            raise UserError(f"the server listed {len(found)} of {len(self.numbers)} members of the secure sum")
+            members = f"the {len(self.numbers)} members of the secure sum"
+            raise UserError(f"the server sent {len(found)} entries for {members}")
         return dict(zip(self.numbers, found, strict=True))
 
     @cached_property

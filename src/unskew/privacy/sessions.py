@@ -43,27 +43,27 @@ class Record:
     def agreed(self, session: bytes, agreement: bytes) -> "Record":
         """Take part in this agreement; refused after another one in this session, or after a later session."""
         if len(session) != SESSION_BYTES:
-            raise UserError(f"a session id must have {SESSION_BYTES} bytes, not {len(session)}")
+            raise UserError(f"a session id must be {SESSION_BYTES} bytes long, not {len(session)}")
         if session == self.session:
             if self.agreement != agreement:
                 raise UserError("it takes part in another agreement of this session, with other members")
             return self
         if session[:NUMBER_BYTES] <= self.session[:NUMBER_BYTES]:
-            raise UserError("it has already answered a later session (was the server's clock set back?)")
+            raise UserError("it has already taken part in a later session (was the server's clock set back?)")
         return Record(session, agreement)
 
     def with_answer(self, session: bytes, agreement: bytes, sharing: bytes, visit: int) -> "Record":
         """Record an answer to this visit, under masks shared with these members."""
         now = self.agreed(session, agreement)
         if now is not self or now.answered >> visit & 1 or now.opened != NOTHING:
-            raise UserError("it has not distributed its shares in this session, or has already answered it")
+            raise UserError("it has not distributed its shares in this session, or has already answered this visit")
         return replace(now, answered=now.answered | 1 << visit, sharing=_either(now.sharing, sharing))
 
     def with_opening(self, session: bytes, agreement: bytes, sharing: bytes, question: bytes, visit: int) -> "Record":
         """Record that shares were opened for this request; it may be repeated, another one is refused."""
         now = self.agreed(session, agreement)
         if not now.answered >> visit & 1 or now.sharing != sharing:
-            raise UserError("it has not answered this session under masks with these members")
+            raise UserError("it has not answered in this session under masks with these members")
         return replace(now, opened=_either(now.opened, question))
 
     def joined(self, other: "Record") -> "Record":

@@ -111,7 +111,8 @@ class Signer:
     def state(self, member: Member, examples: int) -> bytes:
         """This node's signed statement about one of its members."""
         point = point_of(self.registered.private.public_key())
-        stated = STATED.pack(self.context, point, signing_public(member), examples)
+        signing = _signing_private(member).public_key().public_bytes_raw()
+        stated = STATED.pack(self.context, point, signing, examples)
         signature = self.registered.private.sign(
             _message(member.number, member.session, member.public, stated), ecdsa()
         )
@@ -126,7 +127,7 @@ def load_private(path: Path) -> Any:
     except (ValueError, TypeError):
         key = None
     if not _is_p384(key, "PrivateKey"):
-        raise UserError(f"{path} is no P-384 key; create one with: ssh-keygen -t ecdsa -b 384 -N '' -f node.key")
+        raise UserError(f"{path} is not a P-384 key; create one with: ssh-keygen -t ecdsa -b 384 -N '' -f node.key")
     return key
 
 
@@ -143,11 +144,6 @@ def signed(key: bytes, signature: bytes, purpose: bytes, agreement: Agreement, c
     except (ValueError, require_extra("cryptography.exceptions").InvalidSignature):
         return False
     return True
-
-
-def signing_public(member: Member) -> bytes:
-    """The public key for a member's signatures in this session."""
-    return bytes(_signing_private(member).public_key().public_bytes_raw())
 
 
 def _message(member: int, session: bytes, keys: bytes, stated: bytes) -> bytes:

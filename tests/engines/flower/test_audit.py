@@ -100,12 +100,11 @@ def test_a_changed_log_is_noticed(tmp_path, change):
 
 def test_a_receipt_is_signed_with_the_nodes_key(tmp_path):
     key = make_node_key()
-    public = key.public
     (tmp_path / "node.key").write_bytes(key.private)
     nodes = make_nodes(tmp_path)
     federated(tmp_path, exchange_of(nodes), method="fedavg + lda + secure")
     receipt = make_receipt(tmp_path / "node-1" / "audit.jsonl", "node-1", tmp_path / "node.key")
-    verify_receipt(json.loads(json.dumps(receipt)), public)
+    verify_receipt(json.loads(json.dumps(receipt)), key.public)
     (run,) = receipt["runs"]
     masks = ("mask-keys", "mask-shares", "masked", "mask-survivors", "mask-openings")
     assert run["jobs"] == {"describe": 1, "train": 2, **dict.fromkeys(masks, 1)}
@@ -114,25 +113,18 @@ def test_a_receipt_is_signed_with_the_nodes_key(tmp_path):
     assert first.startswith("node node-1: 8 messages left, as of ")
     assert "2 × train" in second
     assert "not all masked, no ε promised" in second
-    for name, value in (("lines", 9), ("node", "node-2"), ("runs", [])):
+    changes = ({"lines": 9}, {"node": "node-2"}, {"runs": []}, {"signature": "?"}, {"signature": None})
+    broken = [({**receipt, **change}, key.public) for change in changes]
+    for given, public in (*broken, ({}, key.public), (receipt, make_node_key().public)):
         with pytest.raises(UserError, match="not signed with this key, or was changed since"):
-            verify_receipt({**receipt, name: value}, public)
-    with pytest.raises(UserError, match="not signed with this key"):
-        verify_receipt(receipt, make_node_key().public)
-    for broken in ({}, {**receipt, "signature": "?"}, {**receipt, "signature": None}):
-        with pytest.raises(UserError, match="not signed with this key"):
-            verify_receipt(broken, public)
+            verify_receipt(given, public)
 
 
 def test_a_masked_round_is_recorded_with_its_members_and_epsilon_of_noise(tmp_path):
     method = "fedavg + private-updates(clip=1, noise=4, release=true) + secure(updates=true)"
     federated(tmp_path, exchange_of(make_nodes(tmp_path)), method=method, evaluate_every=2)
-    rows = [
-        row
-        for row in read_audit(tmp_path / "node-0" / "audit.jsonl")
-        if row["work" if "work" in row else "job"] == "train"
-    ]
-    masked = [row for row in rows if row["job"] == "masked"]
+    rows = read_audit(tmp_path / "node-0" / "audit.jsonl")
+    masked = [row for row in rows if (row["job"], row.get("work")) == ("masked", "train")]
     assert [row["members"] for row in masked] == [3, 3]
     assert 0 < masked[0]["epsilon"] < masked[1]["epsilon"]
     assert masked[0]["unit"] == "client"

@@ -5,26 +5,26 @@ import json
 import pytest
 import torch
 
+from nodes import THREE as VISITS
 from nodes import (
+    add_extra,
     engine_over,
     exchange_of,
     first_state,
     loop_over,
     make_nodes,
     outcome_of,
+    rename_first,
     set_tensor,
     spoiling,
     train_round,
 )
 from unskew.core import tensors
 from unskew.core.key import Key
-from unskew.core.types import Visit
 from unskew.engines.flower.engine import Rules
 from unskew.engines.flower.messages import PROTOCOL, Envelope, read_header
-from unskew.round import statistics
 from unskew.round.evaluation import Evaluate
 
-VISITS = [Visit(0, 556.0), Visit(1, 435.0), Visit(2, 447.0)]
 KEY = Key(0).fold("round", 1)
 BAD = 101  # the node of client 1
 
@@ -35,11 +35,6 @@ def nodes(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shared():
-    return statistics.build_shared(first_state())
-
-
-@pytest.fixture(scope="module")
 def without_client_1(shared):
     outcome = train_round(loop_over(), shared, [VISITS[0], VISITS[2]])
     return tensors.sha256(outcome.sums)
@@ -47,10 +42,6 @@ def without_client_1(shared):
 
 def set_result(**values):
     return lambda fields, came: fields["results"][0].update(values)
-
-
-def renamed(fields, came):
-    came[0] = ("wait", came[0][1])
 
 
 def one_more(fields, came):
@@ -70,11 +61,6 @@ def as_extra(fields, came):
     fields["results"][0]["extra"] = 1
 
 
-def with_extra(fields, came):
-    came.append(("diary", torch.zeros(3, dtype=torch.uint8)))
-    fields["results"][0]["extra"] = 1
-
-
 def with_nan(value):
     value = value.clone()
     value.view(-1)[0] = float("nan")
@@ -91,14 +77,14 @@ FAULTS = {
     "NaN": (set_tensor(BIAS, with_nan), "NaN or infinity"),
     "infinity": (set_tensor("metric/loss", lambda value: value + float("inf")), "NaN or infinity"),
     "another shape": (set_tensor(BIAS, lambda value: value[:5]), "differs in shape or type from the model's"),
-    "another shape of a sum": (set_tensor("weight", lambda value: value.repeat(2)), "not those of the job"),
+    "another shape of a sum": (set_tensor("weight", lambda value: value.repeat(2)), "do not match the job"),
     "another type": (set_tensor(BIAS, lambda value: value.double()), "differs in shape or type from the model's"),
-    "another name": (renamed, "not those of the job"),
-    "another order": (swapped, "not those of the job"),
+    "another name": (rename_first("wait"), "do not match the job"),
+    "another order": (swapped, "do not match the job"),
     "a tensor more": (one_more, "do not match their description"),
     "a tensor less": (one_less, "do not match their description"),
-    "another weight": (set_tensor("weight", lambda value: value * 1000), "its weight or its number of visits"),
-    "more visits than one": (set_tensor("metric/visits", lambda value: value * 5), "its number of visits"),
+    "another weight": (set_tensor("weight", lambda value: value * 1000), "its weight or number of visits"),
+    "more visits than one": (set_tensor("metric/visits", lambda value: value * 5), "number of visits"),
     "too many examples": (set_tensor("metric/examples", lambda value: value * 2), "it reports 870 examples"),
     "another client": (set_result(client=2), "it answers other visits"),
     "another repeat": (set_result(repeat=1), "it answers other visits"),
@@ -106,9 +92,9 @@ FAULTS = {
     "a form more": (lambda fields, came: fields["results"][0]["forms"].append("plain"), "not match their"),
     "forms that are none": (set_result(forms="plain"), "at `$[0].forms`"),
     "an unknown form": (set_result(forms=["x"] * 13), "at `$[0].forms[0]`"),
-    "a sum as whole numbers": (set_tensor("weight", torch.Tensor.long), "not those of the job"),
-    "a sum as extra": (as_extra, "not those of the job"),
-    "an extra that nobody asked for": (with_extra, "not those of the job"),
+    "a sum as whole numbers": (set_tensor("weight", torch.Tensor.long), "do not match the job"),
+    "a sum as extra": (as_extra, "do not match the job"),
+    "an extra that nobody asked for": (add_extra("diary", torch.zeros(3, dtype=torch.uint8)), "do not match the job"),
     "an extra that does not come": (set_result(extra=1), "do not match their description"),
     "fewer extras than none": (set_result(extra=-1), "at `$[0].extra`"),
     "a factor of nothing": (set_result(factor=0), "at `$[0].factor`"),
@@ -152,15 +138,12 @@ def test_a_bad_reply_is_left_out_by_name_with_its_reason(nodes, shared, without_
     assert any(wrong in line for line in said)
 
 
-@pytest.mark.parametrize(
-    ("reply", "wrong"),
-    [
-        (Envelope(b"not JSON"), "not JSON"),
-        (Envelope(b""), "not JSON"),
-        (Envelope(json.dumps({"protocol": PROTOCOL, "tensors": []}).encode(), b"x" * 10**6), "oversized"),
-        ("ClientApp stopped responding.", "ClientApp stopped responding."),
-    ],
-)
+@pytest.mark.parametrize(("reply", "wrong"), [
+    (Envelope(b"not JSON"), "not JSON"),
+    (Envelope(b""), "not JSON"),
+    (Envelope(json.dumps({"protocol": PROTOCOL, "tensors": []}).encode(), b"x" * 10**6), "oversized"),
+    ("ClientApp stopped responding.", "ClientApp stopped responding."),
+])  # fmt: skip
 def test_what_is_no_reply_at_all_is_left_out(nodes, shared, without_client_1, reply, wrong):
     outcome, _ = ask(nodes, shared, lambda node, asked, came: reply if node == BAD and is_job(asked) else came)
     assert [failure.client for failure in outcome.failures] == [1]
@@ -189,5 +172,5 @@ def test_test_images_are_counted_as_the_node_said(nodes, shared):
     change = set_tensor("metric/total", lambda value: value * 3)
     engine = engine_over(exchange_of(nodes, between=spoiling("job", change)))
     outcome = outcome_of(engine, Evaluate(), first_state().tensors, VISITS, KEY)
-    assert "its counts of test images do not fit the 120 it has" in outcome.failures[0].reason
+    assert "its counts of test images are impossible for the 120 it has" in outcome.failures[0].reason
     assert float(outcome.sums["metric/total"].sum()) == 120 + 119

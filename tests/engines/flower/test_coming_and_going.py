@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nodes import THREE as VISITS
 from nodes import (
     engine_over,
     exchange_of,
@@ -30,7 +31,6 @@ from unskew.round.client import Survey
 from unskew.round.client_memory import with_tickets
 from unskew.round.evaluation import Evaluate
 
-VISITS = [Visit(0, 556.0), Visit(1, 435.0), Visit(2, 447.0)]
 KEY = Key(0).fold("round", 1)
 
 
@@ -39,17 +39,13 @@ def nodes(tmp_path):
     return make_nodes(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def shared():
-    return statistics.build_shared(first_state())
-
-
 def train(engine, shared, visits=VISITS, number=1):
     return train_round(engine, shared, visits, number)
 
 
-def kind(question):
-    return read_header(question)["kind"]
+def is_job(node, question):
+    """Whether it asks node 101 for work."""
+    return node == 101 and read_header(question)["kind"] == "job"
 
 
 def reasons(outcome):
@@ -71,7 +67,7 @@ def test_a_node_slower_than_the_deadline_is_left_alone_until_it_is_heard_of_agai
     held, asked = {}, []
 
     def between(node, question, reply):
-        if node == 101 and kind(question) == "job":
+        if is_job(node, question):
             asked.append(question)
             return None if held else reply
         return reply
@@ -94,12 +90,12 @@ def test_a_node_slower_than_the_deadline_is_left_alone_until_it_is_heard_of_agai
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_nobody_waits_for_a_node_that_was_killed_while_it_worked(nodes, shared, comes_back):
-    exchange = exchange_of(nodes, between=lambda node, question, reply: reply)
+    exchange = exchange_of(nodes)
     engine = engine_over(exchange, rules=Rules(deadline=600))
     train(engine, shared)
 
     def between(node, question, reply):
-        if node != 101 or kind(question) != "job":
+        if not is_job(node, question):
             return reply
         if comes_back:
             exchange.presence[101] = Presence(since="again")
@@ -115,7 +111,7 @@ def test_nobody_waits_for_a_node_that_was_killed_while_it_worked(nodes, shared, 
 @pytest.mark.parametrize("well", [True, False])
 def test_a_node_that_is_back_takes_part_in_the_round_unless_it_cannot_say_what_it_brings(nodes, shared, well):
     def between(node, question, reply):
-        broken = node == 101 and kind(question) == "describe" and not well
+        broken = node == 101 and read_header(question)["kind"] == "describe" and not well
         return "the node service does not answer" if broken else reply
 
     exchange = exchange_of(nodes)
@@ -133,7 +129,7 @@ def test_a_late_reply_does_not_count_but_shows_that_the_node_works(nodes, shared
     late = []
 
     def between(node, question, reply):
-        if node == 101 and kind(question) == "job" and not late:
+        if is_job(node, question) and not late:
             late.append(reply)
             return None
         return reply
@@ -266,7 +262,7 @@ def test_a_node_that_comes_back_with_other_data_is_left_out(tmp_path, shared):
     exchange.pause(5)
     train(engine, shared)
     outcome = train(engine, shared, number=2)
-    wrong = "client 'node-1' had number 1 and 435 examples when the run began; restore its data"
+    wrong = "client 'node-1' was number 1 with 435 examples when the run began, not number 1 with 100;"
     assert f"node-1: node node-1 is left out: {wrong}" in reasons(outcome)[1]
     assert any(wrong in line for line in said)
 
@@ -293,9 +289,7 @@ def test_several_visits_to_one_client_go_in_one_message_and_add_up_in_their_orde
 def test_the_report_of_a_run_with_a_lost_node_names_its_client_by_number(tmp_path):
     """Which client has which examples is known to the nodes alone, and the report does without it."""
     exchange = exchange_of(make_nodes(tmp_path))
-    exchange.between = lambda node, question, reply: (
-        None if node == 101 and read_header(question)["kind"] == "job" else reply
-    )
+    exchange.between = lambda node, question, reply: None if is_job(node, question) else reply
     federated(tmp_path, exchange, data="nodes", rounds=1, rules=Rules(deadline=5, wait=5))
     page, _ = make_report(tmp_path / "run")
     assert "client 1" in page.read_text()

@@ -35,14 +35,14 @@ def test_any_numbers_come_back_bit_for_bit(values, weight):
     round_trip(sums, WireContext({"params/w": old}, weight))
 
 
-@given(
-    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=8), st.integers(1, 10**6)
-)
-def test_an_update_goes_as_the_new_weights(new, weight):
+NEW = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=8)
+
+
+@given(NEW, st.integers(1, 10**6))
+def test_an_update_to_any_weights_comes_back_bit_for_bit(new, weight):
     old = torch.linspace(-3, 3, len(new))
     delta = (old.double() - torch.tensor(new).double()) * weight
-    forms = round_trip({"delta/params/w": delta}, WireContext({"params/w": old}, float(weight)))
-    assert forms["delta/params/w"][0] in (MODEL, PLAIN, SINGLE)
+    round_trip({"delta/params/w": delta}, WireContext({"params/w": old}, float(weight)))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fednova", "scaffold", "moon"])
@@ -77,18 +77,14 @@ def test_a_running_count_of_batches_goes_as_a_whole_number():
     assert round_trip(sums, WireContext({"buffers/n": old}, 30.0))["delta/buffers/n"] == (MODEL, 8)
 
 
-@pytest.mark.parametrize(
-    ("form", "sent", "wrong"),
-    [
-        ("none", torch.zeros(2), "its form cannot have type"),
-        (MODEL, torch.zeros(2, dtype=torch.int64), "differs in shape or type"),
-        (PLAIN, torch.zeros(2, dtype=torch.uint8), "cannot have type"),
-        (MODEL, torch.zeros(3), "differs in shape or type"),
-        (MODEL, torch.zeros(2, dtype=torch.float64), "differs in shape or type"),
-        (PLAIN, torch.zeros(2), "cannot have type"),
-        (SINGLE, torch.zeros(2, dtype=torch.float64), "cannot have type"),
-    ],
-)
+@pytest.mark.parametrize(("form", "sent", "wrong"), [
+    ("none", torch.zeros(2), "its form cannot have type"),
+    (MODEL, torch.zeros(2, dtype=torch.int64), "differs in shape or type"),
+    (PLAIN, torch.zeros(2, dtype=torch.uint8), "cannot have type"),
+    (MODEL, torch.zeros(3), "differs in shape or type"),
+    (MODEL, torch.zeros(2, dtype=torch.float64), "differs in shape or type"),
+    (PLAIN, torch.zeros(2), "cannot have type"), (SINGLE, torch.zeros(2, dtype=torch.float64), "cannot have type"),
+])  # fmt: skip
 def test_a_form_that_cannot_be_is_refused(form, sent, wrong):
     with pytest.raises(BadMessage, match=wrong):
         restore("delta/params/w", form, sent, WireContext({"params/w": torch.zeros(2)}, 1.0))

@@ -44,56 +44,45 @@ def test_agreements_that_differ_in_anything_have_other_digests():
     assert len({each.digest for each in (AGREED, *others)}) == 6
 
 
-@pytest.mark.parametrize(
-    ("fields", "wrong"),
-    [
-        ({"node": ""}, r"\$.node"),
-        ({"node": "a\x1b[31m"}, "unprintable"),
-        ({"node": "x" * 201}, r"\$.node"),
-        ({"clients": []}, r"\$.clients"),
-        ({"clients": [{"name": "a", "number": None, "examples": 1, "test": 0}] * 2}, "its clients"),
-        ({"clients": [{"name": "a", "number": -1, "examples": 1, "test": 0}]}, "number"),
-        ({"clients": [{"name": "a", "number": 0, "examples": -1, "test": 0}]}, "examples"),
-        ({"clients": [{"name": "a", "number": 0, "examples": 2**50, "test": 0}]}, "examples"),
-        ({"classes": []}, r"\$.classes"),
-        ({"classes": ["cat", "cat"]}, "contain a duplicate"),
-        ({"shape": [3, 32]}, r"\$.shape"),
-        ({"mean": [0.5]}, "normalization"),
-        ({"std": [0.0, 0.1, 0.1]}, r"\$.std"),
-        ({"augment": 1}, r"\$.augment"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "wrong"), [
+    ({"node": ""}, r"\$.node"), ({"node": "a\x1b[31m"}, "unprintable"), ({"node": "x" * 201}, r"\$.node"),
+    ({"clients": []}, r"\$.clients"),
+    ({"clients": [{"name": "a", "number": None, "examples": 1, "test": 0}] * 2}, "its clients"),
+    ({"clients": [{"name": "a", "number": -1, "examples": 1, "test": 0}]}, "number"),
+    ({"clients": [{"name": "a", "number": 0, "examples": -1, "test": 0}]}, "examples"),
+    ({"clients": [{"name": "a", "number": 0, "examples": 2**50, "test": 0}]}, "examples"),
+    ({"classes": []}, r"\$.classes"), ({"classes": ["cat", "cat"]}, "contain a duplicate"),
+    ({"shape": [3, 32]}, r"\$.shape"), ({"mean": [0.5]}, "normalization"), ({"std": [0.0, 0.1, 0.1]}, r"\$.std"),
+    ({"augment": 1}, r"\$.augment"),
+])  # fmt: skip
 def test_a_description_that_cannot_be_is_refused(fields, wrong):
     with pytest.raises(BadMessage, match=wrong):
         Description.from_json({**sent(SAID), **fields})
 
 
-@pytest.mark.parametrize(
-    ("fields", "wrong"),
-    [
-        ({"run": "G" * 32}, r"\$.run"),
-        ({"run": "../" + "0" * 29}, r"\$.run"),
-        ({"numbers": {}}, r"\$.numbers"),
-        ({"numbers": {"a": -1}}, r"\$.numbers"),
-        ({"classes": ["cat"]}, "its classes or its normalization do not match"),
-        ({"std": [0]}, r"\$.std"),
-        ({"blueprint": {}}, "cannot be read"),
-        ({"blueprint": []}, r"\$.blueprint"),
-        ({"views": 82}, r"\$.views"),
-        *(
-            ({"blueprint": {**sent(AGREED)["blueprint"], **changes}}, "cannot be read|should be")
-            for changes in (
-                {"shape": [1, 8]},
-                {"dtype": "complex64"},
-                {"local": {"epochs": "5"}},
-                {"method": 3},
-                {"crosses": False},
-                {"shape": [1, 8, 10**9]},
-            )
-        ),
-        ({"blueprint": {**sent(AGREED)["blueprint"], "more": 1}}, "cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "wrong"), [
+    ({"run": "G" * 32}, r"\$.run"),
+    ({"run": "../" + "0" * 29}, r"\$.run"),
+    ({"numbers": {}}, r"\$.numbers"),
+    ({"numbers": {"a": -1}}, r"\$.numbers"),
+    ({"classes": ["cat"]}, "its classes or its normalization do not match"),
+    ({"std": [0]}, r"\$.std"),
+    ({"blueprint": {}}, "cannot be read"),
+    ({"blueprint": []}, r"\$.blueprint"),
+    ({"views": 82}, r"\$.views"),
+    *(
+        ({"blueprint": {**sent(AGREED)["blueprint"], **changes}}, "cannot be read|should be")
+        for changes in (
+            {"shape": [1, 8]},
+            {"dtype": "complex64"},
+            {"local": {"epochs": "5"}},
+            {"method": 3},
+            {"crosses": False},
+            {"shape": [1, 8, 10**9]},
+        )
+    ),
+    ({"blueprint": {**sent(AGREED)["blueprint"], "more": 1}}, "cannot be read"),
+])  # fmt: skip
 def test_an_agreement_that_cannot_be_is_refused(fields, wrong):
     with pytest.raises(BadMessage, match=wrong):
         RunAgreement.from_json({**sent(AGREED), **fields})

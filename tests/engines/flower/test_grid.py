@@ -4,18 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
 
-flwr = pytest.importorskip("flwr")
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict  # noqa: E402
-
-from nodes import make_node  # noqa: E402
-from unskew.engines.flower.grid import KIND, RECORD, GridExchange, unwrap, wrap  # noqa: E402
-from unskew.engines.flower.messages import (  # noqa: E402
-    Envelope,
-    Presence,
-    seal,
-    unseal,
-)
+from nodes import make_node
+from unskew.engines.flower import client_app
+from unskew.engines.flower.grid import KIND, RECORD, GridExchange, unwrap, wrap
+from unskew.engines.flower.messages import Envelope, Presence, seal, unseal
 
 MESSAGE = seal({"kind": "job"}, [("weight", torch.arange(5.0))])
 
@@ -52,17 +49,12 @@ class FakeGrid:
 @pytest.fixture
 def identity(monkeypatch):
     """A process that Flower has not started has no run: its messages need one."""
-    from flwr.supercore.task_identity import TaskIdentity
-
     for name, value in {"_run_id": 1, "_task_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value, raising=False)
 
 
 @pytest.mark.parametrize("envelope", [MESSAGE, Envelope(b"{}"), Envelope(b"x" * 10, b"y" * 6_000_000)])
 def test_a_message_survives_flowers_own_serialisation(envelope):
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-
     content = wrap(envelope)
     sent = {name: each.deflate() for name, each in get_all_nested_objects(content).items()}
     assert unwrap(inflate_object_from_contents(content.object_id, sent)) == envelope
@@ -70,26 +62,18 @@ def test_a_message_survives_flowers_own_serialisation(envelope):
 
 
 def test_a_model_for_many_nodes_is_stored_once():
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-
     objects = {}
     for number in range(10):
         objects |= get_all_nested_objects(wrap(Envelope(f"{number}".encode(), b"m" * 10**6)))
     assert sum(len(each.deflate()) for each in objects.values()) < 1.1e6
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        RecordDict({}),
-        RecordDict({"other": ArrayRecord({})}),
-        RecordDict({RECORD: ConfigRecord({"header": b"x"})}),
-        RecordDict({RECORD: ArrayRecord({})}),
-    ],
-)
+@pytest.mark.parametrize("content", [
+    {}, {"other": ArrayRecord({})}, {RECORD: ConfigRecord({"header": b"x"})}, {RECORD: ArrayRecord({})},
+])  # fmt: skip
 def test_another_content_is_refused(content):
     with pytest.raises(ValueError, match="not an unskew message"):
-        unwrap(content)
+        unwrap(RecordDict(content))
 
 
 def test_nodes_that_are_online_are_there_with_the_names_of_their_keys():
@@ -110,12 +94,13 @@ def test_what_could_not_be_pushed_has_no_id_and_what_comes_back_is_a_message_or_
 
 
 def test_the_client_app_answers_what_the_grid_sends(identity, tmp_path, monkeypatch):
-    from unskew.engines.flower import client_app
-
     node = make_node(tmp_path, 0)
-    monkeypatch.setattr(
-        client_app, "_ask", lambda place, parts: [*(lambda a: (a.header, a.body))(node.answer(Envelope(*parts)))]
-    )
+
+    def ask(path, parts):
+        reply = node.answer(Envelope(*parts))
+        return [reply.header, reply.body]
+
+    monkeypatch.setattr(client_app, "_ask", ask)
     question = seal({"kind": "describe", "run": "0" * 32, "number": 1})
     message = Message(wrap(question), dst_node_id=3, message_type=KIND, ttl=60.0)
     context = SimpleNamespace(node_config={"socket": "here"})

@@ -10,17 +10,27 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from nodes import FOUR as VISITS
 from nodes import (
+    SECURE,
+    asked,
     engine_over,
     exchange_of,
+    exchanged,
     federated,
     first_state,
     make_node,
     make_nodes,
     node_key,
     registered,
+    secure_round,
     slice_of_digits,
+    spoiling,
 )
+from unskew.calibration.covariances import Diagonal
+from unskew.calibration.federated import secure_statistics
+from unskew.calibration.finisher import StatisticsRequest
+from unskew.calibration.protection import Layout
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Visit
@@ -31,11 +41,7 @@ from unskew.federation.folder import ROSTER, write_roster
 from unskew.privacy.secure_sum import WITHHELD, SecureUpdates
 from unskew.privacy.signing import Registered, Signer, Statement, read_roster
 from unskew.round import statistics
-from unskew.round.client import Train
 
-SECURE = "secure(updates=true)"
-SIZES = (367, 235, 434, 402)
-VISITS = [Visit(number, float(size)) for number, size in enumerate(SIZES)]
 VICTIM, OTHERS = 102, (100, 101, 103)  # node 102 has client 2
 
 
@@ -62,13 +68,12 @@ class LyingServer:
 
         return passed
 
-    def train(self, method=SECURE, visits=VISITS, shared=None, number=1):
+    def train(self, method=SECURE, visits=VISITS, shared=None):
         self.engine = engine_over(self.exchange, method, Rules(wait=1, min_replies=0))
-        return self.train_again(visits, shared, number)
+        return self.train_again(visits, shared)
 
     def train_again(self, visits=VISITS, shared=None, number=1):
-        shared = statistics.build_shared(first_state()) if shared is None else shared
-        return SecureUpdates(0.66)(self.engine, Train(number), shared, visits, Key(1).fold("round", number))
+        return exchanged(SecureUpdates(0.66), self.engine, visits=visits, number=number, shared=shared)
 
     def refusals(self, job, node=VICTIM):
         return [reason for who, kind, reason, _ in self.answers if (who, kind) == (node, job)]
@@ -81,6 +86,12 @@ class LyingServer:
 def terms_of(fields):
     """The terms in a question that the server sends, if any."""
     return fields.get("job", {}).get("terms") or {}
+
+
+@pytest.fixture
+def careless(monkeypatch):
+    """The server takes its nodes' signatures as they are; an honest one would leave out who signed something else."""
+    monkeypatch.setattr("unskew.privacy.secure_sum._Session._drop", lambda self, who, *rest: list(who))
 
 
 def moved(shared):
@@ -102,50 +113,23 @@ def test_a_server_that_does_not_lie_has_its_sum(tmp_path):
 # The others are told something else: their part in the sum would be nothing, and the rest the victim's own
 
 
-def light(weight):
+def light(server, node, fields, sent):
     """The others weigh next to nothing, and only they are told so."""
-
-    def lie(server, node, fields, sent):
-        if node in OTHERS and fields["kind"] == "job":
-            fields["visits"][0]["weight"] = weight
-
-    return lie
-
-
-def light_in_their_terms(server, node, fields, sent):
-    """The others weigh next to nothing, and sign this; the victim is told their usual weights."""
-    light(1e-30)(server, node, fields, sent)
-    if node in OTHERS and (terms := terms_of(fields)):
-        terms["weights"] = [1e-30 if client != 2 else weight for client, weight in enumerate(terms["weights"])]
+    if node in OTHERS and fields["kind"] == "job":
+        fields["visits"][0]["weight"] = 1e-30
 
 
 def light_for_all(server, node, fields, sent):
     """Everyone is told, the victim too, that the others weigh next to nothing."""
-    light(1e-30)(server, node, fields, sent)
+    light(server, node, fields, sent)
     if terms := terms_of(fields):
         terms["weights"] = [1e-30 if client != 2 else weight for client, weight in enumerate(terms["weights"])]
 
 
-def test_others_that_weigh_nothing_refuse(tmp_path):
-    server = LyingServer(tmp_path, light(1e-30))
-    outcome = server.train()
-    assert outcome.void
-    assert "sent others a different weight for client 0" in server.refusals("mask-shares", 100)[0]
-    assert not server.sent("masked")
-
-
-def test_a_node_notices_what_others_were_told_of_their_weights(tmp_path):
-    server = LyingServer(tmp_path, light_in_their_terms)
-    assert server.train().void
-    assert "client 0 would have weight 1e-30, but has 367 examples" in server.refusals("mask-shares", 100)[0]
-    assert not server.sent("masked")
-
-
-def test_a_weight_that_does_not_follow_from_the_examples_is_refused_also_where_all_are_told(tmp_path):
-    server = LyingServer(tmp_path, light_for_all)
-    assert server.train().void
-    assert "would have weight 1e-30" in server.refusals("mask-shares")[0]
-    assert not server.sent("mask-shares")
+def light_in_their_terms(server, node, fields, sent):
+    """The others weigh next to nothing, and sign this; the victim is told their usual weights."""
+    if node in OTHERS:
+        light_for_all(server, node, fields, sent)
 
 
 def other_model(server, node, fields, sent):
@@ -161,26 +145,30 @@ def other_model_in_their_terms(server, node, fields, sent):
         terms["shared"] = b64encode(b"z" * 32).decode()
 
 
-def test_another_model_for_the_others_is_refused_by_them(tmp_path):
-    server = LyingServer(tmp_path, other_model)
+def no_shares(server, node, fields, sent):
+    """The server skips the exchange in which statements are checked, with keys and signatures of its own."""
+    if fields.get("job", {}).get("type") == "mask-shares":
+        fields["job"] = {**fields["job"], "type": "mask-keys"}
+        fields["job"].pop("keys"), fields["job"].pop("terms")
+
+
+@pytest.mark.parametrize(("lie", "checks", "job", "nodes", "wrong", "unsent"), [
+    (light, True, "mask-shares", (100,), "sent others a different weight for client 0", "masked"),
+    (light_in_their_terms, True, "mask-shares", (100,), "client 0 would have weight 1e-30, but has 367", "masked"),
+    (light_for_all, True, "mask-shares", (VICTIM,), "would have weight 1e-30", "mask-shares"),
+    (other_model, True, "masked", OTHERS, "a different model, rate or key than the members agreed on", "mask-openings"),
+    (other_model_in_their_terms, True, "", (), "", "masked"),  # the server notices
+    (other_model_in_their_terms, False, "masked", (VICTIM,), "only 1 of 4 members have signed what client 2", "masked"),
+    (no_shares, True, "", (), "", "masked"),
+])  # fmt: skip
+def test_a_lie_is_refused_and_the_victim_does_not_answer(tmp_path, request, lie, checks, job, nodes, wrong, unsent):
+    if not checks:
+        request.getfixturevalue("careless")
+    server = LyingServer(tmp_path, lie)
     assert server.train().void
-    for node in OTHERS:
-        assert "a different model, rate or key than the members agreed on" in server.refusals("masked", node)[0]
-
-
-def test_another_model_and_its_hash_for_the_others_are_noticed_by_the_victim(tmp_path):
-    """The honest server's own check would notice too: this one takes its nodes' signatures as they are."""
-    server = LyingServer(tmp_path, other_model_in_their_terms)
-    assert server.train().void
-    assert not server.sent("masked")
-
-
-def test_signatures_of_something_else_do_not_unlock_the_victims_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr("unskew.privacy.secure_sum._Session._drop", lambda self, who, *rest: list(who))
-    server = LyingServer(tmp_path, other_model_in_their_terms)
-    assert server.train().void
-    assert "only 1 of 4 members have signed what client 2 received, but 4 must" in server.refusals("masked")[0]
-    assert not server.sent("masked")
+    for node in nodes:
+        assert wrong in server.refusals(job, node)[0]
+    assert not server.sent(unsent)
 
 
 def other_rate(server, node, fields, sent):
@@ -194,24 +182,23 @@ def other_rate(server, node, fields, sent):
         fields["agreement"] = server.digests[node]
 
 
-@pytest.mark.parametrize("careless", [False, True])
-def test_another_learning_rate_for_the_others_is_noticed(tmp_path, monkeypatch, careless):
-    if careless:
-        monkeypatch.setattr("unskew.privacy.secure_sum._Session._drop", lambda self, who, *rest: list(who))
+@pytest.mark.parametrize("checks", [True, False])
+def test_another_learning_rate_for_the_others_is_noticed(tmp_path, request, checks):
+    if not checks:
+        request.getfixturevalue("careless")
     server = LyingServer(tmp_path, other_rate)
-    server.exchange.between = lambda node, question, reply: agreed_as_asked(server, node, question, reply)
+    server.exchange.between = agreed_as_asked
     server.train()
-    if careless:
+    if not checks:
         assert "client 0 was sent a different run: another method, rate" in server.refusals("mask-shares")[0]
     assert not server.sent("masked")
 
 
-def agreed_as_asked(server, node, question, reply):
+def agreed_as_asked(node, question, reply):
     """The engine hears the digest that it has asked for, whatever the node was told."""
-    asked, _ = unseal(question)
-    fields, came = unseal(reply)
-    if asked["kind"] == "agree":
-        fields["agreement"] = RunAgreement.from_json(asked["agreement"]).digest
+    (about, _), (fields, came) = unseal(question), unseal(reply)
+    if about["kind"] == "agree":
+        fields["agreement"] = RunAgreement.from_json(about["agreement"]).digest
     return seal(fields, came)
 
 
@@ -233,9 +220,8 @@ def test_invented_clients_are_refused(tmp_path):
     assert not server.sent("masked")
 
 
-def test_keys_that_the_server_made_are_refused(tmp_path, monkeypatch):
+def test_keys_that_the_server_made_are_refused(tmp_path, careless):
     """It wants to read what is sealed for client 0, and to know the mask that it shares with the victim."""
-    monkeypatch.setattr("unskew.privacy.secure_sum._Session._drop", lambda self, who, *rest: list(who))
 
     def lie(server, node, fields, sent):
         if node == VICTIM and "keys" in fields.get("job", {}):
@@ -247,8 +233,7 @@ def test_keys_that_the_server_made_are_refused(tmp_path, monkeypatch):
     assert not server.sent("masked")
 
 
-def test_a_statement_of_another_session_or_run_is_no_statement(tmp_path, monkeypatch):
-    monkeypatch.setattr("unskew.privacy.secure_sum._Session._drop", lambda self, who, *rest: list(who))
+def test_a_statement_of_another_session_or_run_is_no_statement(tmp_path, careless):
     kept = {}
 
     def lie(server, node, fields, sent):
@@ -271,10 +256,8 @@ def test_clients_of_one_other_node_are_too_few_however_many_they_are(tmp_path):
         data = read_node_data(name, "digits", partition="iid", of=6, clients=own)
         nodes[number] = Node(data, tmp_path / name, registered=registered(tmp_path, name, names))
     engine = engine_over(exchange_of(nodes), SECURE, Rules(wait=1, min_replies=0))
-    sizes = engine.roster.sizes.tolist()
-    visits = [Visit(client, float(size)) for client, size in enumerate(sizes)]
-    shared = statistics.build_shared(first_state())
-    outcome = SecureUpdates(0.66)(engine, Train(1), shared, visits, Key(1).fold("round", 1))
+    visits = [Visit(client, float(size)) for client, size in enumerate(engine.roster.sizes.tolist())]
+    outcome = exchanged(SecureUpdates(0.66), engine, visits=visits)
     assert outcome.void
     assert "a sum over 2 nodes would reveal too much about each; at least 3" in outcome.failures[0].reason
 
@@ -300,26 +283,6 @@ def test_a_roster_that_its_owner_changed_counts_from_the_next_sum_on(tmp_path):
 # Exchanges that are left out, or asked in two ways
 
 
-def test_no_answer_without_an_agreement(tmp_path):
-    """The server skips the exchange in which statements are checked, with keys and signatures of its own."""
-
-    def lie(server, node, fields, sent):
-        if fields.get("job", {}).get("type") == "mask-shares":
-            fields["job"] = {**fields["job"], "type": "mask-keys"}
-            fields["job"].pop("keys"), fields["job"].pop("terms")
-
-    server = LyingServer(tmp_path, lie)
-    question = {}
-
-    def keep(node, asked, reply):
-        question.setdefault(node, asked)
-        return reply
-
-    server.exchange.between = keep
-    assert server.train().void
-    assert not server.sent("masked")
-
-
 def two_lists(server, node, fields, sent):
     """Half of the nodes hear that client 3 answered, half that it dropped out: both its secrets would be opened."""
     if fields.get("job", {}).get("type") in ("mask-survivors", "mask-openings") and node in (100, VICTIM):
@@ -336,13 +299,15 @@ def test_two_lists_of_who_answered_open_nothing(tmp_path):
 
 def test_a_member_signs_one_list_alone(tmp_path):
     server = LyingServer(tmp_path, honest)
-    questions = {}
-    server.exchange.between = lambda node, question, reply: (
-        questions.setdefault((node, len(questions)), question) and reply
-    )
+    questions = []
+
+    def keep(node, question, reply):
+        questions.extend([question] if node == VICTIM and asked(question) == "mask-survivors" else [])
+        return reply
+
+    server.exchange.between = keep
     server.train()
-    asked = [unseal(question) for (node, _), question in questions.items() if node == VICTIM]
-    fields, sent = next(each for each in asked if each[0].get("job", {}).get("type") == "mask-survivors")
+    fields, sent = unseal(questions[0])
     answer = make_node(tmp_path, 2, 4).answer
     fields["number"] = 10**6
     fields["job"]["answered"] = [True, True, True, False]
@@ -363,7 +328,7 @@ def test_masks_with_some_are_not_taken_off_as_masks_with_others(tmp_path):
     server = LyingServer(tmp_path, fewer_masks)
     assert "the masks of a secure sum do not cancel" in server.train().void
     assert server.sent("masked")  # three signed the same, and are enough
-    assert "it has not answered this session under masks with these members" in server.refusals("mask-survivors")[0]
+    assert "it has not answered in this session under masks with these members" in server.refusals("mask-survivors")[0]
     assert not server.sent("mask-openings")
 
 
@@ -413,23 +378,15 @@ def test_members_cannot_change_places_after_they_have_signed(tmp_path):
 
 
 def test_statistics_are_asked_of_one_set_of_clients_under_whatever_model(tmp_path):
-    from unskew.calibration.covariances import Diagonal
-    from unskew.calibration.federated import secure_statistics
-    from unskew.calibration.finisher import StatisticsRequest
-    from unskew.calibration.protection import Layout
-
     engine = engine_over(exchange_of(make_nodes(tmp_path, 4)), "fedavg + lda + secure")
     shared = statistics.build_shared(first_state())
-    request, layout = StatisticsRequest(Diagonal()), Layout.of(10, width_of_features(engine), "diagonal")
+    width = first_state().tensors["params/classifier.weight"].shape[1]
+    request, layout = StatisticsRequest(Diagonal()), Layout.of(10, width, "diagonal")
     for _ in range(2):
         secure_statistics(engine, shared, request, layout, Key(0), 0.66)
     for model in (shared, moved(shared)):
         with pytest.raises(UserError, match="statistics was already summed over other clients"):
             secure_statistics(engine, model, request, layout, Key(0), 0.66, lost={3})
-
-
-def width_of_features(engine):
-    return first_state().tensors["params/classifier.weight"].shape[1]
 
 
 def test_prototypes_are_refused_before_a_run_in_which_not_everyone_takes_part(tmp_path):
@@ -471,11 +428,9 @@ def test_a_receipt_is_no_test_of_what_is_in_a_memory(tmp_path):
     """Two nodes with the same data and the same model keep the same memory; their receipts differ, and no CRC fits."""
     tags, crcs = set(), set()
     for place in ("first", "second"):
-        exchange, kept = exchange_of(make_nodes(tmp_path / place, 4)), []
-        engine = engine_over(exchange, f"scaffold + {SECURE}")
-        shared = statistics.build_shared(first_state("scaffold"))
+        exchange = exchange_of(make_nodes(tmp_path / place, 4))
         visits = [replace(visit, keep=True) for visit in VISITS]
-        outcome = SecureUpdates(0.66)(engine, Train(1), shared, visits, Key(1).fold("round", 1))
+        outcome = exchanged(SecureUpdates(0.66), engine_over(exchange, f"scaffold + {SECURE}"), "scaffold", visits)
         kept = [file.read_bytes() for file in sorted((tmp_path / place).glob("node-2/runs/*/memories/2.*.state"))]
         assert len(kept) == 1
         tags.add(outcome.tickets[2].partition("-")[2])
@@ -492,15 +447,14 @@ def restated(**changes):
     """The victim's keys and statement as it could have made them itself, signed with its registered key."""
 
     def between(node, question, reply):
-        asked, _ = unseal(question)
-        if node != VICTIM or asked.get("job", {}).get("type") != "mask-keys":
+        if node != VICTIM or asked(question) != "mask-keys":
             return reply
         fields, came = unseal(reply)
         sent = {name: value.numpy().tobytes() for name, value in came}
         stated = Statement.read(sent["statement"])
         keys = changes.get("keys", sent["keys"])
         own = Signer(Registered(private_of("node-2"), None), changes.get("context", stated.context), None, None)
-        session = b64decode(asked["job"]["session"])
+        session = b64decode(unseal(question)[0]["job"]["session"])
         member = SimpleNamespace(number=2, session=session, public=keys, derive=lambda purpose: bytes(32))
         statement = own.state(member, changes.get("examples", stated.examples))
         made = {"keys": keys, "statement": statement}
@@ -517,9 +471,7 @@ def private_of(name):
 
 @pytest.mark.parametrize("changes", [{"keys": bytes(64)}, {"examples": 10**6}, {"context": b"c" * 32}], ids=str)
 def test_a_node_that_lies_about_itself_is_left_out_and_the_others_have_their_sum(tmp_path, changes):
-    exchange = exchange_of(make_nodes(tmp_path, 4), between=restated(**changes))
-    shared = statistics.build_shared(first_state())
-    outcome = SecureUpdates(0.66)(engine_over(exchange, SECURE), Train(1), shared, VISITS, Key(1).fold("round", 1))
+    outcome = secure_round(tmp_path, restated(**changes))
     assert (outcome.void, [failure.client for failure in outcome.failures]) == ("", [2])
     assert outcome.failures[0].reason == "the other members would refuse its keys"
     assert float(outcome.sums["metric/visits"]) == 3
@@ -530,14 +482,8 @@ def test_a_node_that_lies_about_itself_is_left_out_and_the_others_have_their_sum
     ("mask-survivors", "survivors", []),
 ])  # fmt: skip
 def test_a_signature_that_is_none_costs_its_member_alone(tmp_path, job, extra, left_out):
-    def between(node, question, reply):
-        asked, _ = unseal(question)
-        if node != VICTIM or asked.get("job", {}).get("type") != job:
-            return reply
-        fields, came = unseal(reply)
-        return seal(fields, [(name, value.flip(0) if name == extra else value) for name, value in came])
+    def reverse(fields, came):
+        came[:] = [(name, value.flip(0) if name == extra else value) for name, value in came]
 
-    exchange = exchange_of(make_nodes(tmp_path, 4), between=between)
-    shared = statistics.build_shared(first_state())
-    outcome = SecureUpdates(0.66)(engine_over(exchange, SECURE), Train(1), shared, VISITS, Key(1).fold("round", 1))
+    outcome = secure_round(tmp_path, spoiling(job, reverse, VICTIM))
     assert (outcome.void, [failure.client for failure in outcome.failures]) == ("", left_out)

@@ -47,14 +47,11 @@ def test_two_nodes_cannot_have_one_client():
         members.admit(2, alone("a"), {1, 2})
 
 
-@pytest.mark.parametrize(
-    ("comes", "wrong"),
-    [
-        (alone("b", number=0), "client 'b' states number 0, but that is 'a'"),
-        (alone("a", number=1), "had number 0 and 10 examples"),
-        (alone("a", examples=11), "had number 0 and 10 examples"),
-    ],
-)
+@pytest.mark.parametrize(("comes", "wrong"), [
+    (alone("b", number=0), "client 'b' asks for number 0, which 'a' has"),
+    (alone("a", number=1), "was number 0 with 10 examples when the run began, not number 1 with 10;"),
+    (alone("a", examples=11), "when the run began, not number 0 with 11; restore its data or number"),
+])  # fmt: skip
 def test_what_contradicts_what_is_known_is_refused(comes, wrong):
     members = Members(remembered={"a": KnownClient("a", 0, 10)})
     with pytest.raises(ValueError, match=wrong):

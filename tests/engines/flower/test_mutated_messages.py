@@ -10,19 +10,17 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
-from nodes import VISIT, Asking, InProcess, blueprint_of, first_state, make_node, outcome_of, without_slot
+from nodes import VISIT, Asking, InProcess, engine_over, first_state, make_node, outcome_of, plain_visit
 from unskew.calibration.covariances import Diagonal
 from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.jobs import Moments
 from unskew.core import tensors
 from unskew.core.key import Key
-from unskew.core.types import Local, Visit
-from unskew.data.sources import load
-from unskew.engines.flower.engine import FederatedEngine, Members, Rules, Session, Template
+from unskew.core.types import Visit
+from unskew.engines.flower.engine import Rules
 from unskew.engines.flower.messages import (
     MAX_BODY,
     BadMessage,
@@ -105,7 +103,7 @@ def test_a_node_answers_every_mutated_message(tmp_path, count):
     node = make_node(tmp_path, 1, say=said.append, policy=Policy(max_disk=50, min_class=1))
     asking = Asking(node, "fedavg + lda")
     shared = list(statistics.build_shared(first_state()).items())
-    visit = without_slot(msgspec.to_builtins(VISIT))
+    visit = plain_visit(VISIT)
     about = {"agreement": asking.agreement.digest, "seed": 0, "key": ["round", 1], "visits": [visit], "keep": []}
     request = StatisticsRequest(form=Diagonal()).to_plain()
     originals = [
@@ -173,22 +171,16 @@ def test_a_server_leaves_out_every_mutated_reply(tmp_path, count):
 
         return answered
 
-    images, blueprint = load("digits", None), blueprint_of()
-    template = Template(blueprint, images.mean, images.std, {})
     exchange = InProcess({number: answer(number) for number in nodes})
 
     def begin(spoil):
         spoilt[0] = spoil
-        session = Session(exchange, os.urandom(16).hex(), 0, Members(), Rules(wait=0), said.append)
-        for _ in range(2):
-            list(session.answers())
-        session.agree_on(RunAgreement(session.run, blueprint, images.classes, images.mean, images.std, {}), {})
-        return session, FederatedEngine(session, None, template, Local(epochs=1))
+        return engine_over(exchange, rules=Rules(wait=0), said=said.append)
 
-    expected = tensors.sha256(outcome_of(begin(False)[1], Evaluate(), model, visits[:1], Key(0)).sums)
+    expected = tensors.sha256(outcome_of(begin(False), Evaluate(), model, visits[:1], Key(0)).sums)
     left, before, done = 0, 0, 0
     while done < count:
-        session, engine = begin(bool(rng.integers(0, 2)))  # in half of all sessions it cannot even describe itself
+        engine = begin(bool(rng.integers(0, 2)))  # in half of all sessions it cannot even describe itself
         spoilt[0] = True
         for _ in range(50):
             outcome = outcome_of(engine, Evaluate(), model, visits, Key(0))
@@ -198,13 +190,13 @@ def test_a_server_leaves_out_every_mutated_reply(tmp_path, count):
                 assert tensors.sha256(outcome.sums) == expected
             left += bool(failed)
             done += 1
-            if 1 not in session.members.by_number:
+            if 1 not in engine._session.members.by_number:
                 break
         assert not any(MARKER * 2 in line or "\x1b" in line for line in said)
         said.clear()
         for node in nodes.values():
             node._runs.clear()
-            unseal(node.answer(seal({"kind": "finish", "run": session.run, "number": 10**6})))
+            unseal(node.answer(seal({"kind": "finish", "run": engine._session.run, "number": 10**6})))
         if not before and done > count / 4:
             before = resident()
     grown = resident() - before

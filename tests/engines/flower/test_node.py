@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import asdict, replace
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,14 +16,13 @@ from nodes import (
     RUN,
     VISIT,
     Asking,
-    blueprint_of,
     first_state,
     loop_over,
     make_node,
+    plain_visit,
     refused,
     slice_of_digits,
     train_round,
-    without_slot,
 )
 from unskew.core import tensors
 from unskew.core.errors import UserError
@@ -44,7 +42,16 @@ def asking(tmp_path):
     return Asking(make_node(tmp_path, 1)).agree()
 
 
-PLAIN_VISIT = without_slot(msgspec.to_builtins(VISIT))
+@pytest.fixture
+def storing(tmp_path):
+    """A run whose method stores a memory of every visit that keeps one."""
+    return Asking(make_node(tmp_path, 1), "scaffold").agree()
+
+
+KEEPING = replace(VISIT, keep=True)
+
+
+PLAIN_VISIT = plain_visit(VISIT)
 CODE = {"type": "call", "function": "os:system", "options": "ls"}
 
 
@@ -68,49 +75,40 @@ def test_a_job_gives_what_one_process_gives(asking):
     assert tensors.sha256(sums) == tensors.sha256(expected.sums)
 
 
-@pytest.mark.parametrize(
-    ("fields", "wrong"),
-    [
-        ({"kind": "erase"}, "its kind is unknown"),
-        ({"kind": "_open"}, "its kind is unknown"),
-        ({"kind": None}, "at `$.kind`"),
-        ({"run": "../../etc/passwd"}, "at `$.run`"),
-        ({"number": 1.5}, "at `$.number`"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "wrong"), [
+    ({"kind": "erase"}, "its kind is unknown"), ({"kind": "_open"}, "its kind is unknown"),
+    ({"kind": None}, "at `$.kind`"), ({"run": "../../etc/passwd"}, "at `$.run`"), ({"number": 1.5}, "at `$.number`"),
+])  # fmt: skip
 def test_a_message_that_is_none_is_refused(asking, fields, wrong):
     header, _ = unseal(asking.node.answer(seal({"kind": "describe", "run": RUN, "number": 77, **fields})))
     assert wrong in refused(header)
 
 
-@pytest.mark.parametrize(
-    ("fields", "wrong"),
-    [
-        ({"visits": [Visit(0, 1.0)]}, "client 0 does not belong to this node"),
-        ({"visits": [Visit(1, 436.0)]}, "client 1 cannot have weight 436"),
-        ({"visits": [Visit(1, 0.0)]}, "at `$.visits[0].weight`"),
-        ({"visits": [VISIT, VISIT]}, "the same visit twice"),
-        ({"visits": []}, "at `$.visits`"),
-        ({"visits": [replace(VISIT, take=0)]}, "at `$.visits[0].take`"),
-        ({"visits": [replace(VISIT, ticket="x" * 65)]}, "at `$.visits[0].ticket`"),
-        ({"key": [1.5]}, "at `$.key[0]`"),
-        ({"keep": [3]}, "at `$.keep[0]`"),
-        ({"visits": [{**PLAIN_VISIT, "parcel": "€"}]}, "at `$.visits[0].parcel`"),
-        ({"visits": [{**PLAIN_VISIT, "parcel": "A" * (2**20 + 4)}]}, "at `$.visits[0].parcel`"),
-        ({"visits": [{**PLAIN_VISIT, "keep": 1}]}, "at `$.visits[0].keep`"),
-        ({"visits": ["client 1"]}, "at `$.visits[0]`"),
-        ({"job": "train"}, "at `$.job`"),
-        ({"job": {"type": "erase"}}, "no job is called 'erase'"),
-        ({"job": {"type": "train", "round": "1"}}, "its job cannot be read: Expected `int`, got `str`"),
-        ({"job": {"type": "moments"}}, "its job cannot be read: Object missing required field `request`"),
-        ({"job": {"type": "rounded", "inner": {"type": "erase"}, "members": 4}}, "no job is called 'erase'"),
-        ({"job": nested(400)}, "too deep"),
-        ({"job": CODE}, "os:system is code that this node has not allowed"),
-        ({"job": {**CODE, "function": "unittest.__main__:-"}}, "cannot be imported: it does not have the form"),
-        ({"job": {"type": "rounded", "inner": CODE, "members": 4}}, "os:system is code that this node has not allowed"),
-        ({"seed": "0"}, "at `$.seed`"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "wrong"), [
+    ({"visits": [Visit(0, 1.0)]}, "client 0 does not belong to this node"),
+    ({"visits": [Visit(1, 436.0)]}, "client 1 cannot have weight 436"),
+    ({"visits": [Visit(1, 0.0)]}, "at `$.visits[0].weight`"),
+    ({"visits": [VISIT, VISIT]}, "the same visit twice"),
+    ({"visits": []}, "at `$.visits`"),
+    ({"visits": [replace(VISIT, take=0)]}, "at `$.visits[0].take`"),
+    ({"visits": [replace(VISIT, ticket="x" * 65)]}, "at `$.visits[0].ticket`"),
+    ({"key": [1.5]}, "at `$.key[0]`"),
+    ({"keep": [3]}, "at `$.keep[0]`"),
+    ({"visits": [{**PLAIN_VISIT, "parcel": "€"}]}, "at `$.visits[0].parcel`"),
+    ({"visits": [{**PLAIN_VISIT, "parcel": "A" * (2**20 + 4)}]}, "at `$.visits[0].parcel`"),
+    ({"visits": [{**PLAIN_VISIT, "keep": 1}]}, "at `$.visits[0].keep`"),
+    ({"visits": ["client 1"]}, "at `$.visits[0]`"),
+    ({"job": "train"}, "at `$.job`"),
+    ({"job": {"type": "erase"}}, "no job is called 'erase'"),
+    ({"job": {"type": "train", "round": "1"}}, "its job cannot be read: Expected `int`, got `str`"),
+    ({"job": {"type": "moments"}}, "its job cannot be read: Object missing required field `request`"),
+    ({"job": {"type": "rounded", "inner": {"type": "erase"}, "members": 4}}, "no job is called 'erase'"),
+    ({"job": nested(400)}, "too deep"),
+    ({"job": CODE}, "os:system is code that this node has not allowed"),
+    ({"job": {**CODE, "function": "unittest.__main__:-"}}, "cannot be imported: it does not have the form"),
+    ({"job": {"type": "rounded", "inner": CODE, "members": 4}}, "os:system is code that this node has not allowed"),
+    ({"seed": "0"}, "at `$.seed`"),
+])  # fmt: skip
 def test_a_job_that_is_not_for_this_node_is_refused_and_the_next_one_done(asking, fields, wrong):
     header, _ = asking.job(**fields)
     assert wrong in refused(header)
@@ -129,15 +127,12 @@ def with_changed(change):
     return shared
 
 
-@pytest.mark.parametrize(
-    ("change", "wrong"),
-    [
-        (lambda shared: shared.pop("params/classifier.bias"), "not the agreed network"),
-        (lambda shared: shared.update({"params/more": torch.zeros(1)}), "not the agreed network"),
-        (lambda shared: shared.update({"params/classifier.bias": torch.zeros(9)}), "not the agreed network"),
-        (lambda shared: shared["params/classifier.bias"].fill_(float("nan")), "NaN or infinity"),
-    ],
-)
+@pytest.mark.parametrize(("change", "wrong"), [
+    (lambda shared: shared.pop("params/classifier.bias"), "not the agreed network"),
+    (lambda shared: shared.update({"params/more": torch.zeros(1)}), "not the agreed network"),
+    (lambda shared: shared.update({"params/classifier.bias": torch.zeros(9)}), "not the agreed network"),
+    (lambda shared: shared["params/classifier.bias"].fill_(float("nan")), "NaN or infinity"),
+])  # fmt: skip
 def test_a_model_that_is_not_the_one_agreed_on_is_refused(asking, change, wrong):
     header, _ = asking.job(shared=with_changed(change))
     assert wrong in refused(header)
@@ -162,23 +157,17 @@ def test_bytes_that_are_no_message_are_refused(asking):
         assert unseal(asking.node.answer(envelope))[0]["kind"] == "refused"
 
 
-@pytest.mark.parametrize(
-    ("changes", "wrong"),
-    [
-        ({"method": "os.path:join"}, "os.path:join is code that this node has not allowed"),
-        ({"model": "torch.hub:load(1)"}, "torch.hub:load is code"),
-        ({"model": "this:-"}, "'this:-' cannot be imported: it does not have the form"),
-        ({"method": "fedavg + mailbox::x"}, "'mailbox::x' cannot be imported: it does not have the form"),
-        ({"model": "unittest.__main__:-"}, "cannot be imported: it does not have the form"),
-        ({"method": "no-such-method"}, "no-such-method"),
-        ({"model": "no-such-net"}, "no-such-net"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "wrong"), [
+    ({"method": "os.path:join"}, "os.path:join is code that this node has not allowed"),
+    ({"model": "torch.hub:load(1)"}, "torch.hub:load is code"),
+    ({"model": "this:-"}, "'this:-' cannot be imported: it does not have the form"),
+    ({"method": "fedavg + mailbox::x"}, "'mailbox::x' cannot be imported: it does not have the form"),
+    ({"model": "unittest.__main__:-"}, "cannot be imported: it does not have the form"),
+    ({"method": "no-such-method"}, "no-such-method"),
+    ({"model": "no-such-net"}, "no-such-net"),
+])  # fmt: skip
 def test_code_that_the_node_has_not_allowed_is_refused(tmp_path, changes, wrong):
-    asking = Asking(make_node(tmp_path, 1))
-    agreement = replace(asking.agreement, blueprint=replace(asking.agreement.blueprint, **changes))
-    header, _ = asking.ask("agree", agreement=agreement.to_json())
-    assert wrong in refused(header)
+    assert wrong in refused(Asking(make_node(tmp_path, 1)).agree_on(changes))
 
 
 def test_whatever_goes_wrong_inside_the_node_goes_on(asking, monkeypatch):
@@ -220,20 +209,15 @@ def test_runs_that_were_left_long_ago_are_removed(tmp_path):
 def test_code_that_the_node_has_allowed_is_used(tmp_path):
     name = "outside_methods:raises"
     asking = Asking(make_node(tmp_path, 1, policy=Policy(plugins={name: ""})))
-    agreement = replace(asking.agreement, blueprint=replace(asking.agreement.blueprint, method=f"{name}(9)"))
-    header, _ = asking.ask("agree", agreement=agreement.to_json())
-    assert header["kind"] == "agreed", header
+    assert asking.agree_on({"method": f"{name}(9)"})["kind"] == "agreed"
 
 
 def test_a_node_with_a_class_that_was_not_agreed_on_refuses(tmp_path):
     asking = Asking(make_node(tmp_path, 1))
     classes = tuple(f"class {number}" for number in range(10))
-    header, _ = asking.ask("agree", agreement=replace(asking.agreement, classes=classes).to_json())
-    assert "has the class '0', which was not agreed on" in refused(header)
-    header, _ = asking.ask("agree", agreement=replace(asking.agreement, numbers={"other": 1}).to_json())
-    assert "is for other clients" in refused(header)
-    header, _ = asking.ask("agree", agreement=replace(asking.agreement, numbers={"node-1": 2}).to_json())
-    assert "for other clients" in refused(header)
+    assert "has the class '0', which was not agreed on" in refused(asking.agree_on(classes=classes))
+    for numbers in ({"other": 1}, {"node-1": 2}):
+        assert "is for other clients" in refused(asking.agree_on(numbers=numbers))
 
 
 def test_a_server_cannot_test_which_classes_a_node_has_images_of(tmp_path):
@@ -246,9 +230,7 @@ def test_a_server_cannot_test_which_classes_a_node_has_images_of(tmp_path):
     reasons = set()
     for left_out in asking.agreement.classes:
         classes = tuple(name for name in asking.agreement.classes if name != left_out)
-        agreement = replace(asking.agreement, classes=classes, blueprint=replace(blueprint_of(), classes=9))
-        header, _ = asking.ask("agree", agreement=agreement.to_json())
-        reasons.add(refused(header).replace(repr(left_out), "it"))
+        reasons.add(refused(asking.agree_on({"classes": 9}, classes=classes)).replace(repr(left_out), "it"))
     assert reasons == {"node node-1 has the class it, which was not agreed on"}
 
 
@@ -275,8 +257,7 @@ def test_the_secret_of_a_run_is_made_once_only_its_owner_reads_it_and_it_goes_wi
     assert file.read_bytes() == first
     file.write_bytes(b"short")
     asking.node = make_node(tmp_path, 1)
-    header, _ = asking.ask("agree", agreement=asking.agreement.to_json())
-    assert "is damaged; delete it" in header["reason"]
+    assert "is damaged; delete it" in refused(asking.agree_on())
     asking.ask("finish")
     assert not file.exists()
     assert not file.with_name("sessions").exists()
@@ -299,11 +280,10 @@ def memories(tmp_path):
     return sorted(file.name for file in (tmp_path / "node-1" / "runs" / RUN / "memories").iterdir())
 
 
-def test_memories_stay_while_the_server_refers_to_them(tmp_path):
-    asking = Asking(make_node(tmp_path, 1), "scaffold").agree()
+def test_memories_stay_while_the_server_refers_to_them(storing, tmp_path):
 
     def visited(ticket, keep=()):
-        header, _ = asking.job(visits=[replace(VISIT, ticket=ticket, keep=True)], keep=list(keep))
+        header, _ = storing.job(visits=[replace(KEEPING, ticket=ticket)], keep=list(keep))
         return header["results"][0]["ticket"]
 
     first = visited(None)
@@ -312,45 +292,40 @@ def test_memories_stay_while_the_server_refers_to_them(tmp_path):
     assert memories(tmp_path) == ["1.0.state", "1.1.state", "1.2.state"]
     visited(third, keep=[first])
     assert memories(tmp_path) == ["1.0.state", "1.2.state", "1.3.state"]
-    asking.job(encode_job(Evaluate()))  # keeps nothing, removes nothing
+    storing.job(encode_job(Evaluate()))  # keeps nothing, removes nothing
     assert len(memories(tmp_path)) == 3
-    asking.ask("finish")
+    storing.ask("finish")
     assert not (tmp_path / "node-1" / "runs" / RUN / "memories").exists()
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed"])
-def test_a_memory_that_is_missing_or_damaged_is_begun_anew_and_that_is_said(tmp_path, damage):
-    asking = Asking(make_node(tmp_path, 1), "scaffold").agree()
-    header, _ = asking.job(visits=[replace(VISIT, keep=True)])
+def test_a_memory_that_is_missing_or_damaged_is_begun_anew_and_that_is_said(storing, tmp_path, damage):
+    header, _ = storing.job(visits=[KEEPING])
     ticket = header["results"][0]["ticket"]
     file = tmp_path / "node-1" / "runs" / RUN / "memories" / "1.0.state"
     content = bytearray(file.read_bytes())
+    content[100] ^= damage == "changed"
+    file.write_bytes(content[: -1 if damage == "cut" else None])
     if damage == "missing":
         file.unlink()
-    elif damage == "cut":
-        file.write_bytes(content[:-1])
-    else:
-        content[100] ^= 1
-        file.write_bytes(content)
-    header, came = asking.job(visits=[replace(VISIT, ticket=ticket, keep=True)])
+    header, came = storing.job(visits=[replace(KEEPING, ticket=ticket)])
     assert header["results"][0]["anew"] is True
     assert header["results"][0]["ticket"] == f"1.1-{header['results'][0]['ticket'][-8:]}"
-    first, first_came = asking.job(visits=[replace(VISIT, keep=True)])
+    first, first_came = storing.job(visits=[KEEPING])
     assert "anew" not in first["results"][0]
     assert all(torch.equal(left, right) for (_, left), (_, right) in zip(came, first_came, strict=True))
 
 
-def test_a_full_disk_fails_the_visit_and_not_the_node(tmp_path, monkeypatch):
-    asking = Asking(make_node(tmp_path, 1), "scaffold").agree()
+def test_a_full_disk_fails_the_visit_and_not_the_node(storing, monkeypatch):
 
     def full(path, content):
         raise UserError(f"{path} cannot be written: No space left on device")
 
     monkeypatch.setattr("unskew.engines.flower.node.write_whole", full)
-    header, _ = asking.job(visits=[replace(VISIT, keep=True)])
+    header, _ = storing.job(visits=[KEEPING])
     assert "No space left on device" in header["results"][0]["failure"]
     monkeypatch.undo()
-    header, _ = asking.job(visits=[replace(VISIT, keep=True)])
+    header, _ = storing.job(visits=[KEEPING])
     assert header["results"][0]["ticket"].startswith("1.1-")
 
 
@@ -409,16 +384,13 @@ def test_the_slices_of_a_set_are_a_partition_of_its_images_and_of_its_test_image
     assert sorted(np.concatenate([each.test for each in slices]).tolist()) == list(range(359))
 
 
-@pytest.mark.parametrize(
-    ("source", "wrong"),
-    [
-        ({"data": "digits", "clients": (0,)}, "give partition and client together"),
-        ({"data": "digits", "partition": "iid", "of": 3}, "give partition and client together"),
-        ({"data": "digits", "partition": "iid", "of": 3, "clients": (3,)}, "count from 0"),
-        ({"data": "digits", "partition": "iid", "of": 3, "clients": (1, 1)}, "name each once"),
-        ({"data": "nothing"}, "no data set is called"),
-    ],
-)
+@pytest.mark.parametrize(("source", "wrong"), [
+    ({"data": "digits", "clients": (0,)}, "give partition and client together"),
+    ({"data": "digits", "partition": "iid", "of": 3}, "give partition and client together"),
+    ({"data": "digits", "partition": "iid", "of": 3, "clients": (3,)}, "give distinct numbers from 0 to 2"),
+    ({"data": "digits", "partition": "iid", "of": 3, "clients": (1, 1)}, "give distinct numbers from 0 to 2"),
+    ({"data": "nothing"}, "no data set is called"),
+])  # fmt: skip
 def test_a_source_that_cannot_be_is_refused(source, wrong):
     with pytest.raises(UserError, match=wrong):
         read_node_data("hospital", **source)
@@ -456,16 +428,14 @@ def test_a_run_does_not_go_on_with_data_that_changed_while_the_node_was_down(tmp
     assert data.sha256 not in str(header)
 
 
-def test_a_job_that_a_later_one_overtook_is_not_done_and_costs_no_memory(tmp_path):
+def test_a_job_that_a_later_one_overtook_is_not_done_and_costs_no_memory(storing):
     """The server gave up on the first and asked again; Flower may deliver the second one first."""
-    asking = Asking(make_node(tmp_path, 1), "scaffold").agree()
-    keeping = replace(VISIT, keep=True)
-    asking.number += 1
-    header, _ = asking.job(visits=[keeping])
+    storing.number += 1
+    header, _ = storing.job(visits=[KEEPING])
     assert header["kind"] == "done"
-    asking.number -= 2
-    assert "overtaken: the server has sent another message since message 2" in refused(asking.job(visits=[keeping])[0])
-    asking.number += 1
-    again, _ = asking.job(visits=[replace(keeping, ticket=header["results"][0]["ticket"])])
+    storing.number -= 2
+    assert "overtaken: the server has sent another message since message 2" in refused(storing.job(visits=[KEEPING])[0])
+    storing.number += 1
+    again, _ = storing.job(visits=[replace(KEEPING, ticket=header["results"][0]["ticket"])])
     assert again["kind"] == "done"
     assert "anew" not in again["results"][0]

@@ -25,7 +25,6 @@ SOURCE = Path(unskew.__file__).parent / "engines" / "flower" / "client_app.py"
 @pytest.fixture(scope="module")
 def client_app():
     """The file as an app folder has it: a module of its own, outside the package."""
-    pytest.importorskip("flwr")
     spec = importlib.util.spec_from_file_location("copied_client_app", SOURCE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -104,7 +103,6 @@ def test_a_path_too_long_for_a_socket_says_so(tmp_path):
 
 def test_the_client_app_imports_flower_and_the_standard_library_alone():
     """Every message starts a process: PyTorch in it would cost more than all else."""
-    pytest.importorskip("flwr")
     program = f"""
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("copied", {str(SOURCE)!r})
@@ -135,21 +133,13 @@ def test_settings_say_where_the_data_are_and_which_clients_are_the_nodes(tmp_pat
     assert (read.device, read.plugins) == ("cpu", ("mine:method",))
 
 
-@pytest.mark.parametrize(
-    ("changes", "wrong"),
-    [
-        ({"name": None}, "missing required field name"),
-        ({"name": 3}, "name: expected str, got int"),
-        ({"data": ""}, "data: expected str of length >= 1"),
-        ({"folder": None}, "missing required field folder"),
-        ({"client": -1}, "client: expected int >= 0"),
-        ({"client": "0"}, "client: expected int | array, got str"),
-        ({"clients": 1.5}, "clients: expected int | null, got float"),
-        ({"seed": "x"}, "seed: expected int, got str"),
-        ({"plugins": "mine:method"}, "plugins: expected array, got str"),
-        ({"colour": "red"}, "unknown key 'colour'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "wrong"), [
+    ({"name": None}, "missing required field name"), ({"name": 3}, "name: expected str, got int"),
+    ({"data": ""}, "data: expected str of length >= 1"), ({"folder": None}, "missing required field folder"),
+    ({"client": -1}, "client: expected int >= 0"), ({"client": "0"}, "client: expected int | array, got str"),
+    ({"clients": 1.5}, "clients: expected int | null, got float"), ({"seed": "x"}, "seed: expected int, got str"),
+    ({"plugins": "mine:method"}, "plugins: expected array, got str"), ({"colour": "red"}, "unknown key 'colour'"),
+])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(tmp_path, changes, wrong):
     with pytest.raises(UserError, match=re.escape(wrong)):
         read_settings(settings(tmp_path, **changes))

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from nodes import THREE as VISITS
 from nodes import (
     engine_over,
     exchange_of,
     federated,
-    first_state,
     loop_over,
     make_nodes,
     set_tensor,
@@ -15,12 +15,9 @@ from nodes import (
     train_round,
 )
 from unskew.core import tensors
-from unskew.core.types import Visit
 from unskew.engines.flower.engine import Expected, Template
-from unskew.round import statistics
 
 BAD = 101  # the node of client 1
-VISITS = [Visit(0, 556.0), Visit(1, 435.0), Visit(2, 447.0)]
 
 
 def describing(**changes):
@@ -96,10 +93,9 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("fault", LAYOUTS)
-def test_another_layout_of_sums_is_its_nodes_failure_where_nobody_knows_the_layout(tmp_path, monkeypatch, fault):
+def test_another_layout_is_its_nodes_failure_where_nobody_knows_the_layout(tmp_path, shared, monkeypatch, fault):
     """A method's own code may fail on blank images, so that the server cannot know what replies look like."""
     monkeypatch.setattr(Template, "expect", lambda *given: Expected(None, {}))
-    shared = statistics.build_shared(first_state())
     exchange = exchange_of(make_nodes(tmp_path), between=spoiling("job", LAYOUTS[fault]))
     outcome = train_round(engine_over(exchange), shared, VISITS)
     assert [failure.client for failure in outcome.failures] == [1]
@@ -107,7 +103,7 @@ def test_another_layout_of_sums_is_its_nodes_failure_where_nobody_knows_the_layo
     assert tensors.sha256(outcome.sums) == tensors.sha256(expected.sums)
 
 
-def test_the_other_sides_words_in_a_bad_reply_do_not_reach_the_log(tmp_path):
+def test_the_other_sides_words_in_a_bad_reply_do_not_reach_the_log(tmp_path, shared):
     marker = "MARKER-4711"
 
     def spoil(fields, came):
@@ -115,8 +111,7 @@ def test_the_other_sides_words_in_a_bad_reply_do_not_reach_the_log(tmp_path):
         fields["results"][0][marker] = marker
 
     said = []
-    shared = statistics.build_shared(first_state())
     engine = engine_over(exchange_of(make_nodes(tmp_path), between=spoiling("job", spoil)), said=said.append)
     outcome = train_round(engine, shared, VISITS)
-    assert "not those of the job" in outcome.failures[0].reason
+    assert "do not match the job" in outcome.failures[0].reason
     assert marker not in outcome.failures[0].reason + "\n".join(said)

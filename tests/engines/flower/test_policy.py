@@ -36,12 +36,6 @@ def asking_of(tmp_path, method="fedavg", **policy):
     return asking
 
 
-def agree(asking, **changes):
-    blueprint = replace(asking.agreement.blueprint, **changes)
-    agreement = replace(asking.agreement, blueprint=blueprint)
-    return asking.ask("agree", agreement=agreement.to_json())[0]
-
-
 # The file
 
 
@@ -53,19 +47,14 @@ def test_the_commented_defaults_are_the_defaults(tmp_path):
     assert read_policy(file) == Policy(max_epsilon=3.5)
 
 
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("method = ['fedavg']", "unknown key 'method'; did you mean 'methods'?"),
-        ("methods = ['fedavgg']", "methods: 'fedavgg' is unknown; did you mean 'fedavg'?"),
-        ("secure = ['everything']", "secure"),
-        ("min_clients = 2", "min_clients: expected int >= 3"),
-        ("max_message = 'much'", "max_message: expected int, got str"),
-        ("[plugins]\n'os' = ''", "it does not have the form"),
-        ("[plugins]\n'a:b' = 'abc'", "plugins: a:b needs the SHA-256"),
-        ("methods = [", "Invalid"),
-    ],
-)
+@pytest.mark.parametrize(("text", "wrong"), [
+    ("method = ['fedavg']", "unknown key 'method'; did you mean 'methods'?"),
+    ("methods = ['fedavgg']", "methods: 'fedavgg' is unknown; did you mean 'fedavg'?"),
+    ("secure = ['everything']", "secure"), ("min_clients = 2", "min_clients: expected int >= 3"),
+    ("max_message = 'much'", "max_message: expected int, got str"),
+    ("[plugins]\n'os' = ''", "it does not have the form"),
+    ("[plugins]\n'a:b' = 'abc'", "plugins: a:b needs the SHA-256"), ("methods = [", "Invalid"),
+])  # fmt: skip
 def test_a_mistake_in_a_policy_is_one_message(tmp_path, text, wrong):
     file = tmp_path / "policy.toml"
     file.write_text(text)
@@ -79,70 +68,54 @@ def test_a_mistake_in_a_policy_is_one_message(tmp_path, text, wrong):
 # What a run is
 
 
-@pytest.mark.parametrize(
-    ("policy", "changes", "wrong"),
-    [
-        ({"methods": ("fedavg",)}, {"method": "scaffold"}, "'scaffold' is not allowed on this node"),
-        ({}, {"method": "centralised"}, "'centralised' is not allowed on this node"),
-        ({"calibrations": ("lda",)}, {"method": "fedavg + ccvr"}, "'ccvr' is not allowed"),
-        ({"networks": ("lenet-64",)}, {"model": "tiny-cnn"}, "'tiny-cnn' is not allowed"),
-        ({}, {"method": "available(file='/etc/passwd')"}, "available reads a file"),
-        ({"secure": ("updates",)}, {"method": "fedavg + secure"}, "add secure(updates=true) to the method"),
-        ({"secure": ("statistics",)}, {"method": "fedavg + lda"}, "add secure to the method"),
-        ({"private": ("updates",)}, {"method": "private-updates"}, "add private-updates(release=true)"),
-        ({"private": ("updates",)}, {"method": "private-updates(noise=0, release=true)"}, "with noise above 0"),
-        ({"private": ("statistics",)}, {"method": "lda + private"}, "add private(release=true)"),
-        ({"min_class": 5}, {"method": "lda + withhold(4)"}, "add withhold(5) to the method"),
-        ({"min_class": 5}, {"method": "lda + secure"}, "add withhold(5) to the method"),
-        (
-            {"min_class": None},
-            {"method": "fedavg + lda"},
-            "5 or more examples; add withhold(5) or secure to the method",
-        ),
-        (
-            {"min_class": None},
-            {"method": "lda + private(epsilon=1, release=true)"},
-            "5 or more examples; add secure to",
-        ),
-        ({}, {"method": "ccvr(components=2)"}, "5 or more examples; add withhold(5)"),
-        ({}, {"method": "ccvr(components=20) + withhold(5)"}, "20 components; the limit here is 8"),
-        ({}, {"method": "lda(layers=9)"}, "9 layers; the limit here is 3"),
-        ({}, {"model": "resnet-18", "shape": (1, 8, 4000)}, "its network takes images of"),
-        ({"max_model": 1}, {"model": "resnet-18"}, "the limit here is 1 MB"),
-    ],
-)
+@pytest.mark.parametrize(("policy", "changes", "wrong"), [
+    ({"methods": ("fedavg",)}, {"method": "scaffold"}, "'scaffold' is not allowed on this node"),
+    ({}, {"method": "centralised"}, "'centralised' is not allowed on this node"),
+    ({"calibrations": ("lda",)}, {"method": "fedavg + ccvr"}, "'ccvr' is not allowed"),
+    ({"networks": ("lenet-64",)}, {"model": "tiny-cnn"}, "'tiny-cnn' is not allowed"),
+    ({}, {"method": "available(file='/etc/passwd')"}, "available reads a file"),
+    ({"secure": ("updates",)}, {"method": "fedavg + secure"}, "add secure(updates=true) to the method"),
+    ({"secure": ("statistics",)}, {"method": "fedavg + lda"}, "add secure to the method"),
+    ({"private": ("updates",)}, {"method": "private-updates"}, "add private-updates(release=true)"),
+    ({"private": ("updates",)}, {"method": "private-updates(noise=0, release=true)"}, "with noise above 0"),
+    ({"private": ("statistics",)}, {"method": "lda + private"}, "add private(release=true)"),
+    ({"min_class": 5}, {"method": "lda + withhold(4)"}, "add withhold(5) to the method"),
+    ({"min_class": 5}, {"method": "lda + secure"}, "add withhold(5) to the method"),
+    ({"min_class": None}, {"method": "lda"}, "5 or more examples; add withhold(5) or secure to the method"),
+    ({"min_class": None}, {"method": "lda + private(epsilon=1, release=true)"}, "5 or more examples; add secure to"),
+    ({}, {"method": "ccvr(components=2)"}, "5 or more examples; add withhold(5)"),
+    ({}, {"method": "ccvr(components=20) + withhold(5)"}, "20 components; the limit here is 8"),
+    ({}, {"method": "lda(layers=9)"}, "9 layers; the limit here is 3"),
+    ({}, {"model": "resnet-18", "shape": (1, 8, 4000)}, "its network takes images of"),
+    ({"max_model": 1}, {"model": "resnet-18"}, "the limit here is 1 MB"),
+])  # fmt: skip
 def test_a_run_that_the_owner_does_not_allow_is_refused_before_it_begins(tmp_path, policy, changes, wrong):
     asking = asking_of(tmp_path, **policy)
-    assert wrong in refused(agree(asking, **changes))
-    assert agree(asking)["kind"] == "agreed" or policy.get("secure") or policy.get("networks") or policy.get("private")
+    assert wrong in refused(asking.agree_on(changes))
+    assert policy.keys() & {"secure", "networks", "private"} or asking.agree_on()["kind"] == "agreed"
 
 
 def test_a_network_that_does_not_fit_in_memory_is_refused_before_it_is_made(tmp_path):
     """Its parameters would take 2.5 GB; nothing of them is allocated."""
     classes = tuple(map(str, range(300_000)))
-    asking = asking_of(tmp_path)
-    blueprint = replace(asking.agreement.blueprint, model="resnet-50", classes=len(classes))
-    header, _ = asking.ask("agree", agreement=replace(asking.agreement, blueprint=blueprint, classes=classes).to_json())
+    header = asking_of(tmp_path).agree_on({"model": "resnet-50", "classes": len(classes)}, classes=classes)
     assert "the limit here is 1,000 MB" in refused(header)
 
 
 @pytest.mark.parametrize("number", [2**31 - 1, 10**6])
 def test_a_server_cannot_make_a_node_allocate_by_a_clients_number(tmp_path, number):
-    header, _ = (asking := asking_of(tmp_path)).ask(
-        "agree", agreement=replace(asking.agreement, numbers={"node-1": number}).to_json()
-    )
-    assert "it cannot be read" in refused(header)
+    assert "it cannot be read" in refused(asking_of(tmp_path).agree_on(numbers={"node-1": number}))
 
 
 def test_a_run_cannot_be_agreed_on_anew_without_its_masks(tmp_path):
     asking = asking_of(tmp_path, "fedavg + lda + secure").agree()
     wrong = "this run was agreed on with other settings"
-    assert wrong in refused(agree(asking, method="fedavg + lda"))
+    assert wrong in refused(asking.agree_on({"method": "fedavg + lda"}))
     assert "without masks" in refused(asking.job(MOMENTS)[0])
     asking.node = make_node(tmp_path, 1)  # a restart changes nothing, nor does the end of the run
-    assert wrong in refused(agree(asking, method="fedavg + lda"))
+    assert wrong in refused(asking.agree_on({"method": "fedavg + lda"}))
     asking.ask("finish")
-    assert wrong in refused(agree(asking, method="fedavg + lda"))
+    assert wrong in refused(asking.agree_on({"method": "fedavg + lda"}))
     asking.agree()
 
 
@@ -153,26 +126,45 @@ def test_a_plugin_is_allowed_with_the_content_that_it_had(tmp_path, monkeypatch)
     asking = asking_of(tmp_path, plugins={"own_methods:plain": hashlib.sha256(file.read_bytes()).hexdigest()})
     content = file.read_text()
     file.write_text(content.replace("plain", "more"))
-    assert "or its file has changed" in refused(agree(asking, method="own_methods:plain"))
+    assert "or its file has changed" in refused(asking.agree_on({"method": "own_methods:plain"}))
     file.write_text(content)
-    assert agree(asking, method="own_methods:plain")["kind"] == "agreed"
+    assert asking.agree_on({"method": "own_methods:plain"})["kind"] == "agreed"
 
 
 # What a job is
 
 
-def test_a_job_that_the_owner_does_not_allow_is_refused(tmp_path):
-    asking = asking_of(tmp_path, "fedavg + lda", jobs=("train",)).agree()
-    assert "the job evaluate is not allowed on this node" in refused(asking.job(encode_job(Evaluate()))[0])
-    assert "the job moments is not allowed on this node" in refused(asking.job(MOMENTS)[0])
-    assert asking.job()[0]["kind"] == "done"
+def keys(count):
+    """The first job of a masked sum over so many clients."""
+    return encode_job(MaskKeys(bytes(31) + b"1", count, Train(1), tuple((client, 0) for client in range(count))))
 
 
-def test_the_update_of_a_few_examples_is_refused(tmp_path):
-    asking = asking_of(tmp_path).agree()
-    for take in (1, 15):
-        assert "the minimum here is 16" in refused(asking.job(visits=[replace(VISIT, weight=1.0, take=take)])[0])
-    assert asking.job(visits=[replace(VISIT, weight=1.0, take=16)])[0]["kind"] == "done"
+def few(take):
+    return [replace(VISIT, weight=1.0, take=take)]
+
+
+WORDS = FixedPointMoments(StatisticsRequest(form=Shared()).to_plain(), 10**9, 10**9, 24, 3)  # of no network's classes
+RARE, CLIPPED = "leaves out other classes", "clips features to another length"
+
+
+@pytest.mark.parametrize(("method", "policy", "wrong", "asked", "done"), [
+    ("lda", {"jobs": ("train",)}, "the job evaluate is not allowed on this node", {"job": encode_job(Evaluate())}, {}),
+    ("lda", {"jobs": ("train",)}, "the job moments is not allowed on this node", {"job": MOMENTS}, {}),
+    ("fedavg", {}, "the minimum here is 16", {"visits": few(1)}, {"visits": few(16)}),
+    ("fedavg", {}, "the minimum here is 16", {"visits": few(15)}, {"visits": few(16)}),
+    *(("lda + withhold(5)", {}, RARE, {"job": moments(form=Shared(), min_count=count)},
+       {"job": moments(form=Shared(), min_count=5)}) for count in (0, 4, 6)),
+    ("lda", {}, "its layout do not match", {"job": encode_job(WORDS)}, {}),
+    *(("lda + private(clip=2)", {}, CLIPPED, {"job": moments(clip=clip)}, {"job": moments(clip=2.0)})
+      for clip in (0.0, 3.0)),
+    ("fedavg", {"secure": ("statistics",)}, "moments without the masks or the noise", {"job": MOMENTS}, {}),  # --start
+    ("secure(updates=true)", {"min_clients": 5}, "a sum over 4 clients; the minimum here is 5", {"job": keys(4)},
+     {"job": keys(5)}),
+])  # fmt: skip
+def test_a_job_that_the_owner_does_not_allow_is_refused(tmp_path, method, policy, wrong, asked, done):
+    asking = asking_of(tmp_path, method, **policy).agree()
+    assert wrong in refused(asking.job(**asked)[0])
+    assert asking.job(**done)[0]["kind"] == "done"
 
 
 @pytest.mark.parametrize(("steps", "batch", "allowed"), [(1, 1, False), (3, 5, False), (4, 4, True), (1, 500, True)])
@@ -183,14 +175,6 @@ def test_a_few_steps_on_a_few_examples_are_refused_like_a_few_examples(tmp_path,
     asking.agreement = replace(asking.agreement, blueprint=replace(blueprint, local=local))
     header, _ = asking.agree().job()
     assert header["kind"] == "done" if allowed else "the minimum here is 16" in refused(header)
-
-
-def test_a_server_that_ignores_withhold_is_refused(tmp_path):
-    asking = asking_of(tmp_path, "fedavg + lda + withhold(5)").agree()
-    for count in (0, 4, 6):
-        wrong = "leaves out other classes"
-        assert wrong in refused(asking.job(moments(form=Shared(), min_count=count))[0])
-    assert asking.job(moments(form=Shared(), min_count=5))[0]["kind"] == "done"
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -235,52 +219,18 @@ def test_a_server_cannot_make_parts_of_one_example(tmp_path):
         assert wrong in refused(asking.job(job, shared=shared | more)[0])
 
 
-@pytest.mark.parametrize(
-    ("changes", "wrong"),
-    [
-        ({"layers": 4}, "4 layers; the limit here is 3"),
-        ({"expand": 10**6}, "1,000,000 expand; the limit here is 4,096"),
-        ({"expand": 4096, "form": Full()}, "the limit here is 500 MB"),
-        ({"components": 10**5}, "100,000 components; the limit here is 8"),
-        ({"layers": 0}, "its request cannot be read"),
-        ({"clip": -1.0}, "its request cannot be read"),
-        ({"min_count": -1}, "its request cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "wrong"), [
+    ({"layers": 4}, "4 layers; the limit here is 3"),
+    ({"expand": 10**6}, "1,000,000 expand; the limit here is 4,096"),
+    ({"expand": 4096, "form": Full()}, "the limit here is 500 MB"),
+    ({"components": 10**5}, "100,000 components; the limit here is 8"),
+    ({"layers": 0}, "its request cannot be read"),
+    ({"clip": -1.0}, "its request cannot be read"),
+    ({"min_count": -1}, "its request cannot be read"),
+])  # fmt: skip
 def test_statistics_that_are_too_large_are_refused_before_they_are_measured(tmp_path, changes, wrong):
     asking = asking_of(tmp_path, "fedavg + lda", max_statistics=500).agree()
     assert wrong in refused(asking.job(moments(**changes))[0])
-
-
-def test_words_for_other_classes_than_the_network_has_are_refused(tmp_path):
-    asking = asking_of(tmp_path, "fedavg + lda").agree()
-    words = FixedPointMoments(StatisticsRequest(form=Shared()).to_plain(), 10**9, 10**9, 24, 3)
-    assert "its layout do not match" in refused(asking.job(encode_job(words))[0])
-
-
-def test_features_are_clipped_as_agreed_on(tmp_path):
-    asking = asking_of(tmp_path, "fedavg + lda + private(clip=2)").agree()
-    for clip in (0.0, 3.0):
-        assert "clips features to another length" in refused(asking.job(moments(clip=clip))[0])
-    assert asking.job(moments(clip=2.0))[0]["kind"] == "done"
-
-
-def test_what_must_be_masked_is_refused_unmasked_even_if_the_method_says_nothing(tmp_path):
-    asking = asking_of(tmp_path, "fedavg", secure=("statistics",)).agree()  # such as for --start lda
-    assert "it asks for moments without the masks or the noise" in refused(asking.job(MOMENTS)[0])
-
-
-def test_a_masked_sum_has_as_many_clients_as_the_owner_requires(tmp_path):
-    asking = asking_of(tmp_path, "fedavg + secure(updates=true)", min_clients=5).agree()
-
-    def keys(count, **more):
-        members = tuple((client, 0) for client in range(count))
-        return encode_job(MaskKeys(bytes(31) + b"1", count, Train(1), members))
-
-    visit = Visit(1, 435.0)
-    assert "a sum over 4 clients; the minimum here is 5" in refused(asking.job(keys(4), visits=[visit])[0])
-    header, _ = asking.job(keys(5), visits=[visit])
-    assert header["kind"] == "done"
 
 
 # ε
@@ -312,10 +262,10 @@ def test_rounds_spend_what_the_accountant_says(tmp_path):
 
 
 def test_statistics_that_are_masked_need_no_least_count_and_masked_noise_is_enough_by_itself(tmp_path):
-    assert agree(asking_of(tmp_path, min_class=None), method="fedavg + lda + secure")["kind"] == "agreed"
+    assert asking_of(tmp_path, min_class=None).agree_on({"method": "fedavg + lda + secure"})["kind"] == "agreed"
     both = "fedavg + lda + secure + private(epsilon=1, release=true)"
-    assert agree(asking_of(tmp_path / "b", min_class=5), method=both)["kind"] == "agreed"
-    assert agree(asking_of(tmp_path / "c", min_class=None), method="fedavg + lda + withhold(5)")["kind"] == "agreed"
+    assert asking_of(tmp_path / "b", min_class=5).agree_on({"method": both})["kind"] == "agreed"
+    assert asking_of(tmp_path / "c", min_class=None).agree_on({"method": "lda + withhold(5)"})["kind"] == "agreed"
 
 
 # What leaves, told beforehand

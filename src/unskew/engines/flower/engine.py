@@ -113,13 +113,14 @@ class Members:
             known, number = self.remembered.get(facts.name), facts.number
             if known is not None:
                 if known.examples != facts.examples or number not in (None, known.number):
-                    before = f"number {known.number} and {known.examples:,} examples"
-                    raise ValueError(f"client {facts.name!r} had {before} when the run began; restore its data")
+                    before = f"number {known.number} with {known.examples:,} examples when the run began"
+                    now = f"number {known.number if number is None else number} with {facts.examples:,}"
+                    raise ValueError(f"client {facts.name!r} was {before}, not {now}; restore its data or number")
                 number = known.number
             elif number is None:
                 number = next(free for free in range(len(taken) + 1) if free not in taken)
             elif number in taken:
-                raise ValueError(f"client {facts.name!r} states number {number}, but that is {taken[number]!r}")
+                raise ValueError(f"client {facts.name!r} asks for number {number}, which {taken[number]!r} has")
             taken[number] = facts.name
             new.append(FederatedClient(facts.name, number, facts.examples, facts.test, node, description.node))
         for one in new:
@@ -143,6 +144,7 @@ def roster_of(clients: Iterable[KnownClient]) -> Roster:
 SETUP_TIMEOUT = 120.0  # seconds for a description, or for setting up a run
 DISCONNECTED = "its node disconnected before it answered"
 TIMED_OUT = "it did not answer within the deadline"
+SILENT = "has not answered since its last deadline"
 
 
 @dataclass(frozen=True)
@@ -265,9 +267,9 @@ def _read_result(
     if expected.sums is None:
         updates = tensors.under(sums | extra, "delta/")
         if any(name in shared and shared[name].shape != value.shape for name, value in updates.items()):
-            raise BadMessage("its update has another shape than the model")
+            raise BadMessage("its update and the model differ in shape")
     elif list(_shapes(sums).items()) != list(expected.sums.items()) or _shapes(extra) != expected.extra:
-        raise BadMessage("its tensors are not those of the job, in names, types, shapes or order")
+        raise BadMessage("its tensors do not match the job: wrong names, types, shapes or order")
     if not tensors.finite({name: value for name, value in (sums | extra).items() if value.is_floating_point()}):
         raise BadMessage("it contains NaN or infinity")
     if result.ticket is not None:
@@ -285,14 +287,14 @@ def _check_numbers(sums: Sums, visit: Visit, member: FederatedClient, local: Loc
         raise BadMessage("one of its numbers is a tensor")
     exact = {"weight": visit.weight, "metric/visits": 1.0}
     if any(name in sums and float(sums[name]) != value for name, value in exact.items()):
-        raise BadMessage("its weight or its number of visits is not the one that was requested")
+        raise BadMessage("its weight or number of visits is not what was requested")
     limit = examples_for(member.examples if visit.take is None else visit.take, local)
     if "metric/examples" in sums and not 0 <= float(sums["metric/examples"]) <= limit:
         raise BadMessage(f"it reports {float(sums['metric/examples']):,.0f} examples; the limit is {limit:,}")
     if "metric/total" in sums and "metric/right" in sums:
         total, right = sums["metric/total"], sums["metric/right"]
         if float(total.sum()) > member.test or bool((right > total).any()) or bool((right < 0).any()):
-            raise BadMessage(f"its counts of test images do not fit the {member.test:,} it has")
+            raise BadMessage(f"its counts of test images are impossible for the {member.test:,} it has")
 
 
 NODES_INTERVAL = 2.0  # seconds between checks of who is connected
@@ -337,10 +339,9 @@ class Session:
         self._agreement: RunAgreement | None = None
         self._frozen = NO_TENSORS
         self.agreed: dict[int, str] = {}  # the agreement that each node has confirmed
-        self._refused: dict[int, str] = {}
+        self._passed_over: dict[int, str] = {}  # why a node is not asked: left out, or silent until it is heard again
         self._looked = -NODES_INTERVAL
         self.connected: Mapping[int, Presence] = {}
-        self._silent: dict[int, Presence] = {}  # nodes that did not answer, with their presence at that time
         self.open = True  # whether nodes become members when they describe themselves
 
     def send(
@@ -366,7 +367,8 @@ class Session:
         for name, reply in self.exchange.receive([*self._pending, *self._late]).items():
             late = name in self._late
             pending = (self._late if late else self._pending).pop(name)
-            self._silent.pop(pending.node, None)
+            if self._passed_over.get(pending.node) == SILENT:
+                del self._passed_over[pending.node]
             self.up[pending.node] += 0 if isinstance(reply, str) else len(reply)
             if late:
                 continue
@@ -387,7 +389,7 @@ class Session:
         for name in [name for name, pending in self._pending.items() if pending.until <= now]:
             pending = self._late[name] = self._pending.pop(name)
             if pending.node in self.connected:
-                self._silent[pending.node] = self.connected[pending.node]
+                self._passed_over.setdefault(pending.node, SILENT)
             yield Answer(pending, {}, problem=TIMED_OUT)
 
     def look(self) -> None:
@@ -396,15 +398,14 @@ class Session:
         if now - self._looked < NODES_INTERVAL:
             return
         self._looked, before, self.connected = now, self.connected, self.exchange.nodes()
-        self._silent = {node: was for node, was in self._silent.items() if was == self.connected.get(node)}
         changed = {node for node in before if before[node] != self.connected.get(node)}
         for name in [name for name, pending in self._pending.items() if pending.node in changed]:
             pending = self._late[name] = self._pending.pop(name)
             self._abandoned.append(Answer(pending, {}, problem=DISCONNECTED))
         for node in changed:  # gone, or back, perhaps with other data
-            self._refused.pop(node, None)
+            self._passed_over.pop(node, None)
             self.described.pop(node, None)
-        known = self.described.keys() | self.waiting("describe") | self._refused.keys() | self._silent.keys()
+        known = self.described.keys() | self.waiting("describe") | self._passed_over.keys()
         for node in sorted(self.connected.keys() - known):
             self.send("describe", node, {})
 
@@ -421,15 +422,12 @@ class Session:
         """Why the node cannot be asked now, or None."""
         if node not in self.connected:
             return "is not connected"
-        if node in self._silent:
-            return "has not answered since its last deadline"
-        if node in self._refused:
-            return f"is left out: {self._refused[node]}"
-        return None if node in self.described else "has not described itself since it reconnected"
+        unknown = None if node in self.described else "has not described itself since it reconnected"
+        return self._passed_over.get(node, unknown)
 
     def describing(self, node: int) -> bool:
         """Whether the node is back and about to describe itself."""
-        settled = self.described.keys() | self._silent.keys() | self._refused.keys()
+        settled = self.described.keys() | self._passed_over.keys()
         return node in self.connected and node not in settled and node in self.waiting("describe")
 
     def agree_on(self, agreement: RunAgreement, frozen: Tensors) -> None:
@@ -502,7 +500,7 @@ class Session:
         """Leave the node out and send it the reason."""
         description = self.described.pop(node, None)
         name = description.node if description else f"with id {node}"
-        self._refused[node] = reason
+        self._passed_over[node] = f"is left out: {reason}"
         self.note(f"node {name} is left out: {reason}")
         self.send("refuse", node, {"reason": reason[:2000] or "unknown"})
 
@@ -510,11 +508,6 @@ class Session:
         """Print a line and store it for the round's metrics."""
         self.say(line)
         self.notes.append(line)
-
-    def take_notes(self) -> list[str]:
-        """The notes since the last call."""
-        notes, self.notes = self.notes, []
-        return notes
 
     def finish(self) -> None:
         """Tell the nodes that the run is over, so that they delete their clients' memories."""
@@ -606,7 +599,8 @@ class FederatedEngine:
                 yield Failure(visit.client, name + result.reason, visit.repeat)
             else:
                 yield result
-        yield from map(Note, self._session.take_notes())
+        notes, self._session.notes = self._session.notes, []
+        yield from map(Note, notes)
 
     def _record(self, work: _Work) -> None:
         """Record who was asked and what each node was sent and replied, before any reply is used."""
@@ -698,7 +692,7 @@ class FederatedEngine:
                 layouts[repr(result.sums.layout)].append(index)
         common = max(layouts.values(), key=len, default=[])
         others = [index for indices in layouts.values() if indices is not common for index in indices]
-        self._fail(work, others, LeftOut("its sums have other names or shapes than the other clients' sums"))
+        self._fail(work, others, LeftOut("its sums differ from the other clients' sums in names or shapes"))
 
     def _ask(self, work: _Work, until: float) -> None:
         """Send what can be sent now. A visit fails if the client's node is absent."""

@@ -416,7 +416,7 @@ class Seen:
         try:
             self._below, self._numbers = (0, set()) if content is None else msgspec.json.decode(content, type=Numbers)
         except msgspec.MsgspecError as error:
-            remedy = f"delete the folder {file.parent}, and the node rejoins the run"
+            remedy = f"delete the folder {file.parent} to let the node rejoin the run"
             raise UserError(f"{file} is damaged; {remedy}") from error
 
     def take(self, number: int, *, in_order: bool = False) -> None:

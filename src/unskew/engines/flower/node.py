@@ -30,7 +30,7 @@ from unskew.core.files import cache_folder, clear_parts, read_content, write_who
 from unskew.core.key import Key
 from unskew.core.machine import neutral, physical_memory
 from unskew.core.plugins import guard_plugins, parse_plugin
-from unskew.core.types import Failure, ImageSet, Job, Split, Tensors, Visit, Visited
+from unskew.core.types import Failure, ImageSet, Job, Split, Tensors, Visit
 from unskew.data.batches import AUTO, check_visit, choose_augmentation, visit_bytes
 from unskew.data.partition import partition_examples
 from unskew.data.photographs import silent
@@ -161,7 +161,8 @@ def read_node_data(
         classes=len(images.classes),
     )  # fmt: skip
     if max(clients) >= parts.clients or len(set(clients)) < len(clients):
-        raise UserError(f"node {name}: clients {clients} of {parts.clients}; count from 0, name each once")
+        given = f"clients {clients} do not fit a partition into {parts.clients}"
+        raise UserError(f"node {name}: {given}; give distinct numbers from 0 to {parts.clients - 1}")
     owners = np.arange(len(images.test)) % parts.clients  # [n], of each test image: dealt out in turn, or its user
     if parts.names is not None and images.test_users is not None and len(images.test_users) == len(images.test):
         number_of = {user: index for index, user in enumerate(parts.names)}
@@ -219,10 +220,6 @@ class NodeMemory:
         self.lost = True
         return {}
 
-    def values(self, visited: Visited) -> Tensors:
-        """What the methods store of this visit."""
-        return self.format.values(visited)
-
     def write(self, slot: int, values: Tensors) -> str:
         """Write the values into the file with this number and return their ticket."""
         content, client = self.format.packed(values), self._clients[slot]
@@ -267,7 +264,7 @@ def open_secret(folder: Path) -> tuple[bytes, Sessions]:
     """Read or make the run's secret, which masks are derived from, and open its record of secure sums."""
     known = read_content(folder / SECRET, 2 * SECRET_LENGTH)
     if known is not None and len(known) != SECRET_LENGTH:
-        raise UserError(f"{folder / SECRET} is damaged; delete it, and the node makes a new one")
+        raise UserError(f"{folder / SECRET} is damaged; delete it to let the node make a new one")
     if known is None or not (folder / RECORD).exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         forget_secret(folder)
