@@ -389,6 +389,7 @@ def _refuse_visits(fields, came):
 def test_a_run_that_diverges_or_needs_all_examples_says_so_and_not_that_nodes_are_missing(tmp_path, options, wrong):
     with pytest.raises(UserError, match=wrong):
         federated(tmp_path, exchange_of(make_nodes(tmp_path)), **options)
+    assert (tmp_path / "run").exists() == ("lr" in options), "what can be known before is refused before"
 
 
 def test_a_run_of_which_no_round_counted_fails(tmp_path):

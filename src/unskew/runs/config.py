@@ -22,10 +22,11 @@ from unskew.core.language import MAX_COUNT
 from unskew.core.machine import check_device_name
 from unskew.core.plugins import plugins_in, unknown_plugins
 from unskew.core.types import Local
+from unskew.data.arrays import FUNCTION
 from unskew.data.augment import NAMES as NORMALISATIONS
 from unskew.data.batches import AUGMENTATIONS, RESIZED_CROP, SHIFT
 from unskew.data.partition_files import make_file_absolute
-from unskew.data.sources import FUNCTION, SOURCES, is_function, make_absolute
+from unskew.data.sources import SOURCES, is_function, make_absolute
 from unskew.data.store import DISK, MEMORY, check_size
 from unskew.engines import check_name
 from unskew.models.finetune import parse_train

@@ -154,8 +154,8 @@ def find_pictures(pictures: str | Path | Sequence[str | Path]) -> tuple[Pictures
     for path in paths:
         pictures_here = [path] if path.is_file() else [p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES]
         if not pictures_here:
-            kinds = ", ".join(SUFFIXES)
-            raise UserError(f"{path} contains no pictures; give files or folders of {kinds}, or a single table")
+            problem = "contains no pictures" if path.exists() else "does not exist"
+            raise UserError(f"{path} {problem}; give files or folders of {', '.join(SUFFIXES)}, or a single table")
         names += sorted(map(str, pictures_here))
     return Files.of(Path(), names), None
 

@@ -20,7 +20,7 @@ from unskew.core.key import Key
 from unskew.core.language import parse_calls
 from unskew.core.machine import physical_memory, resolve_device
 from unskew.core.plugins import require_extra, unknown_plugins
-from unskew.core.types import Engine, Examples, ImageSet, Local, ServerState, Tensors, Visit
+from unskew.core.types import EVERYONE, Engine, Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.core.units import counted, format_bytes
 from unskew.data.augment import DATA, HALF, set_normalisation
 from unskew.data.batches import RESIZED_CROP, SHIFT, check_visit, choose_augmentation, examples_for
@@ -415,6 +415,8 @@ def rehearse(prepared: Prepared) -> None:
     """Build everything and draw the first visits, so that bad settings are refused before the directory is created."""
     check_protections(prepared)
     side, config = prepared.side, prepared.config
+    if prepared.nodes is not None and any(visit.client == EVERYONE for visit in prepared.first_visits):
+        raise UserError(f"{config.method} needs all examples in one place; choose a federated method")
     tensors.overwrite(side.network, prepared.first)
     for size in set(prepared.first_sizes):
         check_visit(size, side.algorithm.local, prepared.blueprint.shape)

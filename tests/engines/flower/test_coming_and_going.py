@@ -267,12 +267,6 @@ def test_a_node_that_comes_back_with_other_data_is_left_out(tmp_path, shared):
     assert any(wrong in line for line in said)
 
 
-def test_all_examples_in_one_place_is_refused(nodes, shared):
-    engine = engine_over(exchange_of(nodes))
-    with pytest.raises(UserError, match="centralised needs all examples in one place"):
-        train(engine, shared, [Visit(-1, 1.0)])
-
-
 def test_several_visits_to_one_client_go_in_one_message_and_add_up_in_their_order(nodes, shared):
     exchange = exchange_of(nodes)
     engine = engine_over(exchange)

@@ -17,7 +17,6 @@ from unskew.core.key import Key
 from unskew.core.machine import deterministic, neutral
 from unskew.core.tensors import PackedSums
 from unskew.core.types import (
-    EVERYONE,
     Engine,
     Failure,
     ImageSet,
@@ -585,8 +584,6 @@ class FederatedEngine:
         if len(asked) < len(visits):
             yield from self._own.visit(job, shared, visits, key)
             return
-        if any(visit.client == EVERYONE for visit in asked):
-            raise UserError("centralised needs all examples in one place; choose a federated method")
         work = _Work(job, shared, asked, key, Body.of(shared.items()), set(range(len(asked))))
         self._collect(work)
         self._wait_for_enough(work)
