@@ -91,7 +91,7 @@ def test_grey_and_odd_sized_pictures_are_brought_to_the_training_size(trained, t
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda top: top / "missing.png", "missing.png contains no pictures"),
+        (lambda top: top / "missing.png", "missing.png does not exist"),
         (lambda top: top, "contains no pictures"),
         (lambda top: (top / "t.csv", (top / "t.csv").write_text("file\nx\n"))[0], "has no column 'path'"),
         (lambda top: (top / "x.png", (top / "x.png").write_bytes(b"no"))[0], "x.png is not a picture; replace it"),
