@@ -235,6 +235,14 @@ def test_a_run_without_what_is_read_has_no_value(tmp_path):
         assert parse_reading(text).read(RunView(one)) is None
 
 
+def test_a_curve_relative_to_a_baseline_waits_for_the_baseline(tmp_path):
+    asked = Variant("smoke", "digits")
+    for cell in make_cells(load_recipe("hsu/figure9"), asked):
+        if cell.done:
+            record(tmp_path, cell.config, 0.5)
+    assert draw_figures(read_table(load_recipe("hsu/figure9"), asked, tmp_path)) == []
+
+
 def test_charts_are_drawn_from_records_alone(tmp_path):
     asked = Variant("smoke", "digits")
     fill(tmp_path, "ccvr/figure7", asked)
