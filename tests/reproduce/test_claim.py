@@ -135,9 +135,9 @@ def test_the_decision_is_the_cheapest_of_what_is_tied_with_the_best(tmp_path):
     for file in (tmp_path / "records").glob("*scaffold*/*.json"):
         file.write_text(file.read_text().replace('"bytes_up": 5000', '"bytes_up": 50000'))
     (choice,) = decide(group_scenarios(read_all_records(tmp_path)))
-    assert choice.situation == ("about 10", "strong (α ≤ 0.2)", "from scratch", "short")
-    assert (choice.use, choice.gain, choice.cost) == ("fedavg + lda", "+15.0", "1.2x the upload")
-    assert choice.evidence == (
+    assert tuple(choice.values())[:4] == ("about 10", "strong (α ≤ 0.2)", "from scratch", "short")
+    assert tuple(choice.values())[4:7] == ("fedavg + lda", "+15.0", "1.2x the upload")
+    assert choice["evidence"] == (
         "cifar10: 1 setting, 3 seeds each; the interval excludes 0 in 1 of 1; "
         "tied with scaffold + lda, which has the highest mean"
     )
@@ -146,10 +146,22 @@ def test_the_decision_is_the_cheapest_of_what_is_tied_with_the_best(tmp_path):
 def test_one_seed_is_an_indication_and_no_gain_means_fedavg(tmp_path):
     run(tmp_path, "fedavg", 0.5, seeds=(0,), lda=0.65)
     (choice,) = decide(group_scenarios(read_all_records(tmp_path)))
-    assert (choice.use, choice.evidence) == ("fedavg + lda", "cifar10: 1 setting, 1 seed each; an indication only")
+    assert (choice["use this"], choice["evidence"]) == (
+        "fedavg + lda",
+        "cifar10: 1 setting, 1 seed each; an indication only",
+    )
     run(tmp_path, "fedavg", 0.5, lda=0.45)
     (choice,) = decide(group_scenarios(read_all_records(tmp_path)))
-    assert (choice.use, choice.gain) == ("fedavg", "")
+    assert (choice["use this"], choice["points over FedAvg"]) == ("fedavg", "")
+
+
+def test_a_situation_whose_settings_share_no_family_with_enough_seeds_has_no_decision(tmp_path):
+    run(tmp_path, "fedavg", 0.5, seeds=(0,))
+    run(tmp_path, "scaffold", 0.5)
+    for seed in (0, 1, 2):
+        other = replace(BASE, partition="dirichlet(alpha=0.05, cap=true)", seed=seed)
+        record(tmp_path, other, 0.5, {"lda": 0.6})
+    assert decide(group_scenarios(read_all_records(tmp_path))) == []
 
 
 def test_repetitions_on_one_partition_are_joined_by_the_run_that_drew_it(tmp_path):
