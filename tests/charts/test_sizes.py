@@ -87,7 +87,7 @@ def test_without_a_height_the_legend_takes_nothing_from_the_plot():
 
 
 def test_a_height_that_leaves_no_room_is_refused_with_one_that_does():
-    with pytest.raises(UserError, match=r"legend leave no room; give --height ([\d.]+)cm or more") as said:
+    with pytest.raises(UserError, match=r"legend leave no room for the plot; give --height ([\d.]+)cm or more") as said:
         for_paper(chart(), 315, 120)
     enough = re.search(r"--height ([\d.]+cm)", str(said.value))[1]
     assert for_paper(chart(), 315, length(enough, "--height"))
