@@ -227,10 +227,9 @@ def _decide(situation: Situation, scenarios: Sequence[Scenario]) -> Decision:
     means = {name: fmean(family[name].accuracy.mean for family in families) for name in shared}
     best = max(means, key=lambda name: means[name])
     tied = [best]
-    for name in shared:
-        pairs = zip(scenarios, families, strict=True)
-        gaps = [scenario.gap(family[best], family[name]) for scenario, family in pairs]
-        if name != best and means[name] >= means[best] - CHEAP and all(gap is not None and gap.low <= 0 for gap in gaps):
+    for name in (name for name in shared if name != best and means[name] >= means[best] - CHEAP):
+        gaps = [one.gap(family[best], family[name]) for one, family in zip(scenarios, families, strict=True)]
+        if all(gap is not None and gap.low <= 0 for gap in gaps):
             tied.append(name)
     use = min(tied, key=lambda name: (fmean(family[name].bytes_up for family in families), -means[name]))
     chosen = [family[use] for family in families]
