@@ -85,7 +85,7 @@ FULL = Page(
 )  # fmt: skip
 
 
-def test_a_page_is_well_formed_and_has_its_landmarks():
+def test_a_page_is_well_formed_and_has_its_landmarks_findings_facts_and_what_is_missing():
     read = Reader(to_html(FULL))
     assert to_html(FULL).startswith("<!doctype html>\n")
     assert read.all("html")[0][1] == {"lang": "en"}
@@ -94,10 +94,6 @@ def test_a_page_is_well_formed_and_has_its_landmarks():
     assert read.texts("h2") == ["What this run shows", "The first", "The second", "The third"]
     assert read.texts("h3") == ["A curve", "Wide", "Zero", "One", "A table"]
     assert read.texts("p")[:3] == ["A subtitle", "Read it so.", "Or so."]
-
-
-def test_findings_facts_and_what_is_missing_are_said():
-    read = Reader(to_html(FULL))
     assert [e[2].strip().split("\n") for e in read.all("ul", **{"class": "findings"})] == [list(FULL.findings)]
     assert list(zip(read.texts("dt"), read.texts("dd"), strict=True)) == list(FULL.facts)
     assert read.texts("li")[-2:] == ["It is so.", "Not shown: a: b"]
@@ -143,17 +139,13 @@ def test_nothing_is_asked_of_the_outside():
     )
 
 
-def test_every_chart_has_its_alternative_text_and_title():
+def test_every_chart_has_its_alternative_text_and_title_and_a_choice_begins_where_it_says():
     read = Reader(to_html(FULL))
     drawn = read.all("svg")
     assert {e[1]["role"] for e in drawn} == {"img"}
     assert [e[1]["aria-label"] for e in drawn] == ["It rises", "Far", "It rises", "1"]
     assert len(read.all("figure")) == len(read.all("figcaption")) == 4
     assert [e[1]["data-name"] for e in read.all("figure")] == ["curve", "wide", "c", "c"]
-
-
-def test_a_choice_begins_where_it_says():
-    read = Reader(to_html(FULL))
     assert [(text, "selected" in about) for _, about, text in read.all("option")] == [("0", False), ("1", True)]
     assert read.looks("option") == ["option", "option shown"]
     first = Reader(to_html(one(Choice("client", {"0": chart(), "1": chart()}))))
@@ -239,13 +231,11 @@ def test_a_kind_that_is_none_is_refused():
         to_html(one(table([[1]], "per cent")))
 
 
-@pytest.mark.parametrize(
-    ("rows", "folded"), [(0, False), (MAX_OPEN_ROWS, False), (MAX_OPEN_ROWS + 1, True), (5000, True)]
-)
-def test_all_rows_are_in_the_file_and_only_long_tables_are_folded(rows, folded):
+@pytest.mark.parametrize("rows", [0, MAX_OPEN_ROWS, MAX_OPEN_ROWS + 1, 5000])
+def test_all_rows_are_in_the_file_and_only_long_tables_are_folded(rows):
     read = Reader(to_html(one(table([[f"row {at}", at] for at in range(rows)], "text", "count"))))
     assert len(read.all("tr")) == 1 + rows
-    assert ("folded" in read.all("table")[0][1].get("class", "")) is folded
+    assert ("folded" in read.all("table")[0][1].get("class", "")) is (rows > MAX_OPEN_ROWS)
 
 
 @pytest.mark.parametrize("night", [0, 1], ids=["by day", "by night"])
