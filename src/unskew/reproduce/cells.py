@@ -78,7 +78,7 @@ class Reading:
     text: str
     function: Callable[[RunView], float]
     unit: str
-    decimals: int = 2
+    decimals: int
 
     def read(self, view: RunView) -> float | None:
         """The value; None if the record lacks it."""
@@ -115,9 +115,9 @@ def rounds_to_share(view: RunView, share: int) -> float:
     return _need(reached, f"not within {view.record.result.rounds:,}")
 
 
-def rounds_ratio(view: RunView, share: int, over: int = 10) -> float:
-    """The rounds to ``share`` percent of the baseline's accuracy, divided by those to ``over`` percent."""
-    return rounds_to_share(view, share) / _need(rounds_to_share(view, over) or None)
+def rounds_ratio(view: RunView, share: int) -> float:
+    """The rounds to ``share`` percent of the baseline's accuracy, divided by those to 10 percent."""
+    return rounds_to_share(view, share) / _need(rounds_to_share(view, 10) or None)
 
 
 def relative(view: RunView, round: int = 0) -> float:

@@ -171,7 +171,7 @@ def _draw_scatter(result: TableResult, spec: Spec) -> Iterator[Chart]:
         label = spec.get("names", {}).get(after, name) + (f", correlation {related:.2f}" if related is not None else "")
         marks.append(Dots(xs, ys, colour, radius=4.0, name=label, tips=tips))
     if count := sum(len(dots.x) for dots in marks):
-        title, alt = spec.get("title", result.recipe.title), f"{count} points: {spec['label_y']} by {spec['label_x']}."
+        title, alt = result.recipe.title, f"{count} points: {spec['label_y']} by {spec['label_x']}."
         yield Chart("scatter", title, alt, marks, Axis(spec["label_x"]), Axis(spec["label_y"]), 520, 340)
 
 
@@ -271,7 +271,7 @@ def _draw_grid(result: TableResult, spec: Spec) -> Iterator[Chart]:
     x = Axis("", ticks=tuple((float(at), column.name) for at, column in enumerate(columns)))
     y = Axis(label, ticks=tuple((float(at), f"{level:.3g}") for at, level in enumerate(levels)))
     width, height = max(440, 160 + 56 * len(columns)), max(220, 120 + 34 * len(levels))
-    yield Chart("grid", spec.get("title", result.recipe.title), alt, marks, x, y, width, height)
+    yield Chart("grid", result.recipe.title, alt, marks, x, y, width, height)
 
 
 def _fill_in(result: TableResult, text: str) -> str:
