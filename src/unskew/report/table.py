@@ -138,6 +138,8 @@ class ComparisonTable:
     @property
     def columns(self) -> list[str]:
         """Every column: the settings that differ, the results, the run directory, the shared settings."""
+        if not self.groups:
+            return []
         differing = [key for key in self.settings[0] if key not in self.same]
         if len(self.groups) == 1 or not differing:
             return ["run", *differing, *self.figures[0], *self.same]
