@@ -84,18 +84,6 @@ def test_the_page_has_one_figure_whose_points_lead_to_runs(tmp_path, capsys):
     assert (tmp_path / "claim-cifar10-simple-cnn.svg").read_text().startswith("<svg")
 
 
-def test_each_data_set_has_its_figure_and_a_short_name(tmp_path):
-    run(tmp_path, "fedavg", 0.5, lda=0.6)
-    for noise in (20, 80):
-        drawn = f"unskew.data.synthetic_set:population(users=40, noise={noise})"
-        record(tmp_path, replace(BASE, data=drawn, partition="users"), 0.3, {"lda": 0.4})
-    every = group_scenarios(read_all_records(tmp_path))
-    assert [each.data for each in every] == ["cifar10", "population", "population"]
-    files, _ = write_claim(tmp_path)
-    assert {file.name for file in files} >= {"claim.html", "claim.md", "claim-cifar10-simple-cnn.svg"}
-    assert "](claim-population-simple-cnn.svg)" in (tmp_path / "claim.md").read_text(encoding="utf-8")
-
-
 def test_dozens_of_choices_do_not_hide_a_large_gap_where_there_are_several_trainings(tmp_path):
     """Three seeds of a pair alone have an interval of thirty errors there; all trainings together know the noise."""
     many = {f"ccvr(per_class={number})": 0.6 + 0.0005 * (number % 7) for number in range(1, 45)}

@@ -73,16 +73,6 @@ def test_one_training_serves_all_cells_and_equals_the_run_alone(made, tmp_path):
     assert alone.calibrations["uscc"].accuracy == found.calibrations["uscc"].accuracy
 
 
-def test_the_table_is_shown_again_from_records_without_runs_or_data(made, tmp_path, capsys):
-    shutil.copytree(made / "records", tmp_path / "kept" / "records")
-    out = done(capsys, "reproduce", *TABLE, "--show", "--out", tmp_path / "kept")
-    assert "not run yet" not in out
-    table = json.loads((tmp_path / "kept" / "tables" / "smoke-digits" / "fedeccr" / "costs.json").read_text())
-    before = json.loads((made / "tables" / "smoke-digits" / "fedeccr" / "costs.json").read_text())
-    assert [cell["by_seed"] for cell in table["cells"]] == [cell["by_seed"] for cell in before["cells"]]
-    assert all(cell["runs"][0].endswith("seed0.json") for cell in table["cells"])
-
-
 def test_a_part_trains_its_own_runs_alone(tmp_path, capsys):
     out = done(capsys, "reproduce", *TABLE, "--cells", "2/2", "--set", "rounds=1", "--out", tmp_path)
     assert "1/1" in out
