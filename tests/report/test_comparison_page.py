@@ -91,7 +91,7 @@ def test_the_table_has_the_settings_that_differ_and_a_note_with_the_others(runs_
     assert names[:4] == ["run", "lr", "EMD", "accuracy"]
     assert [row[1] for row in table.rows] == [0.05, 0.01]
     assert "method fedavg" in table.note
-    assert "batch 64" in table.note or "batch" in table.note
+    assert "batch" in table.note
 
 
 def test_what_calibration_changes_is_said_in_points(runs_of, tmp_path):
@@ -117,9 +117,7 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(runs_of, tmp_path):
 def test_what_was_not_measured_is_said_and_what_was_is_shown(pair):
     made = compared(*pair)
     (said,) = section(made, "cka").missing
-    assert "fedavg" in said
-    assert "moon" in said
-    assert "--only cka" in said
+    assert all(part in said for part in ("fedavg", "moon", "--only cka"))
     assert section(made, "cka").elements == []
     assert section(made, "skew").elements
     assert not (pair[0] / "figures" / "cka.json").exists()
