@@ -1,16 +1,17 @@
 """What our protocol adds to a round over Flower: messages made, checked and read, in one process, no network."""
 
 import os
-import statistics
 import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 
-from measure import Row, at_most
+from measure import Row, at_most, medians
 from unskew import engines, models
 from unskew.core import tensors
 from unskew.core.key import Key
@@ -92,13 +93,14 @@ def _counting(exchange):
 def _in_turns(variants, state, repeats):
     """Median processor seconds of a round, after one that does not count."""
     visits = [Visit(client, float(EXAMPLES)) for client in range(NODES)]
-    times = {name: [] for name in variants}
-    for turn in range(repeats + 1):
-        for name, engine in variants.items():
-            began = time.process_time()
+
+    def rounds(engine):
+        for turn in count():
             outcome = add(engine.visit(Train(turn + 1), state.tensors, visits, Key(0).fold("round", turn)), visits)
             if outcome.failures:
                 raise RuntimeError(outcome.failures[0].reason)
-            if turn:
-                times[name].append(time.process_time() - began)
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
+            yield
+
+    return medians(
+        {name: partial(next, rounds(engine)) for name, engine in variants.items()}, repeats, time.process_time
+    )

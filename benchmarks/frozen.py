@@ -1,7 +1,6 @@
 """What storing the frozen part's output saves: a round of EfficientNet-Lite0 on features and through the encoder."""
 
 import os
-import resource
 import tempfile
 import time
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import unskew
-from measure import Row, at_least
+from measure import Row, at_least, peak_memory
 from unskew.core.files import CACHE_VARIABLE
 from unskew.core.types import Split
 from unskew.runs import prepare
@@ -42,7 +41,7 @@ def suite(images):
             else:  # its own layers take most of the time that is left
                 yield Row(name, through / stored, "times as fast", remark=words)
             yield Row(f"--train {train}: before the first round, features computed", first, "s")
-    yield Row("peak memory of all this", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, "GB")
+    yield Row("peak memory of all this", peak_memory() / 1e9, "GB")
 
 
 def _round(images, train, path):

@@ -1,10 +1,10 @@
 """The speed of a round: against the plain loop, with clients that do nothing, with 100,000 clients."""
 
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -102,9 +102,8 @@ class PlainProcess:
 
 
 def ten_large(images):
-    found = partition_examples(
-        "dirichlet(alpha=0.5)", images.train.labels, clients=10, key=Key(0), classes=len(images.classes)
-    )
+    labels, classes = images.train.labels, len(images.classes)
+    found = partition_examples("dirichlet(alpha=0.5)", labels, clients=10, key=Key(0), classes=classes)
     return Population.from_partition(found)
 
 
@@ -167,13 +166,8 @@ def large_population(repeats):
             arrays = (population.order, population.offsets, population.roster.inhabited, population.roster.sizes)
             own = sum(array.nbytes for array in arrays)
             rows.append(at_most("100,000 clients: memory beyond the data", own / clients, "bytes a client", 200))
-    per_example = {clients: [] for clients in variants}
-    for _ in range(10 * repeats):
-        for clients, work in variants.items():
-            began = time.perf_counter()
-            work()
-            per_example[clients].append(time.perf_counter() - began)
-    ratio = statistics.median(per_example[100_000]) / statistics.median(per_example[1_000])
+    seconds = medians(variants, 10 * repeats)
+    ratio = seconds[100_000] / seconds[1_000]
     rows.append(at_most("100,000 clients: a round's cost against 1,000", ratio, "", 1.1, "100 clients a round"))
     rows.append(at_most("100,000 clients: whole start-up from the command line", _command_line_start(), "s", 5))
     return rows
@@ -197,9 +191,7 @@ def partitions(repeats):
     labels = Key(0).numpy().integers(0, 1203, 120_000)
     rows = []
     for scheme in ("dirichlet(alpha=0.5, min_size=0)", "dirichlet-client(alpha=0.5)", "iid", "shards"):
-        work = {
-            scheme: lambda scheme=scheme: partition_examples(scheme, labels, clients=10_000, key=Key(0), classes=1203)
-        }
-        name = f"120,000 examples on 10,000 clients: {scheme}"
-        rows.append(at_most(name, medians(work, repeats)[scheme], "s", 1))
+        work = partial(partition_examples, scheme, labels, clients=10_000, key=Key(0), classes=1203)
+        seconds = medians({scheme: work}, repeats)[scheme]
+        rows.append(at_most(f"120,000 examples on 10,000 clients: {scheme}", seconds, "s", 1))
     return rows

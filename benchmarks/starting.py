@@ -1,11 +1,11 @@
 """The processor time until Unskew is imported, or until a command has answered."""
 
 import resource
-import statistics
 import subprocess
 import sys
+from functools import partial
 
-from measure import Row, at_most
+from measure import Row, at_most, medians
 
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
@@ -17,13 +17,8 @@ COMMANDS = {
 
 def suite(repeats):
     """Each command, the commands taking turns."""
-    times = {name: [] for name in COMMANDS}
-    for turn in range(repeats + 1):
-        for name, words in COMMANDS.items():
-            seconds = _processor_time(words)
-            if turn:  # the first turn fills the caches
-                times[name].append(seconds)
-    milliseconds = {name: 1000 * statistics.median(seconds) for name, seconds in times.items()}
+    commands = {name: partial(_run, words) for name, words in COMMANDS.items()}
+    milliseconds = {name: 1000 * seconds for name, seconds in medians(commands, repeats, _processor_time).items()}
     bare = milliseconds["python -c pass"]
     return [
         at_most("import unskew, beyond starting Python", milliseconds["import unskew"] - bare, "ms", 10),
@@ -32,8 +27,11 @@ def suite(repeats):
     ]
 
 
-def _processor_time(words):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def _run(words):
     subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _processor_time():
+    """Of all commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -14,12 +14,12 @@ import argparse
 import copy
 import json
 import math
-import os
-import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
+from statistics import fmean, stdev, variance
 
 import numpy as np
 import torch
@@ -104,32 +104,12 @@ def train_twin(arrays, seed, rounds):
 def train_ours(data_dir, partition, seed, rounds):
     """Accuracy after every round of `unskew run`, in a process that is like a user's."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *(
-                sys.executable,
-                "-m",
-                "unskew",
-                "run",
-                "--data",
-                "cifar10",
-                "--data-dir",
-                str(data_dir),
-                "--clients",
-                "10",
-            ),
-            *(
-                "--partition",
-                f"file:{partition}",
-                "--method",
-                "fedavg",
-                "--model",
-                "simple-cnn",
-                "--rounds",
-                str(rounds),
-            ),
-            *("--epochs", "1", "--batch", str(BATCH), "--lr", str(RATE), "--momentum", str(MOMENTUM)),
-            *("--weight-decay", str(DECAY), "--evaluate-every", "1", "--seed", str(seed), "--out", f"{folder}/run"),
-        ]
+        options = {
+            "data": "cifar10", "data-dir": data_dir, "clients": 10, "partition": f"file:{partition}", "seed": seed,
+            "method": "fedavg", "model": "simple-cnn", "rounds": rounds, "epochs": 1, "batch": BATCH, "lr": RATE,
+            "momentum": MOMENTUM, "weight-decay": DECAY, "evaluate-every": 1, "out": f"{folder}/run",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "unskew", "run", *(f"--{name}={value}" for name, value in options.items())]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         lines = Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["accuracy"] for line in lines]
@@ -137,9 +117,8 @@ def train_ours(data_dir, partition, seed, rounds):
 
 def table(curves):
     """Mean and deviation over the seeds by round, the difference, and how many standard errors it is."""
-    sides = {
-        side: [curves[name] for name in sorted(curves) if name.startswith(f"{side}/")] for side in ("ours", "twin")
-    }
+    names = sorted(curves)
+    sides = {side: [curves[name] for name in names if name.startswith(f"{side}/")] for side in ("ours", "twin")}
     rounds = min((len(curve) for side in sides.values() for curve in side), default=0)
     lines = [
         "| rounds | ours | twin | difference, points | in standard errors |",
@@ -149,23 +128,18 @@ def table(curves):
         return "two seeds of each are needed for a deviation"
     windows = [(first, min(first + 9, rounds)) for first in range(1, rounds + 1, 10)]
     for first, last in windows:  # the mean of ten rounds: a single round of a skewed federation jumps by points
-        means = {
-            side: [100 * statistics.fmean(curve[first - 1 : last]) for curve in several]
-            for side, several in sides.items()
-        }
-        gap = statistics.fmean(means["ours"]) - statistics.fmean(means["twin"])
-        error = math.sqrt(sum(statistics.variance(values) / len(values) for values in means.values()))
-        cells = [f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}" for values in means.values()]
-        lines.append(f"| {first} to {last} | {cells[0]} | {cells[1]} | {gap:+.2f} | {gap / error:+.1f} |")
+        ours, twin = ([100 * fmean(curve[first - 1 : last]) for curve in several] for several in sides.values())
+        gap = fmean(ours) - fmean(twin)
+        error = math.sqrt(variance(ours) / len(ours) + variance(twin) / len(twin))
+        cells = " | ".join(f"{fmean(values):.2f} ± {stdev(values):.2f}" for values in (ours, twin))
+        lines.append(f"| {first} to {last} | {cells} | {gap:+.2f} | {gap / error:+.1f} |")
     return "\n".join(lines)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument(
-        "--out", type=Path, required=True, help="curves by side and seed, as JSON; what is there is kept"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="a JSON file of curves; those in it are kept")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--partition", default="dirichlet(alpha=0.1)")
@@ -179,6 +153,7 @@ def main():
 
 def measure(options, curves):
     """Train what is missing, one after another, and write it down as it comes."""
+    from unskew.core.files import write_whole
     from unskew.core.key import Key
     from unskew.data.partition import partition_examples
     from unskew.data.partition_files import to_arrays
@@ -191,17 +166,15 @@ def measure(options, curves):
     arrays |= {f"{name}_labels": part.labels for name, part in parts.items()}
     file = options.out.with_suffix(".partition.npz")
     np.savez(file, **to_arrays(drawn, images.train.labels, 10))
-    for seed in options.seeds.split(","):
-        for side in ("ours", "twin"):
-            if f"{side}/{seed}" not in curves:
-                if side == "twin":
-                    curves[f"twin/{seed}"] = train_twin(arrays, int(seed), options.rounds)
-                else:
-                    curves[f"ours/{seed}"] = train_ours(options.data_dir, file.resolve(), seed, options.rounds)
-                beside = options.out.with_suffix(".part")
-                beside.write_text(json.dumps(curves), encoding="utf-8")
-                os.replace(beside, options.out)
-                print(f"{side}, seed {seed}: {curves[f'{side}/{seed}'][-1]:.2%}", flush=True)
+    trainers = {
+        "ours": lambda seed: train_ours(options.data_dir, file.resolve(), seed, options.rounds),
+        "twin": lambda seed: train_twin(arrays, int(seed), options.rounds),
+    }
+    for seed, (side, train) in product(options.seeds.split(","), trainers.items()):
+        if (name := f"{side}/{seed}") not in curves:
+            curves[name] = train(seed)
+            write_whole(options.out, json.dumps(curves).encode())
+            print(f"{side}, seed {seed}: {curves[name][-1]:.2%}", flush=True)
 
 
 if __name__ == "__main__":

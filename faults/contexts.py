@@ -152,30 +152,31 @@ def _run(engine: str, folder: Path) -> str:
     return digest(result.weights_sha256, result.accuracy, result.loss, result.calibrations["ccvr"].accuracy)
 
 
+def _copied(folder: Path, name: str) -> Path:
+    """A copy of a run that may be changed."""
+    shutil.rmtree(folder / "tried", ignore_errors=True)
+    return shutil.copytree(folder / name, folder / "tried")
+
+
 def _resume(folder: Path) -> str:
     import unskew
 
-    shutil.rmtree(folder / "tried", ignore_errors=True)
-    shutil.copytree(folder / "half", folder / "tried")
-    return digest(unskew.resume(folder / "tried").weights_sha256)
+    return digest(unskew.resume(_copied(folder, "half")).weights_sha256)
 
 
 def _calibrate_run(folder: Path) -> str:
     import unskew
 
-    shutil.rmtree(folder / "tried", ignore_errors=True)
-    shutil.copytree(folder / "whole", folder / "tried")
-    result = unskew.calibrate_run(folder / "tried", "ccvr", "oracle")
+    result = unskew.calibrate_run(_copied(folder, "whole"), "ccvr", "oracle")
     return digest([(each.name, each.accuracy, each.loss) for each in result.calibrations.values()])
 
 
 def _analyse(folder: Path) -> str:
     import unskew
 
-    shutil.rmtree(folder / "tried", ignore_errors=True)
-    shutil.copytree(folder / "whole", folder / "tried")
-    unskew.analyse(folder / "tried", "norms", "cka", "confusion")
-    return digest(*(file.read_bytes() for file in sorted((folder / "tried" / "figures").glob("*.json"))))
+    run = _copied(folder, "whole")
+    unskew.analyse(run, "norms", "cka", "confusion")
+    return digest(*(file.read_bytes() for file in sorted((run / "figures").glob("*.json"))))
 
 
 def _load(folder: Path) -> str:

@@ -215,47 +215,27 @@ def _no_picture(folder: Path) -> Words:
     return _pictures(folder, b"\x89PNG\r\n\x1a\nthis is not a picture", 3)
 
 
-def _pipe_among_pictures(folder: Path) -> Words:
-    words = _pictures(folder, _png(8, 8, bytes(8 * 25)), 5)
-    os.mkfifo(folder / "pictures" / "a" / "pipe.png")
-    return words
+def _among_pictures(add: Callable[[Path], None]) -> Build:
+    """Five good pictures, and what ``add`` puts into the folder of a class."""
 
+    def build(folder: Path) -> Words:
+        words = _pictures(folder, _png(8, 8, bytes(8 * 25)), 5)
+        add(folder / "pictures" / "a")
+        return words
 
-def _link_in_a_circle(folder: Path) -> Words:
-    words = _pictures(folder, _png(8, 8, bytes(8 * 25)), 5)
-    (folder / "pictures" / "a" / "me.png").symlink_to("me.png")
-    return words
-
-
-def _device_as_picture(folder: Path) -> Words:
-    words = _pictures(folder, _png(8, 8, bytes(8 * 25)), 5)
-    (folder / "pictures" / "a" / "zero.png").symlink_to("/dev/zero")
-    return words
+    return build
 
 
 # Partitions, statistics, recipes, runs
 
 
-def _partition(folder: Path, **arrays: object) -> Words:
-    np.savez(folder / "evil.npz", **arrays)
+def _partition(first: int, clients: int, folder: Path) -> Words:
+    """Everything belongs to client 0 but the first example; ``clients`` is what the file claims."""
+    client = np.zeros(1438, np.int32)
+    client[0] = first
+    about = {"scheme": np.array("x"), "seed": np.array(0), "hash": np.array("0"), "counts": np.zeros((1, 3), np.int32)}
+    np.savez(folder / "evil.npz", client=client, clients=np.array(clients), **about)
     return _run("digits", "--partition", f"file:{folder}/evil.npz")
-
-
-def _many_clients(folder: Path) -> Words:
-    client = np.zeros(1438, np.int32)
-    return _partition(
-        folder, client=client, clients=np.array(2**31), scheme=np.array("x"), seed=np.array(0), hash=np.array("0"),
-        counts=np.zeros((1, 3), np.int32),
-    )  # fmt: skip
-
-
-def _large_client_number(folder: Path) -> Words:
-    client = np.zeros(1438, np.int32)
-    client[0] = 2**31 - 1
-    return _partition(
-        folder, client=client, clients=np.array(2**31 - 1), scheme=np.array("x"), seed=np.array(0), hash=np.array("0"),
-        counts=np.zeros((1, 3), np.int32),
-    )  # fmt: skip
 
 
 def _csv_of_a_large_row(folder: Path) -> Words:
@@ -369,11 +349,11 @@ FILES: dict[str, Build] = {
     "400 pictures that claim 12,000 x 12,000": _large_pictures,
     "a picture that claims 2^31 x 2^31": _huge_picture,
     "pictures that are not pictures": _no_picture,
-    "a named pipe among pictures": _pipe_among_pictures,
-    "a link in a circle among pictures": _link_in_a_circle,
-    "a device among pictures": _device_as_picture,
-    "a partition that claims 2^31 clients": _many_clients,
-    "a partition with client number 2^31 - 1": _large_client_number,
+    "a named pipe among pictures": _among_pictures(lambda place: os.mkfifo(place / "pipe.png")),
+    "a link in a circle among pictures": _among_pictures(lambda place: (place / "me.png").symlink_to("me.png")),
+    "a device among pictures": _among_pictures(lambda place: (place / "zero.png").symlink_to("/dev/zero")),
+    "a partition that claims 2^31 clients": partial(_partition, 0, 2**31),
+    "a partition with client number 2^31 - 1": partial(_partition, 2**31 - 1, 2**31 - 1),
     "a CSV with huge numbers": _csv_of_a_large_row,
     "a named pipe as arrays": _pipe_as(lambda file: _run(f"arrays:{file}")),
     "a named pipe as a partition": _pipe_as(lambda file: _run("digits", "--partition", f"file:{file}")),

@@ -36,6 +36,9 @@ SNIPPETS = [
 ]
 
 
+assert len(SNIPPETS) >= 4
+
+
 @pytest.mark.parametrize(("kind", "text"), SNIPPETS)
 def test_a_snippet_runs(kind, text, tmp_path, monkeypatch):
     """Python as it stands; of a shell block the lines that call unskew and need nothing from elsewhere."""
@@ -93,17 +96,6 @@ def test_the_numbers_in_the_table_of_the_readme_are_in_the_records():
     assert all(f"| {number} examples/s" in speed for number in rates)
 
 
-def test_there_are_snippets_to_run():
-    assert len(SNIPPETS) >= 4
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
-
-
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path):
     """Strict: every page is in the navigation, every link and anchor exists."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
@@ -140,15 +132,8 @@ def test_a_notebook_runs_and_gives_as_many_outputs_as_it_shows(path, tmp_path):
         f"p = pathlib.Path({str(copy)!r}); nbformat.write(m['execute'](p, p.parent), p)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-    shown, made = (
-        [
-            "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
-            for cell in json.loads(file.read_text())["cells"]
-            for output in cell.get("outputs", [])
-        ]
-        for file in (path, copy)
-    )
-    assert len(shown) == len(made)
+    cells, again = (json.loads(file.read_text())["cells"] for file in (path, copy))
+    assert sum(len(cell.get("outputs", ())) for cell in cells) == sum(len(cell.get("outputs", ())) for cell in again)
 
 
 PACKAGE = ROOT / "src" / "unskew"
@@ -160,18 +145,20 @@ def missing_paths(text: str) -> list[str]:
     text = BLOCK.sub("", text)
     files = {*re.findall(r"`([\w./-]+\.py)`", text), *re.findall(r"\bsrc/unskew/[\w./]*\w", text)}
     folders = set(re.findall(r"`((?:src|tests|docs|recipes|benchmarks)/[\w./-]*)`", text))
+
+    def is_there(path: str) -> bool:
+        """Below the project or the package; a bare name anywhere in them."""
+        if "/" in path:
+            return (ROOT / path).exists() or (PACKAGE / path).exists()
+        return any(ROOT.glob(path)) or any(next((ROOT / top).rglob(path), None) for top in ("src", "recipes", "docs"))
+
     return sorted(path for path in (files | folders) - EXAMPLE_FILES if not is_there(path))
 
 
-def is_there(path: str) -> bool:
-    """Below the project or the package; a bare name anywhere in them."""
-    if "/" not in path:
-        return any(ROOT.glob(path)) or any(next((ROOT / top).rglob(path), None) for top in ("src", "recipes", "docs"))
-    return (ROOT / path).exists() or (PACKAGE / path).exists()
-
-
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
-def test_every_path_that_a_page_names_exists(page):
+def test_links_lead_somewhere_and_every_path_that_a_page_names_exists(page):
+    links = [target for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()) if "://" not in target]
+    assert [target for target in links if not (page.parent / target).exists()] == []
     assert missing_paths(page.read_text()) == []
 
 

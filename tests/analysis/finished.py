@@ -141,6 +141,11 @@ def metrics(run: Path) -> list[dict]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
 
+def section(page, name: str):
+    """The section of a page."""
+    return next(section for section in page.sections if section.name == name)
+
+
 def result(run: Path) -> dict:
     return json.loads((run / "result.json").read_text())
 

@@ -37,9 +37,9 @@ def test_a_folder_that_may_only_be_read_can_still_be_looked_at(run, tmp_path, mo
 
 
 def test_a_comparison_refuses_what_it_would_not_heed(run, runs_of, tmp_path):
-    with pytest.raises(UserError, match="--without is for the report of one run"):
+    with pytest.raises(UserError, match="--without is only for the report of one run"):
         write_report(run, runs_of(), out=tmp_path / "both.html", without=["skew"])
-    with pytest.raises(UserError, match="--only drift: it cannot compare runs; measures that can: skew, curves"):
+    with pytest.raises(UserError, match="--only drift: this measure cannot compare runs; these can: skew, curves"):
         write_report(run, runs_of(), out=tmp_path / "both.html", only=["drift"])
     assert not (tmp_path / "both.html").exists()
 

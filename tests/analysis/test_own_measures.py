@@ -131,7 +131,7 @@ def test_choices_and_tables_are_on_its_page_and_charts_have_its_name(run):
 def test_it_compares_runs_if_it_says_how(run, finished, tmp_path):
     other = copied(finished, tmp_path, "other")
     alone = a_measure()
-    with pytest.raises(UserError, match="--only fact: it cannot compare runs; measures that can: skew"):
+    with pytest.raises(UserError, match="--only fact: this measure cannot compare runs; these can: skew"):
         unskew.write_report(run, other, only=[alone], out=tmp_path / "both.html")
     together = Comparison(
         title="Facts", text="", draw=lambda runs: [Chart("facts", "Facts", ", ".join(runs), [Bars([0], [1])])],

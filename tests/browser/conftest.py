@@ -48,7 +48,7 @@ class Browser:
         self.events: list[dict] = []
 
     def call(self, method: str, session: str | None = None, **params):
-        """StatisticsRequest, wait for the answer; what happens meanwhile is kept in ``events``."""
+        """Send a request and wait for the answer; what happens meanwhile is kept in ``events``."""
         self._number += 1
         number = self._number
         message = {"id": number, "method": method, "params": params} | ({"sessionId": session} if session else {})
@@ -65,17 +65,13 @@ class Browser:
 
     def _receive(self, deadline: float, waiting: str) -> dict:
         while b"\0" not in self._read:
-            left = deadline - time.monotonic()
-            ready = left > 0 and select.select([self._in], [], [], left)[0]
-            assert ready, f"{waiting}: no answer of the browser in {PATIENCE} seconds; it said\n{self._last_words()}"
-            new = os.read(self._in, 1 << 20)
-            assert new, f"{waiting}: the browser has ended; it said\n{self._last_words()}"
+            ready = select.select([self._in], [], [], max(0, deadline - time.monotonic()))[0]
+            new = ready and os.read(self._in, 1 << 20)
+            why = "the browser has ended" if ready else f"no answer of the browser in {PATIENCE} seconds"
+            assert new, f"{waiting}: {why}; it said\n{self.said.read_text(errors='replace')[-2000:]}"
             self._read += new
         text, self._read = self._read.split(b"\0", 1)
         return json.loads(text)
-
-    def _last_words(self) -> str:
-        return self.said.read_text(errors="replace")[-2000:]
 
     def close(self):
         os.close(self._out)
@@ -118,15 +114,16 @@ class Tab:
 
     def open(self, path: Path):
         self.opened.append(path.as_uri())
-        before = len(self.events("Page.loadEventFired"))
-        found = self.call("Page.navigate", url=path.as_uri())
-        assert "errorText" not in found, found
-        self.wait(lambda: len(self.events("Page.loadEventFired")) > before, f"{path} to load")
+        self._load("Page.navigate", url=path.as_uri())
 
     def reload(self):
+        self._load("Page.reload")
+
+    def _load(self, method: str, **params):
         before = len(self.events("Page.loadEventFired"))
-        self.call("Page.reload")
-        self.wait(lambda: len(self.events("Page.loadEventFired")) > before, "the page to load again")
+        found = self.call(method, **params)
+        assert "errorText" not in found, found
+        self.wait(lambda: len(self.events("Page.loadEventFired")) > before, f"{method} to end")
 
     def ask(self, script: str):
         """The value of an expression, as JSON carries it."""

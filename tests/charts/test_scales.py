@@ -71,7 +71,7 @@ def test_ends_without_values_near_zero_and_with_free_room():
 
 
 def test_an_unknown_kind_of_axis_is_refused():
-    with pytest.raises(UserError, match="axis"):
+    with pytest.raises(UserError, match="unknown kind of axis 'metres'"):
         ends([1], Axis(kind="metres"))
 
 

@@ -181,7 +181,7 @@ def test_a_table_displays_itself_and_is_a_frame(tmp_path):
     assert [one.result for one in again.runs] == [one.result for one in table.runs]
     with pytest.raises(UserError, match="an int cannot be compared"):
         compare(3)
-    with pytest.raises(UserError, match="no runs to compare"):
+    with pytest.raises(UserError, match="nothing to compare: give results"):
         compare()
 
 

@@ -65,5 +65,5 @@ def test_a_data_officer_verifies_a_receipt(federation, tmp_path):
     (tmp_path / "receipt.json").write_text(json.dumps(changed))
     with pytest.raises(UserError, match="not signed with this key, or was changed since"):
         command("audit", tmp_path / "receipt.json", "--key", keys["ward"])
-    with pytest.raises(UserError, match=r"give --key NAME\.pub with a receipt"):
+    with pytest.raises(UserError, match=r"a receipt needs --key NAME\.pub"):
         command("audit", tmp_path / "receipt.json")

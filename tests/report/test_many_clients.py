@@ -33,7 +33,7 @@ def crowd() -> ImageSet:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("many") / "run"
     unskew.run(
         data=crowd(), partition="users", per_round=20, rounds=1, epochs=1, batch=8, model="tiny-cnn",
@@ -53,29 +53,27 @@ def charts(page):
                 yield from element.options.values()
 
 
-def test_the_page_is_small_and_quick(page):
-    _, path, seconds = page
+@pytest.fixture
+def made(written):
+    return written[0]
+
+
+def test_the_page_is_small_and_quick(written):
+    _, path, seconds = written
     assert (path / "report.html").stat().st_size < 2_000_000
     assert seconds < 30  # of the processor; about 3
     assert all(file.stat().st_size < 1_000_000 for file in (path / "figures").iterdir())
 
 
-def test_no_chart_has_a_mark_for_each_client_or_class(page):
-    made, _, _ = page
+def test_no_chart_has_a_mark_for_each_client_or_class(made):
+    most = {Bars: 60, Dots: 2100, Line: 400, Cells: 60 * CLASSES}
     for chart in charts(made):
-        for mark in chart.marks:
-            if isinstance(mark, Bars):
-                assert len(mark.x) <= 60, chart.name
-            if isinstance(mark, Dots):
-                assert len(mark.x) <= 2100, chart.name
-            if isinstance(mark, Line):
-                assert len(mark.x) <= 400, chart.name
-            if isinstance(mark, Cells):
-                assert len(mark.values) * len(mark.values[0]) <= 60 * CLASSES, chart.name
+        for mark in (mark for mark in chart.marks if type(mark) in most):
+            size = len(mark.values) * len(mark.values[0]) if isinstance(mark, Cells) else len(mark.x)
+            assert size <= most[type(mark)], chart.name
 
 
-def test_what_is_left_out_is_said(page):
-    made, _, _ = page
+def test_what_is_left_out_is_said(made):
     notes = {section.name: " ".join((*section.notes, *(e.title for e in section.elements if isinstance(e, Chart))))
              for section in made.sections}  # fmt: skip
     assert "60 of 2,000 clients" in notes["skew"]
@@ -84,8 +82,7 @@ def test_what_is_left_out_is_said(page):
     assert "classes" in notes["norms"]
 
 
-def test_all_clients_are_in_the_sorted_curves(page):
-    made, _, _ = page
+def test_all_clients_are_in_the_sorted_curves(made):
     found = {chart.name: chart for chart in charts(made)}
     assert found["skew-sizes"].marks[0].y[-1] == 500
     assert found["skew-classes"].marks[0].y[0] == 1
@@ -93,8 +90,7 @@ def test_all_clients_are_in_the_sorted_curves(page):
     assert len(found["confusion-classes"].marks[0].y) == pytest.approx(CLASSES, abs=30)
 
 
-def test_confused_and_close_classes_are_ranked(page):
-    made, _, _ = page
+def test_confused_and_close_classes_are_ranked(made):
     assert CLASSES > MAX_TABLE_CLASSES
     tables = {element.title: element for section in made.sections for element in section.elements
               if isinstance(element, Table)}  # fmt: skip

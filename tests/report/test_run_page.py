@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.finished import CALIBRATIONS, copied, finished, finished_run, result, run, runs_of
+from analysis.finished import CALIBRATIONS, copied, finished, finished_run, result, run, runs_of, section
 from unskew.analysis import MEASURES
 from unskew.analysis.measure import Choice, Table
 from unskew.report.page import to_html
@@ -17,10 +17,6 @@ DEAR = [name for name in MEASURES if name not in CHEAP]
 def page_of(path, *, only=(), without=(), again=False):
     with finished_run(path) as opened:
         return run_page(opened, take_all(opened, only, without, again))
-
-
-def section(made, name):
-    return next(each for each in made.sections if each.name == name)
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,12 @@
 
 from dataclasses import replace
 
-import pytest
-
+from analysis.finished import done
 from made_records import record
 from unskew.charts import Words
 from unskew.charts.files import svg
-from unskew.console.main import main
-from unskew.core.errors import UserError
 from unskew.reproduce.cells import Variant, make_cells
-from unskew.reproduce.claim import (
-    decide,
-    draw_claim,
-    group_scenarios,
-    read_all_records,
-    write_claim,
-)
+from unskew.reproduce.claim import decide, draw_claim, group_scenarios, read_all_records, write_claim
 from unskew.reproduce.recipe import load_recipe
 from unskew.runs.config import Config
 
@@ -86,31 +77,11 @@ def test_the_page_has_one_figure_whose_points_lead_to_runs(tmp_path, capsys):
     run(tmp_path, "fedavg", 0.5, ccvr=0.6, lda=0.65)
     (chart,) = draw_claim(group_scenarios(read_all_records(tmp_path)), tmp_path)
     assert svg(chart).count("<a href=") == 3
-    with pytest.raises(SystemExit) as ended:
-        main(["reproduce", "--claim", "--out", str(tmp_path)])
-    assert ended.value.code == 0
-    assert "fedavg + lda" in capsys.readouterr().out
+    assert "fedavg + lda" in done(capsys, "reproduce", "--claim", "--out", tmp_path)
     page = (tmp_path / "claim.html").read_text()
     link = page.partition('<a href="records/')[2].partition('"')[0]
     assert (tmp_path / "records" / link).is_file()
     assert (tmp_path / "claim-cifar10-simple-cnn.svg").read_text().startswith("<svg")
-
-
-def test_each_data_set_has_its_figure_and_a_short_name(tmp_path):
-    run(tmp_path, "fedavg", 0.5, lda=0.6)
-    for noise in (20, 80):
-        drawn = f"unskew.data.synthetic_set:population(users=40, noise={noise})"
-        record(tmp_path, replace(BASE, data=drawn, partition="users"), 0.3, {"lda": 0.4})
-    every = group_scenarios(read_all_records(tmp_path))
-    assert [each.data for each in every] == ["cifar10", "population", "population"]
-    files, _ = write_claim(tmp_path)
-    assert {file.name for file in files} >= {"claim.html", "claim.md", "claim-cifar10-simple-cnn.svg"}
-    assert "](claim-population-simple-cnn.svg)" in (tmp_path / "claim.md").read_text(encoding="utf-8")
-
-
-def test_without_records_one_message(tmp_path):
-    with pytest.raises(UserError, match="no results to compare"):
-        read_all_records(tmp_path)
 
 
 def test_dozens_of_choices_do_not_hide_a_large_gap_where_there_are_several_trainings(tmp_path):
@@ -135,9 +106,9 @@ def test_the_decision_is_the_cheapest_of_what_is_tied_with_the_best(tmp_path):
     for file in (tmp_path / "records").glob("*scaffold*/*.json"):
         file.write_text(file.read_text().replace('"bytes_up": 5000', '"bytes_up": 50000'))
     (choice,) = decide(group_scenarios(read_all_records(tmp_path)))
-    assert choice.situation == ("about 10", "strong (α ≤ 0.2)", "from scratch", "short")
-    assert (choice.use, choice.gain, choice.cost) == ("fedavg + lda", "+15.0", "1.2x the upload")
-    assert choice.evidence == (
+    assert tuple(choice.values())[:4] == ("about 10", "strong (α ≤ 0.2)", "from scratch", "short")
+    assert tuple(choice.values())[4:7] == ("fedavg + lda", "+15.0", "1.2x the upload")
+    assert choice["evidence"] == (
         "cifar10: 1 setting, 3 seeds each; the interval excludes 0 in 1 of 1; "
         "tied with scaffold + lda, which has the highest mean"
     )
@@ -146,10 +117,22 @@ def test_the_decision_is_the_cheapest_of_what_is_tied_with_the_best(tmp_path):
 def test_one_seed_is_an_indication_and_no_gain_means_fedavg(tmp_path):
     run(tmp_path, "fedavg", 0.5, seeds=(0,), lda=0.65)
     (choice,) = decide(group_scenarios(read_all_records(tmp_path)))
-    assert (choice.use, choice.evidence) == ("fedavg + lda", "cifar10: 1 setting, 1 seed each; an indication only")
+    assert (choice["use this"], choice["evidence"]) == (
+        "fedavg + lda",
+        "cifar10: 1 setting, 1 seed each; an indication only",
+    )
     run(tmp_path, "fedavg", 0.5, lda=0.45)
     (choice,) = decide(group_scenarios(read_all_records(tmp_path)))
-    assert (choice.use, choice.gain) == ("fedavg", "")
+    assert (choice["use this"], choice["points over FedAvg"]) == ("fedavg", "")
+
+
+def test_a_situation_whose_settings_share_no_family_with_enough_seeds_has_no_decision(tmp_path):
+    run(tmp_path, "fedavg", 0.5, seeds=(0,))
+    run(tmp_path, "scaffold", 0.5)
+    for seed in (0, 1, 2):
+        other = replace(BASE, partition="dirichlet(alpha=0.05, cap=true)", seed=seed)
+        record(tmp_path, other, 0.5, {"lda": 0.6})
+    assert decide(group_scenarios(read_all_records(tmp_path))) == []
 
 
 def test_repetitions_on_one_partition_are_joined_by_the_run_that_drew_it(tmp_path):
@@ -167,8 +150,7 @@ def test_a_pair_that_is_noisier_than_the_others_keeps_its_own_error(tmp_path):
     for number in range(6):
         run(tmp_path, f"fedprox(mu={'1' * number}1)", 0.5, jitter=0.0001)
     (one,) = group_scenarios(read_all_records(tmp_path))
-    wild = next(each for each in one.combinations if each.name == "scaffold")
-    calm = next(each for each in one.combinations if each.name == "fedavg + lda")
+    wild, calm = (next(each for each in one.combinations if each.name == name) for name in ("scaffold", "fedavg + lda"))
     noisy, quiet = one.gap(wild, one.plain), one.gap(calm, one.plain)
     assert noisy.high - noisy.low > quiet.high - quiet.low
 

@@ -15,7 +15,7 @@ from unskew.reproduce.cells import Variant, make_cells, name_training, select_ce
 from unskew.reproduce.figures import KINDS
 from unskew.reproduce.networks import few_examples
 from unskew.reproduce.plan import plan_runs, select_part
-from unskew.reproduce.recipe import SCALES, find_recipes, load_recipe, matches, parse_value, recipe_names
+from unskew.reproduce.recipe import SCALES, find_recipes, load_recipe, parse_value, recipe_names
 from unskew.runs.config import OPTIONS, Config, checked
 
 PAPER = Variant("paper")
@@ -32,6 +32,16 @@ ASKED = (
 
 def test_every_table_and_figure_is_there():
     assert set(ASKED) <= set(recipe_names())
+
+
+def trainings(name, variant=PAPER):
+    """The trainings behind a table, by name."""
+    return {job.path.parent.name for job in plan_runs([(load_recipe(name), variant)])}
+
+
+def cells_of(name):
+    """The cells of a table at the paper's scale by row and column."""
+    return {(cell.row.name, cell.column.name): cell for cell in make_cells(load_recipe(name), PAPER)}
 
 
 def check_cells(name, scale, data):
@@ -74,17 +84,14 @@ def test_every_recipe_says_where_its_values_are_from(name):
         assert set(row.keeps) <= set(OPTIONS)
         assert len(row.values) in (0, len(columns))
         assert set(row.by_column) <= set(columns)
+    left_out = [text for part in one.stand_in.values() for text in part.left_out]
+    assert [text for text in left_out if not any(each.startswith(text) for each in one.list_differences())] == []
 
 
 def test_tables_share_their_trainings():
-    asked = Variant("paper")
-    first, second = (
-        {job.path.parent.name for job in plan_runs([(load_recipe(name), asked)])}
-        for name in ("ccvr/table3", "ccvr/table2")
-    )
-    assert first < second
-    both = plan_runs([(load_recipe("ccvr/table2"), asked), (load_recipe("ccvr/table3"), asked)])
-    assert len(both) == len(plan_runs([(load_recipe("ccvr/table2"), asked)]))
+    assert trainings("ccvr/table3") < trainings("ccvr/table2")
+    both = plan_runs([(load_recipe(name), PAPER) for name in ("ccvr/table2", "ccvr/table3")])
+    assert len(both) == len(plan_runs([(load_recipe("ccvr/table2"), PAPER)]))
     fedavg = next(job for job in both if "fedavg-dirichlet-alpha-0.1-" in job.path.parent.name)
     assert len([name for name in fedavg.calibrations if name.startswith("ccvr")]) == 5  # M_c of 50 to 2000
     assert "oracle(paper=true)" in fedavg.calibrations
@@ -116,9 +123,7 @@ def test_a_training_is_named_by_all_that_decides_it_but_the_seed():
 def test_each_part_has_its_own_runs_and_together_they_are_all():
     jobs = plan_runs([(load_recipe("ccvr/table2"), Variant("small"))])
     parts = [select_part(jobs, f"{place}/5") for place in range(1, 6)]
-    assert sorted(job.path.parent.name for part in parts for job in part) == sorted(
-        job.path.parent.name for job in jobs
-    )
+    assert sorted(job.path for part in parts for job in part) == sorted(job.path for job in jobs)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     for wrong in ("0/4", "5/4", "1", "a/b", "-1/2", "1/0", ""):
         with pytest.raises(UserError, match="--cells"):
@@ -129,18 +134,12 @@ def test_rows_and_columns_may_be_chosen():
     one = load_recipe("ccvr/table2")
     asked = Variant("paper", rows=("FedAvg*",), columns=("alpha = 0.1",))
     chosen = select_cells(make_cells(one, asked), asked)
-    assert {cell.row.name for cell in chosen} == {
-        f"{method}{after}" for method in ("FedAvg", "FedAvgM") for after in ("", " + CCVR", " + oracle")
-    }
-    assert {cell.column.name for cell in chosen} == {"α = 0.1"}
-    with pytest.raises(UserError, match="no such rows"):
-        select_cells(make_cells(one, asked), Variant("paper", rows=("nothing",)))
+    rows = {f"{method}{after}" for method in ("FedAvg", "FedAvgM") for after in ("", " + CCVR", " + oracle")}
+    assert {(cell.row.name, cell.column.name) for cell in chosen} == {(row, "α = 0.1") for row in rows}
 
 
 def test_the_ccvr_papers_hyperparameters_are_its_table_8():
-    cells = {
-        (cell.row.name, cell.column.name): cell for cell in make_cells(load_recipe("ccvr/table2"), Variant("paper"))
-    }
+    cells = cells_of("ccvr/table2")
     assert cells["MOON", "α = 0.05"].config.method == "moon(mu=5)"
     assert cells["FedProx", "α = 0.05"].config.method == "fedprox(mu=0.01)"
     knobs = "relu=true, tukey=0.5"
@@ -177,8 +176,7 @@ def test_the_ccvr_papers_hyperparameters_are_its_table_8():
     ],
 )  # fmt: skip
 def test_values_are_the_papers(name, row, column, value):
-    cells = {(cell.row.name, cell.column.name): cell for cell in make_cells(load_recipe(name), Variant("paper"))}
-    assert str(cells[row, column].paper) == value
+    assert str(cells_of(name)[row, column].paper) == value
 
 
 def test_the_gains_that_the_ccvr_paper_prints_follow_from_the_values():
@@ -208,13 +206,6 @@ def test_tables_are_asked_for_by_name_paper_or_pattern():
     assert find_recipes(["fedeccr", "fedeccr/table1"])[0] == "fedeccr/table1"
     assert len(find_recipes(["fedeccr", "fedeccr/table1"])) == len(find_recipes(["fedeccr"]))
     assert find_recipes(["ccvr/figure1?"])[0] == "ccvr/figure10"
-    with pytest.raises(UserError, match="ccvr/table2"):
-        find_recipes(["ccvr/tabel2"])
-
-
-def test_greek_letters_may_be_spelled_out():
-    assert matches("α = 0.1", ("alpha = 0.1",))
-    assert not matches("α = 0.1", ("alpha = 0.5",))
 
 
 @pytest.mark.parametrize(
@@ -239,14 +230,6 @@ def test_a_recipe_that_is_wrong_is_refused_by_name(text, said, tmp_path, monkeyp
         make_cells(load_recipe("mine/table1"), Variant("smoke"))
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_what_other_data_leave_out_is_there_to_be_left_out(name):
-    one = load_recipe(name)
-    every = one.list_differences()
-    for part in one.stand_in.values():
-        assert [each for each in part.left_out if not any(said.startswith(each) for said in every)] == []
-
-
 def test_table_5_has_a_baseline_for_each_start_and_weights_reach_the_pretrained_rows_alone():
     network = "mobilenet-v2(norm=group)"
     asked = Variant("paper", changes={"pretrained": "weights.pth", "model": network})
@@ -257,17 +240,14 @@ def test_table_5_has_a_baseline_for_each_start_and_weights_reach_the_pretrained_
         assert (cell.config.model, cell.baseline.model) == (network, network)
         assert (cell.baseline.rounds, cell.baseline.method) == (100, "centralised")
         assert cell.config.evaluate_every == (1 if start else 10)
-    trained = {job.path.parent.name for job in plan_runs([(load_recipe("hsu/table5"), Variant("paper"))])}
-    shared = {job.path.parent.name for job in plan_runs([(load_recipe("hsu/table1"), Variant("paper"))])}
-    assert len(trained & shared) == 1  # centralized training from random weights is Table 1's run
-    assert trained == {job.path.parent.name for job in plan_runs([(load_recipe("hsu/figure9"), Variant("paper"))])}
+    trained = trainings("hsu/table5")
+    assert len(trained & trainings("hsu/table1")) == 1  # centralized training from random weights is Table 1's run
+    assert trained == trainings("hsu/figure9")
 
 
 def test_the_photographs_tables_share_their_runs():
-    plans = {
-        name: {job.path.parent.name for job in plan_runs([(load_recipe(f"hsu/{name}"), Variant("paper"))])}
-        for name in ("table1", "table2", "table3", "table4", "figure4a", "figure5", "figure6", "figure7", "figure8a")
-    }
+    names = ("table1", "table2", "table3", "table4", "figure4a", "figure5", "figure6", "figure7", "figure8a")
+    plans = {name: trainings(f"hsu/{name}") for name in names}
     assert plans["table2"] <= plans["figure6"]
     assert len(plans["table1"] & plans["table2"] & plans["table3"] & plans["figure6"]) == 1  # Centralized
     assert len(plans["table1"] & plans["table4"]) == 2  # two layers and all
@@ -303,8 +283,8 @@ def test_at_the_papers_scale_all_seeds_share_one_partition_and_seed_0_is_the_run
 
 def test_few_examples_leave_the_others_to_nobody():
     labels = np.repeat(np.arange(100), 50)
-    client = few_examples(labels, 10, Key(0), examples=1000)
+    client, again, other = (few_examples(labels, 10, Key(seed), examples=1000) for seed in (0, 0, 1))
     assert (client >= 0).sum() == 1000
     assert set(client.tolist()) == set(range(-1, 10))
-    assert (client == few_examples(labels, 10, Key(0), examples=1000)).all()
-    assert (client != few_examples(labels, 10, Key(1), examples=1000)).any()
+    assert (client == again).all()
+    assert (client != other).any()

@@ -99,7 +99,7 @@ def test_the_command_audit_reads_a_run_directory_and_takes_no_key_for_it(tmp_pat
     federated(tmp_path, exchange_of(nodes), rounds=1)
     assert "node node-2: key unknown" in done(capsys, "federation", "audit", tmp_path / "run")
     message = refused(capsys, "federation", "audit", tmp_path / "run", "--key", "a.pub")
-    assert "a receipt needs --key NAME.pub, which nothing else takes" in message
+    assert "a receipt needs --key NAME.pub, and nothing else does" in message
 
 
 def test_the_memory_announced_has_room_for_the_replies_of_a_round(tmp_path, nodes):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from PIL import Image as Raster
 
 from unskew.charts import Chart
-from unskew.charts.layout import Box, Circle, Drawing, Layer, Polyline, Shape, Text, lay_out, lay_out_head
+from unskew.charts.layout import Box, Circle, Layer, Polyline, Shape, Text, lay_out, lay_out_head
 from unskew.core.errors import UserError, nearest
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,Ubuntu,'DejaVu Sans',sans-serif"
@@ -77,7 +77,11 @@ def svg(*charts: Chart, standalone: bool = True) -> str:
     width, height = max(picture.width for picture in pictures), sum(picture.height for picture in pictures)
     content, top = "", 0
     for picture in pictures:
-        content += _content(picture) if not top else f'<g transform="translate(0 {top})">{_content(picture)}</g>'
+        clip = "clip-" + "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):x}_" for c in picture.name)
+        clipped = any(layer.clip for layer in picture.layers)
+        frame = f'<clipPath id="{clip}">{_shape(picture.frame)}</clipPath>' if clipped else ""
+        inside = frame + "".join(_layer(layer, clip) for layer in picture.layers)
+        content += f'<g transform="translate(0 {top})">{inside}</g>' if top else inside
         top += picture.height
     sides = [f"{side / 100:g}in" if charts[0].physical else str(side) for side in (width, height)]
     size = f'viewBox="0 0 {width} {height}" width="{sides[0]}" height="{sides[1]}"'
@@ -87,13 +91,6 @@ def svg(*charts: Chart, standalone: bool = True) -> str:
     kind = "chart serif" if charts[0].serif else "chart"
     head = f'<svg{space} class="{kind}" {size} role="img" aria-label="{description}"><desc>{description}</desc>'
     return f"{head}{style}{content}</svg>\n"
-
-
-def _content(picture: Drawing) -> str:
-    clip = "clip-" + "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):x}_" for c in picture.name)
-    clipped = any(layer.clip for layer in picture.layers)
-    frame = f'<clipPath id="{clip}">{_shape(picture.frame)}</clipPath>' if clipped else ""
-    return frame + "".join(_layer(layer, clip) for layer in picture.layers)
 
 
 def _layer(layer: Layer, clip: str) -> str:
@@ -292,7 +289,6 @@ def for_paper(chart: Chart, width: int | None = None, height: int | None = None)
         _, short = lay_out_head(replace(chart, marks=()))
         return replace(chart, height=round(max(SHAPE * wide, PLOT) + head - short))
     if height < head + PLOT:
-        least = (head + PLOT) / INCH * 2.54 + 0.05
-        room = "the title and the legend leave no room"
-        raise UserError(f"{room}; give --height {least:.1f}cm or more, a larger --width, or fewer runs")
+        enough = f"--height {(head + PLOT) / INCH * 2.54 + 0.05:.1f}cm or more, a larger --width, or fewer runs"
+        raise UserError(f"the title and legend leave no room for the plot; give {enough}")
     return replace(chart, height=height)

@@ -337,7 +337,9 @@ def audit(
     found: Any
     is_run = (place / FEDERATION).exists()
     if (key is None) != place.is_dir() or (receipt is not None and (is_run or not place.is_dir())):
-        raise UserError("--receipt needs a node's folder; a receipt needs --key NAME.pub, which nothing else takes")
+        raise UserError(
+            "--receipt works only on a node's folder; a receipt needs --key NAME.pub, and nothing else does"
+        )
     if is_run:
         logs = [audit_file(place.absolute(), released=released) for released in (False, True)]
         found = audits.read_audit(logs[logs[1].exists()])

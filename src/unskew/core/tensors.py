@@ -28,7 +28,14 @@ def of_module(module: nn.Module) -> Tensors:
 
 
 def overwrite(module: nn.Module, values: Tensors) -> None:
-    """Set these parameters and buffers of a network, in place."""
+    """Set all parameters and buffers of a network, in place."""
+    with torch.no_grad():
+        for name, target in of_module(module).items():
+            target.copy_(values[name])
+
+
+def overwrite_some(module: nn.Module, values: Tensors) -> None:
+    """Set some of a network's parameters and buffers, in place."""
     targets = of_module(module)
     with torch.no_grad():
         for name, value in values.items():

@@ -124,7 +124,7 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
     device, algorithm, network = ready_device(blueprint.device), blueprint.algorithm(), blueprint.network()
     parts = pixels(blueprint, data, device)
     if isinstance(network, FineTuned):
-        tensors.overwrite(network.whole, tensors.under(data, FROZEN))
+        tensors.overwrite_some(network.whole, tensors.under(data, FROZEN))
     network = network.to(getattr(torch, blueprint.dtype))
     memory = None if memories is None else ClientMemory(algorithm.remember, tensors.of_module(network), memories)
     return ClientSide(

@@ -52,7 +52,7 @@ class FrozenPart:
     ) -> None:
         self.blueprint, self.images, self.images_sha256, self.views = blueprint, images, sha256, views
         self.network = blueprint.whole()
-        tensors.overwrite(self.network, weights)
+        tensors.overwrite_some(self.network, weights)
         self.parts = pixels(blueprint, dataset(images, population))
         cut = find_cut(self.network, blueprint.shape, blueprint.layers or 0)
         assert cut is not None  # otherwise nothing is stored

@@ -50,7 +50,12 @@ class Page:
 
 def to_html(page: Page) -> str:
     """The page as one self-contained HTML file; characters that cannot be shown are replaced."""
-    sections = list(zip(page.sections, _make_anchors(page.sections), strict=True))
+    sections, used = list[tuple[Section, str]](), {"content", "findings", "findings-title", "chart-style"}
+    for section in page.sections:  # a unique id for its link: letters, digits and dashes
+        name = re.sub(r"[^\w-]+", "-", section.name).strip("-").lower() or "section"
+        anchor = next(id for id in chain([name], (f"{name}-{number}" for number in count(2))) if id not in used)
+        sections.append((section, anchor))
+        used |= {anchor, f"{anchor}-title"}
     html: str = _template().render(page=page, sections=sections)
     return html.translate(_UNPRINTABLE).encode("utf-8", "replace").decode("utf-8")
 
@@ -109,15 +114,3 @@ def _format_number(value: float) -> str:
     if isinstance(value, int) or 1e4 <= abs(value) < 1e15:
         return f"{value:,.0f}"
     return f"{value:#.4g}".removesuffix(".") if 1e-4 <= abs(value) < 1e4 else f"{value:.4g}"
-
-
-def _make_anchors(sections: Sequence[Section]) -> list[str]:
-    """A unique id for each section's link: letters, digits and dashes."""
-    used = {"content", "findings", "findings-title", "chart-style"}
-    anchors = []
-    for section in sections:
-        name = re.sub(r"[^\w-]+", "-", section.name).strip("-").lower() or "section"
-        candidates = chain([name], (f"{name}-{number}" for number in count(2)))
-        anchors.append(next(anchor for anchor in candidates if anchor not in used))
-        used |= {anchors[-1], f"{anchors[-1]}-title"}
-    return anchors

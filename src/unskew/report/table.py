@@ -158,9 +158,12 @@ class ComparisonTable:
         return shown or [key for key in self.columns if key not in self.same and not (key == "n" and equal)]
 
     def cell(self, row: int, key: str) -> str:
-        """One cell as text; a figure that some runs of the row lack has their count."""
+        """One cell as text: the common folder of seeds, or the first run and how many more; a setting; a figure."""
         if key == "run":
-            return _name_runs([self.runs[at].result.path for at in self.groups[row]])
+            paths = [self.runs[at].result.path for at in self.groups[row]]
+            if len({path.parent for path in paths}) == 1 < len(paths) and all(p.name.startswith("seed") for p in paths):
+                return str(paths[0].parent)
+            return f"{paths[0]} +{len(paths) - 1}" if len(paths) > 1 else str(paths[0])
         return str(self.figures[row].get(key) or self.settings[row][key])
 
     def rows(self, columns: Sequence[str] | None = None) -> list[dict[str, str]]:
@@ -354,7 +357,7 @@ def compare(
     results = _results(runs)
     reference = [None] if baseline is None else _results([baseline])
     if not results or len(reference) != 1:
-        raise UserError("there are no runs to compare, or not one baseline; give results or run directories")
+        raise UserError("nothing to compare: give results or run directories, and at most one baseline")
     metrics = [read_metrics(result.path) for result in results]
     compared = side_by_side(results, metrics, baseline=reference[0], at_round=at_round, at_batch=at_batch)
     names = columns.split(",") if isinstance(columns, str) else columns
@@ -508,12 +511,3 @@ def group_by_setting(compared: Sequence[Compared]) -> list[list[int]]:
         copies[*setting, run.result.seed] += 1
         groups.setdefault((*setting, copies[*setting, run.result.seed]), []).append(at)
     return list(groups.values())
-
-
-def _name_runs(paths: Sequence[Path]) -> str:
-    """The common folder of seeds, or the first run and how many more."""
-    if len(paths) == 1:
-        return str(paths[0])
-    if len({path.parent for path in paths}) == 1 and all(path.name.startswith("seed") for path in paths):
-        return str(paths[0].parent)
-    return f"{paths[0]} +{len(paths) - 1}"

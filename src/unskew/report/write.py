@@ -208,7 +208,11 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] =
     if len({run.path.resolve() for run in runs}) < len(runs) or len(runs) > MAX_RUNS:
         raise UserError(f"give each run once, and at most {MAX_RUNS} runs")
     named = dict(zip(name_runs(runs), runs, strict=True))
-    compared = [_compare(named, *item, again) for item in _comparisons(only)]
+    chosen = {request.name: request for request in order_requests(only)} if only else {}
+    able = {name: parse_measure(name) for name, measure in MEASURES.items() if measure.compare is not None}
+    if unable := next((name for name, request in chosen.items() if request.measure.compare is None), None):
+        raise UserError(f"--only {unable}: this measure cannot compare runs; these can: {', '.join(able)}")
+    compared = [_compare(named, request, name in chosen, again) for name, request in (able | chosen).items()]
     methods = list(dict.fromkeys(run.result.method for run in runs))
     results = [run.result for run in runs]
     return Page(
@@ -228,15 +232,6 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] =
         ],
         footer="Made by unskew. Bands are one standard deviation over seeds.",
     )
-
-
-def _comparisons(only: Sequence[MeasureSource]) -> list[tuple[MeasureRequest, bool]]:
-    """Every measure that can compare runs, and whether it was chosen; chosen ones are taken if they are not stored."""
-    chosen = {request.name: request for request in order_requests(only)} if only else {}
-    able = {name: parse_measure(name) for name, measure in MEASURES.items() if measure.compare is not None}
-    if unable := next((name for name, request in chosen.items() if request.measure.compare is None), None):
-        raise UserError(f"--only {unable}: it cannot compare runs; measures that can: {', '.join(able)}")
-    return [(request, name in chosen) for name, request in (able | chosen).items()]
 
 
 def _compare(
@@ -307,28 +302,25 @@ def _summarize(results: Sequence[Result]) -> list[Element]:
     several = len(results) > len(groups)
     title = "Final accuracy" + (", with one standard deviation over seeds" if several else "")
     alt = f"{title}, before calibration: {'; '.join(f'{row[0]} {row[2]}' for row in rows)}."
-    bars = {"before calibration": before, "after the best calibration": after}
-    chart = _draw_final(title, alt, list(groups), {label: spreads for label, spreads in bars.items() if any(spreads)})
-    columns = {"settings": "text", "seeds": "count", "accuracy, %": "number", "best calibration": "text"}
-    note = "Mean ± sample standard deviation."
-    return [chart, *([tabulate("Over seeds", columns | {"after it, %": "number"}, rows, note)] if several else [])]
-
-
-def _draw_final(title: str, alt: str, names: Sequence[str], bars: Mapping[str, Sequence[SeedSpread | None]]) -> Chart:
+    found = {"before calibration": before, "after the best calibration": after}
+    bars = {label: spreads for label, spreads in found.items() if any(spreads)}
     marks: list[Mark] = []
     thick = 0.8 / max(len(bars), 1)
     for colour, (label, spreads) in enumerate(bars.items()):
-        y = [at + (colour - (len(bars) - 1) / 2) * thick for at in range(len(names))]
+        y = [at + (colour - (len(bars) - 1) / 2) * thick for at in range(len(rows))]
         texts = [spread.format(100) if spread else "none" for spread in spreads]
-        tips = [f"{name}, {label}: {text}" for name, text in zip(names, texts, strict=True)]
+        tips = [f"{name}, {label}: {text}" for name, text in zip(groups, texts, strict=True)]
         means = [spread.mean if spread else None for spread in spreads]
         marks.append(Bars(y, means, width=0.9 * thick, colour=colour, name=label, flat=True, tips=tips))
         for at, spread in zip(y, spreads, strict=True):
             if spread and (deviation := spread.deviation):
                 marks.append(Line([spread.mean - deviation, spread.mean + deviation], [at, at], colour="ink"))
-    x, y_axis = Axis("accuracy", low=0, high=1, kind="percent"), axis_of("", names)
-    y_axis = replace(y_axis, low=-0.5, high=len(names) - 0.5, reverse=True)
-    return Chart("final-accuracy", title, alt, marks, x, y_axis, 880, 120 + 44 * len(names))
+    x, y_axis = Axis("accuracy", low=0, high=1, kind="percent"), axis_of("", list(groups))
+    y_axis = replace(y_axis, low=-0.5, high=len(rows) - 0.5, reverse=True)
+    chart = Chart("final-accuracy", title, alt, marks, x, y_axis, 880, 120 + 44 * len(rows))
+    columns = {"settings": "text", "seeds": "count", "accuracy, %": "number", "best calibration": "text"}
+    note = "Mean ± sample standard deviation."
+    return [chart, *([tabulate("Over seeds", columns | {"after it, %": "number"}, rows, note)] if several else [])]
 
 
 def _usable(result: Result) -> list[Calibration]:
@@ -408,7 +400,7 @@ def make_report(
     if not paths:
         raise UserError("no runs; give the directory of a finished run")
     if len(paths) > 1 and (without or out is None):
-        raise UserError("a comparison of runs needs --out FILE.html, and --without is for the report of one run")
+        raise UserError("a comparison of runs needs --out FILE.html; --without is only for the report of one run")
     if out is not None and Path(out).suffix not in (".html", ".htm"):
         raise UserError(f"--out {out}: the file must end in .html")
     values = {"data": data, "model": model, "method": method}

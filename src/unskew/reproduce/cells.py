@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 
 class Unread(LookupError):
-    """The record lacks what a reading needs."""
+    """The record lacks what a reading needs; the text, if any, is the reason."""
 
 
-def _need(value: T | None) -> T:
+def _need(value: T | None, reason: str = "") -> T:
     if value is None or value == []:
-        raise Unread
+        raise Unread(reason)
     return value
 
 
@@ -64,7 +64,7 @@ class RunView:
     @property
     def reference(self) -> Result:
         """The result of the baseline."""
-        return _need(self.baseline).result
+        return _need(self.baseline, "its baseline has not been run yet").result
 
     def measure(self, name: str) -> Any:
         """The values of a measure."""
@@ -73,13 +73,12 @@ class RunView:
 
 @dataclass(frozen=True)
 class Reading:
-    """A reading with its knobs: its function and unit, and whether it needs a baseline."""
+    """A reading with its knobs: its function, unit and decimals."""
 
     text: str
     function: Callable[[RunView], float]
     unit: str
-    decimals: int = 2
-    relative: bool = False
+    decimals: int
 
     def read(self, view: RunView) -> float | None:
         """The value; None if the record lacks it."""
@@ -94,27 +93,31 @@ def gain(view: RunView) -> float:
     return 100 * view.calibration.accuracy - 100 * view.record.result.accuracy
 
 
+LATER = "not reached, or not evaluated by then"
+
+
 def at_round(view: RunView, round: int) -> float:
     """Accuracy of the last evaluated round up to this one, for a run that is as long."""
     reached = view.record.result.rounds >= round
-    return 100 * _need(accuracy_at_round(view.record.curve, round) if reached else None)
+    return 100 * _need(accuracy_at_round(view.record.curve, round) if reached else None, LATER)
 
 
 def at_batch(view: RunView, batches: int) -> float:
     """Accuracy when the largest clients had done that many batches, for a run that is as long."""
     rows = view.record.curve
     reached = sum(row["batches_max"] for row in rows) >= batches
-    return 100 * _need(accuracy_at_batch(rows, batches) if reached else None)
+    return 100 * _need(accuracy_at_batch(rows, batches) if reached else None, LATER)
 
 
 def rounds_to_share(view: RunView, share: int) -> float:
     """The first evaluated round with that share of the baseline's accuracy, in percent."""
-    return _need(rounds_to(view.record.curve, share / 100 * view.reference.accuracy))
+    reached = rounds_to(view.record.curve, share / 100 * view.reference.accuracy)
+    return _need(reached, f"not within {view.record.result.rounds:,}")
 
 
-def rounds_ratio(view: RunView, share: int, over: int = 10) -> float:
-    """The rounds to ``share`` percent of the baseline's accuracy, divided by those to ``over`` percent."""
-    return rounds_to_share(view, share) / _need(rounds_to_share(view, over) or None)
+def rounds_ratio(view: RunView, share: int) -> float:
+    """The rounds to ``share`` percent of the baseline's accuracy, divided by those to 10 percent."""
+    return rounds_to_share(view, share) / _need(rounds_to_share(view, 10) or None)
 
 
 def relative(view: RunView, round: int = 0) -> float:
@@ -215,17 +218,13 @@ READINGS: dict[str, tuple[Callable[..., float], str, int]] = {  # function, unit
 }
 
 
-RELATIVE = ("rounds-to", "rounds-ratio", "relative", "extra-seconds", "overhead")  # these need a baseline
-
-
 def parse_reading(source: str) -> Reading:
     """The reading of a text such as ``accuracy`` or ``at-round(1000)``."""
     call = language.parse_calls(source, "reading")[0]
     if call.name not in READINGS:
         raise call.error(f"no reading is called {call.name!r}; {nearest(call.name, READINGS)}")
     function, unit, decimals = READINGS[call.name]
-    value = language.apply(call, bind_knobs(function), "reading")
-    return Reading(str(call), value, unit, decimals, call.name in RELATIVE)
+    return Reading(str(call), language.apply(call, bind_knobs(function), "reading"), unit, decimals)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from statistics import fmean
 
 import numpy as np
 
-from unskew.analysis.measure import CellValue, Column, Linked, Table, slug
+from unskew.analysis.measure import CellValue, Column, Linked, Table, slug, tabulate
 from unskew.analysis.ranking import LEVEL, MIN_SEEDS, Difference, compare_pairs, t_quantile
 from unskew.calibration import is_bound
 from unskew.charts import Axis, Chart, Dots, Mark, Words
@@ -115,10 +115,10 @@ class Scenario:
         return re.sub(r"^.*[:/]", "", self.result.data.partition("(")[0]) or self.result.data
 
     @property
-    def alpha(self) -> float | None:
-        """The parameter of a Dirichlet partition."""
+    def alpha(self) -> float:
+        """The parameter of a Dirichlet partition; infinity for other partitions."""
         found = re.search(r"alpha=([\d.]+)", self.result.partition)
-        return float(found[1]) if found else None
+        return float(found[1]) if found else math.inf
 
     @property
     def label(self) -> str:
@@ -127,7 +127,7 @@ class Scenario:
         scheme = "per-client Dirichlet" if result.partition.startswith("dirichlet-client") else "Dirichlet"
         parts = [self.data, f"{result.clients:,} clients"]
         parts += [f"{result.per_round:,} per round"] if result.per_round < result.clients else []
-        parts.append(result.partition if self.alpha is None else f"{scheme} α = {self.alpha:g}")
+        parts.append(f"{scheme} α = {self.alpha:g}" if self.alpha < math.inf else result.partition)
         epochs = counted(int(settings.get("epochs", 1)), "epoch")
         parts.append(f"{result.rounds} rounds of {epochs}" if result.rounds else "no training")
         trained = settings.get("train", "all")
@@ -183,25 +183,17 @@ class Scenario:
         return f"{gap.mean:+.2f} points ({gap.low:+.2f} to {gap.high:+.2f})"
 
 
-@dataclass(frozen=True)
-class Decision:
-    """A row of the decision table: a situation, what to use, its gain and cost, and the evidence."""
-
-    situation: tuple[str, str, str, str]  # clients, skew, start, training
-    use: str
-    gain: str
-    cost: str
-    evidence: str
+Situation = tuple[str, str, str, str]  # clients, skew, start, training
+Decision = dict[str, str]  # a row of the decision table: the situation, what to use, its gain, cost and evidence
 
 
-def describe_situation(scenario: Scenario) -> tuple[str, str, str, str]:
+def describe_situation(scenario: Scenario) -> Situation:
     """What is known in advance: the number of clients, the skew, pretrained or not, the amount of training."""
     result, alpha = scenario.result, scenario.alpha
     clients = "about 10" if result.clients <= 20 else "50 to 100" if result.clients <= 100 else "hundreds"
-    if alpha is None:
+    skew = "strong (α ≤ 0.2)" if alpha <= 0.2 else "moderate (α ≈ 0.5)" if alpha <= 1 else "mild (α ≥ 5)"
+    if alpha == math.inf:
         skew = {"users": "by user", "geo": "by place"}.get(result.partition.partition("(")[0], result.partition)
-    else:
-        skew = "strong (α ≤ 0.2)" if alpha <= 0.2 else "moderate (α ≈ 0.5)" if alpha <= 1 else "mild (α ≥ 5)"
     frozen = str(result.settings.get("train", "all")) != "all"
     start = "pretrained, frozen" if frozen else "pretrained" if result.settings.get("pretrained") else "from scratch"
     passes = result.rounds * int(str(result.settings.get("epochs", 1))) * result.per_round / result.clients
@@ -214,27 +206,30 @@ def decide(scenarios: Sequence[Scenario]) -> list[Decision]:
 
     Only scenarios with three seeds count, or all if there are none. Without FedAvg there is no gain to report.
     """
-    groups = defaultdict[tuple[str, str, str, str], list[Scenario]](list)
+    groups = defaultdict[Situation, list[Scenario]](list)
     for scenario in scenarios:
         if scenario.plain is not None and scenario.result.rounds:
             groups[describe_situation(scenario)].append(scenario)
     enough = {key: [one for one in group if len(one.best.scores) >= MIN_SEEDS] for key, group in groups.items()}
-    return [_decide(situation, enough[situation] or group) for situation, group in groups.items()]
+    decisions = [_decide(situation, enough[situation] or group) for situation, group in groups.items()]
+    return [decision for decision in decisions if decision]
 
 
-def _decide(situation: tuple[str, str, str, str], scenarios: Sequence[Scenario]) -> Decision:
+def _decide(situation: Situation, scenarios: Sequence[Scenario]) -> Decision:
+    """The row of a situation; empty if no family has enough seeds in all its scenarios."""
     families: list[dict[str, Combination]] = []  # the best of every family, by scenario
     for scenario in scenarios:
         ranked = sorted(_keep_seeded(scenario.combinations), key=lambda one: one.accuracy.mean)
         families.append({one.family: one for one in ranked})
-    shared = set.intersection(*map(set, families))
+    shared = sorted(set.intersection(*map(set, families)))
+    if not shared:
+        return {}
     means = {name: fmean(family[name].accuracy.mean for family in families) for name in shared}
     best = max(means, key=lambda name: means[name])
     tied = [best]
-    for name in shared - {best}:
-        pairs = zip(scenarios, families, strict=True)
-        gaps = [scenario.gap(family[best], family[name]) for scenario, family in pairs]
-        if means[name] >= means[best] - CHEAP and all(gap is not None and gap.low <= 0 for gap in gaps):
+    for name in (name for name in shared if name != best and means[name] >= means[best] - CHEAP):
+        gaps = [one.gap(family[best], family[name]) for one, family in zip(scenarios, families, strict=True)]
+        if all(gap is not None and gap.low <= 0 for gap in gaps):
             tied.append(name)
     use = min(tied, key=lambda name: (fmean(family[name].bytes_up for family in families), -means[name]))
     chosen = [family[use] for family in families]
@@ -256,11 +251,12 @@ def _decide(situation: tuple[str, str, str, str], scenarios: Sequence[Scenario])
     calibrated = [{one.method for one in scenario.combinations if one.calibration} for scenario in scenarios]
     if "+" in use and any(methods and "fedavg" not in methods for methods in calibrated):
         evidence += "; FedAvg was not calibrated there"
-    if use == "fedavg":
-        return Decision(situation, use, "", "", evidence)
-    gain = f"{min(gains):+.1f}" + (f" to {max(gains):+.1f}" if len(gains) > 1 else "")
-    cost = f"{fmean(times):.1f}x the upload" if fmean(times) >= 1.05 else "the same upload"
-    return Decision(situation, use, gain, cost, evidence)
+    gain, cost = "", ""
+    if use != "fedavg":
+        gain = f"{min(gains):+.1f}" + (f" to {max(gains):+.1f}" if len(gains) > 1 else "")
+        cost = f"{fmean(times):.1f}x the upload" if fmean(times) >= 1.05 else "the same upload"
+    about = dict(zip(("clients", "skew", "start", "training"), situation, strict=True))
+    return {**about, "use this": use, "points over FedAvg": gain, "cost": cost, "evidence": evidence}
 
 
 def _keep_seeded(combinations: Sequence[Combination]) -> list[Combination]:
@@ -299,12 +295,7 @@ def group_scenarios(records: Sequence[RunRecord]) -> list[Scenario]:
         if len(combinations) > 1:
             values = [printed[record.training] for record in group if record.training in printed]
             scenarios.append(Scenario(combinations, max(values, key=lambda pair: pair[1].mean, default=None)))
-
-    def order(one: Scenario) -> tuple[str, int, float, int, str]:
-        alpha = one.alpha if one.alpha is not None else 1e9
-        return one.data, one.result.clients, alpha, one.result.per_round, one.label
-
-    return sorted(scenarios, key=order)
+    return sorted(scenarios, key=lambda one: (one.data, one.result.clients, one.alpha, one.result.per_round, one.label))
 
 
 def _join_fixed(own: dict[str, list[RunRecord]]) -> list[list[RunRecord]]:
@@ -349,10 +340,10 @@ def write_claim(out: Path) -> tuple[list[Path], list[str]]:
     """Write claim.md, claim.html and their figures from the records in a folder; returns the files and decisions."""
     scenarios = group_scenarios(read_all_records(out))
     decisions, beyond = decide(scenarios), _tabulate_beyond(scenarios)
-    names = ["clients", "skew", "start", "training", "use this", "points over FedAvg", "cost", "evidence"]
-    rows = [[*one.situation, one.use, one.gain, one.cost, one.evidence] for one in decisions]
-    choices = Table("", [Column(name) for name in names], rows)
-    sections = [Section("use", "What to use", _CHOICES, [choices])] if rows else []
+    sections = []
+    if decisions:
+        choices = tabulate("", dict.fromkeys(decisions[0], "text"), [list(one.values()) for one in decisions])
+        sections.append(Section("use", "What to use", _CHOICES, [choices]))
     sections += [Section("beyond", "Beyond the papers", _BEYOND, [beyond])] if beyond.rows else []
     sections.append(Section("figure", "Accuracy of every combination", _FIGURE, draw_claim(scenarios, out)))
     sections.append(Section("choices", "Appendix: every combination", _TABLE, [_tabulate_all(scenarios, out)]))
@@ -365,7 +356,8 @@ def write_claim(out: Path) -> tuple[list[Path], list[str]]:
         footer="Made by unskew reproduce --claim from the records in this folder.",
         heading="What to choose",
     )
-    return write_page(page, out, "claim"), [f"{', '.join(one.situation)}: {one.use}" for one in decisions]
+    uses = [f"{', '.join(situation)}: {use}" for *situation, use, _, _, _ in map(dict.values, decisions)]
+    return write_page(page, out, "claim"), uses
 
 
 _CHOICES = (
@@ -452,7 +444,7 @@ def _tabulate_all(scenarios: Sequence[Scenario], folder: Path) -> Table:
             link = Linked(one.accuracy.format(), link_run(one.record, folder), value=one.accuracy.mean)
             names: list[CellValue] = [scenario.label, one.trained, one.calibration]
             rows.append([*names, link, len(one.scores), gap, one.bytes_up, one.seconds])
-    return Table("", [Column(name, kind) for name, kind in kinds.items()], rows)
+    return tabulate("", kinds, rows)
 
 
 def _tabulate_beyond(scenarios: Sequence[Scenario]) -> Table:

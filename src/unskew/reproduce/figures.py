@@ -1,10 +1,10 @@
 """The papers' figures, drawn from records: charts of measures, comparisons of runs, tables as lines or shades."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from math import inf
-from statistics import fmean
 from typing import Any
 
 from unskew.analysis import parse_measure
@@ -15,6 +15,7 @@ from unskew.reproduce.cells import RunView, fill_in, parse_reading
 from unskew.reproduce.recipe import RecipeColumn, matches
 from unskew.reproduce.results import CellResult, TableResult
 from unskew.runs.finished import plain_name
+from unskew.runs.seeds import spread_over_seeds
 
 AXIS_LABELS = {"round": "rounds", "batches": "batches of the largest client, summed"}
 FARTHEST = 2.0  # the largest EMD
@@ -26,14 +27,12 @@ Spec = Mapping[str, Any]
 
 def draw_figures(result: TableResult) -> list[Chart]:
     """Every chart of a recipe that has records, with unique names."""
-    charts: list[Chart] = []
-    for spec in result.recipe.figures:
-        charts += KINDS[spec["kind"]](result, spec)
+    charts = [chart for spec in result.recipe.figures for chart in KINDS[spec["kind"]](result, spec)]
     table = result.recipe.name.partition("/")[2]
     return [replace(chart, name=slug(f"{table}-{number}-{chart.name}")) for number, chart in enumerate(charts, 1)]
 
 
-def draw_curves(result: TableResult, spec: Spec) -> list[Chart]:
+def _draw_curves(result: TableResult, spec: Spec) -> Iterator[Chart]:
     """A chart for each column, with a line for each training; rows with the same training share a line.
 
     ``what`` is accuracy, relative (to the baseline) or silhouette. ``rows`` and ``columns`` select some, ``only`` is
@@ -41,20 +40,18 @@ def draw_curves(result: TableResult, spec: Spec) -> list[Chart]:
     """
     what, against, only = spec.get("what", "accuracy"), spec.get("against", "round"), spec.get("only", "")
     until = float(spec.get("until", inf)) if result.variant.scale == "paper" else inf
-    charts = []
     for column in result.recipe.columns:
         if not matches(column.name, spec.get("columns", ("*",))):
             continue
         lines: dict[str, tuple[str, CellResult]] = {}
         for one in _list_column(result, column):
-            if one.records and matches(one.cell.row_name, spec.get("rows", ("*",))):
+            runs = one.baselines if what == "relative" else one.records
+            if runs and matches(one.cell.row_name, spec.get("rows", ("*",))):
                 name = (one.cell.row.line or one.cell.row_name).removesuffix(f", {only}")
                 lines.setdefault(one.cell.training(), (name, one))
         marks: list[Mark] = []
         for colour, (name, one) in enumerate(lines.values()):
-            runs = _list_points(one, what, against)
-            runs = [{number: point for number, point in points.items() if point[0] <= until} for points in runs]
-            x, y, bands = average(runs, colour)
+            x, y, bands = average(_list_points(one, what, against, until), colour)
             marks += [*bands, Line(x, y, name, colour, points=len(x) <= 40)] if x else []
         if not marks:
             continue
@@ -64,39 +61,36 @@ def draw_curves(result: TableResult, spec: Spec) -> list[Chart]:
         y_label = "relative accuracy" if what == "relative" else what
         x_axis = Axis(x_label, low=0, kind="count")
         y_axis = Axis(y_label, kind="number" if what == "silhouette" else "percent")
-        charts.append(Chart(f"curves-{what}-{against}-{where}", title, alt, marks, x_axis, y_axis, 520, 340))
-    return charts
+        yield Chart(f"curves-{what}-{against}-{where}", title, alt, marks, x_axis, y_axis, 520, 340)
 
 
 def _list_column(result: TableResult, column: RecipeColumn) -> list[CellResult]:
     return [one for one in result.cells if one.cell.column is column]
 
 
-def _list_points(one: CellResult, what: str, against: str) -> list[dict[int, tuple[float, float]]]:
-    """For each run of a cell, the cost and the value by round."""
+def _list_points(one: CellResult, what: str, against: str, until: float) -> list[dict[int, tuple[float, float]]]:
+    """For each run of a cell, the cost, up to ``until``, and the value by round."""
     runs = []
     for seed, record in one.records.items():
+        batches = accumulate(row["batches_max"] for row in record.curve)
+        costs = [row["round"] for row in record.curve] if against == "round" else batches
+        rows = [(row["round"], cost, row["accuracy"]) for row, cost in zip(record.curve, costs, strict=True)]
         if what == "silhouette":
-            runs.append({number: (float(number), value) for number, value in record.silhouettes})
-            continue
-        reference = 1.0
-        if what == "relative":
+            rows = [(number, number, value) for number, value in record.silhouettes]
+        elif what == "relative":
             if seed not in one.baselines:
                 continue
             reference = max(one.baselines[seed].result.accuracy, 1e-9)
-        batches = accumulate(row["batches_max"] for row in record.curve)
-        rows = zip(record.curve, batches, strict=True)
-        by_round = against == "round"
-        runs.append({r["round"]: (float(r["round"] if by_round else at), r["accuracy"] / reference) for r, at in rows})
+            rows = [(number, cost, accuracy / reference) for number, cost, accuracy in rows]
+        runs.append({number: (float(cost), value) for number, cost, value in rows if cost <= until})
     return runs
 
 
-def _draw_lines(result: TableResult, spec: Spec) -> list[Chart]:
+def _draw_lines(result: TableResult, spec: Spec) -> Iterator[Chart]:
     """A chart for each column with rows as lines: ours with a band over the seeds, the paper's dashed.
 
     x is the rank of a row's value, which grow tenfold.
     """
-    charts = []
     for column in result.recipe.columns:
         cells = [one for one in _list_column(result, column) if one.cell.row.line]
         cells.sort(key=lambda one: float(one.cell.row.x or 0))
@@ -118,22 +112,21 @@ def _draw_lines(result: TableResult, spec: Spec) -> list[Chart]:
         x_axis = Axis(spec.get("label", ""), ticks=tuple((float(at), f"{x:,.0f}") for at, x in enumerate(values)))
         alt = f"{result.recipe.title}, {column.name}: ours as lines, the paper's dashed."
         title = column.name or result.recipe.title
-        charts.append(Chart(f"lines-{column.name}", title, alt, marks, x=x_axis, y=Axis("accuracy, %")))
-    return charts
+        yield Chart(f"lines-{column.name}", title, alt, marks, x=x_axis, y=Axis("accuracy, %"))
 
 
-def _draw_measure(result: TableResult, spec: Spec) -> list[Chart]:
+def _draw_measure(result: TableResult, spec: Spec) -> Iterator[Chart]:
     """The charts of a measure for each run, or those that compare the runs."""
     request = parse_measure(_fill_in(result, spec["measure"]))
     values, compare = _load_values(result, request), request.measure.compare
     if spec["kind"] == "compare":
-        return list(compare.draw(values)) if compare is not None and len(values) > 1 else []
+        yield from compare.draw(values) if compare is not None and len(values) > 1 else ()
+        return
     patterns = [_fill_in(result, pattern) for pattern in spec.get("charts", ["*"])]
-    charts = []
     for name, stored in values.items():
-        drawn = [chart for chart in request.measure.draw(stored) if matches(chart.name, patterns)]
-        charts += [replace(chart, title=f"{name}: {chart.title}", name=f"{name}-{chart.name}") for chart in drawn]
-    return charts
+        for chart in request.measure.draw(stored):
+            if matches(chart.name, patterns):
+                yield replace(chart, title=f"{name}: {chart.title}", name=f"{name}-{chart.name}")
 
 
 def _load_values(result: TableResult, request: MeasureRequest) -> dict[str, Any]:
@@ -164,7 +157,7 @@ def _label_run(result: TableResult, one: CellResult) -> str:
     return ", ".join(filter(None, (row, column))) or alone or one.cell.config.method
 
 
-def _draw_scatter(result: TableResult, spec: Spec) -> list[Chart]:
+def _draw_scatter(result: TableResult, spec: Spec) -> Iterator[Chart]:
     """One reading of every run against another, with a color for each calibration."""
     x, y, marks = parse_reading(spec["x"]), parse_reading(spec["y"]), list[Dots]()
     for colour, after in enumerate(spec.get("after", [""])):
@@ -177,58 +170,51 @@ def _draw_scatter(result: TableResult, spec: Spec) -> list[Chart]:
         related = correlation(xs, ys)
         label = spec.get("names", {}).get(after, name) + (f", correlation {related:.2f}" if related is not None else "")
         marks.append(Dots(xs, ys, colour, radius=4.0, name=label, tips=tips))
-    if not (count := sum(len(dots.x) for dots in marks)):
-        return []
-    title, alt = spec.get("title", result.recipe.title), f"{count} points: {spec['label_y']} by {spec['label_x']}."
-    x_axis, y_axis = Axis(spec["label_x"]), Axis(spec["label_y"])
-    return [Chart("scatter", title, alt, marks, x=x_axis, y=y_axis, width=520, height=340)]
+    if count := sum(len(dots.x) for dots in marks):
+        title, alt = result.recipe.title, f"{count} points: {spec['label_y']} by {spec['label_x']}."
+        yield Chart("scatter", title, alt, marks, Axis(spec["label_x"]), Axis(spec["label_y"]), 520, 340)
 
 
-def _draw_against_emd(result: TableResult, spec: Spec) -> list[Chart]:
+def _draw_against_emd(result: TableResult, spec: Spec) -> Iterator[Chart]:
     """The rows as lines over the mean EMD of each column."""
     marks: list[Mark] = []
     for colour, name in enumerate(dict.fromkeys(one.cell.row_name for one in result.cells)):
         points = []
         for one in result.cells:
-            distances = [record.result.emd for record in one.records.values() if record.result.emd is not None]
-            if one.cell.row_name == name and one.ours is not None and distances:
-                points.append((fmean(distances), one.ours.mean, one))
+            distance = spread_over_seeds(record.result.emd for record in one.records.values())
+            if one.cell.row_name == name and one.ours and distance:
+                points.append((distance.mean, one.ours.mean, one))
         if points and matches(name, spec.get("rows", ("*",))):
             points.sort(key=lambda point: point[0])
             tips = [f"{name}, {one.cell.column.name}, EMD {x:.2f}: {one.format()}" for x, _, one in points]
             x, y = [x for x, _, _ in points], [y for _, y, _ in points]
             marks.append(Line(x, y, name, colour, points=True, tips=tips))
-    if not marks:
-        return []
-    label = spec["label"]
-    alt = f"{result.recipe.title}: {label} by the mean distance between clients and population."
-    x_axis = Axis("mean EMD between clients and population", low=0, high=FARTHEST)
-    return [Chart("emd", label.capitalize(), alt, marks, x=x_axis, y=Axis(label, low=0), width=520, height=340)]
+    if marks:
+        label = spec["label"]
+        alt = f"{result.recipe.title}: {label} by the mean distance between clients and population."
+        x_axis = Axis("mean EMD between clients and population", low=0, high=FARTHEST)
+        yield Chart("emd", label.capitalize(), alt, marks, x_axis, Axis(label, low=0), 520, 340)
 
 
-def _draw_histogram(result: TableResult, spec: Spec) -> list[Chart]:
+def _draw_histogram(result: TableResult, spec: Spec) -> Iterator[Chart]:
     """A histogram for each column: how far its clients are from the population."""
-    charts = []
     for column in result.recipe.columns:
         skew = _find_skew(_list_column(result, column))
         if skew is None:
             continue
-        bins = [0] * BINS
-        for distance in skew["distances"]:
-            bins[min(BINS - 1, int(distance / FARTHEST * BINS))] += 1
+        counts = Counter(min(BINS - 1, int(distance / FARTHEST * BINS)) for distance in skew["distances"])
         ticks = tuple((at * BINS / 4 - 0.5, f"{at * FARTHEST / 4:g}") for at in range(5))
-        title = f"{column.name}: {sum(bins)} clients, mean EMD {skew['emd']:.2f}"
+        title = f"{column.name}: {counts.total()} clients, mean EMD {skew['emd']:.2f}"
         alt = f"How many clients are how far from the population, {column.name}: mean {skew['emd']:.2f}."
         x, y = Axis("EMD of a client", low=-0.5, high=BINS - 0.5, ticks=ticks), Axis("clients", low=0, kind="count")
-        marks = grouped({"clients": bins})
-        charts.append(Chart(f"histogram-{column.name}", title, alt, marks, x=x, y=y, height=200))
-    return charts
+        marks = grouped({"clients": [counts[bin] for bin in range(BINS)]})
+        yield Chart(f"histogram-{column.name}", title, alt, marks, x, y, height=200)
 
 
 RANKED = {"classes": "classes of a client", "examples": "examples of a client", "by-class": "examples of a class"}
 
 
-def _draw_ranked(result: TableResult, spec: Spec) -> list[Chart]:
+def _draw_ranked(result: TableResult, spec: Spec) -> Iterator[Chart]:
     """The clients' numbers of classes or examples, or the classes' of examples, in descending order: a line per cell.
 
     One chart for each of ``what``, and for each row with its own runs.
@@ -236,13 +222,15 @@ def _draw_ranked(result: TableResult, spec: Spec) -> list[Chart]:
     rows = {
         tuple(one.cell.training() for one in result.cells if one.cell.row is row): row for row in result.recipe.rows
     }
-    charts = []
     for what in spec["what"]:
         for row in rows.values():
             marks, highest = list[Mark](), 0.0
             for one in result.cells:
                 if one.cell.row is row and (skew := _find_skew([one])) is not None:
-                    ranked = sorted(_list_counts(skew, what), reverse=True)
+                    # [101] quantiles instead of each client's classes if there are many clients
+                    classes = skew["ranked"].get("classes") or [sum(map(bool, row)) for row in skew["counts"]]
+                    counts = {"by-class": skew["total"], "examples": skew["sizes"], "classes": classes}[what]
+                    ranked = sorted((float(count) for count in counts if count), reverse=True)
                     share = [at / max(len(ranked) - 1, 1) for at in range(len(ranked))]
                     highest = max(highest, ranked[0])
                     marks.append(Line(share, ranked, one.cell.column.name or one.cell.row_name, len(marks)))
@@ -253,8 +241,7 @@ def _draw_ranked(result: TableResult, spec: Spec) -> list[Chart]:
             x = Axis(f"share of the {'classes' if what == 'by-class' else 'clients'}", low=0, high=1, kind="percent")
             y = Axis(RANKED[what], kind="count", log=highest > 1000)
             name = f"ranked-{what}" + (f"-{row.name}" if len(rows) > 1 else "")
-            charts.append(Chart(name, title, alt, marks, x=x, y=y, width=520, height=340))
-    return charts
+            yield Chart(name, title, alt, marks, x, y, 520, 340)
 
 
 def _find_skew(cells: Sequence[CellResult]) -> dict[str, Any] | None:
@@ -263,22 +250,13 @@ def _find_skew(cells: Sequence[CellResult]) -> dict[str, Any] | None:
     return next((values for record in records if (values := record.measure("skew")) is not None), None)
 
 
-def _list_counts(skew: Mapping[str, Any], what: str) -> list[float]:
-    if what == "by-class":
-        return [float(count) for count in skew["total"] if count]
-    if what == "examples":
-        return [float(size) for size in skew["sizes"] if size]
-    ranked = skew["ranked"].get("classes")  # quantiles if there are many clients
-    return list(ranked) if ranked else [float(sum(map(bool, row))) for row in skew["counts"] if any(row)]
-
-
-def _draw_grid(result: TableResult, spec: Spec) -> list[Chart]:
+def _draw_grid(result: TableResult, spec: Spec) -> Iterator[Chart]:
     """A variable of the rows against the columns; each cell shows the best over the other variables."""
     name, label = spec["by"], spec["label"]
     levels = sorted({float(one.cell.variables[name]) for one in result.cells if one.cell.done}, reverse=True)
     columns = [column for column in result.recipe.columns if any(one.values for one in _list_column(result, column))]
     if not columns:
-        return []
+        return
 
     def pick_best(level: float, column: RecipeColumn) -> float | None:
         cells = [one for one in _list_column(result, column) if float(one.cell.variables[name]) == level]
@@ -293,14 +271,14 @@ def _draw_grid(result: TableResult, spec: Spec) -> list[Chart]:
     x = Axis("", ticks=tuple((float(at), column.name) for at, column in enumerate(columns)))
     y = Axis(label, ticks=tuple((float(at), f"{level:.3g}") for at, level in enumerate(levels)))
     width, height = max(440, 160 + 56 * len(columns)), max(220, 120 + 34 * len(levels))
-    return [Chart("grid", spec.get("title", result.recipe.title), alt, marks, x=x, y=y, width=width, height=height)]
+    yield Chart("grid", result.recipe.title, alt, marks, x, y, width, height)
 
 
 def _fill_in(result: TableResult, text: str) -> str:
     return fill_in(text, result.cells[0].cell.variables if result.cells else {}, f"recipe {result.recipe.name}")
 
 
-KINDS: dict[str, Callable[[TableResult, Spec], list[Chart]]] = {
+KINDS: dict[str, Callable[[TableResult, Spec], Iterable[Chart]]] = {
     "lines": _draw_lines,
     "measure": _draw_measure,
     "compare": _draw_measure,
@@ -309,5 +287,5 @@ KINDS: dict[str, Callable[[TableResult, Spec], list[Chart]]] = {
     "histogram": _draw_histogram,
     "grid": _draw_grid,
     "ranked": _draw_ranked,
-    "curves": draw_curves,
+    "curves": _draw_curves,
 }

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unskew.analysis.ranking import Difference, compare_pairs
-from unskew.reproduce.cells import Cell, RunView, Variant, list_seeds, make_cells, name_training, with_seed
+from unskew.reproduce.cells import Cell, RunView, Unread, Variant, list_seeds, make_cells, name_training, with_seed
 from unskew.reproduce.recipe import PaperValue, Recipe
 from unskew.reproduce.records import RunRecord, read_record, run_folder
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
@@ -88,6 +88,12 @@ class TableResult:
     cells: tuple[CellResult, ...]
     out: Path = field(default_factory=Path)
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns with a cell at this scale."""
+        done = {one.cell.column.name for one in self.cells if one.cell.done}
+        return [column.name for column in self.recipe.columns if column.name in done]
+
     def cell(self, row: str, column: str) -> CellResult | None:
         """The cell of that row and column, if there is one."""
         return next((one for one in self.cells if (one.cell.row_name, one.cell.column.name) == (row, column)), None)
@@ -135,7 +141,7 @@ def _rank(result: CellResult) -> tuple[bool, int, float]:
 
 def _read_seed(result: CellResult, seed: int, out: Path, reasons: Mapping[str, str]) -> None:
     """Add the value of one seed, or why it is missing."""
-    cell, reading, training = result.cell, result.cell.reading, result.cell.training(seed)
+    cell, training = result.cell, result.cell.training(seed)
     record = read_record(run_folder(out, training, seed))
     if not isinstance(record, RunRecord):
         reason = reasons.get(training) or reasons.get(cell.config.data) or "not run yet"
@@ -146,14 +152,8 @@ def _read_seed(result: CellResult, seed: int, out: Path, reasons: Mapping[str, s
         baseline = read_record(run_folder(out, name_training(with_seed(cell.baseline, seed)), seed))
         if isinstance(baseline, RunRecord):
             result.baselines[seed] = baseline
-    value = reading.read(RunView(record, cell.after, result.baselines.get(seed)))
-    if value is not None:
-        result.values[seed] = value
-    elif reading.relative and seed not in result.baselines:
-        result.missing[seed] = "its baseline has not been run yet"
-    elif reading.text.startswith("rounds-"):
-        result.missing[seed] = f"not within {record.result.rounds:,}"
-    elif reading.text.startswith("at-"):
-        result.missing[seed] = "not reached, or not evaluated by then"
-    else:
-        result.missing[seed] = record.failure or "not measured yet"
+    try:
+        view = RunView(record, cell.after, result.baselines.get(seed))
+        result.values[seed] = float(cell.reading.function(view))
+    except Unread as reason:
+        result.missing[seed] = str(reason) or record.failure or "not measured yet"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from unskew.analysis.measure import CellValue, Column, Linked, Table
+from unskew.analysis.measure import CellValue, Linked, Table, tabulate
 from unskew.charts import Chart
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
@@ -45,7 +45,7 @@ def findings(result: TableResult) -> list[str]:
     if partial := [one for one in result.cells if one.values and one.missing]:
         sentences.append(f"Some seeds missing: {counted(len(partial), 'cell')}.")
     if skipped := [one.cell.column.name for one in result.cells if not one.cell.done]:
-        columns = [name for name in dict.fromkeys(skipped) if name not in _list_columns(result)]
+        columns = [name for name in dict.fromkeys(skipped) if name not in result.columns]
         which = f", including the columns {', '.join(columns)}" if columns else ""
         sentences.append(f"Left out at scale {result.variant.scale}: {len(skipped)} of the paper's cells{which}.")
     return sentences
@@ -240,22 +240,16 @@ def _format_cell(cell: CellValue, kind: str) -> str:
     return "" if cell is None else cell if isinstance(cell, str) else format_value(cell, kind)
 
 
-def _list_columns(result: TableResult) -> list[str]:
-    """The columns with a cell at this scale."""
-    done = {one.cell.column.name for one in result.cells if one.cell.done}
-    return [column.name for column in result.recipe.columns if column.name in done]
-
-
 def _tabulate(result: TableResult, folder: Path) -> Table:
     """The paper's values and ours side by side; rows and columns without a cell at this scale are left out."""
-    printed, names = any(one.paper for one in result.cells), _list_columns(result)
-    columns = [Column("")]
-    for name in names:
+    printed = any(one.paper for one in result.cells)
+    columns = {"": "text"}
+    for name in result.columns:
         heads = [", ".join(filter(None, (name, whose))) for whose in ("paper", name_ours(result))]
-        columns += [Column(head, "number") for head in (heads if printed else [name or "value"])]
+        columns |= dict.fromkeys(heads if printed else [name or "value"], "number")
     rows: list[list[CellValue]] = []
     for name in dict.fromkeys(row.best_of or row.name for row in result.recipe.rows):
-        cells = [result.cell(name, column) for column in names]
+        cells = [result.cell(name, column) for column in result.columns]
         row: list[CellValue] = [name]
         for one in cells:
             if printed:
@@ -267,12 +261,12 @@ def _tabulate(result: TableResult, folder: Path) -> Table:
                 row.append(one.reason if one else None)
         if any(one and one.cell.done for one in cells):
             rows.append(row)
-    return Table("", columns, rows)
+    return tabulate("", columns, rows)
 
 
 def _tabulate_gains(result: TableResult) -> Table:
-    names = ("paper", "ours", "95 % interval, paired over seeds")
-    columns = [Column("row"), Column("column"), Column("over"), *(Column(name, "number") for name in names)]
+    columns = {"row": "text", "column": "text", "over": "text"}
+    columns |= dict.fromkeys(("paper", "ours", "95 % interval, paired over seeds"), "number")
     rows: list[list[CellValue]] = []
     for one in result.cells:
         gain = result.gain(one)
@@ -280,16 +274,16 @@ def _tabulate_gains(result: TableResult) -> Table:
             values = ["" if value is None else f"{value:+.2f}" for value in (gain.paper, gain.ours)]
             interval = f"{gain.interval.low:+.2f} to {gain.interval.high:+.2f}" if gain.interval else ""
             rows.append([one.cell.row_name, one.cell.column.name, gain.over, *values, interval])
-    return Table("", columns, rows)
+    return tabulate("", columns, rows)
 
 
 def _tabulate_runs(result: TableResult, folder: Path) -> Table:
-    columns = [Column("run"), Column("seed", "count"), Column("accuracy", "percent"), Column("time", "seconds")]
+    columns = {"run": "text", "seed": "count", "accuracy": "percent", "time": "seconds", "weights": "text"}
     rows: list[list[CellValue]] = []
-    for record in result.records:
-        link, run = Linked(record.training, link_run(record, folder)), record.result
+    for run, record in ((record.result, record) for record in result.records):
+        link = Linked(record.training, link_run(record, folder))
         rows.append([link, run.seed, run.accuracy, run.seconds, run.weights_sha256[:12]])
-    return Table("", [*columns, Column("weights")], rows)
+    return tabulate("", columns, rows)
 
 
 def to_json(result: TableResult, command: str, folder: Path) -> dict[str, Any]:
@@ -317,7 +311,7 @@ def write_index(out: Path) -> None:
         name = f"{file.parent.name}/{file.stem}"
         groups[file.parents[1].name].append((order.get(name, len(order)), name, file))
     lines = ["# Tables in this folder", ""]
-    columns = [Column("table"), Column("findings"), Column("seeds"), Column("runs", "count"), Column(TIME)]
+    columns = {"table": "text", "findings": "text", "seeds": "text", "runs": "count", TIME: "text"}
     for scale, tables in sorted(groups.items()):
         rows, commands = list[list[CellValue]](), list[str]()
         for _, name, file in sorted(tables):
@@ -329,6 +323,6 @@ def write_index(out: Path) -> None:
             numbers = [str(values.get("facts", {}).get(fact, "")) for fact in ("seeds", "runs", TIME)]
             rows.append([f"{link}: {values.get('title', '')}", " ".join(values.get("findings", ())), *numbers])
             commands.append(values.get("command", ""))
-        table = Table("", columns, rows)
+        table = tabulate("", columns, rows)
         lines += [f"## {scale}", "", *_format_table(table), "", "Made by:", "", "```", *commands, "```", ""]
     write_whole(out / INDEX, ("\n".join(lines).rstrip() + "\n").encode())

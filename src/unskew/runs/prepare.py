@@ -83,7 +83,7 @@ class Prepared:
             config, values = _read_pretrained(self.config)
             file, _ = _fit_pretrained(network, values, config)
         models.initialise(network, Key(self.config.seed).fold("model"))
-        tensors.overwrite(network, file)
+        tensors.overwrite_some(network, file)
         return tensors.copy(tensors.of_module(network))
 
     @cached_property
