@@ -67,8 +67,9 @@ def test_a_signal_while_programs_are_being_ended_leaves_none_running(tmp_path):
 
 
 def test_a_command_whose_reader_is_gone_goes_on_and_ends_with_its_terminal(tmp_path):
-    code = "import time; from unskew.federation import __main__ as command\n"
-    code += "command.watch = lambda words: [(command.say('a line'), time.sleep(0.05)) for _ in range(2000)]\n"
+    code = "import signal, time; signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup\n"
+    code += "from unskew.federation import __main__ as command\n"
+    code += "command.watch = lambda words: [(command.say('a line'), time.sleep(0.05)) for _ in range(400)]\n"
     code += "command.main()"
     with subprocess.Popen(python(code), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdout.readline() == b"a line\n"
