@@ -66,16 +66,14 @@ class AuditLog:
 
 
 def describe_reply(reply: Envelope, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Any]:
-    """What leaves in a reply: names, types and shapes, bytes, SHA-256 over header and body."""
+    """What leaves in a reply: names, types and shapes, bytes, and the hash that identifies it."""
     sums = [[name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in tensors]
     return {"sums": sums, "bytes": len(reply), "sha256": reply_sha256(reply)}
 
 
 def reply_sha256(reply: Envelope) -> str:
-    """Identifies a reply in both the server's log and the node's."""
-    digest = hashlib.sha256(reply.header)
-    digest.update(reply.body)
-    return digest.hexdigest()
+    """Identifies a reply in both the server's log and the node's: the header contains a hash of the whole message."""
+    return hashlib.sha256(reply.header).hexdigest()
 
 
 class EpsilonBook:

@@ -726,7 +726,7 @@ class FederatedEngine:
         for visit in visits:
             del visit["slot"]
         return {
-            "agreement": self._session.agreement_for(node).digest,
+            "agreement": self._session.agreed[node],
             "job": encode_job(work.job),
             "seed": work.key.seed,
             "key": list(work.key.path),

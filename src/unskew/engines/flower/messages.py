@@ -359,7 +359,7 @@ class RunAgreement(SentAgreement):
         kept = {name: value for name, value in values["blueprint"].items() if name not in ("device", "stored")}
         return _sha256({**values, "blueprint": kept, "views": 0}).hex()
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """A short hash of exactly this agreement."""
         return _sha256(self.to_json()).hex()[:32]
