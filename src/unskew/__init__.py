@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from unskew.report.table import compare
     from unskew.report.write import write_report
     from unskew.round.algorithm import Algorithm
+    from unskew.runs.export import export
     from unskew.runs.finished import calibrate_run, load
-    from unskew.runs.inference import export, predict
+    from unskew.runs.prediction import predict
     from unskew.runs.result import Calibration, Result
     from unskew.runs.train import STOP, StopRun
 
@@ -43,8 +44,9 @@ _NAMES = {
     "report.table": "compare",
     "report.write": "write_report",
     "round.algorithm": "Algorithm",
+    "runs.export": "export",
     "runs.finished": "calibrate_run load",
-    "runs.inference": "export predict",
+    "runs.prediction": "predict",
     "runs.result": "Calibration Result",
     "runs.train": "STOP StopRun",
 }

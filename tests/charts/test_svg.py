@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from colours import contrast, linear
-from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, Rule, Words, grouped
+from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, Rule, Words
+from unskew.charts.builders import grouped
 from unskew.charts.files import DARK, LIGHT, STYLE, svg
 from unskew.charts.layout import Text, lay_out
 from unskew.charts.scales import text_width

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from unskew.calibration.finisher import StatisticsRequest, width_of
+from unskew.calibration.finisher import StatisticsRequest
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models import build, initialise
-from unskew.models.cut import cut
+from unskew.models.cut import cut, width_of
 from unskew.models.networks import InParts, Network
 
 ENDS = {"simple-cnn": 5, "lenet-64": 3, "tiny-cnn": 2}  # linear layers after the last convolution

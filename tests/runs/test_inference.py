@@ -14,7 +14,7 @@ import unskew
 from analysis.finished import command, done, refused
 from unskew.core.errors import UserError
 from unskew.runs import folder as folders
-from unskew.runs.inference import load_predictor
+from unskew.runs.prediction import load_predictor
 from unskew.runs.result import MODEL_INFO, read_model_info
 
 SIDE, NAMES = 20, ("bright", "dark", "striped")

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from unskew.analysis.measure import Choice, Comparison, Measure, list_by_run, name_clients, name_layer
-from unskew.charts import Axis, Bars, Chart, Line, Mark, axis_of, heat_map
+from unskew.charts import Axis, Bars, Chart, Line, Mark
+from unskew.charts.builders import axis_of, heat_map
 from unskew.core import tensors
 from unskew.core.errors import Missing
 from unskew.core.types import Tensors

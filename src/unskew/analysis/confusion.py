@@ -8,7 +8,8 @@ import torch
 
 from unskew.analysis.measure import CellValue, Choice, Comparison, Element, Measure, pick_calibrations, tabulate
 from unskew.calibration import is_bound
-from unskew.charts import Axis, Chart, axis_of, grouped, heat_map, sorted_chart
+from unskew.charts import Axis, Chart
+from unskew.charts.builders import axis_of, grouped, heat_map, sorted_chart
 from unskew.runs.finished import FinishedRun
 
 MAX_TABLE_CLASSES = 100  # a larger confusion table cannot be read

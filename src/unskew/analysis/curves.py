@@ -10,7 +10,8 @@ from statistics import fmean
 from unskew.analysis.measure import Comparison, Element, Measure, tabulate
 from unskew.analysis.ranking import group_by_settings, list_settings
 from unskew.calibration import is_bound
-from unskew.charts import PALETTE, Axis, Chart, Line, Mark, average
+from unskew.charts import PALETTE, Axis, Chart, Line, Mark
+from unskew.charts.builders import average
 from unskew.core.errors import Missing
 from unskew.core.units import counted, format_bytes, format_duration
 from unskew.privacy.ledger import CLIENT

@@ -20,7 +20,8 @@ from unskew.analysis.measure import (
     pick_round,
     retrain,
 )
-from unskew.charts import Axis, Bars, Chart, Line, axis_of, heat_map
+from unskew.charts import Axis, Bars, Chart, Line
+from unskew.charts.builders import axis_of, heat_map
 from unskew.core.errors import Missing
 from unskew.core.tensors import parameters
 from unskew.models.networks import by_layer

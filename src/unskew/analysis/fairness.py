@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from unskew.analysis.measure import CellValue, Comparison, Element, Measure, draw_by_run, pick_calibrations, tabulate
 from unskew.calibration import is_bound
-from unskew.charts import Axis, Chart, Dots, sorted_chart
+from unskew.charts import Axis, Chart, Dots
+from unskew.charts.builders import sorted_chart
 from unskew.core.errors import Missing
 from unskew.core.units import counted
 from unskew.runs.finished import FinishedRun

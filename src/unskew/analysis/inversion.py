@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unskew.analysis.measure import Measure, name_clients
-from unskew.charts import Axis, Chart, Mark, Picture, Words, axis_of, grouped
+from unskew.charts import Axis, Chart, Mark, Picture, Words
+from unskew.charts.builders import axis_of, grouped
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError, nearest
 from unskew.core.key import Key, seeded

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from unskew.charts import Axis, Chart, axis_of, grouped
+from unskew.charts import Axis, Chart
+from unskew.charts.builders import axis_of, grouped
 from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError, a_kind, describe_error
 from unskew.core.files import json_object

@@ -13,7 +13,8 @@ import torch
 
 from unskew.analysis.measure import Comparison, Measure, draw_by_run, name_clients, order_rounds, pick_round, retrain
 from unskew.calibration import is_bound
-from unskew.charts import Axis, Chart, Dots, Line, axis_of, grouped, heat_map, sorted_chart
+from unskew.charts import Axis, Chart, Dots, Line
+from unskew.charts.builders import axis_of, grouped, heat_map, sorted_chart
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted
 from unskew.runs.finished import FinishedRun

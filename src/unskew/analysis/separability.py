@@ -15,13 +15,15 @@ import torch
 from unskew.analysis.measure import CellValue, Comparison, Element, Measure, draw_by_run, list_by_run, tabulate
 from unskew.calibration.covariances import Form, Full, Shared, statistics_bytes
 from unskew.calibration.federated import gather_statistics
-from unskew.calibration.finisher import StatisticsRequest, width_of
+from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.forecast import DIRECTIONS, forecast, pairwise_separability
 from unskew.calibration.jobs import client_statistics
 from unskew.calibration.statistics import ClassStatistics
-from unskew.charts import Axis, Chart, Line, axis_of, heat_map, sorted_chart
+from unskew.charts import Axis, Chart, Line
+from unskew.charts.builders import axis_of, heat_map, sorted_chart
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import EVERYONE, Visit
+from unskew.models.cut import width_of
 from unskew.runs.finished import FinishedRun
 from unskew.runs.recording import silhouette_of, some_features
 

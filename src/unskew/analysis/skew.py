@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unskew.analysis.measure import Choice, Comparison, Element, Measure, draw_by_run
-from unskew.charts import PALETTE, Axis, Bars, Chart, Dots, Line, Mark, Picture, Words, axis_of, heat_map, sorted_chart
+from unskew.charts import PALETTE, Axis, Bars, Chart, Dots, Line, Mark, Picture, Words
+from unskew.charts.builders import axis_of, heat_map, sorted_chart
 from unskew.charts.scales import wrap
 from unskew.core.errors import Missing, UserError, nearest
 from unskew.core.types import ImageSet

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew.calibration import parse_calibration
-from unskew.calibration.classifier import NEVER, CalibratedClassifier, Lift, Report, copy_head, device_of, last_linear
+from unskew.calibration.classifier import NEVER, CalibratedClassifier, Lift, Report, copy_head, last_linear
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, StatisticsRequest
 from unskew.calibration.protection import notes_on_noise
 from unskew.calibration.statistics import ClassStatistics
@@ -19,6 +19,7 @@ from unskew.core.errors import UserError, a_kind, accepts
 from unskew.core.key import Key
 from unskew.core.machine import neutral
 from unskew.core.units import counted
+from unskew.models.networks import device_of
 
 
 @neutral()

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import Transformation, copy_head, device_of, last_linear
+from unskew.calibration.classifier import Transformation, copy_head, last_linear
 from unskew.calibration.covariances import ClassReport, Gaussians, parse_form, require_memory
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
 from unskew.calibration.statistics import ClassStatistics
@@ -23,6 +23,7 @@ from unskew.core.key import Key
 from unskew.core.language import check_not_negative, check_positive
 from unskew.core.tensors import one_thread
 from unskew.core.types import Local
+from unskew.models.networks import device_of
 from unskew.round.local_optimizers import sgd
 
 

@@ -22,6 +22,7 @@ from unskew.core.errors import UserError, a_kind, whole_number
 from unskew.core.key import Key
 from unskew.core.machine import neutral
 from unskew.core.types import Tensors
+from unskew.models.networks import device_of
 from unskew.privacy.ledger import Release
 
 NEVER = -1e9  # the logit of a class without a row in a new classifier, below all others
@@ -66,11 +67,6 @@ def replace_rows(head: nn.Module, weight: Tensor, bias: Tensor, held: Tensor) ->
         linear.weight[rows] = weight.to(linear.weight)
         linear.bias[rows] = bias.to(linear.bias)
     return linear
-
-
-def device_of(module: nn.Module) -> torch.device:
-    """The device of a module's first parameter or buffer; the CPU if it has none."""
-    return next((value.device for value in (*module.parameters(), *module.buffers())), torch.device("cpu"))
 
 
 def require_finite(features: Tensor) -> None:

@@ -22,7 +22,7 @@ from unskew.calibration.covariances import (
     list_smaller_forms,
     statistics_bytes,
 )
-from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest, width_of
+from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest
 from unskew.calibration.forecast import Forecast, forecast
 from unskew.calibration.jobs import PASSES, WORDS, FixedPointMoments, Moments, find_centres
 from unskew.calibration.protection import Guarantee, Layout, add_noise
@@ -33,7 +33,7 @@ from unskew.core.key import Key
 from unskew.core.plugins import require_extra
 from unskew.core.types import Engine, PrivacyBudget, Progress, Tensors, Visit
 from unskew.data.population import cells
-from unskew.models.cut import cut
+from unskew.models.cut import cut, width_of
 from unskew.models.networks import InParts
 from unskew.privacy.ledger import Release
 from unskew.privacy.masking import MIN_CLIENTS, shares_needed

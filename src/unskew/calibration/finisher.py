@@ -9,16 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ParamSpec
 
-import torch
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import Lift, Transformation, device_of, limit_length
+from unskew.calibration.classifier import Lift, Transformation, limit_length
 from unskew.calibration.covariances import ClassReport, Form, Full, parse_form
 from unskew.core import language
 from unskew.core.errors import UserError, a_kind
-from unskew.models.any_module import evaluating
-from unskew.models.cut import cut
-from unskew.models.networks import InParts, Network
+from unskew.models.cut import cut, width_of
+from unskew.models.networks import InParts, Network, device_of
 
 
 @dataclass(frozen=True)
@@ -68,14 +66,6 @@ class StatisticsRequest:
         if self.clip:
             parts.append(_Clip(self.clip))
         return nn.Sequential(*parts), width
-
-
-def width_of(encoder: nn.Module, shape: tuple[int, ...]) -> int:
-    """The number of features that the encoder returns for images of this shape."""
-    part = next(encoder.parameters(), torch.zeros(0))
-    with evaluating(encoder), torch.no_grad():
-        features: Tensor = encoder(torch.zeros(1, *shape, dtype=part.dtype, device=device_of(encoder)))
-    return features.shape[1]
 
 
 class _Clip(nn.Module):

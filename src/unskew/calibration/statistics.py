@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import device_of, require_finite
+from unskew.calibration.classifier import require_finite
 from unskew.calibration.covariances import (
     MAX_FEATURES,
     Form,
@@ -39,6 +39,7 @@ from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on
 from unskew.core.machine import neutral
 from unskew.core.types import Sums, Tensors
 from unskew.models.any_module import evaluating
+from unskew.models.networks import device_of
 
 IMAGE_KEYS = ("image", "images", "pixel_values", "x", "img")
 LABEL_KEYS = ("label", "labels", "y", "target")

@@ -4,9 +4,8 @@ Measures return charts; ``charts.files`` writes them as SVG, PNG or PDF. Coordin
 numbers in a palette of ten that is safe for color-blind readers, or names of roles.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 
 from unskew.core.errors import UserError
 
@@ -162,57 +161,3 @@ def colour_name(colours: Colour | Sequence[Colour], index: int = 0) -> str:
         choices = f"a number from 0 to {PALETTE - 1}, or one of {', '.join(ROLES)}"
         raise UserError(f"unknown color {colours!r}; give {choices}")
     return colours
-
-
-def grouped(groups: Mapping[str, Numbers], tip: Callable[[str, int], str] | None = None) -> list[Mark]:
-    """Bars around 0, 1, 2, …, in one color for each name; ``tip(name, index)`` describes a bar."""
-    width, marks = 0.8 / max(len(groups), 1), list[Mark]()
-    for index, (name, heights) in enumerate(groups.items()):
-        x = [at + (index - (len(groups) - 1) / 2) * width for at in range(len(heights))]
-        tips = [] if tip is None else [tip(name, at) for at in range(len(heights))]
-        marks.append(Bars(x, heights, width=0.9 * width, colour=index % PALETTE, name=name, tips=tips))
-    return marks
-
-
-def axis_of(label: str, names: Sequence[str], *, most: int = 1000) -> Axis:
-    """An axis with a name at 0, 1, 2, …; with numbers if there are too many names."""
-    return Axis(label, ticks=tuple(enumerate(map(str, names))) if len(names) <= most else None, kind="count")
-
-
-def heat_map(
-    name: str, title: str, alt: str, values: Sequence[Numbers], tip: Callable[[int, int], str], x: Axis, y: Axis, *,
-    low: float = 0.0, high: float = 1.0, numbers: str = "", width: int = 440, height: int = 340, square: bool = False,
-) -> Chart:  # fmt: skip
-    """A table in shades; ``tip(row, column)`` describes a cell."""
-    tips = [[tip(i, j) for j in range(len(row))] for i, row in enumerate(values)]
-    cells = Cells(values, low, high, numbers, tips)
-    return Chart(name, title, alt, [cells], x, y, width, height, square=square)
-
-
-def sorted_chart(
-    name: str, title: str, alt: str, curves: Mapping[str, Sequence[float]], of: str, y: Axis,
-    tip: Callable[[str, int], str] | None = None,
-) -> Chart:  # fmt: skip
-    """Ascending values by name, as lines or, if they are few, as dots; ``of`` is what has them: "clients"."""
-    marks = list[Mark]()
-    for colour, (label, values) in enumerate(curves.items()):
-        share = [at / max(len(values) - 1, 1) for at in range(len(values))]
-        tips = [f"{at:.0%} of the {of}: at most {value:.3g}" for at, value in zip(share, values, strict=True)]
-        tips = tips if tip is None else [tip(label, at) for at in range(len(values))]
-        dots = Dots(share, values, colour, radius=4.0, name=label, tips=tips)
-        line = Line(share, values, label, colour, tips=tips if len(values) <= 200 else ())
-        marks.append(dots if len(values) <= 100 else line)
-    return Chart(name, title, alt, marks, Axis(f"share of the {of}", low=0, high=1, kind="percent"), y)
-
-
-def average(
-    runs: Sequence[Mapping[int, tuple[float, float]]], colour: Colour
-) -> tuple[list[float], list[float], list[Band]]:
-    """Mean x and mean y at the rounds that all runs have; for several runs, a band of one deviation around them."""
-    common = sorted(set.intersection(*map(set, runs)))
-    x, y = ([fmean(run[number][axis] for run in runs) for number in common] for axis in (0, 1))
-    if len(runs) == 1:
-        return x, y, []
-    spread = [stdev(run[number][1] for run in runs) for number in common]
-    low, high = ([mean + sign * s for mean, s in zip(y, spread, strict=True)] for sign in (-1, 1))
-    return x, y, [Band(x, low, high, colour)]

@@ -12,7 +12,8 @@ from unskew.console.options import Trust, check_suffix, option
 from unskew.console.progress import Json, out, print_json
 from unskew.core.files import write_whole
 from unskew.core.units import counted
-from unskew.runs import inference
+from unskew.runs import export as exports
+from unskew.runs import prediction
 from unskew.runs.config import OPTIONS
 
 Calibration = Annotated[str | None, option("The calibrated classifier (default: the run's own).", metavar="NAME")]
@@ -33,8 +34,8 @@ def predict(
 ) -> None:
     """Classify new pictures, without the training data."""
     check_suffix("--out", file, ".csv")
-    predictions = inference.predict(run, pictures, calibration=calibration, device=device, trust=trust)
-    records, count = inference.list_predictions(predictions), len(predictions.names)
+    predictions = prediction.predict(run, pictures, calibration=calibration, device=device, trust=trust)
+    records, count = prediction.list_predictions(predictions), len(predictions.names)
     if file is not None:
         text, label = io.StringIO(), [] if predictions.labels is None else ["label"]
         writer = csv.writer(text, lineterminator="\n")
@@ -53,7 +54,7 @@ def predict(
 
 def export(
     run: Run,
-    form: Annotated[str, option(" | ".join(inference.FORMATS), "--format")],
+    form: Annotated[str, option(" | ".join(exports.FORMATS), "--format")],
     calibration: Calibration = None,
     folder: Annotated[
         Path | None, option("A new folder (default: the run's name and the format).", "--out", metavar="DIR")
@@ -62,8 +63,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the model for other programs, with preprocessing, class names and a model card."""
-    file = inference.export(run, form, calibration=calibration, out=folder, trust=trust)
-    about, card = file.parent / "model.json", file.parent / inference.CARD
+    file = exports.export(run, form, calibration=calibration, out=folder, trust=trust)
+    about, card = file.parent / "model.json", file.parent / exports.CARD
     out.say(f"{file}; class names in {about}, model card in {card}")
     if as_json:
         print_json({"model": file, "about": about, "card": card})

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unskew.calibration.federated import Forecasted, Gathering
-from unskew.charts.accuracy import accuracy_picture
+from unskew.charts.builders import accuracy_picture
 from unskew.console.progress import PlainConsole, StageProgress
 from unskew.core import language
 from unskew.core.types import EVERYONE, Local

@@ -3,11 +3,12 @@
 import copy
 from collections import OrderedDict
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from unskew.core.errors import UserError
-from unskew.models.any_module import AnyNetwork, Features, same_output
-from unskew.models.networks import Network
+from unskew.models.any_module import AnyNetwork, Features, evaluating, same_output
+from unskew.models.networks import Network, device_of
 
 BETWEEN = (nn.ReLU, nn.Flatten, nn.Identity, nn.Dropout, nn.GELU, nn.SiLU, nn.Tanh, nn.LeakyReLU)  # allowed in the head
 
@@ -76,3 +77,11 @@ def _not_in_place(part: nn.Module) -> nn.Module:
         part = copy.copy(part)
         part.inplace = False  # type: ignore[assignment]
     return part
+
+
+def width_of(encoder: nn.Module, shape: tuple[int, ...]) -> int:
+    """The number of features that the encoder returns for images of this shape."""
+    part = next(encoder.parameters(), torch.zeros(0))
+    with evaluating(encoder), torch.no_grad():
+        features: Tensor = encoder(torch.zeros(1, *shape, dtype=part.dtype, device=device_of(encoder)))
+    return features.shape[1]

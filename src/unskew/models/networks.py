@@ -149,3 +149,8 @@ class InParts(nn.Module):
             return whole
         parts = images.tensor_split(-(-len(images) // PART))  # of about equal size: one image alone gives other bits
         return torch.cat([self.module(part) for part in parts])
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """The device of a module's first parameter or buffer; the CPU if it has none."""
+    return next((value.device for value in (*module.parameters(), *module.buffers())), torch.device("cpu"))

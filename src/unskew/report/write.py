@@ -22,7 +22,8 @@ from unskew.analysis.measure import (
 )
 from unskew.analysis.ranking import group_by_settings, list_contenders, list_result_settings, pick_best, rank_settings
 from unskew.calibration import is_bound
-from unskew.charts import Axis, Bars, Chart, Line, Mark, axis_of
+from unskew.charts import Axis, Bars, Chart, Line, Mark
+from unskew.charts.builders import axis_of
 from unskew.core.errors import Missing, UserError, accepts
 from unskew.core.files import write_whole
 from unskew.core.machine import neutral

@@ -10,7 +10,8 @@ from typing import Any
 from unskew.analysis import parse_measure
 from unskew.analysis.measure import MeasureRequest, slug
 from unskew.analysis.norms import correlation
-from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Words, average, grouped
+from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Words
+from unskew.charts.builders import average, grouped
 from unskew.reproduce.cells import RunView, fill_in, parse_reading
 from unskew.reproduce.recipe import RecipeColumn, matches
 from unskew.reproduce.results import CellResult, TableResult

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unskew.charts.accuracy import accuracy_picture
+from unskew.charts.builders import accuracy_picture
 from unskew.core.errors import UserError
 from unskew.core.files import json_object, record_from
 from unskew.core.types import ImageSet
