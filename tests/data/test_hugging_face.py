@@ -40,7 +40,7 @@ def test_a_saved_data_set_has_its_classes_users_and_test_part(saved, tmp_path):
 
 
 def test_a_wrong_column_or_split_is_named(saved):
-    with pytest.raises(UserError, match=r"choose the column with .label=…. from img, label, site"):
+    with pytest.raises(UserError, match=r"has no label column; choose one with .label=….: img, label, site"):
         sources.load(f"hf:{saved}(label=kind)", None)
     with pytest.raises(UserError, match="has no split dev; choose from train, test"):
         sources.load(f"hf:{saved}(test=dev)", None)

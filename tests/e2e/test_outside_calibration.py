@@ -53,7 +53,7 @@ def test_one_that_fails_leaves_the_trained_run_whole(tmp_path, capsys):
     run = tmp_path / "run"
     said = refused(capsys, "run", *FAST, "--method", "fedavg + mine_calibration:wrong", "--out", run)
     assert "mine_calibration:wrong failed: AttributeError" in said
-    assert "the run is finished without this calibration" in said
+    assert "the run finished without this calibration" in said
     assert names(run) == []
     done(capsys, "calibrate", run, MINE)
     assert names(run) == [MINE]

@@ -111,7 +111,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, given, m
 
 def test_a_folder_that_is_something_else_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="give one, or a folder that is new or empty"):
+    with pytest.raises(UserError, match="give one, or a new or empty folder"):
         initialise(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

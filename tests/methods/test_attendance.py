@@ -137,7 +137,7 @@ def test_plain_rounds_do_not_speak_of_absence():
     ("method", "message"),
     [
         ("absent(1)", "share, a probability, must be"),
-        ("available(share=1.5)", "give a share of the time above 0"),
+        ("available(share=1.5)", "give a share above 0"),
         ("available(period=0)", "a period of at least 1 round"),
         ("available(missing.csv)", "the trace"),
         ("centralised + absent", "centralised and absent both claim the arrive slot"),

@@ -382,7 +382,7 @@ def _refuse_visits(fields, came):
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        ({"lr": 1e30}, r"round \d: only 0 of the 1 replies .* NaN or infinity; try a smaller --lr"),
+        ({"lr": 1e30}, r"round \d: only 0 of the 1 required replies .* NaN or infinity; try a smaller --lr"),
         ({"method": "centralised"}, "centralised needs all examples in one place"),
     ],
 )

@@ -29,9 +29,9 @@ def test_seeds_are_listed_or_counted():
     [
         *((text, "is not a seed or a range") for text in ("", "a", "4-0")),
         ("0-99999", "at most 1,000"),
-        ("1,1", "give each seed once"),
+        ("1,1", "different seeds"),
         ("9" * 19, "--seed .*less than 2"),
-        ([], "give each seed once"),
+        ([], "different seeds"),
         (["0"], "must be a whole number"),
         ([-1], "--seed -1: give 0 or more"),
     ],

@@ -166,7 +166,7 @@ SECURE = {"method": "fedavg + ridge + secure"}
         ("fedprox", {}, "give only calibrations"),
         ("secure", {}, "give only calibrations"),
         ("nonsense", {}, "no method is called 'nonsense'"),
-        ("lda", SECURE, r"without the method's secure; give --start .lda \+ secure.$"),
+        ("lda", SECURE, r"without secure, which the method uses; give --start .lda \+ secure.$"),
         ("lda", {"model": without_bias}, "the network's has none; add one to it"),
     ],
 )

@@ -32,7 +32,7 @@ def test_values_have_the_type_of_their_option_and_commas_in_brackets_are_theirs(
     ("texts", "message"),
     [
         ([], "a sweep needs an option to vary"),
-        (["lr"], "write NAME=VALUES"),
+        (["lr"], "no values are given; write NAME=VALUES"),
         (["lr="], "write NAME=VALUES"),
         (["lr=fast"], "lr must be a number, not 'fast'"),
         (["epochs=1.5"], "epochs must be an integer, not '1.5'"),

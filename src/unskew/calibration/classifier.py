@@ -281,8 +281,8 @@ def write_graph(module: nn.Module, width: int) -> Tensors:
             program = torch.export.export(module.cpu().eval(), (example,), dynamic_shapes=shapes).run_decompositions()
     except Exception as error:  # torch.export raises many kinds
         line = str(error).strip().partition("\n")[0]
-        hint = "write forward as operations on tensors, for any number of rows"
-        raise UserError(f"{a_kind(module)} cannot be saved, since torch.export fails: {line}; {hint}") from error
+        hint = "write forward with tensor operations that work for any number of rows"
+        raise UserError(f"{a_kind(module)} cannot be saved because torch.export failed: {line}; {hint}") from error
     inputs = program.graph_signature
     names = {**inputs.inputs_to_parameters, **inputs.inputs_to_buffers, **inputs.inputs_to_lifted_tensor_constants}
     known = {**program.state_dict, **program.constants}

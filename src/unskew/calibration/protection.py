@@ -177,7 +177,7 @@ def drop_small_classes(statistics: ClassStatistics, min_count: int) -> tuple[Cla
         return ClassStatistics.empty(statistics.classes, statistics.width, statistics.form), dropped
     if statistics.form.common:
         reason = f"class {dropped[0]} cannot be removed from the second moment, which all classes share"
-        raise UserError(f"min_count={min_count}: {reason}; do not measure its examples, or use another form")
+        raise UserError(f"min_count={min_count}: {reason}; leave out all of its examples, or use another form")
     sums = {name: value[large] for name, value in statistics.sums.items()}
     held, number = statistics.held[large], statistics.number[large]
     return ClassStatistics(statistics.classes, statistics.form, held, number, sums), dropped

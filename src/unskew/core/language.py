@@ -156,7 +156,7 @@ def check_not_negative(name: str, **knobs: float) -> None:
     """Reject knobs that are negative or not finite."""
     for knob, value in knobs.items():
         if not 0 <= value < math.inf:
-            raise ValueError(f"{name}({knob}={value}): {knob} must be 0 or more")
+            raise ValueError(f"{name}({knob}={value}): {knob} must be 0 or more, and finite")
 
 
 def _convert(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Value:

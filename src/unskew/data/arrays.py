@@ -188,7 +188,7 @@ def to_bytes(pixels: Array, where: str) -> Images:
     for start in range(0, len(pixels), _CHUNK):
         part = pixels[start : start + _CHUNK]
         if part.dtype.kind != "f" or not ((part >= 0) & (part <= 1)).all():
-            raise UserError(f"{where} is {pixels.dtype}; give uint8, or floats from 0 to 1, not normalised")
+            raise UserError(f"{where} is {pixels.dtype}; give uint8, or floats from 0 to 1 (undo any normalisation)")
         images[start : start + _CHUNK] = np.rint(part.astype(np.float64) * 255)
     return images
 

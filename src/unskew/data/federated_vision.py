@@ -73,7 +73,7 @@ def _part(folder: Path, name: str) -> tuple[list[CocoImage], Ints, dict[int, str
     read = read_annotations(path, AnnotationFile, folder / "train_val2017.zip", AGAIN)
     category_of = classify(read, path)
     if any(image.id not in category_of for image in read.images):
-        raise UserError(f"{path} has an image without an annotation; {AGAIN}")
+        raise UserError(f"{path} has an image without an annotation; download the file again from {INAT}")
     names = {category.id: category.name for category in read.categories}
     return read.images, np.array([category_of[image.id] for image in read.images], np.int64), names
 

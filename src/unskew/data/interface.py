@@ -172,7 +172,7 @@ def find_by(folders: str, known_by: str) -> Callable[[Source, Path | None], Path
                 return folder
         wanted = f"{folders.split()[0]}/{known_by.replace(' ', ' or ')}"
         looked = f"looked in {', '.join(map(str, candidates))}" if candidates else "no data folder was given"
-        pass_it = f"pass the folder of {wanted} as --data-dir, or get it: {source.address}"
+        pass_it = f"pass the folder that contains {wanted} as --data-dir, or get the data from {source.address}"
         raise UserError(f"{source.name} was not found: {looked}; {pass_it}")
 
     return locate

@@ -379,7 +379,7 @@ def idx(raw: bytes, path: Path) -> Images:
         if magic != 0x800 + dimensions or not size:
             raise ValueError(f"it does not begin like an idx file of {what}")
         if size > len(raw) * (_DEFLATE_LIMIT if packed else 1):  # a damaged count must not allocate terabytes
-            raise ValueError(f"it is truncated: {size:,} bytes are declared")
+            raise ValueError(f"it is truncated: its header declares {size:,} bytes")
         check_unpacked(size, max(BLOCK, len(raw)), str(path))
         body = stream.read(size + 1)
         if len(body) != size:

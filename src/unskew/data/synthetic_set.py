@@ -157,7 +157,7 @@ def write_population(
     if file.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out {file}: give a file name that ends with .csv or .parquet")
     if size is not None and not 4 <= size <= 512:
-        raise UserError(f"--size {size}: the side of a picture must be 4 to 512 pixels")
+        raise UserError(f"--size {size}: size must be 4 to 512 pixels")
     rows = draw_rows(shape, file.parent / f"{file.stem}-pictures", seed=seed)
     drawn = iter(()) if size is None else pictures(rows, size=size, seed=seed)
     if file.suffix == ".csv":
@@ -189,7 +189,7 @@ def population(
 ) -> ImageSet:  # fmt: skip
     """The population that ``unskew data generate`` draws, without a file."""
     if not 4 <= size <= 512:
-        raise UserError(f"population(size={size}): the side of a picture must be 4 to 512 pixels")
+        raise UserError(f"population(size={size}): size must be 4 to 512 pixels")
     if not 0 <= noise <= 1000:
         raise UserError(f"population(noise={noise}): noise must be 0 to 1000")
     rows = draw_rows(Shape(users, classes, examples, test), Path(), seed=seed)

@@ -289,7 +289,8 @@ def read_hugging_face(
     parts = dict(loaded) if isinstance(loaded, dict) else {train: loaded}
     held = test or next((name for name in ("test", *LEFT_OUT) if name in parts), "")
     if missing := [name for name in (train, held) if name and name not in parts]:
-        raise UserError(f"{request.name} has no split {missing[0]}; choose from {', '.join(parts)} with (train=…)")
+        choice = f"choose from {', '.join(parts)} with (train=…) or (test=…)"
+        raise UserError(f"{request.name} has no split {missing[0]}; {choice}")
     chosen = {"train": parts[train], **({"test": parts[held]} if held else {})}
     features = parts[train].features
     kinds = {"image": datasets.Image, "label": datasets.ClassLabel}
@@ -297,7 +298,7 @@ def read_hugging_face(
     for name, kind in kinds.items():
         columns[name] = columns[name] or next((c for c, held in features.items() if isinstance(held, kind)), "")
     if wrong := next((name for name, c in columns.items() if c not in features and (c or name != "user")), None):
-        raise UserError(f"{request.name}: choose the column with ({wrong}=…) from {', '.join(features)}")
+        raise UserError(f"{request.name} has no {wrong} column; choose one with ({wrong}=…): {', '.join(features)}")
     version = [*(part._fingerprint for part in chosen.values()), *columns.values()]
     name = hashlib.sha256(json.dumps(version).encode()).hexdigest()[:32]
     file = (request.cache or cache_of()).folder / "hf" / f"{name}.parquet"

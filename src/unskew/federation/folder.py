@@ -169,7 +169,7 @@ def initialise(
     new = not (path / FEDERATION).exists()
     if new:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UserError(f"{path} is not a federation's folder; give one, or a folder that is new or empty")
+            raise UserError(f"{path} exists but is not a federation's folder; give one, or a new or empty folder")
         settings = _settings("127.0.0.1" if host is None else host, PORT if port is None else port)
         federation = FederationFolder(path, settings)
     else:

@@ -107,7 +107,7 @@ def available(file: str = "", share: float = 0.5, period: int = 24, sha256: str 
     if file:
         return _FromTrace(file, sha256)
     if not 0 < share <= 1 or period < 1:
-        rule = "give a share of the time above 0 and at most 1, and a period of at least 1 round"
+        rule = "give a share above 0 and at most 1, and a period of at least 1 round"
         raise ValueError(f"available(share={share}, period={period}): {rule}")
     stay = max(1, round(share * period))
 

@@ -76,6 +76,6 @@ def _parse_shares(target: str) -> Tensor:
         values = torch.zeros(0)
     shares = values / values.sum()
     if not len(values) or not bool(((values > 0) & (shares.float() > 0)).all()):  # sent in the model's dtype
-        rule = 'give population, uniform, or a share above 0 for each class: "0.5 0.3 0.2"'
+        rule = 'give population, uniform, or a share above 0 for each class, such as "0.5 0.3 0.2"'
         raise ValueError(f"fedir(target={target}): {rule}")
     return shares

@@ -116,9 +116,9 @@ class Member:
         if publics.get(self.number) != self.public or sizes != {PUBLIC_BYTES} or len(set(halves)) < len(halves):
             raise UserError(f"{named(self.number)} refuses: a public key does not belong to its member")
         if len(agreement.session) < MIN_SESSION or not count < 2 * agreement.threshold <= 2 * count:
-            shares = f"{agreement.threshold} of {count} shares would remove a mask"
+            shares = f"{agreement.threshold} of {count} shares is the wrong threshold for removing a mask"
             rule = "it must be more than half and at most all"
-            raise UserError(f"{named(self.number)} refuses: {shares}; {rule}, or the session id is too short")
+            raise UserError(f"{named(self.number)} refuses: the session id is too short, or {shares}; {rule}")
 
     def require_present(self, agreement: Agreement, *groups: Collection[int]) -> None:
         """Refuse groups of members that are not one inside the other, or too small, or without this one."""

@@ -304,8 +304,8 @@ class _Part:
                 raise UserError(f"{named(number)} was sent a different run: another method, rate or network")
             if not ones and weight != statement.examples:
                 raise UserError(
-                    f"{named(number)} would have weight {weight:g}, but has {statement.examples:,} examples; all "
-                    "weights must be the numbers of examples, or all must be 1"
+                    f"{named(number)} would have weight {weight:g}, but has {statement.examples:,} examples; every "
+                    "weight must equal the client's number of examples, or every weight must be 1"
                 )
 
     def record(self, change: Callable[..., Record], *about: Any) -> None:

@@ -56,7 +56,10 @@ class Record:
         """Record an answer to this visit, under masks shared with these members."""
         now = self.agreed(session, agreement)
         if now is not self or now.answered >> visit & 1 or now.opened != NOTHING:
-            raise UserError("it has not distributed its shares in this session, or has already answered this visit")
+            raise UserError(
+                "it has not distributed its shares in this session, has already answered this visit, or has already "
+                "opened its shares"
+            )
         return replace(now, answered=now.answered | 1 << visit, sharing=_either(now.sharing, sharing))
 
     def with_opening(self, session: bytes, agreement: bytes, sharing: bytes, question: bytes, visit: int) -> "Record":

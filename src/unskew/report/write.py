@@ -207,7 +207,7 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] =
     Measures that need the data set are shown if they are stored; those in ``only`` are taken if they are missing.
     """
     if len({run.path.resolve() for run in runs}) < len(runs) or len(runs) > MAX_RUNS:
-        raise UserError(f"give each run once, and at most {MAX_RUNS} runs")
+        raise UserError(f"give at most {MAX_RUNS} runs, each only once")
     named = dict(zip(name_runs(runs), runs, strict=True))
     chosen = {request.name: request for request in order_requests(only)} if only else {}
     able = {name: parse_measure(name) for name, measure in MEASURES.items() if measure.compare is not None}

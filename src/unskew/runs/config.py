@@ -351,7 +351,7 @@ def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config
             raise UserError(f"{where}: {key} is too large") from error
     if changes.get("steps") is not None:
         if changes.get("epochs") is not None:
-            raise UserError(f"{where}: epochs and steps are both given; give one of them")
+            raise UserError(f"{where}: epochs and steps are both given; give one or the other")
         changes["epochs"] = OPTIONS["epochs"].default  # unused, and left out of config.toml
     elif "epochs" in changes:
         changes["steps"] = None

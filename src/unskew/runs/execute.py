@@ -278,7 +278,7 @@ class Execution:
             later = f"add another with: unskew calibrate {self.path} METHOD"
             if self.prepared.nodes is not None:  # a node was probably disconnected
                 later = "to add it, resume the run once all nodes are connected"
-            raise UserError(f"{error}; the run is finished without this calibration; {later}") from error
+            raise UserError(f"{error}; the run finished without this calibration; {later}") from error
         return self._conclude(model, score, calibrated, seconds)
 
     def _evaluate(self, state: ServerState, *, by_image: bool = False, confidence: bool = False) -> Evaluation:

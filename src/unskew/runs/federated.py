@@ -390,7 +390,7 @@ def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
     """Read Flower's run configuration, which overrides the recipe's table; 0, -1 and "" mean unset."""
     options = {name: value for name, value in run_config.items() if value and value != -1}
     if "out" not in options or not ("recipe" in options or "resume" in options):
-        raise UserError("the run configuration needs recipe and out: absolute paths on the server's machine")
+        raise UserError("the run configuration must set recipe and out to absolute paths on the server's machine")
     recipe, out, resume = Path(str(options.get("recipe", ""))), Path(str(options["out"])), "resume" in options
     table: Any = read_terms(out).rules if resume else configs.federation_table(recipe) if recipe.is_file() else {}
     if isinstance(table, dict):

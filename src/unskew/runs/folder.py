@@ -64,7 +64,7 @@ def read_manifest(path: Path) -> Manifest | None:
     try:
         values = parse_json(content)
         if values.pop("seal") != _seal(values) or values["unskew"] != VERSION:
-            raise ValueError("its content does not match its own seal")
+            raise ValueError("its content does not match its seal, or its version is unknown")
         return Manifest(dict(values["files"]), dict(values["coming"]))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         instead = "restore it from a copy, or delete it to use the run directory unsealed"

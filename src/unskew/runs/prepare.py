@@ -407,7 +407,8 @@ def parse_start(source: str, algorithm: Algorithm) -> Algorithm:
         raise UserError(f"--start {source} cannot become the network's classifier; give {possible}")
     if missing := " + ".join(name for name in protections(algorithm) if name not in protections(start)):
         needed = f'"{source} + {missing}"'
-        raise UserError(f"--start {source} would send statistics without the method's {missing}; give --start {needed}")
+        problem = f"--start {source} would send statistics without {missing}, which the method uses"
+        raise UserError(f"{problem}; give --start {needed}")
     return start
 
 
@@ -460,9 +461,7 @@ def check_protections(prepared: Prepared) -> None:
     if private:
         require_extra("dp_accounting")
         if prepared.start is not None:
-            raise UserError(
-                f"the private-updates guarantee does not cover --start {config.start}; leave out one of them"
-            )
+            raise UserError(f"the private-updates guarantee does not cover --start; leave out one or the other")
         if buffer := next((name for name, _ in prepared.blueprint.network().named_buffers()), None):
             raise UserError(f"private-updates adds no noise to running statistics ({buffer}); use GroupNorm instead")
         poisson = isinstance(algorithm.mechanism, PrivateUpdates) and algorithm.mechanism.poisson

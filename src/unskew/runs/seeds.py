@@ -187,7 +187,7 @@ def parse_seeds(seeds: str | Iterable[int]) -> tuple[int, ...]:
         numbers += range(first, min(last, first + MAX_SEEDS) + 1)
     typed = [configs.checked(configs.with_values(Config(), {"seed": number}, "seeds")).seed for number in numbers]
     if not 0 < len(typed) <= MAX_SEEDS or len(set(typed)) < len(typed):
-        raise UserError(f"seeds: give each seed once, such as 0,1,2 or 0-4, and at most {MAX_SEEDS:,}")
+        raise UserError(f"seeds: give 1 to {MAX_SEEDS:,} different seeds, such as 0,1,2 or 0-4")
     return tuple(typed)
 
 

@@ -82,9 +82,9 @@ def parse_over(texts: Sequence[str], flag: str = "--over") -> tuple[Dimension, .
 
 
 def _parse_dimension(text: str) -> Dimension:
-    name, equals, rest = (part.strip() for part in text.partition("="))
+    name, _, rest = (part.strip() for part in text.partition("="))
     option = _knob_option(name) if "." in name else OPTIONS.get(name.removeprefix("--").replace("-", "_"))
-    if not equals or option is None:
+    if option is None:
         names = [known for known in OPTIONS if OPTIONS[known].decides and known not in _OTHERWISE]
         hint = nearest(name, names)
         raise UserError(f'no option is called {name!r}; write NAME=VALUES, such as "lr=0.01,0.1"; {hint}')
@@ -94,7 +94,7 @@ def _parse_dimension(text: str) -> Dimension:
     ends = _RANGE.fullmatch(rest) if option.kind in (int, float) else None
     values = [_parse_value(option, part) for part in (ends.group(1, 2) if ends else _VALUE.findall(rest))]
     if not values:
-        raise UserError('write NAME=VALUES, such as "lr=0.01,0.1"')
+        raise UserError('no values are given; write NAME=VALUES, such as "lr=0.01,0.1"')
     if option.name in OPTIONS:  # the method checks its knobs when it is built
         for value in values:
             configs.checked(configs.with_values(Config(), {option.name: value}, "--over"))

@@ -173,7 +173,7 @@ def test_the_waiting_has_a_limit_and_the_message_says_what_to_do(nodes, shared):
     engine = engine_over(exchange, rules=Rules(min_replies=3, wait=60))
     del exchange.answers[102]
     before = exchange.now()
-    with pytest.raises(UserError, match=r"only 2 of the 3 replies that it needs arrived; .*resume the run"):
+    with pytest.raises(UserError, match=r"only 2 of the 3 required replies arrived; .*resume the run"):
         train(engine, shared)
     assert 60 <= exchange.now() - before < 80
 

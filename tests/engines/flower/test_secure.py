@@ -173,7 +173,7 @@ def test_below_the_threshold_a_round_is_void_and_says_so_and_the_next_one_counts
 
 def test_fewer_than_the_least_replies_end_the_run_with_what_to_do(tmp_path):
     exchange = exchange_of(make_nodes(tmp_path, 4), between=losing("mask-keys", 100, 101, LOST, 103))
-    with pytest.raises(UserError, match=r"only 0 of the 1 replies .* resume the run"):
+    with pytest.raises(UserError, match=r"only 0 of the 1 required replies .* resume the run"):
         federated(tmp_path, exchange, clients=4, method=SECURE, rules=Rules(deadline=5, wait=1))
 
 

@@ -675,7 +675,7 @@ class FederatedEngine:
             lost = [result for result in work.results.values() if isinstance(result, LeftOut) and not result.again]
             resume = "restart the missing nodes and resume the run"
             advice = next((result.reason for result in lost if result.reason), resume)
-            few = f"only {work.counted} of the {least} replies that it needs arrived"
+            few = f"only {work.counted} of the {least} required replies arrived"
             raise UserError(f"round {purpose.round}: {few}; {advice}")
 
     def _reject_other_layouts(self, work: _Work) -> None:
