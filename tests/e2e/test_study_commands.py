@@ -88,7 +88,7 @@ def test_two_runs_make_a_comparison(run, runs_of, capsys, tmp_path):
     assert "moon" in page
     assert "Too few seeds to name a winner (one seed each)" in said
     assert not (run / "report.html").exists()
-    assert "give each run once" in refused(capsys, "report", run, run, "--out", target)
+    assert "each only once" in refused(capsys, "report", run, run, "--out", target)
 
 
 # Folders that are not what they should be

@@ -103,7 +103,7 @@ def test_what_calibration_changes_is_said_in_points(runs_of, tmp_path):
 
 def test_a_run_named_twice_is_refused(pair, tmp_path):
     for twice in ((pair[0], pair[0]), (pair[0], tmp_path / "moon" / ".." / "fedavg")):
-        with pytest.raises(UserError, match="give each run once"):
+        with pytest.raises(UserError, match="each only once"):
             compared(*twice)
 
 

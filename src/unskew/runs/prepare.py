@@ -461,7 +461,7 @@ def check_protections(prepared: Prepared) -> None:
     if private:
         require_extra("dp_accounting")
         if prepared.start is not None:
-            raise UserError(f"the private-updates guarantee does not cover --start; leave out one or the other")
+            raise UserError("the private-updates guarantee does not cover --start; leave out one or the other")
         if buffer := next((name for name, _ in prepared.blueprint.network().named_buffers()), None):
             raise UserError(f"private-updates adds no noise to running statistics ({buffer}); use GroupNorm instead")
         poisson = isinstance(algorithm.mechanism, PrivateUpdates) and algorithm.mechanism.poisson
