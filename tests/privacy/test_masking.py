@@ -127,7 +127,7 @@ def test_the_sum_stays_masked_where_a_vector_is_missing_that_all_say_has_come(mi
 def test_a_session_is_answered_once_in_one_agreement_and_opened_one_way():
     held = {client: statistics_of(client) for client in range(5)}
     maskings, agreement, boxes, vectors = exchanged(held, LAYOUT)
-    with pytest.raises(UserError, match="or has already answered this visit"):
+    with pytest.raises(UserError, match="has already answered this visit"):
         maskings[1].masked(statistics_of(1), LAYOUT, held)
     with pytest.raises(UserError, match="it takes part in another agreement"):
         maskings[1].boxes(replace(agreement, threshold=5))

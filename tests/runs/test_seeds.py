@@ -28,7 +28,7 @@ def test_seeds_are_listed_or_counted():
     ("given", "message"),
     [
         *((text, "is not a seed or a range") for text in ("", "a", "4-0")),
-        ("0-99999", "at most 1,000"),
+        ("0-99999", "give 1 to 1,000 different seeds"),
         ("1,1", "different seeds"),
         ("9" * 19, "--seed .*less than 2"),
         ([], "different seeds"),
