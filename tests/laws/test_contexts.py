@@ -245,8 +245,8 @@ def test_another_working_directory_in_the_middle_of_a_run_changes_nothing(plain,
 def test_the_context_is_restored_after_an_exception():
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), default_dtype(torch.float64), threads(2):
         before = settings_now()
-        with pytest.raises(unskew.UserError):
+        with pytest.raises(unskew.UserError, match="no data set is called 'no such data'"):
             unskew.run(data="no such data")
-        with pytest.raises(unskew.UserError):
+        with pytest.raises(unskew.UserError, match="labels must be in 0..2"):
             unskew.ClassStatistics.measure(nn.Identity(), [(torch.zeros(1, 2), [7])], 3)
         assert settings_now() == before
