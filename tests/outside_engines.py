@@ -32,3 +32,9 @@ def no_setup():
 
 def knobs(setup, seed: int = 0):
     return open_loop(setup)
+
+
+def forgets(setup):
+    engine = open_loop(setup)
+    engine.memory = None
+    return engine

@@ -151,3 +151,10 @@ def test_an_engine_of_processes_written_from_the_documentation_has_the_bits_of_t
     )
     assert (one.weights_sha256, one.calibrations.keys()) == (other.weights_sha256, other.calibrations.keys())
     assert [row.accuracy for row in one.calibrations.values()] == [row.accuracy for row in other.calibrations.values()]
+
+
+def test_an_engine_without_memory_is_refused_before_the_run_directory_exists(tmp_path):
+    with pytest.raises(UserError, match="forgets has no memory, which the method needs"):
+        unskew.run(method="moon", engine="outside_engines:forgets", rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    unskew.run(engine="outside_engines:forgets", rounds=1, epochs=1, out=tmp_path / "run")

@@ -247,6 +247,6 @@ def test_the_context_is_restored_after_an_exception():
         before = settings_now()
         with pytest.raises(unskew.UserError, match="no data set is called 'no such data'"):
             unskew.run(data="no such data")
-        with pytest.raises(unskew.UserError, match="labels must be in 0..2"):
+        with pytest.raises(unskew.UserError, match=r"labels must be in 0\.\.2"):
             unskew.ClassStatistics.measure(nn.Identity(), [(torch.zeros(1, 2), [7])], 3)
         assert settings_now() == before

@@ -31,6 +31,7 @@ from unskew.engines.torchrun import check_command as check_command
 from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory, anonymous_file
+from unskew.round.driver import NO_MEMORY
 from unskew.round.local_optimizers import make_optimizer
 
 START_SECONDS = 3.0  # until a pool's first visit: each worker imports PyTorch
@@ -141,7 +142,10 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
 def rehearse(name: str, setup: EngineSetup) -> None:
     """Reject an engine that cannot work before a run directory is created; a plug-in is opened and closed."""
     if ":" in name:
-        open_engine(name, setup).close()
+        engine = open_engine(name, setup)
+        engine.close()
+        if engine.memory is None and setup.blueprint.algorithm().remember:
+            raise UserError(f"--engine {name} {NO_MEMORY}")
     elif name == "torchrun":
         gather(launched(), processors=resolve_device(setup.blueprint.device).type == "cpu")
 

@@ -25,6 +25,7 @@ from unskew.round.server import apply_step
 if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
 
+NO_MEMORY = "has no memory, which the method needs for what clients keep between visits; use --engine loop"
 
 Recordings = Mapping[int, Mapping[str, Tensor]]  # by client, in visit order
 Record = Callable[[Tensors, Recordings], None]  # the tensors sent to the clients in a round, and what was recorded
@@ -96,7 +97,7 @@ def run_round(
     if memory is not None:
         visits = list(memory.assign(with_tickets(visits, state.clients)))
     elif algorithm.remember:
-        raise UserError("the method stores client state, which this engine does not support; use --engine loop")
+        raise UserError(f"the engine {NO_MEMORY}")
     empty = Metrics(number, 0, 0, None, 0, asked, 0, None, available=drawn.available, absent=drawn.absent)
     if not visits and algorithm.mechanism is None:
         return replace(state, round=number), replace(empty, seconds=perf_counter() - began)
