@@ -63,7 +63,7 @@ def test_a_run_saves_evaluates_and_loads_a_module_of_a_foreign_class(tmp_path):
 
 def test_what_no_graph_can_show_is_refused_when_it_is_saved():
     made = calibrate(nn.Linear(D, C), statistics_of(), "outside_calibrations:wrong(branching)")
-    with pytest.raises(UserError, match=r"a Branching cannot be saved, .*write forward as operations on tensors"):
+    with pytest.raises(UserError, match=r"a Branching cannot be saved because .*write forward with tensor operations"):
         made.tensors()
 
 

@@ -169,7 +169,7 @@ def test_whole_numbers_pass_for_floats_and_nothing_else_is_converted():
 
 def test_a_functions_own_complaint_becomes_the_users_with_a_caret():
     assert complaint("    fedprox(-1)", methods.METHODS["fedprox"]) == (
-        "fedprox(mu=-1.0): mu must be 0 or more",
+        "fedprox(mu=-1.0): mu must be 0 or more, and finite",
         4,
     )
 

@@ -434,7 +434,7 @@ def test_a_calibration_that_fails_after_the_training_does_not_cost_the_training(
     run = tmp_path / "run"
     method = "fedavg + lda + ccvr(per_class=40, lr=1e30) + oracle(per_class=9, epochs=1)"
     said = refused(capsys, "run", *FAST, "--method", method, "--out", run)
-    assert "retraining with lr=1e+30 diverged to NaN or infinity; give a smaller lr; the run is finished" in said
+    assert "retraining with lr=1e+30 diverged to NaN or infinity; give a smaller lr; the run finished without" in said
     assert "resume" not in said
     assert result(run)["weights_sha256"] == result(plain)["weights_sha256"]
     assert list(rows(run)) == ["lda"]

@@ -130,7 +130,7 @@ def test_a_calibration_that_misses_a_client_ends_the_run_and_a_resumed_one_makes
             exchange.pause(5)
 
     options = {"method": "fedavg + lda", "rounds": 2}
-    with pytest.raises(UserError, match=r"node-1 is not connected; the run is finished without .*; to add it, resume"):
+    with pytest.raises(UserError, match=r"node-1 is not connected; the run finished without .*; to add it, resume"):
         federated(tmp_path, exchange, observe=observe, rules=Rules(wait=30), **options)
     assert read_result(tmp_path / "run").calibrations == {}
     exchange.answers.update(away)

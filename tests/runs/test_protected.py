@@ -48,7 +48,7 @@ def test_prototypes_over_sampled_clients_warn_before_the_first_round(tmp_path):
     ({"method": SECURE, "per_round": 2}, r"secure\(updates=true\): 2 of 6 clients take part .*give --per-round 3 to"),
     ({"method": SECURE, "during": "norms"}, "--during norms records single clients, which the method hides"),
     ({"method": PRIVATE, "during": "silhouette + drift"}, "--during drift records single clients"),
-    ({"method": PRIVATE, "start": "lda"}, "guarantee does not cover --start lda"),
+    ({"method": PRIVATE, "start": "lda"}, "guarantee does not cover --start"),
     ({"method": f"{SECURE} + {PRIVATE}", "per_round": 4}, "would show who was drawn; give sampling=fixed"),
     ({"method": PRIVATE, "model": "outside_models:batch_norm"}, "running statistics .* GroupNorm"),
     ({"method": "secure"}, "there is no calibration whose statistics"),
