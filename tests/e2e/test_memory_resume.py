@@ -281,7 +281,7 @@ def test_ram_does_not_grow_with_the_clients_seen(tmp_path, name):
         "test_memory_resume:hoards(kilobytes=512)", sizes=(1,) * 240, model="outside_models:linear", epochs=1
     )
     engine = engines.open_engine(name, engines.EngineSetup(small.blueprint, small.data, 1, open_memories(tmp_path)))
-    processes = [os.getpid(), *(worker.child.process.pid for worker in getattr(engine, "_workers", []))]
+    processes = [os.getpid(), *(worker.child.pid for worker in getattr(engine, "_workers", []))]
     state, seen = small.state(), []
     algorithm = replace(small.algorithm, sampler=in_turn(first := [0]))
     for _ in range(12):
