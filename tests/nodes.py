@@ -227,7 +227,7 @@ def rename_first(name):
 
 
 def add_extra(name, value):
-    """A change that adds an extra tensor, and says so."""
+    """A change to a reply: one extra tensor, which its description counts."""
 
     def change(fields, came):
         came.append((name, value))

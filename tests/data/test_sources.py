@@ -263,3 +263,7 @@ def test_a_new_source_is_one_function_and_one_line(monkeypatch):
         sources.load("noise(exmples=3)", None)
     with pytest.raises(UserError, match=r"examples must be a whole number, not 1\.5"):
         sources.load("noise(examples=1.5)", None)
+
+
+def test_a_module_in_a_package_is_no_misspelled_source():
+    assert "cannot be imported: ModuleNotFoundError" in refused("table.x:load")

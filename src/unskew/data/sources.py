@@ -78,7 +78,7 @@ def _misspelled(kind: str) -> bool:
     """Whether this is no module, but almost the name of a source."""
     add_working_directory()
     close = get_close_matches(kind, [name for name, source in SOURCES.items() if source.path], cutoff=0.8)
-    return bool(close) and find_spec(kind) is None
+    return bool(close) and "." not in kind and find_spec(kind) is None
 
 
 def _hint(text: str) -> str:

@@ -148,7 +148,7 @@ class Scheduler:
         return self._next == len(self.visits)
 
     def results(self) -> Iterator[Reply | Failure]:
-        """Pass on the next results in visit order, as far as they are available."""
+        """Yield the results that are ready, in visit order."""
         while (result := self._results.pop(self._next, None)) is not None:
             self._next += 1
             yield result
